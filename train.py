@@ -1,0 +1,445 @@
+"""Training: warm start, then GRPO, VPO and their like from the same start, then the comparison of what they learnt.
+
+    python train.py                          the main job: maze, GRPO and VPO, table and figures, minutes on a laptop
+    python train.py --method multi_rlvr      one more method for the same comparison
+    python train.py --task toy               the deceptive valley
+    python train.py --resume                 go on where a killed run stopped, bit for bit on a CPU
+
+One step: problems -> prompts -> rollouts -> answers -> reward vectors -> advantages -> loss -> one AdamW update.
+
+Where this file departs from the paper:
+1. Every method samples the same number of answers per step: a single-answer method gets m times as many prompts.
+2. The learning rate warms up for 10 steps and decays linearly to a tenth (`--lr-schedule constant` keeps the paper's).
+3. `--model tiny` has no pre-training, so it imitates demonstrations first; the result is the reference policy too.
+
+Nothing random outlives a step: problems and samples of step t are drawn from generators seeded by (seed, t). So weights,
+AdamW's moments and the step number are all that a resumed run needs.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import inspect
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+from transformers.utils import logging as transformers_logging
+
+import rollout
+from eval import check_device, diversity, evaluate_runs, load_config, task_of
+from rewards import MAX_ANSWERS, TASKS, Problem, Scored, Task, UserError
+from rollout import (
+    Rollouts,
+    build_prompt,
+    check_folder,
+    checkpoints,
+    demonstrations,
+    encode_prompts,
+    load_policy,
+    rollout_length,
+    sample,
+    save_policy,
+    score_texts,
+    token_logprobs,
+    write_answers,
+    write_folder,
+)
+from vpo import ADVANTAGES, SAMPLERS, answers_per_rollout, policy_loss
+
+FREE = ("method", "resume", "out", "device", "save_every", "eval_problems", "eval_temperature", "pool")  # may change in a run
+TINY_LR = {"grpo": 8e-4, "multi_rlvr": 8e-4, "vpo": 5e-4}  # each the best of 2.5e-4, 5e-4, 8e-4 on validation mazes
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All flags, in titled groups."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    group = parser.add_argument_group("task and model")
+    group.add_argument("--task", default="maze", help=f"{', '.join(TASKS)}, or a Python file that defines a Task")
+    group.add_argument("--size", type=int, default=7, help="rows of a maze, 5 to 9; other tasks ignore it")
+    group.add_argument("--model", default="tiny", help="tiny, a local Hugging Face checkpoint, or a Hub id")
+    group.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of the forward pass; weights stay float32")
+    group.add_argument("--device", default="auto", help="auto (cuda if there is one, else cpu), cpu, cuda or mps")
+
+    group = parser.add_argument_group("method")
+    group.add_argument("--method", nargs="+", default=["grpo", "vpo"], help=f"one or several of {', '.join(ADVANTAGES)}")
+    group.add_argument("--m", type=int, help="answers per rollout of the methods that emit several; not given: the task's "
+                       "(maze 3, toy 5)")
+    group.add_argument("--group-size", type=int, default=8, help="G, rollouts per prompt; at least 2")
+    group.add_argument("--n-weights", type=int, default=100, help="K, weightings drawn per prompt (vpo)")
+    group.add_argument("--alpha", type=float, default=1.0, help="of the Dirichlet; 1 is uniform on the simplex (vpo)")
+    group.add_argument("--sampler", default="iid", help=f"of the weightings: {' or '.join(SAMPLERS)} (vpo)")
+
+    group = parser.add_argument_group("optimisation")
+    group.add_argument("--steps", type=int, help="updates, one per batch of rollouts; not given: the task's (maze 200, toy 60)")
+    group.add_argument("--prompts-per-step", type=int, default=12,
+                       help="P, of a method with m answers; a single-answer method gets m times as many")
+    group.add_argument("--lr", type=float, help="peak learning rate; not given: the task's, or tiny's best per method, others 1e-6")
+    group.add_argument("--lr-schedule", default="linear", choices=["linear", "constant"],
+                       help="after 10 warm-up steps: down to a tenth, or constant")
+    group.add_argument("--kl", type=float, default=1e-3, help="weight of KL(policy || start); 0: no reference policy is kept")
+    group.add_argument("--micro-batch", type=int,
+                       help="rollouts per forward and backward pass; 0: all at once; not given: 64 for tiny, 4 for others")
+    group.add_argument("--warm-steps", type=int, help="imitation steps before RL, tiny model only; not given: the task's")
+
+    group = parser.add_argument_group("sampling and evaluation")
+    group.add_argument("--temperature", type=float, default=1.0, help="of the rollouts in training")
+    group.add_argument("--max-new-tokens", type=int, default=0, help="of a rollout; 0: what m answers of the task can take")
+    group.add_argument("--eval-problems", type=int, default=200, help="held-out problems; 0: no evaluation")
+    group.add_argument("--eval-temperature", type=float, default=0.7, help="of the candidates in the evaluation")
+    group.add_argument("--pool", type=int, default=30, help="candidates per held-out problem, the largest k of best@k")
+
+    group = parser.add_argument_group("run")
+    group.add_argument("--seed", type=int, default=0, help="of the start model, problems, rollouts and weightings")
+    group.add_argument("--out", default="", help="output folder; empty: runs/TASK-seedSEED")
+    group.add_argument("--resume", action="store_true", help="go on with the run in the output folder, with its own flags")
+    group.add_argument("--save-every", type=int, default=25, help="steps between checkpoints; the last two are kept")
+    return parser
+
+
+def fill_in_flags(args: argparse.Namespace, task: Task) -> None:
+    """Give the flags that depend on task and model, where they were not given, their values."""
+    tiny = args.model == "tiny"
+    values = {"m": task.m, "steps": task.steps, "warm_steps": task.warm_steps, "lr": task.lr if tiny else None,
+              "micro_batch": 64 if tiny else 4}
+    for flag, value in values.items():
+        if getattr(args, flag) is None:
+            setattr(args, flag, value)
+
+
+def check_flags(args: argparse.Namespace) -> None:
+    """Raise UserError for the first flag that is out of range, naming it, its value and what would do."""
+    def require(ok: bool, flag: str, fix: str) -> None:
+        if not ok:
+            raise UserError(f"--{flag} {getattr(args, flag.replace('-', '_'))}: {fix}")
+
+    for method in args.method:
+        if method not in ADVANTAGES:
+            raise UserError(f"--method {method}: unknown; choose from {', '.join(ADVANTAGES)}")
+    require(len(set(args.method)) == len(args.method), "method", "names a method twice")
+    require(args.sampler in SAMPLERS, "sampler", f"unknown; choose from {', '.join(SAMPLERS)}")
+    require(1 <= args.m <= MAX_ANSWERS, "m", f"must be 1 to {MAX_ANSWERS} answers")
+    require(args.group_size >= 2, "group-size", "a group of one cannot be normalised, take 2 or more")
+    for flag in ("n-weights", "steps", "prompts-per-step", "save-every"):
+        require(getattr(args, flag.replace("-", "_")) >= 1, flag, "must be at least 1")
+    for flag in ("micro-batch", "warm-steps", "max-new-tokens", "eval-problems", "seed"):
+        require(0 <= getattr(args, flag.replace("-", "_")) < 2**31, flag, "must be 0 or more, below 2^31")
+    require(args.pool >= args.m, "pool", f"must hold at least one rollout of --m {args.m} answers")
+    for flag in ("alpha", "temperature", "eval-temperature"):
+        require(0 < getattr(args, flag.replace("-", "_")) < math.inf, flag, "must be positive and finite")
+    require(args.lr is None or 0 < args.lr < math.inf, "lr", "must be positive and finite")
+    require(0 <= args.kl < math.inf, "kl", "must be finite and not negative")
+    check_device(args.device)
+
+
+def learning_rate(args: argparse.Namespace, method: str, step: int) -> float:
+    """Of update `step` (0-based): 10 warm-up steps, then constant or linear decay to a tenth of the peak."""
+    peak = args.lr or (TINY_LR.get(method, 5e-4) if args.model == "tiny" else 1e-6)
+    decay = 1.0 if args.lr_schedule == "constant" else 1.0 - 0.9 * step / args.steps
+    return peak * min(1.0, (step + 1) / 10) * decay
+
+
+def warm_start(args: argparse.Namespace, task: Task, model, tokenizer):
+    """The tiny model after imitating demonstrations; cached by all that shapes it.
+
+    Two thirds of the batches show single answers, one third sets of m independent ones: no deliberate diversity in a set.
+    """
+    sources = [inspect.getsource(code) for code in (sys.modules[type(task).__module__], rollout, warm_start)]
+    recipe = [sources, model.config.to_json_string(), repr(vars(task)), args.m, args.seed, args.warm_steps]
+    key = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:12]
+    cached = Path("runs") / "start" / f"{Path(args.task).stem}-{key}"
+    if not cached.exists():
+        optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.01)
+        bar = tqdm(range(args.warm_steps), desc="warm start", unit="step")
+        for step in bar:
+            m = args.m if step % 3 == 2 else 1
+            rng = random.Random(f"demonstrations-{args.seed}-{step}")
+            problems = take_problems(task, "demonstrations", 16, args.seed, step * 16)
+            texts = [write_answers(task, [task.demonstration(problem, rng) for _ in range(m)])
+                     for problem in problems for _ in range(3)]
+            prompts = [build_prompt(tokenizer, task, problem, m) for problem in problems]
+            shown = demonstrations(model, tokenizer, prompts, texts)
+            logprobs, _ = token_logprobs(model, shown, 0, len(texts))
+            loss = -logprobs[shown.mask].mean()
+            optimizer.param_groups[0]["lr"] = 5e-3 * min(1.0, (step + 1) / 20) * (1 - 0.9 * step / args.warm_steps)
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            bar.set_postfix(loss=f"{loss.item():.3f}")
+        if not loss.isfinite():
+            raise UserError(f"warm start: loss {loss.item()} in the end; are the demonstrations what the task's words can say?")
+        write_folder(cached, lambda folder: save_policy(model, tokenizer, folder))
+    check_folder(cached)
+    return load_policy(str(cached), task)
+
+
+def take_problems(task: Task, split: str, n: int, seed: int, start: int) -> list[Problem]:
+    """Exactly n problems of a split, or UserError."""
+    problems = task.problems(split, n, seed, start)
+    if len(problems) != n:
+        raise UserError(f"task {task.name}: problems({split!r}, n={n}, start={start}) gave {len(problems)}; it should wrap around")
+    return problems
+
+
+def train(args: argparse.Namespace, method: str, task: Task, out: Path, interrupted: list) -> None:
+    """Train one method from the start model in out/start; metrics, samples and checkpoints go to out/method.
+
+    Goes on from the newest checkpoint if there is one. Raises UserError on a non-finite loss or a damaged checkpoint, and
+    KeyboardInterrupt, with everything saved, once `interrupted` is not empty.
+    """
+    run = out / method
+    run.mkdir(exist_ok=True)
+    for leftover in run.glob("checkpoint-*.tmp*"):  # of a process that was killed while saving
+        shutil.rmtree(leftover)
+    saved = checkpoints(run)
+    check_folder(out / "start")
+    if saved:
+        check_folder(saved[-1])
+    source = saved[-1] if saved else out / "start"
+    model, tokenizer = load_policy(str(source), task, device=args.device, dtype=args.dtype)
+    reference = load_policy(str(out / "start"), task, device=args.device, dtype=args.dtype)[0] if args.kl else None
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.999), weight_decay=0.01)
+    first = 0
+    if saved:
+        state = torch.load(saved[-1] / "trainer.pt", map_location=args.device, weights_only=True)
+        optimizer.load_state_dict(state["optimizer"])
+        first = state["step"]
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        keep_steps_to(run / name, first)
+
+    m = answers_per_rollout(method, args.m)
+    P = args.prompts_per_step * args.m // m
+    bar = tqdm(range(first, args.steps), initial=first, total=args.steps, desc=method, unit="step")
+    max_new_tokens = rollout_length(task, tokenizer, m, args.max_new_tokens)
+
+    def fail(why: str, step: int) -> None:
+        last = f"the last good checkpoint is {checkpoints(run)[-1]}" if checkpoints(run) else "no checkpoint was due yet"
+        raise UserError(f"{method}, step {step + 1}: {why}; {last}")
+
+    for step in bar:
+        began = time.perf_counter()
+        stream = 2 * (args.seed * 1_000_003 + step)  # even: rollouts, odd: weightings, which must not share their noise
+        problems = take_problems(task, "train", P, args.seed, step * P)
+        prompts = [build_prompt(tokenizer, task, problem, m) for problem in problems]
+        try:
+            rollouts = sample(model, tokenizer, prompts, args.group_size, max_new_tokens=max_new_tokens,
+                              temperature=args.temperature, generator=torch.Generator(args.device).manual_seed(stream))
+        except UserError as error:
+            fail(str(error), step)
+        scored = score_texts(task, problems, rollouts.texts, m)
+        advantages = ADVANTAGES[method](scored.vectors, scored.scalars, scored.mask, objective_mask=scored.objective_mask,
+                                        n_weights=args.n_weights, alpha=args.alpha, sampler=args.sampler,
+                                        generator=torch.Generator().manual_seed(stream + 1))
+        optimizer.zero_grad()
+        losses = backward(args, model, reference, rollouts, advantages.flatten().to(args.device))
+        grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if not math.isfinite(losses["loss"]) or not torch.isfinite(grad_norm):
+            fail(f"loss {losses['loss']}, gradient norm {float(grad_norm)}: try a lower --lr", step)
+        lr = optimizer.param_groups[0]["lr"] = learning_rate(args, method, step)
+        optimizer.step()
+
+        seconds = time.perf_counter() - began
+        tokens = int(rollouts.mask.sum())
+        metrics = {"step": step + 1, **describe(task, scored, advantages), **losses, "grad_norm": float(grad_norm), "lr": lr,
+                   "rollouts": len(rollouts.texts), "tokens": tokens, "tokens_per_second": tokens / seconds, "seconds": seconds}
+        append(run / "metrics.jsonl", metrics)
+        if step % 10 == 0 or step + 1 == args.steps:
+            append(run / "samples.jsonl", {"step": step + 1, "problem": dataclasses.asdict(problems[0]), "rollouts": [
+                {"text": text, "rewards": rewards, "advantage": advantage} for text, rewards, advantage in
+                zip(rollouts.texts, scored.vectors[0].tolist(), advantages[0].tolist(), strict=False)]})
+        bar.set_postfix({key: f"{metrics[key]:.2f}" for key in ("reward", "diversity", "entropy")} |
+                        {"tokens/s": f"{metrics['tokens_per_second']:.0f}"})
+        if interrupted or (step + 1) % args.save_every == 0 or step + 1 == args.steps:
+            if not all(parameter.isfinite().all() for parameter in model.parameters()):
+                fail("the weights are not finite: try a lower --lr", step)
+            state = {"optimizer": optimizer.state_dict(), "step": step + 1}
+
+            def write(folder: Path, state=state) -> None:
+                save_policy(model, tokenizer, folder)
+                torch.save(state, folder / "trainer.pt")
+
+            write_folder(run / f"checkpoint-{step + 1:06d}", write)
+            for old in checkpoints(run)[:-2]:
+                shutil.rmtree(old)
+        if interrupted:
+            raise KeyboardInterrupt(f"{method} stopped after step {step + 1} of {args.steps}, everything is saved; "
+                                    f"go on with: python train.py --resume --out {out}")
+
+
+def backward(args: argparse.Namespace, model, reference, rollouts: Rollouts, advantages: torch.Tensor) -> dict[str, float]:
+    """Accumulate the gradient of the whole batch, micro-batch by micro-batch; advantages (P * G,). Returns the metrics."""
+    B, n_tokens, totals = len(rollouts.tokens), rollouts.mask.sum(), {}
+    size = args.micro_batch or B
+    for first in range(0, B, size):
+        last = min(first + size, B)
+        logprobs, entropy = token_logprobs(model, rollouts, first, last, temperature=args.temperature, with_entropy=True)
+        T = logprobs.shape[1]
+        mask = rollouts.mask[first:last, :T]
+        ref_logprobs = None
+        if reference is not None:
+            with torch.no_grad():
+                ref_logprobs, _ = token_logprobs(reference, rollouts, first, last, temperature=args.temperature)
+        loss, metrics = policy_loss(logprobs, rollouts.logprobs[first:last, :T], advantages[first:last], mask, n_tokens,
+                                    ref_logprobs=ref_logprobs, kl_coef=args.kl)
+        loss.backward()
+        metrics |= {"loss": loss.detach(), "entropy": entropy.masked_fill(~mask, 0.0).sum() / n_tokens}
+        totals = {key: totals.get(key, 0.0) + value for key, value in metrics.items()}
+    return {key: float(value) for key, value in totals.items()}
+
+
+def describe(task: Task, scored: Scored, advantages: torch.Tensor) -> dict[str, float]:
+    """The metrics of a batch of rollouts; each is explained in one sentence in the README."""
+    vectors = scored.vectors
+    per_objective = vectors.mean((0, 1, 2)).tolist() if len(task.objectives) == vectors.shape[-1] else []
+    return {"reward": scored.scalars.mean().item(), "best_in_rollout": scored.scalars.amax(-1).mean().item(),
+            "diversity": diversity(vectors.flatten(1, 2)).mean().item(), "answers": scored.mask.float().mean().item(),
+            "signal": (advantages != 0).any(1).float().mean().item(),
+            **{f"reward_{name}": value for name, value in zip(task.objectives, per_objective, strict=False)}}
+
+
+def append(path: Path, record: dict) -> None:
+    """One JSON line more."""
+    with path.open("a") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def keep_steps_to(path: Path, step: int) -> None:
+    """Drop the lines of later steps, and one that was cut off by a kill, so that a resumed run does not log a step twice."""
+    kept = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        with contextlib.suppress(ValueError):
+            if json.loads(line)["step"] <= step:
+                kept.append(line + "\n")
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("".join(kept))
+    os.replace(temporary, path)
+
+
+FREE = ("method", "resume", "out", "device", "save_every", "eval_problems", "eval_temperature", "pool")  # may differ in a run
+
+
+def merge_flags(args: argparse.Namespace, argv: list[str], stored: dict, out: Path) -> argparse.Namespace:
+    """The flags of the run in the folder with those given now; UserError if one of them contradicts it.
+
+    Without --resume, as when a method is added, flags that are not given are compared too: they have their defaults.
+    """
+    parser = build_parser()
+    parser.set_defaults(**dict.fromkeys(vars(args)))
+    given = {flag: value for flag, value in vars(parser.parse_args(argv)).items() if value is not None}
+    for flag, value in (given if args.resume else vars(args)).items():
+        if flag not in FREE and value is not None and stored.get(flag, value) != value:
+            raise UserError(f"--out {out}: holds another run, with --{flag.replace('_', '-')} {stored[flag]}, not {value}; "
+                            + ("drop the flag" if args.resume else "take another --out, or --resume to go on with that run"))
+    if not args.resume:
+        given["method"] = args.method
+    return argparse.Namespace(**vars(args) | stored | {flag: given[flag] for flag in FREE if flag in given})
+
+
+def read_config(out: Path) -> dict:
+    """The config.json of the run in an output folder; {} if there is none. UserError if the folder holds something else."""
+    if not (out / "config.json").exists():
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise UserError(f"--out {out}: not empty, and no run of train.py; take another name")
+        return {}
+    return load_config(out)
+
+
+def write_config(args: argparse.Namespace, argv: list[str], config: dict, out: Path) -> None:
+    """Claim the folder: all flags, every method that it will hold, and what each command that wrote to it ran on."""
+    flags = {flag: value for flag, value in vars(args).items() if flag not in ("resume", "out")}
+    before = config.get("flags", {}).get("method", [])
+    flags["method"] = before + [method for method in args.method if method not in before]
+    environment = {"command": " ".join(["python train.py", *argv]), "date": time.strftime("%Y-%m-%d"),
+                   "python": sys.version.split()[0], "torch": torch.__version__, "cpus": os.cpu_count(),
+                   "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None}
+    out.mkdir(parents=True, exist_ok=True)
+    temporary = out / "config.json.tmp"
+    temporary.write_text(json.dumps({"flags": flags, "history": [*config.get("history", []), environment]}, indent=1))
+    os.replace(temporary, out / "config.json")
+
+
+def run(argv: list[str]) -> None:
+    """The command."""
+    args = build_parser().parse_args(argv)
+    out = Path(args.out or f"runs/{Path(args.task).stem}-seed{args.seed}")
+    config = read_config(out)
+    if args.resume and not config:
+        raise UserError(f"--resume: {out} holds no run; name the folder of one with --out")
+    if config:
+        args = merge_flags(args, argv, config["flags"], out)
+    task = task_of(vars(args))
+    fill_in_flags(args, task)
+    check_flags(args)
+    taken = [method for method in args.method if (out / method).exists()]
+    if taken and not args.resume:
+        raise UserError(f"--out {out}: already holds {', '.join(taken)}; --resume goes on with it, or take another --out")
+    device = args.device
+    if device == "auto":
+        args.device = "cuda" if torch.cuda.is_available() else "cpu"
+    start = out / "start"
+    if not start.exists():
+        model, tokenizer = load_policy(args.model, task, seed=args.seed)
+        for m in {1, args.m}:  # before minutes are spent: do prompts and rollouts fit the model's context?
+            prompts = [build_prompt(tokenizer, task, problem, m) for problem in take_problems(task, "train", 32, args.seed, 0)]
+            encode_prompts(model, tokenizer, prompts, rollout_length(task, tokenizer, m, args.max_new_tokens))
+    write_config(argparse.Namespace(**vars(args) | {"device": device}), argv, config, out)
+    with (out / "lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(f"--out {out}: another train.py is writing to it; wait for it, or take another name") from error
+        if not start.exists():
+            if args.model == "tiny":
+                model, tokenizer = warm_start(args, task, model, tokenizer)
+            write_folder(start, lambda folder: save_policy(model, tokenizer, folder))
+        train_methods(args, task, out)
+    if args.eval_problems:
+        evaluate_runs([out], device=args.device)
+
+
+def train_methods(args: argparse.Namespace, task: Task, out: Path) -> None:
+    """One method after the other; the first Ctrl-C finishes and saves the step, the second does not wait."""
+    interrupted = []
+
+    def on_signal(number: int, frame) -> None:
+        interrupted.append(number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        print("\nfinishing this step, then saving (Ctrl-C again: at once, without saving)", file=sys.stderr)
+
+    previous = signal.signal(signal.SIGINT, on_signal)
+    try:
+        for method in args.method:
+            train(args, method, task, out, interrupted)
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    if interrupted:
+        raise KeyboardInterrupt(f"training is complete; for the table and figures: python eval.py {out}")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command, with a user's mistakes as one line and exit code 2."""
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()  # it takes a sampled pad token for padding and recommends a mask
+    try:
+        run(sys.argv[1:] if argv is None else argv)
+    except UserError as error:
+        print(f"train.py: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt as stop:
+        print(f"\n{str(stop) or 'stopped; the same command, with --resume if training had begun, goes on'}", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()
