@@ -1,0 +1,105 @@
+"""Speed, measured side by side in one run and printed as ratios; asserts nothing.
+
+    python tests/benchmark.py
+
+1. vpo_advantage against a plain loop over the prompt groups, at P, G, m, k, K = 128, 8, 3, 4, 100.
+2. One update of the maze's main job against the plain one that repeats each prompt for every rollout.
+3. Where the seconds of a training step go.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import rollout
+import train
+import vpo
+from rewards import Maze
+
+
+def compare(name: str, ours, plain, repeats: int) -> None:
+    """Run the two in turn, A B A B ..., and print the medians and the median of the pairwise ratios."""
+    times = []
+    for i in range(repeats + 1):
+        pair = []
+        for function in (ours, plain):
+            began = time.perf_counter()
+            function()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            pair.append(time.perf_counter() - began)
+        if i:  # the first round warms up
+            times.append(pair)
+    fast, slow = (statistics.median(column) for column in zip(*times, strict=True))
+    ratio = statistics.median(b / a for a, b in times)
+    print(f"{name:44}{fast * 1e3:10.2f} ms   plain {slow * 1e3:10.2f} ms   {ratio:6.1f} times faster")
+
+
+def plain_advantage(rewards: torch.Tensor) -> torch.Tensor:
+    """VPO's advantage as one would first write it, one prompt group after the other: rewards (P, G, m, k) -> (P, G)."""
+    advantages = []
+    for group in rewards:  # (G, m, k)
+        concentration = torch.ones(group.shape[-1], device=group.device)
+        weights = torch.distributions.Dirichlet(concentration).sample((100,))  # (K, k)
+        R = torch.einsum("gmk,jk->gmj", group, weights).amax(1).mean(-1)
+        advantages.append((R - R.mean()) / (R.std(correction=0) + 1e-6))
+    return torch.stack(advantages)
+
+
+def repeat_prompts(rollouts: rollout.Rollouts) -> rollout.Rollouts:
+    """The same batch with every prompt repeated for its rollouts: groups of one, nothing to share."""
+    G = rollouts.group_size
+    return rollout.Rollouts(rollouts.prompt_ids.repeat_interleave(G, 0), rollouts.prompt_mask.repeat_interleave(G, 0),
+                            rollouts.tokens, rollouts.logprobs, rollouts.mask, rollouts.texts)
+
+
+def main() -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    print(f"torch {torch.__version__}, {torch.cuda.get_device_name() if device == 'cuda' else 'CPU'}, "
+          f"{torch.get_num_threads()} threads")
+    rewards = torch.rand(128, 8, 3, 4, device=device)
+    compare("vpo_advantage, 128 x 8 x 3 x 4, K = 100", lambda: vpo.vpo_advantage(rewards), lambda: plain_advantage(rewards), 20)
+
+    args = train.build_parser().parse_args([])
+    task = Maze(args.size)
+    train.fill_in_flags(args, task)
+    model, tokenizer = rollout.load_policy("tiny", task, device=device)
+    reference, _ = rollout.load_policy("tiny", task, device=device)
+    phases: dict[str, list[float]] = {name: [] for name in ("problems", "sampling", "scoring", "advantage", "update")}
+    for method in ("vpo", "grpo"):
+        m = vpo.answers_per_rollout(method, args.m)
+        P = args.prompts_per_step * args.m // m
+        for step in range(4):
+            marks = [time.perf_counter()]
+            problems = task.problems("train", P, start=step * P)
+            prompts = [rollout.build_prompt(tokenizer, task, problem, m) for problem in problems]
+            marks.append(time.perf_counter())
+            rollouts = rollout.sample(model, tokenizer, prompts, args.group_size,
+                                      max_new_tokens=15 * m)  # about what routes take; an untrained model never ends one
+            marks.append(time.perf_counter())
+            scored = rollout.score_texts(task, problems, rollouts.texts, m)
+            marks.append(time.perf_counter())
+            advantages = vpo.ADVANTAGES[method](scored.vectors, scored.scalars, scored.mask).flatten().to(device)
+            marks.append(time.perf_counter())
+            train.backward(args, model, reference, rollouts, advantages)
+            marks.append(time.perf_counter())
+            if step:
+                for name, began, ended in zip(phases, marks, marks[1:], strict=False):
+                    phases[name].append(ended - began)
+        total = sum(map(statistics.median, phases.values()))
+        print(f"a step of {method}: " + ", ".join(f"{name} {statistics.median(times) / total:.1%}" for name, times in phases.items()))
+        repeated = repeat_prompts(rollouts)
+        compare(f"update of {method}, prompts shared",
+                lambda batch=rollouts, A=advantages: train.backward(args, model, reference, batch, A),
+                lambda batch=repeated, A=advantages: train.backward(args, model, reference, batch, A), 5)
+        phases = {name: [] for name in phases}
+
+
+if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    main()
