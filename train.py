@@ -326,9 +326,6 @@ def keep_steps_to(path: Path, step: int) -> None:
     os.replace(temporary, path)
 
 
-FREE = ("method", "resume", "out", "device", "save_every", "eval_problems", "eval_temperature", "pool")  # may differ in a run
-
-
 def merge_flags(args: argparse.Namespace, argv: list[str], stored: dict, out: Path) -> argparse.Namespace:
     """The flags of the run in the folder with those given now; UserError if one of them contradicts it.
 
