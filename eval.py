@@ -74,14 +74,20 @@ def best_at_k(scores: Tensor, k: int) -> Tensor:
     return (scores.sort(-1).values.double() * share.to(scores.device)).sum(-1)
 
 
-def weighted_best_at_k(rewards: Tensor, k: int, *, n_weights: int = 256, alpha: float = 1.0, seed: int = 0) -> Tensor:
+def weighted_best_at_k(rewards: Tensor, k: int, *, objective_mask: Tensor | None = None, n_weights: int = 256,
+                       alpha: float = 1.0, seed: int = 0) -> Tensor:
     """W@k: best@k of the scalar w . r, averaged over weightings w ~ Dirichlet(alpha): rewards (N, n, objectives) -> (N).
 
-    What the pool is worth to a user whose preference was not known in training. Low-discrepancy weightings.
+    What the pool is worth to a user whose preference was not known in training. Low-discrepancy weightings, over those
+    objectives that a problem has: objective_mask (N, objectives), the existing ones first.
     """
-    generator = torch.Generator().manual_seed(seed)
-    weights = sample_weights(n_weights, rewards.shape[-1], alpha=alpha, sampler="sobol", generator=generator)
-    return best_at_k((rewards @ weights.T.to(rewards)).mT, k).mean(-1)
+    sizes = torch.full(rewards.shape[:1], rewards.shape[-1]) if objective_mask is None else objective_mask.sum(1)
+    values = torch.zeros(len(rewards), dtype=torch.float64)
+    for size in sizes.unique().tolist():
+        generator = torch.Generator().manual_seed(seed)
+        weights = sample_weights(n_weights, size, alpha=alpha, sampler="sobol", generator=generator).to(rewards)
+        values[sizes == size] = best_at_k((rewards[sizes == size][..., :size] @ weights.T).mT, k).mean(-1)
+    return values
 
 
 def diversity(rewards: Tensor) -> Tensor:
@@ -121,8 +127,9 @@ class Pool:
     """The candidates of one policy for N problems."""
     problems: list[Problem]
     answers: list[list[str]]  # (N, n) what was parsed; shorter where a rollout left slots empty
-    rewards: Tensor  # (N, n, k)
+    rewards: Tensor  # (N, n, k) zero beyond a problem's own objectives
     scalars: Tensor  # (N, n)
+    objective_mask: Tensor  # (N, k) bool, the objectives that each problem has
 
 
 def sample_pool(model, tokenizer, task: Task, problems: list[Problem], *, m: int, size: int, temperature: float,
@@ -130,30 +137,34 @@ def sample_pool(model, tokenizer, task: Task, problems: list[Problem], *, m: int
     """`size` candidates for each problem from rollouts of m answers, sampled at `temperature`."""
     generator = torch.Generator(model.device).manual_seed(seed)
     G, chunk = math.ceil(size / m), max(1, micro_batch // size)
-    answers, rewards, scalars = [], [], []
+    answers, scored_parts = [], []
     for i in tqdm(range(0, len(problems), chunk), desc=desc, unit="batch", leave=False):
         part = problems[i:i + chunk]
         prompts = [build_prompt(tokenizer, task, problem, m) for problem in part]
         texts = sample(model, tokenizer, prompts, G, max_new_tokens=max_new_tokens, temperature=temperature,
                        generator=generator).texts
         scored = score_texts(task, part, texts, m)
-        rewards.append(scored.vectors.flatten(1, 2)[:, :size])
-        scalars.append(scored.scalars.flatten(1, 2)[:, :size])
+        scored_parts.append(scored)
         answers += [[answer for text in texts[j:j + G] for answer in parse_answers(text, task, m, distinct=False)][:size]
                     for j in range(0, len(texts), G)]
-    return Pool(problems, answers, torch.cat(rewards), torch.cat(scalars))
+    k = max(scored.vectors.shape[-1] for scored in scored_parts)
+    rewards, objective_mask = (torch.cat([torch.nn.functional.pad(part, (0, k - part.shape[-1])) for part in parts]) for parts in (
+        [scored.vectors.flatten(1, 2)[:, :size] for scored in scored_parts], [scored.objective_mask for scored in scored_parts]))
+    return Pool(problems, answers, rewards, torch.cat([scored.scalars.flatten(1, 2)[:, :size] for scored in scored_parts]),
+                objective_mask)
 
 
 def measure(pool: Pool, task: Task, m: int) -> dict[str, Tensor]:
     """Every measure of a pool, per problem: name -> (N)."""
     n = pool.scalars.shape[1]
     budgets = [k for k in BUDGETS if k < n] + [n]
-    passed = (pool.rewards >= 1).all(-1).sum(1).tolist()
+    exists = pool.objective_mask
+    passed = ((pool.rewards >= 1) | ~exists[:, None]).all(-1).sum(1).tolist()
     values = {f"best@{k}": best_at_k(pool.scalars, k) for k in budgets}
     values |= {f"pass@{k}": torch.tensor([pass_at_k(n, c, k) for c in passed]) for k in budgets}
-    values |= {f"W@{k}": weighted_best_at_k(pool.rewards, k) for k in budgets}
+    values |= {f"W@{k}": weighted_best_at_k(pool.rewards, k, objective_mask=exists) for k in budgets}
     values |= {"diversity": diversity(pool.rewards), "pareto_share": pareto_share(pool.rewards),
-               "coverage": coverage(pool.rewards, m)}
+               "coverage": coverage(pool.rewards, m) * exists.shape[1] / exists.sum(1)}
     return values | {f"reward_{name}": pool.rewards[..., i].mean(1) for i, name in enumerate(task.objectives)}
 
 
@@ -168,7 +179,7 @@ def evaluate_run(run: Path, flags: dict, task: Task, *, split: str, problems: in
         raise UserError(f"{run}: holds no checkpoint yet; let train.py get further, or --resume it")
     for folder, _ in folders.values():
         check_folder(folder)
-    held_out = task.problems(split, problems)
+    held_out = list({problem.id: problem for problem in task.problems(split, problems)}.values())  # a finite set wraps around
     pools = {}
     for name, (folder, m) in folders.items():
         model, tokenizer = load_policy(str(folder), task, device=device, dtype=flags["dtype"])
@@ -194,7 +205,7 @@ def load_config(run: Path) -> dict:
 
 def task_of(flags: dict) -> Task:
     """The task that the flags of a run name."""
-    return load_task(flags["task"], **({"size": flags["size"]} if flags["task"] == "maze" else {}))
+    return load_task(flags["task"], **flags)
 
 
 def check_device(name: str) -> None:
@@ -209,7 +220,8 @@ def check_device(name: str) -> None:
 def print_table(heading: str, measures: dict[str, dict[str, Tensor]], n: int) -> None:
     """One row per policy; best@k, pass@k and W@k at a few budgets, then the measures of variety."""
     ks = [k for k in (1, 3, 10) if k < n] + [n]
-    columns = [f"best@{k}" for k in ks] + [f"pass@{n}", f"W@{n}", "diversity", "pareto_share", "coverage"]
+    anything_passes = any(values[f"pass@{n}"].any() for values in measures.values())
+    columns = [f"best@{k}" for k in ks] + ["pass@1"] * anything_passes + [f"pass@{n}", f"W@{n}", "diversity", "pareto_share", "coverage"]
     print(f"\n{heading}\n" + " " * 20 + "".join(f"{name.replace('pareto_share', 'pareto'):>11}" for name in columns))
     for policy, values in measures.items():
         print(f"{title(policy):20}" + "".join(f"{values[column].mean():11.3f}" for column in columns))
@@ -225,8 +237,9 @@ def evaluate_runs(runs: list[Path], *, split: str = "test", problems: int | None
     plans = []
     for run in runs:  # all of them are checked before the first is evaluated
         flags = load_config(run)["flags"]
-        plans.append((run, flags, task_of(flags), {
-            "split": split, "problems": problems or flags["eval_problems"] or 200, "size": size or flags["pool"],
+        task = task_of(flags)
+        plans.append((run, flags, task, {
+            "split": split, "problems": problems or flags["eval_problems"] or task.eval_problems, "size": size or flags["pool"],
             "temperature": temperature or flags["eval_temperature"]}))
         if plans[-1][3]["size"] < flags["m"]:
             raise UserError(f"--pool {plans[-1][3]['size']}: must hold at least one rollout of the run's {flags['m']} answers")
@@ -235,6 +248,7 @@ def evaluate_runs(runs: list[Path], *, split: str = "test", problems: int | None
     collected: list[dict[str, dict[str, Tensor]]] = []
     for run, flags, task, settings in plans:
         pools = evaluate_run(run, flags, task, **settings, device=device)
+        settings["problems"] = len(pools["start"].problems)  # a finite set may hold fewer than were asked for
         measures = {name: measure(pool, task, flags["m"]) for name, pool in pools.items()}
         collected.append(measures)
         write_report(run / "eval.json", settings, measures)
@@ -351,10 +365,17 @@ def typical_problem(pools: dict[str, Pool]) -> int:
 
 
 def plot_answers(pools: dict[str, Pool], task: Task, path: Path, columns: int = 4) -> bool:
-    """Figure 4: every answer of the pools, drawn into the first held-out problems; False if the task cannot draw."""
+    """Figure 4: the answers of the pools to the first held-out problems, drawn by the task; False if it cannot.
+
+    A row per policy, or where drawings are wide a column.
+    """
     names = [name for name in pools if name != "start_sets"]
     columns = min(columns, len(pools[names[0]].problems))
-    figure, axes = _figure(len(names), columns, (2.3 * columns, 2.45 * len(names)))
+    if task.wide:
+        figure, axes = _figure(columns, len(names), (3.4 * len(names), 1.9 * columns))
+        axes = axes.T
+    else:
+        figure, axes = _figure(len(names), columns, (2.3 * columns, 2.45 * len(names)))
     for row, name in zip(axes, names, strict=True):
         pool = pools[name]
         for i, ax in enumerate(row):
@@ -364,7 +385,10 @@ def plot_answers(pools: dict[str, Pool], task: Task, path: Path, columns: int = 
             ax.spines[:].set_visible(False)
             successes = pool.rewards[i][pool.rewards[i].any(-1)]
             ax.set_title(f"{len(successes)} of {len(pool.rewards[i])} score, {len(successes.unique(dim=0))} ways", fontsize=8)
-        row[0].set_ylabel(title(name), fontsize=11, color=color(name))
+        if task.wide:
+            row[0].set_title(f"{title(name)}\n{row[0].get_title()}", fontsize=9, color=color(name))
+        else:
+            row[0].set_ylabel(title(name), fontsize=11, color=color(name))
     _save(figure, path)
     return True
 

@@ -1,8 +1,8 @@
 """Tasks: where problems come from, how an answer is asked for, and the reward vector that an answer earns.
 
-A task is one small class (`Task` below). Two live here, `maze` (the paper's grid with conflicting treasures, section 4)
-and `toy` (a deceptive valley: partial progress scores worse than a safe stub). Your own goes into a file of its own:
-`python train.py --task my_task.py`, see "Your own task" in the README.
+A task is one small class (`Task` below). Three live here: `maze` (the paper's grid with conflicting treasures, section 4),
+`toy` (a deceptive valley: partial progress scores worse than a safe stub) and `code` (programs, a component per test). Your
+own goes into a file of its own: `python train.py --task my_task.py`, see "Your own task" in the README.
 
 Where the maze departs from the official code:
 1. The reward vector is the paper's linear one; the bonus tile in the centre is drawn but earns nothing.
@@ -11,8 +11,10 @@ Where the maze departs from the official code:
 3. A route may name directions (RIGHT DOWN ...) or the cells that it enters (b1 b2 ...): tiny models learn cells faster.
 """
 
+import collections
 import functools
 import importlib.util
+import itertools
 import random
 import sys
 from collections import deque
@@ -20,8 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
+
+import code_problems
+import sandbox
 
 MAX_ANSWERS = 8  # that one rollout of the tiny model may hold; its vocabulary has a tag for each
 
@@ -46,8 +50,10 @@ class Task:
     name = "task"
     tag = "answer"  # answers stand between <answer_1> and </answer_1>, <answer_2> and </answer_2>, ...
     objectives: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()  # flags of train.py that the constructor takes
     m = 3  # answers per rollout, where --m does not say
     steps = 200  # of RL, where --steps does not say
+    eval_problems = 200  # held out, where --eval-problems does not say
 
     def problems(self, split: str, n: int, seed: int = 0, start: int = 0) -> list[Problem]:
         """Problems start .. start + n - 1 of a split; equal arguments, equal problems; a finite data set wraps around.
@@ -64,6 +70,14 @@ class Task:
         """The reward vector (k) of one answer; must not raise, whatever the text."""
         raise NotImplementedError
 
+    def rewards(self, pairs: list[tuple[Problem, str]]) -> list[list[float]]:
+        """The reward vectors of many answers at once, for tasks that score faster that way."""
+        return [self.reward(problem, answer) for problem, answer in pairs]
+
+    def find_answers(self, text: str, m: int) -> list[str] | None:
+        """The answers in a rollout's text where they do not stand in tags; None: they do."""
+        return None
+
     def scalar(self, rewards: Tensor) -> Tensor:
         """The task scalar, what GRPO trains on: rewards (..., k) -> (...); the plain mean unless overridden."""
         return rewards.mean(-1)
@@ -71,6 +85,8 @@ class Task:
     def canonical(self, answer: str) -> str:
         """Two answers of one rollout with equal canonical forms count once."""
         return " ".join(answer.split())
+
+    wide = False  # whether a drawing is wider than high: policies then stand side by side
 
     def draw(self, axes, problem: Problem, answers: list[str], color: str) -> bool:
         """Draw the answers to a problem on matplotlib axes; False if the task has no picture."""
@@ -100,7 +116,7 @@ class Maze(Task):
 
     Vector: zero unless E is reached in time, else [1, gold share, diamond share, 1 - lava share], items counted once.
     """
-    name, tag = "maze", "route"
+    name, tag, flags = "maze", "route", ("size",)
     objectives = ("completion", "gold", "diamond", "avoid_lava")
     warm_steps = 700
     slack = 7  # steps of the budget beyond the longer one-corner route
@@ -318,51 +334,102 @@ class Toy(Task):
         return " ".join(rng.choice("01") for _ in range(self.blocks * self.bits))
 
 
-@dataclass
-class Scored:
-    """The rewards of a batch: P problems, G rollouts each, m answers each, k objectives; CPU tensors."""
-    vectors: Tensor  # (P, G, m, k) zero where there is no answer
-    scalars: Tensor  # (P, G, m) the task scalar, zero where there is no answer
-    mask: Tensor  # (P, G, m) bool, the distinct answers: what a set is made of
-    objective_mask: Tensor  # (P, k) bool, the objectives that each problem has
+class Code(Task):
+    """Programs, a component per test: 1 if the program passes it. k may differ from problem to problem (section 4, code).
 
-
-def score(task: Task, problems: list[Problem], answers: list[list[list[str]]], m: int) -> Scored:
-    """Reward vectors of answers[p][g], the up to m answers of every rollout. Equal answers to a problem are scored once.
-
-    Raises UserError if a reward and the task's objectives differ in length. An answer whose canonical form already stands in its rollout keeps its vector but leaves the mask.
+    Problems come from a file (`data`; `test_data`, or a part of `data`, is held out), else they are the small ones of
+    code_problems.py. seconds, memory_mb and unconfined are the sandbox's. Raises UserError for a bad file, and where the
+    system cannot confine programs.
     """
-    P, G = len(problems), len(answers[0])
-    rows = []  # one (G, m, objectives of p) tensor per problem
-    exists = torch.tensor([[[j < len(group) for j in range(m)] for group in groups] for groups in answers])
-    mask = torch.zeros(P, G, m, dtype=torch.bool)
-    for p, problem in enumerate(problems):
-        distinct = {answer: None for group in answers[p] for answer in group}
-        cache = {answer: torch.tensor(task.reward(problem, answer)) for answer in (distinct or {"": None})}
-        k = len(next(iter(cache.values())))
-        if k != (len(task.objectives) or k):
-            raise UserError(f"task {task.name}: a reward of {k} numbers for {len(task.objectives)} objectives")
-        rows.append(torch.zeros(G, m, k))
-        for g, group in enumerate(answers[p]):
-            seen = set()
-            for j, answer in enumerate(group):
-                rows[p][g, j] = cache[answer]
-                mask[p, g, j] = (form := task.canonical(answer)) not in seen
-                seen.add(form)
-    k = max(row.shape[-1] for row in rows)
-    vectors = torch.stack([torch.nn.functional.pad(row, (0, k - row.shape[-1])) for row in rows])
-    objective_mask = torch.stack([torch.arange(k) < row.shape[-1] for row in rows])
-    scalars = torch.stack([task.scalar(row) for row in rows]).masked_fill(~exists, 0.0)
-    return Scored(vectors, scalars, mask, objective_mask)
+    name, tag, wide = "code", "program", True
+    flags = ("data", "test_data", "seconds", "memory_mb", "unconfined")
+    warm_steps, steps, eval_problems = 2000, 400, 500
+
+    def __init__(self, data: str = "", test_data: str = "", seconds: float = 2.0, memory_mb: int = 512, unconfined: bool = False):
+        if test_data and not data:
+            raise UserError(f"--test-data {test_data}: needs --data to train on")
+        try:
+            self.sandbox = sandbox.Sandbox(seconds=seconds, memory_mb=memory_mb, unconfined=unconfined)
+        except sandbox.SandboxError as error:
+            raise UserError(f"--task code: {error}") from error
+        except ValueError as error:
+            raise UserError(f"--seconds, --memory-mb: {error}") from error
+        try:
+            self.parts = code_problems.load(data, test_data, self.sandbox.run) if data else code_problems.small_problems()
+        except code_problems.BadRecord as error:
+            raise UserError(f"--data {error}") from error
+        if not data:
+            self.words, self.answer_words = code_problems.small_words(), code_problems.LONGEST
+            self.objectives = tuple(f"f({x})" for x in code_problems.HIDDEN)
+
+    def problems(self, split: str, n: int, seed: int = 0, start: int = 0) -> list[Problem]:
+        part = self.parts["train" if split == "demonstrations" else split]
+        if not part:
+            raise UserError(f"--data: no problem is left for the split {split}; give a larger file")
+        rounds = {i // len(part): None for i in range(start, start + n)}  # each passes through all problems, in its own order
+        order = {i: random.Random(f"{split}-{seed}-{i}").sample(part, len(part)) for i in rounds}
+        return [Problem(data["id"], data) for data in (order[i // len(part)][i % len(part)] for i in range(start, start + n))]
+
+    def prompt(self, problem: Problem, m: int) -> str:
+        data = problem.data
+        form = (f"a Python function named {data['entry_point']}" if data["entry_point"] else
+                "a complete Python program that reads from stdin and writes to stdout")
+        starter = f"\n\nStart from:\n```python\n{data['starter']}\n```" if data["starter"] else ""
+        ask = ("Write it in one ```python block." if m == 1 else
+               f"Write {m} different solutions, each complete and in a ```python block of its own, one after the other.")
+        return f"{data['text']}\n\nThe solution is {form}.{starter}\n\n{ask}"
+
+    def find_answers(self, text: str, m: int) -> list[str] | None:
+        return code_problems.find_blocks(text)[:m] if "```" in text else None
+
+    def canonical(self, answer: str) -> str:
+        return code_problems.canonical(answer) or super().canonical(answer)
+
+    def reward(self, problem: Problem, answer: str) -> list[float]:
+        return self.rewards([(problem, answer)])[0]
+
+    def rewards(self, pairs: list[tuple[Problem, str]]) -> list[list[float]]:
+        rewards = [[0.0] * len(problem.data["tests"]) for problem, _ in pairs]
+        jobs = code_problems.pack([(problem.data, answer) for problem, answer in pairs])
+        for (indices, _), passed in zip(jobs, self.sandbox.run([job for _, job in jobs]), strict=True):
+            verdicts = map(float, passed)
+            for i in indices:
+                rewards[i] = list(itertools.islice(verdicts, len(rewards[i])))
+        return rewards
+
+    def draw(self, axes, problem: Problem, answers: list[str], color: str) -> bool:
+        """The most frequent programs, a row each: a square per test, filled if it passes; how often; the program's beginning."""
+        counts, k = collections.Counter(answers).most_common(10), len(problem.data["tests"])
+        vectors = self.rewards([(problem, answer) for answer, _ in counts])
+        axes.text(0, -0.2, problem.data.get("tiny_prompt", problem.id), fontsize=6, va="bottom")
+        for row, ((answer, count), vector) in enumerate(zip(counts, vectors, strict=True)):
+            for i, passed in enumerate(vector):
+                axes.add_patch(_rectangle(i, row, color if passed else "white"))
+            label = f"{count:2} x {' '.join(answer.split())[:34]}" + " <- solved" * all(vector)
+            axes.text(k * 1.05, row + 0.55, label, va="center", fontsize=5.5, family="monospace")
+        axes.set(xlim=(0, 3.4 * k), ylim=(10, -1), xticks=[], yticks=[])
+        return True
+
+    def tiny_prompt(self, problem: Problem) -> str:
+        return problem.data["tiny_prompt"]
+
+    def demonstration(self, problem: Problem, rng: random.Random) -> str:
+        return code_problems.demonstration(problem.data, rng)
 
 
-TASKS: dict[str, type[Task]] = {"maze": Maze, "toy": Toy}
+TASKS: dict[str, type[Task]] = {"maze": Maze, "toy": Toy, "code": Code}
 
 
 def load_task(name: str, **options) -> Task:
-    """The task of that name, or the one `Task` subclass that a Python file defines. UserError if there is none."""
-    if name in TASKS:
-        return TASKS[name](**options)
+    """The task of that name, or the one `Task` subclass that a Python file defines. UserError if there is none.
+
+    Of the options a task is given those that its `flags` name.
+    """
+    task = TASKS[name] if name in TASKS else _load_file(name)
+    return task(**{flag: options[flag] for flag in task.flags if flag in options})
+
+
+def _load_file(name: str) -> type[Task]:
     path = Path(name)
     if path.suffix != ".py" or not path.is_file():
         raise UserError(f"--task {name}: unknown; choose from {', '.join(TASKS)}, or name a Python file that defines a Task")
@@ -376,4 +443,4 @@ def load_task(name: str, **options) -> Task:
     found = [v for v in vars(module).values() if isinstance(v, type) and issubclass(v, Task) and v.__module__ == module.__name__]
     if len(found) != 1:
         raise UserError(f"--task {name}: defines {len(found)} subclasses of Task; it needs exactly one")
-    return found[0](**options)
+    return found[0]

@@ -33,7 +33,7 @@ from transformers import (
 )
 from transformers.cache_utils import DynamicLayer
 
-from rewards import MAX_ANSWERS, Problem, Scored, Task, UserError, score
+from rewards import MAX_ANSWERS, Problem, Task, UserError
 
 PAD, EOS = "<pad>", "<eos>"
 
@@ -51,6 +51,46 @@ class Rollouts:
     @property
     def group_size(self) -> int:
         return len(self.tokens) // len(self.prompt_ids)
+
+
+@dataclass
+class Scored:
+    """The rewards of a batch: P problems, G rollouts each, m answers each, k objectives; CPU tensors."""
+    vectors: Tensor  # (P, G, m, k) zero where there is no answer
+    scalars: Tensor  # (P, G, m) the task scalar, zero where there is no answer
+    mask: Tensor  # (P, G, m) bool, the distinct answers: what a set is made of
+    objective_mask: Tensor  # (P, k) bool, the objectives that each problem has
+
+
+def score(task: Task, problems: list[Problem], answers: list[list[list[str]]], m: int) -> Scored:
+    """Reward vectors of answers[p][g], the up to m answers of every rollout. Equal answers to a problem are scored once.
+
+    Raises UserError if a reward and the task's objectives differ in length. An answer whose canonical form already stands in its rollout keeps its vector but leaves the mask.
+    """
+    P, G = len(problems), len(answers[0])
+    # Where there is no answer at all, an empty one tells the number of objectives.
+    distinct = [dict.fromkeys(answer for group in groups for answer in group) or {"": None} for groups in answers]
+    pairs = [(p, answer) for p in range(P) for answer in distinct[p]]
+    vectors = dict(zip(pairs, task.rewards([(problems[p], answer) for p, answer in pairs]), strict=True))
+    rows = []  # one (G, m, objectives of p) tensor per problem
+    exists = torch.tensor([[[j < len(group) for j in range(m)] for group in groups] for groups in answers])
+    mask = torch.zeros(P, G, m, dtype=torch.bool)
+    for p in range(P):
+        sizes = {len(vectors[p, answer]) for answer in distinct[p]}
+        if len(sizes) != 1 or sizes != {len(task.objectives) or max(sizes)}:
+            raise UserError(f"task {task.name}: a reward of {max(sizes)} numbers for {len(task.objectives) or min(sizes)} objectives")
+        rows.append(torch.zeros(G, m, *sizes))
+        for g, group in enumerate(answers[p]):
+            seen = set()
+            for j, answer in enumerate(group):
+                rows[p][g, j] = torch.tensor(vectors[p, answer])
+                mask[p, g, j] = (form := task.canonical(answer)) not in seen
+                seen.add(form)
+    k = max(row.shape[-1] for row in rows)
+    padded = torch.stack([torch.nn.functional.pad(row, (0, k - row.shape[-1])) for row in rows])
+    objective_mask = torch.stack([torch.arange(k) < row.shape[-1] for row in rows])
+    scalars = torch.stack([task.scalar(row) for row in rows]).masked_fill(~exists, 0.0)
+    return Scored(padded, scalars, mask, objective_mask)
 
 
 def load_policy(name: str, task: Task, *, seed: int = 0, device: str = "cpu",
@@ -143,7 +183,10 @@ def parse_answers(text: str, task: Task, m: int, *, distinct: bool = True) -> li
     with equal `task.canonical` forms count once: that is the set S of the paper. Never raises, whatever the text.
     """
     answers: dict[str, str] = {}
-    for i in range(1, m + 1):
+    found = task.find_answers(text, m)
+    for i, answer in enumerate(found or []):
+        answers.setdefault(task.canonical(answer) if distinct else str(i), answer.strip())
+    for i in range(1, m + 1) if found is None else ():
         _, opened, rest = text.partition(f"<{task.tag}_{i}>")
         answer, closed, _ = rest.partition(f"</{task.tag}_{i}>")
         if opened and closed and f"<{task.tag}_" not in answer and f"</{task.tag}_" not in answer:

@@ -38,9 +38,10 @@ from transformers.utils import logging as transformers_logging
 
 import rollout
 from eval import check_device, diversity, evaluate_runs, load_config, task_of
-from rewards import MAX_ANSWERS, TASKS, Problem, Scored, Task, UserError
+from rewards import MAX_ANSWERS, TASKS, Problem, Task, UserError
 from rollout import (
     Rollouts,
+    Scored,
     build_prompt,
     check_folder,
     checkpoints,
@@ -57,8 +58,9 @@ from rollout import (
 )
 from vpo import ADVANTAGES, SAMPLERS, answers_per_rollout, policy_loss
 
-FREE = ("method", "resume", "out", "device", "save_every", "eval_problems", "eval_temperature", "pool")  # may change in a run
-TINY_LR = {"grpo": 8e-4, "multi_rlvr": 8e-4, "vpo": 5e-4}  # each the best of 2.5e-4, 5e-4, 8e-4 on validation mazes
+FREE = ("method", "resume", "out", "device", "save_every", "eval_problems", "eval_temperature", "pool", "unconfined")  # may change in a run
+# Peak learning rates of the tiny model, each the best of 2.5e-4, 5e-4, 8e-4 on validation problems; other tasks take the maze's.
+TINY_LR = {"maze": {"grpo": 8e-4, "multi_rlvr": 8e-4, "vpo": 5e-4}, "code": {"grpo": 8e-4, "multi_rlvr": 8e-4, "vpo": 5e-4}}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -67,6 +69,12 @@ def build_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("task and model")
     group.add_argument("--task", default="maze", help=f"{', '.join(TASKS)}, or a Python file that defines a Task")
     group.add_argument("--size", type=int, default=7, help="rows of a maze, 5 to 9; other tasks ignore it")
+    group.add_argument("--data", default="", help="JSON Lines file of code problems: HumanEval, MBPP, LiveCodeBench or our own format")
+    group.add_argument("--test-data", default="", help="held-out problems; empty: a part of --data")
+    group.add_argument("--seconds", type=float, default=2.0, help="CPU seconds that a program may take for a test")
+    group.add_argument("--memory-mb", type=int, default=512, help="MiB that a program may take")
+    group.add_argument("--unconfined", action="store_true", help="run programs even where the system cannot confine them: they "
+                       "may then read, write and send whatever you can")
     group.add_argument("--model", default="tiny", help="tiny, a local Hugging Face checkpoint, or a Hub id")
     group.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of the forward pass; weights stay float32")
     group.add_argument("--device", default="auto", help="auto (cuda if there is one, else cpu), cpu, cuda or mps")
@@ -74,14 +82,14 @@ def build_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("method")
     group.add_argument("--method", nargs="+", default=["grpo", "vpo"], help=f"one or several of {', '.join(ADVANTAGES)}")
     group.add_argument("--m", type=int, help="answers per rollout of the methods that emit several; not given: the task's "
-                       "(maze 3, toy 5)")
+                       "(toy 5, others 3)")
     group.add_argument("--group-size", type=int, default=8, help="G, rollouts per prompt; at least 2")
     group.add_argument("--n-weights", type=int, default=100, help="K, weightings drawn per prompt (vpo)")
     group.add_argument("--alpha", type=float, default=1.0, help="of the Dirichlet; 1 is uniform on the simplex (vpo)")
     group.add_argument("--sampler", default="iid", help=f"of the weightings: {' or '.join(SAMPLERS)} (vpo)")
 
     group = parser.add_argument_group("optimisation")
-    group.add_argument("--steps", type=int, help="updates, one per batch of rollouts; not given: the task's (maze 200, toy 60)")
+    group.add_argument("--steps", type=int, help="updates, one per batch of rollouts; not given: the task's (maze 200, code 400, toy 60)")
     group.add_argument("--prompts-per-step", type=int, default=12,
                        help="P, of a method with m answers; a single-answer method gets m times as many")
     group.add_argument("--lr", type=float, help="peak learning rate; not given: the task's, or tiny's best per method, others 1e-6")
@@ -95,7 +103,8 @@ def build_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("sampling and evaluation")
     group.add_argument("--temperature", type=float, default=1.0, help="of the rollouts in training")
     group.add_argument("--max-new-tokens", type=int, default=0, help="of a rollout; 0: what m answers of the task can take")
-    group.add_argument("--eval-problems", type=int, default=200, help="held-out problems; 0: no evaluation")
+    group.add_argument("--eval-problems", type=int, help="held-out problems; 0: no evaluation; not given: the task's (code 500, "
+                       "others 200), at most all there are")
     group.add_argument("--eval-temperature", type=float, default=0.7, help="of the candidates in the evaluation")
     group.add_argument("--pool", type=int, default=30, help="candidates per held-out problem, the largest k of best@k")
 
@@ -111,7 +120,7 @@ def fill_in_flags(args: argparse.Namespace, task: Task) -> None:
     """Give the flags that depend on task and model, where they were not given, their values."""
     tiny = args.model == "tiny"
     values = {"m": task.m, "steps": task.steps, "warm_steps": task.warm_steps, "lr": task.lr if tiny else None,
-              "micro_batch": 64 if tiny else 4}
+              "micro_batch": 64 if tiny else 4, "eval_problems": task.eval_problems}
     for flag, value in values.items():
         if getattr(args, flag) is None:
             setattr(args, flag, value)
@@ -144,30 +153,22 @@ def check_flags(args: argparse.Namespace) -> None:
 
 def learning_rate(args: argparse.Namespace, method: str, step: int) -> float:
     """Of update `step` (0-based): 10 warm-up steps, then constant or linear decay to a tenth of the peak."""
-    peak = args.lr or (TINY_LR.get(method, 5e-4) if args.model == "tiny" else 1e-6)
+    peak = args.lr or (TINY_LR.get(args.task, TINY_LR["maze"]).get(method, 5e-4) if args.model == "tiny" else 1e-6)
     decay = 1.0 if args.lr_schedule == "constant" else 1.0 - 0.9 * step / args.steps
     return peak * min(1.0, (step + 1) / 10) * decay
 
 
 def warm_start(args: argparse.Namespace, task: Task, model, tokenizer):
-    """The tiny model after imitating demonstrations; cached by all that shapes it.
-
-    Two thirds of the batches show single answers, one third sets of m independent ones: no deliberate diversity in a set.
-    """
+    """The tiny model after imitating demonstrations; cached by all that shapes it."""
     sources = [inspect.getsource(code) for code in (sys.modules[type(task).__module__], rollout, warm_start)]
-    recipe = [sources, model.config.to_json_string(), repr(vars(task)), args.m, args.seed, args.warm_steps]
+    recipe = [sources, model.config.to_json_string(), [show(args, task, tokenizer, step) for step in range(3)], args.warm_steps]
     key = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:12]
     cached = Path("runs") / "start" / f"{Path(args.task).stem}-{key}"
     if not cached.exists():
         optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.01)
         bar = tqdm(range(args.warm_steps), desc="warm start", unit="step")
         for step in bar:
-            m = args.m if step % 3 == 2 else 1
-            rng = random.Random(f"demonstrations-{args.seed}-{step}")
-            problems = take_problems(task, "demonstrations", 16, args.seed, step * 16)
-            texts = [write_answers(task, [task.demonstration(problem, rng) for _ in range(m)])
-                     for problem in problems for _ in range(3)]
-            prompts = [build_prompt(tokenizer, task, problem, m) for problem in problems]
+            prompts, texts = show(args, task, tokenizer, step)
             shown = demonstrations(model, tokenizer, prompts, texts)
             logprobs, _ = token_logprobs(model, shown, 0, len(texts))
             loss = -logprobs[shown.mask].mean()
@@ -182,6 +183,18 @@ def warm_start(args: argparse.Namespace, task: Task, model, tokenizer):
         write_folder(cached, lambda folder: save_policy(model, tokenizer, folder))
     check_folder(cached)
     return load_policy(str(cached), task)
+
+
+def show(args: argparse.Namespace, task: Task, tokenizer, step: int) -> tuple[list[str], list[str]]:
+    """Prompts (16) and demonstrations (16 * 3) of one warm-up step.
+
+    Two thirds of the steps show single answers, one third sets of m independent ones: no deliberate diversity in a set.
+    """
+    m = args.m if step % 3 == 2 else 1
+    rng = random.Random(f"demonstrations-{args.seed}-{step}")
+    problems = take_problems(task, "demonstrations", 16, args.seed, step * 16)
+    texts = [write_answers(task, [task.demonstration(problem, rng) for _ in range(m)]) for problem in problems for _ in range(3)]
+    return [build_prompt(tokenizer, task, problem, m) for problem in problems], texts
 
 
 def take_problems(task: Task, split: str, n: int, seed: int, start: int) -> list[Problem]:
@@ -378,6 +391,8 @@ def run(argv: list[str]) -> None:
     task = task_of(vars(args))
     fill_in_flags(args, task)
     check_flags(args)
+    if args.data and "data" not in task.flags:
+        raise UserError(f"--data {args.data}: the task {args.task} takes no file; code does")
     taken = [method for method in args.method if (out / method).exists()]
     if taken and not args.resume:
         raise UserError(f"--out {out}: already holds {', '.join(taken)}; --resume goes on with it, or take another --out")

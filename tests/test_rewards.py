@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 
-from rewards import TASKS, Maze, Problem, Task, Toy, UserError, _distances, load_task, score
-from rollout import parse_answers, write_answers
+from rewards import TASKS, Maze, Problem, Task, Toy, UserError, _distances, load_task
+from rollout import parse_answers, score, write_answers
 
 
 def solve(task: Maze, problem: Problem, targets: list) -> int | None:

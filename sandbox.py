@@ -1,0 +1,479 @@
+"""Sandbox: run programs written by a model, say which tests each one passes, and pay nothing for cheating.
+
+    run_tests(program, [([2, 3], 5), ([1, 1], 2)], entry_point="add")      one program, a function called with arguments
+    run_tests(program, [("2 3\\n", "5\\n")])                                 one program, a script from stdin to stdout
+    with Sandbox() as sandbox: sandbox.run([Job(program, tests), ...])     many, on all cores, in order
+
+A policy under RL is paid for finding holes in its grader, so what is compared never meets what is judged:
+
+    trainer   has the expected outputs, receives plain JSON or text, and compares it itself
+    helper    a fresh, small interpreter per core: no torch, no environment, no secrets; as root it becomes nobody.
+              It forks a child per program, kills it at its deadline, and never reads a byte of program or answer
+    child     runs the program under rlimits and a system call filter: it may compute, tell the time, start threads and
+              read and write what it was handed; no file, network, process or signal. It talks to the trainer through a
+              socket of its own, so nothing of one program is left where the next could find it
+
+Promised on Linux (x86-64, arm64). On macOS sandbox_init takes the place of the filter, which nobody has tried yet;
+Windows is not supported. Not promised: safety against bugs of the kernel (take a virtual machine), packages beyond the
+standard library, and that a program has not memorised the tests.
+"""
+
+import atexit
+import builtins
+import contextlib
+import ctypes
+import decimal
+import gc
+import importlib
+import json
+import logging
+import math
+import os
+import platform
+import queue
+import random
+import resource
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+MAX_OUTPUT = 8 * 2**20  # bytes that one child may answer
+MAX_CACHED = 50_000  # programs whose small outputs are remembered
+ADVICE = "use Linux on x86-64 or arm64, or accept the risk: unconfined=True, on the command line --unconfined"
+
+
+class SandboxError(Exception):
+    """Programs cannot be run here; the message says why and what to do."""
+
+
+class Job(NamedTuple):
+    """A program and its tests: (arguments, expected) with an entry point, else (stdin, stdout)."""
+    program: str
+    tests: list[tuple[Any, Any]]
+    entry_point: str | None = None
+    tolerance: float = 0.0  # relative and absolute, for the numbers that a function returns
+
+
+def run_tests(program: str, tests: list[tuple[Any, Any]], *, entry_point: str | None = None, seconds: float = 2.0,
+              memory_mb: int = 512, tolerance: float = 0.0, unconfined: bool = False) -> list[bool]:
+    """Which tests a program passes, one bool each; the parameters are those of `Job` and `Sandbox`.
+
+    With entry_point, a test is (list of arguments, expected), all plain JSON values, and the function of that name (module
+    level, or a method of `class Solution`) is called; a tuple equals a list, True is not 1, 2.0 is 2. Without, a test is
+    (stdin, stdout): the program runs as a script, must end with status 0, and its output is compared line by line without
+    trailing blanks and trailing empty lines. Raises ValueError for malformed tests, SandboxError where programs cannot be
+    confined.
+    """
+    with Sandbox(1, seconds=seconds, memory_mb=memory_mb, unconfined=unconfined) as sandbox:
+        return sandbox.run([Job(program, tests, entry_point, tolerance)])[0]
+
+
+class Sandbox(contextlib.AbstractContextManager):
+    """A pool of helpers, one per core unless `workers` says otherwise.
+
+    `seconds` of CPU time (rounded up) and `memory_mb` MiB are limits per test; the clock may show twice the seconds and one
+    more. `unconfined` goes on where the system cannot confine programs. Raises SandboxError otherwise, ValueError for limits
+    out of range.
+    """
+    _closed = True  # until the helpers run
+
+    def __init__(self, workers: int | None = None, *, seconds: float = 2.0, memory_mb: int = 512, unconfined: bool = False):
+        workers = workers or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+        if not (0 < seconds < 1e6 and 64 <= memory_mb < 2**30 and workers >= 1):
+            raise ValueError(f"seconds={seconds}, memory_mb={memory_mb}, workers={workers}: needs seconds > 0, memory_mb >= 64 and "
+                             "workers >= 1")
+        self._limits = (seconds, memory_mb, unconfined)
+        self._cache: dict[tuple, list[bytes | None]] = {}
+        self._idle: queue.SimpleQueue[_Helper] = queue.SimpleQueue()
+        self._threads = ThreadPoolExecutor(workers, "sandbox")
+        self._helpers = [_Helper(*self._limits) for _ in range(workers)]
+        self._closed = False
+        try:
+            for helper in self._helpers:
+                helper.check()
+                self._idle.put(helper)
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    __del__ = __exit__
+
+    def close(self) -> None:
+        """End the helpers, and with them whatever still runs."""
+        if not self._closed:
+            self._closed = True
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            for helper in self._helpers:
+                helper.close()
+
+    def run(self, jobs: list[Job]) -> list[list[bool]]:
+        """Verdicts in the order of the jobs, one bool per test. Equal programs with equal inputs run once, also across calls.
+
+        After two seconds a line on the terminal counts the programs done. Raises ValueError for a malformed job.
+        """
+        jobs = [Job(*job) for job in jobs]
+        keys = [_key(job.program, job.tests, job.entry_point) for job in jobs]
+        new, began = [key for key in dict.fromkeys(keys) if key not in self._cache], time.monotonic()
+        results = {key: self._cache[key] for key in keys if key in self._cache}
+        for i, (key, outcome) in enumerate(zip(new, self._threads.map(self._outcome, new), strict=True)):
+            results[key] = outcome
+            if sys.stderr.isatty() and time.monotonic() > began + 2:
+                print(f"\rsandbox: {i + 1} of {len(new)} programs", end="" if i + 1 < len(new) else "\n", file=sys.stderr)
+            if sum(map(len, filter(None, outcome))) < 4096:
+                self._cache[key] = outcome
+        for key in list(self._cache)[:-MAX_CACHED]:  # the oldest
+            del self._cache[key]
+        return [[_passes(got, expected, job.entry_point is None, job.tolerance)
+                 for got, (_, expected) in zip(results[key], job.tests, strict=True)] for key, job in zip(keys, jobs, strict=True)]
+
+    def _outcome(self, key: tuple) -> list[bytes | None]:
+        """What the program answered to each input, None where it did not; a helper that dies is replaced, once per job."""
+        for _ in range(2):
+            helper = self._idle.get()
+            try:
+                if helper.process.poll() is not None:  # it died while idle, which is not this job's doing
+                    helper = self._replace(helper)
+                return helper.outcome(*key)
+            except OSError:
+                helper = self._replace(helper)
+            finally:
+                self._idle.put(helper)
+        logging.getLogger("sandbox").warning("a program killed two helpers and scores 0: %.200r", key[0])
+        return [None] * len(key[2])
+
+    def _replace(self, helper: "_Helper") -> "_Helper":
+        if self._closed:
+            raise SandboxError("the sandbox was closed while it ran programs")
+        helper.close()
+        self._helpers[self._helpers.index(helper)] = new = _Helper(*self._limits)
+        new.check()
+        return new
+
+
+def _key(program: str, tests: list, entry_point: str | None) -> tuple[str, str | None, tuple[str, ...]]:
+    """What decides a program's output, and all that a helper gets to see of a job; ValueError if it is malformed."""
+    if entry_point is not None and not entry_point.isidentifier():
+        raise ValueError(f"entry_point {entry_point!r}: must be the name of a function; None runs the program as a script")
+    for i, test in enumerate(tests):
+        if len(test) != 2:
+            raise ValueError(f"test {i}: must be a pair, (arguments, expected) or (stdin, stdout)")
+        if entry_point is None and not all(isinstance(text, str) for text in test):
+            raise ValueError(f"test {i}: stdin and stdout must be strings; for arguments name the entry_point")
+        if entry_point is not None and not (isinstance(test[0], list | tuple) and _is_plain(test)):
+            raise ValueError(f"test {i}: must be a list of arguments and the expected output, all plain JSON values")
+    return program, entry_point, tuple(stdin if entry_point is None else json.dumps(stdin) for stdin, _ in tests)
+
+
+def _passes(got: bytes | None, expected: Any, is_script: bool, tolerance: float) -> bool:
+    """The only place where answers and expected outputs meet."""
+    if got is None:
+        return False
+    if is_script:
+        lines = [[line.rstrip() for line in text.rstrip().split("\n")] for text in (got.decode(errors="replace"), expected)]
+        return lines[0] == lines[1]
+    try:
+        return _same(json.loads(got, parse_int=_parse_int), expected, tolerance)
+    except (ValueError, ArithmeticError, RecursionError):
+        return False
+
+
+def _same(got: Any, expected: Any, tolerance: float) -> bool:
+    """Equality of plain JSON values: a tuple equals a list, 2.0 is 2, True is not 1."""
+    if isinstance(expected, list | tuple):
+        return isinstance(got, list) and len(got) == len(expected) and all(_same(*pair, tolerance) for pair in zip(got, expected))
+    if isinstance(expected, dict) and isinstance(got, dict):
+        return got.keys() == expected.keys() and all(_same(got[key], expected[key], tolerance) for key in expected)
+    if {type(got), type(expected)} <= {int, float}:
+        return got == expected or tolerance > 0 and math.isclose(got, expected, rel_tol=tolerance, abs_tol=tolerance)
+    return type(got) is type(expected) and got == expected
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    return all(map(_is_plain, value)) if isinstance(value, list | tuple) else value is None or isinstance(value, str | int | float)
+
+
+def _parse_int(digits: str) -> int:
+    """Any integer up to 100,000 digits; int() itself stops at 4300, and takes quadratic time."""
+    if len(digits) > 100_000:
+        raise ValueError("too long")
+    return int(digits) if len(digits) < 4000 else int(decimal.Decimal(digits))
+
+
+PROBE = """
+import os, socket, threading
+def probe():
+    threading.Thread(target=len, args=("",)).start()
+    attempts = {"read files": lambda: os.open("/", os.O_RDONLY), "see files": lambda: os.stat("/"), "reach the network": socket.socket,
+                "send signals": lambda: os.kill(os.getppid(), 0), "start processes": lambda: os.fork() or os._exit(0)}
+    for name, attempt in list(attempts.items()):
+        try:
+            attempt()
+        except OSError:
+            del attempts[name]
+    return list(attempts)
+"""
+
+
+class _Helper:
+    """The trainer's end of one helper process."""
+
+    def __init__(self, seconds: float, memory_mb: int, unconfined: bool):
+        self.control, theirs = socket.socketpair()
+        self.unconfined = unconfined
+        environment = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1", "MALLOC_ARENA_MAX": "1"}
+        with theirs:
+            # Not -I, which ignores PYTHONHASHSEED: the order of a set would change rewards.
+            command = [sys.executable, "-P", "-S", "-s", os.path.abspath(__file__), str(theirs.fileno()), str(seconds),
+                       str(memory_mb), str(int(unconfined))]
+            self.process = subprocess.Popen(command, env=environment, cwd="/", pass_fds=[theirs.fileno()],
+                                            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                            start_new_session=True)  # Ctrl-C on the terminal is the trainer's business
+        self.control.settimeout(60 + 2 * seconds + 1)
+
+    def check(self) -> None:
+        """Wait until it is ready; SandboxError unless a program can compute here, and do nothing else."""
+        message = self.control.recv(1000)
+        if message != b"ready":
+            raise SandboxError(f"{message.decode() or 'the helper did not start'}; {ADVICE}")
+        answer, = self.outcome(PROBE, "probe", ("[]",))
+        if answer is None:
+            raise SandboxError(f"a harmless program does not run in the sandbox (Python {platform.python_version()}, "
+                               f"{sys.platform} {platform.machine()}); {ADVICE}")
+        if (allowed := json.loads(answer)) and not self.unconfined:
+            raise SandboxError(f"programs cannot be confined here, they can {', '.join(allowed)}; {ADVICE}")
+
+    def outcome(self, program: str, entry_point: str | None, inputs: tuple[str, ...]) -> list[bytes | None]:
+        """The answer to each input: JSON, or a script's output; None where there is none."""
+        outcome: list[bytes | None] = []
+        if entry_point is None:
+            for stdin in inputs:
+                output, status = self._run(program, "", stdin)
+                outcome.append(output if status == 0 and len(output) < MAX_OUTPUT else None)
+        while len(outcome) < len(inputs):  # one child runs them all; if it dies, the next begins with the test it died in
+            output, _ = self._run(program, entry_point, "\n".join(inputs[len(outcome):]))
+            lines = output.split(b"\n")[:-1][:len(inputs) - len(outcome)]
+            outcome += [line[1:] if line[:1] == b"=" else None for line in lines] or [None]
+        return outcome
+
+    def _run(self, program: str, entry_point: str, inputs: str) -> tuple[bytes, int]:
+        """One child: what it wrote, up to MAX_OUTPUT bytes, and its exit status, -1 if it was killed. OSError if the helper dies."""
+        code, name, rest = (text.encode(errors="surrogatepass") for text in (program, entry_point, inputs))
+        ours, theirs = socket.socketpair()
+        with ours:
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(self.control.gettimeout()), 0))
+            with theirs:
+                socket.send_fds(self.control, [b"job"], [theirs.fileno()])
+            output = _exchange(ours, struct.pack("!II", len(code), len(name)) + code + name + rest)
+        if len(status := self.control.recv(4)) != 4:
+            raise ConnectionError("the helper died")
+        return output, struct.unpack("!i", status)[0]
+
+    def close(self) -> None:
+        self.control.close()
+        self.process.kill()
+        self.process.wait()
+
+
+def _exchange(ours: socket.socket, payload: bytes) -> bytes:
+    """Send the payload and read the answer, at once: a script may print before it has read its input, or without."""
+    def send() -> None:
+        with contextlib.suppress(OSError):  # a child may end without reading everything
+            ours.sendall(payload)
+            ours.shutdown(socket.SHUT_WR)
+
+    writer, answer = threading.Thread(target=send), bytearray()
+    (writer.start if len(payload) > 4096 else writer.run)()  # that much fits into the socket's buffer
+    with contextlib.suppress(ConnectionResetError):
+        while len(answer) < MAX_OUTPUT and (part := ours.recv(2**16, socket.MSG_WAITALL)):
+            answer += part
+    with contextlib.suppress(OSError):
+        ours.shutdown(socket.SHUT_RDWR)  # wakes a writer that nobody listens to any more
+    if writer.ident:
+        writer.join()
+    return bytes(answer)
+
+
+# From here on: what runs in the helper, and in the children that it forks.
+
+# A child cannot open files, so this is all that it can import, besides what is imported above and built into Python.
+PRELOADED = """array ast base64 bisect calendar cmath collections.abc copy dataclasses datetime _strptime difflib encodings.ascii
+    encodings.latin_1 fractions graphlib hashlib heapq inspect locale numbers pathlib pickle pprint re statistics string textwrap
+    timeit traceback typing unicodedata zlib"""
+
+# (x86-64, arm64) numbers of what a child may call; -1 where the architecture has no such call
+ALLOWED = {
+    "read": (0, 63), "write": (1, 64), "futex": (202, 98), "mmap": (9, 222), "munmap": (11, 215), "brk": (12, 214),
+    "mremap": (25, 216), "mprotect": (10, 226), "madvise": (28, 233), "close": (3, 57), "fstat": (5, 80), "lseek": (8, 62),
+    "clock_gettime": (228, 113), "clock_nanosleep": (230, 115), "gettimeofday": (96, 169), "time": (201, -1), "times": (100, 153),
+    "getrusage": (98, 165), "getrandom": (318, 278), "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135),
+    "rt_sigreturn": (15, 139), "sigaltstack": (131, 132), "restart_syscall": (219, 128), "sched_yield": (24, 124),
+    "sched_getaffinity": (204, 123), "getpid": (39, 172), "gettid": (186, 178), "getppid": (110, 173), "poll": (7, -1),
+    "ppoll": (271, 73), "select": (23, -1), "pselect6": (270, 72), "set_robust_list": (273, 99), "rseq": (334, 293),
+    "exit": (60, 93), "exit_group": (231, 94)}
+# column of the table, audit id, numbers of clone and prlimit64
+ARCHITECTURES = {"linux x86_64": (0, 0xC000003E, 56, 302), "linux aarch64": (1, 0xC00000B7, 220, 261)}
+
+
+def _filter() -> bytes:
+    """The seccomp program: allow the calls above, `clone` for threads only, `prlimit64` on oneself only; refuse the rest."""
+    column, audit, clone, prlimit = ARCHITECTURES[f"{sys.platform} {platform.machine()}"]
+    load, equal, any_bit, give = 0x20, 0x15, 0x45, 0x06  # BPF: load a word, jump if equal, jump if a bit is set, return
+    allow, refuse, unknown, kill = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000  # refuse: EPERM; unknown: ENOSYS
+    numbers = [pair[column] for pair in ALLOWED.values() if pair[column] >= 0]
+    rows = [(load, 0, 0, 4), (equal, 1, 0, audit), (give, 0, 0, kill), (load, 0, 0, 0)]
+    rows += [(equal, len(numbers) - i + 7, 0, number) for i, number in enumerate(numbers)]
+    rows += [(equal, 0, 2, clone), (load, 0, 0, 16), (any_bit, 5, 4, 0x10000),  # CLONE_THREAD
+             (equal, 0, 2, prlimit), (load, 0, 0, 16), (equal, 2, 1, 0),
+             (equal, 2, 0, 435),  # clone3 hides its flags in memory; libc falls back to clone
+             (give, 0, 0, refuse), (give, 0, 0, allow), (give, 0, 0, unknown)]
+    return b"".join(struct.pack("HBBI", *row) for row in rows)
+
+
+def _confinement() -> Callable[[], int]:
+    """A function that confines the process which calls it, for good, and returns 0; KeyError where there is no such thing."""
+    libc = ctypes.CDLL(None)
+    if sys.platform == "darwin":
+        return lambda: libc.sandbox_init(b"pure-computation", ctypes.c_uint64(1), ctypes.byref(ctypes.c_char_p()))
+    rows = ctypes.create_string_buffer(_filter())
+    program = ctypes.create_string_buffer(struct.pack("@HP", len(rows) // 8, ctypes.addressof(rows)))
+    number = ctypes.c_ulong
+
+    def confine() -> int:
+        libc.prctl(1, number(signal.SIGKILL))  # PR_SET_PDEATHSIG: die with the helper
+        libc.prctl(38, number(1), number(0), number(0), number(0))  # PR_SET_NO_NEW_PRIVS
+        return libc.prctl(22, number(2), program, rows)  # PR_SET_SECCOMP; rows: keeps them alive
+    return confine
+
+
+def _helper(control: socket.socket, cpu: float, memory_mb: int, unconfined: bool) -> None:
+    """Fork, wait, kill, report; until the trainer is gone."""
+    for name in PRELOADED.split():
+        importlib.import_module(name)
+    builtins.exit = builtins.quit = sys.exit  # -S leaves them out
+    try:
+        confine = _confinement()
+        if os.geteuid() == 0:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+    except (OSError, KeyError) as error:  # root may lack the right to become nobody
+        if not unconfined:
+            control.send(f"programs cannot be confined on {sys.platform} {platform.machine()} ({error!r})".encode())
+            return
+    for name, limit in (("AS", memory_mb * 2**20), ("STACK", 100 * 2**20), ("FSIZE", 0), ("CORE", 0), ("NOFILE", 16)):
+        _limit(getattr(resource, f"RLIMIT_{name}"), limit)
+    fork = ctypes.PyDLL(None).fork  # os.fork runs hooks of many modules, which cost as much again and serve threads alone
+    random.seed(0)
+    gc.collect()
+    gc.freeze()
+    control.send(b"ready")
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, 3, 1)
+        if not message:
+            return
+        if (pid := fork()) == 0:
+            try:
+                control.close()
+                _limit(resource.RLIMIT_CPU, math.ceil(cpu))
+                _child(socket.socket(fileno=descriptors[0]), (lambda: 0) if unconfined else confine)
+            finally:
+                os._exit(1)
+        os.close(descriptors[0])
+        control.send(struct.pack("!i", _wait(pid, control, 2 * cpu + 1)))
+
+
+def _wait(pid: int, control: socket.socket, seconds: float) -> int:
+    """The exit status of a child, -1 if a signal ended it; at the deadline, or when the trainer is gone, the signal is ours."""
+    deadline, watched = time.monotonic() + seconds, [control.fileno()]
+    if hasattr(os, "pidfd_open"):
+        watched.append(os.pidfd_open(pid))
+    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+        left = max(0, deadline - time.monotonic())
+        if not left or watched[0] in select.select(watched, [], [], left if len(watched) > 1 else min(left, 0.005))[0]:
+            os.kill(pid, signal.SIGKILL)
+            ended = os.waitpid(pid, 0)
+            break
+    for descriptor in watched[1:]:
+        os.close(descriptor)
+    return max(-1, os.waitstatus_to_exitcode(ended[1]))
+
+
+def _limit(number: int, limit: int) -> None:
+    hard = resource.getrlimit(number)[1]
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(number, (limit, limit))
+
+
+def _child(channel: socket.socket, confine: Callable[[], int]) -> None:
+    """Read the job, give up every right, run it."""
+    sizes = struct.unpack("!II", channel.recv(8, socket.MSG_WAITALL))
+    program, entry_point = (channel.recv(size, socket.MSG_WAITALL).decode(errors="surrogatepass") for size in sizes)
+    sys.argv = ["solution.py"]
+    if not entry_point:  # what is left in the channel is the script's stdin
+        os.dup2(channel.fileno(), 0)
+        os.dup2(channel.fileno(), 1)
+    if confine() == 0:
+        _call(channel.detach(), program, entry_point) if entry_point else _script(program)
+
+
+def _call(channel: int, program: str, entry_point: str) -> None:
+    """One line per test: '=' and the JSON of what the function returned, or '!' where it did not return plain data.
+
+    The program may patch all of this, and thereby only change its own answers.
+    """
+    write, dumps, loads, code = os.write, json.dumps, json.loads, None
+    for line in b"".join(iter(lambda: os.read(channel, 2**16), b"")).decode().split("\n"):
+        try:
+            code = code or compile(program, "solution.py", "exec", dont_inherit=True)
+            module = sys.modules["solution"] = types.ModuleType("solution")  # fresh for every test; main guards do not run
+            exec(code, module.__dict__)  # noqa: S102 - what a sandbox is for
+            function = getattr(module, entry_point, None)
+            if function is None:
+                function = getattr(module.Solution(), entry_point)
+            value = function(*loads(line))
+            try:
+                answer = "=" + dumps(value) + "\n"
+            except ValueError:  # an integer of more than 4300 digits
+                sys.set_int_max_str_digits(0)
+                answer = "=" + dumps(value) + "\n"
+        except BaseException:  # noqa: BLE001 - SystemExit and KeyboardInterrupt included: the other tests still count
+            answer = "!\n"
+        data = memoryview(answer.encode())
+        while data:
+            data = data[write(channel, data):]
+    os._exit(0)
+
+
+def _script(program: str) -> None:
+    """Ends as an interpreter would: threads joined, atexit handlers run, output flushed, status 1 after an exception."""
+    status: Any = 0
+    try:
+        module = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(program, "solution.py", "exec", dont_inherit=True), module.__dict__)  # noqa: S102
+    except SystemExit as stop:
+        status = stop.code
+    except BaseException:  # noqa: BLE001
+        status = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()  # where this raises, _helper ends the child with status 1
+    os._exit((status if isinstance(status, int) else 0 if status is None else 1) & 255)
+
+
+if __name__ == "__main__":
+    with socket.socket(fileno=int(sys.argv[1])) as trainer:
+        _helper(trainer, float(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "1")
