@@ -53,12 +53,13 @@ import bisect, collections, functools, heapq, itertools, math, operator, random,
 """
 
 
-# The small problems: `A if C else B`. A prompt shows f at four places, eight others are the hidden tests.
+# The small problems: `A if C else B`. A prompt shows f at four places, so that three thresholds fit between two of them and
+# often several A or B; the hidden tests are eight other places, where they differ.
 SHOWN, HIDDEN = (-4, -1, 2, 5), (-6, -3, -2, 0, 1, 3, 4, 7)
-BRANCHES = ("0", "1", "2", "x", "- x", "x + 1", "x + 2", "x + 3", "x + 4", "x - 1", "x - 2", "x - 3", "x - 4", "x * 2", "x * 3",
-            "x * 4", "x * x", "1 - x", "2 - x", "3 - x", "4 - x", "x // 2", "x // 3", "x % 3", "x % 4", "abs ( x )", "x * x - 1")
-CONDITIONS = (*(f"x < {'- ' * (n < 0)}{abs(n)}" for n in (-5, -3, -2, 0, 1, 2, 3, 4, 6)), "x % 2 == 0", "x % 3 == 0")
-LONGEST = 20  # words
+BRANCHES = ("0", "1", "x", "- x", "x + 1", "x + 2", "x + 3", "x - 1", "x - 2", "x - 3", "x * 2", "x * 3", "x * x", "1 - x", "2 - x",
+            "3 - x", "x // 2", "x % 3", "abs ( x )")
+CONDITIONS = (*(f"x < {'- ' * (n < 0)}{abs(n)}" for n in range(-3, 6)), "x % 2 == 0")
+LONGEST = 16  # words
 ARITHMETIC = re.compile(r"(?!.*\*\*)(?:abs|if|else|x|\d{1,3}|//|[<>=!]=|[-+*%()<> ]){1,200}")
 
 
@@ -417,7 +418,7 @@ def small_problems() -> dict[str, list[dict]]:
     return parts
 
 
-def demonstration(problem: dict, rng: random.Random, right: float = 0.45) -> str:
+def demonstration(problem: dict, rng: random.Random, right: float = 0.4) -> str:
     """A program each of whose three pieces is the right one with probability `right`, else any, in one of many spellings.
 
     It shows how programs are written and, weakly, what examples have to do with them; putting it together is left to RL.

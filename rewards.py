@@ -343,7 +343,7 @@ class Code(Task):
     """
     name, tag, wide = "code", "program", True
     flags = ("data", "test_data", "seconds", "memory_mb", "unconfined")
-    warm_steps, steps, eval_problems = 2000, 400, 500
+    warm_steps, steps, eval_problems = 1500, 300, 500
 
     def __init__(self, data: str = "", test_data: str = "", seconds: float = 2.0, memory_mb: int = 512, unconfined: bool = False):
         if test_data and not data:

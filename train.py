@@ -89,7 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument("--sampler", default="iid", help=f"of the weightings: {' or '.join(SAMPLERS)} (vpo)")
 
     group = parser.add_argument_group("optimisation")
-    group.add_argument("--steps", type=int, help="updates, one per batch of rollouts; not given: the task's (maze 200, code 400, toy 60)")
+    group.add_argument("--steps", type=int, help="updates, one per batch of rollouts; not given: the task's (maze 200, code 300, toy 60)")
     group.add_argument("--prompts-per-step", type=int, default=12,
                        help="P, of a method with m answers; a single-answer method gets m times as many")
     group.add_argument("--lr", type=float, help="peak learning rate; not given: the task's, or tiny's best per method, others 1e-6")
