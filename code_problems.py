@@ -77,12 +77,11 @@ def load(path: str, test_path: str, run: Callable) -> dict[str, list[dict]]:
     problems = _checked(path, run)
     problems.sort(key=lambda problem: hashlib.sha256(problem["id"].encode()).digest())
     if test_path:
-        test = problems if test_path == path else _checked(test_path, run)
+        train, test = problems, problems if test_path == path else _checked(test_path, run)
     elif all(problem["date"] for problem in problems):
-        test = [problem for problem in problems if problem["date"] >= "2025-02-01"]
+        train, test = ([problem for problem in problems if (problem["date"] >= "2025-02-01") is late] for late in (False, True))
     else:
-        test = problems[:len(problems) // 5]
-    train = problems if test_path else [problem for problem in problems if problem not in test]
+        train, test = problems[len(problems) // 5:], problems[:len(problems) // 5]
     if not test or not train:
         raise BadRecord(f"{path}: {len(problems)} problems are too few to hold some out; give more, or --test-data")
     return {"train": train[len(train) // 10:], "validation": train[:len(train) // 10], "test": test}
@@ -107,7 +106,7 @@ def _checked(path: str, run: Callable) -> list[dict]:
 
 def read_problems(path: str) -> tuple[list[dict], int]:
     """The problems of a JSON Lines file and the number of asserts left out; BadRecord names file, line and field."""
-    problems, left_out = [], 0
+    problems, ids, left_out = [], set(), 0
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -132,6 +131,9 @@ def read_problems(path: str) -> tuple[list[dict], int]:
         defaults = {"id": f"{Path(path).stem}-{number}", "line": f"{path}, line {number}", "own": name == "own", "starter": "",
                     "before": "", "after": "", "tolerance": 0.0, "reference": "", "date": "", "call": problem["entry_point"]}
         problems.append(defaults | problem)
+        if problems[-1]["id"] in ids:
+            raise BadRecord(f"{path}, line {number}, field id: {problems[-1]['id']!r} stands there twice")
+        ids.add(problems[-1]["id"])
     if not problems:
         raise BadRecord(f"{path}: holds no problem")
     return problems, left_out

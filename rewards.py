@@ -391,7 +391,11 @@ class Code(Task):
     def rewards(self, pairs: list[tuple[Problem, str]]) -> list[list[float]]:
         rewards = [[0.0] * len(problem.data["tests"]) for problem, _ in pairs]
         jobs = code_problems.pack([(problem.data, answer) for problem, answer in pairs])
-        for (indices, _), passed in zip(jobs, self.sandbox.run([job for _, job in jobs]), strict=True):
+        try:
+            results = self.sandbox.run([job for _, job in jobs])
+        except sandbox.SandboxError as error:
+            raise UserError(f"--task code: {error}") from error
+        for (indices, _), passed in zip(jobs, results, strict=True):
             verdicts = map(float, passed)
             for i in indices:
                 rewards[i] = list(itertools.islice(verdicts, len(rewards[i])))

@@ -2,6 +2,7 @@
 
     python train.py                          the main job: maze, GRPO and VPO, table and figures, minutes on a laptop
     python train.py --method multi_rlvr      one more method for the same comparison
+    python train.py --task code              the same comparison on programs, judged test by test
     python train.py --task toy               the deceptive valley
     python train.py --resume                 go on where a killed run stopped, bit for bit on a CPU
 
@@ -60,7 +61,7 @@ from vpo import ADVANTAGES, SAMPLERS, answers_per_rollout, policy_loss
 
 FREE = ("method", "resume", "out", "device", "save_every", "eval_problems", "eval_temperature", "pool", "unconfined")  # may change in a run
 # Peak learning rates of the tiny model, each the best of 2.5e-4, 5e-4, 8e-4 on validation problems; other tasks take the maze's.
-TINY_LR = {"maze": {"grpo": 8e-4, "multi_rlvr": 8e-4, "vpo": 5e-4}, "code": {"grpo": 8e-4, "multi_rlvr": 8e-4, "vpo": 5e-4}}
+TINY_LR = {"maze": {"grpo": 8e-4, "multi_rlvr": 8e-4, "vpo": 5e-4}, "code": {"grpo": 5e-4, "multi_rlvr": 8e-4, "vpo": 8e-4}}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -73,16 +74,14 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument("--test-data", default="", help="held-out problems; empty: a part of --data")
     group.add_argument("--seconds", type=float, default=2.0, help="CPU seconds that a program may take for a test")
     group.add_argument("--memory-mb", type=int, default=512, help="MiB that a program may take")
-    group.add_argument("--unconfined", action="store_true", help="run programs even where the system cannot confine them: they "
-                       "may then read, write and send whatever you can")
+    group.add_argument("--unconfined", action="store_true", help="run programs even where the system cannot confine them")
     group.add_argument("--model", default="tiny", help="tiny, a local Hugging Face checkpoint, or a Hub id")
     group.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of the forward pass; weights stay float32")
     group.add_argument("--device", default="auto", help="auto (cuda if there is one, else cpu), cpu, cuda or mps")
 
     group = parser.add_argument_group("method")
     group.add_argument("--method", nargs="+", default=["grpo", "vpo"], help=f"one or several of {', '.join(ADVANTAGES)}")
-    group.add_argument("--m", type=int, help="answers per rollout of the methods that emit several; not given: the task's "
-                       "(toy 5, others 3)")
+    group.add_argument("--m", type=int, help="answers per rollout of VPO and Multi-RLVR; not given: toy 5, others 3")
     group.add_argument("--group-size", type=int, default=8, help="G, rollouts per prompt; at least 2")
     group.add_argument("--n-weights", type=int, default=100, help="K, weightings drawn per prompt (vpo)")
     group.add_argument("--alpha", type=float, default=1.0, help="of the Dirichlet; 1 is uniform on the simplex (vpo)")
@@ -90,21 +89,17 @@ def build_parser() -> argparse.ArgumentParser:
 
     group = parser.add_argument_group("optimisation")
     group.add_argument("--steps", type=int, help="updates, one per batch of rollouts; not given: the task's (maze 200, code 300, toy 60)")
-    group.add_argument("--prompts-per-step", type=int, default=12,
-                       help="P, of a method with m answers; a single-answer method gets m times as many")
+    group.add_argument("--prompts-per-step", type=int, default=12, help="P; a single-answer method gets m times as many")
     group.add_argument("--lr", type=float, help="peak learning rate; not given: the task's, or tiny's best per method, others 1e-6")
-    group.add_argument("--lr-schedule", default="linear", choices=["linear", "constant"],
-                       help="after 10 warm-up steps: down to a tenth, or constant")
+    group.add_argument("--lr-schedule", default="linear", choices=["linear", "constant"], help="linear: down to a tenth")
     group.add_argument("--kl", type=float, default=1e-3, help="weight of KL(policy || start); 0: no reference policy is kept")
-    group.add_argument("--micro-batch", type=int,
-                       help="rollouts per forward and backward pass; 0: all at once; not given: 64 for tiny, 4 for others")
+    group.add_argument("--micro-batch", type=int, help="rollouts per backward pass; 0: all; not given: tiny 64, others 4")
     group.add_argument("--warm-steps", type=int, help="imitation steps before RL, tiny model only; not given: the task's")
 
     group = parser.add_argument_group("sampling and evaluation")
     group.add_argument("--temperature", type=float, default=1.0, help="of the rollouts in training")
     group.add_argument("--max-new-tokens", type=int, default=0, help="of a rollout; 0: what m answers of the task can take")
-    group.add_argument("--eval-problems", type=int, help="held-out problems; 0: no evaluation; not given: the task's (code 500, "
-                       "others 200), at most all there are")
+    group.add_argument("--eval-problems", type=int, help="held out, at most all; 0: none; not given: code 500, others 200")
     group.add_argument("--eval-temperature", type=float, default=0.7, help="of the candidates in the evaluation")
     group.add_argument("--pool", type=int, default=30, help="candidates per held-out problem, the largest k of best@k")
 
