@@ -61,7 +61,7 @@ from vpo import ADVANTAGES, SAMPLERS, answers_per_rollout, policy_loss
 
 FREE = ("method", "resume", "out", "device", "save_every", "eval_problems", "eval_temperature", "pool", "unconfined")  # may change in a run
 # Peak learning rates of the tiny model, each the best of 2.5e-4, 5e-4, 8e-4 on validation problems; other tasks take the maze's.
-TINY_LR = {"maze": {"grpo": 8e-4, "multi_rlvr": 8e-4, "vpo": 5e-4}, "code": {"grpo": 5e-4, "multi_rlvr": 8e-4, "vpo": 8e-4}}
+TINY_LR = {"maze": {"grpo": 8e-4, "multi_rlvr": 8e-4, "vpo": 5e-4}, "code": {"grpo": 5e-4, "multi_rlvr": 5e-4, "vpo": 8e-4}}
 
 
 def build_parser() -> argparse.ArgumentParser:
