@@ -371,7 +371,7 @@ def canonical(source: str) -> str:
 
 def job(problem: dict, answer: str) -> Job:
     """What runs: the answer between the problem's own source; to a small problem an expression in x is the function f."""
-    if problem.get("small") and canonical(answer).startswith("Module(body=[Expr("):
+    if problem.get("small") and canonical(f"({answer}\n)").startswith("Module(body=[Expr("):
         answer = f"def f(x):\n    return {answer.strip()}"
     return Job(problem["before"] + answer + problem["after"], problem["tests"], problem["call"], problem["tolerance"])
 
@@ -383,13 +383,18 @@ def pack(pairs: list[tuple[dict, str]]) -> list[tuple[list[int], Job]]:
     other, share one by the dozen: a tiny model writes thousands of them a minute.
     """
     runnable = [i for i, (_, answer) in enumerate(pairs) if canonical(answer)]
-    pure = [i for i in runnable if pairs[i][0].get("small") and ARITHMETIC.fullmatch(pairs[i][1])]
+    pure = [i for i in runnable if pairs[i][0].get("small") and _is_arithmetic(pairs[i][1])]
     jobs = [([i], job(*pairs[i])) for i in sorted({*runnable} - {*pure})]
     for group in (pure[i:i + 24] for i in range(0, len(pure), 24)):
         functions = ", ".join(f"lambda x: ({pairs[i][1]})" for i in group)
         tests = [[[place, *arguments], expected] for place, i in enumerate(group) for arguments, expected in pairs[i][0]["tests"]]
         jobs.append((group, Job(f"F = [{functions}]\ndef f(i, x):\n    return F[i](x)", tests, "f")))
     return jobs
+
+
+def _is_arithmetic(answer: str) -> bool:
+    """Whether it is one expression, by itself and in parentheses, of numbers, x, operators, conditions and abs alone."""
+    return bool(ARITHMETIC.fullmatch(answer)) and canonical(answer) == canonical(f"({answer})")
 
 
 # The small problems.

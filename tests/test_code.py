@@ -213,7 +213,7 @@ def test_expressions_that_share_a_process_are_judged_as_if_alone():
     rng, problems = random.Random(0), small_problems()["train"]
     pairs = [(problems[i], code_problems.demonstration(problems[i], rng)) for i in range(60)]
     odd = ["x // 0", "x % 0 if x < 3 else 1", "abs", "x ( 3 )", "x +", ") , (", "0x3", "x ** 99", "def f(x):\n    return x", "1 if", "x * " * 49 + "x",
-           "(x := 3)", "__import__('os')", "x.real", "[x]", "f(x)", "F", "i", "x if x else print", "lambda: 1"]
+           "(x := 3)", "__import__('os')", "x.real", "[x]", "f(x)", "F", "i", "x if x else print", "lambda: 1", "* x", "x <<= 3", "x if x", "x = = 3", ") + ("]
     pairs += [(problem, text) for text, problem in zip(odd, problems, strict=False)]
     jobs = pack(pairs)
     alone = [text for indices, _ in jobs for text in [pairs[i][1] for i in indices] if len(indices) == 1]
