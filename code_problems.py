@@ -4,15 +4,15 @@
     small_problems()                     one-line functions with a condition, from a few examples that leave it open
 
 A problem is a plain dictionary: id, text, entry_point (None: a script), starter, before and after (source around an answer),
-call (the function that tests call), tests [[arguments, expected], ...] or [[stdin, stdout], ...], tolerance, date,
-reference (a right answer, or "") and line (where it was read).
+call (the function that tests call), tests [[arguments, expected], ...] or [[stdin, stdout], ...], a third element being the
+(relative, absolute) tolerance, date, reference (a right answer, or "") and line (where it was read).
 
 HumanEval and MBPP test by `assert`, inside the program's own process, where an answer could forge a pass. So every assert
 of the form `candidate(arguments) == literal` (also inside set(), sorted(), abs() and the like, or with a tolerance) becomes
 an expression for the program and an expected value for the grader; all other asserts are left out, and counted.
 
 Where this departs from the official LiveCodeBench set-up: names that competitors take for granted (List, deque, inf, ...)
-are imported in front of a function, as on the platforms themselves.
+are imported in front of an answer and the recursion limit is raised, as on the platforms themselves.
 """
 
 import ast
@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sandbox import Job
+from sandbox import Job, check_job
 
 MAX_TESTS, MAX_BYTES = 16, 8192  # LiveCodeBench: the smallest tests, and their input and output together (paper, set-up)
 MOST_TESTS = 100  # of one problem of our own format
@@ -41,7 +41,8 @@ FORMATS = {  # name: the fields that tell it
     "HumanEval": ("prompt", "entry_point", "test"), "MBPP": ("text", "code", "test_list"),
     "MBPP, sanitized": ("prompt", "code", "test_list"),
     "LiveCodeBench": ("question_content", "public_test_cases", "private_test_cases"), "own": ("prompt", "tests")}
-IMPORTS = """from bisect import *
+IMPORTS = """import bisect, collections, copy, functools, heapq, itertools, math, operator, os, random, re, string, sys
+from bisect import *
 from collections import *
 from functools import *
 from heapq import *
@@ -49,7 +50,7 @@ from itertools import *
 from math import ceil, comb, floor, gcd, inf, isqrt, lcm, log2, sqrt
 from string import ascii_letters, ascii_lowercase, ascii_uppercase, digits
 from typing import *
-import bisect, collections, functools, heapq, itertools, math, operator, random, re, string
+sys.setrecursionlimit(50_000)
 """
 
 
@@ -75,7 +76,7 @@ def load(path: str, test_path: str, run: Callable) -> dict[str, list[dict]]:
     out. Raises BadRecord, also where too few problems are left.
     """
     problems = _checked(path, run)
-    problems.sort(key=lambda problem: hashlib.sha256(problem["id"].encode()).digest())
+    problems.sort(key=lambda problem: hashlib.sha256(repr(problem["id"]).encode()).digest())
     if test_path:
         train, test = problems, problems if test_path == path else _checked(test_path, run)
     elif all(problem["date"] for problem in problems):
@@ -83,7 +84,8 @@ def load(path: str, test_path: str, run: Callable) -> dict[str, list[dict]]:
     else:
         train, test = problems[len(problems) // 5:], problems[:len(problems) // 5]
     if not test or not train:
-        raise BadRecord(f"{path}: {len(problems)} problems are too few to hold some out; give more, or --test-data")
+        raise BadRecord(f"{path}: {len(problems)} problems{' of such dates' * all(problem['date'] for problem in problems)} are too "
+                        "few to train on some and hold some out; give more, or --test-data")
     return {"train": train[len(train) // 10:], "validation": train[:len(train) // 10], "test": test}
 
 
@@ -123,14 +125,17 @@ def read_problems(path: str) -> tuple[list[dict], int]:
                 known = "; ".join(f"{name}: {', '.join(fields)}" for name, fields in FORMATS.items())
                 raise BadRecord(f"fields {', '.join(record) or 'none'}: no known format; expected are those of {known}")
             problem, missing = READERS[name](record)
-        except (json.JSONDecodeError, RecursionError) as error:
+            defaults = {"id": f"{Path(path).stem}-{number}", "line": f"{path}, line {number}", "own": name == "own", "starter": "",
+                        "before": "", "after": "", "reference": "", "date": "", "call": problem["entry_point"]}
+            problems.append(defaults | problem)
+            check_job(*job(problems[-1], ""))
+        except json.JSONDecodeError as error:
             raise BadRecord(f"{path}, line {number}: not JSON ({error})") from error
         except BadRecord as error:
             raise BadRecord(f"{path}, line {number}, {error}") from error
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+            raise BadRecord(f"{path}, line {number}: cannot be used ({error})") from error
         left_out += missing
-        defaults = {"id": f"{Path(path).stem}-{number}", "line": f"{path}, line {number}", "own": name == "own", "starter": "",
-                    "before": "", "after": "", "tolerance": 0.0, "reference": "", "date": "", "call": problem["entry_point"]}
-        problems.append(defaults | problem)
         if problems[-1]["id"] in ids:
             raise BadRecord(f"{path}, line {number}, field id: {problems[-1]['id']!r} stands there twice")
         ids.add(problems[-1]["id"])
@@ -177,7 +182,9 @@ def _humaneval(record: dict) -> tuple[dict, int]:
     check = next((node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "check"), None)
     if check is None or len(check.args.args) != 1:
         raise BadRecord("field test: has no function check(candidate)")
-    before = prompt[:max(prompt.rfind(f"def {name}("), 0)]  # imports and helper functions
+    function = next(node for node in ast.walk(_parse(reference, "prompt")) if isinstance(node, ast.FunctionDef) and node.name == name)
+    first = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
+    before = "".join(reference.splitlines(keepends=True)[:first - 1])  # imports and helper functions
     return _from_asserts(check, check.args.args[0].arg, name) | {
         "id": _field(record, "task_id", str, "HumanEval"), "text": "Complete this function:\n\n" + prompt, "before": before,
         "reference": reference if "canonical_solution" in record else ""}, _count_left_out(check, check.args.args[0].arg)
@@ -193,7 +200,7 @@ def _mbpp(record: dict) -> tuple[dict, int]:
     name = next((name for name in defined[::-1] if name in called), None)
     if name is None:
         raise BadRecord(f"field test_list: calls no function that code defines ({', '.join(defined) or 'none'})")
-    before = "\n".join(filter(None, [_field(record, "test_setup_code", str, ""), *record.get("test_imports", [])]))
+    before = "\n".join(filter(None, [_field(record, "test_setup_code", str, ""), *_field(record, "test_imports", list, [])]))
     text = _field(record, "text" if "text" in record else "prompt", str)
     return _from_asserts(tests, name, name) | {
         "id": f"MBPP/{record.get('task_id', '')}", "text": f"{text}\n\nFor example:\n{asserts[0]}", "reference": code,
@@ -220,7 +227,7 @@ def _livecodebench(record: dict) -> tuple[dict, int]:
         except (ValueError, KeyError, TypeError) as error:
             raise BadRecord(f"field metadata or private_test_cases: func_name or JSON arguments missing ({error})") from error
     return {"id": str(record.get("question_id", record.get("question_title", ""))), "text": record["question_content"],
-            "entry_point": entry_point, "starter": starter, "tests": tests, "before": IMPORTS if entry_point else "",
+            "entry_point": entry_point, "starter": starter, "tests": tests, "before": IMPORTS,
             "date": str(record.get("contest_date", ""))}, 0
 
 
@@ -278,12 +285,11 @@ def plain(value):  # put in front of programs, too: untyped and self-contained
 def _from_asserts(tree: ast.AST, candidate: str, name: str) -> dict:
     """Tests and the source that runs them: `_answer(i)` evaluates expression i, no expected value is in it."""
     found = [pair for pair in map(functools.partial(_convert, candidate), _asserts(tree)) if pair]
-    expressions = ", ".join(f"lambda: {expression}" for expression, _, _ in found)
+    expressions = ", ".join(f"lambda: {expression}" for expression, *_ in found)
     source = inspect.getsource(plain).replace("plain(", "_plain_(")
     known_as = "" if candidate == name else f"    {candidate} = {name}\n"
     after = f"\n\n{source}\ndef _answer_(i):\n{known_as}    return _plain_([{expressions}][i]())\n"
-    return {"entry_point": name, "call": "_answer_", "after": after, "tests": [[[i], pair[1]] for i, pair in enumerate(found)],
-            "tolerance": max((pair[2] for pair in found), default=0.0)}
+    return {"entry_point": name, "call": "_answer_", "after": after, "tests": [[[i], *pair[1:]] for i, pair in enumerate(found)]}
 
 
 def _asserts(tree: ast.AST) -> Iterator[ast.Assert]:
@@ -296,24 +302,25 @@ def _count_left_out(tree: ast.AST, candidate: str) -> int:
     return len(every) - sum(_convert(candidate, node) is not None for node in _asserts(tree))
 
 
-def _convert(candidate: str, node: ast.Assert) -> tuple[str, Any, float] | None:
-    """(expression, expected, tolerance) of an assert, or None if it has another form."""
+def _convert(candidate: str, node: ast.Assert) -> tuple | None:
+    """(expression, expected, and where there is one the tolerance) of an assert, or None if it has another form."""
     test, negated = node.test, False
     while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         test, negated = test.operand, not negated
-    tolerance, left, right = 0.0, test, None
+    tolerance, left, right = (), test, None
     try:
         if isinstance(test, ast.Compare) and len(test.ops) == 1 and not negated:
             left, operator, right = test.left, test.ops[0], test.comparators[0]
             if isinstance(operator, ast.Lt | ast.LtE) and isinstance(left, ast.Call) and getattr(left.func, "id", "") == "abs" \
                     and isinstance(left.args[0], ast.BinOp) and isinstance(left.args[0].op, ast.Sub):
-                tolerance = float(ast.literal_eval(right))
+                tolerance = ((0.0, float(ast.literal_eval(right))),)
                 left, right = left.args[0].left, left.args[0].right
             elif not isinstance(operator, ast.Eq | ast.Is):
                 return None
         elif isinstance(test, ast.Call) and getattr(test.func, "attr", "") == "isclose" and not negated:
             left, right, *_ = test.args
-            tolerance = max([1e-9, *(float(ast.literal_eval(keyword.value)) for keyword in test.keywords)])
+            given = {keyword.arg: float(ast.literal_eval(keyword.value)) for keyword in test.keywords}
+            tolerance = ((given.get("rel_tol", 1e-9), given.get("abs_tol", 0.0)),)
         if right is not None and not _calls(left, candidate):
             left, right = right, left
         if not _calls(left, candidate):
@@ -323,14 +330,16 @@ def _convert(candidate: str, node: ast.Assert) -> tuple[str, Any, float] | None:
         expression = ast.unparse(left)
         value = plain(expected)
         json.dumps(value)
-    except (ValueError, TypeError, SyntaxError, RecursionError):
+        if any(not 0 <= bound < 1e300 for bounds in tolerance for bound in bounds):
+            return None
+    except (ValueError, TypeError, SyntaxError, LookupError, ArithmeticError, RecursionError):
         return None
-    return (f"bool({expression})" if right is None else expression), value, tolerance
+    return (f"bool({expression})" if right is None else expression), value, *tolerance
 
 
 def _literal(node: ast.AST) -> Any:
     """A literal, also inside set(), tuple(), list(), sorted() or dict(); ValueError otherwise."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("set", "tuple", "list", "sorted", "dict"):
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("set", "tuple", "list", "sorted", "dict") and not node.keywords:
         return getattr(builtins, node.func.id)(*map(_literal, node.args))
     return ast.literal_eval(node)
 
@@ -353,11 +362,20 @@ def _calls(node: ast.AST, candidate: str) -> bool:
 
 def find_blocks(text: str) -> list[str]:
     """The closed ```python blocks of a text, in order, those of a model's thoughts aside; unlabelled ones count as Python."""
-    blocks = re.findall(r"^```(\w*)[ \t]*\n(.*?)^```[ \t]*$", text.rpartition("</think>")[2], re.MULTILINE | re.DOTALL)
-    return [source for language, source in blocks if language.lower() in ("", "py", "python", "python3")]
+    blocks, begun = [], None
+    for line in text.rpartition("</think>")[2].splitlines(keepends=True):
+        if begun is None:
+            if opened := re.fullmatch(r"```(\w*)\s*", line):
+                begun, language = [], opened[1].lower()
+        elif line.rstrip() != "```":
+            begun.append(line)
+        else:
+            blocks += ["".join(begun)] if language in ("", "py", "python", "python3") else []
+            begun = None
+    return blocks
 
 
-@functools.lru_cache(maxsize=20_000)
+@functools.lru_cache(maxsize=4096)
 def canonical(source: str) -> str:
     """The abstract syntax tree as text: programs that differ in layout and comments alone are equal. "" if it is none."""
     if not source.strip() or len(source) > 2**16:
@@ -373,7 +391,8 @@ def job(problem: dict, answer: str) -> Job:
     """What runs: the answer between the problem's own source; to a small problem an expression in x is the function f."""
     if problem.get("small") and canonical(f"({answer}\n)").startswith("Module(body=[Expr("):
         answer = f"def f(x):\n    return {answer.strip()}"
-    return Job(problem["before"] + answer + problem["after"], problem["tests"], problem["call"], problem["tolerance"])
+    future = "".join(line for line in answer.splitlines(keepends=True) if line.startswith("from __future__ "))  # must come first
+    return Job(future + problem["before"] + answer.replace(future, "") + problem["after"], problem["tests"], problem["call"])
 
 
 def pack(pairs: list[tuple[dict, str]]) -> list[tuple[list[int], Job]]:
@@ -419,7 +438,7 @@ def small_problems() -> dict[str, list[dict]]:
         parts["test" if place == 0 else "validation" if place == 1 else "train"].append({
             "id": f"small-{len(known)}", "small": True, "tiny_prompt": " ".join(shown), "pieces": [a, condition, b],
             "text": f"f maps integers to integers and has one condition. {', '.join(shown)}. It will be tested at other places.",
-            "entry_point": "f", "call": "f", "starter": "def f(x: int) -> int:", "before": "", "after": "", "tolerance": 0.0,
+            "entry_point": "f", "call": "f", "starter": "def f(x: int) -> int:", "before": "", "after": "",
             "reference": f"{a} if {condition} else {b}", "date": "", "line": "", "own": False,
             "tests": [[[x], y] for x, y in zip(HIDDEN, ys[len(SHOWN):], strict=True)]})
     return parts

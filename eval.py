@@ -245,6 +245,8 @@ def evaluate_runs(runs: list[Path], *, split: str = "test", problems: int | None
             raise UserError(f"--pool {plans[-1][3]['size']}: must hold at least one rollout of the run's {flags['m']} answers")
         if plans[-1][3] != plans[0][3] or flags["m"] != plans[0][1]["m"]:
             raise UserError(f"{run}: evaluated otherwise than {runs[0]}; give --problems, --pool and --temperature, same m")
+        if any(flags.get(name) != plans[0][1].get(name) for name in ("task", *task.flags)):
+            raise UserError(f"{run}: has other problems than {runs[0]}, their mean says nothing")
     collected: list[dict[str, dict[str, Tensor]]] = []
     for run, flags, task, settings in plans:
         pools = evaluate_run(run, flags, task, **settings, device=device)

@@ -405,12 +405,12 @@ class Code(Task):
         """The most frequent programs, a row each: a square per test, filled if it passes; how often; the program's beginning."""
         counts, k = collections.Counter(answers).most_common(10), len(problem.data["tests"])
         vectors = self.rewards([(problem, answer) for answer, _ in counts])
-        axes.text(0, -0.2, problem.data.get("tiny_prompt", problem.id), fontsize=6, va="bottom")
+        axes.text(0, -0.2, problem.data.get("tiny_prompt", problem.id), fontsize=6, va="bottom", parse_math=False)
         for row, ((answer, count), vector) in enumerate(zip(counts, vectors, strict=True)):
             for i, passed in enumerate(vector):
                 axes.add_patch(_rectangle(i, row, color if passed else "white"))
             label = f"{count:2} x {' '.join(answer.split())[:34]}" + " <- solved" * all(vector)
-            axes.text(k * 1.05, row + 0.55, label, va="center", fontsize=5.5, family="monospace")
+            axes.text(k * 1.05, row + 0.55, label, va="center", fontsize=5.5, family="monospace", parse_math=False)
         axes.set(xlim=(0, 3.4 * k), ylim=(10, -1), xticks=[], yticks=[])
         return True
 

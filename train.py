@@ -155,8 +155,9 @@ def learning_rate(args: argparse.Namespace, method: str, step: int) -> float:
 
 def warm_start(args: argparse.Namespace, task: Task, model, tokenizer):
     """The tiny model after imitating demonstrations; cached by all that shapes it."""
-    sources = [inspect.getsource(code) for code in (sys.modules[type(task).__module__], rollout, warm_start)]
-    recipe = [sources, model.config.to_json_string(), [show(args, task, tokenizer, step) for step in range(3)], args.warm_steps]
+    sources = [inspect.getsource(code) for code in (sys.modules[type(task).__module__], rollout, warm_start, show)]
+    shown = [show(args, task, tokenizer, step) for step in range(3)]
+    recipe = [sources, model.config.to_json_string(), shown, args.m, args.seed, args.warm_steps]
     key = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:12]
     cached = Path("runs") / "start" / f"{Path(args.task).stem}-{key}"
     if not cached.exists():

@@ -117,15 +117,17 @@ def test_asserts_cannot_be_forged(program):
 
 
 @pytest.mark.parametrize(("text", "converted"), [
-    ("assert f(1) == 2", ("f(1)", 2, 0.0)), ("assert 2 == f(1)", ("f(1)", 2, 0.0)), ("assert f(1) is None", ("f(1)", None, 0.0)),
-    ("assert f(1)", ("bool(f(1))", True, 0.0)), ("assert not f(1)", ("bool(f(1))", False, 0.0)),
-    ("assert sorted(f([3])) == sorted([2, 1])", ("sorted(f([3]))", [1, 2], 0.0)), ("assert f((1, 2)) == (1, [2])", ("f((1, 2))", [1, [2]], 0.0)),
-    ("assert set(f(1)) == set([2, 1])", ("set(f(1))", {"set": [1, 2]}, 0.0)), ("assert f(1) == {1: 2}", ("f(1)", {"dict": [[1, 2]]}, 0.0)),
-    ("assert round(f(1), 2) == 0.33", ("round(f(1), 2)", 0.33, 0.0)), ("assert abs(f(1) - 0.3) < 1e-3", ("f(1)", 0.3, 1e-3)),
-    ("assert math.isclose(f(1), 3.0, rel_tol=0.01)", ("f(1)", 3.0, 0.01)), ("assert f(-1) == -2.5", ("f(-1)", -2.5, 0.0)),
+    ("assert f(1) == 2", ("f(1)", 2)), ("assert 2 == f(1)", ("f(1)", 2)), ("assert f(1) is None", ("f(1)", None)),
+    ("assert f(1)", ("bool(f(1))", True)), ("assert not f(1)", ("bool(f(1))", False)),
+    ("assert sorted(f([3])) == sorted([2, 1])", ("sorted(f([3]))", [1, 2])), ("assert f((1, 2)) == (1, [2])", ("f((1, 2))", [1, [2]])),
+    ("assert set(f(1)) == set([2, 1])", ("set(f(1))", {"set": [1, 2]})), ("assert f(1) == {1: 2}", ("f(1)", {"dict": [[1, 2]]})),
+    ("assert round(f(1), 2) == 0.33", ("round(f(1), 2)", 0.33)), ("assert abs(f(1) - 0.3) < 1e-3", ("f(1)", 0.3, (0.0, 1e-3))),
+    ("assert math.isclose(f(1), 3.0, rel_tol=0.01)", ("f(1)", 3.0, (0.01, 0.0))), ("assert f(-1) == -2.5", ("f(-1)", -2.5)),
     ("assert f(1) != 2", None), ("assert f(1) == f(2)", None), ("assert f(1) == g(2)", None), ("assert (f(1) == 2) == True", None),
     ("assert f(1) == 2 == 2", None), ("assert f(1) > 2", None), ("assert f(1).issubset({2})", None), ("assert g(1) == 2", None),
-    ("assert f(helper) == 1", None), ("assert f(1) == 1j", None), ("assert f(1) == 2 and True", None), ("assert f(x=1) == open('x')", None)])
+    ("assert f(helper) == 1", None), ("assert f(1) == 1j", None), ("assert f(1) == 2 and True", None), ("assert f(x=1) == open('x')", None),
+    ("assert f(1) == sorted([3, 1], reverse=True)", None), ("assert f(1) == dict(a=1)", None), ("assert abs() < 3", None),
+    ("assert abs(f(1) - 2) < 1" + "0" * 400, None), ("assert abs(f(1) - 2) < -1", None)])
 def test_asserts_become_pairs_or_nothing(text, converted):
     """By hand; what compares inside the program's process must never pass as a pair."""
     assert code_problems._convert("f", code_problems.ast.parse(text).body[0]) == converted
@@ -157,6 +159,11 @@ BAD = {
     "lcb output": ([LCB_STDIN | {"public_test_cases": '[{"input": "1"}]'}], "field public_test_cases[0]: needs input and output"),
     "lcb large": ([LCB_STDIN | {"public_test_cases": "[]", "private_test_cases": pickled([{"input": "9" * 9000, "output": ""}])}], "no test of at most"),
     "lcb name": ([LCB_FUNCTION | {"metadata": "{}"}], "field metadata or private_test_cases: func_name"),
+    "lcb name type": ([LCB_FUNCTION | {"metadata": '{"func_name": 3}'}], "line 1: cannot be used"),
+    "long integer": (['{"id": "a", "prompt": "?", "entry_point": "f", "tests": [[[1], ' + "9" * 5000 + "]]}"], "line 1: cannot be used"),
+    "deep": ([OWN | {"tests": [[[1], eval("[" * 90 + "]" * 90)]]}, json.dumps(OWN).replace("-6", "[" * 900 + "]" * 900)], "line 2"),
+    "imports": ([SANITIZED | {"test_imports": None}], "field test_imports: must be a list"),
+    "twice": ([OWN, OWN], "line 2, field id: 'own-1' stands there twice"),
     "lcb pickle": ([LCB_STDIN | {"private_test_cases": base64.b64encode(zlib.compress(pickle.dumps(Bomb()))).decode()}], "would run code"),
     "lcb bomb": ([LCB_STDIN | {"private_test_cases": base64.b64encode(zlib.compress(bytes(2**28 + 9))).decode()}], "more than 256 MiB"),
 }
@@ -176,7 +183,7 @@ def test_bad_flags(capsys):
     fails(["--task", "maze", "--data", "no.jsonl"], capsys, "--data no.jsonl: the task maze takes no file")
     fails(["--task", "code", "--seconds", "0"], capsys, "--seconds", "seconds > 0")
     fails(["--task", "code", "--memory-mb", "5"], capsys, "memory_mb=5")
-    fails(["--task", "code", "--data", write(OWN)], capsys, "1 problems are too few to hold some out")
+    fails(["--task", "code", "--data", write(OWN)], capsys, "1 problems are too few to train on some and hold some out")
     fails(["--task", "code", "--data", write(OWN), "--test-data", "problems.jsonl"], capsys, "--model tiny: task code lists no words")
 
 
@@ -232,6 +239,18 @@ def test_expressions_that_share_a_process_are_judged_as_if_alone():
     ("<think>\n```python\ndraft\n```\n</think>\n```python\na\n```", ["a\n"])])
 def test_blocks_by_hand(text, blocks):
     assert find_blocks(text) == blocks
+
+
+def test_answers_meet_the_source_around_them(capsys):
+    """A docstring that mentions the function, a decorator, and `from __future__`, which must stay the first statement."""
+    prompt = "import functools\n\nNOTE = 'def th('\n\n@functools.lru_cache\ndef th(x):\n    '''Like def th(y) of yore.'''\n"
+    record = {"task_id": "x", "prompt": prompt, "entry_point": "th", "canonical_solution": "    return x + 1\n",
+              "test": "def check(candidate):\n    assert candidate(1) == 2\n    assert abs(candidate(300) - 301) < 1\n"}
+    task = Code(write(record), "problems.jsonl")
+    problem, = task.problems("test", 1)
+    assert task.reward(problem, "from __future__ import annotations\ndef th(x: int) -> Later:\n    return functools.reduce(max, [x]) + 1") == [1.0, 1.0]
+    assert task.reward(problem, "def th(x): return x + 1.5") == [0.0, 1.0], "a tolerance is that of one test alone, and absolute"
+    assert task.reward(problem, "def th(x): return 10 ** 9") == [0.0, 0.0]
 
 
 def test_equal_syntax_trees_are_equal_programs():

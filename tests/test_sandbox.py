@@ -38,6 +38,8 @@ CHEATS = {
     "forged words": "import os\nfor fd in range(1, 20):\n    try: os.write(fd, b'PASSED\\nTrue\\nok\\n[true, true, true]\\n')\n"
                     "    except OSError: pass\nos._exit(0)",
     "forged frames": "import os\nfor fd in range(1, 20):\n    try: os.write(fd, b'=true\\n' * 3)\n    except OSError: pass\nos._exit(0)",
+    "forged long integers": "import os\nfor fd in range(1, 20):\n    try: os.write(fd, b'=[' + b','.join([b'9' * 99999] * 40) + b']\\n')\n"
+                            "    except OSError: pass\nos._exit(0)",
     "forged json": "import os, json\ndef f(x):\n    for fd in range(1, 20):\n        try: os.write(fd, json.dumps([True] * 3).encode())\n"
                    "        except OSError: pass\n    os._exit(0)",
     "patched json": "import json\njson.dumps = lambda *a, **k: 'true'\ndef f(x): return 0",
@@ -206,6 +208,11 @@ HONEST = {
     "one crashes": ("import ctypes\ndef f(x):\n    if x == 5: ctypes.string_at(0)\n    return 2 * x", DOUBLE, [True, False, True]),
     "one exits": ("import os\ndef f(x):\n    if x == 1: os._exit(0)\n    return 2 * x", DOUBLE, [False, True, True]),
     "one eats memory": ("def f(x):\n    a = 'a' * (10 ** 10 if x == -3 else 1)\n    return 2 * x", DOUBLE, [True, True, False]),
+    "future": ("from __future__ import annotations\ndef f(x: Unknown) -> Other: return 2 * x", DOUBLE),
+    "imports": ("import csv, uuid, secrets, argparse, unittest, doctest, contextvars, html, shlex, tempfile, shutil\ndef f(x): return 2 * x", DOUBLE),
+    "looks for a file": ("try:\n    data = open('input.txt')\nexcept FileNotFoundError:\n    data = None\ndef f(x): return 2 * x", DOUBLE),
+    "memory in every test": ("s = [True] * 10 ** 7\ndef f(x): return 2 * x", [([i], 2 * i) for i in range(8)]),
+    "Solution beside an import of that name": ("f = None\nclass Solution:\n    def f(self, x): return 2 * x", DOUBLE),
     "one fails": ("def f(x):\n    assert x != 5\n    return 2 * x", DOUBLE, [True, False, True]),
 }
 
@@ -224,6 +231,12 @@ HONEST_SCRIPTS = {
     "prints first": ("print('x' * 500000, flush=True)\nprint(len(input()))", [("y" * 500000, "x" * 500000 + "\n500000")]),
     "unicode": ("print(input()[::-1])", [("é😀", "😀é")]), "blank lines": ("print()\nprint('a ')\nprint()\nprint('b')\nprint()", [("", "\na\n\nb")]),
     "no output": ("pass", [("", "")]), "loops once": ("a, b = map(int, input().split())\nwhile a == 2: pass\nprint(a + b)", STDIO, [False, True]),
+    "fast input": ("import os\nfrom io import BytesIO\ninput = BytesIO(os.read(0, os.fstat(0).st_size)).readline\n" + ADD, STDIO),
+    "one big read": ("import os\nprint(len(os.read(0, 10 ** 7)))", [("7" * 1000000, "1000000")]),
+    "stack limit": ("import resource\nresource.setrlimit(resource.RLIMIT_STACK, resource.getrlimit(resource.RLIMIT_STACK)[1:] * 2)\n" + ADD, STDIO),
+    "open(1) left open": ("out = open(1, 'w')\na, b = map(int, input().split())\nout.write(str(a + b))", STDIO),
+    "buffered by hand": ("import io, sys\nsys.stdout = io.StringIO()\n" + ADD + "\nsys.__stdout__.write(sys.stdout.getvalue())", STDIO),
+    "closes stdout": ("import sys\n" + ADD + "\nsys.stdout.close()", STDIO),
     "prints to stderr": ("import sys\nprint('note', file=sys.stderr)\n" + ADD, STDIO),
 }
 
@@ -314,7 +327,7 @@ def test_tolerance_only_where_asked_for():
 
 
 @pytest.mark.parametrize(("tests", "entry_point", "message"), [
-    ([([1], 2, 3)], "f", "test 0: must be a pair"), ([(1, 2)], "f", "must be a list of arguments"), ([("a", 3)], None, "must be strings"),
+    ([([1], 2, 3, 4)], "f", "test 0: must be a pair"), ([(1, 2)], "f", "must be a list of arguments"), ([("a", 3)], None, "must be strings"),
     ([([1], {2})], "f", "all plain JSON"), ([([object()], 2)], "f", "all plain JSON")])
 def test_malformed_tests(tests, entry_point, message):
     with pytest.raises(ValueError, match=message):
@@ -348,7 +361,7 @@ def test_a_helper_that_dies_is_replaced_and_a_killer_scores_nothing(caplog):
         jobs = [Job(RIGHT + f"# {i}", DOUBLE, "f") for i in range(20)]
         verdicts = sandbox.run([*jobs[:10], Job(killer, DOUBLE, "f"), *jobs[10:]])
         assert verdicts.pop(10) == [False] * 3 and verdicts == [[True] * 3] * 20
-        assert "killed two helpers" in caplog.text and len(sandbox._helpers) == 2
+        assert "killed two helpers" in caplog.text
         caplog.clear()
         for helper in sandbox._helpers:
             helper.process.kill()
@@ -373,5 +386,5 @@ def test_helpers_end_with_the_trainer():
 
 def test_expected_outputs_never_reach_a_helper():
     """The key of a job is all that a helper is sent: no expected output is in it."""
-    key = sandbox_module._key(RIGHT, [([1], 123456789)], "f")
+    key = sandbox_module.check_job(RIGHT, [([1], 123456789)], "f")
     assert "123456789" not in json.dumps(key)
