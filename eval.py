@@ -300,11 +300,13 @@ def write_report(path: Path, settings: dict, measures: dict[str, dict[str, Tenso
 
 
 def plot_best_at_k(measures: dict[str, dict[str, Tensor]], n: int, path: Path) -> None:
-    """Figure 1: the expected best of k candidates against k, with 95% intervals over problems."""
+    """Figure 1: the expected best of k candidates against k, and where any passes pass@k, with 95% intervals over problems."""
     ks = [k for k in BUDGETS if k < n] + [n]
-    figure, axes = _figure(1, 2, (9, 3.8))
-    for ax, (kind, heading) in zip(axes[0], {"best": "best@k on the task's own scalar",
-                                           "W": "W@k: best@k on a random weighting"}.items(), strict=True):
+    panels = {"best": "best@k on the task's own scalar", "W": "W@k: best@k on a random weighting"}
+    if any(values[f"pass@{n}"].any() for values in measures.values()):
+        panels["pass"] = "pass@k: one of k reaches 1 everywhere"
+    figure, axes = _figure(1, len(panels), (4.5 * len(panels), 3.8))
+    for ax, (kind, heading) in zip(axes[0], panels.items(), strict=True):
         for name, values in measures.items():
             means = [values[f"{kind}@{k}"].mean().item() for k in ks]
             low, high = zip(*(bootstrap_interval(values[f"{kind}@{k}"]) for k in ks), strict=True)

@@ -186,7 +186,7 @@ def check_job(program: str, tests: list[tuple], entry_point: str | None) -> tupl
         if entry_point is None and not all(isinstance(text, str) for text in test[:2]):
             raise ValueError(f"test {i}: stdin and stdout must be strings; for arguments name the entry_point")
         if entry_point is not None and not (isinstance(test[0], list | tuple) and _is_plain(test)):
-            raise ValueError(f"test {i}: must be a list of arguments and the expected output, all plain JSON values")
+            raise ValueError(f"test {i}: must be a list of arguments and the expected output, all plain JSON values, at most 200 deep")
     return program, entry_point, tuple(test[0] if entry_point is None else json.dumps(test[0]) for test in tests)
 
 
@@ -217,10 +217,13 @@ def _same(got: Any, expected: Any, relative: float, absolute: float) -> bool:
     return type(got) is type(expected) and got == expected
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    """Whether it is JSON data, at most 200 deep; on both sides, so that {1: 2} never becomes {"1": 2}."""
     if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
-    return all(map(_is_plain, value)) if isinstance(value, list | tuple) else value is None or isinstance(value, str | int | float)
+        return depth < 200 and all(isinstance(key, str) and _is_plain(item, depth + 1) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return depth < 200 and all(_is_plain(item, depth + 1) for item in value)
+    return value is None or isinstance(value, str | int | float)
 
 
 PROBE = """
@@ -256,18 +259,16 @@ class _Helper:
 
     def check(self) -> None:
         """Wait until it is ready; SandboxError unless a program can compute here, and do nothing else."""
-        try:
-            message = self.control.recv(1000)
-            if message != b"ready":
-                raise SandboxError(f"{message.decode() or 'the helper did not start'}; {ADVICE}")
-            answer, = self.outcome(PROBE, "probe", ("[]",))
-        except OSError:
-            answer = None
+        problem, answer = "a harmless program does not run in the sandbox", None
+        with contextlib.suppress(OSError):
+            if (message := self.control.recv(1000)) == b"ready":
+                answer, = self.outcome(PROBE, "probe", ("[]",))
+            else:
+                problem = message.decode() or "the helper did not start"
+        if answer and (allowed := json.loads(answer)) and not self.unconfined:
+            problem, answer = f"programs cannot be confined here, they can {', '.join(allowed)}", None
         if answer is None:
-            raise SandboxError(f"a harmless program does not run in the sandbox (Python {platform.python_version()}, "
-                               f"{sys.platform} {platform.machine()}); {ADVICE}")
-        if (allowed := json.loads(answer)) and not self.unconfined:
-            raise SandboxError(f"programs cannot be confined here, they can {', '.join(allowed)}; {ADVICE}")
+            raise SandboxError(f"{problem} (Python {platform.python_version()}, {sys.platform} {platform.machine()}); {ADVICE}")
 
     def outcome(self, program: str, entry_point: str | None, inputs: tuple[str, ...]) -> list[bytes | None]:
         """The answer to each input: JSON, or a script's output; None where there is none."""
@@ -380,7 +381,7 @@ def _helper(control: socket.socket, cpu: float, memory_mb: int, unconfined: bool
             os.setuid(65534)
     except (OSError, KeyError) as error:  # root may lack the right to become nobody
         if not unconfined:
-            control.send(f"programs cannot be confined on {sys.platform} {platform.machine()} ({error!r})".encode())
+            control.send(f"programs cannot be confined here ({error!r})".encode())
             return
     for name, limit in (("AS", memory_mb * 2**20), ("FSIZE", 0), ("CORE", 0), ("NOFILE", 16)):
         _limit(getattr(resource, f"RLIMIT_{name}"), limit)
@@ -472,6 +473,8 @@ def _call(channel: int, program: str, entry_point: str) -> None:
             solution = getattr(module, "Solution", None)
             function = getattr(solution() if hasattr(solution, entry_point) else module, entry_point)
             value = function(*loads(line))
+            if not _is_plain(value):
+                raise TypeError
             try:
                 answer = "=" + dumps(value) + "\n"
             except ValueError:  # an integer of more than 4300 digits

@@ -186,6 +186,7 @@ HONEST = {
     "big integer": ("def f(n): return 10 ** n", [([50], 10 ** 50), ([5000], 10 ** 5000)]),
     "float": ("def f(x): return x / 4", [([1], 0.25), ([8], 2)]), "bool": ("def f(x): return x > 2", [([1], False), ([3], True)]),
     "not quite bool": ("def f(x): return int(x > 2)", [([3], True)], [False]), "none": ("def f(x): return None", [([3], None), ([3], 0)], [True, False]),
+    "integer keys": ("def f(x): return {x: 2}", [([1], {"1": 2})], [False]), "nested": ("def f(x): return [[[x], []]]", [([1], [[[1], []]])]),
     "dict": ("def f(s): return {c: s.count(c) for c in s}", [(["aab"], {"b": 1, "a": 2}), ([""], {})]),
     "counter": ("from collections import Counter\ndef f(s): return Counter(s)", [(["aab"], {"a": 2, "b": 1})]),
     "unicode": ("def f(s): return s[::-1] + 'é😀'", [(["añ😀"], "😀ñaé😀")]), "sorted set": ("def f(a): return sorted(set(a))", [([[3, 1, 3]], [1, 3])]),
