@@ -229,10 +229,9 @@ def print_table(heading: str, measures: dict[str, dict[str, Tensor]], n: int) ->
 
 def evaluate_runs(runs: list[Path], *, split: str = "test", problems: int | None = None, size: int | None = None,
                   temperature: float | None = None, device: str = "cpu", out: Path | None = None) -> None:
-    """Evaluate run folders, print their tables, write eval.json and the figures into each; several: their means as well.
+    """Evaluate run folders: print tables, write eval.json and figures into each; several: their means as well.
 
-    Settings left at None are those of each run's own flags. Raises UserError for a folder that is no run, and for runs that
-    cannot be compared.
+    Settings left at None are those of each run's own flags. UserError for a folder that is no run, or runs not to be compared.
     """
     plans = []
     for run in runs:  # all of them are checked before the first is evaluated
@@ -303,8 +302,7 @@ def plot_best_at_k(measures: dict[str, dict[str, Tensor]], n: int, path: Path) -
     """Figure 1: the expected best of k candidates against k, and where any passes pass@k, with 95% intervals over problems."""
     ks = [k for k in BUDGETS if k < n] + [n]
     panels = {"best": "best@k on the task's own scalar", "W": "W@k: best@k on a random weighting"}
-    if any(values[f"pass@{n}"].any() for values in measures.values()):
-        panels["pass"] = "pass@k: one of k reaches 1 everywhere"
+    panels |= {"pass": "pass@k: one of k reaches 1 everywhere"} if any(v[f"pass@{n}"].any() for v in measures.values()) else {}
     figure, axes = _figure(1, len(panels), (4.5 * len(panels), 3.8))
     for ax, (kind, heading) in zip(axes[0], panels.items(), strict=True):
         for name, values in measures.items():

@@ -78,7 +78,6 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument("--model", default="tiny", help="tiny, a local Hugging Face checkpoint, or a Hub id")
     group.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of the forward pass; weights stay float32")
     group.add_argument("--device", default="auto", help="auto (cuda if there is one, else cpu), cpu, cuda or mps")
-
     group = parser.add_argument_group("method")
     group.add_argument("--method", nargs="+", default=["grpo", "vpo"], help=f"one or several of {', '.join(ADVANTAGES)}")
     group.add_argument("--m", type=int, help="answers per rollout of VPO and Multi-RLVR; not given: toy 5, others 3")
@@ -86,7 +85,6 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument("--n-weights", type=int, default=100, help="K, weightings drawn per prompt (vpo)")
     group.add_argument("--alpha", type=float, default=1.0, help="of the Dirichlet; 1 is uniform on the simplex (vpo)")
     group.add_argument("--sampler", default="iid", help=f"of the weightings: {' or '.join(SAMPLERS)} (vpo)")
-
     group = parser.add_argument_group("optimisation")
     group.add_argument("--steps", type=int, help="updates, one per batch of rollouts; not given: the task's (maze 200, code 300, toy 60)")
     group.add_argument("--prompts-per-step", type=int, default=12, help="P; a single-answer method gets m times as many")
@@ -95,14 +93,12 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument("--kl", type=float, default=1e-3, help="weight of KL(policy || start); 0: no reference policy is kept")
     group.add_argument("--micro-batch", type=int, help="rollouts per backward pass; 0: all; not given: tiny 64, others 4")
     group.add_argument("--warm-steps", type=int, help="imitation steps before RL, tiny model only; not given: the task's")
-
     group = parser.add_argument_group("sampling and evaluation")
     group.add_argument("--temperature", type=float, default=1.0, help="of the rollouts in training")
     group.add_argument("--max-new-tokens", type=int, default=0, help="of a rollout; 0: what m answers of the task can take")
     group.add_argument("--eval-problems", type=int, help="held out, at most all; 0: none; not given: code 500, others 200")
     group.add_argument("--eval-temperature", type=float, default=0.7, help="of the candidates in the evaluation")
     group.add_argument("--pool", type=int, default=30, help="candidates per held-out problem, the largest k of best@k")
-
     group = parser.add_argument_group("run")
     group.add_argument("--seed", type=int, default=0, help="of the start model, problems, rollouts and weightings")
     group.add_argument("--out", default="", help="output folder; empty: runs/TASK-seedSEED")
