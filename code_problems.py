@@ -63,6 +63,19 @@ CONDITIONS = (*(f"x < {'- ' * (n < 0)}{abs(n)}" for n in range(-3, 6)), "x % 2 =
 LONGEST = 16  # words
 ARITHMETIC = re.compile(r"(?!.*\*\*)(?:abs|if|else|x|\d{1,3}|//|[<>=!]=|[-+*%()<> ]){1,200}")
 
+PACKED = """
+FUNCTIONS = [{}]
+def f(i, xs):
+    ys = []
+    for x in xs:
+        try:
+            y = FUNCTIONS[i](x)
+        except Exception:
+            y = None
+        ys.append(y if isinstance(y, int) else "no number")
+    return ys
+"""
+
 
 class BadRecord(Exception):
     """A record that cannot be used: FILE, line N, field F: what is wrong and what it should be."""
@@ -128,7 +141,7 @@ def read_problems(path: str) -> tuple[list[dict], int]:
             defaults = {"id": f"{Path(path).stem}-{number}", "line": f"{path}, line {number}", "own": name == "own", "starter": "",
                         "before": "", "after": "", "reference": "", "date": "", "call": problem["entry_point"]}
             problems.append(defaults | problem)
-            check_job(*job(problems[-1], ""))
+            check_job(*job(problems[-1], "")[:3])
         except json.JSONDecodeError as error:
             raise BadRecord(f"{path}, line {number}: not JSON ({error})") from error
         except BadRecord as error:
@@ -404,16 +417,17 @@ def pack(pairs: list[tuple[dict, str]]) -> list[tuple[list[int], Job]]:
     runnable = [i for i, (_, answer) in enumerate(pairs) if canonical(answer)]
     pure = [i for i in runnable if pairs[i][0].get("small") and _is_arithmetic(pairs[i][1])]
     jobs = [([i], job(*pairs[i])) for i in sorted({*runnable} - {*pure})]
-    for group in (pure[i:i + 24] for i in range(0, len(pure), 24)):
+    for group in (pure[i:i + 48] for i in range(0, len(pure), 48)):
         functions = ", ".join(f"lambda x: ({pairs[i][1]})" for i in group)
-        tests = [[[place, *arguments], expected] for place, i in enumerate(group) for arguments, expected in pairs[i][0]["tests"]]
-        jobs.append((group, Job(f"F = [{functions}]\ndef f(i, x):\n    return F[i](x)", tests, "f")))
+        tests = [[[place, [x for (x,), _ in pairs[i][0]["tests"]]], [y for _, y in pairs[i][0]["tests"]]] for place, i in enumerate(group)]
+        jobs.append((group, Job(PACKED.format(functions), tests, "f", each=True)))
     return jobs
 
 
 def _is_arithmetic(answer: str) -> bool:
-    """Whether it is one expression, by itself and in parentheses, of numbers, x, operators, conditions and abs alone."""
-    return bool(ARITHMETIC.fullmatch(answer)) and canonical(answer) == canonical(f"({answer})")
+    """Whether it is one expression of numbers, x, operators, conditions and abs alone, no statement such as x <<= 3."""
+    tree = canonical(answer)
+    return bool(ARITHMETIC.fullmatch(answer)) and tree.startswith("Module(body=[Expr(") and "Starred" not in tree
 
 
 # The small problems.

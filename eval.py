@@ -268,7 +268,7 @@ def evaluate_runs(runs: list[Path], *, split: str = "test", problems: int | None
         # The runs meet the same problems, so a problem's mean over the runs is the unit that the bootstrap resamples.
         mean = {name: {key: torch.stack([measures[name][key] for measures in collected]).double().mean(0)
                        for key in collected[0][name]} for name in shared}
-        out = out or runs[0].parent / "summary"
+        out = out or runs[0].parent / f"{Path(flags['task']).stem}-summary"
         out.mkdir(parents=True, exist_ok=True)
         write_report(out / "eval.json", settings | {"runs": [str(run) for run in runs]}, mean)
         print_table(f"mean of {len(runs)} runs", mean, settings["size"])
@@ -422,7 +422,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--pool", type=int, help="candidates per problem; as trained if not given")
     parser.add_argument("--temperature", type=float, help="of the candidates; as trained if not given")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or mps")
-    parser.add_argument("--out", type=Path, help="folder for the means of several runs; summary beside the first if not given")
+    parser.add_argument("--out", type=Path, help="folder for the means of several runs; TASK-summary beside the first if not given")
     return parser
 
 

@@ -26,6 +26,7 @@ import decimal
 import gc
 import hashlib
 import importlib
+import itertools
 import json
 import logging
 import math
@@ -60,11 +61,13 @@ class SandboxError(Exception):
 class Job(NamedTuple):
     """A program and its tests: (arguments, expected) with an entry point, else (stdin, stdout).
 
-    A third element, (relative, absolute), is the tolerance for numbers that a function returns.
+    A third element, (relative, absolute), is the tolerance for numbers that a function returns. With `each`, expected is a
+    list that is judged element by element: as many verdicts as it is long.
     """
     program: str
     tests: list[tuple]
     entry_point: str | None = None
+    each: bool = False
 
 
 def run_tests(program: str, tests: list[tuple], *, entry_point: str | None = None, seconds: float = 2.0,
@@ -132,13 +135,14 @@ class Sandbox(contextlib.AbstractContextManager):
         jobs = [Job(*job) for job in jobs]
         asking: dict[tuple, list[int]] = {}  # who waits for the output of a program
         for i, job in enumerate(jobs):
-            asking.setdefault(check_job(*job), []).append(i)
+            asking.setdefault(check_job(*job[:3]), []).append(i)
         verdicts: list[list[bool]] = [[] for _ in jobs]
         began = time.monotonic()
         try:
             for done, (key, outcome) in enumerate(zip(asking, self._threads.map(self._outcome, asking), strict=True), 1):
                 for i in asking[key]:
-                    verdicts[i] = [_passes(got, key[1] is None, *test[1:]) for got, test in zip(outcome, jobs[i].tests, strict=True)]
+                    passed = [_passes(got, jobs[i], *test[1:]) for got, test in zip(outcome, jobs[i].tests, strict=True)]
+                    verdicts[i] = list(itertools.chain(*passed))
                 if sys.stderr.isatty() and time.monotonic() > began + 2:
                     print(f"\rsandbox: {done} of {len(asking)} programs", end="" if done < len(asking) else "\n", file=sys.stderr)
         except BaseException:  # Ctrl-C, above all: nobody waits for programs that still run
@@ -190,17 +194,24 @@ def check_job(program: str, tests: list[tuple], entry_point: str | None) -> tupl
     return program, entry_point, tuple(test[0] if entry_point is None else json.dumps(test[0]) for test in tests)
 
 
-def _passes(got: bytes | None, is_script: bool, expected: Any, tolerance: tuple[float, float] = (0.0, 0.0)) -> bool:
+def _passes(got: bytes | None, job: Job, expected: Any, tolerance: tuple[float, float] = (0.0, 0.0)) -> list[bool]:
     """The only place where answers and expected outputs meet."""
+    failed = [False] * (len(expected) if job.each else 1)
     if got is None:
-        return False
-    if is_script:
+        return failed
+    if job.entry_point is None:
         lines = [[line.rstrip() for line in text.rstrip().split("\n")] for text in (got.decode(errors="replace"), expected)]
-        return lines[0] == lines[1]
+        return [lines[0] == lines[1]]
     try:
-        return _same(json.loads(got, parse_int=lambda digits: (int if len(digits) < 4000 else decimal.Decimal)(digits)), expected, *tolerance)
+        long = len(got) > 4000  # then it may hold integers that take int() quadratic time, or more than it allows
+        got = json.loads(got, parse_int=lambda digits: (int if len(digits) < 4000 else decimal.Decimal)(digits)) if long else json.loads(got)
+        if not job.each:
+            return [_same(got, expected, *tolerance)]
+        if isinstance(got, list) and len(got) == len(expected):
+            return [_same(*pair, *tolerance) for pair in zip(got, expected, strict=True)]
     except (ValueError, ArithmeticError, RecursionError):
-        return False
+        pass
+    return failed
 
 
 def _same(got: Any, expected: Any, relative: float, absolute: float) -> bool:
@@ -210,7 +221,7 @@ def _same(got: Any, expected: Any, relative: float, absolute: float) -> bool:
             _same(*pair, relative, absolute) for pair in zip(got, expected, strict=True))
     if isinstance(expected, dict) and isinstance(got, dict):
         return got.keys() == expected.keys() and all(_same(got[key], expected[key], relative, absolute) for key in expected)
-    if isinstance(got, decimal.Decimal):  # a very long integer, which takes int() quadratic time
+    if isinstance(got, decimal.Decimal):
         return type(expected) is int and abs(expected) > 10**3000 and got == decimal.Decimal(expected)
     if {type(got), type(expected)} <= {int, float}:
         return got == expected or max(relative, absolute) > 0 and math.isclose(got, expected, rel_tol=relative, abs_tol=absolute)

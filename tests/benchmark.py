@@ -89,11 +89,11 @@ def sandboxed(sandbox: Sandbox, jobs: list[Job], calls: Iterator[int]) -> None:
 def programs() -> None:
     """Programs per second, at 8 tests each, every layer on."""
     functions = [Job(f"def f(x):\n    return x * {i} if x < 3 else x + {i}", [([x], x * i if x < 3 else x + i) for x in range(8)], "f")
-                 for i in range(16)]
+                 for i in range(48)]
     scripts = [Job(f"x = int(input())\nprint(x + {i})", [(f"{x}\n", f"{x + i}\n") for x in range(8)]) for i in range(16)]
     with Sandbox() as sandbox:
         for kind, jobs in (("functions", functions), ("scripts", scripts)):
-            compare(f"16 {kind} x 8 tests; plain: fresh interpreters", functools.partial(sandboxed, sandbox, jobs, itertools.count()),
+            compare(f"{len(jobs)} {kind} x 8 tests; plain: fresh interpreters", functools.partial(sandboxed, sandbox, jobs, itertools.count()),
                     functools.partial(fresh_interpreters, jobs), 3)
 
 
