@@ -132,6 +132,8 @@ class Sandbox(contextlib.AbstractContextManager):
 
         After two seconds a line on the terminal counts the programs done. Raises ValueError for a malformed job.
         """
+        if self._closed:
+            raise SandboxError("the sandbox is closed, by hand or by an interrupted run")
         jobs = [Job(*job) for job in jobs]
         asking: dict[tuple, list[int]] = {}  # who waits for the output of a program
         for i, job in enumerate(jobs):
@@ -173,7 +175,7 @@ class Sandbox(contextlib.AbstractContextManager):
 
     def _replace(self, helper: "_Helper") -> "_Helper":
         if self._closed:
-            raise SandboxError("the sandbox is closed, by hand or by an interrupted run")
+            raise SandboxError("the sandbox was closed while it ran programs")
         helper.close()
         self._helpers.append(new := _Helper(*self._limits))
         new.check()

@@ -370,6 +370,24 @@ def test_a_helper_that_dies_is_replaced_and_a_killer_scores_nothing(caplog):
         assert sandbox.run([Job(RIGHT + "# again", DOUBLE, "f")]) == [[True] * 3] and not caplog.text
 
 
+def test_an_interrupted_run_leaves_nothing_running():
+    """Guards against Ctrl-C that waits for endless programs, and against helpers that survive it."""
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    sandbox = Sandbox(1, seconds=1000)
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            sandbox.run([Job("def f(x):\n    while True: pass", DOUBLE, "f")])
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    assert sandbox._helpers[0].process.returncode is not None
+    with pytest.raises(SandboxError, match="closed"):
+        sandbox.run([Job(RIGHT, DOUBLE, "f")])
+
+
 def test_helpers_end_with_the_trainer():
     """Guards against processes that outlive a trainer killed without warning, in the midst of an endless program."""
     code = ("import sandbox, sys\ns = sandbox.Sandbox(1, seconds=60)\nprint(s._helpers[0].process.pid, flush=True)\n"
