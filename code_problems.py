@@ -37,12 +37,7 @@ from sandbox import Job, check_job
 
 MAX_TESTS, MAX_BYTES = 16, 8192  # LiveCodeBench: the smallest tests, and their input and output together (paper, set-up)
 MOST_TESTS = 100  # of one problem of our own format
-FORMATS = {  # name: the fields that tell it
-    "HumanEval": ("prompt", "entry_point", "test"), "MBPP": ("text", "code", "test_list"),
-    "MBPP, sanitized": ("prompt", "code", "test_list"),
-    "LiveCodeBench": ("question_content", "public_test_cases", "private_test_cases"), "own": ("prompt", "tests")}
-IMPORTS = """import bisect, collections, copy, functools, heapq, itertools, math, operator, os, random, re, string, sys
-from bisect import *
+IMPORTS = """from bisect import *
 from collections import *
 from functools import *
 from heapq import *
@@ -50,6 +45,7 @@ from itertools import *
 from math import ceil, comb, floor, gcd, inf, isqrt, lcm, log2, sqrt
 from string import ascii_letters, ascii_lowercase, ascii_uppercase, digits
 from typing import *
+import bisect, collections, copy, functools, heapq, itertools, math, operator, os, random, re, string, sys
 sys.setrecursionlimit(50_000)
 """
 
@@ -133,11 +129,11 @@ def read_problems(path: str) -> tuple[list[dict], int]:
             record = json.loads(line)
             if not isinstance(record, dict):
                 raise BadRecord("not a JSON object")
-            name = next((name for name, fields in FORMATS.items() if all(field in record for field in fields)), None)
+            name = next((name for name, (_, fields) in FORMATS.items() if all(field in record for field in fields)), None)
             if name is None:
-                known = "; ".join(f"{name}: {', '.join(fields)}" for name, fields in FORMATS.items())
+                known = "; ".join(f"{name}: {', '.join(fields)}" for name, (_, fields) in FORMATS.items())
                 raise BadRecord(f"fields {', '.join(record) or 'none'}: no known format; expected are those of {known}")
-            problem, missing = READERS[name](record)
+            problem, missing = FORMATS[name][0](record)
             defaults = {"id": f"{Path(path).stem}-{number}", "line": f"{path}, line {number}", "own": name == "own", "starter": "",
                         "before": "", "after": "", "reference": "", "date": "", "call": problem["entry_point"]}
             problems.append(defaults | problem)
@@ -266,7 +262,10 @@ def _cases(text: str, field: str) -> list:
     return cases
 
 
-READERS = {"HumanEval": _humaneval, "MBPP": _mbpp, "MBPP, sanitized": _mbpp, "LiveCodeBench": _livecodebench, "own": _own}
+FORMATS = {  # name: reader, and the fields that tell the format
+    "HumanEval": (_humaneval, ("prompt", "entry_point", "test")), "MBPP": (_mbpp, ("text", "code", "test_list")),
+    "MBPP, sanitized": (_mbpp, ("prompt", "code", "test_list")), "own": (_own, ("prompt", "tests")),
+    "LiveCodeBench": (_livecodebench, ("question_content", "public_test_cases", "private_test_cases"))}
 
 
 def _parse(source: str, field: str) -> ast.Module:

@@ -60,7 +60,7 @@ FORMATS = {
     "mbpp": (MBPP, 3, MBPP["code"], "def count(words):\n    return {}.fromkeys(map(len, words), 0) or {0: 0}"),
     "sanitized": (SANITIZED, 2, "def least(xs):\n    return sorted(xs)[0]", "def least(xs):\n    return 9"),
     "livecodebench stdin": (LCB_STDIN, 16, "print(sum(map(int, input().split())))", "print(input())"),
-    "livecodebench function": (LCB_FUNCTION, 2, "class Solution:\n    def addAll(self, xs: List[int], y: int) -> int: return sum(deque(xs)) + y",
+    "livecodebench function": (LCB_FUNCTION, 2, "class Solution:\n    def addAll(self, xs: List[int], y: int) -> int:\n        assert bisect.bisect_left([1], 1) == 0\n        return sum(deque(xs)) + y",
                                "class Solution:\n    def addAll(self, xs, y):\n        return -1"),
     "own": (OWN, 2, "twice = lambda x: x + x", "def twice(x):\n    return x + 100"),
     "own script": (OWN_SCRIPT, 2, "try:\n    print(input().upper())\nexcept EOFError:\n    print()", "print('ab')"),
