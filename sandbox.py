@@ -184,6 +184,8 @@ class Sandbox(contextlib.AbstractContextManager):
 
 def check_job(program: str, tests: list[tuple], entry_point: str | None) -> tuple[str, str | None, tuple[str, ...]]:
     """What decides a program's output, and all that a helper gets to see of a job; ValueError if it is malformed."""
+    if not isinstance(program, str):
+        raise ValueError(f"program: must be text, not {type(program).__name__}")  # noqa: TRY004 - as all else that is malformed
     if entry_point is not None and not entry_point.isidentifier():
         raise ValueError(f"entry_point {entry_point!r}: must be the name of a function; None runs the program as a script")
     for i, test in enumerate(tests):
