@@ -88,6 +88,9 @@ def load(path: str, test_path: str, run: Callable) -> dict[str, list[dict]]:
     problems.sort(key=lambda problem: hashlib.sha256(repr(problem["id"]).encode()).digest())
     if test_path:
         train, test = problems, problems if test_path == path else _checked(test_path, run)
+        texts = {problem["text"] for problem in train}
+        if shared := sum(problem["text"] in texts for problem in test):
+            print(f"{test_path}: {shared} of {len(test)} held-out problems stand in {path} too, so they are not held out", file=sys.stderr)
     elif all(problem["date"] for problem in problems):
         train, test = ([problem for problem in problems if (problem["date"] >= "2025-02-01") is late] for late in (False, True))
     else:
@@ -95,7 +98,9 @@ def load(path: str, test_path: str, run: Callable) -> dict[str, list[dict]]:
     if not test or not train:
         raise BadRecord(f"{path}: {len(problems)} problems{' of such dates' * all(problem['date'] for problem in problems)} are too "
                         "few to train on some and hold some out; give more, or --test-data")
-    return {"train": train[len(train) // 10:], "validation": train[:len(train) // 10], "test": test}
+    n = len(train) // 10
+    print(f"{path}: {len(train) - n} problems to train on, {n} for validation, {len(test)} held out", file=sys.stderr)
+    return {"train": train[n:], "validation": train[:n], "test": test}
 
 
 def _checked(path: str, run: Callable) -> list[dict]:
@@ -109,7 +114,7 @@ def _checked(path: str, run: Callable) -> list[dict]:
     n_kept = sum(len(problem["tests"]) for problem in kept)
     print(f"{path}: {len(kept)} problems with {n_kept} tests; left out: {left_out} asserts that are no pair of arguments and "
           f"expected value, {n_tests - n_kept} tests that the reference solution fails, {len(problems) - len(kept)} problems "
-          "without any test", file=sys.stderr)
+          f"without any test; without a reference solution, so that nothing checks their tests: {len(problems) - len(judged)}", file=sys.stderr)
     if not kept:
         raise BadRecord(f"{path}: no problem with a test is left")
     return kept
@@ -128,8 +133,9 @@ def read_problems(path: str) -> tuple[list[dict], int]:
         try:
             record = json.loads(line)
             if not isinstance(record, dict):
-                raise BadRecord("not a JSON object")
-            name = next((name for name, (_, fields) in FORMATS.items() if all(field in record for field in fields)), None)
+                raise BadRecord("not a JSON object: each line must be one problem")
+            name = next((name for name, (_, fields) in FORMATS.items() if all(field in record for field in fields)
+                         and (name != "HumanEval" or isinstance(record["test"], str))), None)
             if name is None:
                 known = "; ".join(f"{name}: {', '.join(fields)}" for name, (_, fields) in FORMATS.items())
                 raise BadRecord(f"fields {', '.join(record) or 'none'}: no known format; expected are those of {known}")

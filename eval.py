@@ -205,7 +205,10 @@ def load_config(run: Path) -> dict:
 
 def task_of(flags: dict) -> Task:
     """The task that the flags of a run name."""
-    return load_task(flags["task"], **flags)
+    task = load_task(flags["task"], **flags)
+    if flags.get("fingerprint", task.fingerprint) != task.fingerprint:
+        raise UserError(f"--data {flags['data']}: has changed since the run began; restore it, or train again")
+    return task
 
 
 def check_device(name: str) -> None:
@@ -386,7 +389,7 @@ def plot_answers(pools: dict[str, Pool], task: Task, path: Path, columns: int = 
                 return False
             ax.spines[:].set_visible(False)
             successes = pool.rewards[i][pool.rewards[i].any(-1)]
-            ax.set_title(f"{len(successes)} of {len(pool.rewards[i])} score, {len(successes.unique(dim=0))} ways", fontsize=8)
+            ax.set_title(f"{len(successes)} of {len(pool.rewards[i])} score, {(ways := len(successes.unique(dim=0)))} way{'s' * (ways != 1)}", fontsize=8)
         if task.wide:
             row[0].set_title(f"{title(name)}\n{row[0].get_title()}", fontsize=9, color=color(name))
         else:

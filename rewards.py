@@ -13,6 +13,7 @@ Where the maze departs from the official code:
 
 import collections
 import functools
+import hashlib
 import importlib.util
 import itertools
 import random
@@ -51,6 +52,7 @@ class Task:
     tag = "answer"  # answers stand between <answer_1> and </answer_1>, <answer_2> and </answer_2>, ...
     objectives: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()  # flags of train.py that the constructor takes
+    fingerprint = ""  # of the files that the problems come from; a run goes on with no others
     m = 3  # answers per rollout, where --m does not say
     steps = 200  # of RL, where --steps does not say
     eval_problems = 200  # held out, where --eval-problems does not say
@@ -358,6 +360,8 @@ class Code(Task):
             self.parts = code_problems.load(data, test_data, self.sandbox.run) if data else code_problems.small_problems()
         except code_problems.BadRecord as error:
             raise UserError(f"--data {error}") from error
+        files = b"".join(Path(path).read_bytes() for path in (data, test_data) if path)
+        self.fingerprint = hashlib.sha256(files).hexdigest() if files else ""
         if not data:
             self.words, self.answer_words = code_problems.small_words(), code_problems.LONGEST
             self.objectives = tuple(f"f({x})" for x in code_problems.HIDDEN)
@@ -409,7 +413,8 @@ class Code(Task):
         for row, ((answer, count), vector) in enumerate(zip(counts, vectors, strict=True)):
             for i, passed in enumerate(vector):
                 axes.add_patch(_rectangle(i, row, color if passed else "white"))
-            label = f"{count:2} x {' '.join(answer.split())[:34]}" + " <- solved" * all(vector)
+            text = " ".join(answer.split())
+            label = f"{count:2}\u00d7  {text[:34]}{'...' * (len(text) > 34)}{'  (solved)' * all(vector)}"
             axes.text(k * 1.05, row + 0.55, label, va="center", fontsize=5.5, family="monospace", parse_math=False)
         axes.set(xlim=(0, 3.4 * k), ylim=(10, -1), xticks=[], yticks=[])
         return True

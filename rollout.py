@@ -126,7 +126,7 @@ def load_policy(name: str, task: Task, *, seed: int = 0, device: str = "cpu",
 def _tiny_tokenizer(task: Task) -> PreTrainedTokenizerFast:
     """One token per word: specials, numbers of answers, tags, then the task's own words."""
     if not task.words:
-        raise UserError(f"--model tiny: task {task.name} lists no words for it; give Task.words, or use a language model")
+        raise UserError(f"--model tiny: task {task.name} has no words for it here; take a language model, --model FOLDER or a Hub id, or give Task.words")
     numbers = range(1, MAX_ANSWERS + 1)
     tags = [tag.format(task.tag, i) for i in numbers for tag in ("<{}_{}>", "</{}_{}>")]
     words = [PAD, EOS, *(f"answers={m}" for m in numbers), *tags, *task.words]

@@ -381,6 +381,7 @@ def run(argv: list[str]) -> None:
     if config:
         args = merge_flags(args, argv, config["flags"], out)
     task = task_of(vars(args))
+    args.fingerprint = task.fingerprint
     fill_in_flags(args, task)
     check_flags(args)
     if args.data and "data" not in task.flags:

@@ -139,7 +139,7 @@ class Bomb:
 
 
 BAD = {
-    "line 2": ([OWN, "{oops"], "line 2: not JSON"), "not an object": (["[1]"], "line 1, not a JSON object"),
+    "line 2": ([OWN, "{oops"], "line 2: not JSON"), "not an object": (["[1]"], "line 1, not a JSON object: each line must be one problem"),
     "no format": ([{"question": "?", "answer": 1}], "line 1, fields question, answer: no known format; expected are those of HumanEval: prompt, entry"),
     "empty": ([""], "holds no problem"), "no tests": ([OWN | {"tests": []}], "line 1, field tests: 0 tests; allowed are 1 to 100"),
     "too many": ([OWN, OWN | {"tests": [[[1], 2]] * 101}], "line 2, field tests: 101 tests"),
@@ -159,6 +159,7 @@ BAD = {
     "lcb output": ([LCB_STDIN | {"public_test_cases": '[{"input": "1"}]'}], "field public_test_cases[0]: needs input and output"),
     "lcb large": ([LCB_STDIN | {"public_test_cases": "[]", "private_test_cases": pickled([{"input": "9" * 9000, "output": ""}])}], "no test of at most"),
     "lcb name": ([LCB_FUNCTION | {"metadata": "{}"}], "field metadata or private_test_cases: func_name"),
+    "test for tests": ([{"prompt": "?", "entry_point": "f", "test": [[[1], 2]]}], "no known format"),
     "lcb name type": ([LCB_FUNCTION | {"metadata": '{"func_name": 3}'}], "line 1: cannot be used"),
     "long integer": (['{"id": "a", "prompt": "?", "entry_point": "f", "tests": [[[1], ' + "9" * 5000 + "]]}"], "line 1: cannot be used"),
     "deep": ([OWN | {"tests": [[[1], eval("[" * 90 + "]" * 90)]]}, json.dumps(OWN).replace("-6", "[" * 900 + "]" * 900)], "line 2"),
@@ -184,7 +185,21 @@ def test_bad_flags(capsys):
     fails(["--task", "code", "--seconds", "0"], capsys, "--seconds", "seconds > 0")
     fails(["--task", "code", "--memory-mb", "5"], capsys, "memory_mb=5")
     fails(["--task", "code", "--data", write(OWN)], capsys, "1 problems are too few to train on some and hold some out")
-    fails(["--task", "code", "--data", write(OWN), "--test-data", "problems.jsonl"], capsys, "--model tiny: task code lists no words")
+    fails(["--task", "code", "--data", write(OWN), "--test-data", "problems.jsonl"], capsys, "--model tiny: task code has no words for it here; take a language model")
+
+
+def test_a_file_that_changes_under_a_run_is_noticed(capsys):
+    """Guards against a table whose problems are not those that were trained on, in the evaluation and in --resume."""
+    data, model = write(*(OWN | {"id": f"p{i}"} for i in range(12))), save_random_model(Path("model"), "llama")
+    train.main(["--task", "code", "--data", data, "--model", model, "--out", "run", *QUICK, "--steps", "1", "--max-new-tokens", "9", "--method", "vpo"])
+    assert "8 problems to train on, 1 for validation" not in (error := capsys.readouterr().err) and "2 held out" in error
+    evaluation.main(["run", "--pool", "4"])
+    write(*(OWN | {"id": f"p{i}"} for i in range(11)))
+    fails(["run"], capsys, "--data problems.jsonl: has changed since the run began", command=evaluation.main)
+    fails(["--resume", "--out", "run"], capsys, "--data problems.jsonl: has changed since the run began")
+    write(OWN, name="other.jsonl")
+    Code("problems.jsonl", "other.jsonl")
+    assert "1 of 1 held-out problems stand in problems.jsonl too" in capsys.readouterr().err
 
 
 def test_held_out_problems_are_held_out():
