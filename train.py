@@ -232,6 +232,7 @@ def train(args: argparse.Namespace, method: str, task: Task, out: Path, interrup
         last = f"the last good checkpoint is {checkpoints(run)[-1]}" if checkpoints(run) else "no checkpoint was due yet"
         raise UserError(f"{method}, step {step + 1}: {why}; {last}")
 
+    answered = 0.0
     for step in bar:
         began = time.perf_counter()
         stream = 2 * (args.seed * 1_000_003 + step)  # even: rollouts, odd: weightings, which must not share their noise
@@ -259,6 +260,7 @@ def train(args: argparse.Namespace, method: str, task: Task, out: Path, interrup
         metrics = {"step": step + 1, **describe(task, scored, advantages), **losses, "grad_norm": float(grad_norm), "lr": lr,
                    "rollouts": len(rollouts.texts), "tokens": tokens, "tokens_per_second": tokens / seconds, "seconds": seconds}
         append(run / "metrics.jsonl", metrics)
+        answered += metrics["answers"]
         if step % 10 == 0 or step + 1 == args.steps:
             append(run / "samples.jsonl", {"step": step + 1, "problem": dataclasses.asdict(problems[0]), "rollouts": [
                 {"text": text, "rewards": rewards, "advantage": advantage} for text, rewards, advantage in
@@ -280,6 +282,9 @@ def train(args: argparse.Namespace, method: str, task: Task, out: Path, interrup
         if interrupted:
             raise KeyboardInterrupt(f"{method} stopped after step {step + 1} of {args.steps}, everything is saved; "
                                     f"go on with: python train.py --resume --out {out}")
+    if first < args.steps and not answered:
+        print(f"{method}: no rollout held an answer that could be read, so nothing was learnt; look into {run / 'samples.jsonl'}, "
+              f"and whether --max-new-tokens {args.max_new_tokens} leaves room for one", file=sys.stderr)
 
 
 def backward(args: argparse.Namespace, model, reference, rollouts: Rollouts, advantages: torch.Tensor) -> dict[str, float]:

@@ -298,6 +298,13 @@ def test_real_formats_go_through_training_and_evaluation(architecture, capsys):
     assert Path("run/answers.png").stat().st_size > 5000
 
 
+def test_rollouts_without_any_program_are_said_to_be_useless(capsys):
+    """Guards against a run that learnt nothing and ends like a success: nine tokens hold no program."""
+    train.main(["--task", "code", "--data", write(OWN), "--test-data", "problems.jsonl", "--model", save_random_model(Path("model"), "llama"),
+                "--out", "run", *QUICK, "--steps", "1", "--max-new-tokens", "9", "--method", "vpo", "--eval-problems", "0"])
+    assert "vpo: no rollout held an answer" in (error := capsys.readouterr().err) and "--max-new-tokens 9" in error
+
+
 def test_the_small_problems_train(capsys):
     """The main job in small, with resume: verdicts come from real programs in the sandbox."""
     arguments = ["--task", "code", *QUICK, "--warm-steps", "25", "--steps", "3", "--eval-problems", "0"]
