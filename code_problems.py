@@ -29,7 +29,7 @@ import re
 import sys
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -192,17 +192,17 @@ def _own(record: dict) -> tuple[dict, int]:
 def _humaneval(record: dict) -> tuple[dict, int]:
     prompt, name = _field(record, "prompt", str), _field(record, "entry_point", str)
     reference = prompt + _field(record, "canonical_solution", str, "    pass\n")
-    _defines(reference, name, "entry_point")
+    function = _defines(reference, name, "entry_point")
     module = _parse(_field(record, "test", str), "test")
     check = next((node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "check"), None)
     if check is None or len(check.args.args) != 1:
         raise BadRecord("field test: has no function check(candidate)")
-    function = next(node for node in ast.walk(_parse(reference, "prompt")) if isinstance(node, ast.FunctionDef) and node.name == name)
     first = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
     before = "".join(reference.splitlines(keepends=True)[:first - 1])  # imports and helper functions
-    return _from_asserts(check, check.args.args[0].arg, name) | {
+    problem, left_out = _from_asserts(check, check.args.args[0].arg, name)
+    return problem | {
         "id": _field(record, "task_id", str, "HumanEval"), "text": "Complete this function:\n\n" + prompt, "before": before,
-        "reference": reference if "canonical_solution" in record else ""}, _count_left_out(check, check.args.args[0].arg)
+        "reference": reference if "canonical_solution" in record else ""}, left_out
 
 
 def _mbpp(record: dict) -> tuple[dict, int]:
@@ -217,9 +217,10 @@ def _mbpp(record: dict) -> tuple[dict, int]:
         raise BadRecord(f"field test_list: calls no function that code defines ({', '.join(defined) or 'none'})")
     before = "\n".join(filter(None, [_field(record, "test_setup_code", str, ""), *_field(record, "test_imports", list, [])]))
     text = _field(record, "text" if "text" in record else "prompt", str)
-    return _from_asserts(tests, name, name) | {
+    problem, left_out = _from_asserts(tests, name, name)
+    return problem | {
         "id": f"MBPP/{record.get('task_id', '')}", "text": f"{text}\n\nFor example:\n{asserts[0]}", "reference": code,
-        "before": before + "\n" if before else ""}, _count_left_out(tests, name)
+        "before": before + "\n" if before else ""}, left_out
 
 
 def _livecodebench(record: dict) -> tuple[dict, int]:
@@ -281,10 +282,12 @@ def _parse(source: str, field: str) -> ast.Module:
         raise BadRecord(f"field {field}: not Python ({error})") from error
 
 
-def _defines(source: str, name: str, field: str) -> None:
-    names = {node.name for node in ast.walk(_parse(source, field)) if isinstance(node, ast.FunctionDef)}
-    if name not in names:
-        raise BadRecord(f"field {field}: {name!r} is defined by no program, only {', '.join(sorted(names)) or 'nothing'}")
+def _defines(source: str, name: str, field: str) -> ast.FunctionDef:
+    """The function of that name; BadRecord if the source defines none."""
+    found = {node.name: node for node in ast.walk(_parse(source, field)) if isinstance(node, ast.FunctionDef)}
+    if name not in found:
+        raise BadRecord(f"field {field}: {name!r} is defined by no program, only {', '.join(sorted(found)) or 'nothing'}")
+    return found[name]
 
 
 # From asserts to (expression, expected value).
@@ -300,24 +303,19 @@ def plain(value):  # put in front of programs, too: untyped and self-contained
     return {key: plain(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-def _from_asserts(tree: ast.AST, candidate: str, name: str) -> dict:
-    """Tests and the source that runs them: `_answer(i)` evaluates expression i, no expected value is in it."""
-    found = [pair for pair in map(functools.partial(_convert, candidate), _asserts(tree)) if pair]
+def _from_asserts(tree: ast.AST, candidate: str, name: str) -> tuple[dict, int]:
+    """Tests and the source that runs them, `_answer_(i)` evaluates expression i; and how many asserts are left out.
+
+    Those in loops and conditions are: they depend on more than a call. `assert True` is none.
+    """
+    found = [pair for node in tree.body if isinstance(node, ast.Assert) and (pair := _convert(candidate, node))]
+    every = [node for node in ast.walk(tree) if isinstance(node, ast.Assert) and not isinstance(node.test, ast.Constant)]
     expressions = ", ".join(f"lambda: {expression}" for expression, *_ in found)
     source = inspect.getsource(plain).replace("plain(", "_plain_(")
     known_as = "" if candidate == name else f"    {candidate} = {name}\n"
     after = f"\n\n{source}\ndef _answer_(i):\n{known_as}    return _plain_([{expressions}][i]())\n"
-    return {"entry_point": name, "call": "_answer_", "after": after, "tests": [[[i], *pair[1:]] for i, pair in enumerate(found)]}
-
-
-def _asserts(tree: ast.AST) -> Iterator[ast.Assert]:
-    """The asserts that are statements of the tree itself; those in loops and conditions depend on more than a call."""
-    return (node for node in tree.body if isinstance(node, ast.Assert))
-
-
-def _count_left_out(tree: ast.AST, candidate: str) -> int:
-    every = [node for node in ast.walk(tree) if isinstance(node, ast.Assert) and not isinstance(node.test, ast.Constant)]
-    return len(every) - sum(_convert(candidate, node) is not None for node in _asserts(tree))
+    tests = [[[i], *pair[1:]] for i, pair in enumerate(found)]
+    return {"entry_point": name, "call": "_answer_", "after": after, "tests": tests}, len(every) - len(found)
 
 
 def _convert(candidate: str, node: ast.Assert) -> tuple | None:

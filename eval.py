@@ -389,7 +389,8 @@ def plot_answers(pools: dict[str, Pool], task: Task, path: Path, columns: int = 
                 return False
             ax.spines[:].set_visible(False)
             successes = pool.rewards[i][pool.rewards[i].any(-1)]
-            ax.set_title(f"{len(successes)} of {len(pool.rewards[i])} score, {(ways := len(successes.unique(dim=0)))} way{'s' * (ways != 1)}", fontsize=8)
+            ways = len(successes.unique(dim=0))
+            ax.set_title(f"{len(successes)} of {len(pool.rewards[i])} score, {ways} way{'s' * (ways != 1)}", fontsize=8)
         if task.wide:
             row[0].set_title(f"{title(name)}\n{row[0].get_title()}", fontsize=9, color=color(name))
         else:

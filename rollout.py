@@ -65,7 +65,8 @@ class Scored:
 def score(task: Task, problems: list[Problem], answers: list[list[list[str]]], m: int) -> Scored:
     """Reward vectors of answers[p][g], the up to m answers of every rollout. Equal answers to a problem are scored once.
 
-    Raises UserError if a reward and the task's objectives differ in length. An answer whose canonical form already stands in its rollout keeps its vector but leaves the mask.
+    Raises UserError if a reward and the task's objectives differ in length. An answer whose canonical form already stands
+    in its rollout keeps its vector but leaves the mask.
     """
     P, G = len(problems), len(answers[0])
     # Where there is no answer at all, an empty one tells the number of objectives.

@@ -101,7 +101,7 @@ class Sandbox(contextlib.AbstractContextManager):
             raise ValueError(f"seconds={seconds}, memory_mb={memory_mb}, workers={workers}: needs seconds > 0, memory_mb >= 64 and "
                              "workers >= 1")
         self._limits = (seconds, memory_mb, unconfined)
-        self._cache: dict[tuple, list[bytes | None]] = {}
+        self._cache: dict[bytes, list[bytes | None]] = {}
         self._idle: queue.SimpleQueue[_Helper] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(workers, "sandbox")
         self._helpers = [_Helper(*self._limits) for _ in range(workers)]

@@ -112,6 +112,11 @@ CHEATS = {
     "reads the trainer's memory": "import os\ndef f(x): return open(f'/proc/{os.getppid()}/mem', 'rb').read(9).hex()",
     "looks for secrets": "import os\ndef f(x): return [v for k, v in os.environ.items() if 'SECRET' in k][0]",
     "imports this file": "import test_sandbox\ndef f(x): return test_sandbox.DOUBLE[0][1]",
+    "writes a file": "def f(x):\n    for folder in ('/tmp', '/dev/shm', '/', '.'):\n        try:\n"
+                     "            with open(folder + '/written_in_the_sandbox', 'w') as file: file.write('1')\n            return 2 * x\n"
+                     "        except OSError: pass",
+    "makes a folder": "import os\ndef f(x):\n    os.mkdir('/tmp/written_in_the_sandbox')\n    return 2 * x",
+    "signals everyone": "import os, signal\ndef f(x):\n    os.kill(-1, signal.SIGURG)\n    return 2 * x",
     "lists a folder": "import os\ndef f(x): return os.listdir('/')",
     "asks whether a file exists": "import os\ndef f(x): return 2 * x if os.path.exists('/etc/passwd') else 'blind'",
     "network": "import socket\ndef f(x):\n    socket.socket().connect(('127.0.0.1', 9))\n    return 2 * x",
@@ -246,6 +251,8 @@ def cases() -> list[tuple[str, Job, list[bool]]]:
     """Name, job and the verdicts that it must get."""
     found = [("cheat: " + name, Job(program, DOUBLE, "f"), [False] * 3) for name, program in CHEATS.items()]
     found += [("endless: " + name, Job(program, DOUBLE[:1], "f"), [False]) for name, program in ENDLESS.items()]
+    found.append(("cheat: signals the trainer by its number", Job(
+        "import os, signal\ndef f(pid):\n    os.kill(pid, signal.SIGURG)\n    return pid", [([os.getpid()], os.getpid())], "f"), [False]))
     found += [("script cheat: " + name, Job(program, STDIO), [False] * 2) for name, program in SCRIPT_CHEATS.items()]
     for kind, programs, entry_point in (("honest", HONEST, "f"), ("honest script", HONEST_SCRIPTS, None)):
         for name, (program, tests, *verdict) in programs.items():
@@ -294,14 +301,14 @@ def test_nothing_is_left_behind(graded):
     """Guards against stray processes, files, signals, and harm to a bystander."""
     _, canary_alive, processes_left, new_files, signals = graded
     assert canary_alive and not processes_left and not signals
-    assert not any(name for names in new_files.values() for name in names if "sandbox" in name or "expected" in name)
+    assert not any("written_in_the_sandbox" in names for names in new_files.values())
 
 
 def test_a_program_cannot_reach_the_ones_before_it():
     """Guards against a helper that keeps programs or answers in memory, from which a fork inherits them."""
     secret = "marker" + "_of_another_program"
     thief = ("import gc, ctypes\ndef f(x):\n    found = any('mark' + 'er_of_an' in repr(o) for o in gc.get_objects() if isinstance(o, (str, list, dict)))\n"
-             "    maps = None\n    return found")
+             "    return found")
     with Sandbox(1) as sandbox:
         assert sandbox.run([Job(f"word = '{secret}'\ndef f(x): return word", [([1], secret)], "f")]) == [[True]]
         assert sandbox.run([Job(thief, [([1], False)], "f")]) == [[True]]
