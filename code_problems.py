@@ -90,7 +90,8 @@ def load(path: str, test_path: str, run: Callable) -> dict[str, list[dict]]:
         train, test = problems, problems if test_path == path else _checked(test_path, run)
         texts = {problem["text"] for problem in train}
         if shared := sum(problem["text"] in texts for problem in test):
-            print(f"{test_path}: {shared} of {len(test)} held-out problems stand in {path} too, so they are not held out", file=sys.stderr)
+            print(f"{test_path}: {shared} of {len(test)} held-out problems stand in {path} too, so they are not held out",
+                  file=sys.stderr)
     elif all(problem["date"] for problem in problems):
         train, test = ([problem for problem in problems if (problem["date"] >= "2025-02-01") is late] for late in (False, True))
     else:
@@ -114,7 +115,8 @@ def _checked(path: str, run: Callable) -> list[dict]:
     n_kept = sum(len(problem["tests"]) for problem in kept)
     print(f"{path}: {len(kept)} problems with {n_kept} tests; left out: {left_out} asserts that are no pair of arguments and "
           f"expected value, {n_tests - n_kept} tests that the reference solution fails, {len(problems) - len(kept)} problems "
-          f"without any test; without a reference solution, so that nothing checks their tests: {len(problems) - len(judged)}", file=sys.stderr)
+          "without any test; without a reference solution, so that nothing checks their tests: "
+          f"{len(problems) - len(judged)}", file=sys.stderr)
     if not kept:
         raise BadRecord(f"{path}: no problem with a test is left")
     return kept
@@ -422,7 +424,8 @@ def pack(pairs: list[tuple[dict, str]]) -> list[tuple[list[int], Job]]:
     jobs = [([i], job(*pairs[i])) for i in sorted({*runnable} - {*pure})]
     for group in (pure[i:i + 48] for i in range(0, len(pure), 48)):
         functions = ", ".join(f"lambda x: ({pairs[i][1]})" for i in group)
-        tests = [[[place, [x for (x,), _ in pairs[i][0]["tests"]]], [y for _, y in pairs[i][0]["tests"]]] for place, i in enumerate(group)]
+        columns = [zip(*pairs[i][0]["tests"], strict=True) for i in group]  # arguments [x], expected y
+        tests = [[[place, [x for x, in xs]], list(ys)] for place, (xs, ys) in enumerate(columns)]
         jobs.append((group, Job(PACKED.format(functions), tests, "f", each=True)))
     return jobs
 

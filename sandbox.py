@@ -98,8 +98,8 @@ class Sandbox(contextlib.AbstractContextManager):
     def __init__(self, workers: int | None = None, *, seconds: float = 2.0, memory_mb: int = 512, unconfined: bool = False):
         workers = workers or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
         if not (0 < seconds < 1e6 and 64 <= memory_mb < 2**30 and workers >= 1):
-            raise ValueError(f"seconds={seconds}, memory_mb={memory_mb}, workers={workers}: needs seconds > 0, memory_mb >= 64 and "
-                             "workers >= 1")
+            raise ValueError(f"seconds={seconds}, memory_mb={memory_mb}, workers={workers}: needs seconds > 0, "
+                             "memory_mb >= 64 and workers >= 1")
         self._limits = (seconds, memory_mb, unconfined)
         self._cache: dict[bytes, list[bytes | None]] = {}
         self._idle: queue.SimpleQueue[_Helper] = queue.SimpleQueue()
@@ -146,7 +146,8 @@ class Sandbox(contextlib.AbstractContextManager):
                     passed = [_passes(got, jobs[i], *test[1:]) for got, test in zip(outcome, jobs[i].tests, strict=True)]
                     verdicts[i] = list(itertools.chain(*passed))
                 if sys.stderr.isatty() and time.monotonic() > began + 2:
-                    print(f"\rsandbox: {done} of {len(asking)} programs", end="" if done < len(asking) else "\n", file=sys.stderr)
+                    end = "" if done < len(asking) else "\n"
+                    print(f"\rsandbox: {done} of {len(asking)} programs", end=end, file=sys.stderr)
         except BaseException:  # Ctrl-C, above all: nobody waits for programs that still run
             self.close()
             raise
@@ -185,7 +186,7 @@ class Sandbox(contextlib.AbstractContextManager):
 def check_job(program: str, tests: list[tuple], entry_point: str | None) -> tuple[str, str | None, tuple[str, ...]]:
     """What decides a program's output, and all that a helper gets to see of a job; ValueError if it is malformed."""
     if not isinstance(program, str):
-        raise ValueError(f"program: must be text, not {type(program).__name__}")  # noqa: TRY004 - as all else that is malformed
+        raise ValueError(f"program: must be text, not {type(program).__name__}")  # noqa: TRY004 - as below
     if entry_point is not None and not entry_point.isidentifier():
         raise ValueError(f"entry_point {entry_point!r}: must be the name of a function; None runs the program as a script")
     for i, test in enumerate(tests):
@@ -194,7 +195,8 @@ def check_job(program: str, tests: list[tuple], entry_point: str | None) -> tupl
         if entry_point is None and not all(isinstance(text, str) for text in test[:2]):
             raise ValueError(f"test {i}: stdin and stdout must be strings; for arguments name the entry_point")
         if entry_point is not None and not (isinstance(test[0], list | tuple) and _is_plain(test)):
-            raise ValueError(f"test {i}: must be a list of arguments and the expected output, all plain JSON values, at most 200 deep")
+            raise ValueError(f"test {i}: must be a list of arguments and the expected output, all plain JSON values, at most "
+                             "200 deep")
     return program, entry_point, tuple(test[0] if entry_point is None else json.dumps(test[0]) for test in tests)
 
 
@@ -207,8 +209,8 @@ def _passes(got: bytes | None, job: Job, expected: Any, tolerance: tuple[float, 
         lines = [[line.rstrip() for line in text.rstrip().split("\n")] for text in (got.decode(errors="replace"), expected)]
         return [lines[0] == lines[1]]
     try:
-        long = len(got) > 4000  # then it may hold integers that take int() quadratic time, or more than it allows
-        got = json.loads(got, parse_int=lambda digits: (int if len(digits) < 4000 else decimal.Decimal)(digits)) if long else json.loads(got)
+        # A long answer may hold integers that take int() quadratic time, or more than it allows.
+        got = json.loads(got, parse_int=_parse_int if len(got) > 4000 else None)
         if not job.each:
             return [_same(got, expected, *tolerance)]
         if isinstance(got, list) and len(got) == len(expected):
@@ -216,6 +218,10 @@ def _passes(got: bytes | None, job: Job, expected: Any, tolerance: tuple[float, 
     except (ValueError, ArithmeticError, RecursionError):
         pass
     return failed
+
+
+def _parse_int(digits: str) -> int | decimal.Decimal:
+    return int(digits) if len(digits) < 4000 else decimal.Decimal(digits)
 
 
 def _same(got: Any, expected: Any, relative: float, absolute: float) -> bool:
@@ -245,8 +251,9 @@ PROBE = """
 import os, socket, threading
 def probe():
     threading.Thread(target=len, args=("",)).start()
-    attempts = {"read files": lambda: os.open("/", os.O_RDONLY), "see files": lambda: os.stat("/"), "reach the network": socket.socket,
-                "send signals": lambda: os.kill(os.getppid(), 0), "start processes": lambda: os.fork() or os._exit(0)}
+    attempts = {"read files": lambda: os.open("/", os.O_RDONLY), "see files": lambda: os.stat("/"),
+                "reach the network": socket.socket, "send signals": lambda: os.kill(os.getppid(), 0),
+                "start processes": lambda: os.fork() or os._exit(0)}
     for name, attempt in list(attempts.items()):
         try:
             attempt()
@@ -300,7 +307,7 @@ class _Helper:
         return outcome
 
     def _run(self, program: str, entry_point: str, inputs: str, *files: int) -> tuple[bytes, int]:
-        """One child: what it wrote, up to MAX_OUTPUT bytes, and its exit status, -1 if it was killed. OSError if the helper dies."""
+        """One child: what it wrote, up to MAX_OUTPUT bytes, and its exit status, -1 if killed. OSError if the helper dies."""
         code, name, rest = (text.encode(errors="surrogatepass") for text in (program, entry_point, inputs))
         ours, theirs = socket.socketpair()
         output = bytearray()
