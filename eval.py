@@ -21,18 +21,9 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
+from policy import check_folder, checkpoints, is_tiny, load_policy
 from rewards import Problem, Task, UserError, load_task
-from rollout import (
-    build_prompt,
-    check_folder,
-    checkpoints,
-    is_tiny,
-    load_policy,
-    parse_answers,
-    rollout_length,
-    sample,
-    score_texts,
-)
+from rollout import build_prompt, parse_answers, rollout_length, sample, score_texts
 from vpo import ADVANTAGES, answers_per_rollout, sample_weights
 
 NAMES = {"start": "start model", "start_sets": "start model, sets", "grpo": "GRPO", "multi_rlvr": "Multi-RLVR", "vpo": "VPO"}
@@ -185,7 +176,7 @@ def evaluate_run(run: Path, flags: dict, task: Task, *, split: str, problems: in
         model, tokenizer = load_policy(str(folder), task, device=device, dtype=flags["dtype"])
         pools[name] = sample_pool(model, tokenizer, task, held_out, m=m, size=size, temperature=temperature, seed=flags["seed"],
                                   max_new_tokens=rollout_length(task, tokenizer, m, flags["max_new_tokens"]),
-                                  desc=f"evaluate {title(name)}", micro_batch=750 if is_tiny(tokenizer) else 32)
+                                  desc=f"evaluate {title(name)}", micro_batch=750 if is_tiny(tokenizer) else (flags.get("sampling_batch") or 96) * m)
     return pools
 
 
@@ -211,13 +202,14 @@ def task_of(flags: dict) -> Task:
     return task
 
 
-def check_device(name: str) -> None:
-    """Raise UserError if there is no such device."""
+def check_device(name: str) -> str:
+    """The device of this name, for auto cuda if there is one, else cpu. Raises UserError if there is no such device."""
     available = {"auto": True, "cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if name not in available:
         raise UserError(f"--device {name}: unknown; choose from {', '.join(available)}")
     if not available[name]:
         raise UserError(f"--device {name}: this machine has none; take --device cpu")
+    return name if name != "auto" else "cuda" if available["cuda"] else "cpu"
 
 
 def print_table(heading: str, measures: dict[str, dict[str, Tensor]], n: int) -> None:
@@ -436,13 +428,13 @@ def main(argv: list[str] | None = None) -> None:
     transformers_logging.set_verbosity_error()
     args = build_parser().parse_args(argv)
     try:
-        check_device(args.device)
+        device = check_device(args.device)
         for flag in ("problems", "pool", "temperature"):
             value = getattr(args, flag)
             if value is not None and not 0 < value < math.inf:
                 raise UserError(f"--{flag} {value}: must be positive")
         evaluate_runs(args.runs, split=args.split, problems=args.problems, size=args.pool, temperature=args.temperature,
-                      device="cpu" if args.device == "auto" else args.device, out=args.out)
+                      device=device, out=args.out)
     except UserError as error:
         print(f"eval.py: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -1,56 +1,48 @@
-"""Rollouts: models and tokenizers in, prompts in, answers out, with the log-probability of every sampled token.
+"""Rollouts: prompts in, answers and their scores out, with the log-probability of every sampled token.
 
-    load_policy     `tiny` (own vocabulary, random weights), or any causal language model: a local folder or a Hub id
-    sample          P prompts -> P * G rollouts: each prompt is prefilled once, its KV cache expanded to the group
-    token_logprobs  the same log-probabilities with gradients: each prompt is computed once, its G rollouts share it
+    sample          P prompts -> P * G rollouts: each prompt is prefilled once, its KV cache handed to its group
     parse_answers   a rollout's text -> its tagged answers
+    score           answers -> reward vectors
 
-Conventions: the temperature is the only sampling knob and divides the logits in `sample` and in `token_logprobs` alike;
-masks come from positions, never from pad ids, and the first EOS counts as sampled; the model stays in eval mode, also in
-the update, because dropout would score another policy than the one that was sampled.
+Conventions: the temperature is the only sampling knob and divides the logits here and in update.py alike; masks come from
+positions, never from pad ids, and the first EOS counts as sampled; the model stays in eval mode, also in the update,
+because dropout would score another policy than the one that was sampled.
 """
 
-import contextlib
-import hashlib
-import io
-import json
-import os
-import shutil
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    DynamicCache,
-    GPT2Config,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicLayer
 
-from rewards import MAX_ANSWERS, Problem, Task, UserError
+from policy import PromptLayer, cache_of, eos_ids, head, hidden_states, is_tiny, prefill, prompt_mask
+from rewards import Problem, Task, UserError
 
-PAD, EOS = "<pad>", "<eos>"
+CUDA_CHECK = 16  # decode steps between two looks at which rollouts have ended: each look waits for the device
 
 
 @dataclass
 class Rollouts:
     """A batch of P groups of G rollouts; row p * G + g is rollout g of prompt p. Tensors live on the model's device."""
     prompt_ids: Tensor  # (P, L) padded on the left
-    prompt_mask: Tensor  # (P, L) bool, the prompt's own tokens
+    prompt_lengths: list[int]  # P
     tokens: Tensor  # (P * G, T) sampled token ids, then padding
     logprobs: Tensor  # (P * G, T) float32, log-probability of each under the sampling temperature
-    mask: Tensor  # (P * G, T) bool, what was sampled, the first EOS included
-    texts: list[str]  # (P * G) decoded without special tokens
+    lengths: list[int]  # P * G, how many were sampled, the first EOS included
+    texts: list[str]  # P * G, decoded without special tokens
 
     @property
     def group_size(self) -> int:
         return len(self.tokens) // len(self.prompt_ids)
+
+    @property
+    def mask(self) -> Tensor:
+        """(P * G, T) bool, what was sampled."""
+        lengths = torch.tensor(self.lengths, device=self.tokens.device)
+        return torch.arange(self.tokens.shape[1], device=self.tokens.device) < lengths[:, None]
 
 
 @dataclass
@@ -92,74 +84,6 @@ def score(task: Task, problems: list[Problem], answers: list[list[list[str]]], m
     objective_mask = torch.stack([torch.arange(k) < row.shape[-1] for row in rows])
     scalars = torch.stack([task.scalar(row) for row in rows]).masked_fill(~exists, 0.0)
     return Scored(padded, scalars, mask, objective_mask)
-
-
-def load_policy(name: str, task: Task, *, seed: int = 0, device: str = "cpu",
-                dtype: str = "float32") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A model and its tokenizer: `tiny` with fresh weights, else an ordinary Hugging Face checkpoint, local or on the Hub.
-
-    Weights are float32 whatever the dtype, which is what the forward pass computes in: at a learning rate of 1e-6 a
-    bfloat16 weight would not move. Raises UserError if there is no such model, or if it cannot be read.
-    """
-    if name == "tiny":
-        tokenizer = _tiny_tokenizer(task)
-        torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(_tiny_config(tokenizer))
-        model.compute_dtype = getattr(torch, dtype)
-        return model.to(device).eval(), tokenizer
-    if Path(name).exists() and not (Path(name) / "config.json").is_file():
-        raise UserError(f"--model {name}: there is no config.json in it, so it is no Hugging Face checkpoint")
-    if not Path(name).exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
-        raise UserError(f"--model {name}: no such folder; choose tiny, a local checkpoint, or a Hub id like Qwen/Qwen2.5-0.5B")
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            tokenizer = AutoTokenizer.from_pretrained(name)
-            model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
-    except Exception as error:  # transformers, safetensors, tokenizers and the Hub each raise their own kinds
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise UserError(f"--model {name}: cannot be loaded ({lines[0]})") from error
-    if not eos_ids(model, tokenizer):
-        raise UserError(f"--model {name}: its tokenizer has no EOS token, so no rollout would ever end")
-    model.compute_dtype = getattr(torch, dtype)
-    return model.to(device).eval(), tokenizer
-
-
-def _tiny_tokenizer(task: Task) -> PreTrainedTokenizerFast:
-    """One token per word: specials, numbers of answers, tags, then the task's own words."""
-    if not task.words:
-        raise UserError(f"--model tiny: task {task.name} has no words for it here; take a language model, --model FOLDER or a Hub id, or give Task.words")
-    numbers = range(1, MAX_ANSWERS + 1)
-    tags = [tag.format(task.tag, i) for i in numbers for tag in ("<{}_{}>", "</{}_{}>")]
-    words = [PAD, EOS, *(f"answers={m}" for m in numbers), *tags, *task.words]
-    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(dict.fromkeys(words))}, unk_token=PAD))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token=PAD, eos_token=EOS)
-
-
-def _tiny_config(tokenizer: PreTrainedTokenizerFast) -> GPT2Config:
-    """A GPT-2 of 0.1 to 0.2M parameters, no dropout.
-
-    Learned positions, because the words of a tiny prompt stand at fixed places; weights of size 1/sqrt(width), because the
-    usual 0.02 leaves so narrow a model's attention uniform for hundreds of steps.
-    """
-    return GPT2Config(vocab_size=len(tokenizer), n_embd=64, n_inner=192, n_layer=3, n_head=4, n_positions=512,
-                      activation_function="gelu_pytorch_tanh",  # the fused form of GPT-2's own
-                      initializer_range=0.1, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, tie_word_embeddings=False,
-                      bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
-
-
-def is_tiny(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the tokenizer is the embedded one, whose language is a task's own words."""
-    word = f"answers={MAX_ANSWERS}"
-    id = tokenizer.convert_tokens_to_ids(word)
-    return id is not None and tokenizer.convert_ids_to_tokens(id) == word
-
-
-def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Every token id that ends a rollout: the model's generation config may name several, the tokenizer one more."""
-    ids = model.generation_config.eos_token_id
-    ids = set(ids if isinstance(ids, list) else [ids]) | {tokenizer.eos_token_id}
-    return sorted(i for i in ids if i is not None)
 
 
 def build_prompt(tokenizer: PreTrainedTokenizerBase, task: Task, problem: Problem, m: int) -> str:
@@ -207,192 +131,199 @@ def rollout_length(task: Task, tokenizer: PreTrainedTokenizerBase, m: int, max_n
     return max_new_tokens or (m * (task.answer_words + 2) + 1 if is_tiny(tokenizer) else 256 * m)
 
 
-def encode_prompts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[str],
-                   max_new_tokens: int) -> tuple[Tensor, Tensor]:
-    """Token ids and mask (P, L), padded on the left. UserError if a prompt and its rollout exceed the model's context."""
+def encode_prompts(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, prompts: list[str],
+                   max_new_tokens: int, device: torch.device | str = "cpu") -> tuple[Tensor, list[int]]:
+    """Token ids (P, L), padded on the left, and lengths. UserError if a prompt and its rollout exceed the model's context."""
     templated = tokenizer.chat_template is not None  # a template writes its own BOS
     rows = [tokenizer(prompt, add_special_tokens=not templated)["input_ids"] for prompt in prompts]
-    longest = max(map(len, rows))
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or longest + max_new_tokens
+    lengths = [len(row) for row in rows]
+    longest = max(lengths)
+    context = getattr(config.get_text_config(), "max_position_embeddings", None) or longest + max_new_tokens
     if longest + max_new_tokens > context:
         raise UserError(f"a prompt of {longest} tokens and {max_new_tokens} new ones need a context of "
-                        f"{longest + max_new_tokens}; the model's is {context}: lower --max-new-tokens or --size")
+                        f"{longest + max_new_tokens}; the model's is {context}: lower --max-new-tokens, --m or --size")
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
-    ids = torch.tensor([[pad] * (longest - len(row)) + row for row in rows], device=model.device)
-    lengths = torch.tensor([len(row) for row in rows], device=model.device)
-    return ids, torch.arange(longest, device=model.device) >= longest - lengths[:, None]
+    return torch.tensor([[pad] * (longest - len(row)) + row for row in rows], device=device), lengths
 
 
-def _forward(model: PreTrainedModel, ids: Tensor, cache: DynamicCache, start: Tensor, mask: Tensor | None,
-             last_only: bool) -> Tensor:
-    """Logits (B, T, V), or (B, 1, V) with last_only, of ids (B, T) at positions start (B, 1) onwards, cache extended.
+class RolloutLayer(DynamicLayer):
+    """A static KV cache layer: room for a whole rollout after its prompt, written in place.
 
-    mask (B, everything in the cache + T) hides left padding; None where there is none, which is faster.
+    The filled part is what attention sees. With a `column` (1,), the tensor that says where the next token goes, shapes
+    never change and the mask hides what is not filled yet, as a CUDA graph needs it.
     """
-    positions = (start + torch.arange(ids.shape[1], device=ids.device)).clamp_min(0)
-    dtype = getattr(model, "compute_dtype", torch.float32)
-    with torch.autocast(ids.device.type, dtype, enabled=dtype != torch.float32):
-        out = model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True,
-                    logits_to_keep=1 if last_only else 0)
-    return out.logits
 
-
-def _prefill(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> tuple[DynamicCache, Tensor]:
-    """The KV cache of the prompts and the logits (P, V) after their last tokens."""
-    cache = DynamicCache(config=model.config)
-    start = mask.sum(1, keepdim=True) - mask.shape[1]  # negative: padding shifts the first token to the right
-    logits = _forward(model, ids, cache, start, None if mask.all() else mask, last_only=True)
-    return cache, logits[:, -1]
-
-
-class RoomyLayer(DynamicLayer):
-    """A cache layer that appends in place: DynamicLayer copies all keys and values for every new token."""
-
-    def __init__(self, layer: DynamicLayer, room: int):
+    def __init__(self, prompt: PromptLayer, group_size: int, room: int, column: Tensor | None):
         super().__init__()
-        self.lazy_initialization(layer.keys, layer.values)
-        self.length = layer.keys.shape[-2]
-        self.keys, self.values = (torch.nn.functional.pad(x, (0, 0, 0, room)) for x in (layer.keys, layer.values))
+        self.keys, self.values = (torch.cat([x.repeat_interleave(group_size, 0), x.new_zeros(len(x) * group_size, x.shape[1], room, x.shape[3])], 2)
+                                  for x in (prompt.keys, prompt.values))
+        self.length, self.column, self.is_compileable = prompt.keys.shape[2], column, column is not None
+        self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
-        new = slice(self.length, self.length + key_states.shape[-2])
-        self.keys[:, :, new], self.values[:, :, new] = key_states, value_states
-        self.length = new.stop
+        if self.column is not None:
+            self.keys.index_copy_(2, self.column, key_states)
+            self.values.index_copy_(2, self.column, value_states)
+            return self.keys, self.values
+        self.keys[:, :, self.length], self.values[:, :, self.length] = key_states[:, :, 0], value_states[:, :, 0]
+        self.length += 1
         return self.keys[:, :, :self.length], self.values[:, :, :self.length]
 
-    def get_seq_length(self) -> int:
-        return self.length
+    def get_seq_length(self) -> int | Tensor:
+        return self.length if self.column is None else self.column[0]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return (self.length + query_length if self.column is None else self.keys.shape[2]), 0
+
+
+class Decoder:
+    """P * G rollouts in flight. A decode step changes tensors in place and asks the host nothing, so it can be a CUDA graph.
+
+    `static` keeps all shapes; without it attention sees only what is filled, which is less work where no graph is replayed.
+    """
+
+    def __init__(self, model: PreTrainedModel, ids: Tensor, prompt_lengths: list[int], group_size: int, max_new_tokens: int,
+                 temperature: float, generator: torch.Generator | None, ends: list[int], static: bool):
+        self.model, self.temperature, self.generator = model, temperature, generator
+        (P, L), device = ids.shape, ids.device
+        B, self.room = P * group_size, max_new_tokens
+        prompts, hidden = prefill(model, ids, prompt_lengths)
+        logits = head(model, hidden)
+        self.finite = (logits / temperature).isfinite().all()
+        self.ends = torch.tensor(ends, device=device)
+        self.tokens = torch.full((B, max_new_tokens), ends[0], device=device)
+        self.logprobs = torch.zeros(B, max_new_tokens, device=device)
+        self.lengths = torch.zeros(B, dtype=torch.long, device=device)
+        self.step_index = torch.zeros(1, dtype=torch.long, device=device)  # which token is drawn next
+        self.column = torch.full((1,), L, device=device)  # where in the cache the next token goes
+        # Of the rollouts that are not finished, and of finished ones that have not left the batch yet:
+        self.rows = torch.arange(B, device=device)  # their rows in `tokens`
+        self.alive = torch.ones(B, dtype=torch.bool, device=device)
+        self.token = torch.zeros(B, 1, dtype=torch.long, device=device)
+        self.start = torch.tensor(prompt_lengths, device=device).repeat_interleave(group_size)
+        mask = prompt_mask(prompt_lengths, L, device, max_new_tokens)
+        self.mask = None if mask is None else mask.repeat_interleave(group_size, 0)
+        self.cache = cache_of(model, [RolloutLayer(layer, group_size, max_new_tokens, self.column if static else None)
+                                      for layer in prompts.layers])
+        self.static = static
+        self._draw(logits.repeat_interleave(group_size, 0))
+
+    def step(self) -> None:
+        """Feed the tokens drawn last, draw the next ones."""
+        mask = self.mask
+        if mask is not None and not self.static:
+            mask = mask[:, :self.cache.layers[0].length + 1]
+        hidden = hidden_states(self.model, self.token, self.cache, self.start + self.step_index - 1, mask)
+        self.column += 1
+        self._draw(head(self.model, hidden[:, -1]))
+
+    def _draw(self, logits: Tensor) -> None:
+        """Sample from logits (rows, V) by inverting the cumulative distribution: one random number a rollout, not V."""
+        log_p = torch.log_softmax(logits / self.temperature, -1)
+        below = log_p.exp().cumsum(-1)
+        uniform = torch.rand(below[:, :1].shape, generator=self.generator, device=below.device)
+        token = torch.searchsorted(below, uniform * below[:, -1:], right=True)[:, 0].clamp_max(below.shape[1] - 1)
+        self.token.copy_(token[:, None])
+        self.tokens[self.rows, self.step_index] = torch.where(self.alive, token, self.ends[0])
+        self.logprobs[self.rows, self.step_index] = log_p.gather(1, token[:, None])[:, 0].masked_fill(~self.alive, 0.0)
+        self.lengths[self.rows] += self.alive
+        self.alive &= (token[:, None] != self.ends).all(-1)
+        self.step_index += 1
+
+    def compact(self) -> None:
+        """Finished rollouts leave the batch and the cache."""
+        keep = self.alive.nonzero()[:, 0]
+        self.cache.batch_select_indices(keep)
+        self.rows, self.token, self.start, self.alive = (x[keep] for x in (self.rows, self.token, self.start, self.alive))
+        self.mask = None if self.mask is None else self.mask[keep]
+
+    def run(self) -> tuple[Tensor, Tensor, list[int]]:
+        """Tokens and log-probabilities (B, T) and lengths (B), after all have ended or are full."""
+        on_cuda = self.token.device.type == "cuda"
+        every, worth = (CUDA_CHECK, 0.5) if on_cuda else (1, 0.8)  # moving the cache costs a step, a new graph several
+        step = None
+        for t in range(self.room - 1):
+            if t % every == 0:
+                n_alive = int(self.alive.sum())
+                if n_alive == 0:
+                    break
+                if n_alive < worth * len(self.rows):
+                    self.compact()
+                    step = None
+            if step is None:
+                step = as_cuda_graph(self.step, self.generator) if on_cuda and self.static else self.step
+            step()
+        lengths = self.lengths.tolist()
+        return self.tokens[:, :max(lengths)], self.logprobs[:, :max(lengths)], lengths
+
+
+def as_cuda_graph(step: Callable[[], None], generator: torch.Generator | None) -> Callable[[], None]:
+    """The same step with its hundreds of small kernels launched as one. Where that cannot be, says so and gives the step.
+
+    The first call runs the step as it is (libraries set themselves up), the second captures it, all from then on replay.
+    """
+    graph, calls = torch.cuda.CUDAGraph(), 0
+
+    def run() -> None:
+        nonlocal calls, graph
+        calls += 1
+        if calls == 1:
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                step()
+            torch.cuda.current_stream().wait_stream(stream)
+            return
+        if calls == 2:
+            try:
+                if generator is not None:
+                    graph.register_generator_state(generator)
+                with torch.cuda.graph(graph):
+                    step()
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                print(f"sampling goes on without a CUDA graph, slower: {str(error).splitlines()[0]}", file=sys.stderr)
+                graph = None
+        step() if graph is None else graph.replay()
+
+    return run
 
 
 @torch.no_grad()
 def sample(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[str], group_size: int, *,
-           max_new_tokens: int, temperature: float = 1.0, generator: torch.Generator | None = None) -> Rollouts:
+           max_new_tokens: int, temperature: float = 1.0, generator: torch.Generator | None = None, batch: int = 0,
+           static: bool | None = None) -> Rollouts:
     """Sample group_size rollouts of every prompt; each ends at an EOS or after max_new_tokens.
 
-    Raises UserError if the model's context is too short, or if its logits are not finite: a diverged model.
+    At most `batch` rollouts at a time (whole groups, one at least; 0: all). `static` keeps the shapes of a decode step
+    (None: on CUDA only, where it is replayed as a graph). Raises UserError if the model's context is too short, or if its
+    logits are not finite: a diverged model.
     """
-    prompt_ids, prompt_mask = encode_prompts(model, tokenizer, prompts, max_new_tokens)
-    cache, logits = _prefill(model, prompt_ids, prompt_mask)
-    if not (logits.float() / temperature).isfinite().all():
-        raise UserError("the model's logits are not finite, it has diverged: try a lower --lr (or a higher --temperature)")
-    cache.batch_repeat_interleave(group_size)
-    cache.layers = [RoomyLayer(x, max_new_tokens) if type(x) is DynamicLayer else x for x in cache.layers]
-    logits = logits.repeat_interleave(group_size, 0)
-    B, device = len(logits), logits.device
-    start = prompt_mask.sum(1, keepdim=True).repeat_interleave(group_size, 0)
-    seen = None if prompt_mask.all() else prompt_mask.repeat_interleave(group_size, 0)
-    ends = torch.tensor(eos_ids(model, tokenizer), device=device)
-
-    tokens = torch.full((B, max_new_tokens), int(ends[0]), device=device)
-    logprobs = torch.zeros(B, max_new_tokens, device=device)
-    mask = torch.zeros(B, max_new_tokens, dtype=torch.bool, device=device)
-    rows = torch.arange(B, device=device)  # which rollout each row of the cache belongs to
-    alive = torch.ones(B, dtype=torch.bool, device=device)
-    for t in range(max_new_tokens):
-        log_p = torch.log_softmax(logits.float() / temperature, -1)
-        token = torch.multinomial(log_p.exp(), 1, generator=generator)
-        tokens[rows, t] = torch.where(alive, token[:, 0], tokens[rows, t])
-        logprobs[rows, t] = torch.where(alive, log_p.gather(1, token)[:, 0], 0.0)
-        mask[rows, t] = alive
-        alive &= ~torch.isin(token[:, 0], ends)
-        n_alive = int(alive.sum())
-        if n_alive == 0 or t + 1 == max_new_tokens:
-            break
-        if n_alive < 0.8 * len(rows):  # finished rows leave the batch, not one by one: moving the cache costs a step
-            cache.batch_select_indices(alive.nonzero()[:, 0])
-            rows, token, start, seen = rows[alive], token[alive], start[alive], None if seen is None else seen[alive]
-            alive = alive[alive]
-        if seen is not None:
-            seen = torch.cat([seen, seen.new_ones(len(seen), 1)], 1)
-        logits = _forward(model, token, cache, start + t, seen, last_only=True)[:, -1]
-    T = t + 1
-    tokens, logprobs, mask = tokens[:, :T], logprobs[:, :T], mask[:, :T]
-    lengths = mask.sum(1).tolist()
+    ids, prompt_lengths = encode_prompts(model.config, tokenizer, prompts, max_new_tokens, model.device)
+    static = model.device.type == "cuda" if static is None else static
+    ends, n, parts = eos_ids(model, tokenizer), max(1, batch // group_size) if batch else len(prompts), []
+    for p in range(0, len(prompts), n):
+        part, L = prompt_lengths[p:p + n], max(prompt_lengths[p:p + n])
+        decoder = Decoder(model, ids[p:p + n, -L:], part, group_size, max_new_tokens, temperature, generator, ends, static)
+        if not decoder.finite:
+            raise UserError("the model's logits are not finite, it has diverged: try a lower --lr (or a higher --temperature)")
+        parts.append(decoder.run())
+    T = max(tokens.shape[1] for tokens, _, _ in parts)
+    tokens = torch.cat([torch.nn.functional.pad(tokens, (0, T - tokens.shape[1]), value=ends[0]) for tokens, _, _ in parts])
+    logprobs = torch.cat([torch.nn.functional.pad(logprobs, (0, T - logprobs.shape[1])) for _, logprobs, _ in parts])
+    lengths = [length for _, _, part in parts for length in part]
     texts = tokenizer.batch_decode([row[:n] for row, n in zip(tokens.tolist(), lengths, strict=True)],
                                    skip_special_tokens=True)
-    return Rollouts(prompt_ids, prompt_mask, tokens, logprobs, mask, texts)
+    return Rollouts(ids, prompt_lengths, tokens, logprobs, lengths, texts)
 
 
 def demonstrations(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[str],
                    texts: list[str]) -> Rollouts:
     """Given texts (P * G) as if they had been sampled, EOS included: what imitation needs; their logprobs are zero."""
     rows = [tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id] for text in texts]
-    T = max(map(len, rows))
-    prompt_ids, prompt_mask = encode_prompts(model, tokenizer, prompts, T)
+    lengths = [len(row) for row in rows]
+    T = max(lengths)
+    ids, prompt_lengths = encode_prompts(model.config, tokenizer, prompts, T, model.device)
     tokens = torch.tensor([row + [tokenizer.eos_token_id] * (T - len(row)) for row in rows], device=model.device)
-    lengths = torch.tensor([len(row) for row in rows], device=model.device)
-    mask = torch.arange(T, device=model.device) < lengths[:, None]
-    return Rollouts(prompt_ids, prompt_mask, tokens, torch.zeros_like(mask, dtype=torch.float32), mask, texts)
-
-
-def token_logprobs(model: PreTrainedModel, rollouts: Rollouts, first: int, last: int, *,
-                   temperature: float = 1.0, with_entropy: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Log-probabilities (B, T) of the sampled tokens of rollouts first .. last - 1; the policy's entropies (B, T) or None.
-
-    In nats, at the sampling temperature; T is the longest of these rollouts. Gradients flow through the log-probabilities.
-    Each prompt is computed once and its KV cache handed to its rollouts, so the gradients are those of the plain
-    computation that repeats it G times (shared prefix, arXiv 2506.05433), for a fraction of the work.
-    """
-    owner = torch.arange(first, last, device=rollouts.tokens.device) // rollouts.group_size
-    prompts = slice(int(owner[0]), int(owner[-1]) + 1)
-    ids, prompt_mask = rollouts.prompt_ids[prompts], rollouts.prompt_mask[prompts]
-    T = int(rollouts.mask[first:last].sum(1).max())
-    tokens = rollouts.tokens[first:last, :T]
-
-    cache, first_logits = _prefill(model, ids, prompt_mask)
-    owner = owner - owner[0]
-    cache.batch_select_indices(owner)
-    logits = first_logits[owner, None]
-    if T > 1:
-        start = prompt_mask.sum(1, keepdim=True)[owner]
-        seen = None if prompt_mask.all() else torch.nn.functional.pad(prompt_mask[owner], (0, T - 1), value=True)
-        rest = _forward(model, tokens[:, :-1], cache, start, seen, last_only=False)
-        logits = torch.cat([logits, rest], 1)  # (B, T, V)
-    log_p = torch.log_softmax(logits.float() / temperature, -1)
-    entropy = None
-    if with_entropy:
-        with torch.no_grad():
-            entropy = -(log_p.exp() * log_p).sum(-1)
-    return log_p.gather(2, tokens[..., None])[..., 0], entropy
-
-
-def save_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str | os.PathLike) -> None:
-    """An ordinary Hugging Face checkpoint: AutoModelForCausalLM and AutoTokenizer load it."""
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def write_folder(folder: Path, write) -> None:
-    """Fill a folder atomically: it appears whole, with the checksum of every file, or not at all."""
-    temporary = folder.with_name(f"{folder.name}.tmp{os.getpid()}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    write(temporary)
-    sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in temporary.iterdir()}
-    (temporary / "checksums.json").write_text(json.dumps(sums, indent=1))
-    try:
-        os.replace(temporary, folder)
-    except OSError:
-        if not folder.exists():
-            raise
-        shutil.rmtree(temporary)  # another process was faster; what stands there is whole
-
-
-def checkpoints(run: Path) -> list[Path]:
-    """The complete checkpoints of one method, oldest first."""
-    return sorted(run.glob("checkpoint-??????"))
-
-
-def check_folder(folder: Path) -> None:
-    """Raise UserError if a file of a checkpoint is missing or altered, and say which checkpoint to go back to."""
-    older = [path for path in checkpoints(folder.parent) if path < folder]
-    fix = (f"delete the folder {folder} and --resume goes on from {older[-1].name}" if older
-           else f"delete the folder {folder.parent} and start again")
-    try:
-        sums = json.loads((folder / "checksums.json").read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder / 'checksums.json'}: missing or damaged; {fix}") from error
-    for name, expected in sums.items():
-        path = folder / name
-        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != expected:
-            raise UserError(f"{path}: missing or damaged; {fix}")
+    return Rollouts(ids, prompt_lengths, tokens, torch.zeros(tokens.shape, device=model.device), lengths, texts)

@@ -37,36 +37,51 @@ import torch
 from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
+import policy
 import rollout
 from eval import check_device, diversity, evaluate_runs, load_config, task_of
-from rewards import MAX_ANSWERS, TASKS, Problem, Task, UserError
-from rollout import (
-    Rollouts,
-    Scored,
-    build_prompt,
+from memory import explain_out_of_memory, print_plan
+from policy import (
+    check_dtype,
     check_folder,
+    check_peft,
     checkpoints,
-    demonstrations,
-    encode_prompts,
+    load_config_and_tokenizer,
     load_policy,
-    rollout_length,
-    sample,
     save_policy,
-    score_texts,
-    token_logprobs,
-    write_answers,
     write_folder,
 )
-from vpo import ADVANTAGES, SAMPLERS, answers_per_rollout, policy_loss
+from rewards import MAX_ANSWERS, TASKS, Problem, Task, UserError
+from rollout import (
+    Scored,
+    build_prompt,
+    demonstrations,
+    encode_prompts,
+    rollout_length,
+    sample,
+    score_texts,
+    write_answers,
+)
+from update import AdamW, backward, token_logprobs
+from vpo import ADVANTAGES, SAMPLERS, answers_per_rollout
 
-FREE = ("method", "resume", "out", "device", "save_every", "eval_problems", "eval_temperature", "pool", "unconfined")  # may change in a run
+# Flags that may change in a run: what it does not depend on, and what makes it fit its device.
+FREE = ("method", "resume", "out", "plan", "device", "save_every", "eval_problems", "eval_temperature", "pool", "unconfined",
+        "max_new_tokens", "sampling_batch", "micro_batch_tokens", "gradient_checkpointing")
 # Peak learning rates of the tiny model, each the best of 2.5e-4, 5e-4, 8e-4 on validation problems; other tasks take the maze's.
 TINY_LR = {"maze": {"grpo": 8e-4, "multi_rlvr": 8e-4, "vpo": 5e-4}, "code": {"grpo": 5e-4, "multi_rlvr": 5e-4, "vpo": 8e-4}}
 
 
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Default values in the help, except where the help itself says what an absent or empty one means."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default in (None, "", False) else super()._get_help_string(action)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """All flags, in titled groups."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], formatter_class=HelpFormatter)
     group = parser.add_argument_group("task and model")
     group.add_argument("--task", default="maze", help=f"{', '.join(TASKS)}, or a Python file that defines a Task")
     group.add_argument("--size", type=int, default=7, help="rows of a maze, 5 to 9; other tasks ignore it")
@@ -76,7 +91,8 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument("--memory-mb", type=int, default=512, help="MiB that a program may take")
     group.add_argument("--unconfined", action="store_true", help="run programs even where the system cannot confine them")
     group.add_argument("--model", default="tiny", help="tiny, a local Hugging Face checkpoint, or a Hub id")
-    group.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of the forward pass; weights stay float32")
+    group.add_argument("--dtype", choices=["float32", "bfloat16"],
+                       help="of weights and computation; not given: bfloat16 for other models than tiny on cuda, else float32")
     group.add_argument("--device", default="auto", help="auto (cuda if there is one, else cpu), cpu, cuda or mps")
     group = parser.add_argument_group("method")
     group.add_argument("--method", nargs="+", default=["grpo", "vpo"], help=f"one or several of {', '.join(ADVANTAGES)}")
@@ -91,8 +107,15 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument("--lr", type=float, help="peak learning rate; not given: the task's, or tiny's best per method, others 1e-6")
     group.add_argument("--lr-schedule", default="linear", choices=["linear", "constant"], help="linear: down to a tenth")
     group.add_argument("--kl", type=float, default=1e-3, help="weight of KL(policy || start); 0: no reference policy is kept")
-    group.add_argument("--micro-batch", type=int, help="rollouts per backward pass; 0: all; not given: tiny 64, others 4")
     group.add_argument("--warm-steps", type=int, help="imitation steps before RL, tiny model only; not given: the task's")
+    group = parser.add_argument_group("memory")
+    group.add_argument("--plan", type=float, nargs="?", const=0.0, metavar="GIB",
+                       help="print where the memory goes and whether it fits the device, or one of so many GiB; train nothing")
+    group.add_argument("--lora-rank", type=int, default=0, help="train a LoRA adapter of this rank instead of the weights, with peft; 0: no")
+    group.add_argument("--gradient-checkpointing", action=argparse.BooleanOptionalAction,
+                       help="compute layers again in the backward pass; not given: for all models but tiny")
+    group.add_argument("--micro-batch-tokens", type=int, help="per backward pass, padding included; 0: all; not given: tiny 2048, others 4096")
+    group.add_argument("--sampling-batch", type=int, help="rollouts sampled at a time; 0: all; not given: tiny 0, others 96")
     group = parser.add_argument_group("sampling and evaluation")
     group.add_argument("--temperature", type=float, default=1.0, help="of the rollouts in training")
     group.add_argument("--max-new-tokens", type=int, default=0, help="of a rollout; 0: what m answers of the task can take")
@@ -111,7 +134,9 @@ def fill_in_flags(args: argparse.Namespace, task: Task) -> None:
     """Give the flags that depend on task and model, where they were not given, their values."""
     tiny = args.model == "tiny"
     values = {"m": task.m, "steps": task.steps, "warm_steps": task.warm_steps, "lr": task.lr if tiny else None,
-              "micro_batch": 64 if tiny else 4, "eval_problems": task.eval_problems}
+              "dtype": "bfloat16" if not tiny and args.device == "cuda" else "float32",
+              "gradient_checkpointing": not tiny, "micro_batch_tokens": 2048 if tiny else 4096,
+              "sampling_batch": 0 if tiny else 96, "eval_problems": task.eval_problems}
     for flag, value in values.items():
         if getattr(args, flag) is None:
             setattr(args, flag, value)
@@ -132,26 +157,28 @@ def check_flags(args: argparse.Namespace) -> None:
     require(args.group_size >= 2, "group-size", "a group of one cannot be normalised, take 2 or more")
     for flag in ("n-weights", "steps", "prompts-per-step", "save-every"):
         require(getattr(args, flag.replace("-", "_")) >= 1, flag, "must be at least 1")
-    for flag in ("micro-batch", "warm-steps", "max-new-tokens", "eval-problems", "seed"):
+    for flag in ("lora-rank", "micro-batch-tokens", "sampling-batch", "warm-steps", "max-new-tokens", "eval-problems", "seed"):
         require(0 <= getattr(args, flag.replace("-", "_")) < 2**31, flag, "must be 0 or more, below 2^31")
     require(args.pool >= args.m, "pool", f"must hold at least one rollout of --m {args.m} answers")
     for flag in ("alpha", "temperature", "eval-temperature"):
         require(0 < getattr(args, flag.replace("-", "_")) < math.inf, flag, "must be positive and finite")
     require(args.lr is None or 0 < args.lr < math.inf, "lr", "must be positive and finite")
     require(0 <= args.kl < math.inf, "kl", "must be finite and not negative")
-    check_device(args.device)
+    if args.lora_rank:
+        check_peft(args.lora_rank)
 
 
 def learning_rate(args: argparse.Namespace, method: str, step: int) -> float:
     """Of update `step` (0-based): 10 warm-up steps, then constant or linear decay to a tenth of the peak."""
-    peak = args.lr or (TINY_LR.get(args.task, TINY_LR["maze"]).get(method, 5e-4) if args.model == "tiny" else 1e-6)
+    peak = args.lr or (TINY_LR.get(args.task, TINY_LR["maze"]).get(method, 5e-4) if args.model == "tiny" else
+                       1e-5 if args.lora_rank else 1e-6)
     decay = 1.0 if args.lr_schedule == "constant" else 1.0 - 0.9 * step / args.steps
     return peak * min(1.0, (step + 1) / 10) * decay
 
 
 def warm_start(args: argparse.Namespace, task: Task, model, tokenizer):
     """The tiny model after imitating demonstrations; cached by all that shapes it."""
-    sources = [inspect.getsource(code) for code in (sys.modules[type(task).__module__], rollout, warm_start, show)]
+    sources = [inspect.getsource(code) for code in (sys.modules[type(task).__module__], policy, rollout, warm_start, show)]
     shown = [show(args, task, tokenizer, step) for step in range(3)]
     recipe = [sources, model.config.to_json_string(), shown, args.m, args.seed, args.warm_steps]
     key = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:12]
@@ -162,7 +189,7 @@ def warm_start(args: argparse.Namespace, task: Task, model, tokenizer):
         for step in bar:
             prompts, texts = show(args, task, tokenizer, step)
             shown = demonstrations(model, tokenizer, prompts, texts)
-            logprobs, _ = token_logprobs(model, shown, 0, len(texts))
+            logprobs, _ = token_logprobs(model, shown, range(len(texts)))
             loss = -logprobs[shown.mask].mean()
             optimizer.param_groups[0]["lr"] = 5e-3 * min(1.0, (step + 1) / 20) * (1 - 0.9 * step / args.warm_steps)
             optimizer.zero_grad()
@@ -212,9 +239,13 @@ def train(args: argparse.Namespace, method: str, task: Task, out: Path, interrup
     if saved:
         check_folder(saved[-1])
     source = saved[-1] if saved else out / "start"
-    model, tokenizer = load_policy(str(source), task, device=args.device, dtype=args.dtype)
-    reference = load_policy(str(out / "start"), task, device=args.device, dtype=args.dtype)[0] if args.kl else None
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.999), weight_decay=0.01)
+    lean = {"device": args.device, "dtype": args.dtype}
+    model, tokenizer = load_policy(str(source), task, seed=args.seed, lora_rank=args.lora_rank,
+                                   gradient_checkpointing=args.gradient_checkpointing, **lean)
+    reference = None
+    if args.kl:  # with an adapter the reference is the same model, the adapter switched off
+        reference = model if args.lora_rank else load_policy(str(out / "start"), task, **lean)[0]
+    optimizer = AdamW(model)
     first = 0
     if saved:
         state = torch.load(saved[-1] / "trainer.pt", map_location=args.device, weights_only=True)
@@ -239,24 +270,29 @@ def train(args: argparse.Namespace, method: str, task: Task, out: Path, interrup
         problems = take_problems(task, "train", P, args.seed, step * P)
         prompts = [build_prompt(tokenizer, task, problem, m) for problem in problems]
         try:
-            rollouts = sample(model, tokenizer, prompts, args.group_size, max_new_tokens=max_new_tokens,
-                              temperature=args.temperature, generator=torch.Generator(args.device).manual_seed(stream))
+            with explain_out_of_memory("sampling", args):
+                rollouts = sample(model, tokenizer, prompts, args.group_size, max_new_tokens=max_new_tokens,
+                                  temperature=args.temperature, batch=args.sampling_batch,
+                                  generator=torch.Generator(args.device).manual_seed(stream))
+            scored = score_texts(task, problems, rollouts.texts, m)
+            advantages = ADVANTAGES[method](scored.vectors, scored.scalars, scored.mask, objective_mask=scored.objective_mask,
+                                            n_weights=args.n_weights, alpha=args.alpha, sampler=args.sampler,
+                                            generator=torch.Generator().manual_seed(stream + 1))
+            with explain_out_of_memory("the update", args):
+                losses = backward(model, reference, rollouts, advantages.flatten().tolist(), kl=args.kl,
+                                  temperature=args.temperature, micro_batch_tokens=args.micro_batch_tokens)
+                losses = {key: float(value) for key, value in losses.items()}
+                grad_norm = torch.nn.utils.clip_grad_norm_(optimizer.parameters, 1.0)
+                if not math.isfinite(losses["loss"]) or not torch.isfinite(grad_norm):
+                    raise UserError(f"loss {losses['loss']}, gradient norm {float(grad_norm)}: try a lower --lr")
+                lr = learning_rate(args, method, step)
+                optimizer.step(lr)
+                model.zero_grad()
         except UserError as error:
             fail(str(error), step)
-        scored = score_texts(task, problems, rollouts.texts, m)
-        advantages = ADVANTAGES[method](scored.vectors, scored.scalars, scored.mask, objective_mask=scored.objective_mask,
-                                        n_weights=args.n_weights, alpha=args.alpha, sampler=args.sampler,
-                                        generator=torch.Generator().manual_seed(stream + 1))
-        optimizer.zero_grad()
-        losses = backward(args, model, reference, rollouts, advantages.flatten().to(args.device))
-        grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        if not math.isfinite(losses["loss"]) or not torch.isfinite(grad_norm):
-            fail(f"loss {losses['loss']}, gradient norm {float(grad_norm)}: try a lower --lr", step)
-        lr = optimizer.param_groups[0]["lr"] = learning_rate(args, method, step)
-        optimizer.step()
 
         seconds = time.perf_counter() - began
-        tokens = int(rollouts.mask.sum())
+        tokens = sum(rollouts.lengths)
         metrics = {"step": step + 1, **describe(task, scored, advantages), **losses, "grad_norm": float(grad_norm), "lr": lr,
                    "rollouts": len(rollouts.texts), "tokens": tokens, "tokens_per_second": tokens / seconds, "seconds": seconds}
         append(run / "metrics.jsonl", metrics)
@@ -285,27 +321,6 @@ def train(args: argparse.Namespace, method: str, task: Task, out: Path, interrup
     if first < args.steps and not answered:
         print(f"{method}: no rollout held an answer that could be read, so nothing was learnt; look into {run / 'samples.jsonl'}, "
               f"and whether --max-new-tokens {args.max_new_tokens} leaves room for one", file=sys.stderr)
-
-
-def backward(args: argparse.Namespace, model, reference, rollouts: Rollouts, advantages: torch.Tensor) -> dict[str, float]:
-    """Accumulate the gradient of the whole batch, micro-batch by micro-batch; advantages (P * G,). Returns the metrics."""
-    B, n_tokens, totals = len(rollouts.tokens), rollouts.mask.sum(), {}
-    size = args.micro_batch or B
-    for first in range(0, B, size):
-        last = min(first + size, B)
-        logprobs, entropy = token_logprobs(model, rollouts, first, last, temperature=args.temperature, with_entropy=True)
-        T = logprobs.shape[1]
-        mask = rollouts.mask[first:last, :T]
-        ref_logprobs = None
-        if reference is not None:
-            with torch.no_grad():
-                ref_logprobs, _ = token_logprobs(reference, rollouts, first, last, temperature=args.temperature)
-        loss, metrics = policy_loss(logprobs, rollouts.logprobs[first:last, :T], advantages[first:last], mask, n_tokens,
-                                    ref_logprobs=ref_logprobs, kl_coef=args.kl)
-        loss.backward()
-        metrics |= {"loss": loss.detach(), "entropy": entropy.masked_fill(~mask, 0.0).sum() / n_tokens}
-        totals = {key: totals.get(key, 0.0) + value for key, value in metrics.items()}
-    return {key: float(value) for key, value in totals.items()}
 
 
 def describe(task: Task, scored: Scored, advantages: torch.Tensor) -> dict[str, float]:
@@ -380,29 +395,36 @@ def run(argv: list[str]) -> None:
     """The command."""
     args = build_parser().parse_args(argv)
     out = Path(args.out or f"runs/{Path(args.task).stem}-seed{args.seed}")
-    config = read_config(out)
+    config = read_config(out) if args.plan is None else {}
     if args.resume and not config:
         raise UserError(f"--resume: {out} holds no run; name the folder of one with --out")
     if config:
         args = merge_flags(args, argv, config["flags"], out)
     task = task_of(vars(args))
     args.fingerprint = task.fingerprint
+    device = args.device
+    if args.plan is None or device == "auto":
+        args.device = check_device(device)
     fill_in_flags(args, task)
     check_flags(args)
     if args.data and "data" not in task.flags:
         raise UserError(f"--data {args.data}: the task {args.task} takes no file; code does")
+    if args.plan is not None:
+        print_plan(args, task)
+        return
+    check_dtype(args.device, args.dtype)
     taken = [method for method in args.method if (out / method).exists()]
     if taken and not args.resume:
         raise UserError(f"--out {out}: already holds {', '.join(taken)}; --resume goes on with it, or take another --out")
-    device = args.device
-    if device == "auto":
-        args.device = "cuda" if torch.cuda.is_available() else "cpu"
-    start = out / "start"
+    start, tiny = out / "start", args.model == "tiny"
     if not start.exists():
-        model, tokenizer = load_policy(args.model, task, seed=args.seed)
+        model_config, tokenizer = load_config_and_tokenizer(args.model, task)
         for m in {1, args.m}:  # before minutes are spent: do prompts and rollouts fit the model's context?
             prompts = [build_prompt(tokenizer, task, problem, m) for problem in take_problems(task, "train", 32, args.seed, 0)]
-            encode_prompts(model, tokenizer, prompts, rollout_length(task, tokenizer, m, args.max_new_tokens))
+            encode_prompts(model_config, tokenizer, prompts, rollout_length(task, tokenizer, m, args.max_new_tokens))
+        if not tiny and tokenizer.chat_template is None:
+            print(f"--model {args.model}: no chat template, so its prompts are plain text", file=sys.stderr)
+        model, tokenizer = load_policy(args.model, task, seed=args.seed, dtype="float32" if tiny else args.dtype)
     write_config(argparse.Namespace(**vars(args) | {"device": device}), argv, config, out)
     with (out / "lock").open("a") as lock:
         try:
@@ -410,9 +432,10 @@ def run(argv: list[str]) -> None:
         except OSError as error:
             raise UserError(f"--out {out}: another train.py is writing to it; wait for it, or take another name") from error
         if not start.exists():
-            if args.model == "tiny":
+            if tiny:
                 model, tokenizer = warm_start(args, task, model, tokenizer)
             write_folder(start, lambda folder: save_policy(model, tokenizer, folder))
+            del model
         train_methods(args, task, out)
     if args.eval_problems:
         evaluate_runs([out], device=args.device)

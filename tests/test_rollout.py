@@ -1,101 +1,166 @@
 """Sampling and scoring, on the tiny model and on small random models of real architectures loaded from disk."""
 
-import copy
-import types
-
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
+import policy
 import rollout
-import train
 from rewards import Maze, UserError
 
 TASK = Maze(5)
+SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+         "max_position_embeddings": 2048, "initializer_range": 0.3}
+WINDOW = {"head_dim": 8, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+ARCHITECTURES = {  # name -> (configuration class of transformers, its arguments)
+    "llama": ("LlamaConfig", SHAPE),
+    "qwen2": ("Qwen2Config", SHAPE),
+    "qwen3": ("Qwen3Config", SHAPE | {"head_dim": 8, "tie_word_embeddings": True}),
+    "smollm3": ("SmolLM3Config", SHAPE | {"no_rope_layers": [1, 0]}),
+    "gemma2": ("Gemma2Config", SHAPE | WINDOW | {"final_logit_softcapping": 3.0, "query_pre_attn_scalar": 8}),
+    "gemma3": ("Gemma3TextConfig", SHAPE | WINDOW | {"query_pre_attn_scalar": 8}),
+    "gpt2": ("GPT2Config", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 2048, "initializer_range": 0.3}),
+    "phi": ("PhiConfig", SHAPE | {"num_key_value_heads": 4}),  # its LM head has a bias
+}
 
 
-def save_random_model(folder, architecture: str) -> str:
+def save_random_model(folder, architecture: str, **options) -> str:
     """A small random model with a byte-level tokenizer of its own, as an ordinary checkpoint on disk."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = __import__("tokenizers").decoders.ByteLevel()
+    backend.decoder = decoders.ByteLevel()
     backend.train_from_iterator([TASK.prompt(p, 3) for p in TASK.problems("train", 20)], trainers.BpeTrainer(
         vocab_size=400, special_tokens=["<eos>", "<other_eos>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>")
     if architecture == "qwen2":
         tokenizer.chat_template = ("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
-                                   "{% if add_generation_prompt %}<|assistant|>{% endif %}")
-    shape = {"vocab_size": len(tokenizer) + 8, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-             "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048, "initializer_range": 0.3}
-    config = {"llama": LlamaConfig, "qwen2": Qwen2Config}[architecture](**shape, bos_token_id=None, eos_token_id=[0, 1])
+                                   "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+                                   "{% if not enable_thinking %}<|nothink|>{% endif %}")
+    name, shape = ARCHITECTURES[architecture]
+    ends = {"bos_token_id": None, "eos_token_id": [0, 1], "pad_token_id": None}
+    config = getattr(transformers, name)(**{"vocab_size": len(tokenizer) + 8} | shape | ends | options)
     torch.manual_seed(0)
-    rollout.save_policy(AutoModelForCausalLM.from_config(config), tokenizer, folder)
+    model = AutoModelForCausalLM.from_config(config)
+    if architecture == "phi":
+        torch.nn.init.normal_(model.lm_head.bias)
+    policy.save_policy(model, tokenizer, folder)
     return str(folder)
 
 
-@pytest.fixture(scope="module", params=["tiny", "llama", "qwen2"])
-def policy(request, tmp_path_factory):
-    name = request.param
-    if name != "tiny":
-        name = save_random_model(tmp_path_factory.mktemp(name), name)
-    return rollout.load_policy(name, TASK, seed=1)
+def load_random_model(folder, architecture: str):
+    """The same, loaded."""
+    name = "tiny" if architecture == "tiny" else save_random_model(folder, architecture)
+    return policy.load_policy(name, TASK, seed=1)
 
 
-def draw(policy, n: int = 4, group_size: int = 3, temperature: float = 0.7, max_new_tokens: int = 40) -> rollout.Rollouts:
-    """Rollouts of prompts of different lengths, so that there is left padding."""
-    model, tokenizer = policy
+@pytest.fixture(scope="module", params=["tiny", *ARCHITECTURES])
+def policy_pair(request, tmp_path_factory):
+    return load_random_model(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def prompts_of(tokenizer, n: int) -> list[str]:
+    """Prompts of different lengths, so that there is left padding."""
     prompts = [rollout.build_prompt(tokenizer, TASK, problem, 2) for problem in TASK.problems("train", n)]
-    if rollout.is_tiny(tokenizer):
-        prompts[1] = " ".join(prompts[1].split()[:-3])
-    else:
-        prompts[1] = prompts[1][20:]
-    return rollout.sample(model, tokenizer, prompts, group_size, max_new_tokens=max_new_tokens, temperature=temperature,
-                          generator=torch.Generator().manual_seed(0))
+    prompts[1] = " ".join(prompts[1].split()[:-3]) if policy.is_tiny(tokenizer) else prompts[1][20:]
+    return prompts
+
+
+def draw(policy_pair, n: int = 4, group_size: int = 3, temperature: float = 0.7, max_new_tokens: int = 40, **options) -> rollout.Rollouts:
+    """Rollouts of prompts of different lengths."""
+    model, tokenizer = policy_pair
+    return rollout.sample(model, tokenizer, prompts_of(tokenizer, n), group_size, max_new_tokens=max_new_tokens,
+                          temperature=temperature, generator=torch.Generator().manual_seed(0), **options)
+
+
+class NoHostRoundTrip(TorchDispatchMode):
+    """Fails at every operation that would wait for a GPU: those whose result Python or the allocator must know."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func not in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default,
+                            torch.ops.aten.is_nonzero.default), f"{func} waits for the device"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_greedy_rollouts_are_those_of_generate(policy_pair, static):
+    """Token for token, at a temperature near zero: prompts of different lengths, rollouts that end early, two EOS ids.
+
+    Guards against a static cache that shows a query what is not written yet, shifted positions, lost sliding windows
+    and compaction that mixes rows up. Token 1 or 0 ends a rollout of the language models.
+    """
+    model, tokenizer = policy_pair
+    rollouts = draw(policy_pair, n=6, group_size=2, temperature=1e-4, static=static)
+    ends = policy.eos_ids(model, tokenizer)
+    padded = torch.arange(rollouts.prompt_ids.shape[1]) >= rollouts.prompt_ids.shape[1] - torch.tensor(rollouts.prompt_lengths)[:, None]
+    expected = model.generate(rollouts.prompt_ids, attention_mask=padded.long(), do_sample=False, max_new_tokens=40,
+                              eos_token_id=ends, pad_token_id=ends[0])[:, rollouts.prompt_ids.shape[1]:]
+    assert len(set(rollouts.prompt_lengths)) > 1
+    for row, length in enumerate(rollouts.lengths):
+        tokens = expected[row // 2].tolist()
+        stop = next((i for i, token in enumerate(tokens) if token in ends), len(tokens) - 1)
+        assert rollouts.tokens[row, :length].tolist() == tokens[:stop + 1]
+
+
+def test_a_static_decode_step_never_waits_for_the_device(policy_pair):
+    """A CUDA graph could not be captured otherwise. Only operations are looked at, so it holds without a GPU."""
+    model, tokenizer = policy_pair
+    ids, lengths = rollout.encode_prompts(model.config, tokenizer, prompts_of(tokenizer, 3), 9)
+    with torch.no_grad():
+        decoder = rollout.Decoder(model, ids, lengths, 2, 9, 1.0, None, policy.eos_ids(model, tokenizer), static=True)
+        shapes = [x.shape for x in vars(decoder).values() if isinstance(x, torch.Tensor)]
+        with NoHostRoundTrip():
+            for _ in range(8):
+                decoder.step()
+        assert shapes == [x.shape for x in vars(decoder).values() if isinstance(x, torch.Tensor)]
+        with pytest.raises(AssertionError, match="waits"), NoHostRoundTrip():
+            decoder.compact()
+
+
+def test_a_batch_of_rollouts_can_be_sampled_in_parts(policy_pair):
+    """Greedy, so that the parts' random numbers do not matter: nothing but memory changes."""
+    whole, parts = (draw(policy_pair, temperature=1e-4, batch=batch) for batch in (0, 5))
+    assert whole.lengths == parts.lengths and whole.texts == parts.texts and torch.equal(whole.tokens, parts.tokens)
+    assert torch.allclose(whole.logprobs, parts.logprobs, atol=1e-3)
+
+
+def test_recorded_logprobs_equal_a_fresh_forward_pass(policy_pair):
+    """Guards against sampling from one distribution and scoring another, and against padding that shifts positions."""
+    model, _ = policy_pair
+    for static in (False, True):
+        rollouts = draw(policy_pair, static=static)
+        assert len(set(rollouts.prompt_lengths)) > 1, "the test wants left padding"
+        for row, length in enumerate(rollouts.lengths):
+            log_p = torch.log_softmax(plain_logits(model, rollouts, row) / 0.7, -1)
+            fresh = log_p.gather(1, rollouts.tokens[row, :length, None])[:, 0]
+            torch.testing.assert_close(rollouts.logprobs[row, :length], fresh, atol=2e-5, rtol=1e-4)
+            assert not rollouts.logprobs[row, length:].any()
 
 
 def plain_logits(model, rollouts: rollout.Rollouts, row: int) -> torch.Tensor:
     """One rollout through the model without cache, padding or sharing: logits (T, V) before each sampled token."""
     p = row // rollouts.group_size
-    prompt = rollouts.prompt_ids[p][rollouts.prompt_mask[p]]
-    tokens = rollouts.tokens[row][rollouts.mask[row]]
+    prompt, tokens = rollouts.prompt_ids[p, -rollouts.prompt_lengths[p]:], rollouts.tokens[row, :rollouts.lengths[row]]
     return model(torch.cat([prompt, tokens])[None]).logits[0, len(prompt) - 1:-1]
 
 
-def test_recorded_logprobs_equal_a_fresh_forward_pass(policy):
-    """Guards against sampling from one distribution and scoring another, and against padding that shifts positions."""
-    model, _ = policy
-    rollouts = draw(policy)
-    assert not rollouts.prompt_mask.all(), "the test wants left padding"
-    with torch.no_grad():
-        shared, entropy = rollout.token_logprobs(model, rollouts, 0, len(rollouts.tokens), temperature=0.7, with_entropy=True)
-        for row in range(len(rollouts.tokens)):
-            mask = rollouts.mask[row]
-            log_p = torch.log_softmax(plain_logits(model, rollouts, row) / 0.7, -1)
-            fresh = log_p.gather(1, rollouts.tokens[row][mask][:, None])[:, 0]
-            torch.testing.assert_close(rollouts.logprobs[row][mask], fresh, atol=2e-5, rtol=1e-4)
-            torch.testing.assert_close(shared[row][mask], fresh, atol=2e-5, rtol=1e-4)
-            torch.testing.assert_close(entropy[row][mask], -(log_p.exp() * log_p).sum(-1), atol=1e-4, rtol=1e-4)
-    wrong, _ = rollout.token_logprobs(model, rollouts, 0, 12, temperature=1.0)
-    assert (wrong - rollouts.logprobs)[rollouts.mask].abs().max() > 0.05, "another temperature must show"
-
-
-def test_masks_come_from_positions(policy):
+def test_masks_come_from_positions(policy_pair):
     """The first EOS is sampled and trained, nothing after it; guards against masks taken from the pad id."""
-    model, tokenizer = policy
-    rollouts = draw(policy, n=8, group_size=8)
-    ends = torch.isin(rollouts.tokens, torch.tensor(rollout.eos_ids(model, tokenizer)))
+    model, tokenizer = policy_pair
+    rollouts = draw(policy_pair, n=8, group_size=8)
+    ends = torch.isin(rollouts.tokens, torch.tensor(policy.eos_ids(model, tokenizer)))
     for tokens_end, mask in zip(ends, rollouts.mask, strict=True):
         first_end = int(tokens_end.float().argmax()) if (tokens_end & mask).any() else len(mask) - 1
         assert mask[:first_end + 1].all() and not mask[first_end + 1:].any()
-    lengths = rollouts.mask.sum(1)
-    assert lengths.min() < lengths.max(), "the test wants rollouts of different lengths"
-    assert rollouts.tokens.shape[1] == lengths.max()
+    assert rollouts.mask.sum(1).tolist() == rollouts.lengths and min(rollouts.lengths) < max(rollouts.lengths)
+    assert rollouts.tokens.shape[1] == max(rollouts.lengths)
 
 
-def test_sampling_follows_the_models_distribution(policy):
+def test_sampling_follows_the_models_distribution(policy_pair):
     """4,000 first tokens against the softmax; compaction of finished rows must not mix them up (see the test above)."""
-    model, tokenizer = policy
+    model, tokenizer = policy_pair
     prompt = rollout.build_prompt(tokenizer, TASK, TASK.problems("train", 1)[0], 1)
     rollouts = rollout.sample(model, tokenizer, [prompt], 4000, max_new_tokens=1, generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
@@ -104,53 +169,16 @@ def test_sampling_follows_the_models_distribution(policy):
     assert (drawn - p).abs().max() < 5 * (p.max() * (1 - p.max()) / 4000).sqrt() + 0.002  # five standard errors
 
 
-def test_sampling_stays_inside_the_context(policy):
-    model, tokenizer = policy
+def test_sampling_stays_inside_the_context(policy_pair):
+    model, tokenizer = policy_pair
     with pytest.raises(UserError, match="context"):
         rollout.sample(model, tokenizer, ["x"], 2, max_new_tokens=4000)
 
 
-def gradients(policy, rollouts: rollout.Rollouts, micro_batch: int, kl: float = 0.1) -> dict[str, torch.Tensor]:
-    model = policy[0]
-    reference = copy.deepcopy(model)
-    with torch.no_grad():
-        for parameter in reference.parameters():
-            parameter.add_(0.01)
-    advantages = torch.linspace(-1, 1, len(rollouts.tokens))
-    model.zero_grad()
-    args = types.SimpleNamespace(micro_batch=micro_batch, temperature=0.7, kl=kl)
-    train.backward(args, model, reference, rollouts, advantages)
-    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
-
-
-@pytest.mark.parametrize("micro_batch", [1, 5])
-def test_micro_batches_give_the_same_gradient(policy, micro_batch):
-    """Guards against per-micro-batch denominators and against groups that a micro-batch boundary cuts."""
-    rollouts = draw(policy)
-    whole, parts = gradients(policy, rollouts, 0), gradients(policy, rollouts, micro_batch)
-    for name, gradient in whole.items():
-        torch.testing.assert_close(parts[name], gradient, atol=1e-5 + 1e-4 * gradient.abs().max().item(), rtol=1e-3)
-
-
-def test_sharing_the_prompt_gives_the_plain_gradient(policy):
-    """The shared prefix against each rollout on its own with its prompt repeated: REINFORCE, no clip, no KL."""
-    model, _ = policy
-    rollouts = draw(policy)
-    shared = gradients(policy, rollouts, 0, kl=0.0)
-    model.zero_grad()
-    advantages, n_tokens = torch.linspace(-1, 1, len(rollouts.tokens)), rollouts.mask.sum()
-    for row in range(len(rollouts.tokens)):
-        log_p = torch.log_softmax(plain_logits(model, rollouts, row) / 0.7, -1)
-        tokens = rollouts.tokens[row][rollouts.mask[row]]
-        (-advantages[row] * log_p.gather(1, tokens[:, None]).sum() / n_tokens).backward()
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(shared[name], parameter.grad, atol=1e-5 + 1e-4 * parameter.grad.abs().max().item(), rtol=1e-3)
-
-
-def test_checkpoints_are_ordinary_ones(policy, tmp_path):
+def test_checkpoints_are_ordinary_ones(policy_pair, tmp_path):
     """A saved policy loads in plain transformers, weights and words unchanged."""
-    model, tokenizer = policy
-    rollout.save_policy(model, tokenizer, tmp_path)
+    model, tokenizer = policy_pair
+    policy.save_policy(model, tokenizer, tmp_path)
     loaded, words = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     for (name, a), (_, b) in zip(model.named_parameters(), loaded.named_parameters(), strict=True):
         assert torch.equal(a, b), name
@@ -160,12 +188,13 @@ def test_checkpoints_are_ordinary_ones(policy, tmp_path):
 
 def test_a_chat_template_is_used_where_there_is_one(tmp_path):
     problem = TASK.problems("train", 1)[0]
-    for name, starts in (("llama", "Find"), ("qwen2", "<|user|>Find")):
-        _, tokenizer = rollout.load_policy(save_random_model(tmp_path / name, name), TASK)
-        assert rollout.build_prompt(tokenizer, TASK, problem, 2).startswith(starts)
+    for name, starts, ends in (("llama", "Find", "\n"), ("qwen2", "<|user|>Find", "<|assistant|><|nothink|>")):
+        _, tokenizer = load_random_model(tmp_path / name, name)
+        prompt = rollout.build_prompt(tokenizer, TASK, problem, 2)
+        assert prompt.startswith(starts) and prompt.endswith(ends)
 
 
 @pytest.mark.parametrize("name", ["tinny", "./nowhere", "/no/such/folder"])
 def test_unknown_models_are_named(name):
     with pytest.raises(UserError, match=f"--model {name}"):
-        rollout.load_policy(name, TASK)
+        policy.load_policy(name, TASK)

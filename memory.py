@@ -1,0 +1,227 @@
+"""Memory: where it goes in a training step, before anything is loaded, and what to change when it does not suffice.
+
+    python train.py --model Qwen/Qwen2.5-0.5B-Instruct --plan        does it fit this machine's device?
+    python train.py --model Qwen/Qwen2.5-0.5B-Instruct --plan 12     does it fit a card of 12 GiB?
+
+Nothing here knows a formula for a transformer. The plan runs the sampler's and the update's own code on fake tensors, which
+have shapes but no contents, and tallies the bytes of those that are alive at a time: any architecture, any setting.
+Rollouts are taken at their longest, so a real step stays below.
+"""
+
+import argparse
+import contextlib
+import copy
+import os
+import re
+import weakref
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from policy import empty_policy, eos_ids
+from rewards import Task, UserError
+from rollout import Decoder, Rollouts, build_prompt, encode_prompts, rollout_length
+from update import AdamW, backward, micro_batches
+from vpo import answers_per_rollout
+
+GIB = 2**30
+CUDA_CONTEXT = 0.6 * GIB  # of the driver, cuBLAS and torch's kernels: an assumption, it differs between cards
+ROWS = ("weights", "reference policy", "gradients", "optimizer", "KV cache", "logits", "activations")
+
+
+class Tally(TorchDispatchMode):
+    """Bytes of all tensors alive and the most there ever were; the storage of a tensor and its views counts once.
+
+    `logits` are those among them whose last dimension is the vocabulary and whose rows are tokens, as far as sizes tell.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.alive, self.vocabulary, self.weights = {"logits": 0, "other": 0}, -1, set()
+        self.peak, self.at_peak, self.known = 0, dict(self.alive), weakref.WeakSet()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        tree_map_only(Tensor, self.see, out)
+        return out
+
+    def see(self, tensor: Tensor) -> None:
+        """Count a tensor whose storage is new, until its storage is freed."""
+        storage = tensor.untyped_storage()
+        if storage in self.known:
+            return
+        self.known.add(storage)
+        kind = "logits" if tensor.ndim and tensor.shape[-1] == self.vocabulary and tensor.shape not in self.weights else "other"
+        size = storage.nbytes()
+        self.alive[kind] += size
+        weakref.finalize(storage, self.forget, kind, size)
+        if sum(self.alive.values()) > self.peak:
+            self.peak, self.at_peak = sum(self.alive.values()), dict(self.alive)
+
+    def forget(self, kind: str, size: int) -> None:
+        """A storage was freed."""
+        self.alive[kind] -= size
+
+    def measure(self) -> tuple[int, dict[str, int]]:
+        """Start a new peak: the bytes alive now, by kind."""
+        self.peak, self.at_peak = 0, dict(self.alive)
+        return sum(self.alive.values()), dict(self.alive)
+
+
+def step_memory(args: argparse.Namespace, task: Task, method: str) -> dict[str, dict[str, int]]:
+    """Bytes of each of ROWS in each phase of a step: {phase: {row: bytes}}. Raises UserError where training would."""
+    m = answers_per_rollout(method, args.m)
+    with FakeTensorMode(), Tally() as tally:
+        policy = {"dtype": args.dtype, "gradient_checkpointing": args.gradient_checkpointing}
+        model, tokenizer = empty_policy(args.model, task, lora_rank=args.lora_rank, **policy)
+        weights = size_of(model)
+        reference = None
+        if args.kl:
+            reference = model if args.lora_rank else empty_policy(args.model, task, dtype=args.dtype)[0]
+        optimizer = AdamW(model)
+        tally.vocabulary = model.config.get_text_config().vocab_size
+        fixed = {"weights": weights, "reference policy": 0 if reference in (None, model) else size_of(reference),
+                 "optimizer": sum(x.nbytes for x in (*optimizer.moments, *optimizer.lower) if x is not None)}
+        problems = task.problems("train", args.prompts_per_step * args.m // m, args.seed, 0)
+        T = rollout_length(task, tokenizer, m, args.max_new_tokens)
+        prompts = [build_prompt(tokenizer, task, problem, m) for problem in problems]
+        ids, lengths = encode_prompts(model.config, tokenizer, prompts, T)
+        batch = args.sampling_batch or len(prompts) * args.group_size
+
+        before, logits = tally.measure()
+        P = max(1, min(len(prompts), batch // args.group_size))
+        with torch.no_grad():
+            decoder = Decoder(model, ids[:P], lengths[:P], args.group_size, T, args.temperature, None,
+                              eos_ids(model, tokenizer) or [0], static=False)
+            for layer in decoder.cache.layers:
+                layer.length += T - 2  # the last step sees the longest cache
+            decoder.step()
+        cache = sum(x.nbytes for layer in decoder.cache.layers for x in (layer.keys, layer.values))
+        phases = {"sampling": fixed | divide(tally, before, logits, cache)}
+        del decoder, layer
+
+        before, logits = tally.measure()
+        G, longest = args.group_size, sorted(range(len(prompts)), key=lambda p: -lengths[p])
+        whole = Rollouts(ids, lengths, torch.zeros(len(prompts) * G, T), None, [T] * len(prompts) * G, [])
+        parts = micro_batches(whole, list(range(len(prompts) * G)), args.micro_batch_tokens)
+        P = max(len(part) for part, _ in parts)  # one part after the other: the largest is enough
+        if sum(len(batches) for _, batches in parts) > 1:  # then gradients are there before the peak
+            for parameter in optimizer.parameters:
+                parameter.grad = torch.zeros_like(parameter)
+        rollouts = Rollouts(ids[longest[:P]], [lengths[p] for p in longest[:P]], torch.zeros(P * G, T, dtype=torch.long),
+                            torch.zeros(P * G, T), [T] * P * G, [])
+        backward(model, reference, rollouts, [1.0] * P * G, kl=args.kl, temperature=args.temperature,
+                 micro_batch_tokens=args.micro_batch_tokens)
+        gradients = sum(parameter.grad.nbytes for parameter in optimizer.parameters)
+        phases["update"] = fixed | {"gradients": gradients} | divide(tally, before + gradients, logits, 0)
+    return phases
+
+
+def size_of(model: torch.nn.Module) -> int:
+    """Bytes of all weights and buffers."""
+    return sum(x.nbytes for x in (*model.parameters(), *model.buffers()))
+
+
+def divide(tally: Tally, before: int, alive: dict[str, int], cache: int) -> dict[str, int]:
+    """What a phase took at its peak, beyond what had been there."""
+    logits = tally.at_peak["logits"] - alive["logits"]
+    return {"KV cache": cache, "logits": logits, "activations": max(tally.peak - before - logits - cache, 0)}
+
+
+def device_memory(device: str) -> int:
+    """Bytes of the device's memory; on mps and cpu the machine's."""
+    if device == "cuda":
+        return torch.cuda.get_device_properties(0).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def libraries(device: str) -> int:
+    """Bytes that the process takes before any model: on a CPU what this one takes now, elsewhere an assumption."""
+    if device != "cpu":
+        return int(CUDA_CONTEXT)
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:  # no Linux
+        return int(0.4 * GIB)
+
+
+def total_memory(args: argparse.Namespace, task: Task) -> tuple[int, dict[str, dict[str, int]]]:
+    """The most that a step of any of the methods takes, and the columns of the table."""
+    columns = {f"{method} {phase}": rows for method in args.method
+               for phase, rows in step_memory(args, task, method).items()}
+    return max(sum(rows.values()) for rows in columns.values()), columns
+
+
+def print_plan(args: argparse.Namespace, task: Task) -> None:
+    """The table of `--plan`, and which flags make it fit if it does not."""
+    base = libraries(args.device)
+    limit = int(args.plan * GIB) or device_memory(args.device)
+    need, columns = total_memory(args, task)
+    print(f"{args.model} in {args.dtype}, a training step of {args.task}; GiB where the longest rollouts meet\n")
+    width = max(map(len, columns)) + 2
+    print(f"{'':28}" + "".join(f"{name:>{width}}" for name in columns))
+    for row in ROWS:
+        print(f"{row:28}" + "".join(f"{rows.get(row, 0) / GIB:{width}.2f}" for rows in columns.values()))
+    print(f"{'libraries' if args.device == 'cpu' else 'device context (assumed)':28}" + f"{base / GIB:{width}.2f}" * len(columns))
+    print(f"{'total':28}" + "".join(f"{(sum(rows.values()) + base) / GIB:{width}.2f}" for rows in columns.values()))
+    where = f"a card of {limit / GIB:.1f} GiB" if args.plan else f"this machine's {limit / GIB:.1f} GiB ({args.device})"
+    if need + base <= limit:
+        print(f"\nfits {where}: {(need + base) / GIB:.2f} GiB")
+        return
+    print(f"\ndoes not fit {where}: {(need + base) / GIB:.2f} GiB")
+    changed, flags = copy.copy(args), []
+    for change in leaner(args):
+        for flag, value in change.items():
+            setattr(changed, flag, value)
+        flags += [flag_text(*item) for item in change.items()]
+        need, _ = total_memory(changed, task)
+        print(f"  {(need + base) / GIB:6.2f} GiB with {' '.join(flags)}")
+        if need + base <= limit:
+            print("which fits")
+            return
+    print("no flag makes it fit: take a smaller --model, fewer --max-new-tokens, or a larger device")
+
+
+def leaner(args: argparse.Namespace) -> list[dict[str, object]]:
+    """Changes that save memory, those first that change least of what is learnt; each adds to the ones before."""
+    changes: list[dict[str, object]] = []
+    if not args.gradient_checkpointing:
+        changes.append({"gradient_checkpointing": True})
+    if args.dtype == "float32":
+        changes.append({"dtype": "bfloat16"})
+    if args.micro_batch_tokens == 0 or args.micro_batch_tokens > 1024:
+        changes.append({"micro_batch_tokens": 1024})
+    if args.sampling_batch == 0 or args.sampling_batch > 2 * args.group_size:
+        changes.append({"sampling_batch": 2 * args.group_size})
+    if args.kl and not args.lora_rank:
+        changes.append({"kl": 0.0})
+    if not args.lora_rank:
+        changes.append({"lora_rank": 16, "kl": args.kl})
+    return changes
+
+
+def flag_text(flag: str, value: object) -> str:
+    """A flag as one types it."""
+    name = f"--{flag.replace('_', '-')}"
+    return name if value is True else f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+
+
+@contextlib.contextmanager
+def explain_out_of_memory(phase: str, args: argparse.Namespace):
+    """Turn an allocation that failed into a UserError: the phase, how much was asked for, and which flags take less."""
+    try:
+        yield
+    except RuntimeError as error:  # torch.OutOfMemoryError is one; MPS and the CPU allocator raise the plain kind
+        asked = re.search(r"tried to allocate ([\d.]+ ?[KMG]?i?B|\d+ bytes)", str(error), re.IGNORECASE)
+        if not isinstance(error, torch.OutOfMemoryError) and not asked:
+            raise
+        helpful = {"sampling": ("sampling_batch", "dtype", "lora_rank"),
+                   "the update": ("gradient_checkpointing", "micro_batch_tokens", "dtype", "lora_rank")}[phase]
+        flags = [flag_text(flag, value) for change in leaner(args) for flag, value in change.items() if flag in helpful]
+        raise UserError(f"out of memory on {args.device} in {phase}, {asked.group(1) if asked else 'an unknown amount'} was asked for: "
+                        f"try {', '.join(flags) or 'a smaller --model or fewer --max-new-tokens'}; "
+                        "--plan shows where the memory goes") from error
