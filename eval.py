@@ -21,8 +21,9 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
-from policy import check_folder, checkpoints, is_tiny, load_policy
-from rewards import Problem, Task, UserError, load_task
+from folders import check_folder, checkpoints, load_config, task_of
+from policy import is_tiny, load_policy
+from rewards import Problem, Task, UserError
 from rollout import build_prompt, parse_answers, rollout_length, sample, score_texts
 from vpo import ADVANTAGES, answers_per_rollout, sample_weights
 
@@ -180,26 +181,6 @@ def evaluate_run(run: Path, flags: dict, task: Task, *, split: str, problems: in
     return pools
 
 
-def load_config(run: Path) -> dict:
-    """The config.json of a run folder: flags and history. Raises UserError if there is none or it is damaged."""
-    path = run / "config.json"
-    if not path.is_file():
-        raise UserError(f"{run}: no config.json in it, so it is no run of train.py")
-    try:
-        config = json.loads(path.read_text())
-        if not {"task", "m", "dtype", "seed", "method"} <= config["flags"].keys():
-            raise KeyError("flags are missing")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: damaged ({error}); restore it or train again") from error
-    return config
-
-
-def task_of(flags: dict) -> Task:
-    """The task that the flags of a run name."""
-    task = load_task(flags["task"], **flags)
-    if flags.get("fingerprint", task.fingerprint) != task.fingerprint:
-        raise UserError(f"--data {flags['data']}: has changed since the run began; restore it, or train again")
-    return task
 
 
 def check_device(name: str) -> str:

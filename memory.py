@@ -11,6 +11,7 @@ Rollouts are taken at their longest, so a real step stays below.
 import argparse
 import contextlib
 import copy
+import importlib.util
 import os
 import re
 import weakref
@@ -30,7 +31,7 @@ from vpo import answers_per_rollout
 
 GIB = 2**30
 CUDA_CONTEXT = 0.6 * GIB  # of the driver, cuBLAS and torch's kernels: an assumption, it differs between cards
-ROWS = ("weights", "reference policy", "gradients", "optimizer", "KV cache", "logits", "activations")
+ROWS = ("weights", "reference policy", "gradients", "optimizer", "KV cache", "logits", "activations, temporaries")
 
 
 class Tally(TorchDispatchMode):
@@ -105,10 +106,11 @@ def step_memory(args: argparse.Namespace, task: Task, method: str) -> dict[str, 
         del decoder, layer
 
         before, logits = tally.measure()
-        G, longest = args.group_size, sorted(range(len(prompts)), key=lambda p: -lengths[p])
-        whole = Rollouts(ids, lengths, torch.zeros(len(prompts) * G, T), None, [T] * len(prompts) * G, [])
-        parts = micro_batches(whole, list(range(len(prompts) * G)), args.micro_batch_tokens)
-        P = max(len(part) for part, _ in parts)  # one part after the other: the largest is enough
+        B, longest = len(prompts) * args.group_size, sorted(range(len(prompts)), key=lambda p: -lengths[p])
+        whole = Rollouts(ids, lengths, torch.zeros(B, T), None, [T] * B, [])
+        parts = micro_batches(whole, list(range(B)), args.micro_batch_tokens)
+        P, rows = max(len(prompts) for prompts, _ in parts), max(len(batch) for _, batches in parts for batch in batches)
+        G = min(args.group_size, -(-2 * rows // P))  # two micro-batches of one part: the others are like them
         if sum(len(batches) for _, batches in parts) > 1:  # then gradients are there before the peak
             for parameter in optimizer.parameters:
                 parameter.grad = torch.zeros_like(parameter)
@@ -129,7 +131,7 @@ def size_of(model: torch.nn.Module) -> int:
 def divide(tally: Tally, before: int, alive: dict[str, int], cache: int) -> dict[str, int]:
     """What a phase took at its peak, beyond what had been there."""
     logits = tally.at_peak["logits"] - alive["logits"]
-    return {"KV cache": cache, "logits": logits, "activations": max(tally.peak - before - logits - cache, 0)}
+    return {"KV cache": cache, "logits": logits, "activations, temporaries": max(tally.peak - before - logits - cache, 0)}
 
 
 def device_memory(device: str) -> int:
@@ -161,13 +163,18 @@ def print_plan(args: argparse.Namespace, task: Task) -> None:
     base = libraries(args.device)
     limit = int(args.plan * GIB) or device_memory(args.device)
     need, columns = total_memory(args, task)
-    print(f"{args.model} in {args.dtype}, a training step of {args.task}; GiB where the longest rollouts meet\n")
+    unit, name, digits = (GIB, "GiB", 2) if need > GIB else (2**20, "MiB", 0)
+    print(f"{args.model} in {args.dtype}, a training step of {args.task}; {name}, with all rollouts at their longest\n")
     width = max(map(len, columns)) + 2
+
+    def line(title: str, values: list[float]) -> None:
+        print(f"{title:28}" + "".join(f"{value / unit:{width}.{digits}f}" for value in values))
+
     print(f"{'':28}" + "".join(f"{name:>{width}}" for name in columns))
     for row in ROWS:
-        print(f"{row:28}" + "".join(f"{rows.get(row, 0) / GIB:{width}.2f}" for rows in columns.values()))
-    print(f"{'libraries' if args.device == 'cpu' else 'device context (assumed)':28}" + f"{base / GIB:{width}.2f}" * len(columns))
-    print(f"{'total':28}" + "".join(f"{(sum(rows.values()) + base) / GIB:{width}.2f}" for rows in columns.values()))
+        line(row, [rows.get(row, 0) for rows in columns.values()])
+    line("libraries" if args.device == "cpu" else "device context (assumed)", [base] * len(columns))
+    line("total", [sum(rows.values()) + base for rows in columns.values()])
     where = f"a card of {limit / GIB:.1f} GiB" if args.plan else f"this machine's {limit / GIB:.1f} GiB ({args.device})"
     if need + base <= limit:
         print(f"\nfits {where}: {(need + base) / GIB:.2f} GiB")
@@ -183,7 +190,8 @@ def print_plan(args: argparse.Namespace, task: Task) -> None:
         if need + base <= limit:
             print("which fits")
             return
-    print("no flag makes it fit: take a smaller --model, fewer --max-new-tokens, or a larger device")
+    print("not enough: take a smaller --model, fewer --max-new-tokens, a larger device"
+          + ("" if importlib.util.find_spec("peft") else ", or --lora-rank 16 (pip install peft)"))
 
 
 def leaner(args: argparse.Namespace) -> list[dict[str, object]]:
@@ -199,7 +207,7 @@ def leaner(args: argparse.Namespace) -> list[dict[str, object]]:
         changes.append({"sampling_batch": 2 * args.group_size})
     if args.kl and not args.lora_rank:
         changes.append({"kl": 0.0})
-    if not args.lora_rank:
+    if not args.lora_rank and importlib.util.find_spec("peft"):
         changes.append({"lora_rank": 16, "kl": args.kl})
     return changes
 

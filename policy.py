@@ -3,7 +3,7 @@
     load_policy     `tiny` (own vocabulary, random weights), or any causal language model: a local folder or a Hub id
     empty_policy    the same model without its weights, for the plan of `train.py --plan`
     prefill, hidden_states, head    the three parts of a forward pass that sampling and the update put together
-    save_policy     an ordinary Hugging Face checkpoint, or a peft adapter; write_folder makes it appear whole or not at all
+    save_policy     an ordinary Hugging Face checkpoint, or a peft adapter
 
 Three ways to make a model fit: weights in bfloat16 (their lower halves are the optimizer's, see update.py), layers that
 are computed again in the backward pass, and LoRA, whose reference policy is the same model with the adapter switched off.
@@ -11,14 +11,12 @@ are computed again in the backward pass, and LoRA, whose reference policy is the
 
 import contextlib
 import functools
-import hashlib
 import io
-import json
 import os
-import shutil
 from pathlib import Path
 
 import torch
+from huggingface_hub import model_info, try_to_load_from_cache
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -55,7 +53,7 @@ def load_policy(name: str, task: Task, *, seed: int = 0, device: str = "cpu", dt
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     else:
         with _explained(name):
-            model = AutoModelForCausalLM.from_pretrained(_weights(name), dtype=getattr(torch, dtype))
+            model = AutoModelForCausalLM.from_pretrained(_weights(name), dtype=getattr(torch, dtype), local_files_only=_is_local(name))
         check_model(model, name)
     model = model.to(device).eval()
     if (Path(name) / ADAPTER).exists():
@@ -91,8 +89,8 @@ def load_config_and_tokenizer(name: str, task: Task) -> tuple[PreTrainedConfig, 
     if not folder.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise UserError(f"--model {name}: no such folder; choose tiny, a local checkpoint, or a Hub id like Qwen/Qwen2.5-0.5B")
     with _explained(name):
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        config = AutoConfig.from_pretrained(_weights(name))
+        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=_is_local(name))
+        config = AutoConfig.from_pretrained(_weights(name), local_files_only=_is_local(name))
     if tokenizer.eos_token_id is None and config.get_text_config().eos_token_id is None:
         raise UserError(f"--model {name}: its tokenizer has no EOS token, so no rollout would ever end; "
                         "set eos_token in its tokenizer_config.json")
@@ -102,6 +100,23 @@ def load_config_and_tokenizer(name: str, task: Task) -> tuple[PreTrainedConfig, 
 def _weights(name: str) -> str:
     """Where the weights are: those of an adapter are in the start folder of its run."""
     return str(Path(name).parent.parent / "start") if (Path(name) / ADAPTER).exists() else name
+
+
+@functools.cache
+def _is_local(name: str) -> bool:
+    """Whether to look on this machine only: a folder, or a cached model while the Hub is out of reach.
+
+    Asks the Hub once, because transformers asks again and again for a minute. Raises what the Hub does not give.
+    """
+    if Path(name).exists():
+        return True
+    try:
+        model_info(name, timeout=10)
+    except Exception:
+        if not isinstance(try_to_load_from_cache(name, "config.json"), str):
+            raise
+        return True
+    return False
 
 
 @contextlib.contextmanager
@@ -120,23 +135,29 @@ def _explained(name: str):
 
 
 def check_model(model: PreTrainedModel, name: str) -> None:
-    """Raise UserError unless the model fills a KV cache and its logits are its LM head of its last hidden states."""
-    ids = torch.arange(3, device=model.device)[None]
+    """Raise UserError unless prompts in a KV cache, then rollouts after them, give the logits of the plain forward pass.
+
+    Two prompts of different lengths, the shorter one padded: guards against architectures that keep no cache, take their
+    positions from elsewhere, or do more to their logits than their LM head.
+    """
+    kind, advice = type(model).__name__, "choose a decoder-only model such as Qwen, Llama, SmolLM, Gemma or GPT-2"
+    prompts, rollouts = torch.tensor([[0, 5, 6], [7, 8, 9]], device=model.device), torch.tensor([[3, 4], [4, 3]], device=model.device)
+    lengths = [2, 3]
     try:
-        cache = cache_of(model, [])
         with torch.no_grad():
-            hidden = hidden_states(model, ids, cache, torch.zeros(1, dtype=torch.long, device=model.device), None)
-            expected = model(input_ids=ids).logits.float()
-        filled = all(layer.keys is not None for layer in cache.layers)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"--model {name}: {type(model).__name__} does not take a KV cache ({error}); "
-                        "choose a decoder-only model such as Qwen, Llama, SmolLM, Gemma or GPT-2") from error
-    if not filled:
-        raise UserError(f"--model {name}: {type(model).__name__} keeps no KV cache of all its layers; "
-                        "choose a decoder-only model such as Qwen, Llama, SmolLM, Gemma or GPT-2")
-    if not torch.allclose(head(model, hidden), expected, atol=1e-2 * expected.abs().max().item(), equal_nan=True):
-        raise UserError(f"--model {name}: {type(model).__name__} does more to its logits than its LM head (and Gemma's "
-                        "soft cap), so its log-probabilities would be wrong here; choose another architecture")
+            cache, _ = prefill(model, prompts, lengths)
+            if any(layer.keys is None for layer in cache.layers):
+                raise UserError(f"--model {name}: {kind} keeps no KV cache of all its layers; {advice}")
+            after = cache_of(model, [PromptLayer(layer.keys, layer.values) for layer in cache.layers])
+            hidden = hidden_states(model, rollouts, after, torch.tensor(lengths, device=model.device),
+                                   prompt_mask(lengths, 3, prompts.device, 2))
+            expected = [model(input_ids=torch.cat([prompts[i, 3 - lengths[i]:], rollouts[i]])[None]).logits[0, -2:].float() for i in (0, 1)]
+            ours = head(model, hidden)
+    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise UserError(f"--model {name}: {kind} does not take a KV cache as other models do ({error}); {advice}") from error
+    if not torch.allclose(ours, torch.stack(expected), atol=2e-2 * ours.abs().max().item(), equal_nan=True):
+        raise UserError(f"--model {name}: {kind} gives other logits after a cached prompt, or does more to them than its LM head, "
+                        f"so log-probabilities would be wrong here; {advice}")
 
 
 def check_dtype(device: str, dtype: str) -> None:
@@ -306,39 +327,3 @@ def save_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fold
     """An ordinary Hugging Face checkpoint: AutoModelForCausalLM and AutoTokenizer load it."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def write_folder(folder: Path, write) -> None:
-    """Fill a folder atomically: it appears whole, with the checksum of every file, or not at all."""
-    temporary = folder.with_name(f"{folder.name}.tmp{os.getpid()}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    write(temporary)
-    sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in temporary.iterdir()}
-    (temporary / "checksums.json").write_text(json.dumps(sums, indent=1))
-    try:
-        os.replace(temporary, folder)
-    except OSError:
-        if not folder.exists():
-            raise
-        shutil.rmtree(temporary)  # another process was faster; what stands there is whole
-
-
-def checkpoints(run: Path) -> list[Path]:
-    """The complete checkpoints of one method, oldest first."""
-    return sorted(run.glob("checkpoint-??????"))
-
-
-def check_folder(folder: Path) -> None:
-    """Raise UserError if a file of a checkpoint is missing or altered, and say which checkpoint to go back to."""
-    older = [path for path in checkpoints(folder.parent) if path < folder]
-    fix = (f"delete the folder {folder} and --resume goes on from {older[-1].name}" if older
-           else f"delete the folder {folder.parent} and start again")
-    try:
-        sums = json.loads((folder / "checksums.json").read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder / 'checksums.json'}: missing or damaged; {fix}") from error
-    for name, expected in sums.items():
-        path = folder / name
-        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != expected:
-            raise UserError(f"{path}: missing or damaged; {fix}")

@@ -18,14 +18,12 @@ AdamW's moments and the step number are all that a resumed run needs.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import fcntl
 import hashlib
 import inspect
 import json
 import math
-import os
 import random
 import shutil
 import signal
@@ -39,35 +37,25 @@ from transformers.utils import logging as transformers_logging
 
 import policy
 import rollout
-from eval import check_device, diversity, evaluate_runs, load_config, task_of
-from memory import explain_out_of_memory, print_plan
-from policy import (
-    check_dtype,
+from eval import check_device, diversity, evaluate_runs
+from folders import (
+    append,
     check_folder,
-    check_peft,
     checkpoints,
-    load_config_and_tokenizer,
-    load_policy,
-    save_policy,
+    keep_steps_to,
+    merge_flags,
+    read_config,
+    task_of,
+    write_config,
     write_folder,
 )
+from memory import explain_out_of_memory, print_plan
+from policy import check_dtype, check_peft, load_config_and_tokenizer, load_policy, save_policy
 from rewards import MAX_ANSWERS, TASKS, Problem, Task, UserError
-from rollout import (
-    Scored,
-    build_prompt,
-    demonstrations,
-    encode_prompts,
-    rollout_length,
-    sample,
-    score_texts,
-    write_answers,
-)
+from rollout import Scored, build_prompt, demonstrations, encode_prompts, rollout_length, sample, score_texts, write_answers
 from update import AdamW, backward, token_logprobs
 from vpo import ADVANTAGES, SAMPLERS, answers_per_rollout
 
-# Flags that may change in a run: what it does not depend on, and what makes it fit its device.
-FREE = ("method", "resume", "out", "plan", "device", "save_every", "eval_problems", "eval_temperature", "pool", "unconfined",
-        "max_new_tokens", "sampling_batch", "micro_batch_tokens", "gradient_checkpointing")
 # Peak learning rates of the tiny model, each the best of 2.5e-4, 5e-4, 8e-4 on validation problems; other tasks take the maze's.
 TINY_LR = {"maze": {"grpo": 8e-4, "multi_rlvr": 8e-4, "vpo": 5e-4}, "code": {"grpo": 5e-4, "multi_rlvr": 5e-4, "vpo": 8e-4}}
 
@@ -333,64 +321,6 @@ def describe(task: Task, scored: Scored, advantages: torch.Tensor) -> dict[str, 
             **{f"reward_{name}": value for name, value in zip(task.objectives, per_objective, strict=False)}}
 
 
-def append(path: Path, record: dict) -> None:
-    """One JSON line more."""
-    with path.open("a") as file:
-        file.write(json.dumps(record) + "\n")
-
-
-def keep_steps_to(path: Path, step: int) -> None:
-    """Drop the lines of later steps, and one that was cut off by a kill, so that a resumed run does not log a step twice."""
-    kept = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        with contextlib.suppress(ValueError):
-            if json.loads(line)["step"] <= step:
-                kept.append(line + "\n")
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(kept))
-    os.replace(temporary, path)
-
-
-def merge_flags(args: argparse.Namespace, argv: list[str], stored: dict, out: Path) -> argparse.Namespace:
-    """The flags of the run in the folder with those given now; UserError if one of them contradicts it.
-
-    Without --resume, as when a method is added, flags that are not given are compared too: they have their defaults.
-    """
-    parser = build_parser()
-    parser.set_defaults(**dict.fromkeys(vars(args)))
-    given = {flag: value for flag, value in vars(parser.parse_args(argv)).items() if value is not None}
-    for flag, value in (given if args.resume else vars(args)).items():
-        if flag not in FREE and value is not None and stored.get(flag, value) != value:
-            raise UserError(f"--out {out}: holds another run, with --{flag.replace('_', '-')} {stored[flag]}, not {value}; "
-                            + ("drop the flag" if args.resume else "take another --out, or --resume to go on with that run"))
-    if not args.resume:
-        given["method"] = args.method
-    return argparse.Namespace(**vars(args) | stored | {flag: given[flag] for flag in FREE if flag in given})
-
-
-def read_config(out: Path) -> dict:
-    """The config.json of the run in an output folder; {} if there is none. UserError if the folder holds something else."""
-    if not (out / "config.json").exists():
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise UserError(f"--out {out}: not empty, and no run of train.py; take another name")
-        return {}
-    return load_config(out)
-
-
-def write_config(args: argparse.Namespace, argv: list[str], config: dict, out: Path) -> None:
-    """Claim the folder: all flags, every method that it will hold, and what each command that wrote to it ran on."""
-    flags = {flag: value for flag, value in vars(args).items() if flag not in ("resume", "out")}
-    before = config.get("flags", {}).get("method", [])
-    flags["method"] = before + [method for method in args.method if method not in before]
-    environment = {"command": " ".join(["python train.py", *argv]), "date": time.strftime("%Y-%m-%d"),
-                   "python": sys.version.split()[0], "torch": torch.__version__, "cpus": os.cpu_count(),
-                   "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None}
-    out.mkdir(parents=True, exist_ok=True)
-    temporary = out / "config.json.tmp"
-    temporary.write_text(json.dumps({"flags": flags, "history": [*config.get("history", []), environment]}, indent=1))
-    os.replace(temporary, out / "config.json")
-
-
 def run(argv: list[str]) -> None:
     """The command."""
     args = build_parser().parse_args(argv)
@@ -399,7 +329,7 @@ def run(argv: list[str]) -> None:
     if args.resume and not config:
         raise UserError(f"--resume: {out} holds no run; name the folder of one with --out")
     if config:
-        args = merge_flags(args, argv, config["flags"], out)
+        args = merge_flags(args, argv, config["flags"], out, build_parser())
     task = task_of(vars(args))
     args.fingerprint = task.fingerprint
     device = args.device

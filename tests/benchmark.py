@@ -1,34 +1,66 @@
-"""Speed, measured side by side in one run and printed as ratios; asserts nothing.
+"""Speed and memory, measured side by side in one run and printed as ratios; asserts nothing.
 
-    python tests/benchmark.py
+    python tests/benchmark.py                        everything, some eight minutes on two cores
+    python tests/benchmark.py sampling update        only these
 
-1. vpo_advantage against a plain loop over the prompt groups, at P, G, m, k, K = 128, 8, 3, 4, 100.
-2. The sandbox against a fresh interpreter per test.
-3. One update of the maze's main job against the plain one that repeats each prompt for every rollout.
-4. Where the seconds of a training step go, in the maze and in code, from a start model that it warms up once (half a minute).
+advantage  vpo_advantage against a plain loop over the prompt groups, at P, G, m, k, K = 128, 8, 3, 4, 100
+sandbox    programs against a fresh interpreter per test
+sampling   tokens per second against transformers' generate; on CUDA also a model of 0.5B, and its share of the bandwidth limit
+update     one update of the maze's main job against the plain one: prompts repeated, all logits at once
+vocabulary peak memory of an update at a vocabulary of 151,936 and 8 x 1024 tokens against the plain one's
+trl        a whole GRPO step against TRL's GRPOTrainer, where trl is installed
+phases     where the seconds of a training step go, in the maze and in code
+plan       what --plan says against the peak memory of a real step, in three settings
+cards      the table "Will it fit my card" of the README
+
+Maze and code start from a model that is warmed up here once (half a minute).
 """
 
 import argparse
+import contextlib
 import functools
+import importlib.util
+import io
 import itertools
+import json
 import os
+import re
+import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoModelForCausalLM, Qwen2Config
 from transformers.utils import logging as transformers_logging
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from test_rollout import save_random_model
+
+import memory
+import policy
 import rollout
 import train
+import update
 import vpo
-from rewards import load_task
+from rewards import Task, load_task
 from sandbox import Job, Sandbox
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+QWEN = {"vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
+        "num_key_value_heads": 2, "tie_word_embeddings": True, "bos_token_id": None, "eos_token_id": 0}  # Qwen2.5-0.5B
+MODELS = {
+    "Qwen2.5-0.5B": QWEN,
+    "Qwen2.5-1.5B": QWEN | {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12},
+    "Qwen2.5-3B": QWEN | {"hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36, "num_attention_heads": 16},
+}
+SMALL = QWEN | {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 4}
 
 
 def seconds_per_call(function) -> float:
@@ -42,12 +74,13 @@ def seconds_per_call(function) -> float:
     return (time.perf_counter() - began) / calls
 
 
-def compare(name: str, ours, plain, repeats: int) -> None:
-    """Run the two in turn, A B A B ..., and print the medians and the median of the pairwise ratios."""
+def compare(name: str, ours, plain, repeats: int) -> float:
+    """Run the two in turn, A B A B ..., and print the medians and the median of the pairwise ratios. Our seconds."""
     times = [(seconds_per_call(ours), seconds_per_call(plain)) for _ in range(repeats + 1)][1:]  # the first round warms up
     fast, slow = (statistics.median(column) for column in zip(*times, strict=True))
     ratio = statistics.median(b / a for a, b in times)
-    print(f"{name:50}{fast * 1e3:10.2f} ms   plain {slow * 1e3:10.2f} ms   {ratio:6.1f} times faster")
+    print(f"{name:60}{fast * 1e3:10.2f} ms   plain {slow * 1e3:10.2f} ms   {ratio:6.1f} times faster")
+    return fast
 
 
 def plain_advantage(rewards: torch.Tensor) -> torch.Tensor:
@@ -59,13 +92,6 @@ def plain_advantage(rewards: torch.Tensor) -> torch.Tensor:
         R = torch.einsum("gmk,jk->gmj", group, weights).amax(1).mean(-1)
         advantages.append((R - R.mean()) / (R.std(correction=0) + 1e-6))
     return torch.stack(advantages)
-
-
-def repeat_prompts(rollouts: rollout.Rollouts) -> rollout.Rollouts:
-    """The same batch with every prompt repeated for its rollouts: groups of one, nothing to share."""
-    G = rollouts.group_size
-    return rollout.Rollouts(rollouts.prompt_ids.repeat_interleave(G, 0), rollouts.prompt_mask.repeat_interleave(G, 0),
-                            rollouts.tokens, rollouts.logprobs, rollouts.mask, rollouts.texts)
 
 
 def fresh_interpreters(jobs: list[Job]) -> None:
@@ -86,69 +112,354 @@ def sandboxed(sandbox: Sandbox, jobs: list[Job], calls: Iterator[int]) -> None:
     assert all(map(all, verdicts))
 
 
-def programs() -> None:
+def advantage() -> None:
+    """The estimator of the paper."""
+    rewards = torch.rand(128, 8, 3, 4, device=DEVICE)
+    compare("vpo_advantage, 128 x 8 x 3 x 4, K = 100", lambda: vpo.vpo_advantage(rewards), lambda: plain_advantage(rewards), 20)
+
+
+def sandbox() -> None:
     """Programs per second, at 8 tests each, every layer on."""
     functions = [Job(f"def f(x):\n    return x * {i} if x < 3 else x + {i}", [([x], x * i if x < 3 else x + i) for x in range(8)], "f")
                  for i in range(48)]
     scripts = [Job(f"x = int(input())\nprint(x + {i})", [(f"{x}\n", f"{x + i}\n") for x in range(8)]) for i in range(16)]
-    with Sandbox() as sandbox:
+    with Sandbox() as box:
         for kind, jobs in (("functions", functions), ("scripts", scripts)):
-            compare(f"{len(jobs)} {kind} x 8 tests; plain: fresh interpreters", functools.partial(sandboxed, sandbox, jobs, itertools.count()),
+            compare(f"{len(jobs)} {kind} x 8 tests; plain: fresh interpreters", functools.partial(sandboxed, box, jobs, itertools.count()),
                     functools.partial(fresh_interpreters, jobs), 3)
 
 
-def steps(name: str, update_too: bool) -> None:
-    """Where the seconds of a step go, from the task's start model; and the update against one that repeats each prompt."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    args = train.build_parser().parse_args(["--task", name])
+def flags_of(name: str) -> tuple[argparse.Namespace, Task]:
+    """The default flags of a task's main job, with a warm-up long enough for rollouts of the usual length."""
+    args = train.build_parser().parse_args(["--task", name, "--device", DEVICE])
     task = load_task(name)
     train.fill_in_flags(args, task)
-    args.warm_steps = min(args.warm_steps, 300)  # enough for rollouts of the usual length
-    model, tokenizer = rollout.load_policy("tiny", task)
-    model, tokenizer = train.warm_start(args, task, model, tokenizer)
-    model, reference = model.to(device), rollout.load_policy("tiny", task, device=device)[0]
+    args.warm_steps = min(args.warm_steps, 300)
+    return args, task
+
+
+@functools.cache
+def start_model(name: str):
+    """The task's flags, the task, and a model and tokenizer as they are when training begins."""
+    args, task = flags_of(name)
+    model, tokenizer = train.warm_start(args, task, *policy.load_policy("tiny", task))
+    return args, task, model.to(DEVICE), tokenizer
+
+
+def batch_of(name: str, method: str, step: int = 0):
+    """Problems and prompts of a training step, and how many answers a rollout holds."""
+    args, task, _, tokenizer = start_model(name)
+    m = vpo.answers_per_rollout(method, args.m)
+    P = args.prompts_per_step * args.m // m
+    problems = task.problems("train", P, start=step * P)
+    return problems, [rollout.build_prompt(tokenizer, task, problem, m) for problem in problems], m
+
+
+def endless(model, tokenizer) -> None:
+    """No token ends a rollout, so that both sides do the same work."""
+    model.generation_config.eos_token_id, tokenizer.eos_token = model.config.get_text_config().vocab_size, None
+
+
+def generate(model, tokenizer, prompts: list[str], group_size: int, new_tokens: int) -> None:
+    """The same rollouts by transformers' own loop; as there the prompt of a group is repeated."""
+    ids, lengths = rollout.encode_prompts(model.config, tokenizer, prompts, new_tokens, model.device)
+    mask = torch.arange(ids.shape[1], device=model.device) >= ids.shape[1] - torch.tensor(lengths, device=model.device)[:, None]
+    model.generate(ids.repeat_interleave(group_size, 0), attention_mask=mask.long().repeat_interleave(group_size, 0), do_sample=True,
+                   top_k=0, max_new_tokens=new_tokens, min_new_tokens=None, eos_token_id=None, pad_token_id=0)
+
+
+def sampling() -> None:
+    """Tokens per second at batch 512 on the tiny model; on CUDA also at batch 128 of a 0.5B model in bfloat16."""
+    _, task, model, tokenizer = start_model("maze")
+    model, tokenizer = policy.load_policy("tiny", task, device=DEVICE)
+    endless(model, tokenizer)
+    prompts = [rollout.build_prompt(tokenizer, task, problem, 3) for problem in task.problems("train", 64)]
+    compare_sampling("tiny model, batch 512, 45 new tokens", model, tokenizer, prompts, 8, 45, 5)
+    if DEVICE == "cuda":
+        model = AutoModelForCausalLM.from_config(Qwen2Config(**QWEN), dtype=torch.bfloat16).to(DEVICE).eval()
+        endless(model, tokenizer)
+        rate = compare_sampling("0.5B model, bfloat16, batch 128, 512 new tokens", model, tokenizer, prompts[:16], 8, 512, 2)
+        big = torch.empty(2**31, dtype=torch.uint8, device=DEVICE)
+        bandwidth = 2 * big.numel() / seconds_per_call(lambda: big.copy_(big.roll(0)) and None) / 2
+        cache = 2 * 2 * 64 * 24 * 2 * (len(prompts[0].split()) + 256)  # bytes a rollout holds in the middle: k and v, 2 heads of 64
+        limit = 128 / ((memory.size_of(model) + 128 * cache) / bandwidth)
+        print(f"{'share of the bandwidth limit (weights and cache read once a token)':80}{rate / limit:10.1%}")
+
+
+def compare_sampling(name: str, model, tokenizer, prompts: list[str], G: int, T: int, repeats: int) -> float:
+    """Print both; returns our tokens per second."""
+    def ours() -> None:
+        rollout.sample(model, tokenizer, prompts, G, max_new_tokens=T)
+
+    seconds = compare(f"{name}; plain: generate", ours, lambda: generate(model, tokenizer, prompts, G, T), repeats)
+    print(f"{'':60}{len(prompts) * G * T / seconds:10.0f} tokens/s")
+    return len(prompts) * G * T / seconds
+
+
+def plain_backward(model, reference, rollouts: rollout.Rollouts, advantages: list[float], kl: float, rows: int) -> None:
+    """The update as one would first write it: prompt and rollout in one row, all logits at once, `rows` at a time."""
+    G, L, device = rollouts.group_size, rollouts.prompt_ids.shape[1], rollouts.tokens.device
+    A, mask = torch.tensor(advantages, device=device), rollouts.mask
+    prompt_mask = torch.arange(L, device=device) >= L - torch.tensor(rollouts.prompt_lengths, device=device)[:, None]
+    ids = torch.cat([rollouts.prompt_ids.repeat_interleave(G, 0), rollouts.tokens], 1)
+    seen = torch.cat([prompt_mask.repeat_interleave(G, 0), mask], 1)
+
+    def logprobs(model, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        positions = (seen[part].cumsum(1) - 1).clamp_min(0)
+        logits = model(input_ids=ids[part], attention_mask=seen[part].long(), position_ids=positions, use_cache=False).logits
+        log_p = torch.log_softmax(logits[:, L - 1:-1].float(), -1)
+        with torch.no_grad():
+            entropy = -(log_p.exp() * log_p).sum(-1)
+        return log_p.gather(2, rollouts.tokens[part, :, None])[..., 0], entropy
+
+    for first in range(0, len(ids), rows):
+        part = slice(first, first + rows)
+        log_p, _ = logprobs(model, part)
+        ref_log_p = None
+        if reference is not None:
+            with torch.no_grad():
+                ref_log_p, _ = logprobs(reference, part)
+        loss, _ = vpo.policy_loss(log_p, rollouts.logprobs[part], A[part], mask[part], sum(rollouts.lengths), ref_logprobs=ref_log_p, kl_coef=kl)
+        loss.backward()
+
+
+def updates() -> None:
+    """The maze's main job: both methods, a micro-batch of 64 rollouts for the plain one."""
+    args, task, model, tokenizer = start_model("maze")
+    reference = policy.load_policy("tiny", task, device=DEVICE)[0]
+
+    def ours(rollouts: rollout.Rollouts, A: list[float]) -> None:
+        update.backward(model, reference, rollouts, A, kl=args.kl, micro_batch_tokens=args.micro_batch_tokens)
+
+    def plain(rollouts: rollout.Rollouts, A: list[float]) -> None:
+        plain_backward(model, reference, rollouts, A, args.kl, 64)
+
     for method in ("vpo", "grpo"):
-        phases: dict[str, list[float]] = {name: [] for name in ("problems", "sampling", "scoring", "advantage", "update")}
-        m = vpo.answers_per_rollout(method, args.m)
-        P = args.prompts_per_step * args.m // m
+        _, prompts, m = batch_of("maze", method)
+        rollouts = rollout.sample(model, tokenizer, prompts, args.group_size, max_new_tokens=rollout.rollout_length(task, tokenizer, m))
+        A = torch.randn(len(rollouts.tokens), generator=torch.Generator().manual_seed(0)).tolist()
+        compare(f"update of the maze, {method}", functools.partial(ours, rollouts, A), functools.partial(plain, rollouts, A), 7)
+
+
+def long_rollouts(rows: int) -> rollout.Rollouts:
+    """Rollouts of 1024 random tokens after one prompt of 100."""
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randint(1, QWEN["vocab_size"], shape, device=DEVICE)
+    return rollout.Rollouts(draw(1, 100), [100], draw(rows, 1024), torch.zeros(rows, 1024, device=DEVICE), [1024] * rows, [])
+
+
+def peak_of(kind: str, rows: int) -> None:
+    """Print the bytes by which an update raises this process's peak: run in a process of its own."""
+    model = AutoModelForCausalLM.from_config(Qwen2Config(**SMALL)).to(DEVICE).eval()
+    rollouts, A = long_rollouts(rows), [1.0] * rows
+    before = memory.libraries("cpu") if DEVICE == "cpu" else torch.cuda.memory_allocated()
+    if kind == "ours":
+        update.backward(model, None, rollouts, A, micro_batch_tokens=4096)
+    else:
+        plain_backward(model, None, rollouts, A, 0.0, rows)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if DEVICE == "cpu" else torch.cuda.max_memory_allocated()
+    print(f"peak {peak - before}")
+
+
+def vocabulary() -> None:
+    """8 x 1024 tokens; the plain update at a quarter of them too, because all of them may not fit this machine."""
+    computed = {}
+    for kind in ("ours", "plain"):
+        with FakeTensorMode(), memory.Tally() as tally:
+            model, rollouts = AutoModelForCausalLM.from_config(Qwen2Config(**SMALL)).eval(), long_rollouts(8)
+            before, _ = tally.measure()
+            if kind == "ours":
+                update.backward(model, None, rollouts, [1.0] * 8, micro_batch_tokens=4096)
+            else:
+                plain_backward(model, None, rollouts, [1.0] * 8, 0.0, 8)
+            computed[kind] = (tally.peak - before) / memory.GIB
+    print(f"update at vocabulary 151,936, 8 x 1024 tokens, GiB computed: {computed['ours']:.2f}, plain {computed['plain']:.2f}, "
+          f"{computed['plain'] / computed['ours']:.1f} times less")
+    for kind, rows in (("ours", 8), ("plain", 2)):
+        done = subprocess.run([sys.executable, __file__, f"peak-{kind}-{rows}"], capture_output=True, text=True, check=True)
+        print(f"{'':60}{kind}, {rows} x 1024 tokens, measured: {int(done.stdout.split()[-1]) / memory.GIB:.2f} GiB")
+
+
+def grpo_step(step: int) -> None:
+    """A whole GRPO step of the maze; the policy moves."""
+    args, task, model, tokenizer = start_model("maze")
+    problems, prompts, m = batch_of("maze", "grpo", step)
+    rollouts = rollout.sample(model, tokenizer, prompts, args.group_size, max_new_tokens=rollout.rollout_length(task, tokenizer, m))
+    scored = rollout.score_texts(task, problems, rollouts.texts, m)
+    A = vpo.ADVANTAGES["grpo"](scored.vectors, scored.scalars, scored.mask).flatten().tolist()
+    update.backward(model, references()[0], rollouts, A, kl=args.kl, micro_batch_tokens=args.micro_batch_tokens)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    references()[1].step(1e-5)
+    model.zero_grad()
+
+
+@functools.cache
+def references():
+    """The reference policy and the optimizer of grpo_step."""
+    _, task, model, _ = start_model("maze")
+    return policy.load_policy("tiny", task, device=DEVICE)[0], update.AdamW(model)
+
+
+def trl() -> None:
+    """The same model, prompts, rewards, group, lengths, KL and learning rate through GRPOTrainer, one update per batch."""
+    if not importlib.util.find_spec("trl"):
+        print("trl is not installed: pip install trl")
+        return
+    import copy
+
+    from datasets import Dataset
+    from transformers import TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+    args, task, model, tokenizer = start_model("maze")
+    steps, P, G = 8, args.prompts_per_step * args.m, args.group_size
+    by_prompt, rows = {}, []
+    for step in range(steps):
+        problems, prompts, _ = batch_of("maze", "grpo", step)
+        by_prompt |= dict(zip(prompts, problems, strict=True))
+        rows += [{"prompt": prompt} for prompt in prompts]
+
+    def reward(prompts: list[str], completions: list[str], **rest) -> list[float]:
+        scored = rollout.score_texts(task, [by_prompt[prompt] for prompt in prompts], completions, 1)
+        return scored.scalars.flatten().tolist()
+
+    theirs: list[float] = []
+
+    class Clock(TrainerCallback):
+        """Times of the steps."""
+
+        def on_step_begin(self, *args, **kwargs) -> None:
+            theirs.append(-time.perf_counter())
+
+        def on_step_end(self, *args, **kwargs) -> None:
+            theirs[-1] += time.perf_counter()
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        config = GRPOConfig(output_dir=folder, per_device_train_batch_size=P * G, num_generations=G, max_steps=steps, beta=args.kl,
+                            max_completion_length=rollout.rollout_length(task, tokenizer, 1), temperature=1.0, learning_rate=1e-5,
+                            lr_scheduler_type="constant", use_cpu=DEVICE == "cpu", bf16=False, gradient_checkpointing=False,
+                            save_strategy="no", report_to="none", logging_steps=1000, shuffle_dataset=False, disable_tqdm=True)
+        GRPOTrainer(model=copy.deepcopy(model), reward_funcs=reward, args=config, train_dataset=Dataset.from_list(rows),
+                    processing_class=tokenizer, callbacks=[Clock()]).train()
+    ours = []
+    for step in range(steps):
+        began = time.perf_counter()
+        grpo_step(step)
+        ours.append(time.perf_counter() - began)
+    fast, slow = statistics.median(ours[1:]), statistics.median(theirs[1:])
+    print(f"{'GRPO step of the maze; plain: GRPOTrainer of TRL':60}{fast * 1e3:10.2f} ms   plain {slow * 1e3:10.2f} ms   {slow / fast:6.1f} times faster")
+
+
+def phases() -> None:
+    """Where the seconds of a step go, from the task's start model."""
+    for name, method in itertools.product(("maze", "code"), ("vpo", "grpo")):
+        args, task, model, tokenizer = start_model(name)
+        reference = policy.load_policy("tiny", task, device=DEVICE)[0]
+        seconds: dict[str, list[float]] = {name: [] for name in ("problems", "sampling", "scoring", "advantage", "update")}
         for step in range(9):
             marks = [time.perf_counter()]
-            problems = task.problems("train", P, start=step * P)
-            prompts = [rollout.build_prompt(tokenizer, task, problem, m) for problem in problems]
-            marks.append(time.perf_counter())
-            rollouts = rollout.sample(model, tokenizer, prompts, args.group_size,
-                                      max_new_tokens=rollout.rollout_length(task, tokenizer, m))
-            marks.append(time.perf_counter())
+
+            def mark(marks=marks) -> None:
+                if DEVICE == "cuda":
+                    torch.cuda.synchronize()
+                marks.append(time.perf_counter())
+
+            problems, prompts, m = batch_of(name, method, step)
+            mark()
+            rollouts = rollout.sample(model, tokenizer, prompts, args.group_size, max_new_tokens=rollout.rollout_length(task, tokenizer, m))
+            mark()
             scored = rollout.score_texts(task, problems, rollouts.texts, m)
-            marks.append(time.perf_counter())
-            advantages = vpo.ADVANTAGES[method](scored.vectors, scored.scalars, scored.mask).flatten().to(device)
-            marks.append(time.perf_counter())
-            train.backward(args, model, reference, rollouts, advantages)
-            marks.append(time.perf_counter())
+            mark()
+            A = vpo.ADVANTAGES[method](scored.vectors, scored.scalars, scored.mask).flatten().tolist()
+            mark()
+            update.backward(model, reference, rollouts, A, kl=args.kl, micro_batch_tokens=args.micro_batch_tokens)
+            model.zero_grad()
+            mark()
             if step:
-                for phase, began, ended in zip(phases, marks, marks[1:], strict=False):
-                    phases[phase].append(ended - began)
-        total = sum(map(statistics.median, phases.values()))
-        print(f"a step of {name}, {method}: " + ", ".join(f"{phase} {statistics.median(times) / total:.1%}" for phase, times in phases.items()))
-        if update_too:
-            repeated = repeat_prompts(rollouts)
-            compare(f"update of {name}, {method}, prompts shared",
-                    lambda batch=rollouts, A=advantages: train.backward(args, model, reference, batch, A),
-                    lambda batch=repeated, A=advantages: train.backward(args, model, reference, batch, A), 5)
+                for phase, began, ended in zip(seconds, marks, marks[1:], strict=False):
+                    seconds[phase].append(ended - began)
+        total = sum(map(statistics.median, seconds.values()))
+        print(f"a step of {name}, {method}: {total:.2f} s: "
+              + ", ".join(f"{phase} {statistics.median(times) / total:.1%}" for phase, times in seconds.items()))
+
+
+def planned_and_measured(model: str, flags: list[str]) -> tuple[float, float, float]:
+    """GiB that --plan says, GiB at the peak of a real run of two steps in a process of its own, seconds of its second step."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [str(Path(train.__file__)), "--model", model, "--method", "vpo", "--steps", "2", "--eval-problems", "0", "--device", DEVICE,
+                   *flags]
+        planned = subprocess.run([sys.executable, *command, "--plan"], capture_output=True, text=True, check=True).stdout
+        said, unit = re.search(r"fit .*: ([\d.]+) (.)iB|fits .*: ([\d.]+) (.)iB", planned).group(3, 4)
+        report = ("import resource, runpy, sys, torch; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__'); "
+                  "print('peak', torch.cuda.max_memory_allocated() if torch.cuda.is_available() else "
+                  "resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)")
+        done = subprocess.run([sys.executable, "-c", report, *command, "--out", f"{folder}/run"], capture_output=True, text=True, check=True)
+        peak = int(re.search(r"peak (\d+)", done.stdout).group(1)) + (memory.CUDA_CONTEXT if DEVICE == "cuda" else 0)
+        seconds = json.loads(Path(f"{folder}/run/vpo/metrics.jsonl").read_text().splitlines()[-1])["seconds"]
+        return float(said) * (1 if unit == "G" else 1 / 1024), peak / memory.GIB, seconds
+
+
+def random_qwen(folder: str, shape: dict, weights: bool = True) -> str:
+    """A random model of this shape with a byte-level tokenizer; without weights only what --plan needs."""
+    model = save_random_model(folder, "qwen2", **{} if not weights else shape)
+    if not weights:
+        path = Path(folder) / "config.json"
+        config = json.loads(path.read_text()) | shape
+        path.write_text(json.dumps({key: value for key, value in config.items() if key != "layer_types"}))
+    return model
+
+
+def plan() -> None:
+    """A model of 43M weights with Qwen's vocabulary: three settings."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = random_qwen(folder, SMALL)
+        for settings in ("--dtype float32 --no-gradient-checkpointing --micro-batch-tokens 0", "--dtype float32",
+                         "--dtype bfloat16 --micro-batch-tokens 1024 --kl 0"):
+            said, measured, _ = planned_and_measured(model, ["--prompts-per-step", "2", "--max-new-tokens", "256", *settings.split()])
+            print(f"--plan {said:.2f} GiB, measured {measured:.2f} GiB ({said / measured - 1:+.0%}): {settings}")
+
+
+def cards() -> None:
+    """The table of the README: the plan of a training step of the maze (vpo) in bfloat16 on a card, without its driver's share."""
+    print("| model | flags | sampling | update | | time per step |\n|---|---|---|---|---|---|")
+    task = load_task("maze")
+    lean = "--micro-batch-tokens 1024 --sampling-batch 32"
+    with tempfile.TemporaryDirectory() as folder:
+        for name, flags in itertools.product(MODELS, ("", f"{lean} --kl 0", f"{lean} --lora-rank 16")):
+            if "lora" in flags and not importlib.util.find_spec("peft"):
+                continue
+            model = random_qwen(f"{folder}/{name}", MODELS[name], weights=False)
+            args = train.build_parser().parse_args(["--model", model, "--dtype", "bfloat16", *flags.split()])
+            train.fill_in_flags(args, task)
+            phases = memory.step_memory(args, task, "vpo")
+            sampling, update = (sum(rows.values()) / memory.GIB for rows in phases.values())
+            print(f"| {name} | {flags or 'defaults'} | {sampling:.1f} | {update:.1f} | computed | not measured |", flush=True)
+        model, small = random_qwen(f"{folder}/random", QWEN), "--prompts-per-step 2 --group-size 4 --max-new-tokens 64"
+        for flags in (f"{small} --dtype float32", f"{small} --dtype bfloat16"):
+            said, measured, seconds = planned_and_measured(model, flags.split())
+            print(f"| Qwen2.5-0.5B, random weights, two CPU cores | {flags} | | {measured:.1f} (plan: {said:.1f}) | measured | {seconds:.0f} s |", flush=True)
+
+
+SECTIONS = {"advantage": advantage, "sandbox": sandbox, "sampling": sampling, "update": updates, "vocabulary": vocabulary, "trl": trl,
+            "phases": phases, "plan": plan, "cards": cards}
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sections", nargs="*", help=f"of {', '.join(SECTIONS)}; none: all")
+    chosen = parser.parse_args().sections
     transformers_logging.set_verbosity_error()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    print(f"torch {torch.__version__}, {torch.cuda.get_device_name() if device == 'cuda' else 'CPU'}, "
-          f"{torch.get_num_threads()} threads")
-    rewards = torch.rand(128, 8, 3, 4, device=device)
-    compare("vpo_advantage, 128 x 8 x 3 x 4, K = 100", lambda: vpo.vpo_advantage(rewards), lambda: plain_advantage(rewards), 20)
-    programs()
-    steps("maze", update_too=True)
-    steps("code", update_too=False)
+    transformers_logging.disable_progress_bar()
+    if chosen and chosen[0].startswith("peak-"):
+        _, kind, rows = chosen[0].split("-")
+        peak_of(kind, int(rows))
+        return
+    for name in chosen:
+        if name not in SECTIONS:
+            parser.error(f"{name}: unknown; choose from {', '.join(SECTIONS)}")
+    print(f"torch {torch.__version__}, {torch.cuda.get_device_name() if DEVICE == 'cuda' else 'CPU'}, {torch.get_num_threads()} threads")
+    for name in chosen or SECTIONS:
+        SECTIONS[name]()
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     main()

@@ -194,6 +194,32 @@ def test_a_chat_template_is_used_where_there_is_one(tmp_path):
         assert prompt.startswith(starts) and prompt.endswith(ends)
 
 
+@pytest.mark.parametrize("configuration, shape, why", [
+    ("OpenAIGPTConfig", {"n_embd": 32, "n_layer": 1, "n_head": 2}, "keeps no KV cache"),
+    ("MambaConfig", {"hidden_size": 32, "num_hidden_layers": 1}, "does not take a KV cache"),
+    ("CohereConfig", SHAPE, "more to them than its LM head")])
+def test_a_model_that_cannot_be_scored_here_is_refused(configuration, shape, why, tmp_path, monkeypatch):
+    """No cache, another cache, or logits that are scaled behind the head: each would give wrong log-probabilities."""
+    monkeypatch.setitem(ARCHITECTURES, "other", (configuration, shape))
+    with pytest.raises(UserError, match=why):
+        policy.load_policy(save_random_model(tmp_path, "other"), TASK)
+
+
+def test_a_tokenizer_without_eos_is_refused(tmp_path):
+    folder = save_random_model(tmp_path, "llama", eos_token_id=None)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(path.read_text().replace('"eos_token"', '"no_such_token"'))
+    with pytest.raises(UserError, match="no EOS token"):
+        policy.load_policy(folder, TASK)
+
+
+def test_a_dtype_that_the_device_lacks_is_named(monkeypatch):
+    policy.check_dtype("cpu", "bfloat16")
+    monkeypatch.setattr(torch, "ones", lambda *args, **kwargs: (_ for _ in ()).throw(TypeError("BFloat16 is not supported on MPS")))
+    with pytest.raises(UserError, match="--dtype bfloat16: the device mps"):
+        policy.check_dtype("mps", "bfloat16")
+
+
 @pytest.mark.parametrize("name", ["tinny", "./nowhere", "/no/such/folder"])
 def test_unknown_models_are_named(name):
     with pytest.raises(UserError, match=f"--model {name}"):

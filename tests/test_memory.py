@@ -1,0 +1,108 @@
+"""The plan against what real tensors take, its advice, and what a user reads when memory runs out."""
+
+import contextlib
+import re
+
+import pytest
+import torch
+from test_rollout import save_random_model
+from test_train import QUICK, fails
+
+import memory
+import rollout
+import train
+from folders import task_of
+
+SETTINGS = {"float32": ["--no-gradient-checkpointing"], "recomputed": ["--gradient-checkpointing", "--micro-batch-tokens", "64"],
+            "bfloat16": ["--dtype", "bfloat16", "--kl", "0", "--sampling-batch", "4"]}
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def arguments_of(model: str, *flags: str):
+    """Parsed and filled in, as train.run does it."""
+    args = train.build_parser().parse_args(["--device", "cpu", "--size", "5", "--model", model, "--prompts-per-step", "2", "--group-size", "4",
+                                            "--method", "vpo", "--max-new-tokens", "40", *flags])
+    task = task_of(vars(args))
+    train.fill_in_flags(args, task)
+    return args, task
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma3"])
+def test_fake_tensors_count_like_real_ones(architecture, settings, tmp_path, monkeypatch):
+    """The same plan with real tensors, byte by byte, but for what kernels allocate in passing."""
+    args, task = arguments_of(save_random_model(tmp_path / "model", architecture), *SETTINGS[settings])
+    fake = memory.step_memory(args, task, "vpo")
+    monkeypatch.setattr(memory, "FakeTensorMode", contextlib.nullcontext)
+    real = memory.step_memory(args, task, "vpo")
+    for phase in ("sampling", "update"):
+        assert sum(fake[phase].values()) == pytest.approx(sum(real[phase].values()), rel=0.02)
+        assert {row: fake[phase].get(row) for row in memory.ROWS[:5]} == {row: real[phase].get(row) for row in memory.ROWS[:5]}
+
+
+def test_a_real_step_takes_what_was_planned(tmp_path, monkeypatch):
+    """Every tensor of a training step that train.py really runs, tallied: within 10% of the plan, at rollouts that do not end."""
+    flags = ["--sampling-batch", "4", "--micro-batch-tokens", "128"]
+    model = save_random_model(tmp_path / "model", "qwen2", hidden_size=128, intermediate_size=512, vocab_size=5000)
+    args, task = arguments_of(model, *flags)
+    planned = max(sum(rows.values()) for rows in memory.step_memory(args, task, "vpo").values())
+    monkeypatch.setattr(rollout, "eos_ids", lambda model, tokenizer: [5001])
+    with memory.Tally() as tally:
+        train.main(["--out", "run", "--device", "cpu", "--size", "5", "--model", model, "--prompts-per-step", "2", "--group-size", "4", "--method",
+                    "vpo", "--max-new-tokens", "40", "--steps", "2", "--eval-problems", "0", *flags])
+    assert tally.peak == pytest.approx(planned, rel=0.1)
+
+
+def test_the_plan_is_printed_before_anything_is_loaded(tmp_path, capsys, monkeypatch):
+    """A folder without weights suffices; the rows add up to the total; what does not fit names flags, and those fit."""
+    model = save_random_model(tmp_path / "model", "llama", vocab_size=50000)
+    (tmp_path / "model" / "model.safetensors").unlink()
+    flags = ["--model", model, "--method", "vpo", "--max-new-tokens", "64", "--device", "cuda"]
+    monkeypatch.setattr(memory, "CUDA_CONTEXT", 0)
+    train.main([*flags, "--plan", "100"])
+    out = capsys.readouterr().out
+    assert re.search(r"^fits a card of 100.0 GiB", out, re.MULTILINE)
+    columns = [[int(x) for x in line[28:].split()] for line in out.splitlines() if line[:7] in {row[:7] for row in (*memory.ROWS, "device", "total")}]
+    assert len(columns) == len(memory.ROWS) + 2
+    for column in zip(*columns, strict=True):
+        assert column[-1] == pytest.approx(sum(column[:-1]), abs=5)
+    enough = max(columns[-1]) * 0.6 / 1024
+    train.main([*flags, "--dtype", "float32", "--plan", f"{enough:.4f}"])
+    out = capsys.readouterr().out
+    assert "does not fit" in out and "which fits" in out
+    better = re.findall(r"MiB with (.*)", out)[-1].split()
+    train.main([*flags, *better, "--plan", f"{enough:.4f}"])
+    assert re.search("^fits", capsys.readouterr().out, re.MULTILINE)
+    assert not list(tmp_path.glob("runs")), "a plan must not claim a folder"
+
+
+CUDA = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 7.8 GiB")
+CPU = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 98304000 bytes. Error code 12")
+
+
+@pytest.mark.parametrize("name, error, texts", [
+    ("sample", CUDA, ["sampling", "2.50 GiB", "--sampling-batch"]),
+    ("backward", CUDA, ["the update", "2.50 GiB", "--micro-batch-tokens 1024", "--gradient-checkpointing"]),
+    ("backward", CPU, ["the update", "98304000 bytes", "--plan"])])
+def test_running_out_of_memory_names_phase_amount_and_flags(name, error, texts, capsys, monkeypatch):
+    """At step 5, so that the last good checkpoint is named too."""
+    original, calls = getattr(train, name), []
+
+    def fail(*args, **kwargs):
+        calls.append(0)
+        if len(calls) == 5:
+            raise error
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(train, name, fail)
+    fails(["--out", "run", "--method", "vpo", *QUICK], capsys, "vpo, step 5", "out of memory", "checkpoint-000003", *texts)
+
+
+def test_other_errors_are_not_taken_for_it():
+    args, _ = arguments_of("tiny")
+    with pytest.raises(RuntimeError, match="shapes"), memory.explain_out_of_memory("sampling", args):
+        raise RuntimeError("shapes do not match")
