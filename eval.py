@@ -125,7 +125,7 @@ class Pool:
 
 
 def sample_pool(model, tokenizer, task: Task, problems: list[Problem], *, m: int, size: int, temperature: float,
-                max_new_tokens: int, seed: int, desc: str = "evaluate", micro_batch: int = 750) -> Pool:
+                max_new_tokens: int, seed: int, desc: str = "evaluate", micro_batch: int = 750, cuda_graph: bool = True) -> Pool:
     """`size` candidates for each problem from rollouts of m answers, sampled at `temperature`."""
     generator = torch.Generator(model.device).manual_seed(seed)
     G, chunk = math.ceil(size / m), max(1, micro_batch // size)
@@ -133,8 +133,8 @@ def sample_pool(model, tokenizer, task: Task, problems: list[Problem], *, m: int
     for i in tqdm(range(0, len(problems), chunk), desc=desc, unit="batch", leave=False):
         part = problems[i:i + chunk]
         prompts = [build_prompt(tokenizer, task, problem, m) for problem in part]
-        texts = sample(model, tokenizer, prompts, G, max_new_tokens=max_new_tokens, temperature=temperature,
-                       generator=generator).texts
+        texts = sample(model, tokenizer, prompts, G, max_new_tokens=max_new_tokens, temperature=temperature, generator=generator,
+                       static=None if cuda_graph else False).texts
         scored = score_texts(task, part, texts, m)
         scored_parts.append(scored)
         answers += [[answer for text in texts[j:j + G] for answer in parse_answers(text, task, m, distinct=False)][:size]
@@ -177,18 +177,19 @@ def evaluate_run(run: Path, flags: dict, task: Task, *, split: str, problems: in
         model, tokenizer = load_policy(str(folder), task, device=device, dtype=flags["dtype"])
         pools[name] = sample_pool(model, tokenizer, task, held_out, m=m, size=size, temperature=temperature, seed=flags["seed"],
                                   max_new_tokens=rollout_length(task, tokenizer, m, flags["max_new_tokens"]),
-                                  desc=f"evaluate {title(name)}", micro_batch=750 if is_tiny(tokenizer) else (flags.get("sampling_batch") or 96) * m)
+                                  desc=f"evaluate {title(name)}", cuda_graph=flags.get("cuda_graph", True),
+                                  micro_batch=750 if is_tiny(tokenizer) else (flags.get("sampling_batch") or 96) * m)
     return pools
 
 
 
 
-def check_device(name: str) -> str:
+def check_device(name: str, must_exist: bool = True) -> str:
     """The device of this name, for auto cuda if there is one, else cpu. Raises UserError if there is no such device."""
     available = {"auto": True, "cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if name not in available:
         raise UserError(f"--device {name}: unknown; choose from {', '.join(available)}")
-    if not available[name]:
+    if must_exist and not available[name]:
         raise UserError(f"--device {name}: this machine has none; take --device cpu")
     return name if name != "auto" else "cuda" if available["cuda"] else "cpu"
 

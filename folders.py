@@ -20,7 +20,7 @@ from rewards import Task, UserError, load_task
 
 # Flags that may change in a run: what it does not depend on, and what makes it fit its device.
 FREE = ("method", "resume", "out", "plan", "device", "save_every", "eval_problems", "eval_temperature", "pool", "unconfined",
-        "max_new_tokens", "sampling_batch", "micro_batch_tokens", "gradient_checkpointing")
+        "max_new_tokens", "cuda_graph", "sampling_batch", "micro_batch_tokens", "gradient_checkpointing")
 
 
 def write_folder(folder: Path, write) -> None:

@@ -5,7 +5,7 @@
 
 Nothing here knows a formula for a transformer. The plan runs the sampler's and the update's own code on fake tensors, which
 have shapes but no contents, and tallies the bytes of those that are alive at a time: any architecture, any setting.
-Rollouts are taken at their longest, so a real step stays below.
+Rollouts are taken at their longest or, if that takes more, so short that many share a micro-batch: a real step stays below.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from folders import FREE
 from policy import empty_policy, eos_ids
 from rewards import Task, UserError
 from rollout import Decoder, Rollouts, build_prompt, encode_prompts, rollout_length
@@ -74,7 +75,8 @@ class Tally(TorchDispatchMode):
 
 
 def step_memory(args: argparse.Namespace, task: Task, method: str) -> dict[str, dict[str, int]]:
-    """Bytes of each of ROWS in each phase of a step: {phase: {row: bytes}}. Raises UserError where training would."""
+    """Bytes of each of ROWS in each phase of a step: {phase: {row: bytes}}. Raises UserError for a model without
+    a KV cache; what only its weights could show is checked when they are loaded."""
     m = answers_per_rollout(method, args.m)
     with FakeTensorMode(), Tally() as tally:
         policy = {"dtype": args.dtype, "gradient_checkpointing": args.gradient_checkpointing}
@@ -104,23 +106,34 @@ def step_memory(args: argparse.Namespace, task: Task, method: str) -> dict[str, 
         cache = sum(x.nbytes for layer in decoder.cache.layers for x in (layer.keys, layer.values))
         phases = {"sampling": fixed | divide(tally, before, logits, cache)}
         del decoder, layer
-
-        before, logits = tally.measure()
-        B, longest = len(prompts) * args.group_size, sorted(range(len(prompts)), key=lambda p: -lengths[p])
-        whole = Rollouts(ids, lengths, torch.zeros(B, T), None, [T] * B, [])
-        parts = micro_batches(whole, list(range(B)), args.micro_batch_tokens)
-        P, rows = max(len(prompts) for prompts, _ in parts), max(len(batch) for _, batches in parts for batch in batches)
-        G = min(args.group_size, -(-2 * rows // P))  # two micro-batches of one part: the others are like them
-        if sum(len(batches) for _, batches in parts) > 1:  # then gradients are there before the peak
-            for parameter in optimizer.parameters:
-                parameter.grad = torch.zeros_like(parameter)
-        rollouts = Rollouts(ids[longest[:P]], [lengths[p] for p in longest[:P]], torch.zeros(P * G, T, dtype=torch.long),
-                            torch.zeros(P * G, T), [T] * P * G, [])
-        backward(model, reference, rollouts, [1.0] * P * G, kl=args.kl, temperature=args.temperature,
-                 micro_batch_tokens=args.micro_batch_tokens)
-        gradients = sum(parameter.grad.nbytes for parameter in optimizer.parameters)
-        phases["update"] = fixed | {"gradients": gradients} | divide(tally, before + gradients, logits, 0)
+        # Two extremes: rollouts at their longest, and so short that most of them share a micro-batch and its copies of prompts.
+        phases["update"] = max((fixed | update_memory(args, model, reference, optimizer, ids, lengths, length, tally)
+                                for length in {T, min(T, max(1, max(lengths) // 4))}), key=lambda rows: sum(rows.values()))
     return phases
+
+
+def update_memory(args: argparse.Namespace, model, reference, optimizer: AdamW, ids: Tensor, lengths: list[int], T: int,
+                  tally: Tally) -> dict[str, int]:
+    """Bytes of the rows that an update adds, with prompts ids (P, L) and rollouts of T tokens, all tensors fake."""
+    G, B = args.group_size, len(lengths) * args.group_size
+    whole = Rollouts(ids, lengths, torch.zeros(B, T), None, [T] * B, [])
+    parts = micro_batches(whole, list(range(B)), args.micro_batch_tokens)
+    P, rows = max(len(prompts) for prompts, _ in parts), max(len(batch) for _, batches in parts for batch in batches)
+    G = min(G, -(-2 * rows // P))  # two micro-batches of one part: the others are like them
+    before, logits = tally.measure()
+    several = sum(len(batches) for _, batches in parts) > 1  # then gradients are there before the peak
+    for parameter in optimizer.parameters:
+        parameter.grad = torch.zeros_like(parameter) if several else None
+    longest = sorted(range(len(lengths)), key=lambda p: -lengths[p])[:P]
+    rollouts = Rollouts(ids[longest], [lengths[p] for p in longest], torch.zeros(P * G, T, dtype=torch.long), torch.zeros(P * G, T),
+                        [T] * P * G, [])
+    backward(model, reference, rollouts, [1.0] * P * G, kl=args.kl, temperature=args.temperature,
+             micro_batch_tokens=args.micro_batch_tokens)
+    gradients = sum(parameter.grad.nbytes for parameter in optimizer.parameters)
+    rows = divide(tally, before + gradients, logits, 0)
+    for parameter in optimizer.parameters:
+        parameter.grad = None
+    return {"gradients": gradients} | rows
 
 
 def size_of(model: torch.nn.Module) -> int:
@@ -135,9 +148,11 @@ def divide(tally: Tally, before: int, alive: dict[str, int], cache: int) -> dict
 
 
 def device_memory(device: str) -> int:
-    """Bytes of the device's memory; on mps and cpu the machine's."""
+    """Bytes of the device's memory; on mps what Metal lets one process have."""
     if device == "cuda":
         return torch.cuda.get_device_properties(0).total_memory
+    if device == "mps":
+        return torch.mps.recommended_max_memory()
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -164,13 +179,13 @@ def print_plan(args: argparse.Namespace, task: Task) -> None:
     limit = int(args.plan * GIB) or device_memory(args.device)
     need, columns = total_memory(args, task)
     unit, name, digits = (GIB, "GiB", 2) if need > GIB else (2**20, "MiB", 0)
-    print(f"{args.model} in {args.dtype}, a training step of {args.task}; {name}, with all rollouts at their longest\n")
+    print(f"{args.model} in {args.dtype}, a training step of {args.task}; {name}, with rollouts at their longest\n")
     width = max(map(len, columns)) + 2
 
     def line(title: str, values: list[float]) -> None:
         print(f"{title:28}" + "".join(f"{value / unit:{width}.{digits}f}" for value in values))
 
-    print(f"{'':28}" + "".join(f"{name:>{width}}" for name in columns))
+    print(f"{'':28}" + "".join(f"{column:>{width}}" for column in columns))
     for row in ROWS:
         line(row, [rows.get(row, 0) for rows in columns.values()])
     line("libraries" if args.device == "cpu" else "device context (assumed)", [base] * len(columns))
@@ -180,13 +195,15 @@ def print_plan(args: argparse.Namespace, task: Task) -> None:
         print(f"\nfits {where}: {(need + base) / GIB:.2f} GiB")
         return
     print(f"\ndoes not fit {where}: {(need + base) / GIB:.2f} GiB")
-    changed, flags = copy.copy(args), []
+    changed, flags = copy.copy(args), {}
     for change in leaner(args):
+        flags |= {flag: flag_text(flag, value) for flag, value in change.items()}
         for flag, value in change.items():
             setattr(changed, flag, value)
-        flags += [flag_text(*item) for item in change.items()]
+            if value == getattr(args, flag):  # taken back
+                del flags[flag]
         need, _ = total_memory(changed, task)
-        print(f"  {(need + base) / GIB:6.2f} GiB with {' '.join(flags)}")
+        print(f"  {(need + base) / unit:{width}.{digits}f} {name} with {' '.join(flags.values())}")
         if need + base <= limit:
             print("which fits")
             return
@@ -194,8 +211,11 @@ def print_plan(args: argparse.Namespace, task: Task) -> None:
           + ("" if importlib.util.find_spec("peft") else ", or --lora-rank 16 (pip install peft)"))
 
 
-def leaner(args: argparse.Namespace) -> list[dict[str, object]]:
-    """Changes that save memory, those first that change least of what is learnt; each adds to the ones before."""
+def leaner(args: argparse.Namespace, with_peft: bool = False) -> list[dict[str, object]]:
+    """Changes that save memory, those first that change least of what is learnt; each adds to the ones before.
+
+    An adapter only where peft is installed, or with_peft.
+    """
     changes: list[dict[str, object]] = []
     if not args.gradient_checkpointing:
         changes.append({"gradient_checkpointing": True})
@@ -207,7 +227,7 @@ def leaner(args: argparse.Namespace) -> list[dict[str, object]]:
         changes.append({"sampling_batch": 2 * args.group_size})
     if args.kl and not args.lora_rank:
         changes.append({"kl": 0.0})
-    if not args.lora_rank and importlib.util.find_spec("peft"):
+    if not args.lora_rank and (with_peft or importlib.util.find_spec("peft")):
         changes.append({"lora_rank": 16, "kl": args.kl})
     return changes
 
@@ -224,12 +244,15 @@ def explain_out_of_memory(phase: str, args: argparse.Namespace):
     try:
         yield
     except RuntimeError as error:  # torch.OutOfMemoryError is one; MPS and the CPU allocator raise the plain kind
-        asked = re.search(r"tried to allocate ([\d.]+ ?[KMG]?i?B|\d+ bytes)", str(error), re.IGNORECASE)
+        asked = re.search(r"tried to allocate (\d+ bytes|[\d.]+ ?[KMG]?i?B)", str(error), re.IGNORECASE)
         if not isinstance(error, torch.OutOfMemoryError) and not asked:
             raise
-        helpful = {"sampling": ("sampling_batch", "dtype", "lora_rank"),
-                   "the update": ("gradient_checkpointing", "micro_batch_tokens", "dtype", "lora_rank")}[phase]
-        flags = [flag_text(flag, value) for change in leaner(args) for flag, value in change.items() if flag in helpful]
-        raise UserError(f"out of memory on {args.device} in {phase}, {asked.group(1) if asked else 'an unknown amount'} was asked for: "
-                        f"try {', '.join(flags) or 'a smaller --model or fewer --max-new-tokens'}; "
+        helpful = {"loading": ("dtype", "kl", "lora_rank"), "sampling": ("sampling_batch", "dtype", "lora_rank"),
+                   "the update": ("gradient_checkpointing", "micro_batch_tokens", "dtype", "lora_rank"),
+                   "the evaluation": ("sampling_batch", "dtype")}[phase]
+        flags = {flag: flag_text(flag, value) for change in leaner(args, with_peft=True) for flag, value in change.items() if flag in helpful}
+        now, later = [text for flag, text in flags.items() if flag in FREE], [text for flag, text in flags.items() if flag not in FREE]
+        advice = [f"{when}: {', '.join(texts)}" for when, texts in (("go on with --resume and", now), ("in a new run", later)) if texts]
+        raise UserError(f"out of memory on {args.device} in {phase}, {asked.group(1) if asked else 'an unknown amount'} was asked for; "
+                        f"{'; '.join(advice) or 'take a smaller --model or fewer --max-new-tokens'}; "
                         "--plan shows where the memory goes") from error

@@ -37,6 +37,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rewards import MAX_ANSWERS, Task, UserError
 
 PAD, EOS = "<pad>", "<eos>"
+DECODER_ONLY = "choose a decoder-only model such as Qwen, Llama, SmolLM, Gemma or GPT-2"
 ADAPTER = "adapter_config.json"  # what tells a folder of peft from an ordinary checkpoint
 
 
@@ -57,6 +58,7 @@ def load_policy(name: str, task: Task, *, seed: int = 0, device: str = "cpu", dt
         check_model(model, name)
     model = model.to(device).eval()
     if (Path(name) / ADAPTER).exists():
+        check_peft(name)
         with _explained(name):
             model.load_adapter(name, is_trainable=True)
     elif lora_rank:
@@ -140,24 +142,24 @@ def check_model(model: PreTrainedModel, name: str) -> None:
     Two prompts of different lengths, the shorter one padded: guards against architectures that keep no cache, take their
     positions from elsewhere, or do more to their logits than their LM head.
     """
-    kind, advice = type(model).__name__, "choose a decoder-only model such as Qwen, Llama, SmolLM, Gemma or GPT-2"
+    kind = type(model).__name__
     prompts, rollouts = torch.tensor([[0, 5, 6], [7, 8, 9]], device=model.device), torch.tensor([[3, 4], [4, 3]], device=model.device)
     lengths = [2, 3]
     try:
         with torch.no_grad():
             cache, _ = prefill(model, prompts, lengths)
             if any(layer.keys is None for layer in cache.layers):
-                raise UserError(f"--model {name}: {kind} keeps no KV cache of all its layers; {advice}")
+                raise UserError(f"--model {name}: {kind} keeps no KV cache of all its layers; {DECODER_ONLY}")
             after = cache_of(model, [PromptLayer(layer.keys, layer.values) for layer in cache.layers])
             hidden = hidden_states(model, rollouts, after, torch.tensor(lengths, device=model.device),
                                    prompt_mask(lengths, 3, prompts.device, 2))
             expected = [model(input_ids=torch.cat([prompts[i, 3 - lengths[i]:], rollouts[i]])[None]).logits[0, -2:].float() for i in (0, 1)]
             ours = head(model, hidden)
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise UserError(f"--model {name}: {kind} does not take a KV cache as other models do ({error}); {advice}") from error
+        raise UserError(f"--model {name}: {kind} does not take a KV cache as other models do ({error}); {DECODER_ONLY}") from error
     if not torch.allclose(ours, torch.stack(expected), atol=2e-2 * ours.abs().max().item(), equal_nan=True):
         raise UserError(f"--model {name}: {kind} gives other logits after a cached prompt, or does more to them than its LM head, "
-                        f"so log-probabilities would be wrong here; {advice}")
+                        f"so log-probabilities would be wrong here; {DECODER_ONLY}")
 
 
 def check_dtype(device: str, dtype: str) -> None:
@@ -197,7 +199,7 @@ def cache_of(model: PreTrainedModel, layers: list[DynamicLayer]) -> DynamicCache
     """A cache with these layers. Full ones serve sliding-window attention too: the model's mask cuts the window out."""
     cache = DynamicCache(config=model.config)
     if not all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers):
-        raise ValueError("it keeps other states than keys and values")
+        raise UserError(f"--model {model.config.name_or_path}: {type(model).__name__} keeps no KV cache, but other states; {DECODER_ONLY}")
     cache.layers = layers or [PromptLayer() for _ in cache.layers]
     return cache
 
@@ -239,18 +241,18 @@ def prompt_mask(lengths: list[int], L: int, device: torch.device, new: int = 0) 
 
 def add_lora(model: PreTrainedModel, rank: int) -> None:
     """A LoRA adapter (arXiv 2106.09685) on every linear layer but the LM head; all other weights freeze."""
-    check_peft(rank)
+    check_peft(f"--lora-rank {rank}")
     from peft import LoraConfig
 
     model.add_adapter(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM"))
 
 
-def check_peft(rank: int) -> None:
+def check_peft(wanted_by: str) -> None:
     """Raise UserError if an adapter is wanted and peft is not installed."""
     try:
         import peft  # noqa: F401
     except ImportError as error:
-        raise UserError(f"--lora-rank {rank}: needs peft, which is not installed: pip install peft") from error
+        raise UserError(f"{wanted_by}: needs peft, which is not installed: pip install peft") from error
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ positions, never from pad ids, and the first EOS counts as sampled; the model st
 because dropout would score another policy than the one that was sampled.
 """
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -238,7 +237,9 @@ class Decoder:
         self.mask = None if self.mask is None else self.mask[keep]
 
     def run(self) -> tuple[Tensor, Tensor, list[int]]:
-        """Tokens and log-probabilities (B, T) and lengths (B), after all have ended or are full."""
+        """Tokens and log-probabilities (B, T) and lengths (B), after all have ended or are full; UserError as in `sample`."""
+        if not self.finite:
+            raise UserError("the model's logits are not finite, it has diverged: try a lower --lr (or a higher --temperature)")
         on_cuda = self.token.device.type == "cuda"
         every, worth = (CUDA_CHECK, 0.5) if on_cuda else (1, 0.8)  # moving the cache costs a step, a new graph several
         step = None
@@ -248,8 +249,8 @@ class Decoder:
                 if n_alive == 0:
                     break
                 if n_alive < worth * len(self.rows):
+                    step = None  # a graph holds memory
                     self.compact()
-                    step = None
             if step is None:
                 step = as_cuda_graph(self.step, self.generator) if on_cuda and self.static else self.step
             step()
@@ -258,14 +259,14 @@ class Decoder:
 
 
 def as_cuda_graph(step: Callable[[], None], generator: torch.Generator | None) -> Callable[[], None]:
-    """The same step with its hundreds of small kernels launched as one. Where that cannot be, says so and gives the step.
+    """The same step with its hundreds of small kernels launched as one; UserError if it cannot be captured.
 
     The first call runs the step as it is (libraries set themselves up), the second captures it, all from then on replay.
     """
     graph, calls = torch.cuda.CUDAGraph(), 0
 
     def run() -> None:
-        nonlocal calls, graph
+        nonlocal calls
         calls += 1
         if calls == 1:
             stream = torch.cuda.Stream()
@@ -283,9 +284,9 @@ def as_cuda_graph(step: Callable[[], None], generator: torch.Generator | None) -
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
-                print(f"sampling goes on without a CUDA graph, slower: {str(error).splitlines()[0]}", file=sys.stderr)
-                graph = None
-        step() if graph is None else graph.replay()
+                raise UserError(f"a decode step of this model cannot be captured as a CUDA graph ({str(error).splitlines()[0]}); "
+                                "--no-cuda-graph samples without one, slower") from error
+        graph.replay()
 
     return run
 
@@ -297,18 +298,15 @@ def sample(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: 
     """Sample group_size rollouts of every prompt; each ends at an EOS or after max_new_tokens.
 
     At most `batch` rollouts at a time (whole groups, one at least; 0: all). `static` keeps the shapes of a decode step
-    (None: on CUDA only, where it is replayed as a graph). Raises UserError if the model's context is too short, or if its
-    logits are not finite: a diverged model.
+    (None: on CUDA only, where it is replayed as a graph). Raises UserError if the model's context is too short, if a step
+    cannot be captured, or if the logits are not finite: a diverged model.
     """
     ids, prompt_lengths = encode_prompts(model.config, tokenizer, prompts, max_new_tokens, model.device)
     static = model.device.type == "cuda" if static is None else static
     ends, n, parts = eos_ids(model, tokenizer), max(1, batch // group_size) if batch else len(prompts), []
     for p in range(0, len(prompts), n):
         part, L = prompt_lengths[p:p + n], max(prompt_lengths[p:p + n])
-        decoder = Decoder(model, ids[p:p + n, -L:], part, group_size, max_new_tokens, temperature, generator, ends, static)
-        if not decoder.finite:
-            raise UserError("the model's logits are not finite, it has diverged: try a lower --lr (or a higher --temperature)")
-        parts.append(decoder.run())
+        parts.append(Decoder(model, ids[p:p + n, -L:], part, group_size, max_new_tokens, temperature, generator, ends, static).run())
     T = max(tokens.shape[1] for tokens, _, _ in parts)
     tokens = torch.cat([torch.nn.functional.pad(tokens, (0, T - tokens.shape[1]), value=ends[0]) for tokens, _, _ in parts])
     logprobs = torch.cat([torch.nn.functional.pad(logprobs, (0, T - logprobs.shape[1])) for _, logprobs, _ in parts])

@@ -50,7 +50,7 @@ from folders import (
     write_folder,
 )
 from memory import explain_out_of_memory, print_plan
-from policy import check_dtype, check_peft, load_config_and_tokenizer, load_policy, save_policy
+from policy import ADAPTER, check_dtype, check_peft, load_config_and_tokenizer, load_policy, save_policy
 from rewards import MAX_ANSWERS, TASKS, Problem, Task, UserError
 from rollout import Scored, build_prompt, demonstrations, encode_prompts, rollout_length, sample, score_texts, write_answers
 from update import AdamW, backward, token_logprobs
@@ -103,6 +103,7 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument("--gradient-checkpointing", action=argparse.BooleanOptionalAction,
                        help="compute layers again in the backward pass; not given: for all models but tiny")
     group.add_argument("--micro-batch-tokens", type=int, help="per backward pass, padding included; 0: all; not given: tiny 2048, others 4096")
+    group.add_argument("--cuda-graph", action=argparse.BooleanOptionalAction, default=True, help="replay a decode step as a graph, on cuda")
     group.add_argument("--sampling-batch", type=int, help="rollouts sampled at a time; 0: all; not given: tiny 0, others 96")
     group = parser.add_argument_group("sampling and evaluation")
     group.add_argument("--temperature", type=float, default=1.0, help="of the rollouts in training")
@@ -150,10 +151,13 @@ def check_flags(args: argparse.Namespace) -> None:
     require(args.pool >= args.m, "pool", f"must hold at least one rollout of --m {args.m} answers")
     for flag in ("alpha", "temperature", "eval-temperature"):
         require(0 < getattr(args, flag.replace("-", "_")) < math.inf, flag, "must be positive and finite")
+    require(args.plan is None or 0 <= args.plan < math.inf, "plan", "must be the GiB of a card, or nothing for the device that is here")
     require(args.lr is None or 0 < args.lr < math.inf, "lr", "must be positive and finite")
     require(0 <= args.kl < math.inf, "kl", "must be finite and not negative")
     if args.lora_rank:
-        check_peft(args.lora_rank)
+        check_peft(f"--lora-rank {args.lora_rank}")
+    if (Path(args.model) / ADAPTER).exists():
+        raise UserError(f"--model {args.model}: an adapter, not a model; merge it into one first, with merge_and_unload() of peft")
 
 
 def learning_rate(args: argparse.Namespace, method: str, step: int) -> float:
@@ -227,18 +231,17 @@ def train(args: argparse.Namespace, method: str, task: Task, out: Path, interrup
     if saved:
         check_folder(saved[-1])
     source = saved[-1] if saved else out / "start"
-    lean = {"device": args.device, "dtype": args.dtype}
-    model, tokenizer = load_policy(str(source), task, seed=args.seed, lora_rank=args.lora_rank,
-                                   gradient_checkpointing=args.gradient_checkpointing, **lean)
-    reference = None
-    if args.kl:  # with an adapter the reference is the same model, the adapter switched off
-        reference = model if args.lora_rank else load_policy(str(out / "start"), task, **lean)[0]
-    optimizer = AdamW(model)
-    first = 0
-    if saved:
-        state = torch.load(saved[-1] / "trainer.pt", map_location=args.device, weights_only=True)
-        optimizer.load_state_dict(state["optimizer"])
-        first = state["step"]
+    lean, reference, first = {"device": args.device, "dtype": args.dtype}, None, 0
+    with explain_out_of_memory("loading", args):
+        model, tokenizer = load_policy(str(source), task, seed=args.seed, lora_rank=args.lora_rank,
+                                       gradient_checkpointing=args.gradient_checkpointing, **lean)
+        if args.kl:  # with an adapter the reference is the same model, the adapter switched off
+            reference = model if args.lora_rank else load_policy(str(out / "start"), task, **lean)[0]
+        optimizer = AdamW(model)
+        if saved:
+            state = torch.load(saved[-1] / "trainer.pt", map_location="cpu", weights_only=True)
+            optimizer.load_state_dict(state["optimizer"])
+            first = state["step"]
     for name in ("metrics.jsonl", "samples.jsonl"):
         keep_steps_to(run / name, first)
 
@@ -260,7 +263,7 @@ def train(args: argparse.Namespace, method: str, task: Task, out: Path, interrup
         try:
             with explain_out_of_memory("sampling", args):
                 rollouts = sample(model, tokenizer, prompts, args.group_size, max_new_tokens=max_new_tokens,
-                                  temperature=args.temperature, batch=args.sampling_batch,
+                                  temperature=args.temperature, batch=args.sampling_batch, static=None if args.cuda_graph else False,
                                   generator=torch.Generator(args.device).manual_seed(stream))
             scored = score_texts(task, problems, rollouts.texts, m)
             advantages = ADVANTAGES[method](scored.vectors, scored.scalars, scored.mask, objective_mask=scored.objective_mask,
@@ -325,7 +328,7 @@ def run(argv: list[str]) -> None:
     """The command."""
     args = build_parser().parse_args(argv)
     out = Path(args.out or f"runs/{Path(args.task).stem}-seed{args.seed}")
-    config = read_config(out) if args.plan is None else {}
+    config = read_config(out) if args.plan is None or args.resume else {}
     if args.resume and not config:
         raise UserError(f"--resume: {out} holds no run; name the folder of one with --out")
     if config:
@@ -333,8 +336,7 @@ def run(argv: list[str]) -> None:
     task = task_of(vars(args))
     args.fingerprint = task.fingerprint
     device = args.device
-    if args.plan is None or device == "auto":
-        args.device = check_device(device)
+    args.device = check_device(device, must_exist=not args.plan)
     fill_in_flags(args, task)
     check_flags(args)
     if args.data and "data" not in task.flags:
@@ -368,7 +370,8 @@ def run(argv: list[str]) -> None:
             del model
         train_methods(args, task, out)
     if args.eval_problems:
-        evaluate_runs([out], device=args.device)
+        with explain_out_of_memory("the evaluation", args):
+            evaluate_runs([out], device=args.device)
 
 
 def train_methods(args: argparse.Namespace, task: Task, out: Path) -> None:

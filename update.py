@@ -126,7 +126,8 @@ def _scaled_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperat
 def micro_batches(rollouts: Rollouts, rows: list[int], budget: int) -> list[tuple[list[int], list[list[int]]]]:
     """[(prompts, [rows, rows, ...]), ...]: each list of rows at most `budget` padded tokens, so each list of prompts.
 
-    At least one rollout and one prompt each; 0: all at once. Rows of like length come together.
+    At least one rollout and one prompt each; 0: all at once. Rows of like length come together. Each row holds a copy of its
+    prompt's keys and values, so it counts for a quarter of its prompt at least.
     """
     G, budget = rollouts.group_size, budget or math.inf
     by_prompt: dict[int, list[int]] = {}
@@ -135,11 +136,12 @@ def micro_batches(rollouts: Rollouts, rows: list[int], budget: int) -> list[tupl
     result = []
     for prompts in _fill(list(by_prompt), rollouts.prompt_lengths, budget):
         ordered = sorted((row for p in prompts for row in by_prompt[p]), key=lambda row: -rollouts.lengths[row])
-        result.append((prompts, _fill(ordered, rollouts.lengths, budget)))
+        sizes = {row: max(rollouts.lengths[row], rollouts.prompt_lengths[row // G] // 4) for row in ordered}
+        result.append((prompts, _fill(ordered, sizes, budget)))
     return result
 
 
-def _fill(items: list[int], lengths: list[int], budget: float) -> list[list[int]]:
+def _fill(items: list[int], lengths: list[int] | dict[int, int], budget: float) -> list[list[int]]:
     """Cut a list where the longest of a part times their number would exceed the budget."""
     parts: list[list[int]] = []
     for item in items:
@@ -152,22 +154,25 @@ def _fill(items: list[int], lengths: list[int], budget: float) -> list[list[int]
 
 def backward(model: PreTrainedModel, reference: PreTrainedModel | None, rollouts: Rollouts, advantages: list[float], *,
              kl: float = 0.0, temperature: float = 1.0, micro_batch_tokens: int = 0) -> dict[str, Tensor]:
-    """Add the gradient of the whole batch to the model's; advantages, one a rollout. Returns the metrics, means over tokens.
+    """Add the gradient of the whole batch to the model's; advantages, one a rollout. Returns the metrics, means over tokens,
+    of the entropy over those that were computed.
 
     The reference may be the model itself, if it trains an adapter. A prompt's part of the gradient gathers in `leaves`
     until all its rollouts are through, and then takes the way through the prompt once.
     """
     rows = [row for row, A in enumerate(advantages) if A != 0 or (reference is not None and kl > 0)]
     n_tokens, mask = sum(rollouts.lengths), rollouts.mask
+    n_computed = max(1, sum(rollouts.lengths[row] for row in rows))
     A = torch.tensor(advantages, device=mask.device)
     totals = dict.fromkeys(("loss", "policy_loss", "clip_fraction", "entropy"), torch.zeros((), device=mask.device))
     for prompts, batches in micro_batches(rollouts, rows, micro_batch_tokens):
-        with torch.no_grad(), adapter_off(model if reference is None else reference):
-            ref_shared = None if reference is None else share_prompts(reference, rollouts, prompts)
+        ref_shared = ref_logprobs = None
+        if reference is not None:
+            with torch.no_grad(), adapter_off(reference):
+                ref_shared = share_prompts(reference, rollouts, prompts)
         shared = share_prompts(model, rollouts, prompts)
         leaves = [x.detach().requires_grad_() for x in shared]
         for batch in batches:
-            ref_logprobs = None
             if reference is not None:
                 with torch.no_grad(), adapter_off(reference):
                     ref_logprobs, _ = token_logprobs(reference, rollouts, batch, temperature=temperature, prompts=prompts,
@@ -178,10 +183,11 @@ def backward(model: PreTrainedModel, reference: PreTrainedModel | None, rollouts
             loss, metrics = policy_loss(logprobs, rollouts.logprobs[part, :T], A[part], mask[part, :T], n_tokens,
                                         ref_logprobs=ref_logprobs, kl_coef=kl)
             loss.backward()
-            metrics |= {"loss": loss.detach(), "entropy": entropy.sum() / n_tokens}
+            metrics |= {"loss": loss.detach(), "entropy": entropy.sum() / n_computed}
             totals = {key: totals.get(key, 0.0) + value for key, value in metrics.items()}
         used = [(x, leaf.grad) for x, leaf in zip(shared, leaves, strict=True) if leaf.grad is not None]
         torch.autograd.backward(*zip(*used, strict=True))
+        del used, shared, leaves, ref_shared  # before the next prompts are there
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.grad is None:  # nothing was computed: the gradient is zero, not missing
             parameter.grad = torch.zeros_like(parameter)
@@ -229,7 +235,11 @@ class AdamW:
 
     def load_state_dict(self, state: dict) -> None:
         """Take over the state of a run with the same weights."""
-        self.steps, self.moments, self.lower = state["steps"], state["moments"], state["lower"]
+        self.steps = state["steps"]
+        for mine, saved in ((self.moments, state["moments"]), (self.lower, state["lower"])):
+            for x, value in zip(mine, saved, strict=True):
+                if x is not None:
+                    x.copy_(value)
 
 
 def split(x: Tensor) -> tuple[Tensor, Tensor]:

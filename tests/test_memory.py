@@ -11,6 +11,7 @@ from test_train import QUICK, fails
 import memory
 import rollout
 import train
+import update
 from folders import task_of
 
 SETTINGS = {"float32": ["--no-gradient-checkpointing"], "recomputed": ["--gradient-checkpointing", "--micro-batch-tokens", "64"],
@@ -66,11 +67,12 @@ def test_the_plan_is_printed_before_anything_is_loaded(tmp_path, capsys, monkeyp
     train.main([*flags, "--plan", "100"])
     out = capsys.readouterr().out
     assert re.search(r"^fits a card of 100.0 GiB", out, re.MULTILINE)
-    columns = [[int(x) for x in line[28:].split()] for line in out.splitlines() if line[:7] in {row[:7] for row in (*memory.ROWS, "device", "total")}]
+    columns = [[int(x) for x in line[28:].split()] for line in out.splitlines() 
+               if line[:28].strip() in (*memory.ROWS, "device context (assumed)", "total")]
     assert len(columns) == len(memory.ROWS) + 2
     for column in zip(*columns, strict=True):
         assert column[-1] == pytest.approx(sum(column[:-1]), abs=5)
-    enough = max(columns[-1]) * 0.6 / 1024
+    enough = max(columns[-1]) * 0.96 / 1024
     train.main([*flags, "--dtype", "float32", "--plan", f"{enough:.4f}"])
     out = capsys.readouterr().out
     assert "does not fit" in out and "which fits" in out
@@ -86,7 +88,7 @@ CPU = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: y
 
 @pytest.mark.parametrize("name, error, texts", [
     ("sample", CUDA, ["sampling", "2.50 GiB", "--sampling-batch"]),
-    ("backward", CUDA, ["the update", "2.50 GiB", "--micro-batch-tokens 1024", "--gradient-checkpointing"]),
+    ("backward", CUDA, ["the update", "2.50 GiB", "--resume and: --gradient-checkpointing, --micro-batch-tokens 1024", "new run: --dtype bfloat16"]),
     ("backward", CPU, ["the update", "98304000 bytes", "--plan"])])
 def test_running_out_of_memory_names_phase_amount_and_flags(name, error, texts, capsys, monkeypatch):
     """At step 5, so that the last good checkpoint is named too."""
@@ -100,6 +102,40 @@ def test_running_out_of_memory_names_phase_amount_and_flags(name, error, texts, 
 
     monkeypatch.setattr(train, name, fail)
     fails(["--out", "run", "--method", "vpo", *QUICK], capsys, "vpo, step 5", "out of memory", "checkpoint-000003", *texts)
+
+
+@pytest.mark.parametrize("name, phase", [("AdamW", "loading"), ("evaluate_runs", "the evaluation")])
+def test_running_out_of_memory_around_the_steps(name, phase, capsys, monkeypatch):
+    def fail(*args, **kwargs):
+        raise CUDA
+
+    monkeypatch.setattr(train, name, fail)
+    fails(["--out", "run", "--method", "vpo", *QUICK, "--steps", "1"], capsys, f"in {phase}", "2.50 GiB", "--dtype bfloat16")
+
+
+def test_short_rollouts_are_planned_too(tmp_path):
+    """Many short rollouts share a micro-batch and hold copies of their prompts: a real update stays below the plan at any length."""
+    flags = ["--micro-batch-tokens", "256", "--gradient-checkpointing", "--group-size", "8", "--prompts-per-step", "8"]
+    args, task = arguments_of(save_random_model(tmp_path / "model", "phi"), *flags)
+    planned = sum(memory.step_memory(args, task, "vpo")["update"].values())
+    model, tokenizer = memory.empty_policy(args.model, task, gradient_checkpointing=True)
+    reference, optimizer = memory.empty_policy(args.model, task)[0], update.AdamW(model)
+    prompts = [rollout.build_prompt(tokenizer, task, problem, 3) for problem in task.problems("train", 8)]
+    ids, lengths = rollout.encode_prompts(model.config, tokenizer, prompts, 40)
+    fixed = sum(memory.size_of(m) for m in (model, reference)) + sum(x.nbytes for x in optimizer.moments)
+    for T in (2, 8, 20, 40):
+        rollouts = rollout.Rollouts(ids, lengths, torch.zeros(64, T, dtype=torch.long), torch.zeros(64, T), [T] * 64, [])
+        model.zero_grad()
+        with memory.Tally() as tally:
+            update.backward(model, reference, rollouts, [1.0] * 64, kl=1e-3, micro_batch_tokens=256)
+        assert tally.peak + fixed <= 1.1 * planned, T
+
+
+def test_a_plan_for_no_sensible_card_is_refused(capsys):
+    for flags, text in ((["--plan", "-1"], "--plan -1.0"), (["--plan", "nan"], "--plan nan"), (["--plan", "8", "--device", "tpu"], "--device tpu")):
+        fails(flags, capsys, text)
+    if not torch.cuda.is_available():
+        fails(["--plan", "--device", "cuda"], capsys, "this machine has none")
 
 
 def test_other_errors_are_not_taken_for_it():

@@ -99,8 +99,10 @@ def test_rollouts_without_gradient_are_not_computed(policy_pair, monkeypatch):
     computed = []
     original = update.token_logprobs
     monkeypatch.setattr(update, "token_logprobs", lambda model, rollouts, rows, **rest: computed.extend(rows) or original(model, rollouts, rows, **rest))
-    sparse, _ = gradients(model, rollouts, advantages, kl=0.0)
+    sparse, metrics = gradients(model, rollouts, advantages, kl=0.0)
     assert sorted(computed) == [3, 5]
+    _, entropy = original(model, rollouts, [3, 5], temperature=0.7)
+    assert metrics["entropy"] == pytest.approx(float(entropy.sum()) / (rollouts.lengths[3] + rollouts.lengths[5]), rel=1e-4), "of the computed ones"
     everything, _ = gradients(model, rollouts, [A or 1e-30 for A in advantages], kl=0.0)
     assert_equal(sparse, everything)
     computed.clear()
@@ -137,6 +139,8 @@ def test_micro_batches_hold_each_row_once_and_keep_the_budget(policy_pair):
             assert {row // 4 for batch in batches for row in batch} == set(prompts)
             for lengths, items in [(rollouts.prompt_lengths, prompts), *((rollouts.lengths, batch) for batch in batches)]:
                 assert len(items) == 1 or not budget or max(lengths[i] for i in items) * len(items) <= budget
+            for batch in batches:  # copies of prompts
+                assert len(batch) == 1 or not budget or len(batch) * (min(rollouts.prompt_lengths) // 4) <= budget
     assert len(update.micro_batches(rollouts, list(range(24)), 0)) == 1
 
 
