@@ -99,13 +99,11 @@ def step_memory(args: argparse.Namespace, task: Task, method: str) -> dict[str, 
         P = max(1, min(len(prompts), batch // args.group_size))
         with torch.no_grad():
             decoder = Decoder(model, ids[:P], lengths[:P], args.group_size, T, args.temperature, None,
-                              eos_ids(model, tokenizer) or [0], static=False)
-            for layer in decoder.cache.layers:
-                layer.length += T - 2  # the last step sees the longest cache
+                              eos_ids(model, tokenizer) or [0], static=True)  # with the whole cache from the beginning
             decoder.step()
         cache = sum(x.nbytes for layer in decoder.cache.layers for x in (layer.keys, layer.values))
         phases = {"sampling": fixed | divide(tally, before, logits, cache)}
-        del decoder, layer
+        del decoder
         # Two extremes: rollouts at their longest, and so short that most of them share a micro-batch and its copies of prompts.
         phases["update"] = max((fixed | update_memory(args, model, reference, optimizer, ids, lengths, length, tally)
                                 for length in {T, min(T, max(1, max(lengths) // 4))}), key=lambda rows: sum(rows.values()))

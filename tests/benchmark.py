@@ -164,36 +164,41 @@ def generate(model, tokenizer, prompts: list[str], group_size: int, new_tokens: 
     """The same rollouts by transformers' own loop; as there the prompt of a group is repeated."""
     ids, lengths = rollout.encode_prompts(model.config, tokenizer, prompts, new_tokens, model.device)
     mask = torch.arange(ids.shape[1], device=model.device) >= ids.shape[1] - torch.tensor(lengths, device=model.device)[:, None]
+    ends = policy.eos_ids(model, tokenizer)
     model.generate(ids.repeat_interleave(group_size, 0), attention_mask=mask.long().repeat_interleave(group_size, 0), do_sample=True,
-                   top_k=0, max_new_tokens=new_tokens, min_new_tokens=None, eos_token_id=None, pad_token_id=0)
+                   top_k=0, max_new_tokens=new_tokens, eos_token_id=ends, pad_token_id=ends[0])
 
 
 def sampling() -> None:
-    """Tokens per second at batch 512 on the tiny model; on CUDA also at batch 128 of a 0.5B model in bfloat16."""
+    """Batch 512 of the maze on the tiny model, as the rollouts end and at equal lengths; on CUDA also a 0.5B model."""
     _, task, model, tokenizer = start_model("maze")
+    prompts = [rollout.build_prompt(tokenizer, task, problem, 3) for problem in task.problems("train", 64)]
+    T = rollout.rollout_length(task, tokenizer, 3)
+    compare_sampling(f"tiny, batch 512, up to {T} new tokens; plain: generate", model, tokenizer, prompts, 8, T, 11)
     model, tokenizer = policy.load_policy("tiny", task, device=DEVICE)
     endless(model, tokenizer)
-    prompts = [rollout.build_prompt(tokenizer, task, problem, 3) for problem in task.problems("train", 64)]
-    compare_sampling("tiny model, batch 512, 45 new tokens", model, tokenizer, prompts, 8, 45, 5)
+    compare_sampling("tiny, batch 512, all 45 new tokens; plain: generate", model, tokenizer, prompts, 8, 45, 11)
     if DEVICE == "cuda":
         model = AutoModelForCausalLM.from_config(Qwen2Config(**QWEN), dtype=torch.bfloat16).to(DEVICE).eval()
         endless(model, tokenizer)
-        rate = compare_sampling("0.5B model, bfloat16, batch 128, 512 new tokens", model, tokenizer, prompts[:16], 8, 512, 2)
-        big = torch.empty(2**31, dtype=torch.uint8, device=DEVICE)
-        bandwidth = 2 * big.numel() / seconds_per_call(lambda: big.copy_(big.roll(0)) and None) / 2
+        rate = compare_sampling("0.5B, bfloat16, batch 128, all 512 tokens; plain: generate", model, tokenizer, prompts[:16], 8, 512, 2)
+        source, target = (torch.empty(2**31, dtype=torch.uint8, device=DEVICE) for _ in range(2))
+        bandwidth = 2 * source.numel() / seconds_per_call(lambda: target.copy_(source))  # read and written
         cache = 2 * 2 * 64 * 24 * 2 * (len(prompts[0].split()) + 256)  # bytes a rollout holds in the middle: k and v, 2 heads of 64
         limit = 128 / ((memory.size_of(model) + 128 * cache) / bandwidth)
-        print(f"{'share of the bandwidth limit (weights and cache read once a token)':80}{rate / limit:10.1%}")
+        print(f"{'':60}{rate / limit:10.1%} of the bandwidth limit (weights and cache read once a token)")
 
 
 def compare_sampling(name: str, model, tokenizer, prompts: list[str], G: int, T: int, repeats: int) -> float:
     """Print both; returns our tokens per second."""
-    def ours() -> None:
-        rollout.sample(model, tokenizer, prompts, G, max_new_tokens=T)
+    tokens = []
 
-    seconds = compare(f"{name}; plain: generate", ours, lambda: generate(model, tokenizer, prompts, G, T), repeats)
-    print(f"{'':60}{len(prompts) * G * T / seconds:10.0f} tokens/s")
-    return len(prompts) * G * T / seconds
+    def ours() -> None:
+        tokens.append(sum(rollout.sample(model, tokenizer, prompts, G, max_new_tokens=T).lengths))
+
+    seconds = compare(name, ours, lambda: generate(model, tokenizer, prompts, G, T), repeats)
+    print(f"{'':60}{statistics.mean(tokens) / seconds:10.0f} tokens/s")
+    return statistics.mean(tokens) / seconds
 
 
 def plain_backward(model, reference, rollouts: rollout.Rollouts, advantages: list[float], kl: float, rows: int) -> None:
