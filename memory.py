@@ -32,6 +32,7 @@ from vpo import answers_per_rollout
 
 GIB = 2**30
 CUDA_CONTEXT = 0.6 * GIB  # of the driver, cuBLAS and torch's kernels: an assumption, it differs between cards
+CPU_RUNTIME = 0.2 * GIB  # of math libraries at work (code, workspaces, thread arenas), as measured with torch 2.13 on two cores
 ROWS = ("weights", "reference policy", "gradients", "optimizer", "KV cache", "logits", "activations, temporaries")
 
 
@@ -78,13 +79,17 @@ def step_memory(args: argparse.Namespace, task: Task, method: str) -> dict[str, 
     """Bytes of each of ROWS in each phase of a step: {phase: {row: bytes}}. Raises UserError for a model without
     a KV cache; what only its weights could show is checked when they are loaded."""
     m = answers_per_rollout(method, args.m)
-    with FakeTensorMode(), Tally() as tally:
-        policy = {"dtype": args.dtype, "gradient_checkpointing": args.gradient_checkpointing}
-        model, tokenizer = empty_policy(args.model, task, lora_rank=args.lora_rank, **policy)
-        weights = size_of(model)
-        reference = None
+    reference = None
+    with torch.device("meta"):  # peft cannot put an adapter into a model of fake tensors
+        model, tokenizer = empty_policy(args.model, task, dtype=args.dtype, lora_rank=args.lora_rank,
+                                        gradient_checkpointing=args.gradient_checkpointing)
         if args.kl:
             reference = model if args.lora_rank else empty_policy(args.model, task, dtype=args.dtype)[0]
+    with FakeTensorMode(allow_non_fake_inputs=True), Tally() as tally:
+        for policy in {model, reference or model}:
+            policy.to_empty(device="cpu")
+            policy.tie_weights()
+        weights = size_of(model)
         optimizer = AdamW(model)
         tally.vocabulary = model.config.get_text_config().vocab_size
         fixed = {"weights": weights, "reference policy": 0 if reference in (None, model) else size_of(reference),
@@ -155,13 +160,13 @@ def device_memory(device: str) -> int:
 
 
 def libraries(device: str) -> int:
-    """Bytes that the process takes before any model: on a CPU what this one takes now, elsewhere an assumption."""
+    """Bytes that the process takes beside its tensors: on a CPU what this one takes now and CPU_RUNTIME, else an assumption."""
     if device != "cpu":
         return int(CUDA_CONTEXT)
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") + int(CPU_RUNTIME)
     except OSError:  # no Linux
-        return int(0.4 * GIB)
+        return int(0.6 * GIB)
 
 
 def total_memory(args: argparse.Namespace, task: Task) -> tuple[int, dict[str, dict[str, int]]]:

@@ -70,7 +70,7 @@ def load_policy(name: str, task: Task, *, seed: int = 0, device: str = "cpu", dt
 
 def empty_policy(name: str, task: Task, *, dtype: str = "float32", lora_rank: int = 0,
                  gradient_checkpointing: bool = False) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """What load_policy gives, but the weights are not read: under FakeTensorMode the model then takes no memory."""
+    """What load_policy gives, but the weights are not read: on torch.device("meta") the model takes no memory."""
     config, tokenizer = load_config_and_tokenizer(name, task)
     model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval()
     if lora_rank:

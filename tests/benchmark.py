@@ -58,7 +58,6 @@ QWEN = {"vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864, "nu
 MODELS = {
     "Qwen2.5-0.5B": QWEN,
     "Qwen2.5-1.5B": QWEN | {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12},
-    "Qwen2.5-3B": QWEN | {"hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36, "num_attention_heads": 16},
 }
 SMALL = QWEN | {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 4}
 
@@ -257,7 +256,7 @@ def peak_of(kind: str, rows: int) -> None:
     """Print the bytes by which an update raises this process's peak: run in a process of its own."""
     model = AutoModelForCausalLM.from_config(Qwen2Config(**SMALL)).to(DEVICE).eval()
     rollouts, A = long_rollouts(rows), [1.0] * rows
-    before = memory.libraries("cpu") if DEVICE == "cpu" else torch.cuda.memory_allocated()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if DEVICE == "cpu" else torch.cuda.memory_allocated()
     if kind == "ours":
         update.backward(model, None, rollouts, A, micro_batch_tokens=4096)
     else:

@@ -38,11 +38,20 @@ def test_fake_tensors_count_like_real_ones(architecture, settings, tmp_path, mon
     """The same plan with real tensors, byte by byte, but for what kernels allocate in passing."""
     args, task = arguments_of(save_random_model(tmp_path / "model", architecture), *SETTINGS[settings])
     fake = memory.step_memory(args, task, "vpo")
-    monkeypatch.setattr(memory, "FakeTensorMode", contextlib.nullcontext)
+    monkeypatch.setattr(memory, "FakeTensorMode", lambda **options: contextlib.nullcontext())
     real = memory.step_memory(args, task, "vpo")
     for phase in ("sampling", "update"):
         assert sum(fake[phase].values()) == pytest.approx(sum(real[phase].values()), rel=0.02)
         assert {row: fake[phase].get(row) for row in memory.ROWS[:5]} == {row: real[phase].get(row) for row in memory.ROWS[:5]}
+
+
+def test_an_adapter_is_planned(tmp_path):
+    """Its gradients and moments instead of the model's, and no second copy as the reference policy."""
+    pytest.importorskip("peft")
+    model = save_random_model(tmp_path / "model", "qwen2", hidden_size=128, intermediate_size=512)
+    whole, adapter = (memory.step_memory(*arguments_of(model, *flags), "vpo")["update"] for flags in ([], ["--lora-rank", "2"]))
+    assert adapter["reference policy"] == 0 and whole["reference policy"] == whole["weights"]
+    assert 0 < adapter["gradients"] < 0.2 * whole["gradients"] and adapter["optimizer"] == 2 * adapter["gradients"]
 
 
 def test_a_real_step_takes_what_was_planned(tmp_path, monkeypatch):
