@@ -23,13 +23,19 @@ FREE = ("method", "resume", "out", "plan", "device", "save_every", "eval_problem
         "max_new_tokens", "cuda_graph", "sampling_batch", "micro_batch_tokens", "gradient_checkpointing")
 
 
+def checksum(path: Path) -> str:
+    """Of a file, which may be larger than the memory that is left."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def write_folder(folder: Path, write) -> None:
     """Fill a folder atomically: it appears whole, with the checksum of every file, or not at all."""
     temporary = folder.with_name(f"{folder.name}.tmp{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     write(temporary)
-    sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in temporary.iterdir()}
+    sums = {path.name: checksum(path) for path in temporary.iterdir()}
     (temporary / "checksums.json").write_text(json.dumps(sums, indent=1))
     try:
         os.replace(temporary, folder)
@@ -55,7 +61,7 @@ def check_folder(folder: Path) -> None:
         raise UserError(f"{folder / 'checksums.json'}: missing or damaged; {fix}") from error
     for name, expected in sums.items():
         path = folder / name
-        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != expected:
+        if not path.is_file() or checksum(path) != expected:
             raise UserError(f"{path}: missing or damaged; {fix}")
 
 

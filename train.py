@@ -239,7 +239,7 @@ def train(args: argparse.Namespace, method: str, task: Task, out: Path, interrup
             reference = model if args.lora_rank else load_policy(str(out / "start"), task, **lean)[0]
         optimizer = AdamW(model)
         if saved:
-            state = torch.load(saved[-1] / "trainer.pt", map_location="cpu", weights_only=True)
+            state = torch.load(saved[-1] / "trainer.pt", map_location="cpu", mmap=True, weights_only=True)
             optimizer.load_state_dict(state["optimizer"])
             first = state["step"]
     for name in ("metrics.jsonl", "samples.jsonl"):
