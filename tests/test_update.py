@@ -48,7 +48,7 @@ def plain_gradients(model, rollouts, kl: float = 0.1) -> tuple[dict[str, torch.T
                                         torch.ones(1, length, dtype=torch.bool), n_tokens, kl_coef=kl,
                                         ref_logprobs=ref_log_p.gather(1, tokens).T.detach() if kl else None)
         loss.backward()
-        metrics |= {"loss": loss, "entropy": -(log_p.exp() * log_p).sum() / n_tokens}
+        metrics |= {"loss": loss.detach(), "entropy": -(log_p.exp() * log_p).sum().detach() / n_tokens}
         totals = {name: totals.get(name, 0.0) + float(value) for name, value in metrics.items()}
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}, totals
 
