@@ -32,7 +32,7 @@ from vpo import answers_per_rollout
 
 GIB = 2**30
 CUDA_CONTEXT = 0.6 * GIB  # of the driver, cuBLAS and torch's kernels: an assumption, it differs between cards
-CPU_RUNTIME = 0.2 * GIB  # of math libraries at work (code, workspaces, thread arenas), as measured with torch 2.13 on two cores
+CPU_RUNTIME = 0.1 * GIB  # of math libraries at work, fitted to three settings with torch 2.13 on two cores (0 to 0.25)
 ROWS = ("weights", "reference policy", "gradients", "optimizer", "KV cache", "logits", "activations, temporaries")
 
 
