@@ -10,8 +10,6 @@ P prompts, G rollouts per prompt (the group), m answers per rollout, k reward co
 Where this file departs from the paper or its official code:
 1. The standard deviation of a group is the population's (correction 0) for every method; TRL and veRL use correction 1.
 2. `sampler="sobol"` gives every prompt its own random digital shift of one scrambled net: same expectation, less noise.
-
-There is nothing to run here; `python train.py` trains with it and `python -m pytest tests/test_vpo.py` checks it.
 """
 
 import functools
@@ -22,8 +20,8 @@ import torch
 from torch import Tensor
 
 SAMPLERS = ("iid", "sobol")
-BITS = 23  # of a uniform draw
-
+ALPHAS = (1e-6, 1e6)  # beyond them every weighting is a corner of the simplex, or its centre, to float32's last digit
+BITS = 23  # of a uniform draw: plus a half, float32 holds it exactly and it never rounds to 0 or 1
 
 def sample_weights(n: int, k: int, *, alpha: float = 1.0, sampler: str = "iid",
                    generator: torch.Generator | None = None, device: torch.device | str | None = None) -> Tensor:
@@ -31,16 +29,16 @@ def sample_weights(n: int, k: int, *, alpha: float = 1.0, sampler: str = "iid",
 
     alpha = 1 is uniform on the simplex, smaller favours its corners, larger its centre. `iid` draws independently,
     `sobol` takes a scrambled low-discrepancy net (paper section 3, official notes).
-    Raises ValueError if n < 1, k < 1, alpha is not within 1e-30 to 1e30, or the sampler is unknown.
+    Raises ValueError if n < 1, k < 1, alpha is not within 1e-6 to 1e6, or the sampler is unknown.
     """
     return _log_weights((1, n), k, alpha, sampler, generator, device)[0].softmax(-1)
 
-
-def set_reward(rewards: Tensor, weights: Tensor, mask: Tensor | None = None) -> Tensor:
+def set_reward(rewards: Tensor, weights: Tensor, mask: Tensor | None = None, floor: float = 0.0) -> Tensor:
     """R_hat(S) = 1/K sum_j max_{y in S} w_j . r(y): the mean is outside, the max inside (paper equation for R).
 
     rewards (P, G, m, k), weights (P, K, k), mask (P, G, m) of the answers that exist -> (P, G).
-    A rollout without answers scores 0. Raises ValueError where the shapes do not fit.
+    A rollout without answers scores `floor`, the least that a component of a reward can be: no silence beats an answer.
+    Raises ValueError where the shapes do not fit.
     """
     P, G, m, k = _check_rewards(rewards, mask)
     if weights.ndim != 3 or weights.shape[0] != P or weights.shape[2] != k:
@@ -50,15 +48,13 @@ def set_reward(rewards: Tensor, weights: Tensor, mask: Tensor | None = None) -> 
     if mask is None:
         return scores.amax(2).mean(-1)
     best = scores.masked_fill(~mask.bool()[..., None], -math.inf).amax(2).mean(-1)
-    return torch.where(mask.bool().any(-1), best, 0.0)
-
+    return torch.where(mask.bool().any(-1), best, floor)
 
 def set_reward_exact(rewards: Tensor, mask: Tensor | None = None) -> Tensor:
     """R(S) in closed form for k = 2 and alpha = 1: the area under the upper envelope of m lines on [0, 1].
 
-    The score of answer y under w = (u, 1 - u) is a line in u, so the maximum is piecewise linear between the points
-    where two lines cross: sorted, the trapezoid rule is exact. The reference for `set_reward`.
-    rewards (P, G, m, 2), mask (P, G, m) -> (P, G). Raises ValueError if k != 2.
+    The score of answer y under w = (u, 1 - u) is a line in u, so the maximum is linear between the points where two
+    lines cross: sorted, the trapezoid rule is exact. rewards (P, G, m, 2), mask (P, G, m) -> (P, G); else ValueError.
     """
     P, G, m, k = _check_rewards(rewards, mask)
     if k != 2:
@@ -72,7 +68,6 @@ def set_reward_exact(rewards: Tensor, mask: Tensor | None = None) -> Tensor:
     envelope = lines.masked_fill(~exists[..., None], -math.inf).amax(2)
     return torch.where(exists.any(-1), torch.trapezoid(envelope, u, dim=-1), 0.0)
 
-
 def group_normalize(scores: Tensor, eps: float = 1e-6) -> Tensor:
     """A = (R - mean R) / (std R + eps) over each prompt's group, as in GRPO; population std; 0 where std < eps.
 
@@ -85,17 +80,18 @@ def group_normalize(scores: Tensor, eps: float = 1e-6) -> Tensor:
     std = centered.square().mean(1, keepdim=True).sqrt()
     return torch.where(std < eps, 0.0, centered / (std + eps))
 
-
 def vpo_advantage(rewards: Tensor, mask: Tensor | None = None, *, objective_mask: Tensor | None = None,
-                  n_weights: int = 100, alpha: float = 1.0, sampler: str = "iid",
+                  n_weights: int = 100, alpha: float = 1.0, sampler: str = "iid", floor: float = 0.0,
                   generator: torch.Generator | None = None, eps: float = 1e-6) -> Tensor:
     """VPO's advantage in one traceable routine: draw weightings, score, max, mean, normalise in the group.
 
-    rewards (P, G, m, k), mask (P, G, m) of the answers that exist, objective_mask (P, k) of the objectives that a prompt
-    has (the others get no weight) -> (P, G). The G rollouts of a prompt share its n_weights draws: only then do the
-    draws' errors cancel in R_g - mean R. A rollout without answers scores 0 and stays in the group.
-    Under torch.compile it is one graph; leave generator at None there (Dynamo cannot trace one), torch.manual_seed rules.
-    Raises ValueError where shapes do not fit, G < 2, n_weights < 1, alpha <= 0 or the sampler is unknown.
+    rewards (P, G, m, k), mask (P, G, m) of the answers that exist, objective_mask (P, k) of the objectives that a
+    prompt has (the others get no weight) -> (P, G). The G rollouts of a prompt share its n_weights draws: only then do
+    the draws' errors cancel in R_g - mean R. A rollout without answers scores `floor`, the least that a component of a
+    reward can be, and stays in the group. A NaN or an infinity that reaches R makes its whole group's advantages NaN.
+    Under torch.compile it is one graph; leave generator at None there (Dynamo cannot trace one), torch.manual_seed
+    rules. Raises ValueError where shapes do not fit, G < 2, n_weights < 1, alpha out of range or the sampler is
+    unknown.
     """
     P, _, _, k = _check_rewards(rewards, mask)
     log_weights = _log_weights((P, n_weights), k, alpha, sampler, generator, rewards.device)  # (P, K, k)
@@ -103,43 +99,38 @@ def vpo_advantage(rewards: Tensor, mask: Tensor | None = None, *, objective_mask
         if objective_mask.shape != (P, k):
             raise ValueError(f"objective_mask {tuple(objective_mask.shape)}: expected (P, k) = ({P}, {k})")
         absent = ~objective_mask.bool()
+        rewards = rewards.masked_fill(absent[:, None, None], 0.0)
+        absent = absent & ~absent.all(-1, keepdim=True)  # a prompt without any objective: its answers are alike
         # A Dirichlet that loses components and is renormalised is the Dirichlet of the others.
         log_weights = log_weights.masked_fill(absent[:, None], -math.inf)
-        rewards = rewards.masked_fill(absent[:, None, None], 0.0)
     weights = (log_weights - log_weights.amax(-1, keepdim=True)).exp()
     weights = weights / weights.sum(-1, keepdim=True)  # a softmax, several times faster on a CPU for so few components
-    weights = weights.nan_to_num(0.0)  # a prompt without any objective
-    return group_normalize(set_reward(rewards, weights, mask), eps)
-
+    return group_normalize(set_reward(rewards, weights, mask, floor), eps)
 
 # The methods, one function each: (rewards (P, G, m, k), scalars (P, G, m), mask (P, G, m), options) -> (P, G).
-# `scalars` are the task scalars of the answers; options are vpo_advantage's keyword arguments.
+# `scalars` are the task scalars of the answers, the worst possible one where there is none; `mask` says which answers
+# exist and repeat no other of their rollout; options are vpo_advantage's keyword arguments.
 
 def grpo(rewards: Tensor, scalars: Tensor, mask: Tensor, **options) -> Tensor:
-    """GRPO (arXiv 2402.03300): the task scalar of the one answer, normalised in the group. Raises ValueError if m > 1."""
+    """GRPO (arXiv 2402.03300): the task scalar of the one answer, normalised in the group. ValueError if m > 1."""
     if scalars.shape[-1] != 1:
         raise ValueError(f"grpo takes one answer per rollout, not m = {scalars.shape[-1]}; multi_rlvr takes several")
-    return group_normalize(scalars.masked_fill(~mask, 0.0).sum(-1))
-
+    return group_normalize(scalars[..., 0])
 
 def multi_rlvr(rewards: Tensor, scalars: Tensor, mask: Tensor, **options) -> Tensor:
-    """Multi-RLVR (arXiv 2605.22817, baselines): the sum of the answers' task scalars, normalised in the group."""
-    return group_normalize(scalars.masked_fill(~mask, 0.0).sum(-1))
-
+    """Multi-RLVR (arXiv 2605.22817, baselines): the sum of all m answers' task scalars, equal ones too, normalised."""
+    return group_normalize(scalars.sum(-1))
 
 def vpo(rewards: Tensor, scalars: Tensor, mask: Tensor, **options) -> Tensor:
     """VPO (arXiv 2605.22817): the expected best answer under random weightings, normalised in the group."""
     return vpo_advantage(rewards, mask, **options)
 
-
 ADVANTAGES: dict[str, Callable[..., Tensor]] = {"grpo": grpo, "multi_rlvr": multi_rlvr, "vpo": vpo}
 SINGLE_ANSWER = {"grpo"}
-
 
 def answers_per_rollout(method: str, m: int) -> int:
     """m, or 1 for the methods whose rollouts hold one answer whatever m is."""
     return 1 if method in SINGLE_ANSWER else m
-
 
 def policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, n_tokens: int | Tensor, *,
                 ref_logprobs: Tensor | None = None, kl_coef: float = 0.0, clip: float = 0.2,
@@ -153,7 +144,7 @@ def policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask
     """
     A = advantages[:, None]
     log_ratio = (logprobs - old_logprobs).masked_fill(~mask, 0.0)
-    ratio = log_ratio.exp()
+    ratio = log_ratio.clamp_max(80).exp()  # finite: an advantage of 0 stays a loss of 0, with a gradient of 0
     unclipped, clipped = -A * ratio, -A * ratio.clamp(1 - clip, 1 + clip)
     token_loss = torch.maximum(unclipped, clipped)
     token_loss = torch.where(A < 0, torch.minimum(token_loss, -A * dual_clip), token_loss)
@@ -166,7 +157,6 @@ def policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask
     kl = (log_ratio.exp() - log_ratio - 1).sum() / n_tokens
     return policy + kl_coef * kl, metrics | {"kl": kl.detach()}
 
-
 def _check_rewards(rewards: Tensor, mask: Tensor | None) -> torch.Size:
     """The shape (P, G, m, k) of the rewards; ValueError if they or the mask have another."""
     if rewards.ndim != 4 or 0 in rewards.shape:
@@ -175,15 +165,14 @@ def _check_rewards(rewards: Tensor, mask: Tensor | None) -> torch.Size:
         raise ValueError(f"mask {tuple(mask.shape)}: expected (P, G, m) = {tuple(rewards.shape[:3])}")
     return rewards.shape
 
-
 def _log_weights(shape: tuple[int, int], k: int, alpha: float, sampler: str, generator: torch.Generator | None,
                  device: torch.device | str | None) -> Tensor:
     """Logarithms of unnormalised Dirichlet weights, (P, K, k): in logarithms no small alpha underflows."""
     P, K = shape
     if K < 1 or k < 1:
         raise ValueError(f"n_weights = {K}, objectives k = {k}: both must be at least 1")
-    if not 1e-30 < alpha < 1e30:
-        raise ValueError(f"alpha = {alpha}: a Dirichlet needs alpha > 0 and finite (1e-30 to 1e30); 1 is uniform on the simplex")
+    if not ALPHAS[0] <= alpha <= ALPHAS[1]:
+        raise ValueError(f"alpha = {alpha}: must be {ALPHAS[0]:g} to {ALPHAS[1]:g}; 1 is uniform on the simplex")
     if sampler not in SAMPLERS:
         raise ValueError(f"sampler = {sampler!r}: unknown; choose from {', '.join(SAMPLERS)}")
     if device is None and generator is not None:
@@ -194,31 +183,12 @@ def _log_weights(shape: tuple[int, int], k: int, alpha: float, sampler: str, gen
             edges = torch.nn.functional.pad(cuts, (1, 0), value=0.0), torch.nn.functional.pad(cuts, (0, 1), value=1.0)
             return (edges[1] - edges[0]).log().clamp_min(-40)
         return _log_gamma_quantile(_sobol(P, K, k, generator, device).double(), alpha).float()
-    log_uniform = ((_random_bits([P, K, k], generator, device) + 0.5) / 2**BITS).log()
+    log_uniform = ((torch.randint(2**BITS, (P, K, k), generator=generator, device=device) + 0.5) / 2**BITS).log()
     if alpha == 1:
         return log_uniform.neg().log()
     # Gamma(alpha) = Gamma(alpha + 1) U^(1/alpha) in distribution, and Gamma(alpha + 1) never comes near 0.
     gamma = torch._standard_gamma(torch.full((P, K, k), alpha + 1.0, device=device), generator=generator)
     return gamma.log() + log_uniform / alpha
-
-
-def _random_bits(shape: list[int], generator: torch.Generator | None, device: torch.device | str | None) -> Tensor:
-    """Uniform integers in [0, 2^23): plus a half, float32 holds them exactly and they never round to 0 or 1."""
-    if generator is None:
-        return _global_random_bits(shape, torch.device(device or torch.get_default_device()))
-    return torch.randint(2**BITS, shape, generator=generator, device=device)
-
-
-@torch.library.custom_op("vpo::global_random_bits", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
-def _global_random_bits(shape: list[int], device: torch.device) -> Tensor:
-    """Drawn behind a custom operator because compiled graphs would otherwise draw other numbers from the same seed."""
-    return torch.randint(2**BITS, shape, device=device)
-
-
-@_global_random_bits.register_fake
-def _(shape: list[int], device: torch.device) -> Tensor:
-    return torch.empty(shape, dtype=torch.int64, device=device)
-
 
 @functools.lru_cache(maxsize=64)
 @torch.compiler.assume_constant_result
@@ -226,21 +196,19 @@ def _sobol_net(K: int, d: int) -> Tensor:
     """The first K points of one scrambled Sobol net in d dimensions, as integers in [0, 2^23), (K, d)."""
     return (torch.quasirandom.SobolEngine(d, scramble=True, seed=0).draw(K, dtype=torch.float64) * 2**BITS).long()
 
-
 def _sobol(P: int, K: int, d: int, generator: torch.Generator | None, device: torch.device | str | None) -> Tensor:
     """P randomised copies (P, K, d) of a Sobol net in (0, 1): a random digital shift (xor) keeps it a net."""
     if d == 0:
         return torch.empty(P, K, 0, device=device)
-    shift = _random_bits([P, 1, d], generator, device)
+    shift = torch.randint(2**BITS, (P, 1, d), generator=generator, device=device)
     return ((_sobol_net(K, d).to(shift.device) ^ shift) + 0.5) / 2**BITS
-
 
 def _log_gamma_quantile(p: Tensor, alpha: float) -> Tensor:
     """log x with P(Gamma(alpha) < x) = p, by Newton's method on t = log x; p (...) in (0, 1), float64.
 
     log P(alpha, e^t) is concave and lies below its asymptote alpha t - lgamma(alpha + 1), so the steps rise to the root
-    from the left and cannot overshoot. Far down (t < -30) the asymptote is the answer; for a large alpha it lies where
-    the cdf underflows, so the start is raised to Wilson and Hilferty's quantile at 7 standard deviations below the mean.
+    from the left. Far down (t < -30) the asymptote is the answer; for a large alpha it lies where the cdf vanishes, so
+    the start is raised to Wilson and Hilferty's quantile at 7 standard deviations below the mean.
     """
     start = (p.log() + math.lgamma(alpha + 1)) / alpha
     cube_root = max(1 - 1 / (9 * alpha) - 7 / (3 * math.sqrt(alpha)), 1e-9)

@@ -5,13 +5,14 @@
 
 advantage  vpo_advantage against a plain loop over the prompt groups, at P, G, m, k, K = 128, 8, 3, 4, 100
 sandbox    programs against a fresh interpreter per test
-sampling   tokens per second against transformers' generate; on CUDA also a model of 0.5B, and its share of the bandwidth limit
+sampling   tokens per second against generate; on CUDA also a model of 0.5B, and its share of the bandwidth limit
 update     one update of the maze's main job against the plain one: prompts repeated, all logits at once
+head       the hand-written backward pass of the LM head against torch.utils.checkpoint over the same chunks
 vocabulary peak memory of an update at a vocabulary of 151,936 and 8 x 1024 tokens against the plain one's
 trl        a whole GRPO step against TRL's GRPOTrainer, where trl is installed
 phases     where the seconds of a training step go, in the maze and in code
 plan       what --plan says against the peak memory of a real step, in three settings
-cards      the table "Will it fit my card" of the README
+cards      the table of docs/hardware.md
 
 Maze and code start from a model that is warmed up here once (half a minute).
 """
@@ -43,21 +44,23 @@ from transformers.utils import logging as transformers_logging
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from test_rollout import save_random_model
 
-import memory
-import policy
 import rollout
 import train
-import update
 import vpo
+from engine import memory, models, update
+from engine.flags import fill_in, train_parser
+from engine.imitation import warm_start
 from rewards import Task, load_task
-from sandbox import Job, Sandbox
+from tasks.sandbox import Job, Sandbox
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-QWEN = {"vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
+QWEN = {"vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+        "num_attention_heads": 14,
         "num_key_value_heads": 2, "tie_word_embeddings": True, "bos_token_id": None, "eos_token_id": 0}  # Qwen2.5-0.5B
 MODELS = {
     "Qwen2.5-0.5B": QWEN,
-    "Qwen2.5-1.5B": QWEN | {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12},
+    "Qwen2.5-1.5B": QWEN | {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
+                            "num_attention_heads": 12},
 }
 SMALL = QWEN | {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 4}
 
@@ -75,7 +78,8 @@ def seconds_per_call(function) -> float:
 
 def compare(name: str, ours, plain, repeats: int) -> float:
     """Run the two in turn, A B A B ..., and print the medians and the median of the pairwise ratios. Our seconds."""
-    times = [(seconds_per_call(ours), seconds_per_call(plain)) for _ in range(repeats + 1)][1:]  # the first round warms up
+    times = [(seconds_per_call(ours), seconds_per_call(plain))
+             for _ in range(repeats + 1)][1:]  # the first round warms up
     fast, slow = (statistics.median(column) for column in zip(*times, strict=True))
     ratio = statistics.median(b / a for a, b in times)
     print(f"{name:60}{fast * 1e3:10.2f} ms   plain {slow * 1e3:10.2f} ms   {ratio:6.1f} times faster")
@@ -98,11 +102,13 @@ def fresh_interpreters(jobs: list[Job]) -> None:
     def check(program: str, test: tuple, entry_point: str | None) -> bool:
         if entry_point:
             program += f"\nassert {entry_point}(*{test[0]!r}) == {test[1]!r}"
-        done = subprocess.run([sys.executable, "-c", program], input="" if entry_point else test[0], capture_output=True, text=True, check=False)
+        done = subprocess.run([sys.executable, "-c", program], input="" if entry_point else test[0],
+                              capture_output=True, text=True, check=False)
         return done.returncode == 0 and (entry_point is not None or done.stdout == test[1])
 
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        assert all(threads.map(lambda pair: check(*pair), [(job.program, test, job.entry_point) for job in jobs for test in job.tests]))
+        assert all(threads.map(lambda pair: check(*pair), [(job.program, test, job.entry_point) for job in jobs
+                                                           for test in job.tests]))
 
 
 def sandboxed(sandbox: Sandbox, jobs: list[Job], calls: Iterator[int]) -> None:
@@ -114,25 +120,29 @@ def sandboxed(sandbox: Sandbox, jobs: list[Job], calls: Iterator[int]) -> None:
 def advantage() -> None:
     """The estimator of the paper."""
     rewards = torch.rand(128, 8, 3, 4, device=DEVICE)
-    compare("vpo_advantage, 128 x 8 x 3 x 4, K = 100", lambda: vpo.vpo_advantage(rewards), lambda: plain_advantage(rewards), 20)
+    compare("vpo_advantage, 128 x 8 x 3 x 4, K = 100", lambda: vpo.vpo_advantage(rewards),
+            lambda: plain_advantage(rewards), 20)
 
 
 def sandbox() -> None:
     """Programs per second, at 8 tests each, every layer on."""
-    functions = [Job(f"def f(x):\n    return x * {i} if x < 3 else x + {i}", [([x], x * i if x < 3 else x + i) for x in range(8)], "f")
+    functions = [Job(f"def f(x):\n    return x * {i} if x < 3 else x + {i}",
+                     [([x], x * i if x < 3 else x + i) for x in range(8)], "f")
                  for i in range(48)]
-    scripts = [Job(f"x = int(input())\nprint(x + {i})", [(f"{x}\n", f"{x + i}\n") for x in range(8)]) for i in range(16)]
+    scripts = [Job(f"x = int(input())\nprint(x + {i})", [(f"{x}\n", f"{x + i}\n") for x in range(8)])
+               for i in range(16)]
     with Sandbox() as box:
         for kind, jobs in (("functions", functions), ("scripts", scripts)):
-            compare(f"{len(jobs)} {kind} x 8 tests; plain: fresh interpreters", functools.partial(sandboxed, box, jobs, itertools.count()),
+            compare(f"{len(jobs)} {kind} x 8 tests; plain: fresh interpreters",
+                    functools.partial(sandboxed, box, jobs, itertools.count()),
                     functools.partial(fresh_interpreters, jobs), 3)
 
 
 def flags_of(name: str) -> tuple[argparse.Namespace, Task]:
     """The default flags of a task's main job, with a warm-up long enough for rollouts of the usual length."""
-    args = train.build_parser().parse_args(["--task", name, "--device", DEVICE])
+    args = train_parser().parse_args(["--task", name, "--device", DEVICE])
     task = load_task(name)
-    train.fill_in_flags(args, task)
+    fill_in(args, task, DEVICE == "cuda")
     args.warm_steps = min(args.warm_steps, 300)
     return args, task
 
@@ -141,17 +151,17 @@ def flags_of(name: str) -> tuple[argparse.Namespace, Task]:
 def start_model(name: str):
     """The task's flags, the task, and a model and tokenizer as they are when training begins."""
     args, task = flags_of(name)
-    model, tokenizer = train.warm_start(args, task, *policy.load_policy("tiny", task))
+    model, tokenizer = models.load_policy("tiny", task)
+    show = functools.partial(rollout.demonstrations, task, tokenizer, args.m, args.seed)
+    model, tokenizer = warm_start(task, name, show, model, tokenizer, steps=args.warm_steps, recipe=[args.m, args.seed])
     return args, task, model.to(DEVICE), tokenizer
 
 
 def batch_of(name: str, method: str, step: int = 0):
     """Problems and prompts of a training step, and how many answers a rollout holds."""
     args, task, _, tokenizer = start_model(name)
-    m = vpo.answers_per_rollout(method, args.m)
-    P = args.prompts_per_step * args.m // m
-    problems = task.problems("train", P, start=step * P)
-    return problems, [rollout.build_prompt(tokenizer, task, problem, m) for problem in problems], m
+    problems, prompts, _ = train.ask(args, task, method, tokenizer, step)
+    return problems, prompts, vpo.answers_per_rollout(method, args.m)
 
 
 def endless(model, tokenizer) -> None:
@@ -162,9 +172,11 @@ def endless(model, tokenizer) -> None:
 def generate(model, tokenizer, prompts: list[str], group_size: int, new_tokens: int) -> None:
     """The same rollouts by transformers' own loop; as there the prompt of a group is repeated."""
     ids, lengths = rollout.encode_prompts(model.config, tokenizer, prompts, new_tokens, model.device)
-    mask = torch.arange(ids.shape[1], device=model.device) >= ids.shape[1] - torch.tensor(lengths, device=model.device)[:, None]
-    ends = policy.eos_ids(model, tokenizer)
-    model.generate(ids.repeat_interleave(group_size, 0), attention_mask=mask.long().repeat_interleave(group_size, 0), do_sample=True,
+    mask = torch.arange(ids.shape[1], device=model.device) >= ids.shape[1] - torch.tensor(lengths,
+                                                                                          device=model.device)[:, None]
+    ends = models.eos_ids(model, tokenizer)
+    model.generate(ids.repeat_interleave(group_size, 0), attention_mask=mask.long().repeat_interleave(group_size, 0),
+                   do_sample=True,
                    top_k=0, max_new_tokens=new_tokens, eos_token_id=ends, pad_token_id=ends[0])
 
 
@@ -174,16 +186,17 @@ def sampling() -> None:
     prompts = [rollout.build_prompt(tokenizer, task, problem, 3) for problem in task.problems("train", 64)]
     T = rollout.rollout_length(task, tokenizer, 3)
     compare_sampling(f"tiny, batch 512, up to {T} new tokens; plain: generate", model, tokenizer, prompts, 8, T, 11)
-    model, tokenizer = policy.load_policy("tiny", task, device=DEVICE)
+    model, tokenizer = models.load_policy("tiny", task, device=DEVICE)
     endless(model, tokenizer)
     compare_sampling("tiny, batch 512, all 45 new tokens; plain: generate", model, tokenizer, prompts, 8, 45, 11)
     if DEVICE == "cuda":
         model = AutoModelForCausalLM.from_config(Qwen2Config(**QWEN), dtype=torch.bfloat16).to(DEVICE).eval()
         endless(model, tokenizer)
-        rate = compare_sampling("0.5B, bfloat16, batch 128, all 512 tokens; plain: generate", model, tokenizer, prompts[:16], 8, 512, 2)
+        rate = compare_sampling("0.5B, bfloat16, batch 128, all 512 tokens; plain: generate", model, tokenizer,
+                                prompts[:16], 8, 512, 2)
         source, target = (torch.empty(2**31, dtype=torch.uint8, device=DEVICE) for _ in range(2))
         bandwidth = 2 * source.numel() / seconds_per_call(lambda: target.copy_(source))  # read and written
-        cache = 2 * 2 * 64 * 24 * 2 * (len(prompts[0].split()) + 256)  # bytes a rollout holds in the middle: k and v, 2 heads of 64
+        cache = 2 * 2 * 64 * 24 * 2 * (len(prompts[0].split()) + 256)  # bytes of a rollout halfway
         limit = 128 / ((memory.size_of(model) + 128 * cache) / bandwidth)
         print(f"{'':60}{rate / limit:10.1%} of the bandwidth limit (weights and cache read once a token)")
 
@@ -210,7 +223,8 @@ def plain_backward(model, reference, rollouts: rollout.Rollouts, advantages: lis
 
     def logprobs(model, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
         positions = (seen[part].cumsum(1) - 1).clamp_min(0)
-        logits = model(input_ids=ids[part], attention_mask=seen[part].long(), position_ids=positions, use_cache=False).logits
+        logits = model(input_ids=ids[part], attention_mask=seen[part].long(), position_ids=positions,
+                       use_cache=False).logits
         log_p = torch.log_softmax(logits[:, L - 1:-1].float(), -1)
         with torch.no_grad():
             entropy = -(log_p.exp() * log_p).sum(-1)
@@ -223,14 +237,15 @@ def plain_backward(model, reference, rollouts: rollout.Rollouts, advantages: lis
         if reference is not None:
             with torch.no_grad():
                 ref_log_p, _ = logprobs(reference, part)
-        loss, _ = vpo.policy_loss(log_p, rollouts.logprobs[part], A[part], mask[part], sum(rollouts.lengths), ref_logprobs=ref_log_p, kl_coef=kl)
+        loss, _ = vpo.policy_loss(log_p, rollouts.logprobs[part], A[part], mask[part], sum(rollouts.lengths),
+                                  ref_logprobs=ref_log_p, kl_coef=kl)
         loss.backward()
 
 
 def updates() -> None:
     """The maze's main job: both methods, a micro-batch of 64 rollouts for the plain one."""
     args, task, model, tokenizer = start_model("maze")
-    reference = policy.load_policy("tiny", task, device=DEVICE)[0]
+    reference = models.load_policy("tiny", task, device=DEVICE)[0]
 
     def ours(rollouts: rollout.Rollouts, A: list[float]) -> None:
         update.backward(model, reference, rollouts, A, kl=args.kl, micro_batch_tokens=args.micro_batch_tokens)
@@ -240,29 +255,84 @@ def updates() -> None:
 
     for method in ("vpo", "grpo"):
         _, prompts, m = batch_of("maze", method)
-        rollouts = rollout.sample(model, tokenizer, prompts, args.group_size, max_new_tokens=rollout.rollout_length(task, tokenizer, m))
+        rollouts = rollout.sample(model, tokenizer, prompts, args.group_size,
+                                  max_new_tokens=rollout.rollout_length(task, tokenizer, m))
         A = torch.randn(len(rollouts.tokens), generator=torch.Generator().manual_seed(0)).tolist()
-        compare(f"update of the maze, {method}", functools.partial(ours, rollouts, A), functools.partial(plain, rollouts, A), 7)
+        compare(f"update of the maze, {method}", functools.partial(ours, rollouts, A),
+                functools.partial(plain, rollouts, A), 7)
+
+
+class CheckpointedHead:
+    """update.HeadLogProbs in ten lines: the same chunks through torch.utils.checkpoint."""
+
+    @staticmethod
+    def apply(hidden, weight, bias, targets, temperature, cap):
+        def chunk(hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            z = update._scaled_logits(hidden, weight, bias, temperature, cap)
+            log_sum = z.logsumexp(-1)
+            with torch.no_grad():
+                entropy = log_sum - ((z - log_sum[:, None]).exp() * z).sum(-1)
+            return z.gather(1, targets[:, None])[:, 0] - log_sum, entropy
+
+        parts = [torch.utils.checkpoint.checkpoint(chunk, hidden[part], targets[part], use_reentrant=False)
+                 for part in update._chunks(hidden, weight)]
+        return tuple(map(torch.cat, zip(*parts, strict=True)))
+
+
+def head() -> None:
+    """Time and memory of an update with either, at Qwen's vocabulary and in the maze."""
+    ours, model = update.HeadLogProbs, AutoModelForCausalLM.from_config(Qwen2Config(**SMALL)).to(DEVICE).eval()
+
+    def run(kind, model, reference, rollouts: rollout.Rollouts) -> None:
+        update.HeadLogProbs = kind
+        update.backward(model, reference, rollouts, [1.0] * len(rollouts.tokens), kl=1e-3, micro_batch_tokens=4096)
+        update.HeadLogProbs = ours
+
+    short = long_rollouts(2)
+    short.lengths, short.tokens = [128, 128], short.tokens[:, :128]
+    args, task, tiny, tokenizer = start_model("maze")
+    _, prompts, m = batch_of("maze", "vpo")
+    maze = rollout.sample(tiny, tokenizer, prompts, args.group_size, max_new_tokens=rollout.rollout_length(task,
+                                                                                                           tokenizer,
+                                                                                                           m))
+    reference = models.load_policy("tiny", task, device=DEVICE)[0]
+    for name, inputs in (("256 tokens at vocabulary 151,936", (model, None, short)),
+                         ("maze, vpo", (tiny, reference, maze))):
+        compare(f"LM head, {name}; plain: checkpoint", functools.partial(run, ours, *inputs),
+                functools.partial(run, CheckpointedHead, *inputs), 3)
+    for kind in (ours, CheckpointedHead):
+        with FakeTensorMode(), memory.Tally() as tally:
+            model, rollouts = AutoModelForCausalLM.from_config(Qwen2Config(**SMALL)).eval(), long_rollouts(8)
+            before = tally.start()
+            run(kind, model, None, rollouts)
+        print(f"{'':60}{(tally.peak - before) / memory.GIB:10.2f} GiB computed, 8 x 1024 tokens: {kind.__name__}")
 
 
 def long_rollouts(rows: int) -> rollout.Rollouts:
     """Rollouts of 1024 random tokens after one prompt of 100."""
     def draw(*shape: int) -> torch.Tensor:
         return torch.randint(1, QWEN["vocab_size"], shape, device=DEVICE)
-    return rollout.Rollouts(draw(1, 100), [100], draw(rows, 1024), torch.zeros(rows, 1024, device=DEVICE), [1024] * rows, [])
+    return rollout.Rollouts(draw(1, 100), [100], draw(rows, 1024), torch.zeros(rows, 1024, device=DEVICE),
+                            [1024] * rows, [], [])
 
 
 def peak_of(kind: str, rows: int) -> None:
     """Print the bytes by which an update raises this process's peak: run in a process of its own."""
     model = AutoModelForCausalLM.from_config(Qwen2Config(**SMALL)).to(DEVICE).eval()
     rollouts, A = long_rollouts(rows), [1.0] * rows
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if DEVICE == "cpu" else torch.cuda.memory_allocated()
+    before = most_bytes()
     if kind == "ours":
         update.backward(model, None, rollouts, A, micro_batch_tokens=4096)
     else:
         plain_backward(model, None, rollouts, A, 0.0, rows)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if DEVICE == "cpu" else torch.cuda.max_memory_allocated()
-    print(f"peak {peak - before}")
+    print(f"peak {most_bytes() - before}")
+
+
+def most_bytes() -> int:
+    """The most that this process has taken so far."""
+    if DEVICE == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def vocabulary() -> None:
@@ -271,16 +341,18 @@ def vocabulary() -> None:
     for kind in ("ours", "plain"):
         with FakeTensorMode(), memory.Tally() as tally:
             model, rollouts = AutoModelForCausalLM.from_config(Qwen2Config(**SMALL)).eval(), long_rollouts(8)
-            before, _ = tally.measure()
+            before = tally.start()
             if kind == "ours":
                 update.backward(model, None, rollouts, [1.0] * 8, micro_batch_tokens=4096)
             else:
                 plain_backward(model, None, rollouts, [1.0] * 8, 0.0, 8)
             computed[kind] = (tally.peak - before) / memory.GIB
-    print(f"update at vocabulary 151,936, 8 x 1024 tokens, GiB computed: {computed['ours']:.2f}, plain {computed['plain']:.2f}, "
+    print(f"update at vocabulary 151,936, 8 x 1024 tokens, GiB computed: {computed['ours']:.2f}, "
+          f"plain {computed['plain']:.2f}, "
           f"{computed['plain'] / computed['ours']:.1f} times less")
     for kind, rows in (("ours", 8), ("plain", 2)):
-        done = subprocess.run([sys.executable, __file__, f"peak-{kind}-{rows}"], capture_output=True, text=True, check=True)
+        done = subprocess.run([sys.executable, __file__, f"peak-{kind}-{rows}"], capture_output=True, text=True,
+                              check=True)
         print(f"{'':60}{kind}, {rows} x 1024 tokens, measured: {int(done.stdout.split()[-1]) / memory.GIB:.2f} GiB")
 
 
@@ -288,7 +360,8 @@ def grpo_step(step: int) -> None:
     """A whole GRPO step of the maze; the policy moves."""
     args, task, model, tokenizer = start_model("maze")
     problems, prompts, m = batch_of("maze", "grpo", step)
-    rollouts = rollout.sample(model, tokenizer, prompts, args.group_size, max_new_tokens=rollout.rollout_length(task, tokenizer, m))
+    rollouts = rollout.sample(model, tokenizer, prompts, args.group_size,
+                              max_new_tokens=rollout.rollout_length(task, tokenizer, m))
     scored = rollout.score_texts(task, problems, rollouts.texts, m)
     A = vpo.ADVANTAGES["grpo"](scored.vectors, scored.scalars, scored.mask).flatten().tolist()
     update.backward(model, references()[0], rollouts, A, kl=args.kl, micro_batch_tokens=args.micro_batch_tokens)
@@ -301,11 +374,11 @@ def grpo_step(step: int) -> None:
 def references():
     """The reference policy and the optimizer of grpo_step."""
     _, task, model, _ = start_model("maze")
-    return policy.load_policy("tiny", task, device=DEVICE)[0], update.AdamW(model)
+    return models.load_policy("tiny", task, device=DEVICE)[0], update.AdamW(model)
 
 
 def trl() -> None:
-    """The same model, prompts, rewards, group, lengths, KL and learning rate through GRPOTrainer, one update per batch."""
+    """The same model, prompts, rewards, group, lengths, KL and learning rate through GRPOTrainer."""
     if not importlib.util.find_spec("trl"):
         print("trl is not installed: pip install trl")
         return
@@ -338,10 +411,14 @@ def trl() -> None:
             theirs[-1] += time.perf_counter()
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        config = GRPOConfig(output_dir=folder, per_device_train_batch_size=P * G, num_generations=G, max_steps=steps, beta=args.kl,
-                            max_completion_length=rollout.rollout_length(task, tokenizer, 1), temperature=1.0, learning_rate=1e-5,
-                            lr_scheduler_type="constant", use_cpu=DEVICE == "cpu", bf16=False, gradient_checkpointing=False,
-                            save_strategy="no", report_to="none", logging_steps=1000, shuffle_dataset=False, disable_tqdm=True)
+        config = GRPOConfig(output_dir=folder, per_device_train_batch_size=P * G, num_generations=G, max_steps=steps,
+                            beta=args.kl,
+                            max_completion_length=rollout.rollout_length(task, tokenizer, 1), temperature=1.0,
+                            learning_rate=1e-5,
+                            lr_scheduler_type="constant", use_cpu=DEVICE == "cpu", bf16=False,
+                            gradient_checkpointing=False,
+                            save_strategy="no", report_to="none", logging_steps=1000, shuffle_dataset=False,
+                            disable_tqdm=True)
         GRPOTrainer(model=copy.deepcopy(model), reward_funcs=reward, args=config, train_dataset=Dataset.from_list(rows),
                     processing_class=tokenizer, callbacks=[Clock()]).train()
     ours = []
@@ -350,15 +427,17 @@ def trl() -> None:
         grpo_step(step)
         ours.append(time.perf_counter() - began)
     fast, slow = statistics.median(ours[1:]), statistics.median(theirs[1:])
-    print(f"{'GRPO step of the maze; plain: GRPOTrainer of TRL':60}{fast * 1e3:10.2f} ms   plain {slow * 1e3:10.2f} ms   {slow / fast:6.1f} times faster")
+    print(f"{'GRPO step of the maze; plain: GRPOTrainer of TRL':60}{fast * 1e3:10.2f} ms   "
+          f"plain {slow * 1e3:10.2f} ms   {slow / fast:6.1f} times faster")
 
 
 def phases() -> None:
     """Where the seconds of a step go, from the task's start model."""
     for name, method in itertools.product(("maze", "code"), ("vpo", "grpo")):
         args, task, model, tokenizer = start_model(name)
-        reference = policy.load_policy("tiny", task, device=DEVICE)[0]
-        seconds: dict[str, list[float]] = {name: [] for name in ("problems", "sampling", "scoring", "advantage", "update")}
+        reference = models.load_policy("tiny", task, device=DEVICE)[0]
+        seconds: dict[str, list[float]] = {name: [] for name in ("problems", "sampling", "scoring", "advantage",
+                                                                 "update")}
         for step in range(9):
             marks = [time.perf_counter()]
 
@@ -369,7 +448,8 @@ def phases() -> None:
 
             problems, prompts, m = batch_of(name, method, step)
             mark()
-            rollouts = rollout.sample(model, tokenizer, prompts, args.group_size, max_new_tokens=rollout.rollout_length(task, tokenizer, m))
+            rollouts = rollout.sample(model, tokenizer, prompts, args.group_size,
+                                      max_new_tokens=rollout.rollout_length(task, tokenizer, m))
             mark()
             scored = rollout.score_texts(task, problems, rollouts.texts, m)
             mark()
@@ -387,16 +467,20 @@ def phases() -> None:
 
 
 def planned_and_measured(model: str, flags: list[str]) -> tuple[float, float, float]:
-    """GiB that --plan says, GiB at the peak of a real run of two steps in a process of its own, seconds of its second step."""
+    """GiB that --plan says, GiB at the peak of a real run of two steps, seconds of the second."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [str(Path(train.__file__)), "--model", model, "--method", "vpo", "--steps", "2", "--eval-problems", "0", "--device", DEVICE,
+        command = [str(Path(train.__file__)), "--model", model, "--method", "vpo", "--steps", "2", "--eval-problems",
+                   "0", "--device", DEVICE,
                    *flags]
-        planned = subprocess.run([sys.executable, *command, "--plan"], capture_output=True, text=True, check=True).stdout
+        planned = subprocess.run([sys.executable, *command, "--plan"], capture_output=True, text=True,
+                                 check=True).stdout
         said, unit = re.search(r"fit .*: ([\d.]+) (.)iB|fits .*: ([\d.]+) (.)iB", planned).group(3, 4)
-        report = ("import resource, runpy, sys, torch; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__'); "
+        report = ("import resource, runpy, sys, torch; sys.argv = sys.argv[1:]; "
+                  "runpy.run_path(sys.argv[0], run_name='__main__'); "
                   "print('peak', torch.cuda.max_memory_allocated() if torch.cuda.is_available() else "
                   "resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)")
-        done = subprocess.run([sys.executable, "-c", report, *command, "--out", f"{folder}/run"], capture_output=True, text=True, check=True)
+        done = subprocess.run([sys.executable, "-c", report, *command, "--out", f"{folder}/run"], capture_output=True,
+                              text=True, check=True)
         peak = int(re.search(r"peak (\d+)", done.stdout).group(1)) + (memory.CUDA_CONTEXT if DEVICE == "cuda" else 0)
         seconds = json.loads(Path(f"{folder}/run/vpo/metrics.jsonl").read_text().splitlines()[-1])["seconds"]
         return float(said) * (1 if unit == "G" else 1 / 1024), peak / memory.GIB, seconds
@@ -418,12 +502,13 @@ def plan() -> None:
         model = random_qwen(folder, SMALL)
         for settings in ("--dtype float32 --no-gradient-checkpointing --micro-batch-tokens 0", "--dtype float32",
                          "--dtype bfloat16 --micro-batch-tokens 1024 --kl 0"):
-            said, measured, _ = planned_and_measured(model, ["--prompts-per-step", "2", "--max-new-tokens", "256", *settings.split()])
+            said, measured, _ = planned_and_measured(model, ["--prompts-per-step", "2", "--max-new-tokens", "256",
+                                                             *settings.split()])
             print(f"--plan {said:.2f} GiB, measured {measured:.2f} GiB ({said / measured - 1:+.0%}): {settings}")
 
 
 def cards() -> None:
-    """The table of the README: the plan of a training step of the maze (vpo) in bfloat16 on a card, without its driver's share."""
+    """The plan of a training step of the maze (vpo) in bfloat16 on a card, without its driver's share."""
     print("| model | flags | sampling | update | | time per step |\n|---|---|---|---|---|---|")
     task = load_task("maze")
     lean = "--micro-batch-tokens 1024 --sampling-batch 32"
@@ -432,19 +517,21 @@ def cards() -> None:
             if "lora" in flags and not importlib.util.find_spec("peft"):
                 continue
             model = random_qwen(f"{folder}/{name}", MODELS[name], weights=False)
-            args = train.build_parser().parse_args(["--model", model, "--dtype", "bfloat16", *flags.split()])
-            train.fill_in_flags(args, task)
-            phases = memory.step_memory(args, task, "vpo")
+            args = train_parser().parse_args(["--model", model, "--dtype", "bfloat16", *flags.split()])
+            fill_in(args, task, DEVICE == "cuda")
+            phases = memory.step_memory(args, task, "vpo", functools.partial(train.ask, args, task))
             sampling, update = (sum(rows.values()) / memory.GIB for rows in phases.values())
-            print(f"| {name} | {flags or 'defaults'} | {sampling:.1f} | {update:.1f} | computed | not measured |", flush=True)
+            print(f"| {name} | {flags or 'defaults'} | {sampling:.1f} | {update:.1f} | computed | not measured |",
+                  flush=True)
         model, small = random_qwen(f"{folder}/random", QWEN), "--prompts-per-step 2 --group-size 4 --max-new-tokens 64"
         for flags in (f"{small} --dtype float32", f"{small} --dtype bfloat16"):
             said, measured, seconds = planned_and_measured(model, flags.split())
-            print(f"| Qwen2.5-0.5B, random weights, two CPU cores | {flags} | | {measured:.1f} (plan: {said:.1f}) | measured | {seconds:.0f} s |", flush=True)
+            print(f"| Qwen2.5-0.5B, random weights, two CPU cores | {flags} | | "
+                  f"{measured:.1f} (plan: {said:.1f}) | measured | {seconds:.0f} s |", flush=True)
 
 
-SECTIONS = {"advantage": advantage, "sandbox": sandbox, "sampling": sampling, "update": updates, "vocabulary": vocabulary, "trl": trl,
-            "phases": phases, "plan": plan, "cards": cards}
+SECTIONS = {"advantage": advantage, "sandbox": sandbox, "sampling": sampling, "update": updates, "head": head,
+            "vocabulary": vocabulary, "trl": trl, "phases": phases, "plan": plan, "cards": cards}
 
 
 def main() -> None:
@@ -460,7 +547,8 @@ def main() -> None:
     for name in chosen:
         if name not in SECTIONS:
             parser.error(f"{name}: unknown; choose from {', '.join(SECTIONS)}")
-    print(f"torch {torch.__version__}, {torch.cuda.get_device_name() if DEVICE == 'cuda' else 'CPU'}, {torch.get_num_threads()} threads")
+    device = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU"
+    print(f"torch {torch.__version__}, {device}, {torch.get_num_threads()} threads")
     for name in chosen or SECTIONS:
         SECTIONS[name]()
 

@@ -1,4 +1,4 @@
-"""The scripts lie one folder up and import one another by name, wherever pytest is started; nothing asks the network."""
+"""The scripts lie one folder up and import one another by name, wherever pytest is started; no network."""
 
 import os
 import sys

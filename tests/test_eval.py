@@ -16,7 +16,8 @@ def random_rewards(seed: int, *shape: int) -> torch.Tensor:
 def test_best_at_k_is_the_mean_over_all_subsets(k):
     """Guards against the max of the first k (depends on order) and a bootstrap with replacement (biased low)."""
     scores = random_rewards(0, 3, 7)
-    brute = torch.tensor([[max(subset) for subset in itertools.combinations(row, k)] for row in scores.tolist()]).mean(1)
+    brute = torch.tensor([[max(subset) for subset in itertools.combinations(row, k)]
+                          for row in scores.tolist()]).mean(1)
     torch.testing.assert_close(evaluation.best_at_k(scores, k).float(), brute)
 
 
@@ -34,7 +35,8 @@ def test_a_bootstrap_is_biased_low():
     assert draws < evaluation.best_at_k(scores, 10).item() - 0.01
 
 
-@pytest.mark.parametrize("call, text", [(lambda: evaluation.pass_at_k(5, 6, 1), "c=6"), (lambda: evaluation.pass_at_k(5, 1, 6), "k=6"),
+@pytest.mark.parametrize("call, text", [(lambda: evaluation.pass_at_k(5, 6, 1), "c=6"),
+                                        (lambda: evaluation.pass_at_k(5, 1, 6), "k=6"),
                                         (lambda: evaluation.best_at_k(torch.zeros(2, 5), 6), "k=6"),
                                         (lambda: evaluation.best_at_k(torch.zeros(2, 5), 0), "k=0")])
 def test_impossible_budgets_are_named(call, text):
@@ -56,7 +58,8 @@ def test_diversity_is_the_mean_over_pairs():
     rewards = random_rewards(3, 2, 5, 4)
     brute = [sum((a - b).abs().sum() for a, b in itertools.combinations(pool, 2)) / 10 for pool in rewards]
     torch.testing.assert_close(evaluation.diversity(rewards), torch.stack(brute))
-    assert evaluation.diversity(torch.ones(1, 5, 4)).item() == 0 and evaluation.diversity(torch.ones(1, 1, 4)).item() == 0
+    assert evaluation.diversity(torch.ones(1, 5, 4)).item() == 0 and evaluation.diversity(torch.ones(1, 1,
+                                                                                                     4)).item() == 0
 
 
 def test_pareto_share_and_coverage():

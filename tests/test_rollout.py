@@ -1,19 +1,27 @@
 """Sampling and scoring, on the tiny model and on small random models of real architectures loaded from disk."""
 
+import contextlib
+import functools
+import json
+import tempfile
+
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
+from tokenizers.models import BPE
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-import policy
 import rollout
-from rewards import Maze, UserError
+from engine import decoding, models
+from engine.tiny import is_tiny
+from rewards import UserError
+from tasks.maze import Maze
 
 TASK = Maze(5)
-SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-         "max_position_embeddings": 2048, "initializer_range": 0.3}
+SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "max_position_embeddings": 2048, "initializer_range": 0.3}
 WINDOW = {"head_dim": 8, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
 ARCHITECTURES = {  # name -> (configuration class of transformers, its arguments)
     "llama": ("LlamaConfig", SHAPE),
@@ -29,7 +37,7 @@ ARCHITECTURES = {  # name -> (configuration class of transformers, its arguments
 
 def save_random_model(folder, architecture: str, **options) -> str:
     """A small random model with a byte-level tokenizer of its own, as an ordinary checkpoint on disk."""
-    backend = Tokenizer(models.BPE())
+    backend = Tokenizer(BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.train_from_iterator([TASK.prompt(p, 3) for p in TASK.problems("train", 20)], trainers.BpeTrainer(
@@ -46,29 +54,38 @@ def save_random_model(folder, architecture: str, **options) -> str:
     model = AutoModelForCausalLM.from_config(config)
     if architecture == "phi":
         torch.nn.init.normal_(model.lm_head.bias)
-    policy.save_policy(model, tokenizer, folder)
+    models.save_policy(model, tokenizer, folder)
     return str(folder)
 
 
-def load_random_model(folder, architecture: str):
-    """The same, loaded."""
-    name = "tiny" if architecture == "tiny" else save_random_model(folder, architecture)
-    return policy.load_policy(name, TASK, seed=1)
+@functools.cache
+def load_random_model(architecture: str):
+    """The same, loaded; once, because no test changes it."""
+    if architecture == "tiny":
+        return models.load_policy("tiny", TASK, seed=1)
+    with tempfile.TemporaryDirectory() as folder:
+        return models.load_policy(save_random_model(folder, architecture), TASK, seed=1)
 
 
 @pytest.fixture(scope="module", params=["tiny", *ARCHITECTURES])
-def policy_pair(request, tmp_path_factory):
-    return load_random_model(tmp_path_factory.mktemp(request.param), request.param)
+def policy_pair(request):
+    return load_random_model(request.param)
+
+
+# For what does not depend on the architecture: words or bytes, learned positions or rotated ones, one EOS or two.
+any_model = pytest.mark.parametrize("policy_pair", ["tiny", "llama"], indirect=True)
+tiny_model = pytest.mark.parametrize("policy_pair", ["tiny"], indirect=True)
 
 
 def prompts_of(tokenizer, n: int) -> list[str]:
     """Prompts of different lengths, so that there is left padding."""
     prompts = [rollout.build_prompt(tokenizer, TASK, problem, 2) for problem in TASK.problems("train", n)]
-    prompts[1] = " ".join(prompts[1].split()[:-3]) if policy.is_tiny(tokenizer) else prompts[1][20:]
+    prompts[1] = " ".join(prompts[1].split()[:-3]) if is_tiny(tokenizer) else prompts[1][20:]
     return prompts
 
 
-def draw(policy_pair, n: int = 4, group_size: int = 3, temperature: float = 0.7, max_new_tokens: int = 40, **options) -> rollout.Rollouts:
+def draw(policy_pair, n: int = 4, group_size: int = 3, temperature: float = 0.7, max_new_tokens: int = 40,
+         **options) -> rollout.Rollouts:
     """Rollouts of prompts of different lengths."""
     model, tokenizer = policy_pair
     return rollout.sample(model, tokenizer, prompts_of(tokenizer, n), group_size, max_new_tokens=max_new_tokens,
@@ -81,7 +98,8 @@ class NoHostRoundTrip(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         assert func not in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default,
-                            torch.ops.aten.is_nonzero.default, torch.ops.aten.lift_fresh.default), f"{func} waits for the device"
+                            torch.ops.aten.is_nonzero.default,
+                            torch.ops.aten.lift_fresh.default), f"{func} waits for the device"
         return func(*args, **(kwargs or {}))
 
 
@@ -94,8 +112,9 @@ def test_greedy_rollouts_are_those_of_generate(policy_pair, static):
     """
     model, tokenizer = policy_pair
     rollouts = draw(policy_pair, n=6, group_size=2, temperature=1e-4, static=static)
-    ends = policy.eos_ids(model, tokenizer)
-    padded = torch.arange(rollouts.prompt_ids.shape[1]) >= rollouts.prompt_ids.shape[1] - torch.tensor(rollouts.prompt_lengths)[:, None]
+    ends = models.eos_ids(model, tokenizer)
+    L = rollouts.prompt_ids.shape[1]
+    padded = torch.arange(L) >= L - torch.tensor(rollouts.prompt_lengths)[:, None]
     expected = model.generate(rollouts.prompt_ids, attention_mask=padded.long(), do_sample=False, max_new_tokens=40,
                               eos_token_id=ends, pad_token_id=ends[0])[:, rollouts.prompt_ids.shape[1]:]
     assert len(set(rollouts.prompt_lengths)) > 1
@@ -110,9 +129,10 @@ def test_a_static_decode_step_never_waits_for_the_device(policy_pair):
     model, tokenizer = policy_pair
     ids, lengths = rollout.encode_prompts(model.config, tokenizer, prompts_of(tokenizer, 3), 9)
     with torch.no_grad():
-        decoder = rollout.Decoder(model, ids, lengths, 2, 9, 1.0, None, policy.eos_ids(model, tokenizer), static=True)
+        decoder = decoding.Decoder(model, ids, lengths, 2, 9, 1.0, None, models.eos_ids(model, tokenizer), static=True)
         def places() -> list[tuple]:
-            tensors = [x for layer in (decoder, *decoder.cache.layers) for x in vars(layer).values() if isinstance(x, torch.Tensor)]
+            tensors = [x for layer in (decoder, *decoder.cache.layers) for x in vars(layer).values()
+                       if isinstance(x, torch.Tensor)]
             return [(x.data_ptr(), x.shape) for x in tensors]
 
         before = places()
@@ -124,6 +144,7 @@ def test_a_static_decode_step_never_waits_for_the_device(policy_pair):
             decoder.compact()
 
 
+@any_model
 def test_a_batch_of_rollouts_can_be_sampled_in_parts(policy_pair):
     """Greedy, so that the parts' random numbers do not matter: nothing but memory changes."""
     whole, parts = (draw(policy_pair, temperature=1e-4, batch=batch) for batch in (0, 5))
@@ -133,15 +154,20 @@ def test_a_batch_of_rollouts_can_be_sampled_in_parts(policy_pair):
 
 def test_recorded_logprobs_equal_a_fresh_forward_pass(policy_pair):
     """Guards against sampling from one distribution and scoring another, and against padding that shifts positions."""
-    model, _ = policy_pair
     for static in (False, True):
         rollouts = draw(policy_pair, static=static)
         assert len(set(rollouts.prompt_lengths)) > 1, "the test wants left padding"
-        for row, length in enumerate(rollouts.lengths):
-            log_p = torch.log_softmax(plain_logits(model, rollouts, row) / 0.7, -1)
-            fresh = log_p.gather(1, rollouts.tokens[row, :length, None])[:, 0]
-            torch.testing.assert_close(rollouts.logprobs[row, :length], fresh, atol=2e-5, rtol=1e-4)
-            assert not rollouts.logprobs[row, length:].any()
+        assert_logprobs_are_plain(policy_pair[0], rollouts)
+
+
+@torch.no_grad()
+def assert_logprobs_are_plain(model, rollouts: rollout.Rollouts) -> None:
+    """At the temperature of `draw`."""
+    for row, length in enumerate(rollouts.lengths):
+        log_p = torch.log_softmax(plain_logits(model, rollouts, row) / 0.7, -1)
+        fresh = log_p.gather(1, rollouts.tokens[row, :length, None])[:, 0]
+        torch.testing.assert_close(rollouts.logprobs[row, :length], fresh, atol=2e-5, rtol=1e-4)
+        assert not rollouts.logprobs[row, length:].any()
 
 
 def plain_logits(model, rollouts: rollout.Rollouts, row: int) -> torch.Tensor:
@@ -151,39 +177,216 @@ def plain_logits(model, rollouts: rollout.Rollouts, row: int) -> torch.Tensor:
     return model(torch.cat([prompt, tokens])[None]).logits[0, len(prompt) - 1:-1]
 
 
-def test_masks_come_from_positions(policy_pair):
-    """The first EOS is sampled and trained, nothing after it; guards against masks taken from the pad id."""
+@any_model
+@pytest.mark.parametrize("batch", [0, 16])
+def test_masks_come_from_positions(policy_pair, batch):
+    """The first EOS is sampled and trained, nothing after it; guards against masks taken from the pad id. A rollout has
+    ended if it holds an EOS, at whatever place, the last one too; the others are cut off at the last."""
     model, tokenizer = policy_pair
-    rollouts = draw(policy_pair, n=8, group_size=8)
-    ends = torch.isin(rollouts.tokens, torch.tensor(policy.eos_ids(model, tokenizer)))
-    for tokens_end, mask in zip(ends, rollouts.mask, strict=True):
+    rollouts = draw(policy_pair, n=8, group_size=8, batch=batch)
+    ends = torch.isin(rollouts.tokens, torch.tensor(models.eos_ids(model, tokenizer)))
+    for tokens_end, mask, ended in zip(ends, rollouts.mask, rollouts.ended, strict=True):
         first_end = int(tokens_end.float().argmax()) if (tokens_end & mask).any() else len(mask) - 1
         assert mask[:first_end + 1].all() and not mask[first_end + 1:].any()
+        assert ended == bool((tokens_end & mask).any()) and (ended or mask.sum() == 40)
+    assert len(set(rollouts.ended)) == 2, "the test wants both kinds"
     assert rollouts.mask.sum(1).tolist() == rollouts.lengths and min(rollouts.lengths) < max(rollouts.lengths)
     assert rollouts.tokens.shape[1] == max(rollouts.lengths)
 
 
+@any_model
 def test_sampling_follows_the_models_distribution(policy_pair):
     """4,000 first tokens against the softmax; compaction of finished rows must not mix them up (see the test above)."""
     model, tokenizer = policy_pair
     prompt = rollout.build_prompt(tokenizer, TASK, TASK.problems("train", 1)[0], 1)
-    rollouts = rollout.sample(model, tokenizer, [prompt], 4000, max_new_tokens=1, generator=torch.Generator().manual_seed(3))
+    rollouts = rollout.sample(model, tokenizer, [prompt], 4000, max_new_tokens=1,
+                              generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         p = model(rollouts.prompt_ids).logits[0, -1].softmax(-1)
     drawn = torch.bincount(rollouts.tokens[:, 0], minlength=len(p)) / 4000
     assert (drawn - p).abs().max() < 5 * (p.max() * (1 - p.max()) / 4000).sqrt() + 0.002  # five standard errors
 
 
+@pytest.mark.parametrize("last, ended", [(1, True), (9, False)])
+def test_the_last_place_may_hold_an_eos(last, ended, monkeypatch):
+    """All rollouts draw an EOS at the last place, or none: the same length, but only the first have ended."""
+    tokens = iter([9, 9, 9, 9, last])
+
+    def head(model, hidden: torch.Tensor) -> torch.Tensor:
+        logits = torch.full((len(hidden), model.config.vocab_size), -50.0)
+        logits[:, next(tokens)] = 50.0
+        return logits
+
+    monkeypatch.setattr(decoding, "head", head)
+    rollouts = draw(load_random_model("llama"), max_new_tokens=5)
+    assert rollouts.lengths == [5] * 12 and rollouts.ended == [ended] * 12
+
+
+@any_model
 def test_sampling_stays_inside_the_context(policy_pair):
     model, tokenizer = policy_pair
     with pytest.raises(UserError, match="context"):
-        rollout.sample(model, tokenizer, ["x"], 2, max_new_tokens=4000)
+        rollout.sample(model, tokenizer, prompts_of(tokenizer, 2), 2, max_new_tokens=4000)
 
 
+@tiny_model
+def test_logits_that_are_not_finite_stop_sampling_at_once(policy_pair):
+    """At the fourth step: no other token is drawn after it."""
+    model, calls = policy_pair[0], []
+
+    def spoil(module, inputs, logits: torch.Tensor) -> torch.Tensor:
+        calls.append(0)
+        return logits * float("nan") if len(calls) == 4 else logits
+
+    hook = model.get_output_embeddings().register_forward_hook(spoil)
+    try:
+        with pytest.raises(UserError, match="logits are not finite"):
+            draw(policy_pair)
+    finally:
+        hook.remove()
+    assert len(calls) == 4
+
+
+@tiny_model
+@pytest.mark.parametrize("step", [0.3, -0.3])
+def test_a_cumulative_sum_that_is_not_even_draws_no_negligible_token(policy_pair, step, monkeypatch):
+    """Sums in parallel may rise, or fall, at a token of no probability: here so far that it would be drawn."""
+    model, tokenizer = policy_pair
+    ids, lengths = rollout.encode_prompts(model.config, tokenizer, prompts_of(tokenizer, 2), 9)
+    with torch.no_grad():
+        decoder = decoding.Decoder(model, ids, lengths, 50, 9, 1.0, None, [1], static=False)
+    logits = torch.zeros(100, len(tokenizer))
+    logits[:, 7] = -100.0
+    original = torch.Tensor.cumsum
+
+    def cumsum(x: torch.Tensor, dim: int) -> torch.Tensor:
+        total = original(x, dim)
+        total[:, slice(7, None) if step > 0 else 6] += step
+        return total
+
+    monkeypatch.setattr(torch.Tensor, "cumsum", cumsum)
+    below = torch.linspace(0, 1, 100)[:, None]
+    total = cumsum(logits.softmax(-1), -1)
+    assert (torch.searchsorted(total, below * total[:, -1:], right=True) == 7).any(), "without the guard it is drawn"
+    decoder.alive[:], decoder.uniform = True, below
+    decoder._draw(logits)
+    assert not (decoder.token == 7).any() and (decoder.logprobs[:, 0] > decoding.NEGLIGIBLE).all()
+
+
+class SpiedDecoder(decoding.Decoder):
+    """Remembers whether each batch was sampled with shapes for a graph, and what came of it."""
+    seen: list = []
+
+    def run(self):
+        result = super().run()
+        self.seen.append((self.static, result))
+        return result
+
+
+def spoiled_graph(how: str):
+    """In place of as_cuda_graph: each step is the plain one, but for what a wrong graph does."""
+    def as_cuda_graph(step, model):
+        decoder = step.__self__
+        if how == "positions":
+            decoder.padding += 1
+        while True:
+            step()
+            if how == "log-probabilities":
+                decoder.logprobs[:, decoder.column - decoder.L + 1] -= 0.5
+            yield
+    return as_cuda_graph
+
+
+@pytest.fixture
+def graphs_on_a_cpu(monkeypatch):
+    """Batches are sampled as on CUDA; returns the list of what they gave."""
+    monkeypatch.setattr(decoding, "GRAPH_DEVICES", {"cpu"})
+    monkeypatch.setattr(decoding, "Decoder", SpiedDecoder)
+    monkeypatch.setattr(SpiedDecoder, "seen", [])
+    decoding.GRAPH_WORKS.clear()
+    yield SpiedDecoder.seen
+    decoding.GRAPH_WORKS.clear()
+
+
+@any_model
+@pytest.mark.parametrize("how", ["log-probabilities", "positions"])
+def test_a_graph_that_computes_otherwise_is_noticed_at_once(policy_pair, how, graphs_on_a_cpu, monkeypatch, capsys):
+    """On the first batch: what it gave is thrown away, and no later batch or call uses a graph."""
+    monkeypatch.setattr(decoding, "as_cuda_graph", spoiled_graph(how))
+    rollouts = draw(policy_pair, batch=6)
+    assert [static for static, _ in graphs_on_a_cpu] == [True, False, False], "the first batch twice, then the second"
+    plain = [result for static, result in graphs_on_a_cpu if not static]
+    for i, ours in enumerate((rollouts.tokens, rollouts.logprobs)):
+        assert torch.equal(ours, torch.cat([result[i] for result in plain])[:, :ours.shape[1]])
+    assert_logprobs_are_plain(policy_pair[0], rollouts)
+    draw(policy_pair)
+    assert not graphs_on_a_cpu[-1][0]
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and "no CUDA graph" in said[0] and "plain forward pass" in said[0]
+
+
+@any_model
+def test_a_graph_that_computes_the_same_is_checked_once(policy_pair, graphs_on_a_cpu, monkeypatch, capsys):
+    checked, original = [], decoding.agrees
+    monkeypatch.setattr(decoding, "agrees", lambda *inputs: checked.append(0) or original(*inputs))
+    monkeypatch.setattr(decoding, "as_cuda_graph", spoiled_graph("not at all"))
+    for batch in (6, 0):
+        assert_logprobs_are_plain(policy_pair[0], draw(policy_pair, batch=batch))
+    assert [static for static, _ in graphs_on_a_cpu] == [True] * 3 and len(checked) == 1
+    draw(policy_pair, static=False)
+    assert not graphs_on_a_cpu[-1][0] and not capsys.readouterr().err
+
+
+class FakeCuda:
+    """What as_cuda_graph needs of torch.cuda; says what happens, and capturing may fail."""
+
+    def __init__(self, monkeypatch, error: Exception | None = None):
+        self.events, self.error = [], error
+        stream = type("Stream", (), {"wait_stream": lambda *streams: None})
+        graph = type("Graph", (), {"replay": lambda _: self.events.append("replay")})
+        for name, fake in {"Stream": stream, "current_stream": stream, "CUDAGraph": graph, "graph": self.capture,
+                           "stream": contextlib.nullcontext}.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+
+    @contextlib.contextmanager
+    def capture(self, graph):
+        self.events.append("capture")
+        if self.error is not None:
+            raise self.error
+        yield
+
+
+def test_a_step_is_run_captured_and_replayed(monkeypatch):
+    cuda, model = FakeCuda(monkeypatch), load_random_model("tiny")[0]
+    step = decoding.as_cuda_graph(lambda: cuda.events.append("step"), model)
+    for _ in range(4):
+        next(step)
+    assert cuda.events == ["step", "capture", "step", "replay", "replay", "replay"]
+
+
+@tiny_model
+def test_a_step_that_cannot_be_captured_goes_on_plainly(policy_pair, graphs_on_a_cpu, monkeypatch, capsys):
+    cuda = FakeCuda(monkeypatch, RuntimeError("operation not permitted when stream is capturing\nmore lines"))
+    assert_logprobs_are_plain(policy_pair[0], draw(policy_pair, batch=6))
+    draw(policy_pair)
+    assert cuda.events == ["capture"] and [static for static, _ in graphs_on_a_cpu] == [True, False, False]
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and "(operation not permitted when stream is capturing)" in said[0]
+
+
+@tiny_model
+def test_a_capture_without_memory_is_no_reason_to_go_on(policy_pair, graphs_on_a_cpu, monkeypatch):
+    """train.py explains it."""
+    FakeCuda(monkeypatch, torch.OutOfMemoryError("CUDA out of memory"))
+    with pytest.raises(torch.OutOfMemoryError):
+        draw(policy_pair)
+
+
+@pytest.mark.parametrize("policy_pair", ["tiny", "qwen2", "phi"], indirect=True)
 def test_checkpoints_are_ordinary_ones(policy_pair, tmp_path):
     """A saved policy loads in plain transformers, weights and words unchanged."""
     model, tokenizer = policy_pair
-    policy.save_policy(model, tokenizer, tmp_path)
+    models.save_policy(model, tokenizer, tmp_path)
     loaded, words = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     for (name, a), (_, b) in zip(model.named_parameters(), loaded.named_parameters(), strict=True):
         assert torch.equal(a, b), name
@@ -191,10 +394,10 @@ def test_checkpoints_are_ordinary_ones(policy_pair, tmp_path):
     assert words(text)["input_ids"] == tokenizer(text)["input_ids"]
 
 
-def test_a_chat_template_is_used_where_there_is_one(tmp_path):
+def test_a_chat_template_is_used_where_there_is_one():
     problem = TASK.problems("train", 1)[0]
     for name, starts, ends in (("llama", "Find", "\n"), ("qwen2", "<|user|>Find", "<|assistant|><|nothink|>")):
-        _, tokenizer = load_random_model(tmp_path / name, name)
+        _, tokenizer = load_random_model(name)
         prompt = rollout.build_prompt(tokenizer, TASK, problem, 2)
         assert prompt.startswith(starts) and prompt.endswith(ends)
 
@@ -207,7 +410,20 @@ def test_a_model_that_cannot_be_scored_here_is_refused(configuration, shape, why
     """No cache, another cache, or logits that are scaled behind the head: each would give wrong log-probabilities."""
     monkeypatch.setitem(ARCHITECTURES, "other", (configuration, shape))
     with pytest.raises(UserError, match=why):
-        policy.load_policy(save_random_model(tmp_path, "other"), TASK)
+        models.load_policy(save_random_model(tmp_path, "other"), TASK)
+
+
+def test_a_run_folder_is_no_model(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"flags": {"task": "maze"}}))
+    with pytest.raises(UserError, match="a run folder; name a checkpoint in it"):
+        models.load_policy(str(tmp_path), TASK)
+
+
+def test_a_word_that_the_tiny_model_lacks_is_named():
+    model, tokenizer = load_random_model("tiny")
+    prompt = rollout.build_prompt(tokenizer, TASK, TASK.problems("train", 1)[0], 1)
+    with pytest.raises(UserError, match="'minotaur'.*Task.words"):
+        rollout.sample(model, tokenizer, [prompt, prompt + " minotaur"], 2, max_new_tokens=5)
 
 
 def test_a_tokenizer_without_eos_is_refused(tmp_path):
@@ -215,17 +431,20 @@ def test_a_tokenizer_without_eos_is_refused(tmp_path):
     path = tmp_path / "tokenizer_config.json"
     path.write_text(path.read_text().replace('"eos_token"', '"no_such_token"'))
     with pytest.raises(UserError, match="no EOS token"):
-        policy.load_policy(folder, TASK)
+        models.load_policy(folder, TASK)
 
 
 def test_a_dtype_that_the_device_lacks_is_named(monkeypatch):
-    policy.check_dtype("cpu", "bfloat16")
-    monkeypatch.setattr(torch, "ones", lambda *args, **kwargs: (_ for _ in ()).throw(TypeError("BFloat16 is not supported on MPS")))
-    with pytest.raises(UserError, match="--dtype bfloat16: the device mps"):
-        policy.check_dtype("mps", "bfloat16")
+    def fail(*args, **kwargs):
+        raise TypeError("BFloat16 is not supported on MPS")
+
+    assert models.check_device("cpu", "bfloat16") == "cpu"
+    monkeypatch.setattr(torch, "ones", fail)
+    with pytest.raises(UserError, match="--dtype bfloat16: the device cpu"):
+        models.check_device("cpu", "bfloat16")
 
 
 @pytest.mark.parametrize("name", ["tinny", "./nowhere", "/no/such/folder"])
 def test_unknown_models_are_named(name):
     with pytest.raises(UserError, match=f"--model {name}"):
-        policy.load_policy(name, TASK)
+        models.load_policy(name, TASK)

@@ -1,7 +1,9 @@
 """The algorithm against closed forms and brute force; every test names the bug that it guards against."""
 
 import itertools
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def plain_advantage(rewards: torch.Tensor, weights: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The definition as loops over prompts, rollouts and weightings, in float64: rewards (P, G, m, k), weights (P, K, k)."""
+    """The definition as loops, in float64: rewards (P, G, m, k), weights (P, K, k)."""
     P, G, m, _ = rewards.shape
     R = torch.zeros(P, G, dtype=torch.float64)
     for p, g in itertools.product(range(P), range(G)):
@@ -31,7 +33,7 @@ def plain_advantage(rewards: torch.Tensor, weights: torch.Tensor, mask: torch.Te
 # ---------------------------------------------------------------------------------------------------- weightings
 
 @pytest.mark.parametrize("sampler", vpo.SAMPLERS)
-@pytest.mark.parametrize("alpha", [0.01, 0.3, 1.0, 5.0, 1000.0])
+@pytest.mark.parametrize("alpha", [vpo.ALPHAS[0], 0.01, 0.3, 1.0, 5.0, 1000.0, vpo.ALPHAS[1]])
 @pytest.mark.parametrize("k", [1, 2, 5])
 def test_weights_are_dirichlet(sampler, alpha, k):
     """Guards against underflow at small alpha, a wrong simplex map, and Sobol with another distribution than iid."""
@@ -53,10 +55,11 @@ def test_weights_follow_their_seed(sampler):
 
 
 def test_sobol_is_less_noisy_than_iid():
-    """Guards against a net that scrambling destroyed. Measured ratio about 0.35; 0.6 leaves no room for a false alarm."""
+    """Guards against a net that scrambling destroyed. Measured ratio 0.35; 0.6 leaves no room for a false alarm."""
     rewards = random_rewards(0, 8, 8, 3, 4)
     truth = vpo.vpo_advantage(rewards, n_weights=100_000, generator=generator())
-    error = {sampler: sum((vpo.vpo_advantage(rewards, n_weights=100, sampler=sampler, generator=generator(seed)) - truth)
+    error = {sampler: sum((vpo.vpo_advantage(rewards, n_weights=100, sampler=sampler,
+                                             generator=generator(seed)) - truth)
                           .abs().mean() for seed in range(20)) for sampler in vpo.SAMPLERS}
     assert error["sobol"] < 0.6 * error["iid"]
 
@@ -80,7 +83,9 @@ def test_sharing_weights_within_a_group_cancels_noise():
 
 @pytest.mark.parametrize("arguments, text", [
     ({"n": 0, "k": 3}, "n_weights = 0"), ({"n": 5, "k": 0}, "k = 0"), ({"n": 5, "k": 3, "alpha": 0.0}, "alpha = 0"),
-    ({"n": 5, "k": 3, "alpha": math.nan}, "alpha = nan"), ({"n": 5, "k": 3, "sampler": "halton"}, "halton")])
+    ({"n": 5, "k": 3, "alpha": math.nan}, "alpha = nan"), ({"n": 5, "k": 3, "alpha": 1e-40}, "alpha = 1e-40"),
+    ({"n": 5, "k": 3, "alpha": 1e31, "sampler": "sobol"}, "alpha = 1e"),
+    ({"n": 5, "k": 3, "sampler": "halton"}, "halton")])
 def test_bad_weightings_are_named(arguments, text):
     with pytest.raises(ValueError, match=text):
         vpo.sample_weights(**arguments)
@@ -93,7 +98,8 @@ def test_set_reward_matches_the_closed_form():
     rewards = random_rewards(2, 6, 4, 5, 2) * 2 - 0.7  # negative rewards too
     mask = random_rewards(3, 6, 4, 5) > 0.4
     weights = vpo.sample_weights(200_000, 2, generator=generator()).expand(6, -1, -1)
-    torch.testing.assert_close(vpo.set_reward(rewards, weights, mask), vpo.set_reward_exact(rewards, mask), atol=5e-3, rtol=0)
+    torch.testing.assert_close(vpo.set_reward(rewards, weights, mask), vpo.set_reward_exact(rewards, mask), atol=5e-3,
+                               rtol=0)
 
 
 def test_closed_form_by_hand():
@@ -106,7 +112,7 @@ def test_closed_form_by_hand():
 
 
 def test_max_is_inside_the_mean():
-    """Guards against max over answers of the mean (scalar RL) and mean over answers: both are worth 1/2 here, not 3/4."""
+    """Guards against max over answers of the mean (scalar RL), and mean over answers: both give 1/2 here, not 3/4."""
     rewards = torch.tensor([[[[1.0, 0.0], [0.0, 1.0]]]])
     weights = vpo.sample_weights(100_000, 2, generator=generator())[None]
     assert vpo.set_reward(rewards, weights).item() == pytest.approx(0.75, abs=0.005)
@@ -114,7 +120,8 @@ def test_max_is_inside_the_mean():
 
 def test_sets():
     """Duplicates add nothing, more answers never hurt, order does not matter, an empty set is worth 0."""
-    rewards, weights = random_rewards(4, 5, 3, 4, 3) - 0.5, vpo.sample_weights(100, 3, generator=generator()).expand(5, -1, -1)
+    rewards, weights = random_rewards(4, 5, 3, 4, 3) - 0.5, vpo.sample_weights(100, 3,
+                                                                               generator=generator()).expand(5, -1, -1)
     R = vpo.set_reward(rewards, weights)
     torch.testing.assert_close(vpo.set_reward(torch.cat([rewards, rewards[:, :, :1]], 2), weights), R)
     assert (vpo.set_reward(torch.cat([rewards, random_rewards(5, 5, 3, 1, 3) - 0.5], 2), weights) >= R - 1e-6).all()
@@ -123,7 +130,7 @@ def test_sets():
 
 
 def test_missing_answers_are_not_zero_rewards():
-    """Guards against masking by zeros: with negative rewards a zero row would win. NaN in a missing row must not spread."""
+    """Guards against masking by zeros: a zero row would beat negative rewards. NaN in a missing row must not spread."""
     rewards = -1 - random_rewards(6, 2, 3, 2, 4)
     rewards[:, :, 1] = math.nan
     mask = torch.tensor([True, False]).expand(2, 3, 2)
@@ -132,6 +139,37 @@ def test_missing_answers_are_not_zero_rewards():
 
 
 # ---------------------------------------------------------------------------------------------------- advantages
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("method", vpo.ADVANTAGES)
+def test_rewards_that_are_no_numbers_show(method, value):
+    """NaN in the advantages of their group, hence a loss that stops the run; guards against a silent zero."""
+    rewards = random_rewards(19, 2, 4, 1, 3)
+    rewards[0, 1, 0, 2] = value
+    advantages = vpo.ADVANTAGES[method](rewards, rewards.mean(-1), torch.ones(2, 4, 1, dtype=torch.bool))
+    assert advantages[0].isnan().all() and advantages[1].isfinite().all() and (advantages[1] != 0).any()
+
+
+def test_an_empty_rollout_never_beats_an_answer():
+    """Negative rewards: at the floor that the task states, silence is as bad as the worst answer, not better."""
+    rewards = -random_rewards(20, 3, 4, 2, 3)
+    mask = torch.ones(3, 4, 2, dtype=torch.bool)
+    mask[:, 2] = False
+    for floor, best in ((0.0, True), (-1.0, False)):
+        A = vpo.vpo_advantage(rewards, mask, floor=floor, generator=generator())
+        assert (A.argmax(1) == 2).all() == best and ((A.argmin(1) == 2).all() != best)
+
+
+def test_golden_values():
+    """Every method's advantages for fixed inputs, for ports to other trainers: see docs/own.md."""
+    golden = json.loads((Path(__file__).parent / "golden.json").read_text())
+    for name, case in golden["cases"].items():
+        rewards, scalars, mask = (torch.tensor(case[key]) for key in ("rewards", "scalars", "mask"))
+        options = case["options"] | ({"generator": generator(case["seed"])} if "seed" in case else {})
+        A = vpo.ADVANTAGES[case["method"]](rewards, scalars, mask, **options)
+        torch.testing.assert_close(A, torch.tensor(case["advantages"]), atol=1e-4, rtol=1e-4, msg=name)
+    assert {case["method"] for case in golden["cases"].values()} == set(vpo.ADVANTAGES)
+
 
 def test_advantage_equals_plain_loops():
     """The fused routine against the definition, with masks and negative rewards, on the very same draws."""
@@ -147,14 +185,16 @@ def test_one_answer_is_grpo_on_the_mean():
     rewards = random_rewards(10, 6, 8, 1, 4)
     mask = torch.ones(6, 8, 1, dtype=torch.bool)
     grpo = vpo.ADVANTAGES["grpo"](rewards, rewards.mean(-1), mask)
-    torch.testing.assert_close(vpo.ADVANTAGES["vpo"](rewards, rewards.mean(-1), mask, n_weights=200_000, generator=generator()),
+    torch.testing.assert_close(vpo.ADVANTAGES["vpo"](rewards, rewards.mean(-1), mask, n_weights=200_000,
+                                                     generator=generator()),
                                grpo, atol=0.03, rtol=0)
 
 
 def test_grpo_refuses_sets_and_multi_rlvr_sums_them():
+    """All m answers are paid, as in the paper: guards against leaving out those that repeat another (the mask)."""
     scalars, mask = random_rewards(11, 3, 4, 2), torch.ones(3, 4, 2, dtype=torch.bool)
     mask[0, 0, 1] = False
-    expected = vpo.group_normalize((scalars * mask).sum(-1))
+    expected = vpo.group_normalize(scalars.sum(-1))
     torch.testing.assert_close(vpo.ADVANTAGES["multi_rlvr"](scalars[..., None], scalars, mask), expected)
     with pytest.raises(ValueError, match="multi_rlvr"):
         vpo.ADVANTAGES["grpo"](scalars[..., None], scalars, mask)
@@ -169,7 +209,8 @@ def test_a_group_without_signal_has_no_advantage(value):
 
 def test_normalisation_uses_the_population_std():
     """Guards against torch.std's default correction 1: (1, -1), not (0.71, -0.71)."""
-    torch.testing.assert_close(vpo.group_normalize(torch.tensor([[1.0, 0.0]])), torch.tensor([[1.0, -1.0]]), atol=1e-4, rtol=0)
+    torch.testing.assert_close(vpo.group_normalize(torch.tensor([[1.0, 0.0]])), torch.tensor([[1.0, -1.0]]),
+                               atol=1e-4, rtol=0)
     with pytest.raises(ValueError, match="G >= 2"):
         vpo.group_normalize(torch.zeros(3, 1))
 
@@ -180,10 +221,12 @@ def test_absent_objectives_get_no_weight(sampler):
     rewards = random_rewards(12, 2, 6, 3, 4)
     objectives = torch.tensor([[True, True, False, False]]).expand(2, 4)
     rewards[..., 2:] = math.nan
-    masked = vpo.vpo_advantage(rewards, objective_mask=objectives, n_weights=100_000, sampler=sampler, generator=generator())
+    masked = vpo.vpo_advantage(rewards, objective_mask=objectives, n_weights=100_000, sampler=sampler,
+                               generator=generator())
     exact = vpo.group_normalize(vpo.set_reward_exact(rewards[..., :2]))
     torch.testing.assert_close(masked, exact, atol=0.03, rtol=0)
-    assert (vpo.vpo_advantage(rewards, objective_mask=torch.zeros(2, 4, dtype=torch.bool), generator=generator()) == 0).all()
+    assert (vpo.vpo_advantage(rewards, objective_mask=torch.zeros(2, 4, dtype=torch.bool),
+                              generator=generator()) == 0).all()
 
 
 def test_shapes_are_checked():
@@ -228,7 +271,7 @@ def test_on_policy_gradient_is_reinforce():
 
 
 def test_clipping_token_by_token():
-    """Both clips by hand: ratio 1.5 at A > 0 and 0.5 at A < 0 are clipped, ratio 4 at A < 0 stops at the dual clip 3."""
+    """Both clips by hand: ratio 1.5 at A > 0 and 0.5 at A < 0 are clipped, 4 at A < 0 stops at the dual clip 3."""
     log_ratio = torch.tensor([[1.5], [0.5], [4.0], [1.5]]).log().requires_grad_()
     A = torch.tensor([1.0, -1.0, -1.0, -1.0])
     loss, metrics = vpo.policy_loss(log_ratio, torch.zeros(4, 1), A, torch.ones(4, 1, dtype=torch.bool), 4)
@@ -239,7 +282,7 @@ def test_clipping_token_by_token():
 
 
 def test_kl_is_k3():
-    """k3 = r - log r - 1 with r = reference / policy, averaged over the sampled tokens; guards against k1 and a flipped sign."""
+    """k3 = r - log r - 1 with r = reference / policy, over the sampled tokens; guards against k1 and a flipped sign."""
     new, old, A, mask = loss_inputs()
     reference = old - 0.3
     without, _ = vpo.policy_loss(new, old, A, mask, mask.sum())
@@ -253,9 +296,19 @@ def test_micro_batches_add_up():
     """Guards against per-micro-batch denominators: rows hold unequal token counts, so their mean would differ."""
     new, old, A, mask = loss_inputs()
     whole, _ = vpo.policy_loss(new, old, A, mask, mask.sum(), ref_logprobs=old, kl_coef=0.1)
-    parts = sum(vpo.policy_loss(new[i:i + 1], old[i:i + 1], A[i:i + 1], mask[i:i + 1], mask.sum(), ref_logprobs=old[i:i + 1],
+    parts = sum(vpo.policy_loss(new[i:i + 1], old[i:i + 1], A[i:i + 1], mask[i:i + 1], mask.sum(),
+                                ref_logprobs=old[i:i + 1],
                                 kl_coef=0.1)[0] for i in range(4))
     torch.testing.assert_close(parts, whole)
+
+
+def test_no_advantage_is_no_loss_even_where_the_ratio_overflows():
+    """0 * inf is NaN: a rollout without advantage must not end a run because its tokens have become certain."""
+    logprobs = torch.zeros(1, 2, requires_grad=True)
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    loss, _ = vpo.policy_loss(logprobs, torch.full((1, 2), -200.0), torch.zeros(1), mask, 2)
+    loss.backward()
+    assert loss.item() == 0 and not logprobs.grad.any()
 
 
 def test_padding_cannot_poison_the_loss():

@@ -1,0 +1,1 @@
+"""What makes it fit and fast: models, decoding, the update, memory, run folders."""

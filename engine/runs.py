@@ -1,0 +1,235 @@
+"""Run folders: what a run writes, whole or not at all, who may write to it, and what may join it later.
+
+A folder holds config.json (all flags, and a history of the commands that wrote to it), start/ (the start model), and
+for each method metrics.jsonl, samples.jsonl and checkpoint-STEP/ with the checksum of every file.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from engine.flags import FREE, text_of
+from engine.models import load_policy, save_policy
+from engine.update import AdamW
+from rewards import Task, UserError, load_task
+
+
+def checksum(path: Path) -> str:
+    """Of a file, which may be larger than the memory that is left."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
+    """Fill a folder atomically: it appears whole, with the checksum of every file, or not at all: UserError."""
+    temporary = folder.with_name(f"{folder.name}.tmp{os.getpid()}")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        write(temporary)
+        sums = {path.name: checksum(path) for path in temporary.iterdir()}
+        (temporary / "checksums.json").write_text(json.dumps(sums, indent=1))
+        with contextlib.suppress(OSError if folder.exists() else ()):  # another process was faster: that one is whole
+            os.replace(temporary, folder)
+    except Exception as error:  # torch, safetensors and the system have each their own for a full disk
+        raise UserError(f"{folder}: cannot be written ({error!s:.200}); make room and --resume") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+def checkpoints(run: Path) -> list[Path]:
+    """The complete checkpoints of one method, oldest first."""
+    return sorted(run.glob("checkpoint-" + 6 * "[0-9]"))
+
+def check_folder(folder: Path) -> None:
+    """Raise UserError if a file of a checkpoint is missing or altered, and say how to go on without losing another."""
+    older = [path for path in checkpoints(folder.parent) if path < folder]
+    if older:
+        fix = f"delete the folder {folder} and --resume goes on from {older[-1].name}"
+    elif folder.name.startswith("checkpoint-"):
+        fix = f"delete the folder {folder.parent} and --resume trains {folder.parent.name} again"
+    elif folder.parent.name == "start":
+        fix = f"delete the folder {folder}, which is only a cache"
+    else:
+        fix = "restore it from a copy, or train with another --out; what was trained from it stays as it is"
+    path = folder / "checksums.json"
+    try:
+        for name, expected in json.loads(path.read_text()).items():
+            path = folder / name
+            if checksum(path) != expected:
+                raise ValueError
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: missing or damaged; {fix}") from error
+
+def append(path: Path, record: dict) -> None:
+    """One JSON line more."""
+    with path.open("a") as file:
+        file.write(json.dumps(record) + "\n")
+
+def read_log(path: Path) -> list[dict]:
+    """The records of a JSON Lines file of ours, none if it is missing; a line that a kill cut off is left out."""
+    records = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        with contextlib.suppress(ValueError):
+            records.append(json.loads(line))
+    return records
+
+def keep_steps_to(path: Path, step: int) -> None:
+    """Drop the records of later steps, so that a resumed run does not log a step twice."""
+    write_text(path, "".join(json.dumps(record) + "\n" for record in read_log(path) if record["step"] <= step))
+
+def write_text(path: Path, text: str) -> None:
+    """A file appears whole or not at all."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Make a folder for what is written inside the block; UserError, which names --out, if it cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({error.strerror}); name another folder with --out") from error
+
+def load_config(run: Path) -> dict:
+    """The config.json of a run folder: flags and history. UserError if there is none, or it was damaged or edited."""
+    path = run / "config.json"
+    if (run / "trainer.pt").exists() or run.name == "start":
+        raise UserError(f"{run}: a checkpoint; name its run, the folder that holds config.json with flags and start/")
+    if not path.is_file():
+        raise UserError(f"{run}: no config.json in it, so it is no run of train.py")
+    try:
+        config = json.loads(path.read_text())
+        missing = {"task", "m", "dtype", "seed", "method"} - config["flags"].keys()
+        if missing or config.get("checksum", _sum(config["flags"])) != _sum(config["flags"]):
+            raise ValueError("flags are missing or were edited")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: damaged ({error}); restore it or train again") from error
+    return config
+
+def _sum(flags: dict) -> str:
+    return hashlib.sha256(json.dumps(flags, sort_keys=True).encode()).hexdigest()[:16]
+
+def task_of(flags: dict) -> Task:
+    """The task that the flags of a run name; UserError if its files are not those of the run."""
+    task = load_task(flags["task"], **flags)
+    if flags.get("fingerprint", task.fingerprint) != task.fingerprint:
+        files = [text_of(name, flags[name]) for name in ("data", "test_data") if flags.get(name)]
+        raise UserError(f"{' or '.join(files) or text_of('task', flags['task'])}: has changed since the run began; "
+                        "restore it, or train again")
+    return task
+
+def read_config(out: Path) -> dict:
+    """The config.json of the run in an output folder; {} if there is none. UserError if it holds something else."""
+    if not (out / "config.json").exists():
+        if out.exists() and (not out.is_dir() or {path.name for path in out.iterdir()} - {"lock", "config.json.tmp"}):
+            raise UserError(f"--out {out}: not empty, and no run of train.py; take another name")
+        return {}
+    return load_config(out)
+
+def join_run(args: argparse.Namespace, given: dict[str, object], out: Path, config: dict) -> argparse.Namespace:
+    """The flags of the run in the folder, with those given now where they may change; UserError where one may not."""
+    stored = config["flags"]
+    for flag, value in given.items():
+        if flag not in FREE and value is not None and stored.get(flag, value) != value:
+            other = f"{out}-{flag.replace('_', '')}{Path(str(value)).name}"
+            fix = "drop the flag" if args.resume else f"take another folder: --out {other}"
+            raise UserError(f"--out {out}: holds another run, with {text_of(flag, stored[flag])}, not "
+                            f"{text_of(flag, value)}; {fix}")
+    method = given.get("method", stored["method"] if args.resume else args.method)
+    taken = [name for name in method if (out / name).exists()]
+    if taken and not args.resume:
+        raise UserError(f"--out {out}: already holds {', '.join(taken)}; --resume goes on with it, --method adds "
+                        f"another, --out {out}-2 begins anew")
+    if not (out / "start").is_dir() and trained(out, config):
+        raise UserError(f"{out / 'start'}: is missing, the start and reference of all methods; restore it, or train "
+                        "again with another --out")
+    free = {flag: given[flag] for flag in FREE if flag in given}
+    return argparse.Namespace(**vars(args) | stored | free | {"method": method})
+
+def trained(out: Path, config: dict) -> bool:
+    """Whether a run has a checkpoint that would be lost."""
+    return any(checkpoints(out / method) for method in config["flags"]["method"])
+
+@contextlib.contextmanager
+def claim(out: Path, args: argparse.Namespace, argv: list[str], config: dict, joined: bool) -> Iterator[None]:
+    """Lock a folder, then say in config.json all flags, every method, and what each command ran on.
+
+    A run not joined is replaced. UserError if another process writes to the folder, or has since `config` was read.
+    """
+    with writing(out):
+        lock = (out / "lock").open("a")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(f"--out {out}: another train.py is writing to it; wait, or take another name") from error
+        if read_config(out) != config or (config and not joined and trained(out, config)):
+            raise UserError(f"--out {out}: another train.py has just written to it; give the command again")
+        if config and not joined:
+            for name in ("start", *config["flags"]["method"]):
+                shutil.rmtree(out / name, ignore_errors=True)
+            config = {}
+        flags = {flag: value for flag, value in vars(args).items() if flag not in ("resume", "out", "plan")}
+        before = config.get("flags", {}).get("method", [])
+        flags["method"] = before + [method for method in args.method if method not in before]
+        environment = {"command": " ".join(["python train.py", *argv]), "date": time.strftime("%Y-%m-%d"),
+                       "python": sys.version.split()[0], "torch": torch.__version__, "threads": torch.get_num_threads(),
+                       "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None}
+        history = [*config.get("history", []), environment]
+        config = {"flags": flags, "checksum": _sum(flags), "history": history}
+        write_text(out / "config.json", json.dumps(config, indent=1))
+        yield
+
+@dataclass
+class Learner:
+    """A policy in training."""
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    reference: PreTrainedModel | None  # the frozen start; the model itself if it trains an adapter; None without KL
+    optimizer: AdamW
+    step: int  # updates done
+
+def load(args: argparse.Namespace, task: Task, run: Path, device: str) -> Learner:
+    """From the newest checkpoint of a method's folder, else the start model beside it. UserError if one is damaged."""
+    for leftover in run.glob("checkpoint-*.tmp*"):  # of a process that was killed while saving
+        shutil.rmtree(leftover)
+    start, saved = run.parent / "start", checkpoints(run)[-1:]
+    for folder in [start, *saved]:
+        check_folder(folder)
+    lean, reference = {"device": device, "dtype": args.dtype}, None
+    model, tokenizer = load_policy(str(saved[0] if saved else start), task, seed=args.seed, lora_rank=args.lora_rank,
+                                   gradient_checkpointing=args.gradient_checkpointing, **lean)
+    if args.kl:
+        reference = model if args.lora_rank else load_policy(str(start), task, **lean)[0]
+    learner = Learner(model, tokenizer, reference, AdamW(model), 0)
+    if saved:
+        state = torch.load(saved[0] / "trainer.pt", map_location="cpu", mmap=True, weights_only=True)
+        learner.optimizer.load_state_dict(state["optimizer"])
+        learner.step = state["step"]
+    return learner
+
+def save(learner: Learner, run: Path) -> None:
+    """A checkpoint, of which the last two are kept. Raises UserError if the weights are not finite."""
+    if not all(parameter.isfinite().all() for parameter in learner.model.parameters()):
+        raise UserError("the weights are not finite: try a lower --lr")
+
+    def write(folder: Path) -> None:
+        save_policy(learner.model, learner.tokenizer, folder)
+        torch.save({"optimizer": learner.optimizer.state_dict(), "step": learner.step}, folder / "trainer.pt")
+
+    write_folder(run / f"checkpoint-{learner.step:06d}", write)
+    for old in checkpoints(run)[:-2]:
+        shutil.rmtree(old)

@@ -1,0 +1,221 @@
+"""The table and figures of an evaluation, from plain numbers; figures as SVG, PDF or PNG."""
+
+import contextlib
+import math
+import textwrap
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LOOKS = {  # name: title, color, marker, line; colors that the colour-blind tell apart, markers for grey
+    "start": ("start model", "#757575", "", "--"), "start_sets": ("start model, sets", "#a3a3a3", "", ":"),
+    "grpo": ("GRPO", "#d55e00", "s", "-"), "multi_rlvr": ("Multi-RLVR", "#e69f00", "^", "-"),
+    "max_at_k": ("Max@K", "#009e73", "D", "-"), "vpo": ("VPO", "#0b559f", "o", "-"),
+    "group_vpo": ("Group VPO", "#56b4e9", "v", "-"),
+}
+OTHERS = ("#7b3294", "#c51b7d", "#542788", "#a50026")  # of methods that have no look yet
+STYLE = {"font.size": 10, "axes.titlesize": 11, "axes.spines.top": False, "axes.spines.right": False,
+         "legend.frameon": False, "text.parse_math": False, "svg.hashsalt": ""}  # salted: equal numbers, equal files
+SMALL = 9  # points, the smallest text here
+
+def title(name: str) -> str:
+    """What a policy is called in tables and figures; a method without a look by its own name."""
+    return LOOKS[name][0] if name in LOOKS else name
+
+def color(name: str) -> str:
+    """A policy's color in every figure; for a method without a look one of a few, by its name."""
+    return LOOKS[name][1] if name in LOOKS else OTHERS[zlib.crc32(name.encode()) % len(OTHERS)]
+
+def print_table(heading: str, measures: dict[str, dict[str, Tensor]], n: int) -> None:
+    """One row per policy; best@k, pass@k and W@k at a few budgets up to n, then the measures of variety: means."""
+    ks = [k for k in (1, 3, 10) if k < n] + [n]
+    passes = ["pass@1"] * any(values[f"pass@{n}"].any() for values in measures.values())
+    columns = [f"best@{k}" for k in ks] + [*passes, f"pass@{n}", f"W@{n}", "diversity", "pareto_share", "coverage"]
+    print(f"\n{heading}\n" + " " * 20 + "".join(f"{name.removesuffix('_share'):>11}" for name in columns))
+    for policy, values in measures.items():
+        print(f"{title(policy):20}" + "".join(f"{values[column].mean():11.3f}" for column in columns))
+    if not any(values["diversity"].any() for values in measures.values()):
+        print("all candidates of all policies earned the same: nothing was learnt, or nothing can be")
+
+def cost(method: str, rows: list[dict], m: int) -> str:
+    """What a method was given in training, by its metrics and answers per rollout: was the comparison fair?"""
+    rollouts, tokens = (sum(row[name] for row in rows) for name in ("rollouts", "tokens"))
+    return f"{title(method)} {len(rows)} steps, {rollouts * m:,} answers, {tokens:,} tokens"
+
+def crossing(ours: list[float], theirs: list[float]) -> int | None:
+    """The first position at which ours is above theirs and at the one before was not; None if there is none."""
+    ahead = [a > b for a, b in zip(ours, theirs, strict=True)]
+    return next((i for i in range(1, len(ahead)) if ahead[i] and not ahead[i - 1]), None)
+
+def best_at_k(report: dict, path: Path) -> None:
+    """What the best of k candidates is worth, against k; `report` is what eval.json holds, settings and policies.
+
+    Look for the ring: from there on a search gets more out of the policy that kept its variety, even if one sample of
+    it is worth less. pass@k is drawn if any policy has passed.
+    """
+    settings, policies, seeds = report["settings"], report["policies"], report["settings"].get("seeds", 1)
+    ks = sorted(int(key.removeprefix("best@")) for key in next(iter(policies.values())) if key.startswith("best@"))
+    ticks = [k for k, after in zip(ks, [*ks[1:], math.inf], strict=True) if after > 1.2 * k]  # labels need room
+    panels = {"best": "best@k: the task's own scalar", "W": "W@k: a random weighting of the objectives"}
+    if any(policy[f"pass@{k}"]["mean"] > 0 for policy in policies.values() for k in ks):
+        panels["pass"] = "pass@k: one of k is a full solution"
+    trained = [name for name in policies if not name.startswith("start")] or list(policies)
+    ours, theirs = "vpo" if "vpo" in trained else trained[-1], "grpo" if "grpo" in trained else trained[0]
+    with _figure(1, len(panels), (4.4 * len(panels), 4.2)) as (figure, axes):
+        axes[0, 1].sharey(axes[0, 0])
+        for ax, (kind, heading) in zip(axes[0], panels.items(), strict=True):
+            curves = {name: [policy[f"{kind}@{k}"]["mean"] for k in ks] for name, policy in policies.items()}
+            for name, means in curves.items():
+                low, high = zip(*(policies[name][f"{kind}@{k}"]["interval"] for k in ks), strict=True)
+                ax.plot(ks, means, **_line(name))
+                ax.fill_between(ks, low, high, color=color(name), alpha=0.15, lw=0)
+            if (i := crossing(curves[ours], curves[theirs])) is not None:
+                at, (bottom, top) = (ks[i], curves[ours][i]), ax.get_ylim()
+                ax.plot(*at, "o", ms=13, mfc="none", mec="black", mew=1.3, zorder=4,
+                        label=f"first k with {title(ours)} above {title(theirs)}")
+                beside = (5, -20) if at[1] > bottom + 0.2 * (top - bottom) else (-25, 12)
+                ax.annotate(f"k = {ks[i]}", at, beside, textcoords="offset points", zorder=5,
+                            bbox={"boxstyle": "round,pad=0.15", "fc": "white", "ec": "none", "alpha": 0.8})
+            ax.set(xscale="log", title=heading, xlabel="candidates k", xlim=(0.9, 1.12 * ks[-1]))
+            ax.set_xticks(ticks, ticks)
+            ax.minorticks_off()
+        axes[0, 0].set_ylabel("expected best of k")
+        for ax in axes[0, 2:]:
+            ax.set(ylabel="share of problems", ylim=(0, None))
+        bands = f"mean of {seeds} seeds, bands: 95% over seeds and" if seeds > 1 else "one run, bands: 95% over"
+        _finish(figure, axes, path, f"{settings['problems']} {settings['split']} problems, {settings['size']} "
+                                    f"candidates each at temperature {settings['temperature']:g}; {bands} problems")
+
+def training(logs: dict[str, list[dict]], temperature: float, path: Path) -> None:
+    """Diversity and reward of the training's own rollouts, step by step: by method the rows of its metrics.jsonl.
+
+    Look for a diversity that falls while the reward rises: that is the collapse. In step 1 every method still samples
+    from the start model, so the methods' mean there is its level.
+    """
+    logs, headings = {name: rows for name, rows in logs.items() if rows}, {
+        "diversity": ("diversity of training rollouts", "mean pairwise L1 distance"),
+        "reward": ("mean reward of training rollouts", "the task's own scalar")}
+    with _figure(1, 2, (9, 4.1)) as (figure, axes):
+        for ax, (key, (heading, unit)) in zip(axes[0], headings.items(), strict=True):
+            for name, rows in logs.items():
+                curve = torch.tensor([[row["step"], row[key]] for row in rows])
+                ax.plot(*curve.T, color=color(name), alpha=0.2, lw=0.8)
+                smooth = curve.unfold(0, min(10, len(rows)), 1).mean(-1)
+                ax.plot(*smooth.T, **_line(name), markevery=max(1, len(smooth) // 10))
+            if logs:
+                start = sum(rows[0][key] for rows in logs.values()) / len(logs)
+                ax.axhline(start, color=color("start"), ls="--", label="start model (step 1)")
+            ax.set(title=f"{heading} (temperature {temperature:g})", xlabel="training step", ylabel=unit)
+        axes[0, 0].set_ylim(0, None)
+        _finish(figure, axes, path, "Running mean of 10 steps; tables and other figures sample held-out problems, "
+                                    "at their own temperature")
+
+def reward_vectors(pools: dict[str, Tensor], labels: list[str], path: Path, index: int) -> None:
+    """One problem's reward vectors, a panel per policy, in the two objectives that conflict most over all problems.
+
+    pools: rewards (N, n, k) by policy; labels: k names, or none if k differs. Look for how many places hold candidates,
+    and whether they lie at both ends of the conflict.
+    """
+    pools = {name: rewards for name, rewards in pools.items() if name != "start_sets"}
+    here = torch.stack([rewards[index] for rewards in pools.values()])  # (policies, n, k)
+    x, y = _conflict(torch.cat(list(pools.values())), here.flatten(0, 1).any(0) | bool(labels))
+    names = labels or [f"objective {i + 1}" for i in range(here.shape[-1])]
+    low, high = min(0.0, here[..., [x, y]].min().item()), max(1.0, here[..., [x, y]].max().item())
+    limits = low - 0.17 * (high - low), high + 0.17 * (high - low)
+    rows, columns = math.ceil(len(pools) / 4), min(len(pools), 4)
+    with _figure(rows, columns, (2.8 * columns, 3.2 * rows + 0.4), sharex=True, sharey=True) as (figure, axes):
+        for ax in axes.flat[len(pools):]:
+            ax.set_visible(False)
+        for ax, name, vectors in zip(axes.flat, pools, here, strict=False):
+            points, counts = vectors[:, [x, y]].unique(dim=0, return_counts=True)
+            for point, count in zip(points.tolist(), counts.tolist(), strict=True):
+                share, style = count / len(vectors), {"edgecolor": color(name), "lw": 1.3, "clip_on": False}
+                ax.scatter(*point, s=25 + 900 * share, facecolor=(color(name), 0.3), zorder=3 - share, **style)
+                if count > 1:  # inside its circle, or beside if that is small
+                    at = {"xytext": (0, 0), "ha": "center"} if share >= 0.2 else {"xytext": (6, 6), "ha": "left"}
+                    ax.annotate(str(count), point, **at, textcoords="offset points", va="center_baseline", zorder=4)
+            distinct = len(vectors.unique(dim=0))
+            view = f", {len(points)} in this view" * (len(points) < distinct)
+            ax.set(title=f"{title(name)}\n{distinct} distinct{view}", xlabel=names[x], xlim=limits, ylim=limits)
+            ax.locator_params(nbins=5)
+            ax.tick_params(labelbottom=True)
+            ax.grid(alpha=0.25, lw=0.6)
+        for ax in axes[:, 0]:
+            ax.set_ylabel(names[y])
+        _finish(figure, axes, path, f"Reward vectors for problem {index + 1}, {here.shape[1]} candidates per policy; "
+                                    "a number: so many at one place, a bare dot: one")
+
+def answers(pools: dict[str, tuple[list[list[str]], Tensor]], problems: list, task: Any, path: Path,
+            columns: int = 4, exists: Tensor | None = None) -> bool:
+    """The answers to the first problems, drawn by the task, a row per policy, if task.wide a column; False: it cannot.
+
+    pools: N lists of answers and the rewards (N, n, k) by policy; exists (N, k) bool: the objectives that a problem
+    has, all if not given. Look for a policy that is down to one kind of answer, and for one that has kept several.
+    """
+    names, columns = [name for name in pools if name != "start_sets"], min(columns, len(problems))
+    _, n, k = pools[names[0]][1].shape
+    exists = torch.ones(len(problems), k, dtype=torch.bool) if exists is None else exists
+    solved = {name: int(((pools[name][1] >= 1) | ~exists[:, None]).all(-1).any(-1).sum()) for name in names}
+    bold = {"fontsize": 12, "fontweight": "bold"}
+    width, height = (3.9, 2.3) if task.wide else (2.4, 2.5)
+    shape = (columns, len(names)) if task.wide else (len(names), columns)
+    with _figure(*shape, (width * shape[1], height * shape[0] + 0.6)) as (figure, axes):
+        for row, name in zip(axes.T if task.wide else axes, names, strict=True):
+            texts, rewards = pools[name]
+            for i, ax in enumerate(row):
+                if not task.draw(ax, problems[i], texts[i], color(name)):
+                    return False
+                ax.spines[:].set_visible(False)
+                summary = textwrap.fill(task.summary(rewards[i][:, exists[i]]), int(15 * width))
+                ax.set_title(summary, loc="left" if task.wide else "center", fontsize=SMALL)
+            heading = title(name) + f"\nsolves {solved[name]} of {len(problems)} problems" * any(solved.values())
+            if task.wide:  # above the first drawing's title
+                above = 10 + 12 * (row[0].get_title("left").count("\n") + 1)
+                row[0].annotate(heading, (0, 1), (0, above), "axes fraction", "offset points", **bold)
+            else:
+                row[0].set_ylabel(heading, **bold)
+        _finish(figure, axes, path, f"The first {columns} of {len(problems)} problems, {n} candidates per policy")
+    return True
+
+def typical_problem(pools: dict[str, Tensor]) -> int:
+    """The problem of median gap in diversity between first and last method, not a hand-picked one: pools (N, n, k)."""
+    methods = [rewards for name, rewards in pools.items() if not name.startswith("start")]
+    first, last = (torch.cdist(rewards, rewards, p=1).sum((1, 2)) for rewards in (methods[0], methods[-1]))
+    return int((last - first).argsort(stable=True)[len(first) // 2])
+
+def _conflict(rewards: Tensor, eligible: Tensor) -> tuple[int, int]:
+    """The two eligible (k) objectives with the lowest correlation over all that scored in rewards (N, n, k)."""
+    scored = rewards[rewards.any(-1)]
+    matrix = torch.corrcoef((scored if len(scored) > 1 else rewards.flatten(0, 1)).T).reshape(len(eligible), -1)
+    matrix = matrix.nan_to_num(1.0).fill_diagonal_(2.0)
+    if eligible.sum() > 1:
+        matrix[~eligible], matrix[:, ~eligible] = 3.0, 3.0
+    return divmod(int(matrix.argmin()), len(matrix))
+
+def _line(name: str) -> dict:
+    _, _, marker, style = LOOKS.get(name, ("", "", "PX*<>hp8"[zlib.crc32(name.encode()) % 8], "-"))
+    return {"label": title(name), "color": color(name), "marker": marker, "ls": style, "lw": 2, "ms": 5.5,
+            "mec": "white", "mew": 0.5}
+
+@contextlib.contextmanager
+def _figure(rows: int, columns: int, size: tuple[float, float], **options) -> Iterator[tuple[Any, Any]]:
+    """A figure in the project's style and its axes (rows, columns). Not pyplot's: no window, and nothing to close."""
+    import matplotlib
+    from matplotlib.figure import Figure
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=size, layout="constrained")
+        yield figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+def _finish(figure: Any, axes: Any, path: Path, caption: str) -> None:
+    """Adds a line below all panels and a legend above them, where it hides nothing, and writes the file."""
+    figure.supxlabel(textwrap.fill(caption, int(14 * figure.get_figwidth())), fontsize=SMALL)
+    shown = {label: handle for ax in axes.flat for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    if shown:
+        rows = math.ceil(len(shown) / (figure.get_figwidth() // 1.7))
+        figure.legend(shown.values(), shown.keys(), loc="outside upper center", ncols=math.ceil(len(shown) / rows))
+    undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(Path(path).suffix)
+    figure.savefig(path, dpi=150, metadata=undated)
