@@ -8,10 +8,13 @@ rollouts of m. Candidates, not rollouts, are the unit of budget. A slot that a r
 the minimum, and a duplicate is a candidate like any other: both have cost the search an evaluation.
 """
 
+import signal
+
 from engine.flags import as_command, eval_parser
 
 if __name__ == "__main__":
     eval_parser(__doc__).parse_args()  # --help and mistakes are answered here: what follows takes seconds to import
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as_command takes Ctrl-C back
 
 import json
 import math

@@ -114,6 +114,15 @@ def load_task(name: str, **options) -> Task:
     with _blame(f"--task {name}: cannot be loaded"):
         kind = _task_in(path)
         task = kind(**{flag: options[flag] for flag in kind.flags if flag in options})
+    valid = {"name": str, "tag": str, "objectives": tuple | list, "minimum": int | float, "m": int, "steps": int,
+             "warm_steps": int, "eval_problems": int, "answer_words": int, "lr": int | float | None, "fingerprint": str}
+    for attribute, type_ in valid.items():
+        value = getattr(task, attribute)
+        positive = attribute in ("m", "steps", "eval_problems", "lr") and value is not None
+        if not isinstance(value, type_) or (positive and value <= 0):
+            raise UserError(f"--task {name}: {attribute} = {value!r:.60} is not what rewards.Task asks for")
+    if len(set(task.objectives)) < len(task.objectives):
+        raise UserError(f"--task {name}: objectives = {task.objectives!r:.60} names one twice")
     if path.parent != TASKS:
         task.fingerprint = hashlib.sha256(path.read_bytes() + task.fingerprint.encode()).hexdigest()
     for method in ("problems", "prompt", "reward", "rewards", "find_answers", "scalar", "canonical", "draw", "summary",
@@ -164,7 +173,7 @@ def _blame(what: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         place = error if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)[-1]
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise UserError(f"{what} ({Path(place.filename or '').name}, line {place.lineno}: {why})") from error

@@ -16,18 +16,19 @@ Where this file departs from the paper:
 All that is random in step t is drawn from generators seeded by (seed, t): weights, AdamW's moments and t make a resume.
 """
 
+import signal
 import sys
 
 from engine.flags import as_command, fill_in, learning_rate, parse, train_parser
 
 if __name__ == "__main__":
     parse(sys.argv[1:], __doc__)  # --help and mistakes are answered here: what follows takes seconds to import
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as_command takes Ctrl-C back
 
 import argparse
 import dataclasses
 import functools
 import math
-import signal
 import time
 from pathlib import Path
 
@@ -132,8 +133,8 @@ def train(args: argparse.Namespace, method: str, task: Task, out: Path, device: 
             raise KeyboardInterrupt(f"{method} stopped after step {t + 1} of {args.steps}, everything is saved; "
                                     f"go on with: python train.py --resume --out {out}")
     if first < args.steps and not answered:
-        print(f"{method}: no rollout held an answer that could be read, so nothing was learnt; does --max-new-tokens "
-              f"{args.max_new_tokens} leave room for one? See {run / 'samples.jsonl'}", file=sys.stderr)
+        print(f"{method}: no rollout held an answer that could be read, so nothing was learnt: too few --warm-steps, "
+              f"or no room at --max-new-tokens {args.max_new_tokens}? See {run / 'samples.jsonl'}", file=sys.stderr)
 
 def start_model(args: argparse.Namespace, task: Task):
     """The model and tokenizer that all methods start from, before the warm start. Raises UserError, before minutes are

@@ -4,6 +4,7 @@ import argparse
 import functools
 import math
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -42,7 +43,8 @@ def number(kind: type, low: float, high: float = 2**31 - 1) -> Callable[[str], f
         except ValueError:
             value = math.nan
         if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text}: must be a {'whole ' * (kind is int)}number, {low:g} to {high:g}")
+            bounds = f"{low:g} to {high:g}" if high < 2**31 - 1 else f"{low:g} or more, below 2^31"
+            raise argparse.ArgumentTypeError(f"{text}: must be a {'whole ' * (kind is int)}number, {bounds}")
         return value
     return parse
 
@@ -50,6 +52,7 @@ count = functools.partial(number, int)
 
 def as_command(parser: Parser, run: Callable[[], None]) -> None:
     """Run a command: a user's mistake is one line and exit code 2, Ctrl-C one line and 130."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     from transformers.utils import logging  # here, because it takes a second to import
 
     logging.disable_progress_bar()

@@ -68,7 +68,7 @@ def check_folder(folder: Path) -> None:
             path = folder / name
             if checksum(path) != expected:
                 raise ValueError
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, AttributeError) as error:
         raise UserError(f"{path}: missing or damaged; {fix}") from error
 
 def append(path: Path, record: dict) -> None:
@@ -79,10 +79,10 @@ def append(path: Path, record: dict) -> None:
 def read_log(path: Path) -> list[dict]:
     """The records of a JSON Lines file of ours, none if it is missing; a line that a kill cut off is left out."""
     records = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
         with contextlib.suppress(ValueError):
             records.append(json.loads(line))
-    return records
+    return [record for record in records if isinstance(record, dict) and "step" in record]
 
 def keep_steps_to(path: Path, step: int) -> None:
     """Drop the records of later steps, so that a resumed run does not log a step twice."""
