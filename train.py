@@ -141,7 +141,7 @@ def start_model(args: argparse.Namespace, task: Task):
     spent, if a prompt and its rollout do not fit the model's context, or the tiny model lacks a word."""
     check_task(task, args.m)
     config, tokenizer = load_config_and_tokenizer(args.model, task)
-    for split, m in {("train", 1), ("train", args.m), ("test", 1)}:
+    for split, m in dict.fromkeys([("train", 1), ("train", args.m), ("test", 1)]):
         prompts = [build_prompt(tokenizer, task, problem, m) for problem in take_problems(task, split, 32, args.seed)]
         encode_prompts(config, tokenizer, prompts, rollout_length(task, tokenizer, m, args.max_new_tokens))
     if args.model != "tiny" and tokenizer.chat_template is None:

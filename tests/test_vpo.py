@@ -33,7 +33,7 @@ def plain_advantage(rewards: torch.Tensor, weights: torch.Tensor, mask: torch.Te
 # ---------------------------------------------------------------------------------------------------- weightings
 
 @pytest.mark.parametrize("sampler", vpo.SAMPLERS)
-@pytest.mark.parametrize("alpha", [vpo.ALPHAS[0], 0.01, 0.3, 1.0, 5.0, 1000.0, vpo.ALPHAS[1]])
+@pytest.mark.parametrize("alpha", [0.01, 0.3, 1.0, 5.0, 1000.0])
 @pytest.mark.parametrize("k", [1, 2, 5])
 def test_weights_are_dirichlet(sampler, alpha, k):
     """Guards against underflow at small alpha, a wrong simplex map, and Sobol with another distribution than iid."""
@@ -45,6 +45,15 @@ def test_weights_are_dirichlet(sampler, alpha, k):
     # five standard errors of a mean of n: a false alarm in a million; Sobol is far inside
     torch.testing.assert_close(w.mean(0), torch.full((k,), 1 / k), atol=5 * math.sqrt(variance / n) + 1e-6, rtol=0)
     torch.testing.assert_close(w.var(0), torch.full((k,), variance), atol=1e-4, rtol=0.08)
+
+
+@pytest.mark.parametrize("sampler", vpo.SAMPLERS)
+@pytest.mark.parametrize("alpha", vpo.ALPHAS)
+def test_extreme_alphas_give_corners_and_the_centre(sampler, alpha):
+    """Guards against NaN weights where a quantile or a gamma draw underflows."""
+    w = vpo.sample_weights(500, 4, alpha=alpha, sampler=sampler, generator=generator())
+    assert torch.isfinite(w).all() and torch.allclose(w.sum(-1), torch.ones(500), atol=1e-5)
+    assert (w.amax(-1) > 0.999).all() if alpha < 1 else torch.allclose(w, torch.full_like(w, 0.25), atol=0.01)
 
 
 @pytest.mark.parametrize("sampler", vpo.SAMPLERS)
