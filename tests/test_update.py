@@ -248,7 +248,7 @@ def test_bfloat16_weights_move_as_float32_ones_do(monkeypatch):
 
 
 @any_model
-def test_an_adapter_is_trained_and_switched_off_for_the_reference(request, policy_pair, rollouts, tmp_path):  # noqa: F811
+def test_an_adapter_is_trained_and_is_off_for_the_reference(request, policy_pair, rollouts, tmp_path):  # noqa: F811
     """LoRA: only the adapter has gradients, and with it off the model is the one before training."""
     pytest.importorskip("peft")
     name = request.node.callspec.params["policy_pair"]
