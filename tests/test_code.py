@@ -449,6 +449,7 @@ def test_pools_of_problems_with_different_numbers_of_tests():
     assert sorted(scored.objective_mask.sum(1).tolist()) == [2, 5]
 
 
+@pytest.mark.draws
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
 def test_real_formats_go_through_training_and_evaluation(architecture, capsys):
     """A small random model of a real architecture on a problem of each format: read, asked, sampled, judged."""
@@ -457,7 +458,7 @@ def test_real_formats_go_through_training_and_evaluation(architecture, capsys):
                 save_random_model(Path("model"), architecture), "--out", "run",
                 *QUICK, "--steps", "2", "--max-new-tokens", "20", "--eval-problems", "20"])
     report = json.loads(Path("run/eval.json").read_text())
-    assert report["policies"]["vpo"]["pass@6"]["mean"] == 0 and "7 test problems" in capsys.readouterr().out
+    assert report["policies"]["vpo"]["pass@4"]["mean"] == 0 and "7 test problems" in capsys.readouterr().out
     assert json.loads(Path("run/vpo/samples.jsonl").read_text().splitlines()[0])["problem"]["data"]["tests"]
     assert Path("run/answers.png").stat().st_size > 5000
 

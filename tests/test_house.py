@@ -1,6 +1,7 @@
 """The house: which room may know which, and how large a room may be. Read from the files, nothing is run."""
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ MAY_KNOW = {
     "train": ("vpo", "rewards", "rollout", "engine", "eval")}
 
 
+@functools.cache
 def imports(name: str) -> set[str]:
     """The files of the project that a file imports, wherever in it, those for type checking too."""
     found = set()

@@ -110,18 +110,18 @@ CPU = RuntimeError("[enforce fail] DefaultCPUAllocator: you tried to allocate 98
                         "new run: --dtype bfloat16"]),
     ("backward", CPU, ["the update", "98304000 bytes", "--plan"])])
 def test_running_out_of_memory_names_phase_amount_and_flags(name, error, texts, capsys, monkeypatch):
-    """At step 5, so that the last good checkpoint is named too."""
+    """At step 4, so that the last good checkpoint is named too."""
     original, calls = getattr(train, name), []
 
     def fail(*args, **kwargs):
         calls.append(0)
-        if len(calls) == 5:
+        if len(calls) == 4:
             raise type(error)(*error.args)  # a fresh one: an exception keeps the frames that it was raised in
         return original(*args, **kwargs)
 
     fail.__code__ = fail.__code__.replace(co_name=name)  # the phase is told by who was called
     monkeypatch.setattr(train, name, fail)
-    fails(["--out", "run", "--method", "vpo", *QUICK], capsys, "vpo, step 5", "out of memory", "checkpoint-000003",
+    fails(["--out", "run", "--method", "vpo", *QUICK], capsys, "vpo, step 4", "out of memory", "checkpoint-000003",
           *texts)
 
 

@@ -10,6 +10,8 @@ from matplotlib.text import Text
 
 from report import plots
 
+pytestmark = pytest.mark.draws
+
 
 class Squares:
     """A task whose answers can be drawn."""
@@ -83,7 +85,7 @@ def test_every_figure_is_written_and_none_stays_open(tmp_path, suffix, drawn):
         plots.training(logs, 1.0, paths[1])
         plots.reward_vectors(pools, ["a", "b", "c"], paths[2], 1)
         given = {name: ([["x"]] * 5, rewards) for name, rewards in pools.items()}
-        assert plots.answers(given, [1, 2, 3, 4, 5], Squares(), paths[3])
+        assert plots.answers(given, [1, 2, 3, 4, 5], Squares(), paths[3], columns=2)
         written.append([path.read_bytes() for path in paths])
     assert written[0] == written[-1] and all(len(data) > 1000 for data in written[0])
     assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
