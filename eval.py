@@ -58,8 +58,7 @@ def best_at_k(scores: Tensor, k: int) -> Tensor:
 
 def weighted_best_at_k(rewards: Tensor, k: int, *, objective_mask: Tensor | None = None, n_weights: int = 256,
                        alpha: float = 1.0, seed: int = 0) -> Tensor:
-    """W@k: best@k of the scalar w . r, averaged over weightings w ~ Dirichlet(alpha): rewards (N, n, objectives) ->
-    (N).
+    """W@k: best@k of the scalar w . r, averaged over w ~ Dirichlet(alpha): rewards (N, n, objectives) -> (N).
 
     What the pool is worth to a user whose preference was not known in training. Low-discrepancy weightings, over those
     objectives that a problem has: objective_mask (N, objectives), the existing ones first.
@@ -87,8 +86,7 @@ def pareto_share(rewards: Tensor) -> Tensor:
 def coverage(rewards: Tensor, m: int) -> Tensor:
     """What m candidates of one rollout reach together: the best value in each objective, averaged over the objectives.
 
-    rewards (N, n, k), consecutive candidates form a rollout -> (N). Single answers are grouped by the same m: equal
-    budget.
+    rewards (N, n, k), consecutive candidates form a rollout -> (N). Single answers are grouped by the same m.
     """
     N, n, k = rewards.shape
     return rewards[:, :n - n % m].reshape(N, -1, m, k).amax(2).mean((1, 2))
@@ -152,15 +150,16 @@ def measure(pool: Pool, task: Task, m: int) -> dict[str, Tensor]:
                "coverage": coverage(pool.rewards, m) * exists.shape[1] / exists.sum(1)}
     return values | {f"reward_{name}": pool.rewards[..., i].mean(1) for i, name in enumerate(task.objectives)}
 
-def evaluate_run(run: Path, flags: dict, task: Task, settings: dict,
-                 device: str) -> tuple[dict[str, Pool], Tensor | None]:
-    """The pools of the start model and of every method of a run, by name; and which problems share a prompt (N)."""
+def evaluate_run(run: Path, flags: dict, task: Task, settings: dict, device: str,
+                 names: list[str] | None = None) -> tuple[dict[str, Pool], Tensor | None]:
+    """The pools of the start model and every method of a run, or of `names`; and which problems share a prompt (N)."""
     folders = {"start": (run / "start", 1), "start_sets": (run / "start", flags["m"])}
     for method in ADVANTAGES:
         if trained := checkpoints(run / method):
             folders[method] = (trained[-1], answers_per_rollout(method, flags["m"]))
     if len(folders) == 2:
         raise UserError(f"{run}: holds no checkpoint yet; let train.py get further, or --resume it")
+    folders = {name: folders[name] for name in names or folders}
     for folder, _ in folders.values():
         check_folder(folder)
     held_out = take_problems(task, settings["split"], settings["problems"])

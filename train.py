@@ -61,7 +61,7 @@ def train_step(method: str, learner: runs.Learner, task: Task, args: argparse.Na
     scored = score_texts(task, problems, rollouts.texts, m)  # reward vectors (P, G, m, k)
     advantages = ADVANTAGES[method](scored.vectors, scored.scalars, scored.mask, objective_mask=scored.objective_mask,
                                     n_weights=args.n_weights, alpha=args.alpha, sampler=args.sampler,
-                                    floor=task.minimum, generator=weighting)  # (P, G)
+                                    subset=args.subset, floor=task.minimum, generator=weighting)  # (P, G)
     losses = backward(model, learner.reference, rollouts, advantages.flatten().tolist(), kl=args.kl,
                       temperature=args.temperature, micro_batch_tokens=args.micro_batch_tokens)
     grad_norm = torch.nn.utils.clip_grad_norm_(learner.optimizer.parameters, 1.0)

@@ -1,11 +1,16 @@
 """The algorithm of Vector Policy Optimization (arXiv 2605.22817), nothing else: pure tensor functions on any device.
 
     w_1..w_K ~ Dirichlet(alpha)              sample_weights     drawn once per prompt, shared by its G rollouts
-    R(S) = 1/K sum_j max_{y in S} w_j.r(y)   set_reward         S = the m answers of one rollout
+    u_j(g) = max_{y in S} w_j.r(y)           set_scores         S = the m answers of rollout g
+    R_g  = 1/K sum_j u_j(g)                  set_reward
     A_g  = (R_g - mean R) / (std R + eps)    group_normalize    over the G rollouts of one prompt
     loss = PPO-clip(A) + beta KL(pi || ref)  policy_loss        averaged over all sampled tokens
 
 P prompts, G rollouts per prompt (the group), m answers per rollout, k reward components, K weightings, T tokens.
+
+One family: where s rollouts form a set together, u_j(g) gives way to B_j(g), its mean best over the s-subsets of the
+group that contain g (subset_best). GRPO: the scalar, s = 1. Max@K: the scalar, s > 1. VPO: the vector, m > 1, s = 1.
+Group VPO, which the paper does not have: the vector, m = 1, s > 1.
 
 Where this file departs from the paper or its official code:
 1. The standard deviation of a group is the population's (correction 0) for every method; TRL and veRL use correction 1.
@@ -33,10 +38,10 @@ def sample_weights(n: int, k: int, *, alpha: float = 1.0, sampler: str = "iid",
     """
     return _log_weights((1, n), k, alpha, sampler, generator, device)[0].softmax(-1)
 
-def set_reward(rewards: Tensor, weights: Tensor, mask: Tensor | None = None, floor: float = 0.0) -> Tensor:
-    """R_hat(S) = 1/K sum_j max_{y in S} w_j . r(y): the mean is outside, the max inside (paper equation for R).
+def set_scores(rewards: Tensor, weights: Tensor, mask: Tensor | None = None, floor: float = 0.0) -> Tensor:
+    """u_j(g) = max_{y in S} w_j . r(y), the best answer of every rollout under every weighting.
 
-    rewards (P, G, m, k), weights (P, K, k), mask (P, G, m) of the answers that exist -> (P, G).
+    rewards (P, G, m, k), weights (P, K, k), mask (P, G, m) of the answers that exist -> (P, G, K).
     A rollout without answers scores `floor`, the least that a component of a reward can be: no silence beats an answer.
     Raises ValueError where the shapes do not fit.
     """
@@ -46,9 +51,30 @@ def set_reward(rewards: Tensor, weights: Tensor, mask: Tensor | None = None, flo
     rewards, weights = rewards.float(), weights.float()
     scores = torch.bmm(rewards.reshape(P, G * m, k), weights.mT).reshape(P, G, m, -1)  # (P, G, m, K)
     if mask is None:
-        return scores.amax(2).mean(-1)
-    best = scores.masked_fill(~mask.bool()[..., None], -math.inf).amax(2).mean(-1)
-    return torch.where(mask.bool().any(-1), best, floor)
+        return scores.amax(2)
+    best = scores.masked_fill(~mask.bool()[..., None], -math.inf).amax(2)
+    return torch.where(mask.bool().any(-1, keepdim=True), best, floor)
+
+def set_reward(rewards: Tensor, weights: Tensor, mask: Tensor | None = None, floor: float = 0.0) -> Tensor:
+    """R_hat(S) = 1/K sum_j u_j (P, G): the mean is outside, the max inside (paper equation for R); see `set_scores`."""
+    return set_scores(rewards, weights, mask, floor).mean(-1)
+
+def subset_best(scores: Tensor, s: int) -> Tensor:
+    """B(g): the mean, over the subsets of s rollouts that contain g, of the subset's best (arXiv 2510.23393).
+
+    scores (P, G, ...) -> the same shape, exact: of the C(G-1, s-1) subsets with the i-th lowest, C(i-1, s-1) have it
+    as their best, and C(j-2, s-2) the j-th, j > i. Raises ValueError unless 1 <= s < G.
+    """
+    G = scores.shape[1]
+    if not 1 <= s < G:
+        raise ValueError(f"subset s = {s}: must be 1 to {G - 1}; as large as the group, G = {G}, it carries no signal")
+    if s == 1:
+        return scores
+    share = torch.tensor([[math.comb(i, s - 1) if i == j else math.comb(j - 1, s - 2) if j > i else 0
+                           for j in range(G)] for i in range(G)], dtype=torch.float64) / math.comb(G - 1, s - 1)
+    ranked, order = scores.sort(1)
+    best = torch.einsum("ij,pj...->pi...", share.to(scores), ranked)  # of the i-th lowest
+    return torch.empty_like(best).scatter(1, order, best)
 
 def set_reward_exact(rewards: Tensor, mask: Tensor | None = None) -> Tensor:
     """R(S) in closed form for k = 2 and alpha = 1: the area under the upper envelope of m lines on [0, 1].
@@ -82,16 +108,16 @@ def group_normalize(scores: Tensor, eps: float = 1e-6) -> Tensor:
 
 def vpo_advantage(rewards: Tensor, mask: Tensor | None = None, *, objective_mask: Tensor | None = None,
                   n_weights: int = 100, alpha: float = 1.0, sampler: str = "iid", floor: float = 0.0,
-                  generator: torch.Generator | None = None, eps: float = 1e-6) -> Tensor:
-    """VPO's advantage in one traceable routine: draw weightings, score, max, mean, normalise in the group.
+                  subset: int = 1, generator: torch.Generator | None = None, eps: float = 1e-6) -> Tensor:
+    """The family's advantage in one traceable routine: draw weightings, score, max, mean, normalise in the group.
 
     rewards (P, G, m, k), mask (P, G, m) of the answers that exist, objective_mask (P, k) of the objectives that a
-    prompt has (the others get no weight) -> (P, G). The G rollouts of a prompt share its n_weights draws: only then do
-    the draws' errors cancel in R_g - mean R. A rollout without answers scores `floor`, the least that a component of a
-    reward can be, and stays in the group. A NaN or an infinity that reaches R makes its whole group's advantages NaN.
-    Under torch.compile it is one graph; leave generator at None there (Dynamo cannot trace one), torch.manual_seed
-    rules. Raises ValueError where shapes do not fit, G < 2, n_weights < 1, alpha out of range or the sampler is
-    unknown.
+    prompt has (the others get no weight) -> (P, G). subset = 1 is VPO, s > 1 forms sets of s rollouts (`subset_best`).
+    The G rollouts of a prompt share its n_weights draws: only then do the draws' errors cancel in R_g - mean R.
+    A rollout without answers scores `floor`, the least that a component of a reward can be, and stays in the group. A
+    NaN or an infinity that reaches R makes its whole group's advantages NaN. Under torch.compile it is one graph; leave
+    generator at None there (Dynamo cannot trace one), torch.manual_seed rules. Raises ValueError where shapes do not
+    fit, G < 2, subset >= G, n_weights < 1, alpha out of range or the sampler is unknown.
     """
     P, _, _, k = _check_rewards(rewards, mask)
     log_weights = _log_weights((P, n_weights), k, alpha, sampler, generator, rewards.device)  # (P, K, k)
@@ -105,28 +131,70 @@ def vpo_advantage(rewards: Tensor, mask: Tensor | None = None, *, objective_mask
         log_weights = log_weights.masked_fill(absent[:, None], -math.inf)
     weights = (log_weights - log_weights.amax(-1, keepdim=True)).exp()
     weights = weights / weights.sum(-1, keepdim=True)  # a softmax, several times faster on a CPU for so few components
-    return group_normalize(set_reward(rewards, weights, mask, floor), eps)
+    return group_normalize(subset_best(set_scores(rewards, weights, mask, floor), subset).mean(-1), eps)
 
 # The methods, one function each: (rewards (P, G, m, k), scalars (P, G, m), mask (P, G, m), options) -> (P, G).
 # `scalars` are the task scalars of the answers, the worst possible one where there is none; `mask` says which answers
-# exist and repeat no other of their rollout; options are vpo_advantage's keyword arguments.
+# exist and repeat no other of their rollout; options are vpo_advantage's keyword arguments, subset = None is its own.
 
 def grpo(rewards: Tensor, scalars: Tensor, mask: Tensor, **options) -> Tensor:
     """GRPO (arXiv 2402.03300): the task scalar of the one answer, normalised in the group. ValueError if m > 1."""
-    if scalars.shape[-1] != 1:
-        raise ValueError(f"grpo takes one answer per rollout, not m = {scalars.shape[-1]}; multi_rlvr takes several")
-    return group_normalize(scalars[..., 0])
+    return group_normalize(_single(scalars, "grpo"))
+
+def dr_grpo(rewards: Tensor, scalars: Tensor, mask: Tensor, **options) -> Tensor:
+    """Dr. GRPO (arXiv 2503.20783): r - mean r, not divided by the deviation. ValueError if m > 1."""
+    r = _single(scalars, "dr_grpo")
+    return r - r.mean(1, keepdim=True)
+
+def maxrl(rewards: Tensor, scalars: Tensor, mask: Tensor, *, floor: float = 0.0, eps: float = 1e-6,
+          **options) -> Tensor:
+    """MaxRL (arXiv 2602.02710): (r - mean r) / mean r, with r counted from the floor; 0 where all r are the floor.
+
+    Meant for r in {0, 1}. ValueError if m > 1."""
+    r = _single(scalars, "maxrl") - floor
+    mean = r.mean(1, keepdim=True)
+    return torch.where(mean.abs() < eps, 0.0, (r - mean) / (mean + eps))
+
+def gdpo(rewards: Tensor, scalars: Tensor, mask: Tensor, *, objective_mask: Tensor | None = None, eps: float = 1e-6,
+         **options) -> Tensor:
+    """GDPO (arXiv 2601.05242): every objective normalised in the group, their sum over the batch of rollouts.
+
+    Over rollouts, not tokens, so that long ones do not weigh more. ValueError if m > 1."""
+    P, G, _, k = rewards.shape
+    _single(scalars, "gdpo")
+    each = group_normalize(rewards[:, :, 0].transpose(1, 2).reshape(P * k, G)).view(P, k, G)
+    if objective_mask is not None:
+        each = each.masked_fill(~objective_mask.bool()[..., None], 0.0)
+    return group_normalize(each.sum(1).view(1, P * G)).view(P, G)
+
+def max_at_k(rewards: Tensor, scalars: Tensor, mask: Tensor, *, subset: int | None = None, **options) -> Tensor:
+    """Max@K (arXiv 2510.23393): the scalar of the best in subsets of the group, normalised. ValueError if m > 1."""
+    return group_normalize(subset_best(_single(scalars, "max_at_k"), subset or half_of(scalars.shape[1])))
+
+def random_weighting(rewards: Tensor, scalars: Tensor, mask: Tensor, **options) -> Tensor:
+    """Random weighting (arXiv 2605.22817, baselines): w . r under one w per prompt and step, which nobody is told."""
+    _single(scalars, "random_weighting")
+    return vpo_advantage(rewards, mask, **options | {"n_weights": 1, "subset": 1})
 
 def multi_rlvr(rewards: Tensor, scalars: Tensor, mask: Tensor, **options) -> Tensor:
     """Multi-RLVR (arXiv 2605.22817, baselines): the sum of all m answers' task scalars, equal ones too, normalised."""
     return group_normalize(scalars.sum(-1))
 
-def vpo(rewards: Tensor, scalars: Tensor, mask: Tensor, **options) -> Tensor:
+def vpo(rewards: Tensor, scalars: Tensor, mask: Tensor, *, subset: int | None = None, **options) -> Tensor:
     """VPO (arXiv 2605.22817): the expected best answer under random weightings, normalised in the group."""
-    return vpo_advantage(rewards, mask, **options)
+    return vpo_advantage(rewards, mask, subset=subset or 1, **options)
 
-ADVANTAGES: dict[str, Callable[..., Tensor]] = {"grpo": grpo, "multi_rlvr": multi_rlvr, "vpo": vpo}
-SINGLE_ANSWER = {"grpo"}
+def group_vpo(rewards: Tensor, scalars: Tensor, mask: Tensor, *, subset: int | None = None, **options) -> Tensor:
+    """Group VPO (ours): VPO with the set across the rollouts of the group, one answer in each."""
+    return vpo_advantage(rewards, mask, subset=subset or half_of(rewards.shape[1]), **options)
+
+def half_of(G: int) -> int:
+    """s of Max@K and Group VPO where none is given: half the group, at least two."""
+    return max(2, G // 2)
+
+ADVANTAGES: dict[str, Callable[..., Tensor]] = {method.__name__: method for method in (
+    grpo, dr_grpo, maxrl, gdpo, max_at_k, random_weighting, multi_rlvr, vpo, group_vpo)}
+SINGLE_ANSWER = set(ADVANTAGES) - {"multi_rlvr", "vpo"}
 
 def answers_per_rollout(method: str, m: int) -> int:
     """m, or 1 for the methods whose rollouts hold one answer whatever m is."""
@@ -156,6 +224,12 @@ def policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask
     log_ratio = (ref_logprobs - logprobs).masked_fill(~mask, 0.0)
     kl = (log_ratio.exp() - log_ratio - 1).sum() / n_tokens
     return policy + kl_coef * kl, metrics | {"kl": kl.detach()}
+
+def _single(scalars: Tensor, method: str) -> Tensor:
+    """The scalars (P, G) of the only answers; ValueError if there are several."""
+    if scalars.shape[-1] != 1:
+        raise ValueError(f"{method} takes one answer per rollout, not m = {scalars.shape[-1]}; vpo takes several")
+    return scalars[..., 0]
 
 def _check_rewards(rewards: Tensor, mask: Tensor | None) -> torch.Size:
     """The shape (P, G, m, k) of the rewards; ValueError if they or the mask have another."""

@@ -137,6 +137,13 @@ def check_flags(args: argparse.Namespace, task: Task) -> None:
     """Raise UserError for flags that do not go together."""
     if args.pool < args.m:
         raise UserError(f"--pool {args.pool}: must hold at least one rollout of --m {args.m} answers")
+    if (args.subset or 1) >= args.group_size:
+        raise UserError(f"--subset {args.subset}: must be below --group-size {args.group_size}; a set as large as the "
+                        "group carries no signal")
+    for method in ("max_at_k", "group_vpo"):
+        if method in args.method and not args.subset and args.group_size < 3:
+            raise UserError(f"--group-size {args.group_size}: {method} forms sets of two or more, smaller than the "
+                            "group; take 3 or more")
     if args.data and "data" not in task.flags:
         raise UserError(f"--data {args.data}: the task {args.task} takes no file; code does")
     if args.lora_rank:

@@ -16,8 +16,10 @@ LOOKS = {  # name: title, color, marker, line; colors that the colour-blind tell
     "grpo": ("GRPO", "#d55e00", "s", "-"), "multi_rlvr": ("Multi-RLVR", "#e69f00", "^", "-"),
     "max_at_k": ("Max@K", "#009e73", "D", "-"), "vpo": ("VPO", "#0b559f", "o", "-"),
     "group_vpo": ("Group VPO", "#56b4e9", "v", "-"),
+    "dr_grpo": ("Dr. GRPO", "#8c510a", "X", "-"), "maxrl": ("MaxRL", "#cc79a7", "P", "-"),
+    "gdpo": ("GDPO", "#7b3294", "*", "-"), "random_weighting": ("Random weighting", "#542788", "<", "-"),
 }
-OTHERS = ("#7b3294", "#c51b7d", "#542788", "#a50026")  # of methods that have no look yet
+OTHERS = ("#c51b7d", "#276419", "#a50026", "#01665e")  # of methods that have no look yet
 STYLE = {"font.size": 10, "axes.titlesize": 11, "axes.spines.top": False, "axes.spines.right": False,
          "legend.frameon": False, "text.parse_math": False, "svg.hashsalt": ""}  # salted: equal numbers, equal files
 SMALL = 9  # points, the smallest text here

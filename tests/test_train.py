@@ -180,9 +180,11 @@ def test_toy_and_the_tasks_of_the_readme():
 
 @pytest.mark.parametrize("arguments, texts", [
     (["--task", "maz"], ["--task maz: unknown; choose from code, maze, toy"]),
-    (["--method", "ppo"], ["--method ppo: unknown; choose from grpo, multi_rlvr, vpo"]),
+    (["--method", "ppo"], ["--method ppo: unknown; choose from grpo, dr_grpo"]),
     (["--model", "no/such/model"], ["--model no/such/model"]),
     (["--group-size", "1"], ["--group-size 1", "2 to 4096"]),
+    (["--subset", "8"], ["--subset 8", "below --group-size", "no signal"]),
+    (["--method", "max_at_k", "--group-size", "2"], ["--group-size 2", "max_at_k", "3 or more"]),
     (["--m", "0"], ["--m 0"]), (["--m", "9"], ["--m 9"]), (["--n-weights", "0"], ["--n-weights 0"]),
     (["--alpha", "0"], ["--alpha 0:"]), (["--alpha", "nan"], ["--alpha nan"]),
     (["--temperature", "-1"], ["--temperature -1:"]),
@@ -245,7 +247,8 @@ def test_a_non_finite_loss_stops_the_run(capsys, monkeypatch):
         return advantage(rewards, scalars, mask, **options) * (float("nan") if broken else 1.0)
 
     monkeypatch.setitem(train.ADVANTAGES, "vpo", explode)
-    fails(["--out", "run", "--method", "vpo", *QUICK, "--steps", "6"], capsys, "vpo", "nan", "step 5", "checkpoint-000003", "--lr")
+    fails(["--out", "run", "--method", "vpo", *QUICK, "--steps", "6"], capsys, "vpo", "nan", "step 5",
+          "checkpoint-000003", "--lr")
     assert [path.name for path in checkpoints(Path("run/vpo"))] == ["checkpoint-000003"]
     assert all(torch.isfinite(value).all() for value in weights(Path("run/vpo/checkpoint-000003")).values())
 
