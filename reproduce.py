@@ -1,0 +1,192 @@
+"""Every claim of the paper in miniature: trains a grid of runs, stores each result, writes docs/results.md from them.
+
+    python reproduce.py --quick       one seed of the headline: GRPO, Max@K, VPO and Group VPO in the maze, in minutes
+    python reproduce.py               all that is not stored yet, hours; killed, it goes on where it was
+    python reproduce.py --only toy    the cells whose names hold a text
+    python reproduce.py --list        what is stored, what is missing, what was measured by another version
+
+A cell is one method, task, seed and setting, trained and evaluated with one thread; as many cells run side by side as
+--jobs says. Its result, results/NAME.json.gz, holds per-problem numbers, so that every table, interval and difference
+can be computed again without training.
+"""
+
+import argparse
+import gzip
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine.flags import TINY_LR, Parser, as_command, count
+from rewards import UserError
+
+VERSION = 1  # of the results: raised when a change of the code makes runs learn something else
+RESULTS, RUNS = Path("results"), Path("runs/reproduce")
+HEADLINE = ("grpo", "max_at_k", "vpo", "group_vpo")
+OTHERS = ("dr_grpo", "maxrl", "gdpo", "random_weighting", "multi_rlvr")
+RATES = (2.5e-4, 5e-4, 8e-4)  # the common grid of peak learning rates; MORE where a method was best at its edge
+MORE: dict[tuple[str, str], tuple[float, ...]] = {}
+TEMPERATURES = (0.7, 1.0, 1.3)
+TUNING_SEED = 100  # never evaluated on held-out problems
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of train.py and what is measured of it."""
+    task: str
+    method: str
+    seed: int
+    flags: tuple[tuple[str, object], ...] = ()  # of train.py, beyond task, method and seed
+    tuning: bool = field(default=False, kw_only=True)  # on 100 validation problems, at one temperature
+
+    @property
+    def name(self) -> str:
+        return "-".join([self.task, self.method, f"seed{self.seed}", *(flag + text(value) for flag, value in self.flags)])
+
+    @property
+    def command(self) -> list[str]:
+        """Flags of train.py; the learning rate is written out, so that a result says which one it had."""
+        rate = dict(self.flags).get("lr") or TINY_LR.get(self.task, {}).get(self.method)
+        flags = [("task", self.task), ("method", self.method), ("seed", self.seed), *self.flags]
+        flags += [("lr", rate)] * (rate is not None and "lr" not in dict(self.flags))
+        return [word for flag, value in flags for word in (f"--{flag}", text(value))]
+
+def text(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+def cells() -> list[Cell]:
+    """The grid, in the order in which it runs."""
+    grid = [Cell(task, method, TUNING_SEED, (("lr", rate),), tuning=True)
+            for methods in (HEADLINE, OTHERS) for task in ("maze", "code") for method in methods
+            for rate in RATES + MORE.get((task, method), ())]
+    for methods, seeds in ((HEADLINE, range(5)), (OTHERS, range(3))):
+        grid += [Cell(task, method, seed) for task in ("maze", "code") for seed in seeds for method in methods]
+    grid += [Cell("toy", method, seed) for seed in range(5) for method in HEADLINE + OTHERS]
+    ablations: list[tuple[str, dict]] = [
+        *(("vpo", {"m": m}) for m in (1, 2, 5)), *(("vpo", {"alpha": alpha}) for alpha in (0.3, 3.0)),
+        *(("vpo", {"n-weights": K}) for K in (10, 1000)), ("vpo", {"sampler": "sobol"}), ("vpo", {"subset": 2}),
+        *(("group_vpo", {"subset": s}) for s in (2, 6)),
+        *(("group_vpo", {"group-size": G, "prompts-per-step": 96 // G}) for G in (4, 16, 32)),
+        ("grpo", {"prompts-per-step": 4})]  # as many rollouts as VPO, a third of its answers
+    grid += [Cell("maze", method, seed, tuple(flags.items())) for seed in range(3) for method, flags in ablations]
+    return grid
+
+def path_of(cell: Cell) -> Path:
+    return RESULTS / f"{cell.name}.json.gz"
+
+def load(cell: Cell) -> dict | None:
+    """The stored result of a cell; None if there is none, or one of another version or setting."""
+    if not path_of(cell).exists():
+        return None
+    result = json.loads(gzip.decompress(path_of(cell).read_bytes()))
+    return result if (result["version"], result["command"]) == (VERSION, cell.command) else None
+
+def store(cell: Cell, result: dict) -> None:
+    """Write a result whole or not at all, and the same bytes for the same numbers."""
+    RESULTS.mkdir(exist_ok=True)
+    temporary = path_of(cell).with_suffix(".tmp")
+    temporary.write_bytes(gzip.compress(json.dumps(result, separators=(",", ":")).encode(), 9, mtime=0))
+    temporary.replace(path_of(cell))
+
+def measure_cell(cell: Cell) -> None:
+    """Train a cell, or go on with it, evaluate it, and store what was measured. UserError if the training failed."""
+    from engine.runs import checkpoints, load_config, read_log, task_of
+    from eval import evaluate_run, measure
+
+    out, began = RUNS / cell.name, time.monotonic()
+    command = ["--resume", "--out", str(out)] if checkpoints(out / cell.method) else [
+        *cell.command, "--eval-problems", "0", "--out", str(out)]
+    if subprocess.run([sys.executable, "train.py", *command]).returncode:
+        raise UserError(f"{cell.name}: training failed: python train.py {' '.join(command)}")
+    trained, config = time.monotonic(), load_config(out)
+    flags, task = config["flags"], task_of(config["flags"])
+    problems = 100 if cell.tuning else task.eval_problems
+    names = [cell.method] if cell.tuning or cell.method != "grpo" or cell.flags else ["start", "start_sets", "grpo"]
+    at = {}
+    for temperature in TEMPERATURES[:1] if cell.tuning else TEMPERATURES:
+        settings = {"split": "validation" if cell.tuning else "test", "problems": problems, "size": flags["pool"],
+                    "temperature": temperature}
+        pools, groups = evaluate_run(out, flags, task, settings, "cpu", names)
+        at[f"{temperature:g}"] = {name: condensed(measure(pool, task, flags["m"]), pool, cell.tuning)
+                                  for name, pool in pools.items()}
+    rows = read_log(out / cell.method / "metrics.jsonl")
+    training = {key: [round(sum(row[key] for row in part) / len(part), 3) for part in
+                      (rows[i:i + 10] for i in range(0, len(rows), 10))] for key in ("diversity", "reward")}
+    store(cell, {
+        "version": VERSION, "command": cell.command, "machine": platform.machine(),
+        **{key: config["history"][-1].get(key) for key in ("date", "python", "torch", "threads", "gpu")},
+        "seconds": {"training": round(sum(row["seconds"] for row in rows), 1),
+                    "all": round(time.monotonic() - began, 1), "evaluation": round(time.monotonic() - trained, 1)},
+        "steps": len(rows), "rollouts": sum(row["rollouts"] for row in rows),
+        "tokens": sum(row["tokens"] for row in rows), "training": training, "size": flags["pool"],
+        "groups": None if groups is None or cell.tuning else groups.tolist(), "at": at})
+
+def condensed(values: dict, pool, means: bool) -> dict[str, list[int]]:
+    """Per-problem values in thousandths, and how many candidates passed; their means alone where only those count."""
+    kept = {key: value for key, value in values.items() if key in ("diversity", "W@1", "W@3", "W@10", "W@30") or
+            (key.startswith("best@") and int(key[5:]) in (1, 2, 3, 5, 10, 30))}
+    passed = ((pool.rewards >= 1) | ~pool.objective_mask[:, None]).all(-1).sum(1)
+    whole = {key: (1000 * value).round().long() for key, value in kept.items()} | {"passed": passed}
+    return {key: [round(value.double().mean().item(), 2)] if means else value.tolist() for key, value in whole.items()}
+
+def run_grid(pending: list[Cell], jobs: int) -> list[Cell]:
+    """Measure cells, `jobs` at a time, each in a process of its own; those that failed are named and do not stop it."""
+    failed, began = [], time.monotonic()
+    RUNS.mkdir(parents=True, exist_ok=True)
+
+    def measured(cell: Cell) -> None:
+        log = RUNS / f"{cell.name}.log"
+        with log.open("w") as file:
+            code = subprocess.run([sys.executable, "reproduce.py", "--cell", cell.name], stdout=file, stderr=file,
+                                  env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode
+        minutes = (time.monotonic() - began) / 60
+        print(f"{minutes:6.1f} min  {cell.name}{f'  FAILED, see {log}' if code else ''}", flush=True)
+        if code:
+            failed.append(cell)
+
+    with ThreadPoolExecutor(jobs) as workers:
+        list(workers.map(measured, pending))
+    return failed
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    parser = Parser("reproduce.py", __doc__, "[--quick] [--only TEXT] [--jobs N] [--list]")
+    parser.add_argument("--quick", action="store_true", help="one seed of the headline")
+    parser.add_argument("--only", default="", help="cells whose names hold one of these texts, separated by commas")
+    parser.add_argument("--jobs", type=count(1, 256), default=2, help="cells side by side, one thread each")
+    parser.add_argument("--list", action="store_true", help="say what is stored, train nothing")
+    parser.add_argument("--cell", default="", help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    as_command(parser, lambda: run(args))
+
+def run(args: argparse.Namespace) -> None:
+    """What main does, once the flags are read."""
+    grid = cells()
+    if args.cell:
+        return measure_cell(next(cell for cell in grid if cell.name == args.cell))
+    if args.quick:
+        grid = [Cell("maze", method, 0) for method in HEADLINE]
+    grid = [cell for cell in grid if any(part in cell.name for part in args.only.split(","))]
+    if not grid:
+        raise UserError(f"--only {args.only}: no cell has such a name; --list shows them")
+    pending = [cell for cell in grid if load(cell) is None]
+    for cell in pending:
+        if path_of(cell).exists():
+            print(f"{path_of(cell)}: of another version or setting, left out, to be measured again")
+    if args.list:
+        print("\n".join(f"{'missing' if cell in pending else 'stored '}  {cell.name}" for cell in grid))
+        return None
+    failed = run_grid(pending, args.jobs)
+    for cell in failed:
+        print(f"failed: python train.py {' '.join(cell.command)}", file=sys.stderr)
+    if failed:
+        raise UserError(f"{len(failed)} of {len(pending)} cells failed; the others are stored, the same command tries "
+                        "the failed ones again")
+    return None
+
+if __name__ == "__main__":
+    main()
