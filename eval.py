@@ -10,7 +10,7 @@ the minimum, and a duplicate is a candidate like any other: both have cost the s
 
 import signal
 
-from engine.flags import as_command, eval_parser
+from engine.flags import as_command, eval_parser, fill_in, train_parser
 
 if __name__ == "__main__":
     eval_parser(__doc__).parse_args()  # --help and mistakes are answered here: what follows takes seconds to import
@@ -29,6 +29,7 @@ from engine.models import check_device, load_policy
 from engine.runs import check_folder, checkpoints, load_config, read_log, task_of, write_text, writing
 from engine.tiny import is_tiny
 from report import plots
+from report.geometry import describe
 from rewards import Problem, Task, UserError, take_problems
 from rollout import build_prompt, parse_answers, rollout_length, sample, score_texts
 from vpo import ADVANTAGES, answers_per_rollout, sample_weights
@@ -214,17 +215,9 @@ def evaluate_runs(runs: list[Path], *, device: str = "cpu", out: Path | None = N
         print("sampled in training: " + "; ".join(
             plots.cost(name, rows, answers_per_rollout(name, flags["m"])) for name, rows in logs.items()))
         folder = folder if out is None else out if len(runs) == 1 else out / run.name
-        best, training, vectors_of_one, some = (folder / f"{name}.{figure_format}" for name in (
-            "best_at_k", "diversity", "reward_vectors", "answers"))
-        vectors = {name: pool.rewards for name, pool in pools.items()}
-        answers = {name: (pool.answers, pool.rewards) for name, pool in pools.items()}
-        exists = pools["start"].objective_mask
         with writing(folder):
-            plots.best_at_k(write_report(folder, settings, measures, groups), best)
-            plots.training(logs, flags["temperature"], training)
-            plots.reward_vectors(vectors, task.objectives, vectors_of_one, plots.typical_problem(vectors))
-            drawn = plots.answers(answers, pools["start"].problems, task, some, exists=exists)
-        print(f"figures: {', '.join(map(str, [best, training, vectors_of_one, *[some] * drawn]))}")
+            plots.run_figures(folder, figure_format, write_report(folder, settings, measures, groups), logs,
+                              flags["temperature"], task, pools)
     if len(runs) > 1:
         shared = [name for name in collected[0] if all(name in measures for measures in collected)]
         together = {name: {key: torch.stack([measures[name][key] for measures in collected])  # (runs, N)
@@ -237,6 +230,22 @@ def evaluate_runs(runs: list[Path], *, device: str = "cpu", out: Path | None = N
             plots.best_at_k(write_report(out, settings, together, groups), best)
         print(f"figures: {best}")
 
+def reward_geometry(name: str, task_name: str, device: str, problems: int) -> None:
+    """Print what a start model's rollouts on validation problems, sampled as in training, say of the task's reward."""
+    if (Path(name) / "config.json").exists() and (Path(name) / "start").is_dir():
+        flags, folder = load_config(Path(name))["flags"], str(Path(name) / "start")
+        task = task_of(flags)
+    else:
+        args, folder = train_parser().parse_args(["--task", task_name, "--model", name]), name
+        fill_in(args, task := task_of(vars(args)), device == "cuda")
+        flags = vars(args)
+    model, tokenizer = load_policy(folder, task, device=device, dtype=flags["dtype"])
+    pool = sample_pool(model, tokenizer, task, take_problems(task, "validation", problems), m=1, seed=flags["seed"],
+                       size=4 * flags["group_size"], temperature=flags["temperature"], desc="rollouts",
+                       max_new_tokens=rollout_length(task, tokenizer, 1, flags["max_new_tokens"]))
+    print(f"\n{name}: the start model on {problems} validation problems, {pool.scalars.shape[1]} answers each")
+    print(describe(pool.rewards, pool.objective_mask, pool.scalars, flags["group_size"], task.objectives))
+
 def write_report(folder: Path, settings: dict, measures: dict[str, dict[str, Tensor]], groups: Tensor | None) -> dict:
     """Means and 95% bootstrap intervals, written as eval.json."""
     report = {"settings": settings, "policies": {
@@ -248,8 +257,11 @@ def write_report(folder: Path, settings: dict, measures: dict[str, dict[str, Ten
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     args = eval_parser(__doc__).parse_args(argv)
+    if args.reward_geometry:
+        return as_command(eval_parser(), lambda: [reward_geometry(
+            name, args.task, check_device(args.device), args.problems or 100) for name in args.runs])
     given = {"split": args.split, "problems": args.problems, "size": args.pool, "temperature": args.temperature}
-    as_command(eval_parser(), lambda: evaluate_runs(
+    return as_command(eval_parser(), lambda: evaluate_runs(
         [Path(run) for run in args.runs], device=check_device(args.device), out=Path(args.out) if args.out else None,
         figure_format=args.figure_format, **given))
 

@@ -30,8 +30,9 @@ RESULTS, RUNS = Path("results"), Path("runs/reproduce")
 HEADLINE = ("grpo", "max_at_k", "vpo", "group_vpo")
 OTHERS = ("dr_grpo", "maxrl", "gdpo", "random_weighting", "multi_rlvr")
 RATES = (2.5e-4, 5e-4, 8e-4)  # the common grid of peak learning rates; MORE where a method was best at its edge
-MORE: dict[tuple[str, str], tuple[float, ...]] = {}
+MORE = {("maze", "max_at_k"): (1.2e-3,), ("maze", "group_vpo"): (1.2e-3,)}
 TEMPERATURES = (0.7, 1.0, 1.3)
+REWARDS = ("copies", "noisy", "halfway", "gems", "tradeoff")  # from collinear to conflicting; the maze lies between
 TUNING_SEED = 100  # never evaluated on held-out problems
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class Cell:
 
     @property
     def name(self) -> str:
-        return "-".join([self.task, self.method, f"seed{self.seed}", *(flag + text(value) for flag, value in self.flags)])
+        settings = [flag + text(value) for flag, value in self.flags]
+        return "-".join([Path(self.task).stem, self.method, f"seed{self.seed}", *settings])
 
     @property
     def command(self) -> list[str]:
@@ -63,7 +65,7 @@ def cells() -> list[Cell]:
     grid = [Cell(task, method, TUNING_SEED, (("lr", rate),), tuning=True)
             for methods in (HEADLINE, OTHERS) for task in ("maze", "code") for method in methods
             for rate in RATES + MORE.get((task, method), ())]
-    for methods, seeds in ((HEADLINE, range(5)), (OTHERS, range(3))):
+    for methods, seeds in ((HEADLINE, range(3)), (HEADLINE, range(3, 5)), (OTHERS, range(3))):
         grid += [Cell(task, method, seed) for task in ("maze", "code") for seed in seeds for method in methods]
     grid += [Cell("toy", method, seed) for seed in range(5) for method in HEADLINE + OTHERS]
     ablations: list[tuple[str, dict]] = [
@@ -73,6 +75,8 @@ def cells() -> list[Cell]:
         *(("group_vpo", {"group-size": G, "prompts-per-step": 96 // G}) for G in (4, 16, 32)),
         ("grpo", {"prompts-per-step": 4})]  # as many rollouts as VPO, a third of its answers
     grid += [Cell("maze", method, seed, tuple(flags.items())) for seed in range(3) for method, flags in ablations]
+    grid += [Cell(f"examples/rewards/{reward}.py", method, seed) for seed in range(2) for method in ("grpo", "vpo")
+             for reward in REWARDS]
     return grid
 
 def path_of(cell: Cell) -> Path:

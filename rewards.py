@@ -10,7 +10,6 @@ import functools
 import hashlib
 import importlib
 import importlib.util
-import json
 import numbers
 import random
 import sys
@@ -206,15 +205,3 @@ def reward_vectors(task: Task, pairs: list[tuple[Problem, str]]) -> list[list[fl
             about = f"of problem {problem.id!r}, answer {answer!r:.80}"
             raise UserError(f"task {task.name}: the reward {vector!r:.80} {about} {why}")
     return vectors
-
-def check_task(task: Task, m: int) -> None:
-    """Ask a task for all that a run will need, before minutes are spent. UserError for what is not as it should be."""
-    for split in ("train", "test"):
-        for problem in take_problems(task, split, 2):
-            with _blame(f"task {task.name}: data of {problem.id!r} is not plain JSON"):
-                json.dumps(problem.data)
-            if not isinstance(prompt := task.prompt(problem, m), str):
-                raise UserError(f"task {task.name}: prompt of problem {problem.id!r} must be text, not {prompt!r:.80}")
-            reward_vectors(task, [(problem, "")])
-    if len(task.tag.split()) != 1:
-        raise UserError(f"task {task.name}: the tag {task.tag!r} must be one word")

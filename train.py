@@ -39,10 +39,10 @@ from engine import runs
 from engine.decoding import given_rollouts
 from engine.imitation import warm_start
 from engine.memory import explain_out_of_memory, print_plan
-from engine.models import check_device, check_flags, load_config_and_tokenizer, load_policy, save_policy
+from engine.models import check_device, check_flags, check_task, load_config_and_tokenizer, load_policy, save_policy
 from engine.update import backward
 from eval import diversity, evaluate_runs
-from rewards import Problem, Task, UserError, check_task, take_problems
+from rewards import Problem, Task, UserError, take_problems
 from rollout import Rollouts, Scored, build_prompt, demonstrations, encode_prompts, rollout_length, sample, score_texts
 from vpo import ADVANTAGES, answers_per_rollout
 

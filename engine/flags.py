@@ -15,8 +15,8 @@ from rewards import UserError, find_task
 FREE = ("method", "resume", "out", "plan", "device", "save_every", "eval_problems", "eval_temperature", "pool",
         "unconfined", "max_new_tokens", "cuda_graph", "sampling_batch", "micro_batch_tokens", "gradient_checkpointing")
 # Peak learning rates of the tiny model, each the best of 2.5e-4, 5e-4, 8e-4 on validation problems.
-TINY_LR = {"maze": {"grpo": 8e-4, "multi_rlvr": 8e-4, "vpo": 5e-4},  # other tasks take these
-           "code": {"grpo": 5e-4, "multi_rlvr": 8e-4, "vpo": 8e-4}}
+TINY_LR = {"maze": {"grpo": 8e-4, "max_at_k": 8e-4, "multi_rlvr": 8e-4, "vpo": 5e-4, "group_vpo": 8e-4},  # and others
+           "code": {"grpo": 5e-4, "max_at_k": 5e-4, "multi_rlvr": 8e-4, "vpo": 8e-4, "group_vpo": 5e-4}}
 MAX_ANSWERS = 8  # that one rollout may hold; the tiny model's vocabulary has a tag for each
 
 class Parser(argparse.ArgumentParser):
@@ -131,6 +131,9 @@ def eval_parser(doc: str = "") -> Parser:
     """All flags of eval.py."""
     parser = Parser("eval.py", doc, "RUN [RUN ...] [--split SPLIT] [--out FOLDER] [--FLAG VALUE ...]")
     parser.add_argument("runs", nargs="+", help="run folders of train.py; several: also their means")
+    parser.add_argument("--reward-geometry", action="store_true", help="only say what the start model's rollouts tell "
+                        "of the reward, before any training: RUN may then be a model too")
+    parser.add_argument("--task", default="maze", help="of a model, with --reward-geometry")
     parser.add_argument("--split", choices=("test", "validation"), default="test", help="validation: to tune on")
     parser.add_argument("--problems", type=count(1), help="how many; as trained if not given")
     parser.add_argument("--pool", type=count(1, 10_000), help="candidates per problem; as trained if not given")

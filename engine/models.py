@@ -5,6 +5,7 @@ import contextlib
 import functools
 import importlib.util
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine.tiny import tiny_config, tiny_tokenizer
-from rewards import Task, UserError
+from rewards import Task, UserError, reward_vectors, take_problems
 
 DECODER_ONLY = "choose a decoder-only model such as Qwen, Llama, SmolLM, Gemma or GPT-2"
 ADAPTER = "adapter_config.json"  # what tells a folder of peft from an ordinary checkpoint
@@ -150,6 +151,20 @@ def check_flags(args: argparse.Namespace, task: Task) -> None:
         check_peft(f"--lora-rank {args.lora_rank}")
     if (Path(args.model) / ADAPTER).exists():
         raise UserError(f"--model {args.model}: an adapter, not a model; merge it first (merge_and_unload of peft)")
+
+def check_task(task: Task, m: int) -> None:
+    """Ask a task for all that a run will need, before minutes are spent. UserError for what is not as it should be."""
+    for split in ("train", "test"):
+        for problem in take_problems(task, split, 2):
+            try:
+                json.dumps(problem.data)
+            except (TypeError, ValueError) as error:
+                raise UserError(f"task {task.name}: data of {problem.id!r} is not plain JSON ({error})") from error
+            if not isinstance(prompt := task.prompt(problem, m), str):
+                raise UserError(f"task {task.name}: prompt of problem {problem.id!r} must be text, not {prompt!r:.80}")
+            reward_vectors(task, [(problem, "")])
+    if len(task.tag.split()) != 1:
+        raise UserError(f"task {task.name}: the tag {task.tag!r} must be one word")
 
 class PromptLayer(DynamicLayer):
     """A KV cache layer that holds prompts and nothing after them, so that it can be used again: made empty it takes

@@ -183,6 +183,19 @@ def answers(pools: dict[str, tuple[list[list[str]], Tensor]], problems: list, ta
         _finish(figure, axes, path, f"The first {columns} of {len(problems)} problems, {n} candidates per policy")
     return True
 
+def run_figures(folder: Path, suffix: str, report: dict, logs: dict[str, list[dict]], temperature: float, task: Any,
+                pools: dict[str, Any]) -> None:
+    """The four figures of one run's evaluation, each explained at its function; pools: eval.Pool by policy."""
+    best, curves, vectors_of_one, some = (folder / f"{name}.{suffix}" for name in (
+        "best_at_k", "diversity", "reward_vectors", "answers"))
+    vectors = {name: pool.rewards for name, pool in pools.items()}
+    best_at_k(report, best)
+    training(logs, temperature, curves)
+    reward_vectors(vectors, task.objectives, vectors_of_one, typical_problem(vectors))
+    drawn = answers({name: (pool.answers, pool.rewards) for name, pool in pools.items()}, pools["start"].problems, task,
+                    some, exists=pools["start"].objective_mask)
+    print(f"figures: {', '.join(map(str, [best, curves, vectors_of_one, *[some] * drawn]))}")
+
 def typical_problem(pools: dict[str, Tensor]) -> int:
     """The problem of median gap in diversity between first and last method, not a hand-picked one: pools (N, n, k)."""
     methods = [rewards for name, rewards in pools.items() if not name.startswith("start")]

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rewards import Problem, UserError, check_task, load_task, reward_vectors, take_problems
+from engine.models import check_task
+from rewards import Problem, UserError, load_task, reward_vectors, take_problems
 
 RIGHT = """
 from rewards import Problem, Task
