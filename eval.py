@@ -26,7 +26,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from engine.models import check_device, load_policy
-from engine.runs import check_folder, checkpoints, load_config, read_log, task_of, write_text, writing
+from engine.runs import check_folder, checkpoints, comparable, load_config, read_log, task_of, write_text, writing
 from engine.tiny import is_tiny
 from report import plots
 from report.geometry import describe
@@ -120,16 +120,17 @@ class Pool:
 
 def sample_pool(model, tokenizer, task: Task, problems: list[Problem], *, m: int, size: int, temperature: float,
                 max_new_tokens: int, seed: int, desc: str = "evaluate", micro_batch: int = 750,
-                cuda_graph: bool = True) -> Pool:
-    """`size` candidates for each problem from rollouts of m answers, sampled at `temperature`."""
-    generator = torch.Generator(model.device).manual_seed(seed)
+                cuda_graph: bool = True, goals: bool = False) -> Pool:
+    """`size` candidates for each problem from rollouts of m answers; `goals`: each has a weighting in its prompt."""
+    generator, k = torch.Generator(model.device).manual_seed(seed), len(task.objectives)
+    told = sample_weights(size, k, generator=torch.Generator().manual_seed(seed)).tolist() if goals else [None]
     G, chunk = math.ceil(size / m), max(1, micro_batch // size)
     answers, parts = [], []
     for i in tqdm(range(0, len(problems), chunk), desc=desc, unit="batch", leave=False):
         part = problems[i:i + chunk]
-        prompts = [build_prompt(tokenizer, task, problem, m) for problem in part]
-        texts = sample(model, tokenizer, prompts, G, max_new_tokens=max_new_tokens, temperature=temperature,
-                       generator=generator, static=None if cuda_graph else False).texts
+        prompts = [build_prompt(tokenizer, task, problem, m, goal) for problem in part for goal in told]
+        texts = sample(model, tokenizer, prompts, G // len(told), max_new_tokens=max_new_tokens, generator=generator,
+                       temperature=temperature, static=None if cuda_graph else False).texts
         parts.append(score_texts(task, part, texts, m))
         answers += [[answer for text in texts[j:j + G] for answer in parse_answers(text, task, m)][:size]
                     for j in range(0, len(texts), G)]
@@ -172,6 +173,7 @@ def evaluate_run(run: Path, flags: dict, task: Task, settings: dict, device: str
             model, tokenizer, task, held_out, m=m, size=settings["size"], temperature=settings["temperature"],
             seed=flags["seed"], max_new_tokens=rollout_length(task, tokenizer, m, flags["max_new_tokens"]),
             desc=f"evaluate {plots.title(name)}", cuda_graph=flags.get("cuda_graph", True),
+            goals=name == "goal_conditioned",
             micro_batch=750 if is_tiny(tokenizer) else (flags.get("sampling_batch") or 96) * m)
     prompts = [build_prompt(tokenizer, task, problem, 1) for problem in held_out]
     known = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
@@ -184,25 +186,7 @@ def evaluate_runs(runs: list[Path], *, device: str = "cpu", out: Path | None = N
     Of split, problems, size and temperature those not given, or None, are the run's own; with these all results lie in
     the run folder, else in one inside it. UserError for no run, runs not to be compared, or what cannot be written.
     """
-    if len({run.resolve() for run in runs}) < len(runs):
-        raise UserError(f"{' '.join(map(str, runs))}: names a run twice")
-    if out and (out.is_file() or len({run.name for run in runs}) < len(runs)):
-        raise UserError(f"--out {out}: must be a folder, in which each run gets one of its own name, so no name twice")
-    plans = []
-    for run in runs:  # all of them are checked before the first is evaluated
-        flags = load_config(run)["flags"]
-        task = task_of(flags)
-        own = {"split": "test", "problems": flags["eval_problems"] or task.eval_problems, "size": flags["pool"],
-               "temperature": flags["eval_temperature"]}
-        settings = own | {name: value for name, value in given.items() if value is not None}
-        name = "eval-{split}-{problems}x{size}-T{temperature:g}".format(**settings)
-        plans.append((run, flags, task, settings, run if settings == own else run / name))
-        if settings["size"] < flags["m"]:
-            raise UserError(f"--pool {settings['size']}: must hold one rollout of the run's {flags['m']} answers")
-        if settings != plans[0][3] or flags["m"] != plans[0][1]["m"]:
-            raise UserError(f"{run}: differs from {runs[0]} in m, or in --problems, --pool or --temperature: give them")
-        if any(flags.get(flag) != plans[0][1].get(flag) for flag in ("task", *task.flags)):
-            raise UserError(f"{run}: has other problems than {runs[0]}, their mean says nothing")
+    plans = comparable(runs, out, given)
     collected: list[dict[str, dict[str, Tensor]]] = []
     for run, flags, task, settings, folder in plans:
         pools, groups = evaluate_run(run, flags, task, settings, device)

@@ -28,7 +28,7 @@ from rewards import UserError
 VERSION = 1  # of the results: raised when a change of the code makes runs learn something else
 RESULTS, RUNS = Path("results"), Path("runs/reproduce")
 HEADLINE = ("grpo", "max_at_k", "vpo", "group_vpo")
-OTHERS = ("dr_grpo", "maxrl", "gdpo", "random_weighting", "multi_rlvr")
+OTHERS = ("dr_grpo", "maxrl", "gdpo", "random_weighting", "goal_conditioned", "multi_rlvr")
 RATES = (2.5e-4, 5e-4, 8e-4)  # the common grid of peak learning rates; MORE where a method was best at its edge
 MORE = {("maze", "max_at_k"): (1.2e-3,), ("maze", "group_vpo"): (1.2e-3,)}
 TEMPERATURES = (0.7, 1.0, 1.3)

@@ -14,17 +14,25 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from engine.decoding import Rollouts, encode_prompts, sample  # noqa: F401 - handed on
+from engine.flags import MAX_ANSWERS
 from engine.tiny import is_tiny
 from rewards import Problem, Task, UserError, reward_vectors, take_problems
 
 
-def build_prompt(tokenizer: PreTrainedTokenizerBase, task: Task, problem: Problem, m: int) -> str:
-    """The text that the model sees: the tiny model's words, a chat template if there is one, else the plain prompt."""
+def build_prompt(tokenizer: PreTrainedTokenizerBase, task: Task, problem: Problem, m: int,
+                 goal: list[float] | None = None) -> str:
+    """The text that the model sees: the tiny model's words, a chat template if there is one, else the plain prompt.
+    goal (k) is the weighting that a goal-conditioned policy is told; to the tiny model in its own numbers, 1 to 8."""
     if is_tiny(tokenizer):
-        return f"answers={m} {task.tiny_prompt(problem)}"
+        levels = [f"answers={1 + round((MAX_ANSWERS - 1) * weight)}" for weight in goal or ()]
+        return " ".join([f"answers={m}", task.tiny_prompt(problem), *levels])
+    prompt = task.prompt(problem, m)
+    if goal:
+        weights = ", ".join(f"{name} {weight:.0%}" for name, weight in zip(task.objectives, goal, strict=True))
+        prompt += f"\nThis time the answer is judged by: {weights}."
     if tokenizer.chat_template is None:
-        return task.prompt(problem, m) + "\n"
-    message = [{"role": "user", "content": task.prompt(problem, m)}]
+        return prompt + "\n"
+    message = [{"role": "user", "content": prompt}]
     return tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True, enable_thinking=False)
 
 def rollout_length(task: Task, tokenizer: PreTrainedTokenizerBase, m: int, max_new_tokens: int = 0) -> int:

@@ -44,7 +44,7 @@ from engine.update import backward
 from eval import diversity, evaluate_runs
 from rewards import Problem, Task, UserError, take_problems
 from rollout import Rollouts, Scored, build_prompt, demonstrations, encode_prompts, rollout_length, sample, score_texts
-from vpo import ADVANTAGES, answers_per_rollout
+from vpo import ADVANTAGES, answers_per_rollout, sample_weights
 
 
 def train_step(method: str, learner: runs.Learner, task: Task, args: argparse.Namespace) -> tuple[dict, dict]:
@@ -52,7 +52,6 @@ def train_step(method: str, learner: runs.Learner, task: Task, args: argparse.Na
     t, model, tokenizer = learner.step, learner.model, learner.tokenizer
     m = answers_per_rollout(method, args.m)
     sampling = torch.Generator(model.device).manual_seed(2 * (args.seed * 1_000_003 + t))
-    weighting = torch.Generator().manual_seed(2 * (args.seed * 1_000_003 + t) + 1)  # they must not share their noise
 
     problems, prompts, max_new_tokens = ask(args, task, method, tokenizer, t)  # P
     rollouts = sample(model, tokenizer, prompts, args.group_size, max_new_tokens=max_new_tokens,
@@ -61,7 +60,7 @@ def train_step(method: str, learner: runs.Learner, task: Task, args: argparse.Na
     scored = score_texts(task, problems, rollouts.texts, m)  # reward vectors (P, G, m, k)
     advantages = ADVANTAGES[method](scored.vectors, scored.scalars, scored.mask, objective_mask=scored.objective_mask,
                                     n_weights=args.n_weights, alpha=args.alpha, sampler=args.sampler,
-                                    subset=args.subset, floor=task.minimum, generator=weighting)  # (P, G)
+                                    subset=args.subset, floor=task.minimum, generator=weighting(args, t))  # (P, G)
     losses = backward(model, learner.reference, rollouts, advantages.flatten().tolist(), kl=args.kl,
                       temperature=args.temperature, micro_batch_tokens=args.micro_batch_tokens)
     grad_norm = torch.nn.utils.clip_grad_norm_(learner.optimizer.parameters, 1.0)
@@ -75,9 +74,15 @@ def ask(args: argparse.Namespace, task: Task, method: str, tokenizer, t: int = 0
     """Problems and prompts (P) of a step, and how many new tokens a rollout may take."""
     m = answers_per_rollout(method, args.m)
     P = args.prompts_per_step * args.m // m  # so that every method samples P * G * m answers
-    problems = take_problems(task, "train", P, args.seed, t * P)
-    prompts = [build_prompt(tokenizer, task, problem, m) for problem in problems]
+    problems, goals = take_problems(task, "train", P, args.seed, t * P), [None] * P
+    if method == "goal_conditioned":  # the weights that its advantage will draw
+        goals = sample_weights(P, len(task.objectives), alpha=args.alpha, generator=weighting(args, t)).tolist()
+    prompts = [build_prompt(tokenizer, task, *asked) for asked in zip(problems, [m] * P, goals, strict=True)]
     return problems, prompts, rollout_length(task, tokenizer, m, args.max_new_tokens)
+
+def weighting(args: argparse.Namespace, t: int) -> torch.Generator:
+    """What a step's weightings are drawn from; they must not share their noise with its rollouts."""
+    return torch.Generator().manual_seed(2 * (args.seed * 1_000_003 + t) + 1)
 
 def describe(task: Task, problems: list[Problem], rollouts: Rollouts, scored: Scored, advantages: torch.Tensor,
              of_update: dict) -> tuple[dict, dict]:

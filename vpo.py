@@ -174,7 +174,11 @@ def max_at_k(rewards: Tensor, scalars: Tensor, mask: Tensor, *, subset: int | No
 def random_weighting(rewards: Tensor, scalars: Tensor, mask: Tensor, **options) -> Tensor:
     """Random weighting (arXiv 2605.22817, baselines): w . r under one w per prompt and step, which nobody is told."""
     _single(scalars, "random_weighting")
-    return vpo_advantage(rewards, mask, **options | {"n_weights": 1, "subset": 1})
+    return vpo_advantage(rewards, mask, **options | {"n_weights": 1, "subset": 1, "sampler": "iid"})
+
+def goal_conditioned(rewards: Tensor, scalars: Tensor, mask: Tensor, **options) -> Tensor:
+    """Goal-conditioned (arXiv 2605.22817, baselines): random weighting with w written into the prompt (train.ask)."""
+    return random_weighting(rewards, scalars, mask, **options)
 
 def multi_rlvr(rewards: Tensor, scalars: Tensor, mask: Tensor, **options) -> Tensor:
     """Multi-RLVR (arXiv 2605.22817, baselines): the sum of all m answers' task scalars, equal ones too, normalised."""
@@ -193,7 +197,7 @@ def half_of(G: int) -> int:
     return max(2, G // 2)
 
 ADVANTAGES: dict[str, Callable[..., Tensor]] = {method.__name__: method for method in (
-    grpo, dr_grpo, maxrl, gdpo, max_at_k, random_weighting, multi_rlvr, vpo, group_vpo)}
+    grpo, dr_grpo, maxrl, gdpo, max_at_k, random_weighting, goal_conditioned, multi_rlvr, vpo, group_vpo)}
 SINGLE_ANSWER = set(ADVANTAGES) - {"multi_rlvr", "vpo"}
 
 def answers_per_rollout(method: str, m: int) -> int:

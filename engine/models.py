@@ -141,6 +141,9 @@ def check_flags(args: argparse.Namespace, task: Task) -> None:
     if (args.subset or 1) >= args.group_size:
         raise UserError(f"--subset {args.subset}: must be below --group-size {args.group_size}; a set as large as the "
                         "group carries no signal")
+    if "goal_conditioned" in args.method and not task.objectives:
+        raise UserError(f"--method goal_conditioned: the objectives of task {args.task} have no names that a prompt "
+                        "could weigh; leave it out")
     for method in ("max_at_k", "group_vpo"):
         if method in args.method and not args.subset and args.group_size < 3:
             raise UserError(f"--group-size {args.group_size}: {method} forms sets of two or more, smaller than the "

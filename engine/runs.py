@@ -131,6 +131,32 @@ def task_of(flags: dict) -> Task:
                         "restore it, or train again")
     return task
 
+def comparable(runs: list[Path], out: Path | None, given: dict) -> list[tuple[Path, dict, Task, dict, Path]]:
+    """What evaluates each of several runs: folder, flags, task, settings, and the folder for what is written.
+
+    Settings not given, or None, are the run's own. UserError if the runs cannot be compared, or out is no place for it.
+    """
+    if len({run.resolve() for run in runs}) < len(runs):
+        raise UserError(f"{' '.join(map(str, runs))}: names a run twice")
+    if out and (out.is_file() or len({run.name for run in runs}) < len(runs)):
+        raise UserError(f"--out {out}: must be a folder, in which each run gets one of its own name, so no name twice")
+    plans = []
+    for run in runs:
+        flags = load_config(run)["flags"]
+        task = task_of(flags)
+        own = {"split": "test", "problems": flags["eval_problems"] or task.eval_problems, "size": flags["pool"],
+               "temperature": flags["eval_temperature"]}
+        settings = own | {name: value for name, value in given.items() if value is not None}
+        name = "eval-{split}-{problems}x{size}-T{temperature:g}".format(**settings)
+        plans.append((run, flags, task, settings, run if settings == own else run / name))
+        if settings["size"] < flags["m"]:
+            raise UserError(f"--pool {settings['size']}: must hold one rollout of the run's {flags['m']} answers")
+        if settings != plans[0][3] or flags["m"] != plans[0][1]["m"]:
+            raise UserError(f"{run}: differs from {runs[0]} in m, or in --problems, --pool or --temperature: give them")
+        if any(flags.get(flag) != plans[0][1].get(flag) for flag in ("task", *task.flags)):
+            raise UserError(f"{run}: has other problems than {runs[0]}, their mean says nothing")
+    return plans
+
 def read_config(out: Path) -> dict:
     """The config.json of the run in an output folder; {} if there is none. UserError if it holds something else."""
     if not (out / "config.json").exists():

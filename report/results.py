@@ -11,7 +11,7 @@ from torch import Tensor
 from eval import bootstrap_interval, pass_at_k
 from report.plots import title
 
-SINGLE = ("grpo", "dr_grpo", "maxrl", "gdpo", "random_weighting", "max_at_k")
+SINGLE = ("grpo", "dr_grpo", "maxrl", "gdpo", "random_weighting", "goal_conditioned", "max_at_k")
 METHODS = ("start", "start_sets", *SINGLE, "multi_rlvr", "vpo", "group_vpo")
 PAIRS = (("vpo", "grpo"), ("vpo", "max_at_k"), ("group_vpo", "vpo"), ("group_vpo", "max_at_k"))
 HEADLINE = {"maze": ("best@1", "best@3", "best@30", "W@30"), "code": ("best@1", "best@30", "pass@1", "pass@30", "W@30"),

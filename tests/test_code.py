@@ -463,6 +463,12 @@ def test_real_formats_go_through_training_and_evaluation(architecture, capsys):
     assert Path("run/answers.png").stat().st_size > 5000
 
 
+def test_objectives_without_names_cannot_be_told(capsys):
+    data = write(*(record for record, *_ in FORMATS.values()))
+    fails(["--task", "code", "--data", data, "--method", "goal_conditioned", "--model", "tiny"], capsys,
+          "--method goal_conditioned", "no names")
+
+
 def test_rollouts_without_any_program_are_said_to_be_useless(capsys):
     """Guards against a run that learnt nothing and ends like a success: nine tokens hold no program."""
     train.main(["--task", "code", "--data", write(OWN), "--test-data", "problems.jsonl", "--model",

@@ -277,6 +277,23 @@ def test_two_processes_cannot_write_to_one_folder(capsys):
         fails(["--out", "run", "--resume"], capsys, "--out run", "another train.py")
 
 
+def test_a_goal_is_told_and_paid(monkeypatch):
+    """Guards against a prompt that names other weights than those of its group's advantage; and all is evaluated."""
+    told, paid, advantage, ask = [], [], train.ADVANTAGES["goal_conditioned"], train.build_prompt
+
+    def record(rewards, scalars, mask, **options):
+        paid.append(vpo.sample_weights(len(rewards), 4, generator=options["generator"].clone_state()))
+        return advantage(rewards, scalars, mask, **options)
+
+    monkeypatch.setitem(train.ADVANTAGES, "goal_conditioned", record)
+    monkeypatch.setattr(train, "build_prompt", lambda *args: told.append(args[4:]) or ask(*args))
+    train.main(["--out", "run", *QUICK, "--steps", "1", "--method", "goal_conditioned"])
+    goals = [goal for goal, in filter(None, told)][-4:]
+    torch.testing.assert_close(torch.tensor(goals), paid[0])
+    prompt = json.loads(Path("run/eval.json").read_text())["policies"]
+    assert list(prompt) == ["start", "start_sets", "goal_conditioned"]
+
+
 def test_a_new_method_slots_in(monkeypatch, capsys):
     """One function more in vpo.ADVANTAGES is all that training, table and figures need."""
     monkeypatch.setitem(train.ADVANTAGES, "best_scalar", lambda rewards, scalars, mask,
