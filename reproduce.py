@@ -4,6 +4,7 @@
     python reproduce.py               all that is not stored yet, hours; killed, it goes on where it was
     python reproduce.py --only toy    the cells whose names hold a text
     python reproduce.py --list        what is stored, what is missing, what was measured by another version
+    python reproduce.py --write       docs/results.md, README's table and the figures from what is stored
 
 A cell is one method, task, seed and setting, trained and evaluated with one thread; as many cells run side by side as
 --jobs says. Its result, results/NAME.json.gz, holds per-problem numbers, so that every table, interval and difference
@@ -31,7 +32,8 @@ HEADLINE = ("grpo", "max_at_k", "vpo", "group_vpo")
 OTHERS = ("dr_grpo", "maxrl", "gdpo", "random_weighting", "goal_conditioned", "multi_rlvr")
 RATES = (2.5e-4, 5e-4, 8e-4)  # the common grid of peak learning rates; MORE where a method was best at its edge
 MORE = {("maze", "max_at_k"): (1.2e-3,), ("maze", "group_vpo"): (1.2e-3,)}
-TEMPERATURES = (0.7, 1.0, 1.3)
+TEMPERATURES = (0.7, 1.0, 1.3)  # the first is the table's
+CURVE = (1, 2, 3, 5, 10, 30)  # the k of best@k and W@k
 REWARDS = ("copies", "noisy", "halfway", "gems", "tradeoff")  # from collinear to conflicting; the maze lies between
 TUNING_SEED = 100  # never evaluated on held-out problems
 
@@ -69,7 +71,8 @@ def cells() -> list[Cell]:
         grid += [Cell(task, method, seed) for task in ("maze", "code") for seed in seeds for method in methods]
     grid += [Cell("toy", method, seed) for seed in range(5) for method in HEADLINE + OTHERS]
     ablations: list[tuple[str, dict]] = [
-        *(("vpo", {"m": m}) for m in (1, 2, 5)), *(("vpo", {"alpha": alpha}) for alpha in (0.3, 3.0)),
+        *(("vpo", {"m": m}) for m in (2, 5)), ("vpo", {"m": 1, "lr": 8e-4}),  # C8: at GRPO's rate
+        *(("vpo", {"alpha": alpha}) for alpha in (0.3, 3.0)),
         *(("vpo", {"n-weights": K}) for K in (10, 1000)), ("vpo", {"sampler": "sobol"}), ("vpo", {"subset": 2}),
         *(("group_vpo", {"subset": s}) for s in (2, 6)),
         *(("group_vpo", {"group-size": G, "prompts-per-step": 96 // G}) for G in (4, 16, 32)),
@@ -115,7 +118,7 @@ def measure_cell(cell: Cell) -> None:
         settings = {"split": "validation" if cell.tuning else "test", "problems": problems, "size": flags["pool"],
                     "temperature": temperature}
         pools, groups = evaluate_run(out, flags, task, settings, "cpu", names)
-        at[f"{temperature:g}"] = {name: condensed(measure(pool, task, flags["m"]), pool, cell.tuning)
+        at[f"{temperature:g}"] = {name: condensed(measure(pool, task, flags["m"]), pool, cell.tuning, bool(at))
                                   for name, pool in pools.items()}
     rows = read_log(out / cell.method / "metrics.jsonl")
     training = {key: [round(sum(row[key] for row in part) / len(part), 3) for part in
@@ -129,12 +132,11 @@ def measure_cell(cell: Cell) -> None:
         "tokens": sum(row["tokens"] for row in rows), "training": training, "size": flags["pool"],
         "groups": None if groups is None or cell.tuning else groups.tolist(), "at": at})
 
-def condensed(values: dict, pool, means: bool) -> dict[str, list[int]]:
-    """Per-problem values in thousandths, and how many candidates passed; their means alone where only those count."""
-    kept = {key: value for key, value in values.items() if key in ("diversity", "W@1", "W@3", "W@10", "W@30") or
-            (key.startswith("best@") and int(key[5:]) in (1, 2, 3, 5, 10, 30))}
+def condensed(values: dict, pool, means: bool, few: bool) -> dict[str, list]:
+    """Per-problem values in thousandths, and how many candidates passed; means where only they count, or few measures."""
+    kept = [f"{kind}@{k}" for kind in ("best", "W") for k in ((1, 30) if few else CURVE)]
     passed = ((pool.rewards >= 1) | ~pool.objective_mask[:, None]).all(-1).sum(1)
-    whole = {key: (1000 * value).round().long() for key, value in kept.items()} | {"passed": passed}
+    whole = {key: (1000 * values[key]).round().long() for key in (*kept, "diversity")} | {"passed": passed}
     return {key: [round(value.double().mean().item(), 2)] if means else value.tolist() for key, value in whole.items()}
 
 def run_grid(pending: list[Cell], jobs: int) -> list[Cell]:
@@ -156,12 +158,25 @@ def run_grid(pending: list[Cell], jobs: int) -> list[Cell]:
         list(workers.map(measured, pending))
     return failed
 
+def write(grid: list[Cell]) -> None:
+    """docs/results.md, README.md and their figures from the stored results alone."""
+    from engine.runs import write_text
+    from report import results
+
+    found = {(Path(cell.task).stem, cell.method, cell.seed, cell.flags): load(cell) for cell in grid}
+    stored = results.Stored({key: result for key, result in found.items() if result})
+    for path in (Path("docs/results.md"), Path("README.md")):
+        write_text(path, results.fill(stored, path))
+    print(f"{len(stored.results)} of {len(grid)} cells stored; written: docs/results.md, README.md, "
+          f"{', '.join(map(str, results.figures(stored, Path('figures'))))}")
+
 def main(argv: list[str] | None = None) -> None:
     """The command."""
-    parser = Parser("reproduce.py", __doc__, "[--quick] [--only TEXT] [--jobs N] [--list]")
+    parser = Parser("reproduce.py", __doc__, "[--quick] [--only TEXT] [--jobs N] [--list] [--write]")
     parser.add_argument("--quick", action="store_true", help="one seed of the headline")
     parser.add_argument("--only", default="", help="cells whose names hold one of these texts, separated by commas")
     parser.add_argument("--jobs", type=count(1, 256), default=2, help="cells side by side, one thread each")
+    parser.add_argument("--write", action="store_true", help="write the document from what is stored, train nothing")
     parser.add_argument("--list", action="store_true", help="say what is stored, train nothing")
     parser.add_argument("--cell", default="", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -184,7 +199,8 @@ def run(args: argparse.Namespace) -> None:
     if args.list:
         print("\n".join(f"{'missing' if cell in pending else 'stored '}  {cell.name}" for cell in grid))
         return None
-    failed = run_grid(pending, args.jobs)
+    failed = [] if args.write else run_grid(pending, args.jobs)
+    write(cells())
     for cell in failed:
         print(f"failed: python train.py {' '.join(cell.command)}", file=sys.stderr)
     if failed:

@@ -93,7 +93,7 @@ def best_at_k(report: dict, path: Path) -> None:
         _finish(figure, axes, path, f"{settings['problems']} {settings['split']} problems, {settings['size']} "
                                     f"candidates each at temperature {settings['temperature']:g}; {bands} problems")
 
-def training(logs: dict[str, list[dict]], temperature: float, path: Path) -> None:
+def training(logs: dict[str, list[dict]], temperature: float, path: Path, window: int = 10) -> None:
     """Diversity and reward of the training's own rollouts, step by step: by method the rows of its metrics.jsonl.
 
     Look for a diversity that falls while the reward rises: that is the collapse. In step 1 every method still samples
@@ -107,7 +107,7 @@ def training(logs: dict[str, list[dict]], temperature: float, path: Path) -> Non
             for name, rows in logs.items():
                 curve = torch.tensor([[row["step"], row[key]] for row in rows])
                 ax.plot(*curve.T, color=color(name), alpha=0.2, lw=0.8)
-                smooth = curve.unfold(0, min(10, len(rows)), 1).mean(-1)
+                smooth = curve.unfold(0, min(window, len(rows)), 1).mean(-1)
                 ax.plot(*smooth.T, **_line(name), markevery=max(1, len(smooth) // 10))
             if logs:
                 start = sum(rows[0][key] for rows in logs.values()) / len(logs)

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from eval import bootstrap_interval, pass_at_k
+from report import plots
 from report.plots import title
+from vpo import SAMPLERS, group_normalize, set_reward_exact, vpo_advantage
 
 SINGLE = ("grpo", "dr_grpo", "maxrl", "gdpo", "random_weighting", "goal_conditioned", "max_at_k")
 METHODS = ("start", "start_sets", *SINGLE, "multi_rlvr", "vpo", "group_vpo")
@@ -172,8 +174,81 @@ def cost(stored: Stored, task: str) -> str:
                      f"{sum(r['seconds']['training'] / r['steps'] for r in results) / len(results):.2f}"])
     return table(["method", "answers", "tokens", "seconds per step"], rows)
 
+def noise(*_: object) -> str:
+    """C9: mean error of VPO's advantage against the number of weightings, for both samplers; k = 2 gives the truth."""
+    rewards = torch.rand(256, 8, 3, 2, generator=torch.Generator().manual_seed(0))
+    truth = group_normalize(set_reward_exact(rewards))
+    def error(K: int, sampler: str) -> str:
+        draws = [vpo_advantage(rewards, n_weights=K, sampler=sampler, generator=torch.Generator().manual_seed(seed))
+                 for seed in range(5)]
+        return f"{sum((A - truth).abs().mean().item() for A in draws) / 5:.4f}"
+    counts = (10, 30, 100, 300, 1000)
+    return table(["sampler", *(f"K = {K}" for K in counts)],
+                 [[sampler, *(error(K, sampler) for K in counts)] for sampler in SAMPLERS])
+
+def claims(stored: Stored, *_: object) -> str:
+    """A row for every claim of the paper: what was measured, and a verdict that follows from the intervals."""
+    rows, large = [], {"maze": "best@30", "code": "pass@30"}
+    tasks = [task for task in large if all(stored.seeds(task, name) for name in ("grpo", "max_at_k", "vpo"))]
+    scalar = {task: max((name for name in (*SINGLE, "multi_rlvr") if stored.seeds(task, name)),
+                        key=lambda name, task=task: stored.mean(task, name, large[task])) for task in tasks}
+
+    def versus(task: str, ours: str, theirs: str, measure: str, flags: tuple = ()) -> tuple[float, float, float, int]:
+        return stored.difference(task, (ours, "0.7", flags), (theirs, "0.7", ()), measure)
+
+    def add(id: str, claim: str, found: list[tuple[str, bool]]) -> None:
+        held = [ok for _, ok in found]
+        word = "open" if not held else "holds" if all(held) else "partly" if any(held) else "fails"
+        rows.append([id, claim, "; ".join(text for text, _ in found) or "not measured yet", f"**{word}**"])
+
+    def gap(task: str, k: int) -> Tensor:
+        seeds = [seed for seed in stored.seeds(task, "vpo") if seed in stored.seeds(task, scalar[task])]
+        return (stored.values(task, "vpo", f"best@{k}", seeds=seeds) -
+                stored.values(task, scalar[task], f"best@{k}", seeds=seeds))
+
+    found = [(task, scalar[task], versus(task, "vpo", scalar[task], large[task])) for task in tasks]
+    add("C1", "at k = 30 VPO matches or beats the strongest scalar baseline",
+        [(f"{task}, {large[task]}, against {title(name)}: {span(*d)}", d[2] > 0) for task, name, d in found])
+    wider = [(task, gap(task, 30) - gap(task, 3)) for task in tasks]
+    found = [(task, d.mean().item(), *bootstrap_interval(d, stored.groups(task))) for task, d in wider]
+    add("C2", "the gap to it widens with k", [(f"{task}, best@30 against best@3: {span(*d)}", d[1] > 0)
+                                              for task, *d in found])
+    found = [(task, versus(task, "grpo", "vpo", "best@1"), [
+        k for k in (2, 3, 5, 10) if stored.mean(task, "vpo", f"best@{k}") > stored.mean(task, "grpo", f"best@{k}")])
+        for task in tasks]
+    add("C3", "at k = 1 GRPO is ahead, the curves cross at about k = 3",
+        [(f"{task}, GRPO - VPO at k = 1: {span(*d)}, VPO ahead from k = {ks[0] if ks else '-'}",
+          d[1] > 0 and bool(ks) and ks[0] <= 5) for task, d, ks in found])
+    found = [(task, [stored.mean(task, name, "diversity") for name in ("grpo", "multi_rlvr", "vpo")]) for task in tasks
+             if stored.seeds(task, "multi_rlvr")]
+    add("C4", "diversity: GRPO's falls towards 0, Multi-RLVR's stays low, VPO's high",
+        [(f"{task}: {a:.2f}, {b:.2f}, {c:.2f}", a < b < c / 2) for task, (a, b, c) in found])
+    add("C5", "in an evolutionary search VPO solves what GRPO never solves", [])
+    found = [(task, [sum(stored.results[task, name, seed, ()][key] for seed in stored.seeds(task, name)) /
+                     len(stored.seeds(task, name)) for name in ("vpo", "multi_rlvr")])
+             for task in tasks for key in ("tokens",) if stored.seeds(task, "multi_rlvr")]
+    add("C6", "no extra training compute: tokens of VPO / tokens of Multi-RLVR within 10%",
+        [(f"{task}: {a / b:.2f}", 0.9 < a / b < 1.1) for task, (a, b) in found])
+    found = [(task, versus(task, "vpo", "grpo", "W@30")) for task in ("copies", "noisy") if stored.seeds(task, "vpo")]
+    add("C7", "with collinear objectives VPO and GRPO are alike",
+        [(f"{task}, W@30, VPO - GRPO: {span(*d)}", d[1] < 0 < d[2]) for task, d in found])
+    one = (("m", 1), ("lr", 8e-4))
+    found = [(measure, versus("maze", "vpo", "grpo", measure, one)) for measure in ("best@1", "W@30")
+             if stored.seeds("maze", "vpo", one)]
+    add("C8", "with m = 1 VPO is GRPO", [(f"maze, {measure}: {span(*d)}", d[1] < 0 < d[2]) for measure, d in found])
+    add("C9", "more answers, more weightings and low-discrepancy ones help",
+        [(f"maze, W@30, {' '.join(map(str, sum(flags, ())))} against the default: {span(*d)}", (d[0] > 0) == more)
+         for flags, more in (((("m", 5),), True), ((("n-weights", 10),), False), ((("sampler", "sobol"),), True))
+         if stored.seeds("maze", "vpo", flags)
+         for d in [stored.difference("maze", ("vpo", "0.7", flags), ("vpo", "0.7", ()), "W@30")]])
+    found = [[stored.mean("toy", name, "pass@30") for name in ("grpo", "vpo")]] if stored.seeds("toy", "vpo") else []
+    add("C10", "a valley in which partial progress scores worse: scalar RL stays out, VPO crosses it",
+        [(f"toy, pass@30: GRPO {a:.2f}, VPO {b:.2f}", a < 0.1 and b > 0.9) for a, b in found])
+    return table(["", "claim", "measured", "verdict"], rows)
+
 TABLES: dict[str, Callable[..., str]] = {"mean": means, "seeds": per_seed, "differences": differences, "cost": cost,
-                                         "temperatures": temperatures, "rates": learning_rates, "ablations": ablations}
+                                         "temperatures": temperatures, "rates": learning_rates, "ablations": ablations,
+                                         "noise": noise, "claims": claims}
 
 def fill(stored: Stored, path: Path) -> str:
     """The text of a document with every block <!-- results:TASK-TABLE --> ... <!-- end --> made anew."""
@@ -181,3 +256,32 @@ def fill(stored: Stored, path: Path) -> str:
         task, _, name = match[1].partition("-")
         return f"<!-- results:{match[1]} -->\n{TABLES[name](stored, task)}\n<!-- end -->"
     return re.sub(r"<!-- results:([\w-]+) -->\n.*?<!-- end -->", block, path.read_text(), flags=re.DOTALL)
+
+def figures(stored: Stored, folder: Path) -> list[Path]:
+    """best@k of all methods, and their diversity over training, for every task that is stored; what was written."""
+    written = []
+    for task in ("maze", "code"):
+        methods = [method for method in stored.methods(task) if method != "start_sets"]
+        if not {"start", "grpo", "vpo"} <= set(methods):
+            continue
+        keys = [key for key in next(iter(stored.results[task, "grpo", stored.seeds(task, "grpo")[0], ()]
+                                         ["at"]["0.7"].values())) if "@" in key]
+        keys += [key.replace("best", "pass") for key in keys if key.startswith("best")]
+        measured = {method: {key: stored.values(task, method, key) for key in keys} for method in methods}
+        groups, report = stored.groups(task), {"policies": {}}
+        for method, values in measured.items():
+            report["policies"][method] = {key: {"mean": value.mean().item(),
+                                                "interval": bootstrap_interval(value, groups)}
+                                          for key, value in values.items()}
+        report["settings"] = {"problems": measured["grpo"]["best@1"].shape[1], "split": "test", "size": 30,
+                              "temperature": 0.7, "seeds": min(len(stored.seeds(task, name)) for name in methods)}
+        written += [folder / f"{task}_best_at_k.png", folder / f"{task}_diversity.png"]
+        plots.best_at_k(report, written[-2])
+        logs = {}
+        for method in methods[1:]:
+            curves = [stored.results[task, method, seed, ()]["training"] for seed in stored.seeds(task, method)]
+            logs[method] = [{"step": 10 * i + 5, **{key: sum(curve[key][i] for curve in curves) / len(curves)
+                                                    for key in ("diversity", "reward")}}
+                            for i in range(len(curves[0]["reward"]))]
+        plots.training(logs, 1.0, written[-1], window=1)
+    return written

@@ -13,7 +13,7 @@ FILES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path
 # What a file may import of the project: a name, or everything in a folder.
 MAY_KNOW = {
     "vpo": (), "rewards": (), "tasks.sandbox_child": (), "tasks": ("rewards", "tasks"),
-    "engine": ("vpo", "rewards", "engine"), "report": ("report",), "report.results": ("eval", "report"),
+    "engine": ("vpo", "rewards", "engine"), "report": ("report",), "report.results": ("vpo", "eval", "report"),
     "rollout": ("rewards", "engine"),
     "eval": ("vpo", "rewards", "rollout", "engine", "report"),
     "train": ("vpo", "rewards", "rollout", "engine", "eval"), "reproduce": ("rewards", "engine", "eval", "report")}
