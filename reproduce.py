@@ -2,7 +2,7 @@
 
     python reproduce.py --quick       one seed of the headline: GRPO, Max@K, VPO and Group VPO in the maze, in minutes
     python reproduce.py               all that is not stored yet, hours; killed, it goes on where it was
-    python reproduce.py --only toy    the cells whose names hold a text
+    python reproduce.py --only toy    the cells whose names match, here all of the toy
     python reproduce.py --list        what is stored, what is missing, what was measured by another version
     python reproduce.py --write       docs/results.md, README's table and the figures from what is stored
 
@@ -16,6 +16,7 @@ import gzip
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -133,7 +134,7 @@ def measure_cell(cell: Cell) -> None:
         "groups": None if groups is None or cell.tuning else groups.tolist(), "at": at})
 
 def condensed(values: dict, pool, means: bool, few: bool) -> dict[str, list]:
-    """Per-problem values in thousandths, and how many candidates passed; means where only they count, or few measures."""
+    """Per-problem values in thousandths, and how many candidates passed; only means, or few measures, where asked."""
     kept = [f"{kind}@{k}" for kind in ("best", "W") for k in ((1, 30) if few else CURVE)]
     passed = ((pool.rewards >= 1) | ~pool.objective_mask[:, None]).all(-1).sum(1)
     whole = {key: (1000 * values[key]).round().long() for key in (*kept, "diversity")} | {"passed": passed}
@@ -172,9 +173,9 @@ def write(grid: list[Cell]) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """The command."""
-    parser = Parser("reproduce.py", __doc__, "[--quick] [--only TEXT] [--jobs N] [--list] [--write]")
+    parser = Parser("reproduce.py", __doc__, "[--quick] [--only PATTERN] [--jobs N] [--list] [--write]")
     parser.add_argument("--quick", action="store_true", help="one seed of the headline")
-    parser.add_argument("--only", default="", help="cells whose names hold one of these texts, separated by commas")
+    parser.add_argument("--only", default="", help="cells whose names match a regular expression")
     parser.add_argument("--jobs", type=count(1, 256), default=2, help="cells side by side, one thread each")
     parser.add_argument("--write", action="store_true", help="write the document from what is stored, train nothing")
     parser.add_argument("--list", action="store_true", help="say what is stored, train nothing")
@@ -189,7 +190,7 @@ def run(args: argparse.Namespace) -> None:
         return measure_cell(next(cell for cell in grid if cell.name == args.cell))
     if args.quick:
         grid = [Cell("maze", method, 0) for method in HEADLINE]
-    grid = [cell for cell in grid if any(part in cell.name for part in args.only.split(","))]
+    grid = [cell for cell in grid if re.search(args.only, cell.name)]
     if not grid:
         raise UserError(f"--only {args.only}: no cell has such a name; --list shows them")
     pending = [cell for cell in grid if load(cell) is None]
