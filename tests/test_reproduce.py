@@ -1,0 +1,130 @@
+"""The grid and the document: cells are distinct, results survive, a failure stays alone, tables follow from numbers."""
+
+import gzip
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+import eval as evaluation
+import reproduce
+import train
+from engine.flags import train_parser
+from report import results
+from vpo import ADVANTAGES
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def stored() -> results.Stored:
+    """What lies in results/, of this version."""
+    return results.Stored({(Path(cell.task).stem, cell.method, cell.seed, cell.flags): result
+                           for cell in reproduce.cells() if (result := reproduce.load(cell))})
+
+
+@pytest.mark.parametrize("name", ["docs/results.md", "README.md"])
+def test_the_tables_follow_from_the_stored_results(name, monkeypatch):
+    """Nothing typed by hand: every block made anew from results/ is what stands in the document."""
+    monkeypatch.chdir(ROOT)
+    assert results.fill(stored(), Path(name)) == Path(name).read_text(), "run: python reproduce.py --write"
+
+
+def test_the_grid_is_sound():
+    """Distinct names; every command is one that train.py takes; no seed of the tables was tuned on; all methods."""
+    cells = reproduce.cells()
+    assert len({cell.name for cell in cells}) == len(cells)
+    for cell in cells:
+        args = train_parser().parse_args(cell.command)
+        assert (args.method, args.seed) == ([cell.method], cell.seed) and (cell.seed < 100) != cell.tuning
+        assert cell.task in ("maze", "code", "toy") or (ROOT / cell.task).is_file()
+    assert {cell.method for cell in cells} == set(ADVANTAGES)
+
+
+class Small(reproduce.Cell):
+    """A cell that trains for moments."""
+
+    @property
+    def command(self) -> list[str]:
+        return [*super().command, "--size", "5", "--warm-steps", "3", "--steps", "2", "--prompts-per-step", "1",
+                "--group-size", "4", "--pool", "30", "--device", "cpu"]
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """One small cell measured in this process, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(command, **rest):
+        try:
+            train.main(command[2:])
+        except SystemExit as stop:
+            return subprocess.CompletedProcess(command, stop.code)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(reproduce.subprocess, "run", call)
+    monkeypatch.setattr("tasks.maze.Maze.eval_problems", 3)
+    return Small("maze", "grpo", 0)
+
+
+def test_a_cell_is_measured_once_and_kept(small, monkeypatch):
+    """The stored numbers are those of eval.py to a thousandth; other versions and settings are not taken for it."""
+    assert reproduce.load(small) is None
+    reproduce.measure_cell(small)
+    result = reproduce.load(small)
+    assert list(result["at"]) == ["0.7", "1", "1.3"] and list(result["at"]["0.7"]) == ["start", "start_sets", "grpo"]
+    assert result["threads"] and result["date"] and result["tokens"] and result["steps"] == 2
+    before = reproduce.path_of(small).read_bytes()
+    reproduce.measure_cell(small)  # evaluated again, trained no more
+    again = reproduce.load(small)
+    assert again["at"] == result["at"] and len(before) < 5000
+    data = results.Stored({("maze", "grpo", 0, ()): result})
+    evaluation.main([str(reproduce.RUNS / small.name), "--problems", "3"])
+    report = json.loads(next(Path("runs").rglob("eval.json")).read_text())["policies"]
+    for measure in ("best@1", "best@30", "pass@30", "W@30", "diversity"):
+        ours = data.mean("maze", "start", measure)
+        assert ours == pytest.approx(report["start"][measure]["mean"], abs=1e-3)
+    monkeypatch.setattr(reproduce, "VERSION", 2)
+    assert reproduce.load(small) is None and reproduce.path_of(small).exists()
+
+
+def test_a_cell_that_fails_does_not_stop_the_others(tmp_path, monkeypatch, capsys):
+    """It is named with the command that failed; what was stored stays; the next call tries it alone."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(command, **rest):
+        cell = next(cell for cell in reproduce.cells() if cell.name == command[-1])
+        if "max_at_k" not in cell.name:
+            reproduce.store(cell, {"version": reproduce.VERSION, "command": cell.command})
+        return subprocess.CompletedProcess(command, int("max_at_k" in cell.name))
+
+    monkeypatch.setattr(reproduce.subprocess, "run", call)
+    monkeypatch.setattr(reproduce, "write", lambda grid: None)
+    with pytest.raises(SystemExit) as stop:
+        reproduce.main(["--quick", "--jobs", "1"])
+    told = capsys.readouterr()
+    assert stop.value.code == 2 and "1 of 4 cells failed" in told.err
+    assert "python train.py --task maze --method max_at_k --seed 0 --lr" in told.err
+    reproduce.main(["--quick", "--list"])
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()].count("missing") == 1
+    cell = reproduce.Cell("maze", "vpo", 0)
+    reproduce.path_of(cell).write_bytes(gzip.compress(json.dumps({"version": 0, "command": []}).encode()))
+    reproduce.main(["--quick", "--list"])
+    assert "maze-vpo-seed0.json.gz: of another version or setting" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        reproduce.main(["--only", "nothing"])
+    assert "--only nothing: no cell" in capsys.readouterr().err
+
+
+def test_differences_are_paired():
+    """A constant gain on problems that differ a lot: the interval is narrow, though those of the means overlap."""
+    values = (1000 * torch.rand(50, generator=torch.Generator().manual_seed(0))).round()
+    def result(method: str, gain: int) -> dict:
+        at = {method: {"best@1": (values + gain).long().tolist(), "passed": [3] * 50}}
+        return {"at": {"0.7": at, "1": at}, "size": 30, "groups": None}
+    data = results.Stored({("maze", method, seed, ()): result(method, gain + seed)
+                           for method, gain in (("vpo", 20), ("grpo", 0)) for seed in range(3)})
+    mean, low, high, seeds = data.difference("maze", ("vpo", "0.7", ()), ("grpo", "1", ()), "best@1")
+    assert (mean, low, high, seeds) == (pytest.approx(0.02), pytest.approx(0.02), pytest.approx(0.02), 3)
+    assert data.mean("maze", "vpo", "pass@30") == 1 and data.mean("maze", "vpo", "pass@1") == pytest.approx(0.1)
