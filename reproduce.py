@@ -32,7 +32,7 @@ RESULTS, RUNS = Path("results"), Path("runs/reproduce")
 HEADLINE = ("grpo", "max_at_k", "vpo", "group_vpo")
 OTHERS = ("dr_grpo", "maxrl", "gdpo", "random_weighting", "goal_conditioned", "multi_rlvr")
 RATES = (2.5e-4, 5e-4, 8e-4)  # the common grid of peak learning rates; MORE where a method was best at its edge
-MORE = {("maze", "max_at_k"): (1.2e-3,), ("maze", "group_vpo"): (1.2e-3,), ("code", "max_at_k"): (1.2e-3,)}
+MORE = dict.fromkeys(((task, method) for task in ("maze", "code") for method in ("max_at_k", "group_vpo")), (1.2e-3,))
 TEMPERATURES = (0.7, 1.0, 1.3)  # the first is the table's
 CURVE = (1, 2, 3, 5, 10, 30)  # the k of best@k and W@k
 REWARDS = ("copies", "noisy", "halfway", "gems", "tradeoff")  # from collinear to conflicting; the maze lies between
@@ -104,6 +104,7 @@ def measure_cell(cell: Cell) -> None:
     """Train a cell, or go on with it, evaluate it, and store what was measured. UserError if the training failed."""
     from engine.runs import checkpoints, load_config, read_log, task_of
     from eval import evaluate_run, measure
+    from report.geometry import geometry
 
     out, began = RUNS / cell.name, time.monotonic()
     command = ["--resume", "--out", str(out)] if checkpoints(out / cell.method) else [
@@ -114,11 +115,15 @@ def measure_cell(cell: Cell) -> None:
     flags, task = config["flags"], task_of(config["flags"])
     problems = 100 if cell.tuning else task.eval_problems
     names = [cell.method] if cell.tuning or cell.method != "grpo" or cell.flags else ["start", "start_sets", "grpo"]
-    at = {}
+    at: dict[str, dict] = {}
+    before = None
     for temperature in TEMPERATURES[:1] if cell.tuning else TEMPERATURES:
         settings = {"split": "validation" if cell.tuning else "test", "problems": problems, "size": flags["pool"],
                     "temperature": temperature}
         pools, groups = evaluate_run(out, flags, task, settings, "cpu", names)
+        if temperature == 1 and "start" in pools:  # as in training
+            start = pools["start"]
+            before = geometry(start.rewards, start.objective_mask, start.scalars, flags["group_size"])
         at[f"{temperature:g}"] = {name: condensed(measure(pool, task, flags["m"]), pool, cell.tuning, bool(at))
                                   for name, pool in pools.items()}
     rows = read_log(out / cell.method / "metrics.jsonl")
@@ -131,6 +136,7 @@ def measure_cell(cell: Cell) -> None:
                     "all": round(time.monotonic() - began, 1), "evaluation": round(time.monotonic() - trained, 1)},
         "steps": len(rows), "rollouts": sum(row["rollouts"] for row in rows),
         "tokens": sum(row["tokens"] for row in rows), "training": training, "size": flags["pool"],
+        "geometry": before,
         "groups": None if groups is None or cell.tuning else groups.tolist(), "at": at})
 
 def condensed(values: dict, pool, means: bool, few: bool) -> dict[str, list]:

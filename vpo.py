@@ -72,9 +72,9 @@ def subset_best(scores: Tensor, s: int) -> Tensor:
         return scores
     share = torch.tensor([[math.comb(i, s - 1) if i == j else math.comb(j - 1, s - 2) if j > i else 0
                            for j in range(G)] for i in range(G)], dtype=torch.float64) / math.comb(G - 1, s - 1)
-    ranked, order = scores.sort(1)
-    best = torch.einsum("ij,pj...->pi...", share.to(scores), ranked)  # of the i-th lowest
-    return torch.empty_like(best).scatter(1, order, best)
+    ranked, order = scores.transpose(1, -1).contiguous().sort(-1)  # (P, ..., G)
+    best = ranked @ share.to(scores).T  # of the i-th lowest
+    return torch.empty_like(best).scatter(-1, order, best).transpose(1, -1)
 
 def set_reward_exact(rewards: Tensor, mask: Tensor | None = None) -> Tensor:
     """R(S) in closed form for k = 2 and alpha = 1: the area under the upper envelope of m lines on [0, 1].

@@ -197,6 +197,19 @@ def run_figures(folder: Path, suffix: str, report: dict, logs: dict[str, list[di
                     some, exists=pools["start"].objective_mask)
     print(f"figures: {', '.join(map(str, [best, curves, vectors_of_one, *[some] * drawn]))}")
 
+def against(points: dict[str, tuple[float, float, float, float]], path: Path, xlabel: str, ylabel: str,
+            caption: str) -> None:
+    """Points with a vertical interval, each by its name: name -> (x, y, low, high)."""
+    with _figure(1, 1, (6.4, 4.2)) as (figure, axes):
+        ax = axes[0, 0]
+        for name, (x, y, low, high) in points.items():
+            ax.errorbar(x, y, [[y - low], [high - y]], fmt="o", color=color("vpo"), capsize=3)
+            ax.annotate(name, (x, y), (6, 6), textcoords="offset points")
+        ax.axhline(0, color="#999999", lw=0.8)
+        ax.set(xlabel=xlabel, ylabel=ylabel)
+        ax.margins(x=0.15)
+        _finish(figure, axes, path, caption)
+
 def typical_problem(pools: dict[str, Tensor]) -> int:
     """The problem of median gap in diversity between first and last method, not a hand-picked one: pools (N, n, k)."""
     methods = [rewards for name, rewards in pools.items() if not name.startswith("start")]

@@ -186,6 +186,31 @@ def noise(*_: object) -> str:
     return table(["sampler", *(f"K = {K}" for K in counts)],
                  [[sampler, *(error(K, sampler) for K in counts)] for sampler in SAMPLERS])
 
+def rewards(stored: Stored, *_: object) -> str:
+    """What the start model's rollouts said of each reward, and what VPO then gained on GRPO in it."""
+    return table(["reward", "seeds", "unseen", "effective objectives", "W@30, VPO - GRPO", "best@30, VPO - GRPO"], [
+        [name, str(d[3]), f"{unseen:.0%}", f"{effective:.2f}", span(*d), span(*e)]
+        for name, unseen, effective, d, e in geometries(stored)])
+
+def geometries(stored: Stored) -> list[tuple]:
+    """(reward, unseen, effective, difference in W@30, in best@30), the least conflicting reward first."""
+    found = []
+    for task in dict.fromkeys(t for t, *_ in stored.results):
+        seeds = [seed for seed in stored.seeds(task, "grpo") if seed in stored.seeds(task, "vpo")]
+        if task != "toy" and seeds:
+            start = [stored.results[task, "grpo", seed, ()]["geometry"] for seed in seeds]
+            unseen, effective = (sum(g[key] for g in start) / len(start) for key in ("unseen", "effective"))
+            found.append((task, unseen, effective, *(stored.difference(
+                task, ("vpo", "0.7", ()), ("grpo", "0.7", ()), measure) for measure in ("W@30", "best@30"))))
+    return sorted(found, key=lambda row: row[1])
+
+def headline(stored: Stored, task: str) -> str:
+    """The few rows and columns that the README shows."""
+    columns = ["best@1", "best@3", "best@30", *(["pass@30"] * (task != "maze")), "W@30", "diversity"]
+    return table(["", *columns], [[title(method), *(f"{stored.mean(task, method, column):.3f}" for column in columns)]
+                                  for method in ("start", "grpo", "max_at_k", "vpo", "group_vpo")
+                                  if stored.seeds(task, method)])
+
 def claims(stored: Stored, *_: object) -> str:
     """A row for every claim of the paper: what was measured, and a verdict that follows from the intervals."""
     rows, large = [], {"maze": "best@30", "code": "pass@30"}
@@ -248,7 +273,7 @@ def claims(stored: Stored, *_: object) -> str:
 
 TABLES: dict[str, Callable[..., str]] = {"mean": means, "seeds": per_seed, "differences": differences, "cost": cost,
                                          "temperatures": temperatures, "rates": learning_rates, "ablations": ablations,
-                                         "noise": noise, "claims": claims}
+                                         "noise": noise, "claims": claims, "rewards": rewards, "headline": headline}
 
 def fill(stored: Stored, path: Path) -> str:
     """The text of a document with every block <!-- results:TASK-TABLE --> ... <!-- end --> made anew."""
@@ -284,4 +309,10 @@ def figures(stored: Stored, folder: Path) -> list[Path]:
                                                     for key in ("diversity", "reward")}}
                             for i in range(len(curves[0]["reward"]))]
         plots.training(logs, 1.0, written[-1], window=1)
+    if len(points := geometries(stored)) > 2:
+        written.append(folder / "reward_geometry.png")
+        plots.against({name: (unseen, *d[:3]) for name, unseen, _, d, _ in points}, written[-1],
+                      "share of the variance among good answers that the scalar does not see, before training",
+                      "W@30 after training, VPO - GRPO",
+                      "The start model's rollouts against the measured gain; a point per reward, 95% intervals")
     return written

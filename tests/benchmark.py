@@ -122,6 +122,9 @@ def advantage() -> None:
     rewards = torch.rand(128, 8, 3, 4, device=DEVICE)
     compare("vpo_advantage, 128 x 8 x 3 x 4, K = 100", lambda: vpo.vpo_advantage(rewards),
             lambda: plain_advantage(rewards), 20)
+    rewards = torch.rand(128, 24, 1, 4, device=DEVICE)  # the same number of answers
+    compare("the same with Group VPO, s = 12; plain: VPO, m = 3", lambda: vpo.vpo_advantage(rewards, subset=12),
+            lambda: vpo.vpo_advantage(rewards.view(128, 8, 3, 4)), 20)
 
 
 def sandbox() -> None:
