@@ -13,6 +13,7 @@ can be computed again without training.
 
 import argparse
 import gzip
+import hashlib
 import json
 import os
 import platform
@@ -54,9 +55,14 @@ class Cell:
         return "-".join([Path(self.task).stem, self.method, f"seed{self.seed}", *settings])
 
     @property
+    def run(self) -> Path:
+        """Where it is trained: what was trained by another version or with another setting lies elsewhere."""
+        return RUNS / f"{self.name}-{hashlib.sha256(f'{VERSION} {self.command}'.encode()).hexdigest()[:8]}"
+
+    @property
     def command(self) -> list[str]:
         """Flags of train.py; the learning rate is written out, so that a result says which one it had."""
-        rate = dict(self.flags).get("lr") or TINY_LR.get(self.task, {}).get(self.method)
+        rate = None if self.task == "toy" else TINY_LR.get(self.task, TINY_LR["maze"]).get(self.method, 5e-4)
         flags = [("task", self.task), ("method", self.method), ("seed", self.seed), *self.flags]
         flags += [("lr", rate)] * (rate is not None and "lr" not in dict(self.flags))
         return [word for flag, value in flags for word in (f"--{flag}", text(value))]
@@ -73,7 +79,8 @@ def cells() -> list[Cell]:
         grid += [Cell(task, method, seed) for task in ("maze", "code") for seed in seeds for method in methods]
     grid += [Cell("toy", method, seed) for seed in range(5) for method in HEADLINE + OTHERS]
     ablations: list[tuple[str, dict]] = [
-        *(("vpo", {"m": m}) for m in (2, 5)), ("vpo", {"m": 1, "lr": 8e-4}),  # C8: at GRPO's rate
+        *(("vpo", {"m": m, "prompts-per-step": P}) for m, P in ((2, 18), (5, 7))),  # equal answers
+        ("vpo", {"m": 1, "prompts-per-step": 36, "lr": 8e-4}),  # C8: GRPO's data and rate
         *(("vpo", {"alpha": alpha}) for alpha in (0.3, 3.0)),
         *(("vpo", {"n-weights": K}) for K in (10, 1000)), ("vpo", {"sampler": "sobol"}), ("vpo", {"subset": 2}),
         *(("group_vpo", {"subset": s}) for s in (2, 6)),
@@ -91,13 +98,16 @@ def load(cell: Cell) -> dict | None:
     """The stored result of a cell; None if there is none, or one of another version or setting."""
     if not path_of(cell).exists():
         return None
-    result = json.loads(gzip.decompress(path_of(cell).read_bytes()))
+    try:
+        result = json.loads(gzip.decompress(path_of(cell).read_bytes()))
+    except (OSError, EOFError, ValueError) as error:
+        raise UserError(f"{path_of(cell)}: damaged ({error}); restore or delete it") from error
     return result if (result["version"], result["command"]) == (VERSION, cell.command) else None
 
 def store(cell: Cell, result: dict) -> None:
     """Write a result whole or not at all, and the same bytes for the same numbers."""
     RESULTS.mkdir(exist_ok=True)
-    temporary = path_of(cell).with_suffix(".tmp")
+    temporary = path_of(cell).with_suffix(f".{os.getpid()}.tmp")
     temporary.write_bytes(gzip.compress(json.dumps(result, separators=(",", ":")).encode(), 9, mtime=0))
     temporary.replace(path_of(cell))
 
@@ -107,7 +117,7 @@ def measure_cell(cell: Cell) -> None:
     from eval import evaluate_run, measure
     from report.geometry import geometry
 
-    out, began = RUNS / cell.name, time.monotonic()
+    out, began = cell.run, time.monotonic()
     command = ["--resume", "--out", str(out)] if checkpoints(out / cell.method) else [
         *cell.command, "--eval-problems", "0", "--out", str(out)]
     if subprocess.run([sys.executable, "train.py", *command]).returncode:
@@ -153,7 +163,9 @@ def run_grid(pending: list[Cell], jobs: int) -> list[Cell]:
     RUNS.mkdir(parents=True, exist_ok=True)
 
     def measured(cell: Cell) -> None:
-        log = RUNS / f"{cell.name}.log"
+        if load(cell):  # another reproduce.py was faster
+            return
+        log = cell.run.with_suffix(".log")
         with log.open("w") as file:
             code = subprocess.run([sys.executable, "reproduce.py", "--cell", cell.name], stdout=file, stderr=file,
                                   env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode
@@ -197,7 +209,10 @@ def run(args: argparse.Namespace) -> None:
         return measure_cell(next(cell for cell in grid if cell.name == args.cell))
     if args.quick:
         grid = [Cell("maze", method, 0) for method in HEADLINE]
-    grid = [cell for cell in grid if re.search(args.only, cell.name)]
+    try:
+        grid = [cell for cell in grid if re.search(args.only, cell.name)]
+    except re.error as error:
+        raise UserError(f"--only {args.only}: no regular expression ({error})") from error
     if not grid:
         raise UserError(f"--only {args.only}: no cell has such a name; --list shows them")
     pending = [cell for cell in grid if load(cell) is None]

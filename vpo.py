@@ -70,11 +70,12 @@ def subset_best(scores: Tensor, s: int) -> Tensor:
         raise ValueError(f"subset s = {s}: must be 1 to {G - 1}; as large as the group, G = {G}, it carries no signal")
     if s == 1:
         return scores
-    share = torch.tensor([[math.comb(i, s - 1) if i == j else math.comb(j - 1, s - 2) if j > i else 0
-                           for j in range(G)] for i in range(G)], dtype=torch.float64) / math.comb(G - 1, s - 1)
-    ranked, order = scores.transpose(1, -1).contiguous().sort(-1)  # (P, ..., G)
+    share = torch.tensor([[(math.comb(i, s - 1) if i == j else math.comb(j - 1, s - 2) if j > i else 0) /
+                           math.comb(G - 1, s - 1) for j in range(G)] for i in range(G)], dtype=torch.float64)
+    first = scores[:, :1]  # as in group_normalize: equal scores must stay equal
+    ranked, order = (scores - first).transpose(1, -1).contiguous().sort(-1)  # (P, ..., G)
     best = ranked @ share.to(scores).T  # of the i-th lowest
-    return torch.empty_like(best).scatter(-1, order, best).transpose(1, -1)
+    return torch.empty_like(best).scatter(-1, order, best).transpose(1, -1) + first
 
 def set_reward_exact(rewards: Tensor, mask: Tensor | None = None) -> Tensor:
     """R(S) in closed form for k = 2 and alpha = 1: the area under the upper envelope of m lines on [0, 1].
@@ -157,9 +158,8 @@ def maxrl(rewards: Tensor, scalars: Tensor, mask: Tensor, *, floor: float = 0.0,
 
 def gdpo(rewards: Tensor, scalars: Tensor, mask: Tensor, *, objective_mask: Tensor | None = None, eps: float = 1e-6,
          **options) -> Tensor:
-    """GDPO (arXiv 2601.05242): every objective normalised in the group, their sum over the batch of rollouts.
-
-    Over rollouts, not tokens, so that long ones do not weigh more. ValueError if m > 1."""
+    """GDPO (arXiv 2601.05242): every objective normalised in the group, their sum over the batch of rollouts, not of
+    tokens, so that long ones do not weigh more. ValueError if m > 1."""
     P, G, _, k = rewards.shape
     _single(scalars, "gdpo")
     each = group_normalize(rewards[:, :, 0].transpose(1, 2).reshape(P * k, G)).view(P, k, G)

@@ -55,15 +55,18 @@ class Stored:
     def mean(self, task: str, method: str, measure: str, T: str = "0.7", flags: tuple = ()) -> float:
         return self.values(task, method, measure, T, flags).mean().item()
 
-    def difference(self, task: str, ours: tuple, theirs: tuple, measure: str) -> tuple[float, float, float, int]:
-        """Ours minus theirs over the seeds that both have, paired by seed and problem: mean, 95% interval, seeds.
+    def difference(self, task: str, ours: tuple, theirs: tuple, measure: str) -> tuple[float, float, float, int, bool]:
+        """Ours minus theirs over the seeds that both have, paired by seed and problem: mean, 95% interval, seeds, firm.
 
-        ours and theirs are (method, temperature, flags). The interval resamples seeds and problems.
+        ours and theirs are (method, temperature, flags). The interval resamples seeds and problems; so few seeds make
+        it too narrow, so a difference is firm only if besides every seed has its sign.
         """
         seeds = [seed for seed in self.seeds(task, ours[0], ours[2]) if seed in self.seeds(task, theirs[0], theirs[2])]
         a, b = (self.values(task, method, measure, T, flags, seeds) for method, T, flags in (ours, theirs))
         low, high = bootstrap_interval(a - b, self.groups(task), samples=2000)
-        return (a - b).mean().item(), low, high, len(seeds)
+        each = (a - b).mean(1)
+        firm = (low > 0 and bool((each > 0).all())) or (high < 0 and bool((each < 0).all()))
+        return (a - b).mean().item(), low, high, len(seeds), firm
 
     def best_temperature(self, task: str, method: str, measure: str) -> str:
         temperatures = next(iter(r["at"] for (t, _, s, _), r in self.results.items() if t == task and s < 100))
@@ -84,10 +87,14 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     """A Markdown table."""
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
 
-def span(mean: float, low: float, high: float, *_: object) -> str:
-    """A difference with its interval, bold where that does not hold 0."""
+def span(mean: float, low: float, high: float, seeds: int, firm: bool) -> str:
+    """A difference with its interval, bold where it is firm."""
     text = f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
-    return f"**{text}**" if low > 0 or high < 0 else text
+    return f"**{text}**" if firm else text
+
+def alike(mean: float, low: float, high: float, *_: object) -> bool | None:
+    """Whether a difference is below 0.02; None if the interval does not say."""
+    return True if low > -0.02 and high < 0.02 else False if low > 0.02 or high < -0.02 else None
 
 def means(stored: Stored, task: str) -> str:
     """All methods at temperature 0.7, the mean over their seeds."""
@@ -112,6 +119,9 @@ def differences(stored: Stored, task: str) -> str:
         for best in (False, True):
             row = []
             for column in HEADLINE[task]:
+                if best and column == "best@3":  # not stored at other temperatures
+                    row.append("")
+                    continue
                 T = [stored.best_temperature(task, name, column) if best else "0.7" for name in (ours, theirs)]
                 found = stored.difference(task, (ours, T[0], ()), (theirs, T[1], ()), column)
                 row.append(span(*found) + f" ({T[0]}, {T[1]})" * best)
@@ -214,63 +224,81 @@ def headline(stored: Stored, task: str) -> str:
                                   if stored.seeds(task, method)])
 
 def claims(stored: Stored, *_: object) -> str:
-    """A row for every claim of the paper: what was measured, and a verdict that follows from the intervals."""
+    """A row for every claim of the paper: what was measured, and a verdict that follows from the intervals.
+
+    Of several findings: all true, holds; some, partly; none, fails; open where one is None, neither shown nor refuted,
+    and none is false."""
     rows, large = [], {"maze": "best@30", "code": "pass@30"}
     tasks = [task for task in large if all(stored.seeds(task, name) for name in ("grpo", "max_at_k", "vpo"))]
-    scalar = {task: max((name for name in (*SINGLE, "multi_rlvr") if stored.seeds(task, name)),
+    rivals = [name for name in (*SINGLE, "multi_rlvr") if name != "goal_conditioned"]
+    scalar = {task: max((name for name in rivals if stored.seeds(task, name)),
                         key=lambda name, task=task: stored.mean(task, name, large[task])) for task in tasks}
 
-    def versus(task: str, ours: str, theirs: str, measure: str, flags: tuple = ()) -> tuple[float, float, float, int]:
+    def versus(task: str, ours: str, theirs: str, measure: str, flags: tuple = ()) -> tuple:
         return stored.difference(task, (ours, "0.7", flags), (theirs, "0.7", ()), measure)
 
-    def add(id: str, claim: str, found: list[tuple[str, bool]]) -> None:
+    def add(id: str, claim: str, found: list[tuple[str, bool | None]]) -> None:
         held = [ok for _, ok in found]
-        word = "open" if not held else "holds" if all(held) else "partly" if any(held) else "fails"
+        word = ("holds" if held and all(held) else "open" if not held or (None in held and False not in held) else
+                "partly" if True in held else "fails")
         rows.append([id, claim, "; ".join(text for text, _ in found) or "not measured yet", f"**{word}**"])
 
-    def gap(task: str, k: int) -> Tensor:
-        seeds = [seed for seed in stored.seeds(task, "vpo") if seed in stored.seeds(task, scalar[task])]
-        return (stored.values(task, "vpo", f"best@{k}", seeds=seeds) -
-                stored.values(task, scalar[task], f"best@{k}", seeds=seeds))
+    def shown(d: tuple, sign: int = 1) -> bool | None:
+        return None if not d[4] else sign * d[0] > 0
 
-    found = [(task, scalar[task], versus(task, "vpo", scalar[task], large[task])) for task in tasks]
+    found = [(task, versus(task, "vpo", scalar[task], large[task])) for task in tasks]
     add("C1", "at k = 30 VPO matches or beats the strongest scalar baseline",
-        [(f"{task}, {large[task]}, against {title(name)}: {span(*d)}", d[2] > 0) for task, name, d in found])
-    wider = [(task, gap(task, 30) - gap(task, 3)) for task in tasks]
-    found = [(task, d.mean().item(), *bootstrap_interval(d, stored.groups(task))) for task, d in wider]
-    add("C2", "the gap to it widens with k", [(f"{task}, best@30 against best@3: {span(*d)}", d[1] > 0)
-                                              for task, *d in found])
+        [(f"{task}, {large[task]}, against {title(scalar[task])}: {span(*d)}",
+          True if d[1] > -0.02 else False if d[2] < -0.02 else None) for task, d in found])
+    found = []
+    for task in tasks:
+        seeds = [seed for seed in stored.seeds(task, "vpo") if seed in stored.seeds(task, scalar[task])]
+        ours, theirs = ([stored.values(task, name, f"best@{k}", seeds=seeds) for k in (3, 30)]
+                        for name in ("vpo", scalar[task]))
+        wider = (ours[1] - theirs[1]) - (ours[0] - theirs[0])
+        low, high = bootstrap_interval(wider, stored.groups(task))
+        same = bool((wider.mean(1) > 0).all() | (wider.mean(1) < 0).all())
+        found.append((task, (wider.mean().item(), low, high, len(seeds), same and (low > 0 or high < 0))))
+    add("C2", "the gap to it widens with k", [(f"{task}, best@30 against best@3: {span(*d)}", shown(d))
+                                              for task, d in found])
     found = [(task, versus(task, "grpo", "vpo", "best@1"), [
-        k for k in (2, 3, 5, 10) if stored.mean(task, "vpo", f"best@{k}") > stored.mean(task, "grpo", f"best@{k}")])
+        k for k in (2, 3, 5, 10, 30) if stored.mean(task, "vpo", f"best@{k}") > stored.mean(task, "grpo", f"best@{k}")])
         for task in tasks]
     add("C3", "at k = 1 GRPO is ahead, the curves cross at about k = 3",
         [(f"{task}, GRPO - VPO at k = 1: {span(*d)}, VPO ahead from k = {ks[0] if ks else '-'}",
-          d[1] > 0 and bool(ks) and ks[0] <= 5) for task, d, ks in found])
-    found = [(task, [stored.mean(task, name, "diversity") for name in ("grpo", "multi_rlvr", "vpo")]) for task in tasks
-             if stored.seeds(task, "multi_rlvr")]
-    add("C4", "diversity: GRPO's falls towards 0, Multi-RLVR's stays low, VPO's high",
-        [(f"{task}: {a:.2f}, {b:.2f}, {c:.2f}", a < b < c / 2) for task, (a, b, c) in found])
+          shown(d) and 1 < (ks or [99])[0] <= 5) for task, d, ks in found])
+    found = [(task, {name: [sum(stored.results[task, name, seed, ()]["training"]["diversity"][i]
+                                for seed in stored.seeds(task, name)) / len(stored.seeds(task, name)) for i in (0, -1)]
+                     for name in ("grpo", "multi_rlvr", "vpo")}) for task in tasks if stored.seeds(task, "multi_rlvr")]
+    add("C4", "diversity in training: GRPO's falls towards 0, Multi-RLVR's stays low, VPO's high",
+        [(f"{task}, first and last ten steps: " + ", ".join(f"{title(name)} {a:.2f} to {b:.2f}"
+                                                           for name, (a, b) in each.items()),
+          each["grpo"][1] < 0.5 * each["grpo"][0] and each["multi_rlvr"][1] < 0.67 * each["vpo"][1])
+         for task, each in found])
     add("C5", "in an evolutionary search VPO solves what GRPO never solves", [])
-    found = [(task, [sum(stored.results[task, name, seed, ()][key] for seed in stored.seeds(task, name)) /
+    found = [(task, [sum(stored.results[task, name, seed, ()]["tokens"] for seed in stored.seeds(task, name)) /
                      len(stored.seeds(task, name)) for name in ("vpo", "multi_rlvr")])
-             for task in tasks for key in ("tokens",) if stored.seeds(task, "multi_rlvr")]
+             for task in tasks if stored.seeds(task, "multi_rlvr")]
     add("C6", "no extra training compute: tokens of VPO / tokens of Multi-RLVR within 10%",
         [(f"{task}: {a / b:.2f}", 0.9 < a / b < 1.1) for task, (a, b) in found])
     found = [(task, versus(task, "vpo", "grpo", "W@30")) for task in ("copies", "noisy") if stored.seeds(task, "vpo")]
-    add("C7", "with collinear objectives VPO and GRPO are alike",
-        [(f"{task}, W@30, VPO - GRPO: {span(*d)}", d[1] < 0 < d[2]) for task, d in found])
-    one = (("m", 1), ("lr", 8e-4))
-    found = [(measure, versus("maze", "vpo", "grpo", measure, one)) for measure in ("best@1", "W@30")
-             if stored.seeds("maze", "vpo", one)]
-    add("C8", "with m = 1 VPO is GRPO", [(f"maze, {measure}: {span(*d)}", d[1] < 0 < d[2]) for measure, d in found])
+    add("C7", "with collinear objectives VPO and GRPO are alike (within 0.02)",
+        [(f"{task}, W@30, VPO - GRPO: {span(*d)}", alike(*d)) for task, d in found])
+    one = next((flags for t, name, _, flags in stored.results if (t, name, dict(flags).get("m")) == ("maze", "vpo", 1)),
+               None)
+    found = [(measure, versus("maze", "vpo", "grpo", measure, one)) for measure in ("best@1", "W@30") if one]
+    add("C8", "with m = 1 VPO is GRPO (within 0.02)", [(f"maze, {measure}: {span(*d)}", alike(*d))
+                                                       for measure, d in found])
+    found = [(dict(flags), stored.difference("maze", ("vpo", "0.7", flags), ("vpo", "0.7", ()), "W@30"))
+             for t, name, seed, flags in stored.results if (t, name, seed) == ("maze", "vpo", 0) and len(flags) > 0]
+    signs = [({"m": 5, "prompts-per-step": 7}, 1), ({"n-weights": 10}, -1), ({"sampler": "sobol"}, 1)]
     add("C9", "more answers, more weightings and low-discrepancy ones help",
-        [(f"maze, W@30, {' '.join(map(str, sum(flags, ())))} against the default: {span(*d)}", (d[0] > 0) == more)
-         for flags, more in (((("m", 5),), True), ((("n-weights", 10),), False), ((("sampler", "sobol"),), True))
-         if stored.seeds("maze", "vpo", flags)
-         for d in [stored.difference("maze", ("vpo", "0.7", flags), ("vpo", "0.7", ()), "W@30")]])
-    found = [[stored.mean("toy", name, "pass@30") for name in ("grpo", "vpo")]] if stored.seeds("toy", "vpo") else []
-    add("C10", "a valley in which partial progress scores worse: scalar RL stays out, VPO crosses it",
-        [(f"toy, pass@30: GRPO {a:.2f}, VPO {b:.2f}", a < 0.1 and b > 0.9) for a, b in found])
+        [(f"maze, W@30, {' '.join(f'--{name} {value}' for name, value in flags.items())} against the default: "
+          f"{span(*d)}", shown(d, sign)) for wanted, sign in signs for flags, d in found if flags == wanted])
+    found = [[stored.mean("toy", name, "pass@30") for name in ("grpo", "max_at_k", "vpo")]] if all(
+        stored.seeds("toy", name) for name in ("grpo", "max_at_k", "vpo")) else []
+    add("C10", "a valley in which partial progress scores worse: GRPO stays out, VPO crosses it",
+        [(f"toy, pass@30: GRPO {a:.2f}, VPO {c:.2f}, and Max@K {b:.2f}", a < 0.1 and c > 0.9) for a, b, c in found])
     return table(["", "claim", "measured", "verdict"], rows)
 
 TABLES: dict[str, Callable[..., str]] = {"mean": means, "seeds": per_seed, "differences": differences, "cost": cost,

@@ -247,6 +247,22 @@ def test_corners_of_the_family():
     assert vpo.half_of(3) == 2 and vpo.half_of(8) == 4
 
 
+@pytest.mark.parametrize("value", [0.1, 50.3, -1234567.1])
+def test_equal_rewards_have_no_advantage_in_sets_either(value):
+    """Guards against rounding in the subset means that the normalisation would blow up to +-1."""
+    rewards, mask = torch.full((2, 8, 1, 4), value), torch.ones(2, 8, 1, dtype=torch.bool)
+    assert (vpo.max_at_k(rewards, rewards[..., 0], mask) == 0).all()
+    rewards[..., 1:] = torch.tensor([0.7, 0.3, 0.2])
+    assert (vpo.group_vpo(rewards, None, mask) == 0).all()
+
+
+def test_large_groups():
+    """Guards against binomial coefficients that no float holds."""
+    scores = random_rewards(43, 1, 200)
+    B = vpo.subset_best(scores, 100)
+    assert B.isfinite().all() and (B[0].sort().values == B[0, scores[0].argsort()]).all()
+
+
 @pytest.mark.parametrize("s", [0, 4, 5])
 def test_a_set_as_large_as_the_group_is_refused(s):
     with pytest.raises(ValueError, match=f"subset s = {s}: must be 1 to 3"):
