@@ -181,11 +181,8 @@ def evaluate_run(run: Path, flags: dict, task: Task, settings: dict, device: str
 
 def evaluate_runs(runs: list[Path], *, device: str = "cpu", out: Path | None = None, figure_format: str = "png",
                   **given: str | float | None) -> None:
-    """Evaluate run folders: print tables, then write eval.json and figures; several: their means as well.
-
-    Of split, problems, size and temperature those not given, or None, are the run's own; with these all results lie in
-    the run folder, else in one inside it. UserError for no run, runs not to be compared, or what cannot be written.
-    """
+    """Evaluate run folders: print tables, then write eval.json and figures; several: their means as well. Settings
+    (split, problems, size, temperature) and errors are those of `comparable`."""
     plans = comparable(runs, out, given)
     collected: list[dict[str, dict[str, Tensor]]] = []
     for run, flags, task, settings, folder in plans:
@@ -220,6 +217,8 @@ def reward_geometry(name: str, task_name: str, device: str, problems: int) -> No
         flags, folder = load_config(Path(name))["flags"], str(Path(name) / "start")
         task = task_of(flags)
     else:
+        if name == "tiny":
+            raise UserError("--reward-geometry tiny: it knows nothing before its warm start; name the folder of a run")
         args, folder = train_parser().parse_args(["--task", task_name, "--model", name]), name
         fill_in(args, task := task_of(vars(args)), device == "cuda")
         flags = vars(args)

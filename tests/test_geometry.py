@@ -63,7 +63,8 @@ def test_of_a_run_and_of_a_model(capsys):
     evaluation.main(["run", "--reward-geometry", "--problems", "3"])
     own = capsys.readouterr().out
     assert "run: the start model on 3 validation problems, 12 answers each" in own and "avoid_lava" in own
-    evaluation.main(["tiny", "--reward-geometry", "--task", "toy", "--problems", "2"])
-    assert "of 3" in capsys.readouterr().out
+    evaluation.main(["run/start", "--reward-geometry", "--problems", "2"])
+    assert "of 4" in capsys.readouterr().out
     fails(["nothing", "--reward-geometry"], capsys, "--model nothing", command=evaluation.main)
-    fails(["tiny", "--reward-geometry", "--task", "tou"], capsys, "--task tou", command=evaluation.main)
+    fails(["tiny", "--reward-geometry"], capsys, "--reward-geometry tiny", command=evaluation.main)
+    fails(["run/start", "--reward-geometry", "--task", "tou"], capsys, "--task tou", command=evaluation.main)

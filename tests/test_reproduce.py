@@ -12,7 +12,7 @@ import torch
 import eval as evaluation
 import reproduce
 import train
-from engine.flags import train_parser
+from engine.flags import TINY_LR, train_parser
 from report import results
 from rewards import UserError
 from vpo import ADVANTAGES
@@ -42,6 +42,15 @@ def test_the_grid_is_sound():
         assert (args.method, args.seed) == ([cell.method], cell.seed) and (cell.seed < 100) != cell.tuning
         assert cell.task in ("maze", "code", "toy") or (ROOT / cell.task).is_file()
     assert {cell.method for cell in cells} == set(ADVANTAGES)
+
+
+@pytest.mark.parametrize("task", ["maze", "code"])
+def test_default_rates_are_those_that_validation_chose(task, monkeypatch):
+    """For every method whose whole grid of rates is stored."""
+    monkeypatch.chdir(ROOT)
+    for method, rates in results.tuned(stored(), task).items():
+        if set(rates) >= {*reproduce.RATES, *reproduce.MORE.get((task, method), ())}:
+            assert TINY_LR[task][method] == results.best_rate(rates, method), method
 
 
 class Small(reproduce.Cell):
