@@ -96,7 +96,7 @@ def train_parser(doc: str = "") -> Parser:
     add("m", count(1, MAX_ANSWERS), None, "answers per rollout of vpo and multi_rlvr; not given: toy 5, others 3")
     add("group-size", count(2, 4096), 8, "G, rollouts per prompt; a group of one cannot be normalised")
     add("n-weights", count(1, 100_000), 100, "K, weightings drawn per prompt (vpo, group_vpo)")
-    add("alpha", number(float, 1e-6, 1e6), 1.0, "of the Dirichlet of all random weightings; 1 is uniform on the simplex")
+    add("alpha", number(float, 1e-6, 1e6), 1.0, "of the Dirichlet of random weightings; 1 is uniform on the simplex")
     add("sampler", str, "iid", "of the weightings (vpo, group_vpo)", choices=("iid", "sobol"))
     add("subset", count(1, 4095), None, "s, rollouts that form a set together; not given: 1 for vpo, half the group "
         "for group_vpo and max_at_k")
