@@ -2,6 +2,7 @@
 
     python reproduce.py --quick       one seed of the headline: GRPO, Max@K, VPO and Group VPO in the maze, in minutes
     python reproduce.py               all that is not stored yet, hours; killed, it goes on where it was
+    python reproduce.py --out again   all of it anew on your machine, beside what is stored here
     python reproduce.py --only toy    the cells whose names match, here all of the toy
     python reproduce.py --list        what is stored, what is missing, what was measured by another version
     python reproduce.py --write       docs/results.md, README's table and the figures from what is stored
@@ -30,6 +31,7 @@ from rewards import UserError
 
 VERSION = 1  # of the results: raised when a change of the code makes runs learn something else
 RESULTS, RUNS = Path("results"), Path("runs/reproduce")
+QUICK = RUNS / "quick"
 HEADLINE = ("grpo", "max_at_k", "vpo", "group_vpo")
 OTHERS = ("dr_grpo", "maxrl", "gdpo", "random_weighting", "goal_conditioned", "multi_rlvr")
 RATES = (2.5e-4, 5e-4, 8e-4)  # the common grid of peak learning rates; MORE where a method was best at its edge
@@ -106,7 +108,7 @@ def load(cell: Cell) -> dict | None:
 
 def store(cell: Cell, result: dict) -> None:
     """Write a result whole or not at all, and the same bytes for the same numbers."""
-    RESULTS.mkdir(exist_ok=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
     temporary = path_of(cell).with_suffix(f".{os.getpid()}.tmp")
     temporary.write_bytes(gzip.compress(json.dumps(result, separators=(",", ":")).encode(), 9, mtime=0))
     temporary.replace(path_of(cell))
@@ -167,8 +169,8 @@ def run_grid(pending: list[Cell], jobs: int) -> list[Cell]:
             return
         log = cell.run.with_suffix(".log")
         with log.open("w") as file:
-            code = subprocess.run([sys.executable, "reproduce.py", "--cell", cell.name], stdout=file, stderr=file,
-                                  env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode
+            code = subprocess.run([sys.executable, "reproduce.py", "--out", str(RESULTS), "--cell", cell.name],
+                                  stdout=file, stderr=file, env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode
         minutes = (time.monotonic() - began) / 60
         print(f"{minutes:6.1f} min  {cell.name}{f'  FAILED, see {log}' if code else ''}", flush=True)
         if code:
@@ -178,22 +180,27 @@ def run_grid(pending: list[Cell], jobs: int) -> list[Cell]:
         list(workers.map(measured, pending))
     return failed
 
-def write(grid: list[Cell]) -> None:
-    """docs/results.md, README.md and their figures from the stored results alone."""
+def write(document: bool) -> None:
+    """Print the headline; docs/results.md, README.md and their figures too, from the stored results alone."""
     from engine.runs import write_text
     from report import results
 
-    found = {(Path(cell.task).stem, cell.method, cell.seed, cell.flags): load(cell) for cell in grid}
+    found = {(Path(cell.task).stem, cell.method, cell.seed, cell.flags): load(cell) for cell in cells()}
     stored = results.Stored({key: result for key, result in found.items() if result})
-    for path in (Path("docs/results.md"), Path("README.md")):
-        write_text(path, results.fill(stored, path))
-    print(f"{len(stored.results)} of {len(grid)} cells stored; written: docs/results.md, README.md, "
-          f"{', '.join(map(str, results.figures(stored, Path('figures'))))}")
+    for task in ("maze", "code"):
+        if stored.methods(task):
+            print(f"\n{task}\n{results.headline(stored, task)}")
+    if document:
+        for path in (Path("docs/results.md"), Path("README.md")):
+            write_text(path, results.fill(stored, path))
+        print(f"\n{len(stored.results)} of {len(found)} cells stored; written: docs/results.md, README.md, "
+              f"{', '.join(map(str, results.figures(stored, Path('figures'))))}")
 
 def main(argv: list[str] | None = None) -> None:
     """The command."""
-    parser = Parser("reproduce.py", __doc__, "[--quick] [--only PATTERN] [--jobs N] [--list] [--write]")
-    parser.add_argument("--quick", action="store_true", help="one seed of the headline")
+    parser = Parser("reproduce.py", __doc__, "[--quick] [--only PATTERN] [--jobs N] [--list] [--write] [--out FOLDER]")
+    parser.add_argument("--quick", action="store_true", help=f"one seed of the headline, anew, into {QUICK}")
+    parser.add_argument("--out", default="", help="folder of the results; not given: results, and the document follows")
     parser.add_argument("--only", default="", help="cells whose names match a regular expression")
     parser.add_argument("--jobs", type=count(1, 256), default=2, help="cells side by side, one thread each")
     parser.add_argument("--write", action="store_true", help="write the document from what is stored, train nothing")
@@ -204,7 +211,9 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """What main does, once the flags are read."""
-    grid = cells()
+    global RESULTS
+    document, grid = not (args.out or args.quick), cells()
+    RESULTS = Path(args.out) if args.out else QUICK if args.quick else RESULTS
     if args.cell:
         return measure_cell(next(cell for cell in grid if cell.name == args.cell))
     if args.quick:
@@ -223,7 +232,7 @@ def run(args: argparse.Namespace) -> None:
         print("\n".join(f"{'missing' if cell in pending else 'stored '}  {cell.name}" for cell in grid))
         return None
     failed = [] if args.write else run_grid(pending, args.jobs)
-    write(cells())
+    write(document)
     for cell in failed:
         print(f"failed: python train.py {' '.join(cell.command)}", file=sys.stderr)
     if failed:

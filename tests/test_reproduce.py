@@ -111,7 +111,8 @@ def test_a_cell_that_fails_does_not_stop_the_others(tmp_path, monkeypatch, capsy
         return subprocess.CompletedProcess(command, int("max_at_k" in cell.name))
 
     monkeypatch.setattr(reproduce.subprocess, "run", call)
-    monkeypatch.setattr(reproduce, "write", lambda grid: None)
+    monkeypatch.setattr(reproduce, "write", lambda document: None)
+    monkeypatch.setattr(reproduce, "RESULTS", reproduce.RESULTS)  # it is moved by --quick
     with pytest.raises(SystemExit) as stop:
         reproduce.main(["--quick", "--jobs", "1"])
     told = capsys.readouterr()
