@@ -89,7 +89,8 @@ def best_at_k(report: dict, path: Path) -> None:
         axes[0, 0].set_ylabel("expected best of k")
         for ax in axes[0, 2:]:
             ax.set(ylabel="share of problems", ylim=(0, None))
-        bands = f"mean of {seeds} seeds, bands: 95% over seeds and" if seeds > 1 else "one run, bands: 95% over"
+        few = "at least " * settings.get("uneven", False)
+        bands = f"mean of {few}{seeds} seeds, bands: 95% over seeds and" if seeds > 1 else "one run, bands: 95% over"
         _finish(figure, axes, path, f"{settings['problems']} {settings['split']} problems, {settings['size']} "
                                     f"candidates each at temperature {settings['temperature']:g}; {bands} problems")
 
@@ -111,7 +112,7 @@ def training(logs: dict[str, list[dict]], temperature: float, path: Path, window
                 ax.plot(*smooth.T, **_line(name), markevery=max(1, len(smooth) // 10))
             if logs:
                 start = sum(rows[0][key] for rows in logs.values()) / len(logs)
-                ax.axhline(start, color=color("start"), ls="--", label="start model (step 1)")
+                ax.axhline(start, color=color("start"), ls="--", label="start model (step 1)" if window > 1 else "steps 1 to 10")
             ax.set(title=f"{heading} (temperature {temperature:g})", xlabel="training step", ylabel=unit)
         axes[0, 0].set_ylim(0, None)
         _finish(figure, axes, path, "Running mean of 10 steps; tables and other figures sample held-out problems, "

@@ -15,6 +15,7 @@ from vpo import SAMPLERS, group_normalize, set_reward_exact, vpo_advantage
 
 SINGLE = ("grpo", "dr_grpo", "maxrl", "gdpo", "random_weighting", "goal_conditioned", "max_at_k")
 METHODS = ("start", "start_sets", *SINGLE, "multi_rlvr", "vpo", "group_vpo")
+TEMPERATURES = ("0.7", "1", "1.3")
 PAIRS = (("vpo", "grpo"), ("vpo", "max_at_k"), ("group_vpo", "vpo"), ("group_vpo", "max_at_k"))
 HEADLINE = {"maze": ("best@1", "best@3", "best@30", "W@30"), "code": ("best@1", "best@30", "pass@1", "pass@30", "W@30"),
             "toy": ("best@30", "pass@1", "pass@30")}
@@ -69,8 +70,7 @@ class Stored:
         return (a - b).mean().item(), low, high, len(seeds), firm
 
     def best_temperature(self, task: str, method: str, measure: str) -> str:
-        temperatures = next(iter(r["at"] for (t, _, s, _), r in self.results.items() if t == task and s < 100))
-        return max(temperatures, key=lambda T: self.mean(task, method, measure, T))
+        return max(TEMPERATURES, key=lambda T: self.mean(task, method, measure, T))
 
     def methods(self, task: str) -> list[str]:
         return [method for method in METHODS if self.seeds(task, method)]
@@ -84,7 +84,9 @@ def pass_of(n: int, c: int, k: int) -> float:
     return pass_at_k(n, c, k)
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table."""
+    """A Markdown table, or that there is nothing for it yet."""
+    if not rows:
+        return "*Not measured yet.*"
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
 
 def span(mean: float, low: float, high: float, seeds: int, firm: bool) -> str:
@@ -131,9 +133,9 @@ def differences(stored: Stored, task: str) -> str:
 def temperatures(stored: Stored, task: str) -> str:
     """best@1, best@30 (or pass@30) and W@30 of every method at every temperature."""
     measures = ("best@1", "pass@30" if task == "code" else "best@30", "W@30", "diversity")
-    known = next(iter(r["at"] for (t, _, s, _), r in stored.results.items() if t == task and s < 100))
-    return table(["method", *(f"{measure} at {T}" for measure in measures for T in known)], [
-        [title(method), *(f"{stored.mean(task, method, measure, T):.3f}" for measure in measures for T in known)]
+    every = [(measure, T) for measure in measures for T in TEMPERATURES]
+    return table(["method", *(f"{measure} at {T}" for measure, T in every)], [
+        [title(method), *(f"{stored.mean(task, method, measure, T):.3f}" for measure, T in every)]
         for method in stored.methods(task)])
 
 def tuned(stored: Stored, task: str) -> dict[str, dict[float, dict[str, float]]]:
@@ -328,8 +330,9 @@ def figures(stored: Stored, folder: Path) -> list[Path]:
             report["policies"][method] = {key: {"mean": value.mean().item(),
                                                 "interval": bootstrap_interval(value, groups)}
                                           for key, value in values.items()}
+        seeds = {len(stored.seeds(task, name)) for name in methods}
         report["settings"] = {"problems": measured["grpo"]["best@1"].shape[1], "split": "test", "size": 30,
-                              "temperature": 0.7, "seeds": min(len(stored.seeds(task, name)) for name in methods)}
+                              "temperature": 0.7, "seeds": min(seeds), "uneven": len(seeds) > 1}
         written += [folder / f"{task}_best_at_k.png", folder / f"{task}_diversity.png"]
         plots.best_at_k(report, written[-2])
         logs = {}
