@@ -112,7 +112,8 @@ def training(logs: dict[str, list[dict]], temperature: float, path: Path, window
                 ax.plot(*smooth.T, **_line(name), markevery=max(1, len(smooth) // 10))
             if logs:
                 start = sum(rows[0][key] for rows in logs.values()) / len(logs)
-                ax.axhline(start, color=color("start"), ls="--", label="start model (step 1)" if window > 1 else "steps 1 to 10")
+                ax.axhline(start, color=color("start"), ls="--",
+                           label="start model (step 1)" if window > 1 else "mean of steps 1 to 10")
             ax.set(title=f"{heading} (temperature {temperature:g})", xlabel="training step", ylabel=unit)
         axes[0, 0].set_ylim(0, None)
         _finish(figure, axes, path, "Running mean of 10 steps; tables and other figures sample held-out problems, "
