@@ -187,9 +187,7 @@ def write(document: bool) -> None:
 
     found = {(Path(cell.task).stem, cell.method, cell.seed, cell.flags): load(cell) for cell in cells()}
     stored = results.Stored({key: result for key, result in found.items() if result})
-    for task in ("maze", "code"):
-        if stored.methods(task):
-            print(f"\n{task}\n{results.headline(stored, task)}")
+    print(f"\n{results.headline(stored)}")
     if document:
         for path in (Path("docs/results.md"), Path("README.md")):
             write_text(path, results.fill(stored, path))

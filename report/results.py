@@ -218,12 +218,15 @@ def geometries(stored: Stored) -> list[tuple]:
                 task, ("vpo", "0.7", ()), ("grpo", "0.7", ()), measure) for measure in ("W@30", "best@30"))))
     return sorted(found, key=lambda row: row[1])
 
-def headline(stored: Stored, task: str) -> str:
-    """The few rows and columns that the README shows."""
-    columns = ["best@1", "best@3", "best@30", *(["pass@30"] * (task != "maze")), "W@30", "diversity"]
-    return table(["", *columns], [[title(method), *(f"{stored.mean(task, method, column):.3f}" for column in columns)]
-                                  for method in ("start", "grpo", "max_at_k", "vpo", "group_vpo")
-                                  if stored.seeds(task, method)])
+def headline(stored: Stored, *_: object) -> str:
+    """The few rows and columns that the README shows, of the maze and of programs."""
+    columns = [("maze", measure) for measure in ("best@1", "best@3", "best@30", "W@30", "diversity")]
+    columns += [("code", measure) for measure in ("best@1", "best@30", "pass@30", "diversity")]
+    columns = [column for column in columns if stored.seeds(column[0], "grpo")]
+    return table(["", *(f"{task} {measure}" for task, measure in columns)], [
+        [title(method), *(f"{stored.mean(task, method, measure):.3f}" if stored.seeds(task, method) else ""
+                          for task, measure in columns)]
+        for method in ("start", "grpo", "max_at_k", "vpo", "group_vpo")])
 
 def claims(stored: Stored, *_: object) -> str:
     """A row for every claim of the paper: what was measured, and a verdict that follows from the intervals.
