@@ -130,7 +130,7 @@ def measure_cell(cell: Cell) -> None:
     names = [cell.method] if cell.tuning or cell.method != "grpo" or cell.flags else ["start", "start_sets", "grpo"]
     at: dict[str, dict] = {}
     before = None
-    for temperature in TEMPERATURES[:1] if cell.tuning else TEMPERATURES:
+    for temperature in TEMPERATURES[:1] if cell.tuning or cell.flags else TEMPERATURES:
         settings = {"split": "validation" if cell.tuning else "test", "problems": problems, "size": flags["pool"],
                     "temperature": temperature}
         pools, groups = evaluate_run(out, flags, task, settings, "cpu", names)
@@ -154,7 +154,7 @@ def measure_cell(cell: Cell) -> None:
 
 def condensed(values: dict, pool, means: bool, few: bool) -> dict[str, list]:
     """Per-problem values in thousandths, and how many candidates passed; only means, or few measures, where asked."""
-    kept = [f"{kind}@{k}" for kind in ("best", "W") for k in ((1, 30) if few else CURVE)]
+    kept = ["best@1", "best@30", "W@30"] if few else [f"{kind}@{k}" for kind in ("best", "W") for k in CURVE]
     passed = ((pool.rewards >= 1) | ~pool.objective_mask[:, None]).all(-1).sum(1)
     whole = {key: (1000 * values[key]).round().long() for key in (*kept, "diversity")} | {"passed": passed}
     return {key: [round(value.double().mean().item(), 2)] if means else value.tolist() for key, value in whole.items()}
