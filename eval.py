@@ -217,8 +217,9 @@ def reward_geometry(name: str, task_name: str, device: str, problems: int) -> No
         flags, folder = load_config(Path(name))["flags"], str(Path(name) / "start")
         task = task_of(flags)
     else:
-        if name == "tiny":
-            raise UserError("--reward-geometry tiny: it knows nothing before its warm start; name the folder of a run")
+        if name == "tiny" or name.startswith(("runs/", ".", "/")) and not Path(name).exists():
+            raise UserError(f"--reward-geometry {name}: no run or model; python train.py --steps 1 --eval-problems 0 "
+                            "--out FOLDER makes the start of a run, then name its folder")
         args, folder = train_parser().parse_args(["--task", task_name, "--model", name]), name
         fill_in(args, task := task_of(vars(args)), device == "cuda")
         flags = vars(args)

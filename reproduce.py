@@ -104,7 +104,7 @@ def load(cell: Cell) -> dict | None:
         result = json.loads(gzip.decompress(path_of(cell).read_bytes()))
     except (OSError, EOFError, ValueError) as error:
         raise UserError(f"{path_of(cell)}: damaged ({error}); restore or delete it") from error
-    return result if (result["version"], result["command"]) == (VERSION, cell.command) else None
+    return result if (result.get("version"), result.get("command")) == (VERSION, cell.command) else None
 
 def store(cell: Cell, result: dict) -> None:
     """Write a result whole or not at all, and the same bytes for the same numbers."""
@@ -187,6 +187,8 @@ def write(document: bool) -> None:
 
     found = {(Path(cell.task).stem, cell.method, cell.seed, cell.flags): load(cell) for cell in cells()}
     stored = results.Stored({key: result for key, result in found.items() if result})
+    if not stored.results:
+        raise UserError(f"{RESULTS}: holds no result of this version, so there is nothing to write; leave --write out")
     print(f"\n{results.headline(stored)}")
     if document:
         for path in (Path("docs/results.md"), Path("README.md")):
@@ -201,8 +203,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", default="", help="folder of the results; not given: results, and the document follows")
     parser.add_argument("--only", default="", help="cells whose names match a regular expression")
     parser.add_argument("--jobs", type=count(1, 256), default=2, help="cells side by side, one thread each")
-    parser.add_argument("--write", action="store_true", help="write the document from what is stored, train nothing")
-    parser.add_argument("--list", action="store_true", help="say what is stored, train nothing")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--write", action="store_true", help="write the document from what is stored, train nothing")
+    instead.add_argument("--list", action="store_true", help="say what is stored, train nothing")
     parser.add_argument("--cell", default="", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     as_command(parser, lambda: run(args))
@@ -212,6 +215,8 @@ def run(args: argparse.Namespace) -> None:
     global RESULTS
     document, grid = not (args.out or args.quick), cells()
     RESULTS = Path(args.out) if args.out else QUICK if args.quick else RESULTS
+    if RESULTS.is_file():
+        raise UserError(f"--out {RESULTS}: a file; name a folder")
     if args.cell:
         return measure_cell(next(cell for cell in grid if cell.name == args.cell))
     if args.quick:

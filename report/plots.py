@@ -116,8 +116,9 @@ def training(logs: dict[str, list[dict]], temperature: float, path: Path, window
                            label="start model (step 1)" if window > 1 else "mean of steps 1 to 10")
             ax.set(title=f"{heading} (temperature {temperature:g})", xlabel="training step", ylabel=unit)
         axes[0, 0].set_ylim(0, None)
-        _finish(figure, axes, path, "Running mean of 10 steps; tables and other figures sample held-out problems, "
-                                    "at their own temperature")
+        means = "Running means" if window > 1 else "Means"
+        _finish(figure, axes, path, f"{means} of 10 steps; tables and other figures sample held-out problems, at their "
+                                    "own temperature")
 
 def reward_vectors(pools: dict[str, Tensor], labels: list[str], path: Path, index: int) -> None:
     """One problem's reward vectors, a panel per policy, in the two objectives that conflict most over all problems.

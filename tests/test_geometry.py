@@ -59,12 +59,13 @@ def test_no_signal_is_said():
 
 def test_of_a_run_and_of_a_model(capsys):
     """Before any training of a method, and for a bare model with --task; a folder that is neither is named."""
-    train.main(["--out", "run", *QUICK, "--eval-problems", "0", "--steps", "1"])
+    train.main(["--task", "toy", "--out", "run", *QUICK, "--eval-problems", "0", "--steps", "1"])
     evaluation.main(["run", "--reward-geometry", "--problems", "3"])
     own = capsys.readouterr().out
-    assert "run: the start model on 3 validation problems, 12 answers each" in own and "avoid_lava" in own
-    evaluation.main(["run/start", "--reward-geometry", "--problems", "2"])
-    assert "of 4" in capsys.readouterr().out
+    assert "run: the start model on 3 validation problems, 12 answers each" in own and "block_1" in own
+    evaluation.main(["run/start", "--reward-geometry", "--task", "toy", "--problems", "2"])
+    assert "of 3" in capsys.readouterr().out
     fails(["nothing", "--reward-geometry"], capsys, "--model nothing", command=evaluation.main)
-    fails(["tiny", "--reward-geometry"], capsys, "--reward-geometry tiny", command=evaluation.main)
+    for name in ("tiny", "runs/none"):
+        fails([name, "--reward-geometry"], capsys, f"--reward-geometry {name}: no run", command=evaluation.main)
     fails(["run/start", "--reward-geometry", "--task", "tou"], capsys, "--task tou", command=evaluation.main)

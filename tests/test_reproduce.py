@@ -124,10 +124,14 @@ def test_a_cell_that_fails_does_not_stop_the_others(tmp_path, monkeypatch, capsy
     reproduce.path_of(cell).write_bytes(gzip.compress(json.dumps({"version": 0, "command": []}).encode()))
     reproduce.main(["--quick", "--list"])
     assert "maze-vpo-seed0.json.gz: of another version or setting" in capsys.readouterr().out
-    for pattern, text in (("nothing", "--only nothing: no cell"), ("[", "--only [: no regular expression")):
+    for flags, text in ((["--only", "nothing"], "--only nothing: no cell"), (["--only", "["], "no regular expression"),
+                        (["--list", "--write"], "not allowed with"), (["--out", "note"], "--out note: a file")):
+        Path("note").touch()
         with pytest.raises(SystemExit):
-            reproduce.main(["--only", pattern])
+            reproduce.main(flags)
         assert text in capsys.readouterr().err
+    reproduce.RESULTS = Path("results")
+    reproduce.path_of(cell).parent.mkdir(exist_ok=True)
     reproduce.path_of(cell).write_bytes(b"cut off")
     with pytest.raises(UserError, match=r"maze-vpo-seed0.json.gz: damaged"):
         reproduce.load(cell)
@@ -183,5 +187,8 @@ def test_every_table_and_figure_of_the_whole_grid(tmp_path, monkeypatch):
     assert len(written) == 5 and all(path.exists() for path in written)
     rates = results.learning_rates(data, "maze")
     assert rates.count("| **") == len(results.tuned(data, "maze")) == len(ADVANTAGES)
+    monkeypatch.setattr(reproduce, "load", lambda cell: None)
+    with pytest.raises(UserError, match="nothing to write"):
+        reproduce.write(True)
     few = made_up([cell for cell in reproduce.cells() if cell.method in ("grpo", "vpo") and not cell.tuning])
     assert results.claims(few) and results.differences(few, "code") and results.learning_rates(few, "maze")
