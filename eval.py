@@ -10,7 +10,7 @@ the minimum, and a duplicate is a candidate like any other: both have cost the s
 
 import signal
 
-from engine.flags import as_command, eval_parser, fill_in, train_parser
+from engine.flags import as_command, eval_parser
 
 if __name__ == "__main__":
     eval_parser(__doc__).parse_args()  # --help and mistakes are answered here: what follows takes seconds to import
@@ -26,7 +26,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from engine.models import check_device, load_policy
-from engine.runs import check_folder, checkpoints, comparable, load_config, read_log, task_of, write_text, writing
+from engine.runs import check_folder, checkpoints, comparable, read_log, start_of, write_text, writing
 from engine.tiny import is_tiny
 from report import plots
 from report.geometry import describe
@@ -124,8 +124,7 @@ def sample_pool(model, tokenizer, task: Task, problems: list[Problem], *, m: int
     """`size` candidates for each problem from rollouts of m answers; `goals`: each has a weighting in its prompt."""
     generator, k = torch.Generator(model.device).manual_seed(seed), len(task.objectives)
     told = sample_weights(size, k, generator=torch.Generator().manual_seed(seed)).tolist() if goals else [None]
-    G, chunk = math.ceil(size / m), max(1, micro_batch // size)
-    answers, parts = [], []
+    G, chunk, answers, parts = math.ceil(size / m), max(1, micro_batch // size), [], []
     for i in tqdm(range(0, len(problems), chunk), desc=desc, unit="batch", leave=False):
         part = problems[i:i + chunk]
         prompts = [build_prompt(tokenizer, task, problem, m, goal) for problem in part for goal in told]
@@ -213,16 +212,7 @@ def evaluate_runs(runs: list[Path], *, device: str = "cpu", out: Path | None = N
 
 def reward_geometry(name: str, task_name: str, device: str, problems: int) -> None:
     """Print what a start model's rollouts on validation problems, sampled as in training, say of the task's reward."""
-    if (Path(name) / "config.json").exists() and (Path(name) / "start").is_dir():
-        flags, folder = load_config(Path(name))["flags"], str(Path(name) / "start")
-        task = task_of(flags)
-    else:
-        if name == "tiny" or name.startswith(("runs/", ".", "/")) and not Path(name).exists():
-            raise UserError(f"--reward-geometry {name}: no run or model; python train.py --steps 1 --eval-problems 0 "
-                            "--out FOLDER makes the start of a run, then name its folder")
-        args, folder = train_parser().parse_args(["--task", task_name, "--model", name]), name
-        fill_in(args, task := task_of(vars(args)), device == "cuda")
-        flags = vars(args)
+    flags, task, folder = start_of(name, task_name, device == "cuda")
     model, tokenizer = load_policy(folder, task, device=device, dtype=flags["dtype"])
     pool = sample_pool(model, tokenizer, task, take_problems(task, "validation", problems), m=1, seed=flags["seed"],
                        size=4 * flags["group_size"], temperature=flags["temperature"], desc="rollouts",

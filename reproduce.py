@@ -155,8 +155,8 @@ def measure_cell(cell: Cell) -> None:
 def condensed(values: dict, pool, means: bool, few: bool) -> dict[str, list]:
     """Per-problem values in thousandths, and how many candidates passed; only means, or few measures, where asked."""
     kept = ["best@1", "best@30", "W@30"] if few else [f"{kind}@{k}" for kind in ("best", "W") for k in CURVE]
-    passed = ((pool.rewards >= 1) | ~pool.objective_mask[:, None]).all(-1).sum(1)
-    whole = {key: (1000 * values[key]).round().long() for key in (*kept, "diversity")} | {"passed": passed}
+    whole = {key: (1000 * values[key]).round().long() for key in (*kept, "diversity")} | {
+        "passed": (values["pass@1"] * pool.scalars.shape[1]).round().long()}
     return {key: [round(value.double().mean().item(), 2)] if means else value.tolist() for key, value in whole.items()}
 
 def run_grid(pending: list[Cell], jobs: int) -> list[Cell]:
@@ -167,7 +167,7 @@ def run_grid(pending: list[Cell], jobs: int) -> list[Cell]:
     def measured(cell: Cell) -> None:
         if load(cell):  # another reproduce.py was faster
             return
-        log = cell.run.with_suffix(".log")
+        log = cell.run.with_name(f"{cell.run.name}.log")
         with log.open("w") as file:
             code = subprocess.run([sys.executable, "reproduce.py", "--out", str(RESULTS), "--cell", cell.name],
                                   stdout=file, stderr=file, env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode
@@ -180,20 +180,24 @@ def run_grid(pending: list[Cell], jobs: int) -> list[Cell]:
         list(workers.map(measured, pending))
     return failed
 
+def all_stored() -> dict[tuple, dict]:
+    """Every stored result of this version by (task, method, seed, flags): what report.results.Stored takes."""
+    found = {(Path(cell.task).stem, cell.method, cell.seed, cell.flags): load(cell) for cell in cells()}
+    return {key: result for key, result in found.items() if result}
+
 def write(document: bool) -> None:
     """Print the headline; docs/results.md, README.md and their figures too, from the stored results alone."""
     from engine.runs import write_text
     from report import results
 
-    found = {(Path(cell.task).stem, cell.method, cell.seed, cell.flags): load(cell) for cell in cells()}
-    stored = results.Stored({key: result for key, result in found.items() if result})
+    stored = results.Stored(all_stored())
     if not stored.results:
         raise UserError(f"{RESULTS}: holds no result of this version, so there is nothing to write; leave --write out")
     print(f"\n{results.headline(stored)}")
     if document:
         for path in (Path("docs/results.md"), Path("README.md")):
             write_text(path, results.fill(stored, path))
-        print(f"\n{len(stored.results)} of {len(found)} cells stored; written: docs/results.md, README.md, "
+        print(f"\n{len(stored.results)} of {len(cells())} cells stored; written: docs/results.md, README.md, "
               f"{', '.join(map(str, results.figures(stored, Path('figures'))))}")
 
 def main(argv: list[str] | None = None) -> None:

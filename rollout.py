@@ -106,10 +106,12 @@ def score_texts(task: Task, problems: list[Problem], texts: list[str], m: int) -
     return score(task, problems, [[parse_answers(text, task, m) for text in texts[i:i + G]]
                                   for i in range(0, len(texts), G)], m)
 
-def demonstrations(task: Task, tokenizer: PreTrainedTokenizerBase, m: int, seed: int, step: int) -> tuple[list, list]:
+def demonstrations(task: Task, tokenizer: PreTrainedTokenizerBase, m: int, seed: int, step: int, *,
+                   goals: bool = False) -> tuple[list[str], list[str]]:
     """Prompts (16) and texts (16 * 3) that one step of the warm start imitates; UserError for one that is too long.
 
     Two thirds of the steps show single answers, one third sets of m independent ones: no deliberate diversity in a set.
+    `goals`: every prompt names a random weighting, which its answers do not heed.
     """
     m = m if step % 3 == 2 else 1
     rng = random.Random(f"demonstrations-{seed}-{step}")
@@ -119,5 +121,7 @@ def demonstrations(task: Task, tokenizer: PreTrainedTokenizerBase, m: int, seed:
         if not isinstance(answer, str) or len(answer.split()) > task.answer_words:
             raise UserError(f"task {task.name}: the demonstration {answer!r:.80} must be text of at most "
                             f"answer_words = {task.answer_words} words")
-    return ([build_prompt(tokenizer, task, problem, m) for problem in problems],
+    told = [[rng.expovariate(1) for _ in task.objectives] if goals else None for _ in problems]
+    told = [goal and [x / sum(goal) for x in goal] for goal in told]
+    return ([build_prompt(tokenizer, task, *asked) for asked in zip(problems, [m] * 16, told, strict=True)],
             [write_answers(task, group) for group in answers])

@@ -108,10 +108,10 @@ def train(args: argparse.Namespace, method: str, task: Task, out: Path, device: 
     """
     run = out / method
     run.mkdir(exist_ok=True)
+    if method == "goal_conditioned" and args.model == "tiny" and not (run / "start").exists():
+        write_start(args, task, run / "start", load_policy(str(out / "start"), task), goals=True)  # else it reads none
     learner = runs.load(args, task, run, device)
     first = learner.step
-    for name in ("metrics.jsonl", "samples.jsonl"):
-        runs.keep_steps_to(run / name, first)
     answered, bar = 0.0, tqdm(range(first, args.steps), initial=first, total=args.steps, desc=method, unit="step")
     for t in bar:
         began = time.perf_counter()
@@ -158,6 +158,14 @@ def start_model(args: argparse.Namespace, task: Task):
             given_rollouts(model, tokenizer, *demonstrations(task, tokenizer, args.m, args.seed, step))
     return model, tokenizer
 
+def write_start(args: argparse.Namespace, task: Task, folder: Path, start: tuple, goals: bool = False) -> None:
+    """What all methods start from, after the tiny model's warm start; `goals`: on prompts that name a weighting."""
+    if args.model == "tiny" and args.warm_steps:
+        show = functools.partial(demonstrations, task, start[1], 1 if goals else args.m, args.seed, goals=goals)
+        start = warm_start(task, Path(args.task).stem, show, *start, recipe=[args.m, args.seed],
+                           steps=math.ceil(args.warm_steps / 4) if goals else args.warm_steps)
+    runs.write_folder(folder, lambda folder: save_policy(*start, folder))
+
 def run(argv: list[str]) -> None:
     """The command."""
     args, given = parse(argv, __doc__)
@@ -180,11 +188,7 @@ def run(argv: list[str]) -> None:
         start = start_model(args, task) if new else None
         with runs.claim(out, args, argv, config, joined):
             if new:
-                if args.model == "tiny" and args.warm_steps:
-                    show = functools.partial(demonstrations, task, start[1], args.m, args.seed)
-                    start = warm_start(task, Path(args.task).stem, show, *start, steps=args.warm_steps,
-                                       recipe=[args.m, args.seed])
-                runs.write_folder(out / "start", lambda folder: save_policy(*start, folder))
+                write_start(args, task, out / "start", start)
                 start = None
             train_methods(args, task, out, device)
         if args.eval_problems:

@@ -70,8 +70,10 @@ def subset_best(scores: Tensor, s: int) -> Tensor:
         raise ValueError(f"subset s = {s}: must be 1 to {G - 1}; as large as the group, G = {G}, it carries no signal")
     if s == 1:
         return scores
-    share = torch.tensor([[(math.comb(i, s - 1) if i == j else math.comb(j - 1, s - 2) if j > i else 0) /
-                           math.comb(G - 1, s - 1) for j in range(G)] for i in range(G)], dtype=torch.float64)
+    rank = torch.arange(G, dtype=torch.float64)
+    logs = [torch.lgamma(n + 1) - torch.lgamma(n - c + 1) for n, c in ((rank, s - 1), (rank - 1, s - 2))]  # n! / (n-c)!
+    alone, later = ((log - logs[0][-1]).exp() for log in logs)
+    share = alone.diag() + (s - 1) * later.expand(G, G).triu(1)  # (G, G)
     first = scores[:, :1]  # as in group_normalize: equal scores must stay equal
     ranked, order = (scores - first).transpose(1, -1).contiguous().sort(-1)  # (P, ..., G)
     best = ranked @ share.to(scores).T  # of the i-th lowest

@@ -1,7 +1,8 @@
 """Run folders: what a run writes, whole or not at all, who may write to it, and what may join it later.
 
 A folder holds config.json (all flags, and a history of the commands that wrote to it), start/ (the start model), and
-for each method metrics.jsonl, samples.jsonl and checkpoint-STEP/ with the checksum of every file.
+for each method metrics.jsonl, samples.jsonl and checkpoint-STEP/ with the checksum of every file; goal_conditioned may
+have a start/ of its own.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from engine.flags import FREE, text_of
+from engine.flags import FREE, fill_in, text_of, train_parser
 from engine.models import load_policy, save_policy
 from engine.update import AdamW
 from rewards import Task, UserError, load_task
@@ -157,6 +158,19 @@ def comparable(runs: list[Path], out: Path | None, given: dict) -> list[tuple[Pa
             raise UserError(f"{run}: has other problems than {runs[0]}, their mean says nothing")
     return plans
 
+def start_of(name: str, task_name: str, cuda: bool) -> tuple[dict, Task, str]:
+    """Flags, task, and the folder or Hub id of what a run started from, or of a model with the defaults of a task.
+    UserError if there is no such run or model."""
+    if (Path(name) / "config.json").exists() and (Path(name) / "start").is_dir():
+        flags = load_config(Path(name))["flags"]
+        return flags, task_of(flags), str(Path(name) / "start")
+    if name == "tiny" or name.startswith(("runs/", ".", "/")) and not Path(name).exists():
+        raise UserError(f"--reward-geometry {name}: no run or model; python train.py --steps 1 --eval-problems 0 "
+                        "--out FOLDER makes the start of a run, then name its folder")
+    args = train_parser().parse_args(["--task", task_name, "--model", name])
+    fill_in(args, task := task_of(vars(args)), cuda)
+    return vars(args), task, name
+
 def read_config(out: Path) -> dict:
     """The config.json of the run in an output folder; {} if there is none. UserError if it holds something else."""
     if not (out / "config.json").exists():
@@ -229,11 +243,12 @@ class Learner:
     step: int  # updates done
 
 def load(args: argparse.Namespace, task: Task, run: Path, device: str) -> Learner:
-    """From the newest checkpoint of a method's folder, else the start model beside it. UserError if one is damaged."""
+    """From the newest checkpoint of a method's folder, else the start model; its logs are cut there. UserError if
+    a file is damaged."""
     for leftover in run.glob("checkpoint-*.tmp*"):  # of a process that was killed while saving
         shutil.rmtree(leftover)
-    start, saved = run.parent / "start", checkpoints(run)[-1:]
-    for folder in [start, *saved]:
+    start, saved = run / "start" if (run / "start").exists() else run.parent / "start", checkpoints(run)[-1:]
+    for folder in (start, *saved):
         check_folder(folder)
     lean, reference = {"device": device, "dtype": args.dtype}, None
     model, tokenizer = load_policy(str(saved[0] if saved else start), task, seed=args.seed, lora_rank=args.lora_rank,
@@ -245,6 +260,8 @@ def load(args: argparse.Namespace, task: Task, run: Path, device: str) -> Learne
         state = torch.load(saved[0] / "trainer.pt", map_location="cpu", mmap=True, weights_only=True)
         learner.optimizer.load_state_dict(state["optimizer"])
         learner.step = state["step"]
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        keep_steps_to(run / name, learner.step)
     return learner
 
 def save(learner: Learner, run: Path) -> None:

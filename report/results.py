@@ -11,7 +11,7 @@ from torch import Tensor
 from eval import bootstrap_interval, pass_at_k
 from report import plots
 from report.plots import title
-from vpo import SAMPLERS, group_normalize, set_reward_exact, vpo_advantage
+from vpo import SAMPLERS, answers_per_rollout, group_normalize, set_reward_exact, vpo_advantage
 
 SINGLE = ("grpo", "dr_grpo", "maxrl", "gdpo", "random_weighting", "goal_conditioned", "max_at_k")
 METHODS = ("start", "start_sets", *SINGLE, "multi_rlvr", "vpo", "group_vpo")
@@ -64,10 +64,13 @@ class Stored:
         """
         seeds = [seed for seed in self.seeds(task, ours[0], ours[2]) if seed in self.seeds(task, theirs[0], theirs[2])]
         a, b = (self.values(task, method, measure, T, flags, seeds) for method, T, flags in (ours, theirs))
-        low, high = bootstrap_interval(a - b, self.groups(task), samples=2000)
-        each = (a - b).mean(1)
-        firm = (low > 0 and bool((each > 0).all())) or (high < 0 and bool((each < 0).all()))
-        return (a - b).mean().item(), low, high, len(seeds), firm
+        return self.interval(task, a - b)
+
+    def interval(self, task: str, values: Tensor) -> tuple[float, float, float, int, bool]:
+        """Of differences (seeds, N), what `difference` returns."""
+        low, high = bootstrap_interval(values, self.groups(task), samples=2000)
+        sign, each = 1 if low > 0 else -1, values.mean(1)
+        return values.mean().item(), low, high, len(values), (low > 0 or high < 0) and bool((sign * each > 0).all())
 
     def best_temperature(self, task: str, method: str, measure: str) -> str:
         return max(TEMPERATURES, key=lambda T: self.mean(task, method, measure, T))
@@ -79,9 +82,7 @@ class Stored:
         return [pair for pair in PAIRS if all(self.seeds(task, method) for method in pair)]
 
 
-@functools.cache
-def pass_of(n: int, c: int, k: int) -> float:
-    return pass_at_k(n, c, k)
+pass_of = functools.cache(pass_at_k)
 
 def table(head: list[str], rows: list[list[str]]) -> str:
     """A Markdown table, or that there is nothing for it yet."""
@@ -164,7 +165,7 @@ def learning_rates(stored: Stored, task: str) -> str:
     return table(["method", "peak lr", "best@1", "best@3", "best@30", "W@3", "W@30", "diversity"], rows)
 
 def ablations(stored: Stored, task: str = "maze") -> str:
-    """Every setting that was varied beside the default of its method: means over its seeds, cost of the training."""
+    """Every setting that was varied beside the default of its method: means over its seeds."""
     settings = sorted({(method, flags) for t, method, seed, flags in stored.results
                        if t == task and seed < 100 and (flags or method in ("vpo", "group_vpo", "grpo"))},
                       key=lambda setting: (METHODS.index(setting[0]), str(setting[1])))
@@ -182,7 +183,7 @@ def cost(stored: Stored, task: str) -> str:
         if method.startswith("start"):
             continue
         results = [stored.results[task, method, seed, ()] for seed in stored.seeds(task, method)]
-        m = 1 if method in (*SINGLE, "group_vpo") else 3 if task != "toy" else 5
+        m = answers_per_rollout(method, 5 if task == "toy" else 3)
         rows.append([title(method), f"{sum(r['rollouts'] for r in results) * m / len(results):,.0f}",
                      f"{sum(r['tokens'] for r in results) / len(results):,.0f}",
                      f"{sum(r['seconds']['training'] / r['steps'] for r in results) / len(results):.2f}"])
@@ -260,11 +261,8 @@ def claims(stored: Stored, *_: object) -> str:
         seeds = [seed for seed in stored.seeds(task, "vpo") if seed in stored.seeds(task, scalar[task])]
         ours, theirs = ([stored.values(task, name, f"best@{k}", seeds=seeds) for k in (3, 30)]
                         for name in ("vpo", scalar[task]))
-        wider = (ours[1] - theirs[1]) - (ours[0] - theirs[0])
-        low, high = bootstrap_interval(wider, stored.groups(task))
-        same = bool((wider.mean(1) > 0).all() | (wider.mean(1) < 0).all())
-        lead = (ours[1] - theirs[1]).mean().item()
-        found.append((task, lead, (wider.mean().item(), low, high, len(seeds), same and (low > 0 or high < 0))))
+        before, after = (a - b for a, b in zip(ours, theirs, strict=True))
+        found.append((task, after.mean().item(), stored.interval(task, after - before)))
     add("C2", "VPO's lead over it widens with k",
         [(f"{task}, from k = 3 to k = 30 {span(*d)}, at 30 it is {lead:+.3f}", shown(d) and lead > 0)
          for task, lead, d in found])
@@ -327,8 +325,8 @@ def figures(stored: Stored, folder: Path) -> list[Path]:
         methods = [method for method in stored.methods(task) if method != "start_sets"]
         if not {"start", "grpo", "vpo"} <= set(methods):
             continue
-        keys = [key for key in next(iter(stored.results[task, "grpo", stored.seeds(task, "grpo")[0], ()]
-                                         ["at"]["0.7"].values())) if "@" in key]
+        one = stored.results[task, "grpo", stored.seeds(task, "grpo")[0], ()]
+        keys = [key for key in one["at"]["0.7"]["grpo"] if "@" in key]
         keys += [key.replace("best", "pass") for key in keys if key.startswith("best")]
         measured = {method: {key: stored.values(task, method, key) for key in keys} for method in methods}
         groups, report = stored.groups(task), {"policies": {}}
@@ -337,7 +335,7 @@ def figures(stored: Stored, folder: Path) -> list[Path]:
                                                 "interval": bootstrap_interval(value, groups)}
                                           for key, value in values.items()}
         seeds = {len(stored.seeds(task, name)) for name in methods}
-        report["settings"] = {"problems": measured["grpo"]["best@1"].shape[1], "split": "test", "size": 30,
+        report["settings"] = {"problems": measured["grpo"]["best@1"].shape[1], "split": "test", "size": one["size"],
                               "temperature": 0.7, "seeds": min(seeds), "uneven": len(seeds) > 1}
         written += [folder / f"{task}_best_at_k.png", folder / f"{task}_diversity.png"]
         plots.best_at_k(report, written[-2])

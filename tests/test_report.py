@@ -87,12 +87,15 @@ def test_every_figure_is_written_and_none_stays_open(tmp_path, suffix, drawn):
     written = [path.read_bytes() for path in paths]
     assert all(len(data) > 1000 for data in written)
     if suffix == "svg":  # written again it is the same file
+        plots.best_at_k(make_report(), paths[0])
         plots.training(logs, 1.0, paths[1])
-        assert paths[1].read_bytes() == written[1]
+        plots.reward_vectors(pools, ["a", "b", "c"], paths[2], 1)
+        assert plots.answers(given, [1, 2, 3, 4, 5], Squares(), paths[3], columns=2)
+        assert [path.read_bytes() for path in paths] == written
     assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
     small = [(text.get_text(), text.get_size()) for figure in drawn for text in figure.findobj(Text)
              if text.get_text() and text.get_size() < 8]
-    assert len(drawn) == 4 + (suffix == "svg") and not small
+    assert len(drawn) == 4 * (1 + (suffix == "svg")) and not small
 
 
 def test_best_at_k_marks_the_crossing_and_names_the_bands(tmp_path, drawn):

@@ -22,8 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def stored() -> results.Stored:
     """What lies in results/, of this version."""
-    return results.Stored({(Path(cell.task).stem, cell.method, cell.seed, cell.flags): result
-                           for cell in reproduce.cells() if (result := reproduce.load(cell))})
+    return results.Stored(reproduce.all_stored())
 
 
 @pytest.mark.parametrize("name", ["docs/results.md", "README.md"])
@@ -187,7 +186,7 @@ def test_every_table_and_figure_of_the_whole_grid(tmp_path, monkeypatch):
     assert len(written) == 5 and all(path.exists() for path in written)
     rates = results.learning_rates(data, "maze")
     assert rates.count("| **") == len(results.tuned(data, "maze")) == len(ADVANTAGES)
-    monkeypatch.setattr(reproduce, "load", lambda cell: None)
+    monkeypatch.setattr(reproduce, "all_stored", dict)
     with pytest.raises(UserError, match="nothing to write"):
         reproduce.write(True)
     few = made_up([cell for cell in reproduce.cells() if cell.method in ("grpo", "vpo") and not cell.tuning])

@@ -20,6 +20,9 @@ import eval as evaluation
 import train
 import vpo
 from engine.runs import checkpoints
+from engine.tiny import tiny_tokenizer
+from rewards import load_task
+from rollout import demonstrations
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = ["--size", "5", "--m", "2", "--warm-steps", "3", "--steps", "4", "--prompts-per-step", "2", "--group-size",
@@ -292,6 +295,13 @@ def test_a_goal_is_told_and_paid(monkeypatch):
     torch.testing.assert_close(torch.tensor(goals), paid[0])
     prompt = json.loads(Path("run/eval.json").read_text())["policies"]
     assert list(prompt) == ["start", "start_sets", "goal_conditioned"]
+    assert Path("run/goal_conditioned/start/checksums.json").is_file()  # it has imitated prompts that name weights
+    task = load_task("maze")
+    plain, goal = (demonstrations(task, tiny_tokenizer(task), 1, 0, 0, goals=goals) for goals in (False, True))
+    assert plain[1] == goal[1]
+    for without, told in zip(plain[0], goal[0], strict=True):
+        levels = [int(word.removeprefix("answers=")) for word in told.removeprefix(without).split()]
+        assert len(levels) == 4 and 8 <= sum(levels) <= 14  # 1 + 7 w each, rounded
 
 
 def test_a_new_method_slots_in(monkeypatch, capsys):

@@ -351,7 +351,8 @@ def test_shapes_are_checked():
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
-@pytest.mark.parametrize("options", [{"subset": 2}, {"alpha": 0.5}, {"sampler": "sobol"}])
+@pytest.mark.parametrize("options", [{}, {"alpha": 0.5}, {"sampler": "sobol"},
+                                     {"sampler": "sobol", "alpha": 0.5}, {"subset": 2}])
 def test_one_traced_graph_with_the_same_numbers(options):
     """fullgraph=True raises at any graph break; the seed must draw the same weightings inside a graph as outside."""
     rewards, mask = random_rewards(13, 3, 4, 2, 3), random_rewards(14, 3, 4, 2) > 0.2
