@@ -213,6 +213,21 @@ def against(points: dict[str, tuple[float, float, float, float]], path: Path, xl
         ax.margins(x=0.15)
         _finish(figure, axes, path, caption)
 
+def settings(panels: dict[str, dict[str, dict[str, tuple]]], path: Path, caption: str) -> None:
+    """A panel for every flag that was varied: flag -> value -> measure -> (mean, low, high)."""
+    columns, looks = math.ceil(len(panels) / 2), (("s", "grpo"), ("o", "vpo"), ("^", "max_at_k"))
+    with _figure(2, columns, (2.4 * columns + 1, 5.6), sharey=True) as (figure, axes):
+        for ax, (heading, values) in zip(axes.flat, panels.items(), strict=False):
+            for name, (mark, shade) in zip(next(iter(values.values())), looks, strict=False):
+                means, low, high = torch.tensor([each[name][:3] for each in values.values()]).T.numpy()
+                ax.errorbar(list(values), means, [means - low, high - means], label=name, marker=mark,
+                            color=color(shade), capsize=3)
+            ax.set_title(heading)
+            ax.margins(x=0.15)
+        for ax in axes.flat[len(panels):]:
+            ax.set_axis_off()
+        _finish(figure, axes, path, caption)
+
 def typical_problem(pools: dict[str, Tensor]) -> int:
     """The problem of median gap in diversity between first and last method, not a hand-picked one: pools (N, n, k)."""
     methods = [rewards for name, rewards in pools.items() if not name.startswith("start")]

@@ -19,6 +19,8 @@ TEMPERATURES = ("0.7", "1", "1.3")
 PAIRS = (("vpo", "grpo"), ("vpo", "max_at_k"), ("group_vpo", "vpo"), ("group_vpo", "max_at_k"))
 HEADLINE = {"maze": ("best@1", "best@3", "best@30", "W@30"), "code": ("best@1", "best@30", "pass@1", "pass@30", "W@30"),
             "toy": ("best@30", "pass@1", "pass@30")}
+VARIED = (("vpo", "m", 3), ("vpo", "alpha", 1.0), ("vpo", "n-weights", 100), ("vpo", "sampler", "iid"),
+          ("vpo", "subset", 1), ("group_vpo", "subset", 4), ("group_vpo", "group-size", 8))  # with the defaults
 TARGET = {"vpo": "W@3", "group_vpo": "W@3", "max_at_k": "best@3"}  # what a learning rate is chosen by; else best@1
 
 
@@ -176,6 +178,18 @@ def ablations(stored: Stored, task: str = "maze") -> str:
             f"{stored.mean(task, method, column, flags=flags):.3f}" for column in (*HEADLINE[task], "diversity"))])
     return table(["method", "setting", "seeds", *HEADLINE[task], "diversity"], rows)
 
+def varied(stored: Stored, task: str = "maze") -> dict[str, dict[str, dict[str, tuple]]]:
+    """Of every flag that was varied: heading -> value -> measure -> (mean, low, high, ...)."""
+    panels = {}
+    for method, flag, default in VARIED:
+        found = {default: ()} | {flags[0][1]: flags for t, name, _, flags in stored.results
+                                 if (t, name) == (task, method) and flags and flags[0][0] == flag}
+        if len(found) > 1 and stored.seeds(task, method):
+            panels[f"{title(method)}: {flag}"] = {str(value): {
+                measure: stored.interval(task, stored.values(task, method, measure, flags=found[value]))
+                for measure in ("best@1", "best@30", "W@30")} for value in sorted(found)}
+    return panels
+
 def cost(stored: Stored, task: str) -> str:
     """What every method was given: answers, tokens, seconds per step (cells ran side by side: noisy)."""
     rows = []
@@ -319,7 +333,7 @@ def fill(stored: Stored, path: Path) -> str:
     return re.sub(r"<!-- results:([\w-]+) -->\n.*?<!-- end -->", block, path.read_text(), flags=re.DOTALL)
 
 def figures(stored: Stored, folder: Path) -> list[Path]:
-    """best@k of all methods, and their diversity over training, for every task that is stored; what was written."""
+    """best@k and diversity over training for every task, ablations, reward geometry: of what is stored. The paths."""
     written = []
     for task in ("maze", "code"):
         methods = [method for method in stored.methods(task) if method != "start_sets"]
@@ -346,6 +360,9 @@ def figures(stored: Stored, folder: Path) -> list[Path]:
                                                     for key in ("diversity", "reward")}}
                             for i in range(len(curves[0]["reward"]))]
         plots.training(logs, 1.0, written[-1], window=1)
+    if panels := varied(stored):
+        written.append(folder / "ablations.png")
+        plots.settings(panels, written[-1], "maze, temperature 0.7, equal answers; 95% intervals over seeds and mazes")
     if len(points := geometries(stored)) > 2:
         written.append(folder / "reward_geometry.png")
         plots.against({name: (unseen, *d[:3]) for name, unseen, _, d, _ in points}, written[-1],

@@ -183,7 +183,7 @@ def test_every_table_and_figure_of_the_whole_grid(tmp_path, monkeypatch):
                                                           "fails", "open", "holds"]
     assert "**+0.2" in results.differences(data, "maze").splitlines()[2]
     written = results.figures(data, tmp_path)
-    assert len(written) == 5 and all(path.exists() for path in written)
+    assert len(written) == 6 and all(path.exists() for path in written)
     rates = results.learning_rates(data, "maze")
     assert rates.count("| **") == len(results.tuned(data, "maze")) == len(ADVANTAGES)
     monkeypatch.setattr(reproduce, "all_stored", dict)
