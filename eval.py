@@ -26,11 +26,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from engine.models import check_device, load_policy
-from engine.runs import check_folder, checkpoints, comparable, read_log, start_of, write_text, writing
+from engine.runs import check_folder, comparable, policies, read_log, start_of, write_text, writing
 from engine.tiny import is_tiny
 from report import plots
 from report.geometry import describe
-from rewards import Problem, Task, UserError, take_problems
+from rewards import Problem, Task, take_problems
 from rollout import build_prompt, parse_answers, rollout_length, sample, score_texts
 from vpo import ADVANTAGES, answers_per_rollout, sample_weights
 
@@ -154,12 +154,7 @@ def measure(pool: Pool, task: Task, m: int) -> dict[str, Tensor]:
 def evaluate_run(run: Path, flags: dict, task: Task, settings: dict, device: str,
                  names: list[str] | None = None) -> tuple[dict[str, Pool], Tensor | None]:
     """The pools of the start model and every method of a run, or of `names`; and which problems share a prompt (N)."""
-    folders = {"start": (run / "start", 1), "start_sets": (run / "start", flags["m"])}
-    for method in ADVANTAGES:
-        if trained := checkpoints(run / method):
-            folders[method] = (trained[-1], answers_per_rollout(method, flags["m"]))
-    if len(folders) == 2:
-        raise UserError(f"{run}: holds no checkpoint yet; let train.py get further, or --resume it")
+    folders = policies(run, flags["m"])
     folders = {name: folders[name] for name in names or folders}
     for folder, _ in folders.values():
         check_folder(folder)

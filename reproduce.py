@@ -35,12 +35,13 @@ QUICK = RUNS / "quick"
 HEADLINE = ("grpo", "max_at_k", "vpo", "group_vpo")
 OTHERS = ("dr_grpo", "maxrl", "gdpo", "random_weighting", "goal_conditioned", "multi_rlvr")
 RATES = (2.5e-4, 5e-4, 8e-4)  # the common grid of peak learning rates; MORE where a method was best at its edge
-MORE = {("maze", "grpo"): (1.2e-3,), ("maze", "max_at_k"): (1.2e-3, 1.8e-3), ("maze", "group_vpo"): (1.2e-3, 1.8e-3),
+MORE = {**{("maze", method): (1.2e-3, 1.8e-3) for method in ("grpo", "max_at_k", "group_vpo")},
         ("code", "max_at_k"): (1.2e-3,), ("code", "vpo"): (1.2e-3,), ("code", "group_vpo"): (1.2e-3,)}
 TEMPERATURES = (0.7, 1.0, 1.3)  # the first is the table's
 CURVE = (1, 2, 3, 5, 10, 30)  # the k of best@k and W@k
 REWARDS = ("copies", "noisy", "halfway", "gems", "tradeoff")  # from collinear to conflicting; the maze lies between
 TUNING_SEED = 100  # never evaluated on held-out problems
+TUNED_TWICE = {("maze", "grpo")}  # with the next seed, too: with one its rates came in no order
 
 @dataclass(frozen=True)
 class Cell:
@@ -74,15 +75,15 @@ def text(value: object) -> str:
 
 def cells() -> list[Cell]:
     """The grid, in the order in which it runs."""
-    grid = [Cell(task, method, TUNING_SEED, (("lr", rate),), tuning=True)
+    grid = [Cell(task, method, TUNING_SEED + again, (("lr", rate),), tuning=True)
             for methods in (HEADLINE, OTHERS) for task in ("maze", "code") for method in methods
-            for rate in RATES + MORE.get((task, method), ())]
+            for again in range(1 + ((task, method) in TUNED_TWICE)) for rate in RATES + MORE.get((task, method), ())]
     for methods, seeds in ((HEADLINE, range(3)), (HEADLINE, range(3, 5)), (OTHERS, range(3))):
         grid += [Cell(task, method, seed) for task in ("maze", "code") for seed in seeds for method in methods]
     grid += [Cell("toy", method, seed) for seed in range(5) for method in HEADLINE + OTHERS]
     ablations: list[tuple[str, dict]] = [
         *(("vpo", {"m": m, "prompts-per-step": P}) for m, P in ((2, 18), (5, 7))),  # equal answers
-        ("vpo", {"m": 1, "prompts-per-step": 36, "lr": 8e-4}),  # C8: GRPO's data and rate
+        ("vpo", {"m": 1, "prompts-per-step": 36, "lr": 1.2e-3}),  # C8: GRPO's data and rate
         *(("vpo", {"alpha": alpha}) for alpha in (0.3, 3.0)),
         *(("vpo", {"n-weights": K}) for K in (10, 1000)), ("vpo", {"sampler": "sobol"}), ("vpo", {"subset": 2}),
         *(("group_vpo", {"subset": s}) for s in (2, 6)),

@@ -79,6 +79,11 @@ class Task:
         """Two answers of one rollout with equal canonical forms count once."""
         return " ".join(answer.split())
 
+    def reachable(self, problem: Problem) -> list[list[float]]:
+        """Reward vectors such that under any weighting one of them is the best that an answer can get; [] if unknown.
+        A search knows from it when it is done."""
+        return []
+
     wide = False  # whether a drawing is wider than high: policies then stand side by side
 
     def draw(self, axes, problem: Problem, answers: list[str], color: str) -> bool:
@@ -124,8 +129,8 @@ def load_task(name: str, **options) -> Task:
         raise UserError(f"--task {name}: objectives = {task.objectives!r:.60} names one twice")
     if path.parent != TASKS:
         task.fingerprint = hashlib.sha256(path.read_bytes() + task.fingerprint.encode()).hexdigest()
-    for method in ("problems", "prompt", "reward", "rewards", "find_answers", "scalar", "canonical", "draw", "summary",
-                   "tiny_prompt", "demonstration"):
+    for method in ("problems", "prompt", "reward", "rewards", "find_answers", "scalar", "canonical", "reachable",
+                   "draw", "summary", "tiny_prompt", "demonstration"):
         setattr(task, method, _named(task, method))
     return task
 

@@ -1,4 +1,4 @@
-"""The flags of train.py and eval.py: defaults, ranges, help; a wrong one is named before torch is imported."""
+"""The flags of the commands: defaults, ranges, help; a wrong one is named before torch is imported."""
 
 import argparse
 import functools
@@ -16,7 +16,7 @@ FREE = ("method", "resume", "out", "plan", "device", "save_every", "eval_problem
         "unconfined", "max_new_tokens", "cuda_graph", "sampling_batch", "micro_batch_tokens", "gradient_checkpointing")
 # Peak learning rates of the tiny model, each the best of a common grid on validation problems (docs/results.md);
 # other tasks take those of the maze.
-TINY_LR = {"maze": {"grpo": 8e-4, "max_at_k": 1.2e-3, "multi_rlvr": 8e-4, "vpo": 5e-4, "group_vpo": 1.2e-3},
+TINY_LR = {"maze": {"grpo": 1.2e-3, "max_at_k": 1.2e-3, "multi_rlvr": 8e-4, "vpo": 5e-4, "group_vpo": 1.2e-3},
            "code": {"grpo": 5e-4, "max_at_k": 8e-4, "multi_rlvr": 8e-4, "vpo": 8e-4, "group_vpo": 8e-4}}
 MAX_ANSWERS = 8  # that one rollout may hold; the tiny model's vocabulary has a tag for each
 
@@ -143,6 +143,27 @@ def eval_parser(doc: str = "") -> Parser:
     parser.add_argument("--out", default="", help="folder for what is written; not given: the run's own, or one in it "
                         "for other settings; means of several: TASK-summary beside the first")
     parser.add_argument("--figure-format", choices=("png", "svg", "pdf"), default="png", help="of all figures")
+    return parser
+
+def search_parser(doc: str = "") -> Parser:
+    """All flags of search.py."""
+    parser = Parser("search.py", doc, "RUN [RUN ...] [--goal GOAL] [--budget N] [--strategy NAME] [--FLAG VALUE ...]")
+    add = parser.add_argument
+    add("runs", nargs="+", help="run folders of train.py, of one task; several: one list of problems, and their means")
+    add("--strategy", choices=("evolve", "best_of_n"), default="evolve", help="best_of_n: independent samples")
+    add("--selection", choices=("tournament", "lexicase", "weighting"), default="tournament", help="of parents")
+    add("--goal", default="scalar", help="scalar: the task's own; all: every objective at once; an objective's name; "
+        "a weighting, gold=2,avoid_lava=1; or a Python file with score(rewards, answer)")
+    add("--budget", type=count(1, 10**6), default=240, help="candidates scored for a problem that stays unsolved")
+    add("--problems", type=count(1), default=40, help="how many are searched")
+    add("--among", type=count(1), default=None, help="held-out problems they are taken from; not given: as in eval.py")
+    add("--screen", type=count(0, 10_000), default=30, help="only problems that no policy of any run solves with so "
+        "many independent candidates; 0: the first ones")
+    add("--policies", nargs="+", default=None, help="start, start_sets, methods of the runs; not given: all")
+    add("--temperature", type=TEMPERATURE, default=None, help="of the candidates; not given: the run's for evaluation")
+    add("--seed", type=count(0), default=0, help="of parents and candidates")
+    add("--device", choices=DEVICES, default="cpu", help="auto: cuda if there is one")
+    add("--out", default="", help="folder for logs, table and figures; not given: search/GOAL-STRATEGY beside the runs")
     return parser
 
 def parse(argv: list[str], doc: str = "") -> tuple[argparse.Namespace, dict[str, object]]:

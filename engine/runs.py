@@ -25,6 +25,7 @@ from engine.flags import FREE, fill_in, text_of, train_parser
 from engine.models import load_policy, save_policy
 from engine.update import AdamW
 from rewards import Task, UserError, load_task
+from vpo import ADVANTAGES, answers_per_rollout
 
 
 def checksum(path: Path) -> str:
@@ -170,6 +171,16 @@ def start_of(name: str, task_name: str, cuda: bool) -> tuple[dict, Task, str]:
     args = train_parser().parse_args(["--task", task_name, "--model", name])
     fill_in(args, task := task_of(vars(args)), cuda)
     return vars(args), task, name
+
+def policies(run: Path, m: int) -> dict[str, tuple[Path, int]]:
+    """The start model, asked for one answer and for m, and the newest checkpoint of every method: folder, answers a
+    rollout. UserError if there is no checkpoint yet, or a file is damaged."""
+    found = {"start": (run / "start", 1), "start_sets": (run / "start", m)}
+    found |= {method: (checkpoints(run / method)[-1], answers_per_rollout(method, m)) for method in ADVANTAGES
+              if checkpoints(run / method)}
+    if len(found) == 2:
+        raise UserError(f"{run}: holds no checkpoint yet; let train.py get further, or --resume it")
+    return found
 
 def read_config(out: Path) -> dict:
     """The config.json of the run in an output folder; {} if there is none. UserError if it holds something else."""

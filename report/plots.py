@@ -1,6 +1,7 @@
 """The table and figures of an evaluation, from plain numbers; figures as SVG, PDF or PNG."""
 
 import contextlib
+import functools
 import math
 import textwrap
 import zlib
@@ -227,6 +228,57 @@ def settings(panels: dict[str, dict[str, dict[str, tuple]]], path: Path, caption
         for ax in axes.flat[len(panels):]:
             ax.set_axis_off()
         _finish(figure, axes, path, caption)
+
+def search(ticks: list[int], found: dict[str, list[dict]], path: Path) -> None:
+    """Solved share, mean best score and distinct behaviours against scored candidates: found[policy][run], as in
+    search.json; a faint line per run."""
+    def share(each: dict, i: int) -> float:
+        return sum(0 < at <= ticks[i] for at in each["solved"]) / len(each["solved"])
+
+    def mean(each: dict, i: int, key: str) -> float:
+        return sum(row[i] for row in each[key]) / len(each[key])
+
+    panels = {"problems solved": share, "mean best score": functools.partial(mean, key="best"),
+              "distinct reward vectors of a problem": functools.partial(mean, key="behaviours")}
+    with _figure(1, 3, (13.2, 4.2)) as (figure, axes):
+        for ax, (heading, value) in zip(axes[0], panels.items(), strict=True):
+            for name, runs in found.items():
+                each = torch.tensor([[value(run, i) for i in range(len(ticks))] for run in runs])
+                ax.plot(ticks, each.T, color=color(name), alpha=0.3, lw=0.8)
+                ax.plot(ticks, each.mean(0), **_line(name) | {"marker": ""})
+            ax.set(title=heading, xscale="log", xlabel="candidates scored for a problem")
+            marks = [tick for tick in (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000) if tick <= ticks[-1]]
+            ax.set_xticks(marks, labels=[f"{mark:,}" for mark in marks])
+            ax.minorticks_off()
+            ax.grid(alpha=0.25, lw=0.6)
+        some = next(iter(found.values()))
+        _finish(figure, axes, path, f"{len(some[0]['solved'])} problems; bold: mean of {len(some)} runs")
+
+def family(populations: dict[str, list], targets: list[float], path: Path) -> None:
+    """The candidates of one solved problem, each joined to its parent; the solution's line is bold, its answers beside.
+    The problem: where the line of a trained policy passes through most scores."""
+    def line(candidates: list, at: int) -> list:
+        return [] if at == 0 else [*line(candidates, candidates[at - 1].parent), candidates[at - 1]]
+
+    solved = [(line(each.candidates, at), name, i) for name, found in populations.items()
+              for i, each in enumerate(found) if not name.startswith("start") and (at := each.solved(targets[i]))]
+    winners, name, i = max(solved, key=lambda row: len({c.score for c in row[0]}), default=([], "", 0))
+    candidates = populations[name][i].candidates[:winners[-1].order] if winners else []
+    with _figure(1, 2, (13.2, 4.6), width_ratios=(3, 4)) as (figure, axes):
+        ax, beside = axes[0]
+        for c in candidates:
+            before = candidates[c.parent - 1]
+            ax.plot([before.order, c.order][c.parent == 0:], [before.score, c.score][c.parent == 0:], ".-", ms=4,
+                    color=color("start"), lw=0.5, alpha=0.5)
+        ax.plot([c.order for c in winners], [c.score for c in winners], "o-", color=color(name), lw=2)
+        ax.set(xlabel="candidate", ylabel="score")
+        beside.set_axis_off()
+        kept = winners if len(winners) < 9 else [*winners[:2], *winners[-6:]]
+        text = "\n".join(f"{c.order:>5}  {c.score:.3f}  " + textwrap.fill(" ".join(c.answer.split()), 70, max_lines=2,
+                                                                          subsequent_indent=15 * " ") for c in kept)
+        beside.text(0, 1, "order  score  answer\n" + text, va="top", family="monospace", fontsize=SMALL)
+        _finish(figure, axes, path, f"{title(name)}, problem {i + 1}: the line of its solution, {len(winners)} answers "
+                                    "long" if winners else "no problem was solved by a trained policy")
 
 def typical_problem(pools: dict[str, Tensor]) -> int:
     """The problem of median gap in diversity between first and last method, not a hand-picked one: pools (N, n, k)."""

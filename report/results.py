@@ -143,13 +143,12 @@ def temperatures(stored: Stored, task: str) -> str:
 
 def tuned(stored: Stored, task: str) -> dict[str, dict[float, dict[str, float]]]:
     """What the validation problems say of every learning rate: method -> rate -> measure -> mean."""
-    found: dict[str, dict[float, dict[str, float]]] = {}
+    found: dict[str, dict[float, list[dict]]] = {}
     for (t, method, seed, flags), result in sorted(stored.results.items(), key=str):
         if t == task and seed >= 100 and dict(flags).keys() == {"lr"}:
-            at = result["at"]["0.7"][method]
-            found.setdefault(method, {})[dict(flags)["lr"]] = {
-                **{key: value[0] / 1000 for key, value in at.items() if key != "passed"}, "passed": at["passed"][0]}
-    return {method: found[method] for method in METHODS if method in found}
+            found.setdefault(method, {}).setdefault(dict(flags)["lr"], []).append(result["at"]["0.7"][method])
+    return {method: {rate: {key: sum(at[key][0] for at in each) / len(each) / 1000 for key in each[0]}
+                     for rate, each in found[method].items()} for method in METHODS if method in found}
 
 def best_rate(rates: dict[float, dict[str, float]], method: str) -> float:
     """The lowest rate that is within 0.005 of the best: less is noise."""

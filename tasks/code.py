@@ -91,6 +91,9 @@ class Code(Task):
                 rewards[i] = [float(next(verdicts)) for _ in rewards[i]]
         return rewards
 
+    def reachable(self, problem: Problem) -> list[list[float]]:
+        return [[1.0] * len(problem.data["tests"])]  # the reference passes
+
     def summary(self, rewards: Tensor) -> str:
         """How many programs of a pool (n, k) pass every test."""
         return f"{int((rewards >= 1).all(-1).sum())} of {len(rewards)} solve"

@@ -96,6 +96,26 @@ class Maze(Task):
         gold, diamonds, lava = (seen.count(tile) / max(1, grid.count(tile)) for tile in "GDL")
         return [1.0, gold, diamonds, 1.0 - lava]
 
+    def reachable(self, problem: Problem) -> list[list[float]]:
+        """Those of all routes within the budget, breadth first over the cell and what was stepped on."""
+        if type(self).reward is not Maze.reward:  # a task of yours that judges routes its own way
+            return []
+        grid, budget = "".join(problem.data["grid"]), problem.data["budget"]
+        place = {cell: 1 << i for i, cell in enumerate(i for i, tile in enumerate(grid) if tile in "GDL")}
+        tiles, to_end = [grid[cell] for cell in place], self.distances(grid, grid.index("E"))
+        edge, ends = {(grid.index("S"), 0)}, set()
+        known = set(edge)
+        for step in range(1, budget + 1):
+            reached = {(i, seen | place.get(i, 0)) for cell, seen in edge for i in self._neighbours(grid, cell)}
+            ends |= {seen for i, seen in reached if grid[i] == "E"}
+            edge = {state for state in reached - known if 0 < to_end[state[0]] <= budget - step}
+            known |= edge
+        counts = {tuple(sum(seen >> i & 1 for i, at in enumerate(tiles) if at == tile) for tile in "GDL")
+                  for seen in ends}
+        totals = [max(1, tiles.count(tile)) for tile in "GDL"]
+        shares = [[count / total for count, total in zip(each, totals, strict=True)] for each in sorted(counts)]
+        return [[1.0, gold, diamonds, 1.0 - lava] for gold, diamonds, lava in shares]
+
     def walk(self, problem: Problem, answer: str) -> list[int]:
         """The cells of a route, counted row by row, S first, ended by E or by the budget; [] if it is no route."""
         grid = "".join(problem.data["grid"])

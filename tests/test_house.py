@@ -16,7 +16,8 @@ MAY_KNOW = {
     "engine": ("vpo", "rewards", "engine"), "report": ("report",), "report.results": ("vpo", "eval", "report"),
     "rollout": ("rewards", "engine"),
     "eval": ("vpo", "rewards", "rollout", "engine", "report"),
-    "train": ("vpo", "rewards", "rollout", "engine", "eval"), "reproduce": ("rewards", "engine", "eval", "report")}
+    "train": ("vpo", "rewards", "rollout", "engine", "eval"), "reproduce": ("rewards", "engine", "eval", "report"),
+    "search": ("rewards", "rollout", "engine", "eval", "report")}
 
 
 @functools.cache

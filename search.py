@@ -1,0 +1,382 @@
+"""Search: what a run's policies find with a budget of scored candidates, by best-of-n or by evolution.
+
+    python search.py runs/maze-seed0                          evolution towards the best reachable task scalar
+    python search.py runs/maze-seed0 --goal diamond           towards a goal that training never saw
+    python search.py runs/maze-seed0 --strategy best_of_n     the same budget, independent samples
+    python search.py runs/maze-seed0 runs/maze-seed1 ...      one list of problems for all, means over the runs
+
+Evolution keeps a few islands for a problem, each a grid with the best answer of every behaviour (MAP-Elites, arXiv
+1504.04909); the reward vector, rounded to quarters, is the behaviour. A language model is shown a parent and its
+rewards; the tiny model gets the parent's first words and writes the rest anew, which needs no training on parents.
+Candidates are the unit of budget: an empty slot, a duplicate and what a solving batch holds besides count like others.
+Every candidate is a line of a log, from which a killed search goes on to the same result.
+"""
+
+import signal
+
+from engine.flags import as_command, search_parser
+
+if __name__ == "__main__":
+    search_parser(__doc__).parse_args()  # --help and mistakes are answered here: what follows takes seconds to import
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as_command takes Ctrl-C back
+
+import argparse
+import functools
+import hashlib
+import importlib.util
+import json
+import math
+import random
+import types
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from engine.models import check_device, load_policy
+from engine.runs import check_folder, checksum, comparable, policies, write_text, writing
+from engine.tiny import is_tiny
+from eval import bootstrap_interval
+from report import plots
+from rewards import Problem, Task, UserError, take_problems
+from rollout import build_prompt, parse_answers, rollout_length, sample, score_texts
+
+ISLANDS, MIGRATE_EVERY, FRESH = 3, 4, 0.2  # rounds between migrations; share of the children that have no parent
+ROUND = 12  # candidates for a problem between two looks at its population
+
+@dataclass
+class Candidate:
+    """One scored answer to a problem."""
+    order: int  # among the problem's candidates, from 1
+    parent: int  # its order, 0: none
+    island: int
+    answer: str  # empty where a rollout left the slot empty
+    rewards: list[float]
+    score: float  # what the goal makes of the rewards
+
+class Population:
+    """The program database of one problem: all candidates, and on every island the best of each behaviour."""
+
+    def __init__(self):
+        self.candidates: list[Candidate] = []
+        self.islands: list[dict[tuple, Candidate]] = [{} for _ in range(ISLANDS)]
+
+    def add(self, candidate: Candidate, island: int | None = None) -> None:
+        """A candidate settles where its island has none as good with its behaviour; `island`: as a migrant, there."""
+        grid = self.islands[candidate.island if island is None else island]
+        if island is None:
+            self.candidates.append(candidate)
+        cell = tuple(round(4 * reward) for reward in candidate.rewards)
+        if candidate.answer and (cell not in grid or candidate.score >= grid[cell].score):
+            grid[cell] = candidate
+
+    def migrate(self) -> None:
+        """The best of every island settles on the next."""
+        best = [max(grid.values(), key=lambda c: c.score) if grid else None for grid in self.islands]
+        for island, candidate in enumerate(best):
+            if candidate:
+                self.add(candidate, (island + 1) % ISLANDS)
+
+    def parent(self, island: int, selection: str, rng: random.Random) -> Candidate | None:
+        """An inhabitant of an island, or None for a fresh start. Lexicase: best in a random objective, ties by the
+        next one; weighting: the best under one w ~ Dirichlet(1); tournament: the goal's best of three."""
+        elites = list(self.islands[island].values())
+        if not elites or rng.random() < FRESH:
+            return None
+        k = len(elites[0].rewards)
+        if selection == "tournament":
+            return max(rng.sample(elites, min(3, len(elites))), key=lambda c: c.score)
+        if selection == "weighting":
+            w = [rng.expovariate(1) for _ in range(k)]
+            return max(elites, key=lambda c: sum(a * b for a, b in zip(w, c.rewards, strict=True)))
+        for i in rng.sample(range(k), k):
+            top = max(c.rewards[i] for c in elites)
+            elites = [c for c in elites if c.rewards[i] == top]
+        return rng.choice(elites)
+
+    def solved(self, target: float) -> int:
+        """How many candidates it took to reach the target; 0 if none has."""
+        return next((c.order for c in self.candidates if c.score >= target - 1e-6), 0)
+
+@dataclass
+class Goal:
+    """What a search is after: a score of (reward vector, answer), and from which score on a problem is solved."""
+    score: Callable[[list[float], str], float]
+    target: Callable[[Problem], float]  # infinite where nobody knows: then the whole budget is spent
+    weights: list[float] | None = None  # of the objectives, where the goal is such; told to a policy that listens
+
+def make_goal(text: str, task: Task) -> Goal:
+    """The goal that --goal names. UserError for one that the task does not know."""
+    if text.endswith(".py"):
+        return own_goal(Path(text))
+    if text == "scalar":
+        score, weights = (lambda rewards, answer: task.scalar(torch.tensor(rewards)).item()), None
+    elif text == "all":
+        score, weights = (lambda rewards, answer: sum(rewards) / len(rewards)), None
+    else:
+        given = dict(part.partition("=")[::2] for part in text.split(",")) if "=" in text else {text: "1"}
+        try:
+            shares = {name: float(value) for name, value in given.items()}
+        except ValueError:
+            shares = {}
+        if not set(shares) <= set(task.objectives) or not sum(shares.values()) > 0 or min(shares.values()) < 0:
+            raise UserError(f"--goal {text}: take scalar, all, a Python file, one of {', '.join(task.objectives)}, or "
+                            "a weighting of these, as gold=2,diamond=1 (none negative)")
+        weights = [shares.get(name, 0.0) / sum(shares.values()) for name in task.objectives]
+        score = functools.partial(lambda rewards, answer: sum(a * b for a, b in zip(weights, rewards, strict=True)))
+
+    def target(problem: Problem) -> float:
+        return max((score(rewards, "") for rewards in task.reachable(problem)), default=math.inf)
+
+    return Goal(score, (lambda problem: 1.0) if text == "all" else target, weights)
+
+def own_goal(path: Path) -> Goal:
+    """score(rewards, answer) of a user's file, whose `target`, if any, says when to stop. UserError if there is none,
+    and later if it raises or gives no number."""
+    try:
+        spec = importlib.util.spec_from_file_location("own_goal", path)
+        spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+        own, target = module.score, float(getattr(module, "target", math.inf))
+    except Exception as error:
+        raise UserError(f"--goal {path}: cannot be used ({type(error).__name__}: {error}); it must be a Python file "
+                        "with a function score(rewards, answer), and may set target") from error
+
+    def score(rewards: list[float], answer: str) -> float:
+        try:
+            value = float(own(list(rewards), answer))
+            if math.isfinite(value):
+                return value
+            why = f"gave {value}"
+        except Exception as error:
+            why = f"raised {type(error).__name__}: {error}"
+        raise UserError(f"--goal {path}: score({rewards}, {answer!r:.60}) {why}; it must give a finite number")
+
+    return Goal(score, lambda problem: target)
+
+def ask(tokenizer, task: Task, problem: Problem, m: int, parent: Candidate | None, weights: list[float] | None,
+        rng: random.Random) -> tuple[str, str]:
+    """The prompt for a child of a parent, and the words at its end that belong to the rollout already."""
+    if parent is None:
+        return build_prompt(tokenizer, task, problem, m, weights), ""
+    words = parent.answer.split()
+    if is_tiny(tokenizer):
+        begun = " ".join([f"<{task.tag}_1>", *words[:rng.randrange(len(words))]])
+        return f"{build_prompt(tokenizer, task, problem, m, weights)} {begun}", f"{begun} "
+    names = task.objectives or [f"test {i + 1}" for i in range(len(parent.rewards))]
+    earned = ", ".join(f"{name} {reward:g}" for name, reward in zip(names, parent.rewards, strict=True))
+    shown = f"\n\nAn earlier answer was:\n{parent.answer}\n\nIt earned: {earned}. Write a better one."
+    edited = types.SimpleNamespace(prompt=lambda *asked: task.prompt(*asked) + shown, objectives=task.objectives)
+    return build_prompt(tokenizer, edited, problem, m, weights), ""
+
+def search(model, tokenizer, task: Task, problems: list[Problem], goal: Goal, log: Path, settings: dict, *, m: int,
+           told: list[float] | None = None, max_new_tokens: int, sampling_batch: int = 0) -> list[Population]:
+    """Search all problems at once: `settings` (strategy, selection, budget, temperature, seed) and what else shapes
+    the result, all of which the log must agree with. Two halves of the problems take turns, so that one is sampled
+    while the other is scored. UserError if the log is of another search, or the goal fails."""
+    index, populations = {problem.id: i for i, problem in enumerate(problems)}, [Population() for _ in problems]
+    targets, budget, evolve = [goal.target(problem) for problem in problems], settings["budget"], \
+        settings["strategy"] == "evolve"
+    bar = tqdm(total=budget * len(problems), desc=log.stem, unit="candidate", leave=False)
+
+    def is_open(i: int) -> bool:
+        return len(populations[i].candidates) + m <= budget and not populations[i].solved(targets[i])
+
+    def island_of(batch: int, g: int) -> int:
+        return (batch // 2 + g) % ISLANDS
+
+    def absorb(records: list[dict]) -> None:
+        """A batch of candidates joins the populations."""
+        touched = {}
+        for record in records:
+            i = index[record["problem"]]
+            populations[i].add(Candidate(**{name: record[name] for name in Candidate.__dataclass_fields__}))
+            touched[i] = populations[i]
+        for i, population in touched.items():
+            if (records[0]["batch"] // 2 + 1) % MIGRATE_EVERY == 0:
+                population.migrate()
+            if not is_open(i):  # what it will not need
+                bar.update(budget - len(population.candidates))
+        bar.update(len(records))
+        bar.set_postfix(solved=sum(bool(p.solved(target)) for p, target in zip(populations, targets, strict=True)))
+
+    def sampled(batch: int) -> tuple | None:
+        """Texts for the open problems of this batch's half; None if none is open."""
+        chosen = [i for i in range(batch % 2, len(problems), 2) if is_open(i)]
+        if not chosen:
+            return None
+        room = (budget - len(populations[chosen[0]].candidates)) // m  # all that are open have as many
+        rollouts = min(max(1, ROUND // m), room)
+        parents, prompts, begun = [], [], []
+        for i in chosen:
+            rng = random.Random(f"{settings['seed']}-{batch}-{problems[i].id}")
+            for g in range(rollouts if evolve else 1):
+                parent = populations[i].parent(island_of(batch, g), settings["selection"], rng) if evolve else None
+                prompt, words = ask(tokenizer, task, problems[i], m, parent, told, rng)
+                parents.append(parent)
+                prompts.append(prompt)
+                begun.append(words)
+        each = 1 if evolve else rollouts
+        generator = torch.Generator(model.device).manual_seed(2**40 + settings["seed"] * 1_000_003 + batch)
+        texts = sample(model, tokenizer, prompts, each, max_new_tokens=max_new_tokens, generator=generator,
+                       temperature=settings["temperature"], batch=sampling_batch).texts
+        texts = [begun[n // each] + text for n, text in enumerate(texts)]
+        return batch, chosen, [parents[n // each] for n in range(len(texts))], texts
+
+    def judged(batch: int, chosen: list[int], parents: list[Candidate | None], texts: list[str]) -> list[dict]:
+        """The records of a batch; it touches no population."""
+        scored = score_texts(task, [problems[i] for i in chosen], texts, m)
+        records, G, sizes = [], len(texts) // len(chosen), scored.objective_mask.sum(1).tolist()
+        for n, text in enumerate(texts):
+            p, g = divmod(n, G)
+            answers, before = parse_answers(text, task, m), len(populations[chosen[p]].candidates)
+            for j, answer in enumerate(answers + [""] * (m - len(answers))):
+                rewards = [round(reward, 6) for reward in scored.vectors[p, g, j, :sizes[p]].tolist()]
+                records.append({"batch": batch, "problem": problems[chosen[p]].id, "order": before + g * m + j + 1,
+                                "parent": parents[n].order if parents[n] else 0, "island": island_of(batch, g),
+                                "answer": answer, "rewards": rewards, "score": goal.score(rewards, answer)})
+        records[-1]["last"] = True
+        return records
+
+    batch = 0
+    for records in read_batches(log, settings):
+        absorb(records)
+        batch = records[0]["batch"] + 1
+    with ThreadPoolExecutor(1) as scorer, log.open("a") as file:
+        waiting: Future | None = None
+        halves_done = 0
+        while halves_done < 2:
+            found = sampled(batch)
+            if waiting:
+                records = waiting.result()
+                file.write("".join(json.dumps(record) + "\n" for record in records))
+                file.flush()
+                absorb(records)
+            waiting = scorer.submit(judged, *found) if found else None
+            halves_done, batch = (0 if found else halves_done + 1), batch + 1
+    bar.close()
+    return populations
+
+def read_batches(log: Path, settings: dict) -> list[list[dict]]:
+    """The whole batches of a log, which is begun where there is none and cut where a batch is not complete."""
+    head = json.dumps(settings)
+    if not log.exists():
+        write_text(log, head + "\n")
+    lines = log.read_text(errors="replace").splitlines()
+    if not lines or lines[0] != head:
+        raise UserError(f"{log}: the log of another search, or of other checkpoints; name another folder with --out, "
+                        "or delete it")
+    batches, records = [], []
+    for line in lines[1:]:
+        try:
+            records.append(json.loads(line))
+        except ValueError:  # cut off by a kill
+            break
+        if records[-1].get("last"):
+            batches.append(records)
+            records = []
+    write_text(log, "\n".join(lines[:1 + sum(map(len, batches))]) + "\n")
+    return batches
+
+def curves(populations: list[Population], targets: list[float], ticks: list[int]) -> dict[str, list]:
+    """Of every problem, what was there after so many candidates: solved at (0: never), best score, behaviours."""
+    found: dict[str, list] = {"solved": [], "best": [], "behaviours": []}
+    for population, target in zip(populations, targets, strict=True):
+        solved, best, vectors = population.solved(target), [], []
+        kept = population.candidates[:solved or None]
+        for tick in ticks:
+            best.append(max((c.score for c in kept[:tick]), default=0.0))
+            vectors.append(len({tuple(c.rewards) for c in kept[:tick] if c.answer}))
+        found["solved"].append(solved)
+        found["best"].append(best)
+        found["behaviours"].append(vectors)
+    return found
+
+def run(args: argparse.Namespace) -> None:
+    """The command."""
+    runs, device = [Path(run) for run in args.runs], check_device(args.device)
+    plans = comparable(runs, None, {"problems": args.among, "temperature": args.temperature})
+    _, flags, task, at, _ = plans[0]
+    goal, known = make_goal(args.goal, task), [policies(run, flags["m"]) for run in runs]
+    shared = [name for name in known[0] if all(name in each for each in known)]
+    names = args.policies or [name for name in shared if name != "start_sets"]
+    for name in names:
+        if name not in shared:
+            raise UserError(f"--policies {name}: not in every run; choose from {', '.join(shared)}")
+        for flag, value in (("budget", args.budget), ("screen", args.screen or 10**6)):
+            if value < known[0][name][1]:
+                raise UserError(f"--{flag} {value}: smaller than one rollout of {name}, {known[0][name][1]} answers")
+    selection = args.selection if args.strategy == "evolve" else ""
+    label = "-".join(filter(None, [Path(args.goal).stem, args.strategy, selection, str(args.budget)]))
+    out = Path(args.out) if args.out else runs[0].parent / f"{Path(flags['task']).stem}-search" / label
+    held_out = take_problems(task, at["split"], at["problems"])
+    held_out = list({problem.id: problem for problem in held_out}.values())
+    source = checksum(Path(args.goal)) if args.goal.endswith(".py") else ""
+
+    def of(run: Path, flags: dict, name: str, problems: list[Problem], folder: Path, **plan) -> list[Population]:
+        """The search of one policy, which is loaded for it."""
+        start, m = policies(run, flags["m"])[name]
+        check_folder(start)
+        model, tokenizer = load_policy(str(start), task, device=device, dtype=flags["dtype"])
+        ids = hashlib.sha256(" ".join(problem.id for problem in problems).encode()).hexdigest()[:16]
+        settings = {"goal": args.goal, "source": source, "temperature": at["temperature"], "problems": ids, "m": m,
+                    "weights": checksum(start / "checksums.json")} | plan
+        told = goal.weights or [1 / len(task.objectives)] * len(task.objectives)
+        with writing(folder):
+            return search(model, tokenizer, task, problems, goal, folder / f"{name}.jsonl", settings, m=m,
+                          told=told if name == "goal_conditioned" else None,
+                          max_new_tokens=rollout_length(task, tokenizer, m, flags["max_new_tokens"]),
+                          sampling_batch=0 if is_tiny(tokenizer) else flags.get("sampling_batch") or 96)
+
+    problems = held_out
+    for run_, own, *_ in plans if args.screen else []:
+        for name in shared:
+            if name != "start_sets":
+                found = of(run_, own, name, held_out, out / "screen" / run_.name, strategy="best_of_n", selection="",
+                           budget=args.screen, seed=args.seed + 1)
+                easy = {problem.id for problem, population in zip(held_out, found, strict=True)
+                        if population.solved(goal.target(problem))}
+                problems = [problem for problem in problems if problem.id not in easy]
+    print(f"{len(problems)} of {len(held_out)} {at['split']} problems "
+          + (f"are solved by no policy with {args.screen} candidates" if args.screen else "to take from"))
+    if not problems:
+        raise UserError(f"--screen {args.screen}: every problem is solved by then; take a lower one, or another --goal")
+    problems = problems[:args.problems]
+    targets = [goal.target(problem) for problem in problems]
+    ticks = sorted({min(args.budget, round(10 ** (i / 8))) for i in range(49)})
+    found = {name: [of(run_, own, name, problems, out / run_.name, strategy=args.strategy, selection=selection,
+                       budget=args.budget, seed=args.seed) for run_, own, *_ in plans] for name in names}
+    report(out, problems, ticks, {name: [curves(populations, targets, ticks) for populations in each]
+                                  for name, each in found.items()}, vars(args))
+    plots.family({name: each[0] for name, each in found.items()}, targets, out / "family.png")
+
+def report(out: Path, problems: list[Problem], ticks: list[int], found: dict[str, list[dict]], settings: dict) -> None:
+    """Print the table, write search.json and search.png: found[policy][run] is what `curves` gives."""
+    shares = {name: torch.tensor([[solved > 0 for solved in each["solved"]] for each in runs]).double()  # (runs, N)
+              for name, runs in found.items()}
+    print(f"\n{out}: {len(problems)} problems, {settings['budget']} candidates each, runs: {len(settings['runs'])}\n"
+          f"{'':20}{'solved':>8}  95% interval   {'best score':>10} {'behaviours':>11}  by neither GRPO nor start")
+    plain = {i for name in ("grpo", "start") for each in found.get(name, []) for i, n in enumerate(each["solved"]) if n}
+    for name, runs in found.items():
+        low, high = bootstrap_interval(shares[name])
+        best, behaviours = (sum(row[-1] for each in runs for row in each[key]) / len(runs) / len(problems)
+                            for key in ("best", "behaviours"))
+        alone = [len({i for i, n in enumerate(each["solved"]) if n} - plain) for each in runs]
+        print(f"{plots.title(name):20}{shares[name].mean():8.3f}  [{low:.3f}, {high:.3f}]  {best:10.3f} "
+              f"{behaviours:11.1f}  {' '.join(map(str, alone))}")
+    with writing(out):
+        write_text(out / "search.json", json.dumps({
+            "settings": settings, "ticks": ticks, "problems": [problem.id for problem in problems],
+            "policies": found}, indent=None))
+        plots.search(ticks, found, out / "search.png")
+    print(f"written: {out / 'search.json'} (who solved what), {out / 'search.png'}, {out / 'family.png'}")
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    args = search_parser(__doc__).parse_args(argv)
+    as_command(search_parser(), lambda: run(args))
+
+if __name__ == "__main__":
+    main()
