@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import numbers
 import random
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -80,8 +81,7 @@ class Task:
         return " ".join(answer.split())
 
     def reachable(self, problem: Problem) -> list[list[float]]:
-        """Reward vectors such that under any weighting one of them is the best that an answer can get; [] if unknown.
-        A search knows from it when it is done."""
+        """Reward vectors, of which one is the best that an answer can get, whatever the weighting; [] if unknown."""
         return []
 
     wide = False  # whether a drawing is wider than high: policies then stand side by side
@@ -137,7 +137,7 @@ def load_task(name: str, **options) -> Task:
 def find_task(name: str) -> Path:
     """The file of a task; UserError if there is none."""
     path = Path(name) if name.endswith(".py") else TASKS / f"{name}.py"
-    known = [file.stem for file in sorted(TASKS.glob("*.py")) if "(Task)" in file.read_text()]
+    known = [file.stem for file in sorted(TASKS.glob("*.py")) if re.search(r"\((File)?Task\):", file.read_text())]
     if not path.is_file() or (path.parent == TASKS and path.stem not in known):
         raise UserError(f"--task {name}: unknown; choose from {', '.join(known)}, or name a Python file")
     return path

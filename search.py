@@ -8,8 +8,8 @@
 Evolution keeps a few islands for a problem, each a grid with the best answer of every behaviour (MAP-Elites, arXiv
 1504.04909); the reward vector, rounded to quarters, is the behaviour. A language model is shown a parent and its
 rewards; the tiny model gets the parent's first words and writes the rest anew, which needs no training on parents.
-Candidates are the unit of budget: an empty slot, a duplicate and what a solving batch holds besides count like others.
-Every candidate is a line of a log, from which a killed search goes on to the same result.
+Candidates are the unit of budget: an empty slot and a duplicate count like others. Each is a line of a log, from which
+a killed search goes on to the same result.
 """
 
 import signal
@@ -21,7 +21,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # as_command takes Ctrl-C back
 
 import argparse
-import functools
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -29,7 +29,7 @@ import math
 import random
 import types
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,21 +64,18 @@ class Population:
         self.candidates: list[Candidate] = []
         self.islands: list[dict[tuple, Candidate]] = [{} for _ in range(ISLANDS)]
 
-    def add(self, candidate: Candidate, island: int | None = None) -> None:
-        """A candidate settles where its island has none as good with its behaviour; `island`: as a migrant, there."""
-        grid = self.islands[candidate.island if island is None else island]
-        if island is None:
-            self.candidates.append(candidate)
-        cell = tuple(round(4 * reward) for reward in candidate.rewards)
+    def settle(self, candidate: Candidate, island: int) -> None:
+        """An answer takes the cell of its behaviour, unless a better one is there."""
+        grid, cell = self.islands[island], tuple(round(4 * reward) for reward in candidate.rewards)
         if candidate.answer and (cell not in grid or candidate.score >= grid[cell].score):
             grid[cell] = candidate
 
     def migrate(self) -> None:
         """The best of every island settles on the next."""
-        best = [max(grid.values(), key=lambda c: c.score) if grid else None for grid in self.islands]
-        for island, candidate in enumerate(best):
+        best = [max(grid.values(), key=lambda c: c.score, default=None) for grid in self.islands]
+        for island, candidate in enumerate(best, 1):
             if candidate:
-                self.add(candidate, (island + 1) % ISLANDS)
+                self.settle(candidate, island % ISLANDS)
 
     def parent(self, island: int, selection: str, rng: random.Random) -> Candidate | None:
         """An inhabitant of an island, or None for a fresh start. Lexicase: best in a random objective, ties by the
@@ -103,8 +100,8 @@ class Population:
 
 @dataclass
 class Goal:
-    """What a search is after: a score of (reward vector, answer), and from which score on a problem is solved."""
-    score: Callable[[list[float], str], float]
+    """What a search is after."""
+    score: Callable[[list[float], str], float]  # of a reward vector and its answer
     target: Callable[[Problem], float]  # infinite where nobody knows: then the whole budget is spent
     weights: list[float] | None = None  # of the objectives, where the goal is such; told to a policy that listens
 
@@ -112,26 +109,22 @@ def make_goal(text: str, task: Task) -> Goal:
     """The goal that --goal names. UserError for one that the task does not know."""
     if text.endswith(".py"):
         return own_goal(Path(text))
-    if text == "scalar":
-        score, weights = (lambda rewards, answer: task.scalar(torch.tensor(rewards)).item()), None
-    elif text == "all":
-        score, weights = (lambda rewards, answer: sum(rewards) / len(rewards)), None
-    else:
+    if text == "all":
+        return Goal(lambda rewards, answer: sum(rewards) / len(rewards), lambda problem: 1.0)
+    weights, score = None, lambda rewards, answer: task.scalar(torch.tensor(rewards)).item()
+    if text != "scalar":
         given = dict(part.partition("=")[::2] for part in text.split(",")) if "=" in text else {text: "1"}
         try:
-            shares = {name: float(value) for name, value in given.items()}
+            shares = {name: float(value) for name, value in given.items() if name in task.objectives}
         except ValueError:
             shares = {}
-        if not set(shares) <= set(task.objectives) or not sum(shares.values()) > 0 or min(shares.values()) < 0:
+        if len(shares) < len(given) or min(shares.values()) < 0 or not 0 < sum(shares.values()) < math.inf:
             raise UserError(f"--goal {text}: take scalar, all, a Python file, one of {', '.join(task.objectives)}, or "
                             "a weighting of these, as gold=2,diamond=1 (none negative)")
         weights = [shares.get(name, 0.0) / sum(shares.values()) for name in task.objectives]
-        score = functools.partial(lambda rewards, answer: sum(a * b for a, b in zip(weights, rewards, strict=True)))
-
-    def target(problem: Problem) -> float:
-        return max((score(rewards, "") for rewards in task.reachable(problem)), default=math.inf)
-
-    return Goal(score, (lambda problem: 1.0) if text == "all" else target, weights)
+        score = lambda rewards, answer: sum(a * b for a, b in zip(weights, rewards, strict=True))  # noqa: E731
+    return Goal(score, lambda problem: max((score(vector, "") for vector in task.reachable(problem)), default=math.inf),
+                weights)
 
 def own_goal(path: Path) -> Goal:
     """score(rewards, answer) of a user's file, whose `target`, if any, says when to stop. UserError if there is none,
@@ -173,32 +166,27 @@ def ask(tokenizer, task: Task, problem: Problem, m: int, parent: Candidate | Non
 
 def search(model, tokenizer, task: Task, problems: list[Problem], goal: Goal, log: Path, settings: dict, *, m: int,
            told: list[float] | None = None, max_new_tokens: int, sampling_batch: int = 0) -> list[Population]:
-    """Search all problems at once: `settings` (strategy, selection, budget, temperature, seed) and what else shapes
-    the result, all of which the log must agree with. Two halves of the problems take turns, so that one is sampled
-    while the other is scored. UserError if the log is of another search, or the goal fails."""
+    """Search all problems at once. The log must agree with `settings`: strategy, selection, budget, temperature, seed
+    and what else shapes the result. Two halves of the problems take turns, so that one is sampled while the other is
+    scored. UserError if the log is of another search, or the goal fails."""
     index, populations = {problem.id: i for i, problem in enumerate(problems)}, [Population() for _ in problems]
-    targets, budget, evolve = [goal.target(problem) for problem in problems], settings["budget"], \
-        settings["strategy"] == "evolve"
+    targets, budget = [goal.target(problem) for problem in problems], settings["budget"]
+    evolve = settings["strategy"] == "evolve"
     bar = tqdm(total=budget * len(problems), desc=log.stem, unit="candidate", leave=False)
 
     def is_open(i: int) -> bool:
         return len(populations[i].candidates) + m <= budget and not populations[i].solved(targets[i])
 
-    def island_of(batch: int, g: int) -> int:
-        return (batch // 2 + g) % ISLANDS
-
     def absorb(records: list[dict]) -> None:
         """A batch of candidates joins the populations."""
-        touched = {}
         for record in records:
-            i = index[record["problem"]]
-            populations[i].add(Candidate(**{name: record[name] for name in Candidate.__dataclass_fields__}))
-            touched[i] = populations[i]
-        for i, population in touched.items():
+            candidate = Candidate(**{name: record[name] for name in Candidate.__dataclass_fields__})
+            populations[index[record["problem"]]].candidates.append(candidate)
+            populations[index[record["problem"]]].settle(candidate, candidate.island)
+        for i in {index[record["problem"]] for record in records}:
             if (records[0]["batch"] // 2 + 1) % MIGRATE_EVERY == 0:
-                population.migrate()
-            if not is_open(i):  # what it will not need
-                bar.update(budget - len(population.candidates))
+                populations[i].migrate()
+            bar.update(0 if is_open(i) else budget - len(populations[i].candidates))  # what it will not need
         bar.update(len(records))
         bar.set_postfix(solved=sum(bool(p.solved(target)) for p, target in zip(populations, targets, strict=True)))
 
@@ -207,22 +195,19 @@ def search(model, tokenizer, task: Task, problems: list[Problem], goal: Goal, lo
         chosen = [i for i in range(batch % 2, len(problems), 2) if is_open(i)]
         if not chosen:
             return None
-        room = (budget - len(populations[chosen[0]].candidates)) // m  # all that are open have as many
-        rollouts = min(max(1, ROUND // m), room)
-        parents, prompts, begun = [], [], []
+        left = budget - len(populations[chosen[0]].candidates)  # all that are open have as many
+        rollouts = min(max(1, ROUND // m), left // m)
+        parents, asked, each = [], [], 1 if evolve else rollouts
         for i in chosen:
             rng = random.Random(f"{settings['seed']}-{batch}-{problems[i].id}")
             for g in range(rollouts if evolve else 1):
-                parent = populations[i].parent(island_of(batch, g), settings["selection"], rng) if evolve else None
-                prompt, words = ask(tokenizer, task, problems[i], m, parent, told, rng)
-                parents.append(parent)
-                prompts.append(prompt)
-                begun.append(words)
-        each = 1 if evolve else rollouts
+                island = (batch // 2 + g) % ISLANDS
+                parents.append(populations[i].parent(island, settings["selection"], rng) if evolve else None)
+                asked.append(ask(tokenizer, task, problems[i], m, parents[-1], told, rng))
         generator = torch.Generator(model.device).manual_seed(2**40 + settings["seed"] * 1_000_003 + batch)
-        texts = sample(model, tokenizer, prompts, each, max_new_tokens=max_new_tokens, generator=generator,
-                       temperature=settings["temperature"], batch=sampling_batch).texts
-        texts = [begun[n // each] + text for n, text in enumerate(texts)]
+        texts = sample(model, tokenizer, [prompt for prompt, _ in asked], each, max_new_tokens=max_new_tokens,
+                       generator=generator, temperature=settings["temperature"], batch=sampling_batch).texts
+        texts = [asked[n // each][1] + text for n, text in enumerate(texts)]
         return batch, chosen, [parents[n // each] for n in range(len(texts))], texts
 
     def judged(batch: int, chosen: list[int], parents: list[Candidate | None], texts: list[str]) -> list[dict]:
@@ -235,25 +220,22 @@ def search(model, tokenizer, task: Task, problems: list[Problem], goal: Goal, lo
             for j, answer in enumerate(answers + [""] * (m - len(answers))):
                 rewards = [round(reward, 6) for reward in scored.vectors[p, g, j, :sizes[p]].tolist()]
                 records.append({"batch": batch, "problem": problems[chosen[p]].id, "order": before + g * m + j + 1,
-                                "parent": parents[n].order if parents[n] else 0, "island": island_of(batch, g),
+                                "parent": parents[n].order if parents[n] else 0, "island": (batch // 2 + g) % ISLANDS,
                                 "answer": answer, "rewards": rewards, "score": goal.score(rewards, answer)})
         records[-1]["last"] = True
         return records
 
-    batch = 0
+    batch, waiting, halves_done = 0, None, 0
     for records in read_batches(log, settings):
         absorb(records)
         batch = records[0]["batch"] + 1
     with ThreadPoolExecutor(1) as scorer, log.open("a") as file:
-        waiting: Future | None = None
-        halves_done = 0
         while halves_done < 2:
             found = sampled(batch)
             if waiting:
-                records = waiting.result()
-                file.write("".join(json.dumps(record) + "\n" for record in records))
+                file.write("".join(json.dumps(record) + "\n" for record in waiting.result()))
                 file.flush()
-                absorb(records)
+                absorb(waiting.result())
             waiting = scorer.submit(judged, *found) if found else None
             halves_done, batch = (0 if found else halves_done + 1), batch + 1
     bar.close()
@@ -265,34 +247,25 @@ def read_batches(log: Path, settings: dict) -> list[list[dict]]:
     if not log.exists():
         write_text(log, head + "\n")
     lines = log.read_text(errors="replace").splitlines()
-    if not lines or lines[0] != head:
-        raise UserError(f"{log}: the log of another search, or of other checkpoints; name another folder with --out, "
-                        "or delete it")
+    if lines[:1] != [head]:
+        raise UserError(f"{log}: the log of another search, or of other checkpoints; name another folder with --out")
     batches, records = [], []
-    for line in lines[1:]:
-        try:
+    with contextlib.suppress(ValueError):  # a line cut off by a kill
+        for line in lines[1:]:
             records.append(json.loads(line))
-        except ValueError:  # cut off by a kill
-            break
-        if records[-1].get("last"):
-            batches.append(records)
-            records = []
+            if records[-1].get("last"):
+                batches.append(records)
+                records = []
     write_text(log, "\n".join(lines[:1 + sum(map(len, batches))]) + "\n")
     return batches
 
 def curves(populations: list[Population], targets: list[float], ticks: list[int]) -> dict[str, list]:
-    """Of every problem, what was there after so many candidates: solved at (0: never), best score, behaviours."""
-    found: dict[str, list] = {"solved": [], "best": [], "behaviours": []}
-    for population, target in zip(populations, targets, strict=True):
-        solved, best, vectors = population.solved(target), [], []
-        kept = population.candidates[:solved or None]
-        for tick in ticks:
-            best.append(max((c.score for c in kept[:tick]), default=0.0))
-            vectors.append(len({tuple(c.rewards) for c in kept[:tick] if c.answer}))
-        found["solved"].append(solved)
-        found["best"].append(best)
-        found["behaviours"].append(vectors)
-    return found
+    """Of every problem: solved with so many candidates (0: never); best score and reward vectors after each tick."""
+    solved = [population.solved(target) for population, target in zip(populations, targets, strict=True)]
+    kept = [population.candidates[:at or None] for population, at in zip(populations, solved, strict=True)]
+    vectors = [[tuple(c.rewards) for c in each] for each in kept]
+    return {"solved": solved, "best": [[max(c.score for c in each[:tick]) for tick in ticks] for each in kept],
+            "behaviours": [[len(set(each[:tick])) for tick in ticks] for each in vectors]}
 
 def run(args: argparse.Namespace) -> None:
     """The command."""
@@ -308,20 +281,19 @@ def run(args: argparse.Namespace) -> None:
         for flag, value in (("budget", args.budget), ("screen", args.screen or 10**6)):
             if value < known[0][name][1]:
                 raise UserError(f"--{flag} {value}: smaller than one rollout of {name}, {known[0][name][1]} answers")
-    selection = args.selection if args.strategy == "evolve" else ""
-    label = "-".join(filter(None, [Path(args.goal).stem, args.strategy, selection, str(args.budget)]))
-    out = Path(args.out) if args.out else runs[0].parent / f"{Path(flags['task']).stem}-search" / label
-    held_out = take_problems(task, at["split"], at["problems"])
-    held_out = list({problem.id: problem for problem in held_out}.values())
-    source = checksum(Path(args.goal)) if args.goal.endswith(".py") else ""
+    selection = args.selection * (args.strategy == "evolve")
+    label = f"{Path(args.goal).stem}-{args.strategy}{'-' * bool(selection)}{selection}-{args.budget}"
+    out = Path(args.out or runs[0].parent / f"{Path(flags['task']).stem}-search" / label)
+    held_out = list({problem.id: problem for problem in take_problems(task, at["split"], at["problems"])}.values())
 
     def of(run: Path, flags: dict, name: str, problems: list[Problem], folder: Path, **plan) -> list[Population]:
         """The search of one policy, which is loaded for it."""
         start, m = policies(run, flags["m"])[name]
         check_folder(start)
         model, tokenizer = load_policy(str(start), task, device=device, dtype=flags["dtype"])
-        ids = hashlib.sha256(" ".join(problem.id for problem in problems).encode()).hexdigest()[:16]
-        settings = {"goal": args.goal, "source": source, "temperature": at["temperature"], "problems": ids, "m": m,
+        ids = hashlib.sha256(" ".join(problem.id for problem in problems).encode()).hexdigest()
+        what = checksum(Path(args.goal)) if args.goal.endswith(".py") else args.goal
+        settings = {"goal": what, "problems": ids, "m": m, "temperature": at["temperature"],
                     "weights": checksum(start / "checksums.json")} | plan
         told = goal.weights or [1 / len(task.objectives)] * len(task.objectives)
         with writing(folder):
@@ -336,11 +308,9 @@ def run(args: argparse.Namespace) -> None:
             if name != "start_sets":
                 found = of(run_, own, name, held_out, out / "screen" / run_.name, strategy="best_of_n", selection="",
                            budget=args.screen, seed=args.seed + 1)
-                easy = {problem.id for problem, population in zip(held_out, found, strict=True)
-                        if population.solved(goal.target(problem))}
+                easy = {p.id for p, each in zip(held_out, found, strict=True) if each.solved(goal.target(p))}
                 problems = [problem for problem in problems if problem.id not in easy]
-    print(f"{len(problems)} of {len(held_out)} {at['split']} problems "
-          + (f"are solved by no policy with {args.screen} candidates" if args.screen else "to take from"))
+    print(f"{len(problems)} of {len(held_out)} problems are solved by no policy with {args.screen} candidates")
     if not problems:
         raise UserError(f"--screen {args.screen}: every problem is solved by then; take a lower one, or another --goal")
     problems = problems[:args.problems]
@@ -348,29 +318,27 @@ def run(args: argparse.Namespace) -> None:
     ticks = sorted({min(args.budget, round(10 ** (i / 8))) for i in range(49)})
     found = {name: [of(run_, own, name, problems, out / run_.name, strategy=args.strategy, selection=selection,
                        budget=args.budget, seed=args.seed) for run_, own, *_ in plans] for name in names}
-    report(out, problems, ticks, {name: [curves(populations, targets, ticks) for populations in each]
-                                  for name, each in found.items()}, vars(args))
+    measured = {name: [curves(populations, targets, ticks) for populations in each] for name, each in found.items()}
+    report(out, [problem.id for problem in problems], ticks, measured, vars(args))
     plots.family({name: each[0] for name, each in found.items()}, targets, out / "family.png")
 
-def report(out: Path, problems: list[Problem], ticks: list[int], found: dict[str, list[dict]], settings: dict) -> None:
+def report(out: Path, ids: list[str], ticks: list[int], found: dict[str, list[dict]], settings: dict) -> None:
     """Print the table, write search.json and search.png: found[policy][run] is what `curves` gives."""
     shares = {name: torch.tensor([[solved > 0 for solved in each["solved"]] for each in runs]).double()  # (runs, N)
               for name, runs in found.items()}
-    print(f"\n{out}: {len(problems)} problems, {settings['budget']} candidates each, runs: {len(settings['runs'])}\n"
+    print(f"\n{out}: {len(ids)} problems, {settings['budget']} candidates each, runs: {len(settings['runs'])}\n"
           f"{'':20}{'solved':>8}  95% interval   {'best score':>10} {'behaviours':>11}  by neither GRPO nor start")
     plain = {i for name in ("grpo", "start") for each in found.get(name, []) for i, n in enumerate(each["solved"]) if n}
     for name, runs in found.items():
         low, high = bootstrap_interval(shares[name])
-        best, behaviours = (sum(row[-1] for each in runs for row in each[key]) / len(runs) / len(problems)
+        best, behaviours = (sum(row[-1] for each in runs for row in each[key]) / len(runs) / len(ids)
                             for key in ("best", "behaviours"))
         alone = [len({i for i, n in enumerate(each["solved"]) if n} - plain) for each in runs]
         print(f"{plots.title(name):20}{shares[name].mean():8.3f}  [{low:.3f}, {high:.3f}]  {best:10.3f} "
               f"{behaviours:11.1f}  {' '.join(map(str, alone))}")
-    with writing(out):
-        write_text(out / "search.json", json.dumps({
-            "settings": settings, "ticks": ticks, "problems": [problem.id for problem in problems],
-            "policies": found}, indent=None))
-        plots.search(ticks, found, out / "search.png")
+    whole = {"settings": settings, "ticks": ticks, "problems": ids, "policies": found}
+    write_text(out / "search.json", json.dumps(whole))
+    plots.search(ticks, found, out / "search.png")
     print(f"written: {out / 'search.json'} (who solved what), {out / 'search.png'}, {out / 'family.png'}")
 
 def main(argv: list[str] | None = None) -> None:

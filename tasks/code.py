@@ -12,8 +12,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from rewards import Problem, Task, UserError
+from rewards import Problem, UserError
 from tasks import code_files, small_programs
+from tasks.files import FileTask
 from tasks.sandbox import Job, Sandbox, SandboxError
 
 BLOCK = re.compile(r"^```(\w*)[^\S\n]*\n(.*?)(^```[^\S\n]*$|\Z)", re.DOTALL | re.MULTILINE)
@@ -31,7 +32,7 @@ def f(i, xs):
     return ys
 """
 
-class Code(Task):
+class Code(FileTask):
     """Programs, a component per test: 1 if the program passes it; k may differ from problem to problem (section 4).
     Problems come from a file (`data`; `test_data`, or a part of `data`, is held out), else they are the small ones. The
     limits per test are seconds of CPU time and MiB. UserError for a bad file or limit, or where `Sandbox` refuses."""
@@ -55,14 +56,6 @@ class Code(Task):
             self.parts = small_programs.small_problems()
             self.words, self.answer_words = small_programs.words(), small_programs.LONGEST
             self.objectives = tuple(f"f({x})" for x in small_programs.HIDDEN)
-
-    def problems(self, split: str, n: int, seed: int = 0, start: int = 0) -> list[Problem]:
-        part = self.parts["train" if split == "demonstrations" else split]
-        if not part:
-            raise UserError(f"--data: no problem is left for the split {split}; give a larger file")
-        places = [divmod(i, len(part)) for i in range(start, start + n)]
-        order = {turn: random.Random(f"{split}-{seed}-{turn}").sample(part, len(part)) for turn in dict(places)}
-        return [Problem(order[turn][i]["id"], order[turn][i]) for turn, i in places]
 
     def prompt(self, problem: Problem, m: int) -> str:
         data = problem.data

@@ -67,20 +67,22 @@ def test_maze_knows_what_can_be_reached():
     assert blended.reachable(blended.problems("test", 1)[0]) == []  # its rewards are not the maze's
 
 
-def candidate(order: int, rewards: list[float], island: int = 0) -> Candidate:
-    return Candidate(order, 0, island, f"answer {order}", rewards, sum(rewards))
+def candidate(order: int, rewards: list[float]) -> Candidate:
+    return Candidate(order, 0, 0, f"answer {order}", rewards, sum(rewards))
 
 
 def test_a_population_keeps_the_best_of_every_behaviour():
     """Guards against a grid that one good answer takes over: then there is nothing left to choose a parent from."""
     population = Population()
-    for order, rewards in enumerate([[1.0, 0.0], [0.0, 0.9], [0.0, 1.0], [0.0, 0.95], [0.6, 0.6]], 1):
-        population.add(candidate(order, rewards))
+    vectors = [[1.0, 0.0], [0.0, 0.9], [0.0, 1.0], [0.0, 0.95], [0.6, 0.6]]
+    population.candidates = [candidate(order, rewards) for order, rewards in enumerate(vectors, 1)]
+    for each in population.candidates:
+        population.settle(each, 0)
     assert [c.order for c in population.islands[0].values()] == [1, 3, 5] and not population.islands[1]
-    population.add(Candidate(6, 0, 0, "", [9.0, 9.0], 18.0))  # an empty slot settles nowhere
+    population.settle(Candidate(6, 0, 0, "", [9.0, 9.0], 18.0), 0)  # an empty slot settles nowhere
     population.migrate()
     assert [[c.order for c in grid.values()] for grid in population.islands] == [[1, 3, 5], [5], []]
-    assert len(population.candidates) == 6 and population.solved(1.2) == 5 and population.solved(30) == 0
+    assert population.solved(1.2) == 5 and population.solved(30) == 0
     chosen = {selection: {c.order for seed in range(60) if (c := population.parent(0, selection, random.Random(seed)))}
               for selection in ("tournament", "lexicase", "weighting")}
     assert chosen == {"tournament": {5}, "lexicase": {1, 3}, "weighting": {1, 3, 5}}

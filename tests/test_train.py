@@ -182,7 +182,7 @@ def test_toy_and_the_tasks_of_the_readme():
 
 
 @pytest.mark.parametrize("arguments, texts", [
-    (["--task", "maz"], ["--task maz: unknown; choose from code, maze, toy"]),
+    (["--task", "maz"], ["--task maz: unknown; choose from code, eureqa, maze"]),
     (["--method", "ppo"], ["--method ppo: unknown; choose from grpo, dr_grpo"]),
     (["--model", "no/such/model"], ["--model no/such/model"]),
     (["--group-size", "1"], ["--group-size 1", "2 to 4096"]),

@@ -1,0 +1,107 @@
+"""Tasks on text whose problems come from local files: records, what is held out, and how texts are compared."""
+
+import collections
+import hashlib
+import json
+import random
+import re
+import string
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import rewards
+from rewards import Problem, UserError
+
+
+class FileTask(rewards.Task):
+    """Problems from a JSON Lines file, or a JSON list: `data`; `test_data`, or a fifth of data by its ids, is held out,
+    a tenth of the rest is for validation. UserError names the file, the line and the field that is not as it should."""
+    flags = ("data", "test_data")
+    source = ""  # which files, and where they are to be had
+
+    def __init__(self, data: str = "", test_data: str = ""):
+        if not data:
+            raise UserError(f"--task {self.name}: needs --data FILE ({self.source})")
+        paths = [path for path in (data, test_data) if path]
+        train, *test = [_shuffled(self.records(flag, path)) for flag, path in
+                        zip(("--data", "--test-data"), paths, strict=False)]
+        train, held_out = self.hold_out(train, test[0] if test else None)
+        n = len(train) // 10
+        self.parts = {"train": train[n:], "validation": train[:n], "test": held_out}
+        if not (train[n:] and held_out):
+            raise UserError(f"--data {data}: too few problems to train on some and hold some out")
+        self.fingerprint = hashlib.sha256(b"".join(Path(path).read_bytes() for path in paths)).hexdigest()
+
+    def hold_out(self, data: list[dict], test: list[dict] | None) -> tuple[list[dict], list[dict]]:
+        """What is not held out, and what is."""
+        n = len(data) // 5
+        return (data[n:], data[:n]) if test is None else (data, test)
+
+    def read(self, record: dict) -> dict:
+        """The data of a problem from a record of the file, with an id; `field` says what is wrong with one."""
+        raise NotImplementedError
+
+    def records(self, flag: str, path: str) -> list[dict]:
+        """All problems of a file."""
+        try:
+            text = Path(path).read_text(encoding="utf-8-sig")
+            whole = json.loads(text) if text.lstrip().startswith("[") else None
+        except (OSError, ValueError) as error:
+            raise UserError(f"{flag} {path}: cannot be read ({error}); must be JSON Lines or a JSON list") from error
+        lines = enumerate(text.split("\n") if whole is None else whole, 1)
+        found: dict[str, dict] = {}
+        for number, line in ((n, line) for n, line in lines if not isinstance(line, str) or line.strip()):
+            try:
+                record = json.loads(line) if whole is None else line
+                if not isinstance(record, dict):
+                    raise UserError(f"{record!r:.60} is no JSON object")
+                problem = self.read(record)
+                if found.setdefault(problem["id"], problem) is not problem:
+                    raise UserError(f"field id: {problem['id']!r} stands there twice")
+            except (UserError, ValueError) as error:
+                place = "line" if whole is None else "item"
+                raise UserError(f"{flag} {path}, {place} {number}: {error} ({self.source})") from error
+        return list(found.values())
+
+    def problems(self, split: str, n: int, seed: int = 0, start: int = 0) -> list[Problem]:
+        part = self.parts["train" if split == "demonstrations" else split]
+        if not part:
+            raise UserError(f"--data: no problem is left for the split {split}; give a larger file")
+        places = [divmod(i, len(part)) for i in range(start, start + n)]
+        order = {turn: self.order(split, part, random.Random(f"{split}-{seed}-{turn}")) for turn in dict(places)}
+        return [Problem(order[turn][i]["id"], order[turn][i]) for turn, i in places]
+
+    def order(self, split: str, part: list[dict], rng: random.Random) -> list[dict]:
+        """The order in which a split is gone through once."""
+        return rng.sample(part, len(part))
+
+def _shuffled(problems: list[dict]) -> list[dict]:
+    return sorted(problems, key=lambda problem: hashlib.sha256(repr(problem["id"]).encode()).digest())
+
+def field(record: dict, name: str, kind: type, what: str) -> Any:
+    """record[name] if it is of its kind and not empty; else UserError, `what` says what it must be."""
+    value = record.get(name) if isinstance(record, dict) else None
+    if not isinstance(value, kind) or isinstance(value, bool) or value in ("", [], {}):
+        raise UserError(f"field {name}: must be {what}, not {value!r:.60}")
+    return value
+
+def tagged(text: str, tag: str) -> str:
+    """What stands in the first <tag>...</tag>, "" if nothing."""
+    found = re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL | re.IGNORECASE)
+    return found[1].strip() if found else ""
+
+def normalized(text: str) -> str:
+    """Lower case, without the articles a, an, the and ASCII punctuation, single blanks."""
+    bare = text.lower().translate(str.maketrans("", "", string.punctuation))
+    return " ".join(re.sub(r"\b(?:a|an|the)\b", " ", bare).split())
+
+def f1(ours: Iterable, gold: Iterable) -> float:
+    """Harmonic mean of precision and recall of two multisets; 1 if both are empty, 0 if one is."""
+    ours, gold = collections.Counter(list(ours)), collections.Counter(list(gold))  # of a mapping the keys
+    total = ours.total() + gold.total()
+    return 2 * (ours & gold).total() / total if total else 1.0
+
+def word_f1(ours: str, gold: str) -> float:
+    """F1 over the words of two normalised texts."""
+    return f1(normalized(ours).split(), normalized(gold).split())

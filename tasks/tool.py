@@ -1,0 +1,95 @@
+"""ToolRL (arXiv 2504.13958): function calls, judged by format, the functions' names, their arguments and the values."""
+
+import hashlib
+import json
+import math
+import re
+from typing import Any
+
+from rewards import Problem, UserError
+from tasks.files import FileTask, f1, field, normalized, tagged, word_f1
+
+NUMBER = re.compile(r"[-+]?\d+(\.\d+)?([eE][-+]?\d{1,3})?", re.ASCII)
+
+class Tool(FileTask):
+    """format: thoughts, and calls if the true answer has some; tool_name: F1 of the names; arg_key, arg_value: means
+    over calls; one without a partner of the same name counts 0. All three are 1 if neither side has a call."""
+    name, tag = "tool", "attempt"
+    objectives = ("format", "tool_name", "arg_key", "arg_value")
+    source = "rlla_rl.json of github.com/qiancheng0/ToolRL, dataset/rlla_4k_raw, Apache 2.0"
+
+    def read(self, record: dict) -> dict:
+        texts = [field(record, name, str, "text") for name in ("instruction", "input", "output")]
+        called = tagged(texts[2], "tool_call")
+        if called and not parse_calls(called):
+            raise UserError(f"field output: no call can be read from {called!r:.60}")
+        return {"id": f"{hash_of(texts)}", "instruction": texts[0], "input": texts[1], "calls": parse_calls(called)}
+
+    def prompt(self, problem: Problem, m: int) -> str:
+        form = "\n".join(f"<attempt_{i + 1}>...</attempt_{i + 1}>" for i in range(m))
+        ask = "your output" if m == 1 else f"{m} different outputs, each complete,"
+        return f"{problem.data['instruction']}\n\n{problem.data['input']}\n\nWrite {ask} within these tags:\n{form}"
+
+    def reward(self, problem: Problem, answer: str) -> list[float]:
+        ours, gold = parse_calls(tagged(answer, "tool_call")), problem.data["calls"]
+        thought = re.search(r"<think>.*?</think>", answer, re.DOTALL) is not None
+        well_formed = float(thought and (bool(ours) if gold else not tagged(answer, "tool_call")))
+        if not ours and not gold:
+            return [well_formed, 1.0, 1.0, 1.0]
+        keys, values, free = [], [], list(ours)
+        for name, wanted in gold:
+            rivals = [call for call in free if call[0] == name]  # the wrong function earns nothing by its arguments
+            if rivals:
+                call = max(rivals, key=lambda call: len(call[1].keys() & wanted.keys()))
+                free.remove(call)
+                keys.append(f1(call[1], wanted))
+                values.append(match(call[1], wanted))
+        n = max(len(ours), len(gold))
+        return [well_formed, f1((c[0] for c in ours), (c[0] for c in gold)), sum(keys) / n, sum(values) / n]
+
+def hash_of(texts: list[str]) -> str:
+    """An id: the file has none."""
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+
+def parse_calls(text: str) -> list[list]:
+    """[name, arguments] of the calls in a text: JSON objects one after the other, or in a list; up to the first that
+    cannot be read; whatever the text, it never raises."""
+    found, decoder, place = [], json.JSONDecoder(parse_constant=str), 0
+    text = text.strip()
+    while place < len(text):
+        try:
+            value, place = decoder.raw_decode(text, place)
+        except (ValueError, RecursionError):
+            break
+        found += value if isinstance(value, list) else [value]
+        place += len(text[place:]) - len(text[place:].lstrip(" \t\r\n,"))
+    calls = [call for call in found if isinstance(call, dict) and isinstance(call.get("name"), str)]
+    arguments = [call.get("parameters", call.get("arguments")) for call in calls]
+    return [[call["name"].strip(), given if isinstance(given, dict) else {}]
+            for call, given in zip(calls, arguments, strict=True)]
+
+def match(ours: Any, gold: Any) -> float:
+    """How far a value is the wanted one, 0 to 1: words by F1, numbers and booleans by equality, in lists by F1 over the
+    elements, in objects by the share of all keys of both, so that a key too many is not free."""
+    if isinstance(gold, dict) and isinstance(ours, dict):
+        both = ours.keys() | gold.keys()
+        return sum(match(ours[key], gold[key]) for key in ours.keys() & gold.keys()) / len(both) if both else 1.0
+    if isinstance(gold, list) and isinstance(ours, list):
+        return f1(map(_element, ours), map(_element, gold))
+    if isinstance(gold, bool) or isinstance(ours, bool) or gold is None or ours is None:
+        return float(ours is gold)
+    if _number(ours) is not None or _number(gold) is not None:  # "1.5" is not "15" without its point
+        return float(_number(ours) == _number(gold))
+    return word_f1(ours, gold) if isinstance(ours, str) and isinstance(gold, str) else 0.0
+
+def _number(value: Any) -> float | None:
+    """The number that a value is, or writes."""
+    if isinstance(value, str):
+        return float(value) if NUMBER.fullmatch(value.strip()) else None
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+def _element(value: Any) -> str:
+    """What equal elements of two lists have in common."""
+    if not isinstance(value, bool) and _number(value) is not None:
+        return repr(_number(value))
+    return normalized(value) if isinstance(value, str) else json.dumps(value, sort_keys=True)
