@@ -40,6 +40,7 @@ MORE = {**{("maze", method): (1.2e-3, 1.8e-3) for method in ("grpo", "max_at_k",
 TEMPERATURES = (0.7, 1.0, 1.3)  # the first is the table's
 CURVE = (1, 2, 3, 5, 10, 30)  # the k of best@k and W@k
 REWARDS = ("copies", "noisy", "halfway", "gems", "tradeoff")  # from collinear to conflicting; the maze lies between
+CREDIT = ("credit", "answer")  # no flag: examples/reward_to_go.py in the place of train.py
 TUNING_SEED = 100  # never evaluated on held-out problems
 TUNED_TWICE = {("maze", "grpo")}  # with the next seed, too: with one its rates came in no order
 
@@ -63,10 +64,15 @@ class Cell:
         return RUNS / f"{self.name}-{hashlib.sha256(f'{VERSION} {self.command}'.encode()).hexdigest()[:8]}"
 
     @property
+    def script(self) -> str:
+        return "examples/reward_to_go.py" if CREDIT in self.flags else "train.py"
+
+    @property
     def command(self) -> list[str]:
         """Flags of train.py; the learning rate is written out, so that a result says which one it had."""
         rate = None if self.task == "toy" else TINY_LR.get(self.task, TINY_LR["maze"]).get(self.method, 5e-4)
-        flags = [("task", self.task), ("method", self.method), ("seed", self.seed), *self.flags]
+        flags = [("task", self.task), ("method", self.method), ("seed", self.seed)]
+        flags += [flag for flag in self.flags if flag != CREDIT]
         flags += [("lr", rate)] * (rate is not None and "lr" not in dict(self.flags))
         return [word for flag, value in flags for word in (f"--{flag}", text(value))]
 
@@ -86,6 +92,7 @@ def cells() -> list[Cell]:
         ("vpo", {"m": 1, "prompts-per-step": 36, "lr": 1.2e-3}),  # C8: GRPO's data and rate
         *(("vpo", {"alpha": alpha}) for alpha in (0.3, 3.0)),
         *(("vpo", {"n-weights": K}) for K in (10, 1000)), ("vpo", {"sampler": "sobol"}), ("vpo", {"subset": 2}),
+        ("vpo", dict([CREDIT])),
         *(("group_vpo", {"subset": s}) for s in (2, 6)),
         *(("group_vpo", {"group-size": G, "prompts-per-step": 96 // G}) for G in (4, 16, 32)),
         ("grpo", {"prompts-per-step": 4})]  # as many rollouts as VPO, a third of its answers
@@ -123,7 +130,7 @@ def measure_cell(cell: Cell) -> None:
     out, began = cell.run, time.monotonic()
     command = ["--resume", "--out", str(out)] if checkpoints(out / cell.method) else [
         *cell.command, "--eval-problems", "0", "--out", str(out)]
-    if subprocess.run([sys.executable, "train.py", *command]).returncode:
+    if subprocess.run([sys.executable, cell.script, *command]).returncode:
         raise UserError(f"{cell.name}: training failed: python train.py {' '.join(command)}")
     trained, config = time.monotonic(), load_config(out)
     flags, task = config["flags"], task_of(config["flags"])
@@ -242,7 +249,7 @@ def run(args: argparse.Namespace) -> None:
     failed = [] if args.write else run_grid(pending, args.jobs)
     write(document)
     for cell in failed:
-        print(f"failed: python train.py {' '.join(cell.command)}", file=sys.stderr)
+        print(f"failed: python {cell.script} {' '.join(cell.command)}", file=sys.stderr)
     if failed:
         raise UserError(f"{len(failed)} of {len(pending)} cells failed; the others are stored, the same command tries "
                         "the failed ones again")

@@ -20,7 +20,8 @@ PAIRS = (("vpo", "grpo"), ("vpo", "max_at_k"), ("group_vpo", "vpo"), ("group_vpo
 HEADLINE = {"maze": ("best@1", "best@3", "best@30", "W@30"), "code": ("best@1", "best@30", "pass@1", "pass@30", "W@30"),
             "toy": ("best@30", "pass@1", "pass@30")}
 VARIED = (("vpo", "m", 3), ("vpo", "alpha", 1.0), ("vpo", "n-weights", 100), ("vpo", "sampler", "iid"),
-          ("vpo", "subset", 1), ("group_vpo", "subset", 4), ("group_vpo", "group-size", 8))  # with the defaults
+          ("vpo", "subset", 1), ("vpo", "credit", "rollout"), ("group_vpo", "subset", 4),
+          ("group_vpo", "group-size", 8))  # with the defaults
 TARGET = {"vpo": "W@3", "group_vpo": "W@3", "max_at_k": "best@3"}  # what a learning rate is chosen by; else best@1
 
 
@@ -173,6 +174,7 @@ def ablations(stored: Stored, task: str = "maze") -> str:
     rows = []
     for method, flags in settings:
         name = " ".join(f"--{flag} {value}" for flag, value in flags) or "default"
+        name = name.replace("--credit answer", "`examples/reward_to_go.py`")
         rows.append([title(method), name, str(len(stored.seeds(task, method, flags))), *(
             f"{stored.mean(task, method, column, flags=flags):.3f}" for column in (*HEADLINE[task], "diversity"))])
     return table(["method", "setting", "seeds", *HEADLINE[task], "diversity"], rows)
