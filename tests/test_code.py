@@ -486,3 +486,16 @@ def test_the_small_problems_train(capsys):
     assert len(rows) == 3 and all("reward_f(-6)" in row and 0 <= row["reward"] <= 1 for row in rows)
     with pytest.raises(UserError):
         read_problems("whole/config.json")
+
+
+def test_the_open_cases_are_as_told():
+    """Every reference passes (the reader sees to that), no function or text stands twice, so none is on both sides."""
+    path = Path(code_files.__file__).with_name("open_cases.jsonl")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len({line["prompt"] for line in lines}) == len({line["entry_point"] for line in lines}) == len(lines) > 250
+    for line in lines:
+        assert 6 <= len(line["tests"]) <= 10 and line["open"] and f"Write {line['entry_point']}(" in line["prompt"]
+        assert line["starter"].startswith(f"def {line['entry_point']}(")
+    parts = Code(data=str(path)).parts
+    assert len(parts["test"]) >= 50 and sum(map(len, parts.values())) == len(lines)
+    assert all(len(problem["tests"]) >= 6 for part in parts.values() for problem in part)
