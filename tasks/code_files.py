@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rewards import UserError
+from tasks.files import read_records
 from tasks.sandbox import check_job
 
 MAX_TESTS, MAX_BYTES = 16, 8192  # LiveCodeBench: the smallest tests, input and output together (paper, set-up)
@@ -91,32 +92,16 @@ def _checked(flag: str, path: str, judge: Callable) -> list[dict]:
     return kept
 
 def read_problems(path: str, flag: str = "--data") -> list[dict]:
-    """The problems of a JSON Lines file, with left_out asserts; UserError names line, field and value."""
-    problems: dict[str, dict] = {}
-    try:
-        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")  # with a byte order mark or without
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{flag} {path}: cannot be read ({error}); it must be a JSON Lines file") from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            problem = {"id": f"{Path(path).stem}-{number}", "line": f"{path}, line {number}", "starter": "", "date": "",
-                       "before": "", "after": "", "reference": "", "own": False, "left_out": 0} | _read(line)
-            check_job("", problem["tests"], problem.setdefault("call", problem["entry_point"]))
-            if problems.setdefault(problem["id"], problem) is not problem:
-                raise UserError(f"field id: {problem['id']!r} stands there twice")
-        except Exception as error:  # whatever a record does to its reader
-            told = {UserError: ", {}", json.JSONDecodeError: ": not JSON ({})", SyntaxError: ": not Python ({})"}
-            why = told.get(type(error), ": cannot be used ({})").format(error)
-            raise UserError(f"{flag} {path}, line {number}{why}") from error
-    return list(problems.values())
+    """The problems of a file, with left_out asserts; UserError names line, field and value."""
+    def read(record: dict, place: str) -> dict:
+        problem = {"id": f"{Path(path).stem}-{place.split()[-1]}", "line": place, "starter": "", "date": "",
+                   "before": "", "after": "", "reference": "", "own": False, "left_out": 0} | _read(record)
+        check_job("", problem["tests"], problem.setdefault("call", problem["entry_point"]))
+        return problem
+    return read_records(flag, path, read)
 
-def _read(line: str) -> dict:
-    """The problem of one line, in the format that its fields tell; `left_out` is the number of asserts left out."""
-    record = json.loads(line)
-    if not isinstance(record, dict):
-        raise UserError(f"not a JSON object but {_shown(record)}: each line must be one problem")
+def _read(record: dict) -> dict:
+    """The problem of a record, in the format that its fields tell; `left_out` is the number of asserts left out."""
     for reader, needed in FORMATS.values():
         if record.keys() >= {*needed} and isinstance(record.get("test", ""), str):
             fields = [field for field in inspect.signature(reader).parameters.values() if field.name in record]

@@ -6,7 +6,7 @@ import json
 import random
 import re
 import string
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,8 @@ class FileTask(rewards.Task):
         if not data:
             raise UserError(f"--task {self.name}: needs --data FILE ({self.source})")
         paths = [path for path in (data, test_data) if path]
-        train, *test = [_shuffled(self.records(flag, path)) for flag, path in
-                        zip(("--data", "--test-data"), paths, strict=False)]
+        train, *test = [_shuffled(read_records(flag, path, lambda record, place: self.read(record), self.source))
+                        for flag, path in zip(("--data", "--test-data"), paths, strict=False)]
         train, held_out = self.hold_out(train, test[0] if test else None)
         n = len(train) // 10
         self.parts = {"train": train[n:], "validation": train[:n], "test": held_out}
@@ -42,28 +42,6 @@ class FileTask(rewards.Task):
         """The data of a problem from a record of the file, with an id; `field` says what is wrong with one."""
         raise NotImplementedError
 
-    def records(self, flag: str, path: str) -> list[dict]:
-        """All problems of a file."""
-        try:
-            text = Path(path).read_text(encoding="utf-8-sig")
-            whole = json.loads(text) if text.lstrip().startswith("[") else None
-        except (OSError, ValueError) as error:
-            raise UserError(f"{flag} {path}: cannot be read ({error}); must be JSON Lines or a JSON list") from error
-        lines = enumerate(text.split("\n") if whole is None else whole, 1)
-        found: dict[str, dict] = {}
-        for number, line in ((n, line) for n, line in lines if not isinstance(line, str) or line.strip()):
-            try:
-                record = json.loads(line) if whole is None else line
-                if not isinstance(record, dict):
-                    raise UserError(f"{record!r:.60} is no JSON object")
-                problem = self.read(record)
-                if found.setdefault(problem["id"], problem) is not problem:
-                    raise UserError(f"field id: {problem['id']!r} stands there twice")
-            except (UserError, ValueError) as error:
-                place = "line" if whole is None else "item"
-                raise UserError(f"{flag} {path}, {place} {number}: {error} ({self.source})") from error
-        return list(found.values())
-
     def problems(self, split: str, n: int, seed: int = 0, start: int = 0) -> list[Problem]:
         part = self.parts["train" if split == "demonstrations" else split]
         if not part:
@@ -75,6 +53,32 @@ class FileTask(rewards.Task):
     def order(self, split: str, part: list[dict], rng: random.Random) -> list[dict]:
         """The order in which a split is gone through once."""
         return rng.sample(part, len(part))
+
+def read_records(flag: str, path: str, read: Callable[[dict, str], dict], source: str = "") -> list[dict]:
+    """What `read` makes of the records of a JSON Lines file, or a JSON list, and of their place in it; each with an id
+    of its own. UserError names file, place and what is wrong, and the source of such files."""
+    found: dict[str, dict] = {}
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")  # with a byte order mark or without
+        whole = json.loads(text) if text.startswith("[") else None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{flag} {path}: cannot be read ({error}); it must be a JSON Lines file") from error
+    for number, line in enumerate(text.split("\n") if whole is None else whole, 1):
+        place = f"{path}, {'item' if whole else 'line'} {number}"
+        if isinstance(line, str) and not line.strip():
+            continue
+        try:
+            record = json.loads(line) if whole is None else line
+            if not isinstance(record, dict):
+                raise UserError(f"not a JSON object but {json.dumps(record):.60}: each must be one problem")
+            problem = read(record, place)
+            if found.setdefault(problem["id"], problem) is not problem:
+                raise UserError(f"field id: {problem['id']!r} stands there twice")
+        except Exception as error:  # whatever a record does to its reader
+            told = {UserError: ", {}", json.JSONDecodeError: ": not JSON ({})", SyntaxError: ": not Python ({})"}
+            why = told.get(type(error), ": cannot be used ({})").format(error)
+            raise UserError(f"{flag} {place}{why}{f' ({source})' if source else ''}") from error
+    return list(found.values())
 
 def _shuffled(problems: list[dict]) -> list[dict]:
     return sorted(problems, key=lambda problem: hashlib.sha256(repr(problem["id"]).encode()).digest())

@@ -185,7 +185,7 @@ class Bomb:
 
 BAD = {
     "line 2": ([OWN, "{oops"], "line 2: not JSON"),
-    "not an object": (["[1]"], "line 1, not a JSON object but [1]: each line must be one problem"),
+    "not an object": (["3"], "line 1, not a JSON object but 3: each must be one problem"),
     "no format": ([{"question": "?", "answer": 1}],
                   "line 1, fields question, answer: no known format; expected are those of HumanEval: prompt, entry"),
     "empty": ([""], "no problem with a test is left"),

@@ -186,7 +186,7 @@ def test_files_that_are_none(capsys):
     for name in RECORDS:
         with pytest.raises(UserError, match=f"--task {name}: needs --data FILE .*(github|huggingface)"):
             load_task(name)
-    for text, part in (("{", "line 1"), ("[1]", "item 1: 1 is no JSON object"), ("[", "cannot be read"),
+    for text, part in (("{", "line 1"), ("[1]", "item 1, not a JSON object but 1"), ("[", "cannot be read"),
                        ("", "too few"), (json.dumps(musique(0)) + "\n" + json.dumps(musique(0)), "stands there twice")):
         Path("bad.jsonl").write_text(text)
         with pytest.raises(UserError, match="bad.jsonl") as told:
