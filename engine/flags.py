@@ -91,7 +91,7 @@ def train_parser(doc: str = "") -> Parser:
         choices=("float32", "bfloat16"))
     add("device", str, "auto", "auto: cuda if there is one, else cpu", choices=DEVICES)
     add = group("method")
-    add("method", str, ["grpo", "vpo"], "one or several of grpo, dr_grpo, maxrl, gdpo, max_at_k, "
+    add("method", str, ["grpo", "vpo", "group_vpo"], "one or several of grpo, dr_grpo, maxrl, gdpo, max_at_k, "
         "random_weighting, goal_conditioned, multi_rlvr, vpo, group_vpo", nargs="+")
     add("m", count(1, MAX_ANSWERS), None, "answers per rollout of vpo and multi_rlvr; not given: toy 5, others 3")
     add("group-size", count(2, 4096), 8, "G, rollouts per prompt; a group of one cannot be normalised")

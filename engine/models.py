@@ -147,7 +147,7 @@ def check_flags(args: argparse.Namespace, task: Task) -> None:
     for method in ("max_at_k", "group_vpo"):
         if method in args.method and not args.subset and args.group_size < 3:
             raise UserError(f"--group-size {args.group_size}: {method} forms sets of two or more, smaller than the "
-                            "group; take 3 or more")
+                            "group; take 3 or more, or leave it out of --method")
     if args.data and "data" not in task.flags:
         raise UserError(f"--data {args.data}: the task {args.task} takes no file; code does")
     if args.lora_rank:

@@ -22,8 +22,8 @@ from report import plots
 from rewards import load_task
 from rollout import score
 
-TOY = ["--task", "toy", "--m", "2", "--warm-steps", "4", "--steps", "2", "--prompts-per-step", "2", "--group-size", "2",
-       "--eval-problems", "2", "--pool", "4", "--save-every", "1", "--device", "cpu"]
+TOY = ["--task", "toy", "--method", "grpo", "vpo", "--m", "2", "--warm-steps", "4", "--steps", "2", "--group-size", "2",
+       "--prompts-per-step", "2", "--eval-problems", "2", "--pool", "4", "--save-every", "1", "--device", "cpu"]
 FENCE = '''
 from rewards import Problem, Task
 

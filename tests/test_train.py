@@ -60,14 +60,14 @@ def test_the_main_job(capsys):
     """Warm start, two methods, table, figures; then one more method joins the same folder and the same start."""
     train.main(["--out", "run", *QUICK])
     run = Path("run")
-    for method in ("grpo", "vpo"):
+    for method in ("grpo", "vpo", "group_vpo"):
         rows = metrics(run / method)
         assert [row["step"] for row in rows] == list(range(1, 5))
         assert all(set(row) == set(rows[0]) for row in rows)
         assert [path.name for path in checkpoints(run / method)] == ["checkpoint-000003", "checkpoint-000004"]
         assert json.loads((run / method / "samples.jsonl").read_text().splitlines()[0])["rollouts"]
     report = json.loads((run / "eval.json").read_text())["policies"]
-    assert list(report) == ["start", "start_sets", "grpo", "vpo"]
+    assert list(report) == ["start", "start_sets", "grpo", "vpo", "group_vpo"]
     low, high = report["vpo"]["best@4"]["interval"]
     assert low <= report["vpo"]["best@4"]["mean"] <= high
     for name in ("best_at_k", "diversity", "reward_vectors", "answers"):
@@ -77,7 +77,7 @@ def test_the_main_job(capsys):
     assert "Multi-RLVR" in capsys.readouterr().out
     assert all(torch.equal(start[name], value) for name, value in weights(run / "start").items())
     assert list(json.loads((run / "eval.json").read_text())["policies"]) == ["start", "start_sets", "grpo",
-                                                                             "multi_rlvr", "vpo"]
+                                                                             "multi_rlvr", "vpo", "group_vpo"]
     shutil.copytree(run, "other")
     evaluation.main(["run", "other", "--split", "validation", "--problems", "3", "--pool", "4", "--out", "both"])
     assert "mean of 2 runs" in capsys.readouterr().out and Path("both/best_at_k.png").exists()
