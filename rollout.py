@@ -58,7 +58,9 @@ def parse_answers(text: str, task: Task, m: int) -> list[str]:
     return answers
 
 def write_answers(task: Task, answers: list[str]) -> str:
-    """The counterpart of `parse_answers`: what a model should write to give these answers."""
+    """The counterpart of `parse_answers`: what a model should write to give these answers; a block needs no tags."""
+    if answers[0].startswith("```"):
+        return "\n".join(answers)
     return " ".join(f"<{task.tag}_{i}> {answer} </{task.tag}_{i}>" for i, answer in enumerate(answers, 1))
 
 @dataclass
@@ -108,20 +110,18 @@ def score_texts(task: Task, problems: list[Problem], texts: list[str], m: int) -
 
 def demonstrations(task: Task, tokenizer: PreTrainedTokenizerBase, m: int, seed: int, step: int, *,
                    goals: bool = False) -> tuple[list[str], list[str]]:
-    """Prompts (16) and texts (16 * 3) that one step of the warm start imitates; UserError for one that is too long.
-
-    Two thirds of the steps show single answers, one third sets of m independent ones: no deliberate diversity in a set.
-    `goals`: every prompt names a random weighting, which its answers do not heed.
-    """
-    m = m if step % 3 == 2 else 1
-    rng = random.Random(f"demonstrations-{seed}-{step}")
-    problems = take_problems(task, "demonstrations", 16, seed, step * 16)
-    answers = [[task.demonstration(problem, rng) for _ in range(m)] for problem in problems for _ in range(3)]
+    """Prompts (P) and texts (P * G) that one step of the warm start imitates, 16 * 3, of a language model 8 * 1. A
+    third of the steps shows sets of m independent answers: no deliberate diversity. `goals`: every prompt names a
+    random weighting, which its answers do not heed. UserError for a demonstration that is too long."""
+    P, G, longest = (16, 3, task.answer_words) if is_tiny(tokenizer) else (8, 1, 2**20)
+    m, rng = m if step % 3 == 2 else 1, random.Random(f"demonstrations-{seed}-{step}")
+    problems = take_problems(task, "demonstrations", P, seed, step * P)
+    answers = [[task.demonstration(problem, rng) for _ in range(m)] for problem in problems for _ in range(G)]
     for answer in (answer for group in answers for answer in group):
-        if not isinstance(answer, str) or len(answer.split()) > task.answer_words:
+        if not isinstance(answer, str) or len(answer.split()) > longest:
             raise UserError(f"task {task.name}: the demonstration {answer!r:.80} must be text of at most "
                             f"answer_words = {task.answer_words} words")
     told = [[rng.expovariate(1) for _ in task.objectives] if goals else None for _ in problems]
     told = [goal and [x / sum(goal) for x in goal] for goal in told]
-    return ([build_prompt(tokenizer, task, *asked) for asked in zip(problems, [m] * 16, told, strict=True)],
+    return ([build_prompt(tokenizer, task, *asked) for asked in zip(problems, [m] * P, told, strict=True)],
             [write_answers(task, group) for group in answers])

@@ -1,9 +1,8 @@
 """Training: warm start, then GRPO, VPO and their like from the same start, then the comparison of what they learnt.
 
-    python train.py                          the main job: maze, GRPO and VPO, table and figures, minutes on a laptop
+    python train.py                          the main job: maze, GRPO, VPO and Group VPO, minutes on a laptop
     python train.py --method multi_rlvr      one more method for the same comparison
     python train.py --task code              the same comparison on programs, judged test by test
-    python train.py --task toy               the deceptive valley
     python train.py --resume                 go on where a killed run stopped, bit for bit on a CPU
 
 One step: problems -> prompts -> rollouts -> answers -> reward vectors -> advantages -> loss -> one AdamW update.
@@ -119,6 +118,7 @@ def train(args: argparse.Namespace, method: str, task: Task, out: Path, device: 
             with explain_out_of_memory(args, device):
                 metrics, rollouts = train_step(method, learner, task, args)
             seconds = time.perf_counter() - began
+            runs.first_look(args, method, t, metrics, rollouts)
             if not math.isfinite(metrics["loss"]) or not math.isfinite(metrics["grad_norm"]):
                 raise UserError(f"loss {metrics['loss']}, gradient norm {metrics['grad_norm']}: try a lower --lr")
             metrics |= {"tokens_per_second": metrics["tokens"] / seconds, "seconds": seconds}
@@ -153,15 +153,16 @@ def start_model(args: argparse.Namespace, task: Task):
         print(f"--model {args.model}: no chat template, so its prompts are plain text", file=sys.stderr)
     dtype = "float32" if args.model == "tiny" else args.dtype
     model, tokenizer = load_policy(args.model, task, seed=args.seed, dtype=dtype)
-    if args.model == "tiny":
+    if args.warm_steps or args.model == "tiny":
         for step in (0, 2):  # single answers, and sets
             given_rollouts(model, tokenizer, *demonstrations(task, tokenizer, args.m, args.seed, step))
     return model, tokenizer
 
 def write_start(args: argparse.Namespace, task: Task, folder: Path, start: tuple, goals: bool = False) -> None:
-    """What all methods start from, after the tiny model's warm start; `goals`: on prompts that name a weighting."""
-    if args.model == "tiny" and args.warm_steps:
-        show = functools.partial(demonstrations, task, start[1], 1 if goals else args.m, args.seed, goals=goals)
+    """What all methods start from, after the warm start; `goals`: on prompts that name a weighting."""
+    if args.warm_steps:
+        m = args.m if args.model == "tiny" and not goals else 1
+        show = functools.partial(demonstrations, task, start[1], m, args.seed, goals=goals)
         start = warm_start(task, Path(args.task).stem, show, *start, recipe=[args.m, args.seed],
                            steps=math.ceil(args.warm_steps / 4) if goals else args.warm_steps)
     runs.write_folder(folder, lambda folder: save_policy(*start, folder))
@@ -188,8 +189,7 @@ def run(argv: list[str]) -> None:
         start = start_model(args, task) if new else None
         with runs.claim(out, args, argv, config, joined):
             if new:
-                write_start(args, task, out / "start", start)
-                start = None
+                start = write_start(args, task, out / "start", start)  # None: makes room
             train_methods(args, task, out, device)
         if args.eval_problems:
             evaluate_runs([out], device=device)

@@ -106,7 +106,7 @@ def train_parser(doc: str = "") -> Parser:
     add("lr", number(float, 1e-12, 1.0), None, "peak; not given: the task's, tiny's best, others 1e-6, adapters 1e-5")
     add("lr-schedule", str, "linear", "linear: down to a tenth", choices=("linear", "constant"))
     add("kl", number(float, 0.0, 1e6), 1e-3, "weight of KL(policy || start); 0: no reference policy is kept")
-    add("warm-steps", count(0), None, "imitation steps before RL, tiny model only; not given: the task's; 0: none")
+    add("warm-steps", count(0), None, "imitation steps before RL; not given: tiny the task's, others 0: none")
     add = group("memory")
     add("plan", number(float, 0.0, 1e6), None, "only print where the memory goes and whether it fits, here or on so "
         "many GiB", nargs="?", const=0.0, metavar="GIB")
@@ -189,10 +189,10 @@ def parse(argv: list[str], doc: str = "") -> tuple[argparse.Namespace, dict[str,
 def fill_in(args: argparse.Namespace, task, cuda: bool) -> None:
     """Give the flags that depend on task, model and device, where they were not given, their values."""
     tiny = args.model == "tiny"
-    values = {"m": task.m, "steps": task.steps, "warm_steps": task.warm_steps, "lr": task.lr if tiny else None,
+    values = {"m": task.m, "steps": task.steps, "eval_problems": task.eval_problems,
+              "warm_steps": task.warm_steps if tiny else 0, "lr": task.lr if tiny else None,
               "dtype": "bfloat16" if not tiny and cuda else "float32", "gradient_checkpointing": not tiny,
-              "micro_batch_tokens": 2048 if tiny else 4096, "sampling_batch": 0 if tiny else 96,
-              "eval_problems": task.eval_problems}
+              "micro_batch_tokens": 2048 if tiny else 4096, "sampling_batch": 0 if tiny else 96}
     for flag, value in values.items():
         if getattr(args, flag) is None:
             setattr(args, flag, value)

@@ -1,4 +1,4 @@
-"""The warm start: a model that knows nothing imitates demonstrations; cached by all that shapes the result."""
+"""The warm start: a model imitates demonstrations before RL; cached by all that shapes the result."""
 
 import hashlib
 import inspect
@@ -20,17 +20,19 @@ def warm_start(task: Task, name: str, show: Callable[[int], tuple[list[str], lis
                steps: int, recipe: list):
     """The model and tokenizer after `steps` steps on what show(step) gives, prompts (P) and texts (P * G); `recipe` is
     what else the demonstrations depend on. Raises UserError if the loss is not finite."""
+    peak = 5e-3 if tiny.is_tiny(tokenizer) else 2e-5
+    weights = sum(parameter.detach().double().abs().sum().item() for parameter in model.parameters())
     modules = [sys.modules[type(task).__module__], decoding, models, tiny, update, sys.modules[__name__]]
     recipe = [*map(inspect.getsource, modules), model.config.to_json_string(), [show(step) for step in range(3)], steps,
-              torch.__version__, torch.get_num_threads(), *recipe]
+              weights, torch.__version__, torch.get_num_threads(), *recipe]
     cached = Path("runs") / "start" / f"{name}-{hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:12]}"
     if not cached.exists():
-        optimizer, bar = torch.optim.AdamW(model.parameters(), lr=5e-3), tqdm(range(steps), "warm start", unit="step")
+        optimizer, bar = torch.optim.AdamW(model.parameters(), lr=peak), tqdm(range(steps), "warm start", unit="step")
         for step in bar:
             shown = decoding.given_rollouts(model, tokenizer, *show(step))
             logprobs, _ = token_logprobs(model, shown, range(len(shown.texts)))
             loss = -logprobs[shown.mask].mean()
-            optimizer.param_groups[0]["lr"] = 5e-3 * min(1.0, (step + 1) / 20) * (1 - 0.9 * step / steps)
+            optimizer.param_groups[0]["lr"] = peak * min(1.0, (step + 1) / 20) * (1 - 0.9 * step / steps)
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

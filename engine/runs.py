@@ -275,6 +275,15 @@ def load(args: argparse.Namespace, task: Task, run: Path, device: str) -> Learne
         keep_steps_to(run / name, learner.step)
     return learner
 
+def first_look(args: argparse.Namespace, method: str, t: int, metrics: dict, sample: dict) -> None:
+    """Of a language model's first step: a rollout, what it earned, and how many ran into their limit, before minutes
+    are spent on a wrong prompt or form."""
+    if t == 0 and args.model != "tiny":
+        one = sample["rollouts"][0]
+        print(f"\n{method}, its first rollout:\n{one['text'][:1000]}\nrewards: {one['rewards']}\nof all: "
+              f"{metrics['answers']:.0%} of the slots hold an answer, {metrics['cut_off']:.0%} were cut off "
+              f"(--max-new-tokens {args.max_new_tokens or 256} per answer)", file=sys.stderr)
+
 def save(learner: Learner, run: Path) -> None:
     """A checkpoint, of which the last two are kept. Raises UserError if the weights are not finite."""
     if not all(parameter.isfinite().all() for parameter in learner.model.parameters()):

@@ -112,6 +112,10 @@ class Code(FileTask):
         return problem.data["tiny_prompt"]
 
     def demonstration(self, problem: Problem, rng: random.Random) -> str:
+        if not problem.data.get("small"):
+            if not problem.data["reference"]:
+                raise UserError(f"problem {problem.id!r} has no reference that --warm-steps could show")
+            return f"```python\n{problem.data['reference'].strip()}\n```"
         return small_programs.demonstration(problem.data, rng)
 
 def find_blocks(text: str) -> list[str]:

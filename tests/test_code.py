@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from test_rollout import save_random_model
 from test_train import QUICK, fails, in_an_empty_folder  # noqa: F401 - the fixture applies by its name
 
@@ -456,7 +457,7 @@ def test_real_formats_go_through_training_and_evaluation(architecture, capsys):
     data = write(*(record for record, *_ in FORMATS.values()))
     train.main(["--task", "code", "--data", data, "--test-data", data, "--model",
                 save_random_model(Path("model"), architecture), "--out", "run",
-                *QUICK, "--steps", "2", "--max-new-tokens", "20", "--eval-problems", "20"])
+                *QUICK, "--steps", "2", "--max-new-tokens", "20", "--eval-problems", "20", "--warm-steps", "0"])
     report = json.loads(Path("run/eval.json").read_text())
     assert report["policies"]["vpo"]["pass@4"]["mean"] == 0 and "7 test problems" in capsys.readouterr().out
     assert json.loads(Path("run/vpo/samples.jsonl").read_text().splitlines()[0])["problem"]["data"]["tests"]
@@ -499,3 +500,21 @@ def test_the_open_cases_are_as_told():
     parts = Code(data=str(path)).parts
     assert len(parts["test"]) >= 50 and sum(map(len, parts.values())) == len(lines)
     assert all(len(problem["tests"]) >= 6 for part in parts.values() for problem in part)
+
+
+def test_a_language_model_imitates_references_first(capsys):
+    """--warm-steps shows it answers in the form that is asked for; the cached start is of these weights alone."""
+    lines = [OWN | {"id": f"p{i}", "prompt": f"Double {i}."} for i in range(12)]
+    rest = ["--steps", "1", "--method", "grpo", "--prompts-per-step", "1", "--group-size", "2", "--eval-problems", "0",
+            "--max-new-tokens", "4", "--device", "cpu", "--m", "2", "--warm-steps", "4"]
+    for seed, size in ((0, 0.02), (1, 0.3)):
+        model = save_random_model(f"model{seed}", "llama", initializer_range=size)
+        train.main(["--task", "code", "--data", write(*lines), "--model", model, "--out", f"r{seed}", *rest])
+        told = capsys.readouterr().err
+        assert "grpo, its first rollout:" in told and "were cut off (--max-new-tokens 4 per answer)" in told
+    assert len(list(Path("runs/start").iterdir())) == 2
+    start, before = (load_file(f"{folder}/model.safetensors") for folder in ("r0/start", "model0"))
+    assert any(not torch.equal(start[name], value) for name, value in before.items())
+    data = write(*({key: value for key, value in line.items() if key != "reference"} for line in lines))
+    fails(["--task", "code", "--data", data, "--model", "model0", "--warm-steps", "1", "--out", "r3"], capsys,
+          "has no reference that --warm-steps could show")
