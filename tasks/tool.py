@@ -16,7 +16,7 @@ class Tool(FileTask):
     over calls; one without a partner of the same name counts 0. All three are 1 if neither side has a call."""
     name, tag = "tool", "attempt"
     objectives = ("format", "tool_name", "arg_key", "arg_value")
-    source = "rlla_rl.json of github.com/qiancheng0/ToolRL, dataset/rlla_4k_raw, Apache 2.0"
+    source = "rlla_rl.json of github.com/qiancheng0/ToolRL, dataset/rlla_4k_raw"
 
     def read(self, record: dict) -> dict:
         texts = [field(record, name, str, "text") for name in ("instruction", "input", "output")]
