@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,7 +51,6 @@ class Sandbox(contextlib.AbstractContextManager):
     """A pool of helpers, one per core unless `workers` says otherwise. `seconds` of CPU time (rounded up), on the clock
     twice that and one more, and `memory_mb` MiB are limits per test. Raises SandboxError where programs cannot be
     confined, unless `unconfined`, or once it is closed, and ValueError for limits out of range or malformed jobs."""
-    _closed = True  # until the helpers run
 
     def __init__(self, workers: int | None = None, *, seconds: float = 2.0, memory_mb: int = 512,
                  unconfined: bool = False):
@@ -62,7 +62,7 @@ class Sandbox(contextlib.AbstractContextManager):
         self._cache: dict[bytes, list[bytes | None]] = {}
         self._helpers = [_Helper(*self._limits) for _ in range(workers)]
         self._threads, self._idle = ThreadPoolExecutor(workers, "sandbox"), self._helpers.copy()  # as many of each
-        self._closed = False
+        self._closed, self._end = False, weakref.finalize(self, _end, self._threads, self._helpers)
         try:
             for helper in self._helpers:
                 helper.check()
@@ -72,13 +72,10 @@ class Sandbox(contextlib.AbstractContextManager):
 
     def close(self, *_: object) -> None:
         """End the helpers, and with them whatever still runs."""
-        if not self._closed:
-            self._closed = True
-            self._threads.shutdown(wait=False, cancel_futures=True)
-            for helper in self._helpers:
-                helper.close()
+        self._closed = True
+        self._end()
 
-    __exit__ = __del__ = close
+    __exit__ = close
 
     def run(self, jobs: list[Job]) -> list[list[bool]]:
         """Verdicts in the order of the jobs, one bool per test; programs equal in text and inputs run once."""
@@ -248,3 +245,9 @@ class _Helper:
         self.control.close()
         self.process.kill()
         self.process.wait()
+
+def _end(threads: ThreadPoolExecutor, helpers: list[_Helper]) -> None:
+    """Also of a sandbox that nobody closed: when it is forgotten, or before the interpreter's modules go."""
+    threads.shutdown(wait=False, cancel_futures=True)
+    for helper in helpers:
+        helper.close()
