@@ -367,7 +367,7 @@ def figures(stored: Stored, folder: Path) -> list[Path]:
     if len(points := geometries(stored)) > 2:
         written.append(folder / "reward_geometry.png")
         plots.against({name: (unseen, *d[:3]) for name, unseen, _, d, _ in points}, written[-1],
-                      "share of the variance among good answers that the scalar does not see, before training",
+                      "variance among good answers unseen by the scalar, before training",
                       "W@30 after training, VPO - GRPO",
                       "The start model's rollouts against the measured gain; a point per reward, 95% intervals")
     return written
