@@ -163,7 +163,7 @@ def search_parser(doc: str = "") -> Parser:
     add("--temperature", type=TEMPERATURE, default=None, help="of the candidates; not given: the run's for evaluation")
     add("--seed", type=count(0), default=0, help="of parents and candidates")
     add("--device", choices=DEVICES, default="cpu", help="auto: cuda if there is one")
-    add("--out", default="", help="folder for logs, table and figures; not given: search/GOAL-STRATEGY beside the runs")
+    add("--out", default="", help="folder for logs, table and figures; not given: in TASK-search, beside the runs")
     return parser
 
 def parse(argv: list[str], doc: str = "") -> tuple[argparse.Namespace, dict[str, object]]:
