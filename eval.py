@@ -26,11 +26,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from engine.models import check_device, load_policy
-from engine.runs import check_folder, comparable, policies, read_log, start_of, write_text, writing
+from engine.runs import check_folder, comparable, held_out, policies, read_log, snapshots, start_of, write_text, writing
 from engine.tiny import is_tiny
-from report import plots
+from report import page, plots
 from report.geometry import describe
-from rewards import Problem, Task, take_problems
+from report.plots import bootstrap_interval
+from rewards import Problem, Task, UserError, take_problems
 from rollout import build_prompt, parse_answers, rollout_length, sample, score_texts
 from vpo import ADVANTAGES, answers_per_rollout, sample_weights
 
@@ -92,47 +93,34 @@ def coverage(rewards: Tensor, m: int) -> Tensor:
     N, n, k = rewards.shape
     return rewards[:, :n - n % m].reshape(N, -1, m, k).amax(2).mean((1, 2))
 
-def bootstrap_interval(values: Tensor, groups: Tensor | None = None, *, samples: int = 1000, level: float = 0.95,
-                       seed: int = 0) -> tuple[float, float]:
-    """Percentile interval of the mean of values (N) or (runs, N), resampling runs and problems.
-
-    Problems of one group (N) come and go together: those that show the same prompt are not independent.
-    """
-    values = torch.atleast_2d(values).double()
-    runs, N = values.shape
-    groups = torch.arange(N) if groups is None else groups
-    sizes, generator = torch.bincount(groups), torch.Generator().manual_seed(seed)
-    sums = torch.zeros(runs, len(sizes), dtype=torch.float64).index_add_(1, groups, values)
-    drawn = torch.randint(len(sizes), (samples, len(sizes)), generator=generator)
-    means = sums[:, drawn].sum(-1) / sizes[drawn].sum(-1)  # (runs, samples)
-    draws = means.gather(0, torch.randint(runs, (runs, samples), generator=generator)).mean(0)
-    low, high = draws.quantile(torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)).tolist()
-    return low, high
-
 @dataclass
 class Pool:
     """The candidates of one policy for N problems."""
     problems: list[Problem]
-    answers: list[list[str]]  # (N, n) what was parsed; shorter where a rollout left slots empty
+    answers: list[list[str | None]]  # (N, n) what was parsed; None where a rollout left the slot empty
     rewards: Tensor  # (N, n, k) zero beyond a problem's own objectives
     scalars: Tensor  # (N, n)
     objective_mask: Tensor  # (N, k) bool, the objectives that each problem has
 
-def sample_pool(model, tokenizer, task: Task, problems: list[Problem], *, m: int, size: int, temperature: float,
-                max_new_tokens: int, seed: int, desc: str = "evaluate", micro_batch: int = 750,
-                cuda_graph: bool = True, goals: bool = False) -> Pool:
-    """`size` candidates for each problem from rollouts of m answers; `goals`: each has a weighting in its prompt."""
-    generator, k = torch.Generator(model.device).manual_seed(seed), len(task.objectives)
-    told = sample_weights(size, k, generator=torch.Generator().manual_seed(seed)).tolist() if goals else [None]
-    G, chunk, answers, parts = math.ceil(size / m), max(1, micro_batch // size), [], []
-    for i in tqdm(range(0, len(problems), chunk), desc=desc, unit="batch", leave=False):
+def sample_pool(name: str, policy: tuple, task: Task, problems: list[Problem], flags: dict, *, m: int, size: int,
+                temperature: float, training: bool = False) -> Pool:
+    """`size` candidates of a policy (model, tokenizer) for each problem from rollouts of m answers, with a run's flags;
+    goal_conditioned is told a weighting for each. `training`: no more at a time than a training step samples."""
+    (model, tokenizer), seed, batch = policy, flags["seed"], flags.get("sampling_batch") or 0
+    generator, G, answers, parts = torch.Generator(model.device).manual_seed(seed), math.ceil(size / m), [], []
+    told = [None] * math.ceil(G / flags["group_size"] if training else 1)  # the same prompt so many times
+    if name == "goal_conditioned":
+        told = sample_weights(size, len(task.objectives), generator=torch.Generator().manual_seed(seed)).tolist()
+    each, chunk = math.ceil(G / len(told)), max(1, (750 if is_tiny(tokenizer) else (batch or 96) * m) // size)
+    for i in tqdm(range(0, len(problems), chunk), f"evaluate {plots.title(name)}", leave=False, disable=training):
         part = problems[i:i + chunk]
         prompts = [build_prompt(tokenizer, task, problem, m, goal) for problem in part for goal in told]
-        texts = sample(model, tokenizer, prompts, G // len(told), max_new_tokens=max_new_tokens, generator=generator,
-                       temperature=temperature, static=None if cuda_graph else False).texts
+        texts = sample(model, tokenizer, prompts, each, generator=generator, temperature=temperature,
+                       max_new_tokens=rollout_length(task, tokenizer, m, flags["max_new_tokens"]),
+                       batch=batch * training, static=None if flags.get("cuda_graph", True) else False).texts
         parts.append(score_texts(task, part, texts, m))
-        answers += [[answer for text in texts[j:j + G] for answer in parse_answers(text, task, m)][:size]
-                    for j in range(0, len(texts), G)]
+        answers += [[answer for text in texts[j:j + G] for answer in (parse_answers(text, task, m) + [None] * m)[:m]]
+                    [:size] for j in range(0, len(texts), each * len(told))]
     k = max(part.vectors.shape[-1] for part in parts)
     rewards, exists = (torch.cat([torch.nn.functional.pad(x, (0, k - x.shape[-1])) for x in xs]) for xs in (
         [part.vectors.flatten(1, 2)[:, :size] for part in parts], [part.objective_mask for part in parts]))
@@ -158,18 +146,12 @@ def evaluate_run(run: Path, flags: dict, task: Task, settings: dict, device: str
     folders = {name: folders[name] for name in names or folders}
     for folder, _ in folders.values():
         check_folder(folder)
-    held_out = take_problems(task, settings["split"], settings["problems"])
-    held_out = list({problem.id: problem for problem in held_out}.values())  # a finite set wraps around
-    pools = {}
+    problems, pools = held_out(task, settings["split"], settings["problems"]), {}
     for name, (folder, m) in folders.items():
-        model, tokenizer = load_policy(str(folder), task, device=device, dtype=flags["dtype"])
-        pools[name] = sample_pool(
-            model, tokenizer, task, held_out, m=m, size=settings["size"], temperature=settings["temperature"],
-            seed=flags["seed"], max_new_tokens=rollout_length(task, tokenizer, m, flags["max_new_tokens"]),
-            desc=f"evaluate {plots.title(name)}", cuda_graph=flags.get("cuda_graph", True),
-            goals=name == "goal_conditioned",
-            micro_batch=750 if is_tiny(tokenizer) else (flags.get("sampling_batch") or 96) * m)
-    prompts = [build_prompt(tokenizer, task, problem, 1) for problem in held_out]
+        policy = load_policy(str(folder), task, device=device, dtype=flags["dtype"])
+        pools[name] = sample_pool(name, policy, task, problems, flags, m=m, size=settings["size"],
+                                  temperature=settings["temperature"])
+    prompts = [build_prompt(policy[1], task, problem, 1) for problem in problems]
     known = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
     return pools, torch.tensor([known[prompt] for prompt in prompts]) if len(known) > 1 else None
 
@@ -208,12 +190,22 @@ def evaluate_runs(runs: list[Path], *, device: str = "cpu", out: Path | None = N
 def reward_geometry(name: str, task_name: str, device: str, problems: int) -> None:
     """Print what a start model's rollouts on validation problems, sampled as in training, say of the task's reward."""
     flags, task, folder = start_of(name, task_name, device == "cuda")
-    model, tokenizer = load_policy(folder, task, device=device, dtype=flags["dtype"])
-    pool = sample_pool(model, tokenizer, task, take_problems(task, "validation", problems), m=1, seed=flags["seed"],
-                       size=4 * flags["group_size"], temperature=flags["temperature"], desc="rollouts",
-                       max_new_tokens=rollout_length(task, tokenizer, 1, flags["max_new_tokens"]))
+    policy = load_policy(folder, task, device=device, dtype=flags["dtype"])
+    pool = sample_pool("start", policy, task, take_problems(task, "validation", problems), flags, m=1,
+                       size=4 * flags["group_size"], temperature=flags["temperature"])
     print(f"\n{name}: the start model on {problems} validation problems, {pool.scalars.shape[1]} answers each")
     print(describe(pool.rewards, pool.objective_mask, pool.scalars, flags["group_size"], task.objectives))
+
+def show(run: Path, folder: Path, as_page: bool, as_film: bool) -> None:
+    """The page and the film of a run, from the snapshots and metrics that its training kept."""
+    flags, task, problems, frames = snapshots(run)
+    logs = {name: read_log(run / name / "metrics.jsonl") for name in frames[0][1]}
+    with writing(folder):
+        if as_page:
+            page.write_page(folder / "report.html", task, flags, problems, frames, logs)
+        if as_film and not page.write_film(folder / "film.gif", task, problems, frames):
+            raise UserError(f"--film: task {task.name} draws no answers; --page shows them as text")
+    print(f"written: {', '.join([f'{folder}/report.html'] * as_page + [f'{folder}/film.gif'] * as_film)}")
 
 def write_report(folder: Path, settings: dict, measures: dict[str, dict[str, Tensor]], groups: Tensor | None) -> dict:
     """Means and 95% bootstrap intervals, written as eval.json."""
@@ -226,13 +218,17 @@ def write_report(folder: Path, settings: dict, measures: dict[str, dict[str, Ten
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     args = eval_parser(__doc__).parse_args(argv)
+    runs, out = [Path(run) for run in args.runs], Path(args.out) if args.out else None
     if args.reward_geometry:
         return as_command(eval_parser(), lambda: [reward_geometry(
             name, args.task, check_device(args.device), args.problems or 100) for name in args.runs])
+    if args.page or args.film:
+        folders = [run if out is None else out / run.name if len(runs) > 1 else out for run in runs]
+        return as_command(eval_parser(), lambda: [show(*each, args.page, args.film)
+                                                  for each in zip(runs, folders, strict=True)])
     given = {"split": args.split, "problems": args.problems, "size": args.pool, "temperature": args.temperature}
     return as_command(eval_parser(), lambda: evaluate_runs(
-        [Path(run) for run in args.runs], device=check_device(args.device), out=Path(args.out) if args.out else None,
-        figure_format=args.figure_format, **given))
+        runs, device=check_device(args.device), out=out, figure_format=args.figure_format, **given))
 
 if __name__ == "__main__":
     main()

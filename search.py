@@ -37,11 +37,11 @@ import torch
 from tqdm import tqdm
 
 from engine.models import check_device, load_policy
-from engine.runs import check_folder, checksum, comparable, policies, write_text, writing
+from engine.runs import check_folder, checksum, comparable, held_out, policies, write_text, writing
 from engine.tiny import is_tiny
-from eval import bootstrap_interval
 from report import plots
-from rewards import Problem, Task, UserError, take_problems
+from report.plots import bootstrap_interval
+from rewards import Problem, Task, UserError
 from rollout import build_prompt, parse_answers, rollout_length, sample, score_texts
 
 ISLANDS, MIGRATE_EVERY, FRESH = 3, 4, 0.2  # rounds between migrations; share of the children that have no parent
@@ -284,7 +284,7 @@ def run(args: argparse.Namespace) -> None:
     selection = args.selection * (args.strategy == "evolve")
     label = f"{Path(args.goal).stem}-{args.strategy}{'-' * bool(selection)}{selection}-{args.budget}"
     out = Path(args.out or runs[0].parent / f"{Path(flags['task']).stem}-search" / label)
-    held_out = list({problem.id: problem for problem in take_problems(task, at["split"], at["problems"])}.values())
+    among = held_out(task, at["split"], at["problems"])
 
     def of(run: Path, flags: dict, name: str, problems: list[Problem], folder: Path, **plan) -> list[Population]:
         """The search of one policy, which is loaded for it."""
@@ -302,15 +302,15 @@ def run(args: argparse.Namespace) -> None:
                           max_new_tokens=rollout_length(task, tokenizer, m, flags["max_new_tokens"]),
                           sampling_batch=0 if is_tiny(tokenizer) else flags.get("sampling_batch") or 96)
 
-    problems = held_out
+    problems = among
     for run_, own, *_ in plans if args.screen else []:
         for name in shared:
             if name != "start_sets":
-                found = of(run_, own, name, held_out, out / "screen" / run_.name, strategy="best_of_n", selection="",
+                found = of(run_, own, name, among, out / "screen" / run_.name, strategy="best_of_n", selection="",
                            budget=args.screen, seed=args.seed + 1)
-                easy = {p.id for p, each in zip(held_out, found, strict=True) if each.solved(goal.target(p))}
+                easy = {p.id for p, each in zip(among, found, strict=True) if each.solved(goal.target(p))}
                 problems = [problem for problem in problems if problem.id not in easy]
-    print(f"{len(problems)} of {len(held_out)} problems are solved by no policy with {args.screen} candidates")
+    print(f"{len(problems)} of {len(among)} problems are solved by no policy with {args.screen} candidates")
     if not problems:
         raise UserError(f"--screen {args.screen}: every problem is solved by then; take a lower one, or another --goal")
     problems = problems[:args.problems]

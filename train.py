@@ -40,7 +40,7 @@ from engine.imitation import warm_start
 from engine.memory import explain_out_of_memory, print_plan
 from engine.models import check_device, check_flags, check_task, load_config_and_tokenizer, load_policy, save_policy
 from engine.update import backward
-from eval import diversity, evaluate_runs
+from eval import diversity, evaluate_runs, sample_pool
 from rewards import Problem, Task, UserError, take_problems
 from rollout import Rollouts, Scored, build_prompt, demonstrations, encode_prompts, rollout_length, sample, score_texts
 from vpo import ADVANTAGES, answers_per_rollout, sample_weights
@@ -125,6 +125,8 @@ def train(args: argparse.Namespace, method: str, task: Task, out: Path, device: 
             runs.append(run / "metrics.jsonl", {"step": t + 1} | metrics)
             if t % 10 == 0 or t + 1 == args.steps:
                 runs.append(run / "samples.jsonl", {"step": t + 1} | rollouts)
+            with explain_out_of_memory(args, device):
+                runs.snapshot(method, learner, task, args, run, sample_pool)
             stop = bool(interrupted)
             if stop or (t + 1) % args.save_every == 0 or t + 1 == args.steps:
                 runs.save(learner, run)

@@ -12,8 +12,9 @@ from typing import NoReturn
 from rewards import UserError, find_task
 
 # Flags that may change when a run goes on: what it does not depend on, and what makes it fit its device.
-FREE = ("method", "resume", "out", "plan", "device", "save_every", "eval_problems", "eval_temperature", "pool",
-        "unconfined", "max_new_tokens", "cuda_graph", "sampling_batch", "micro_batch_tokens", "gradient_checkpointing")
+FREE = ("method", "resume", "out", "plan", "device", "save_every", "snapshots", "eval_problems", "eval_temperature",
+        "pool", "unconfined", "max_new_tokens", "cuda_graph", "sampling_batch", "micro_batch_tokens",
+        "gradient_checkpointing")
 # Peak learning rates of the tiny model, each the best of a common grid on validation problems (docs/results.md);
 # other tasks take those of the maze.
 TINY_LR = {"maze": {"grpo": 1.2e-3, "max_at_k": 1.2e-3, "multi_rlvr": 8e-4, "vpo": 5e-4, "group_vpo": 1.2e-3},
@@ -126,6 +127,7 @@ def train_parser(doc: str = "") -> Parser:
     add("out", str, "", "output folder; empty: runs/TASK-seedSEED")
     add("resume", None, False, "go on with the run in the output folder, with its own flags", **yes)
     add("save-every", count(1), 25, "steps between checkpoints; the last two are kept")
+    add("snapshots", count(0, 1000), None, "pools kept for eval.py --page; 0: none; not given: 20, or one in 6 steps")
     return parser
 
 def eval_parser(doc: str = "") -> Parser:
@@ -135,6 +137,8 @@ def eval_parser(doc: str = "") -> Parser:
     parser.add_argument("--reward-geometry", action="store_true", help="only say what the start model's rollouts tell "
                         "of the reward, before any training: RUN may then be a model too")
     parser.add_argument("--task", default="maze", help="of a model, with --reward-geometry")
+    parser.add_argument("--page", action="store_true", help="only write report.html, training as a film, to be opened")
+    parser.add_argument("--film", action="store_true", help="only write film.gif, the answers drawn step by step")
     parser.add_argument("--split", choices=("test", "validation"), default="test", help="validation: to tune on")
     parser.add_argument("--problems", type=count(1), help="how many; as trained if not given")
     parser.add_argument("--pool", type=count(1, 10_000), help="candidates per problem; as trained if not given")
@@ -192,7 +196,8 @@ def fill_in(args: argparse.Namespace, task, cuda: bool) -> None:
     values = {"m": task.m, "steps": task.steps, "eval_problems": task.eval_problems,
               "warm_steps": task.warm_steps if tiny else 0, "lr": task.lr if tiny else None,
               "dtype": "bfloat16" if not tiny and cuda else "float32", "gradient_checkpointing": not tiny,
-              "micro_batch_tokens": 2048 if tiny else 4096, "sampling_batch": 0 if tiny else 96}
+              "micro_batch_tokens": 2048 if tiny else 4096, "sampling_batch": 0 if tiny else 96,
+              "snapshots": min(20, max(2, (args.steps or task.steps) // 6))}
     for flag, value in values.items():
         if getattr(args, flag) is None:
             setattr(args, flag, value)

@@ -1,8 +1,8 @@
 """Run folders: what a run writes, whole or not at all, who may write to it, and what may join it later.
 
 A folder holds config.json (all flags, and a history of the commands that wrote to it), start/ (the start model), and
-for each method metrics.jsonl, samples.jsonl and checkpoint-STEP/ with the checksum of every file; goal_conditioned may
-have a start/ of its own.
+for each method metrics.jsonl, samples.jsonl, snapshots.jsonl and checkpoint-STEP/ with the checksum of every file;
+goal_conditioned may have a start/ of its own.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from engine.flags import FREE, fill_in, text_of, train_parser
 from engine.models import load_policy, save_policy
 from engine.update import AdamW
-from rewards import Task, UserError, load_task
+from rewards import Problem, Task, UserError, load_task, take_problems
 from vpo import ADVANTAGES, answers_per_rollout
 
 
@@ -271,7 +271,7 @@ def load(args: argparse.Namespace, task: Task, run: Path, device: str) -> Learne
         state = torch.load(saved[0] / "trainer.pt", map_location="cpu", mmap=True, weights_only=True)
         learner.optimizer.load_state_dict(state["optimizer"])
         learner.step = state["step"]
-    for name in ("metrics.jsonl", "samples.jsonl"):
+    for name in ("metrics.jsonl", "samples.jsonl", "snapshots.jsonl"):
         keep_steps_to(run / name, learner.step)
     return learner
 
@@ -296,3 +296,37 @@ def save(learner: Learner, run: Path) -> None:
     write_folder(run / f"checkpoint-{learner.step:06d}", write)
     for old in checkpoints(run)[:-2]:
         shutil.rmtree(old)
+
+def held_out(task: Task, split: str = "test", n: int = 4) -> list[Problem]:
+    """The first n problems of a split, fewer where a finite set wraps around."""
+    return list({problem.id: problem for problem in take_problems(task, split, n)}.values())
+
+def snapshot(method: str, learner: Learner, task: Task, args: argparse.Namespace, run: Path, ask: Callable) -> None:
+    """What the policy answers to a few held-out problems, if one of --snapshots is due: evenly spaced, the first step
+    and the last included. `ask` is eval.sample_pool: its random numbers are its own, so training stays as it is."""
+    n = min(args.snapshots, args.steps)
+    if learner.step in {args.steps - round(i * (args.steps - 1) / max(1, n - 1)) for i in range(n)}:
+        pool = ask(method, (learner.model, learner.tokenizer), task, held_out(task), vars(args), training=True,
+                   size=min(30, args.pool), m=answers_per_rollout(method, args.m), temperature=args.eval_temperature)
+        own = (x[:, exists].double() for x, exists in zip(pool.rewards, pool.objective_mask, strict=True))
+        append(run / "snapshots.jsonl", {"step": learner.step, "problems": [
+            {"id": problem.id, "answers": answers, "rewards": rewards.round(decimals=6).tolist()}
+            for problem, answers, rewards in zip(pool.problems, pool.answers, own, strict=True)]})
+
+def snapshots(run: Path) -> tuple[dict, Task, list[Problem], list[tuple[int, dict[str, list[dict]]]]]:
+    """Flags, task and problems of a run, and by step what each method answered to them, at the nearest step where it
+    has no snapshot of this one. UserError if there are none; a line names the methods that have none."""
+    config = load_config(run)
+    logs = {method: read_log(run / method / "snapshots.jsonl") for method in ADVANTAGES if (run / method).is_dir()}
+    missing = [method for method, log in logs.items() if not log]
+    why = (f"{run}: no snapshots of {', '.join(missing) or 'any method'}; training keeps them: "
+           f"{config['history'][0]['command']} --snapshots 20 --out {run}-2")
+    if len(missing) == len(logs):
+        raise UserError(why)
+    if missing:
+        print(why, file=sys.stderr)
+    task = task_of(config["flags"])
+    return config["flags"], task, held_out(task), [
+        (step, {method: min(log, key=lambda record, step=step: abs(record["step"] - step))["problems"]
+                for method, log in logs.items() if log})
+        for step in sorted({record["step"] for log in logs.values() for record in log})]

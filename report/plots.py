@@ -34,6 +34,23 @@ def color(name: str) -> str:
     """A policy's color in every figure; for a method without a look one of a few, by its name."""
     return LOOKS[name][1] if name in LOOKS else OTHERS[zlib.crc32(name.encode()) % len(OTHERS)]
 
+def bootstrap_interval(values: Tensor, groups: Tensor | None = None, *, samples: int = 1000, level: float = 0.95,
+                       seed: int = 0) -> tuple[float, float]:
+    """Percentile interval of the mean of values (N) or (runs, N), resampling runs and problems.
+
+    Problems of one group (N) come and go together: those that show the same prompt are not independent.
+    """
+    values = torch.atleast_2d(values).double()
+    runs, N = values.shape
+    groups = torch.arange(N) if groups is None else groups
+    sizes, generator = torch.bincount(groups), torch.Generator().manual_seed(seed)
+    sums = torch.zeros(runs, len(sizes), dtype=torch.float64).index_add_(1, groups, values)
+    drawn = torch.randint(len(sizes), (samples, len(sizes)), generator=generator)
+    means = sums[:, drawn].sum(-1) / sizes[drawn].sum(-1)  # (runs, samples)
+    draws = means.gather(0, torch.randint(runs, (runs, samples), generator=generator)).mean(0)
+    low, high = draws.quantile(torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)).tolist()
+    return low, high
+
 def print_table(heading: str, measures: dict[str, dict[str, Tensor]], n: int) -> None:
     """One row per policy; best@k, pass@k and W@k at a few budgets up to n, then the measures of variety: means."""
     ks = [k for k in (1, 3, 10) if k < n] + [n]
@@ -157,11 +174,12 @@ def reward_vectors(pools: dict[str, Tensor], labels: list[str], path: Path, inde
                                     "a number: so many at one place, a bare dot: one")
 
 def answers(pools: dict[str, tuple[list[list[str]], Tensor]], problems: list, task: Any, path: Path,
-            columns: int = 4, exists: Tensor | None = None) -> bool:
+            columns: int = 4, exists: Tensor | None = None, when: str = "") -> bool:
     """The answers to the first problems, drawn by the task, a row per policy, if task.wide a column; False: it cannot.
 
     pools: N lists of answers and the rewards (N, n, k) by policy; exists (N, k) bool: the objectives that a problem
-    has, all if not given. Look for a policy that is down to one kind of answer, and for one that has kept several.
+    has, all if not given; `when`: the heading of a film's picture. Look for a policy that is down to one kind of
+    answer, and for one that has kept several.
     """
     names, columns = [name for name in pools if name != "start_sets"], min(columns, len(problems))
     _, n, k = pools[names[0]][1].shape
@@ -174,17 +192,19 @@ def answers(pools: dict[str, tuple[list[list[str]], Tensor]], problems: list, ta
         for row, name in zip(axes.T if task.wide else axes, names, strict=True):
             texts, rewards = pools[name]
             for i, ax in enumerate(row):
-                if not task.draw(ax, problems[i], texts[i], color(name)):
+                if not task.draw(ax, problems[i], [text for text in texts[i] if text is not None], color(name)):
                     return False
                 ax.spines[:].set_visible(False)
                 summary = textwrap.fill(task.summary(rewards[i][:, exists[i]]), int(15 * width))
-                ax.set_title(summary, loc="left" if task.wide else "center", fontsize=SMALL)
+                lines = "\n" * (when > "" and "\n" not in summary)  # two in every picture, so that nothing moves
+                ax.set_title(lines + summary, loc="left" if task.wide else "center", fontsize=SMALL)
             heading = title(name) + f"\nsolves {solved[name]} of {len(problems)} problems" * any(solved.values())
             if task.wide:  # above the first drawing's title
                 above = 10 + 12 * (row[0].get_title("left").count("\n") + 1)
                 row[0].annotate(heading, (0, 1), (0, above), "axes fraction", "offset points", **bold)
             else:
                 row[0].set_ylabel(heading, **bold)
+        figure.suptitle(when, **bold)
         _finish(figure, axes, path, f"The first {columns} of {len(problems)} problems, {n} candidates per policy")
     return True
 

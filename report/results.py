@@ -24,7 +24,6 @@ VARIED = (("vpo", "m", 3), ("vpo", "alpha", 1.0), ("vpo", "n-weights", 100), ("v
           ("group_vpo", "group-size", 8))  # with the defaults
 TARGET = {"vpo": "W@3", "group_vpo": "W@3", "max_at_k": "best@3"}  # what a learning rate is chosen by; else best@1
 
-
 class Stored:
     """Results by task, method, seed and setting: {(task, method, seed, flags): result of reproduce.py}."""
 
@@ -83,7 +82,6 @@ class Stored:
 
     def pairs(self, task: str) -> list[tuple[str, str]]:
         return [pair for pair in PAIRS if all(self.seeds(task, method) for method in pair)]
-
 
 pass_of = functools.cache(pass_at_k)
 

@@ -14,6 +14,7 @@ FILES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path
 MAY_KNOW = {
     "vpo": (), "rewards": (), "tasks.sandbox_child": (), "tasks": ("rewards", "tasks"),
     "engine": ("vpo", "rewards", "engine"), "report": ("report",), "report.results": ("vpo", "eval", "report"),
+    "report.page": ("vpo", "report"),
     "rollout": ("rewards", "engine"),
     "eval": ("vpo", "rewards", "rollout", "engine", "report"),
     "train": ("vpo", "rewards", "rollout", "engine", "eval"), "reproduce": ("rewards", "engine", "eval", "report"),

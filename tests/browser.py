@@ -1,0 +1,116 @@
+"""A headless Chromium, driven through a pair of pipes with nothing but the standard library.
+
+It is looked for at $CHROMIUM, then under its usual names; `apt-get install chromium` brings one.
+"""
+
+import base64
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "chrome-headless-shell")
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-dev-shm-usage", "--no-first-run",
+         "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
+         "--remote-debugging-pipe")
+
+
+def find() -> str | None:
+    """The browser's program, None if there is none."""
+    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+
+
+class Page:
+    """A tab. Whatever the page writes to the console as an error, or throws, is kept in `errors`."""
+
+    def __init__(self, send: int, receive: int):
+        self.send, self.receive, self.count, self.rest, self.session, self.errors = send, receive, 0, b"", None, []
+        self.loaded, self.requests = False, []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+
+    def read(self) -> dict:
+        """The next message; an error on the page is noted."""
+        while b"\0" not in self.rest:
+            data = os.read(self.receive, 1 << 16)
+            assert data, "the browser has ended"
+            self.rest += data
+        text, _, self.rest = self.rest.partition(b"\0")
+        message = json.loads(text)
+        method, about = message.get("method"), message.get("params", {})
+        level = about.get("type") or about.get("entry", {}).get("level")
+        if method == "Runtime.exceptionThrown" or (
+                method in ("Log.entryAdded", "Runtime.consoleAPICalled") and level in ("error", "assert", "warning")):
+            self.errors.append(about)
+        if method == "Network.requestWillBeSent":
+            self.requests.append(about["request"]["url"])
+        self.loaded |= method == "Page.loadEventFired"
+        return message
+
+    def call(self, method: str, **params) -> dict:
+        """One command of the DevTools protocol, and its answer."""
+        self.count += 1
+        message = {"id": self.count, "method": method, "params": params}
+        message |= {"sessionId": self.session} if self.session else {}
+        os.write(self.send, json.dumps(message).encode() + b"\0")
+        while (answer := self.read()).get("id") != self.count:
+            pass
+        assert "error" not in answer, answer
+        return answer["result"]
+
+    def open(self, path: Path, width: int, height: int = 800) -> None:
+        """A file from the disk, in a window of this size."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
+                  mobile=width < 600)
+        self.loaded = False
+        self.call("Page.navigate", url=path.resolve().as_uri())
+        while not self.loaded:
+            self.read()
+
+    def run(self, script: str):
+        """The value of an expression, awaited if it is a promise."""
+        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def press(self, key: str, code: int) -> None:
+        """A key, down and up again."""
+        for kind in ("rawKeyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+
+    def click(self, x: float, y: float) -> None:
+        """The left mouse button, at a place of the window."""
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def screenshot(self, path: Path) -> None:
+        """The whole page as a PNG."""
+        data = self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"]
+        path.write_bytes(base64.b64decode(data))
+
+
+@contextlib.contextmanager
+def browser(folder: Path) -> Iterator[Page]:
+    """A tab of a browser with an empty profile in a folder; ended afterwards."""
+    (read, send), (receive, write) = os.pipe(), os.pipe()
+
+    def connect() -> None:  # the browser reads from descriptor 3 and writes to 4
+        high = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (read, write)]
+        for end, place in zip(high, (3, 4), strict=True):
+            os.dup2(end, place)
+
+    process = subprocess.Popen([find(), *FLAGS, f"--user-data-dir={folder}"], preexec_fn=connect, close_fds=False,
+                               stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    os.close(read), os.close(write)
+    try:
+        yield Page(send, receive)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(send), os.close(receive)
