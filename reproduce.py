@@ -35,9 +35,8 @@ QUICK = RUNS / "quick"
 HEADLINE = ("grpo", "max_at_k", "vpo", "group_vpo")
 OTHERS = ("dr_grpo", "maxrl", "gdpo", "random_weighting", "goal_conditioned", "multi_rlvr")
 RATES = (2.5e-4, 5e-4, 8e-4)  # the common grid of peak learning rates; MORE where a method was best at its edge
-MORE = {**{("maze", method): (1.2e-3, 1.8e-3) for method in ("grpo", "max_at_k", "group_vpo")},
-        **{(task, "multi_rlvr"): (1.2e-3,) for task in ("maze", "code")},
-        ("code", "max_at_k"): (1.2e-3,), ("code", "vpo"): (1.2e-3,), ("code", "group_vpo"): (1.2e-3,)}
+MORE = {**{("maze", method): (1.2e-3, 1.8e-3) for method in ("grpo", "max_at_k", "group_vpo", "multi_rlvr")},
+        **{("code", method): (1.2e-3,) for method in ("max_at_k", "vpo", "group_vpo", "multi_rlvr")}}
 TEMPERATURES = (0.7, 1.0, 1.3)  # the first is the table's
 CURVE = (1, 2, 3, 5, 10, 30)  # the k of best@k and W@k
 REWARDS = ("copies", "noisy", "halfway", "gems", "tradeoff")  # from collinear to conflicting; the maze lies between
