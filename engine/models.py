@@ -236,7 +236,6 @@ def recompute_layers(model: Model) -> None:
         if torch.is_grad_enabled():  # there is no dropout, so no random state to keep
             forward = functools.partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False)
         return forward(*args, **kwargs)
-
     if not (layers := [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]):
         raise UserError(f"{type(model).__name__}: cannot compute its layers again; take --no-gradient-checkpointing")
     for layer in layers:
