@@ -1,10 +1,7 @@
 """Decoding: P prompts in, P * G rollouts out, with the log-probability of every sampled token.
-
 The temperature is the only sampling knob; masks come from positions, never from pad ids; the first EOS counts as
-sampled; the model stays in eval mode, in the update too: dropout would score another policy than the one sampled.
-"""
+sampled; the model stays in eval mode, in the update too: dropout would score another policy than the one sampled."""
 
-import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -13,11 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig
 from transformers.cache_utils import DynamicLayer
 
-from engine.models import PromptLayer, cache_of, eos_ids, head, hidden_states, prefill, prompt_mask
+from engine.models import Model, PromptLayer, Tokenizer, cache_of, eos_ids, head, hidden_states, prefill, prompt_mask
 from engine.tiny import is_tiny
 from rewards import UserError
 
@@ -25,7 +21,7 @@ CACHE_BLOCK = 16  # columns by which the KV cache of rollouts grows where no gra
 CUDA_CHECK = 16  # decode steps between two looks at which rollouts have ended: each look waits for the device
 NEGLIGIBLE = -21.0  # log-probability below which a token is never drawn: rounding of a cumulative sum, not the model
 GRAPH_DEVICES = {"cuda"}
-GRAPH_WORKS: weakref.WeakKeyDictionary[PreTrainedModel, bool] = weakref.WeakKeyDictionary()  # what a first batch showed
+GRAPH_WORKS: weakref.WeakKeyDictionary[Model, bool] = weakref.WeakKeyDictionary()  # what a first batch showed
 
 @dataclass
 class Rollouts:
@@ -48,19 +44,18 @@ class Rollouts:
         place = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         return place < torch.tensor(self.lengths, device=place.device)[:, None]
 
-def sample(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[str], group_size: int, *,
-           max_new_tokens: int, temperature: float = 1.0, generator: torch.Generator | None = None, batch: int = 0,
-           static: bool | None = None) -> Rollouts:
-    """group_size rollouts of every prompt, to an EOS or max_new_tokens; at most `batch` at a time (whole groups, one at
+def sample(model: Model, tokenizer: Tokenizer, prompts: list[str], G: int, *, max_new_tokens: int, batch: int = 0,
+           temperature: float = 1.0, generator: torch.Generator | None = None, static: bool | None = None) -> Rollouts:
+    """G rollouts of every prompt, to an EOS or max_new_tokens; at most `batch` at a time (whole groups, one at
     least; 0: all). `static` keeps the shapes of a decode step (None: on CUDA only, where a graph replays it, unless its
     first batch is not what a plain forward pass gives). UserError: too short a context, logits that are not finite."""
     ids, prompt_lengths = encode_prompts(model.config, tokenizer, prompts, max_new_tokens, model.device)
     graphed, ends, parts = model.device.type in GRAPH_DEVICES, eos_ids(model, tokenizer), []
-    static, n = graphed if static is None else static, max(1, batch // group_size) if batch else len(prompts)
+    static, n = graphed if static is None else static, max(1, batch // G) if batch else len(prompts)
     with torch.no_grad():
         for p in range(0, len(prompts), n):
             part = prompt_lengths[p:p + n]
-            inputs = (model, ids[p:p + n, -max(part):], part, group_size, max_new_tokens, temperature, generator, ends)
+            inputs = (model, ids[p:p + n, -max(part):], part, G, max_new_tokens, temperature, generator, ends)
             parts.append(Decoder(*inputs, static and GRAPH_WORKS.get(model, True)).run())
             if static and graphed and model not in GRAPH_WORKS:
                 GRAPH_WORKS[model] = True
@@ -73,20 +68,18 @@ def sample(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: 
     texts, ended = tokenizer.batch_decode(sampled, skip_special_tokens=True), [row[-1] in ends for row in sampled]
     return Rollouts(ids, prompt_lengths, tokens, logprobs, lengths, texts, ended)
 
-def given_rollouts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[str],
-                   texts: list[str]) -> Rollouts:
+def given_rollouts(model: Model, tokenizer: Tokenizer, prompts: list[str], texts: list[str]) -> Rollouts:
     """Given texts (P * G) as if they had been sampled, EOS included: what imitation needs; their logprobs are zero."""
-    rows = [torch.tensor([*encode(tokenizer, text, False), tokenizer.eos_token_id]) for text in texts]
-    tokens = pad_sequence(rows, batch_first=True, padding_value=tokenizer.eos_token_id).to(model.device)
-    logprobs, lengths = torch.zeros(tokens.shape, device=model.device), [len(row) for row in rows]
-    prompt_ids, prompt_lengths = encode_prompts(model.config, tokenizer, prompts, max(lengths), model.device)
-    return Rollouts(prompt_ids, prompt_lengths, tokens, logprobs, lengths, texts, [True] * len(texts))
+    rows, eos = [encode(tokenizer, text, False) for text in texts], tokenizer.eos_token_id
+    lengths = [len(row) + 1 for row in rows]
+    tokens = torch.tensor([row + [eos] * (max(lengths) - len(row)) for row in rows], device=model.device)
+    return Rollouts(*encode_prompts(model.config, tokenizer, prompts, max(lengths), model.device), tokens,
+                    torch.zeros(tokens.shape, device=model.device), lengths, texts, [True] * len(texts))
 
-def encode_prompts(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, prompts: list[str],
+def encode_prompts(config: PreTrainedConfig, tokenizer: Tokenizer, prompts: list[str],
                    max_new_tokens: int, device: torch.device | str = "cpu") -> tuple[Tensor, list[int]]:
     """Token ids (P, L), padded on the left, and lengths. UserError if a prompt and its rollout exceed the context."""
-    special = tokenizer.chat_template is None  # a template writes its own BOS
-    rows = [encode(tokenizer, prompt, special) for prompt in prompts]
+    rows = [encode(tokenizer, prompt, tokenizer.chat_template is None) for prompt in prompts]  # a template writes a BOS
     lengths, padding = [len(row) for row in rows], tokenizer.pad_token_id or 0
     L, context = max(lengths), getattr(config.get_text_config(), "max_position_embeddings", None)
     if context and L + max_new_tokens > context:
@@ -94,7 +87,7 @@ def encode_prompts(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase,
                         f"the model's is {context}: lower --max-new-tokens, --m or --size")
     return torch.tensor([[padding] * (L - len(row)) + row for row in rows], device=device), lengths
 
-def encode(tokenizer: PreTrainedTokenizerBase, text: str, special: bool) -> list[int]:
+def encode(tokenizer: Tokenizer, text: str, special: bool) -> list[int]:
     """Token ids of a text. Raises UserError for a word that the tiny model's vocabulary lacks."""
     ids = tokenizer(text, add_special_tokens=special)["input_ids"]
     if is_tiny(tokenizer) and tokenizer.pad_token_id in ids:  # what a WordLevel tokenizer makes of an unknown word
@@ -107,13 +100,12 @@ class RolloutLayer(DynamicLayer):
     write to, as in a CUDA graph, all room is there from the start and the mask hides what is not filled; without,
     attention sees what is filled, and room comes in blocks: larger gaps make a CPU 10 to 25% slower."""
 
-    def __init__(self, prompt: PromptLayer, group_size: int, room: int, column: Tensor | None):
+    def __init__(self, prompt: PromptLayer, G: int, room: int, column: Tensor | None):
         super().__init__()
         self.is_initialized, self.is_compileable, self.column = True, column is not None, column
-        self.length, first = prompt.keys.shape[2], room if self.is_compileable else min(room, CACHE_BLOCK)
-        self.keys, self.values = (pad(x, (0, 0, 0, first)).repeat_interleave(group_size, 0)
-                                  for x in (prompt.keys, prompt.values))
-        self.room = room - first
+        self.length, now = prompt.keys.shape[2], room if self.is_compileable else min(room, CACHE_BLOCK)
+        self.keys, self.values = (pad(x, (0, 0, 0, now)).repeat_interleave(G, 0) for x in (prompt.keys, prompt.values))
+        self.room = room - now
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         if self.column is not None:
@@ -135,15 +127,13 @@ class RolloutLayer(DynamicLayer):
         return (self.length + query_length if self.column is None else self.keys.shape[2]), 0
 
 class Decoder:
-    """P * G rollouts in flight. `step` changes tensors in place and asks the host nothing: with `static` shapes it can
-    be a CUDA graph; without, attention sees only what is filled, which is less work."""
+    """P * G rollouts in flight; `step` works in place and asks the host nothing: with `static` shapes a CUDA graph."""
 
-    def __init__(self, model: PreTrainedModel, ids: Tensor, prompt_lengths: list[int], group_size: int,
-                 max_new_tokens: int, temperature: float, generator: torch.Generator | None, ends: list[int],
-                 static: bool):
+    def __init__(self, model: Model, ids: Tensor, lengths: list[int], group_size: int, max_new_tokens: int,
+                 temperature: float, generator: torch.Generator | None, ends: list[int], static: bool):
         (P, self.L), device = ids.shape, ids.device
         self.model, self.temperature, self.generator, self.static = model, temperature, generator, static
-        prompts, hidden = prefill(model, ids, prompt_lengths)
+        prompts, hidden = prefill(model, ids, lengths)
         self.ends = torch.tensor(ends, device=device)
         self.tokens = torch.full((P * group_size, max_new_tokens), ends[0], device=device)
         self.logprobs = torch.zeros(self.tokens.shape, device=device)
@@ -152,7 +142,7 @@ class Decoder:
         self.rows = torch.arange(len(self.tokens), device=device)  # their rows in `tokens`
         self.alive, self.token = torch.ones_like(self.rows, dtype=torch.bool), torch.zeros_like(self.rows)[:, None]
         self.uniform = torch.rand(self.token.shape, generator=generator, device=device)  # drawn outside of a graph
-        lengths = [length for length in prompt_lengths for _ in range(group_size)]
+        lengths = [length for length in lengths for _ in range(group_size)]
         self.padding = self.L - torch.tensor(lengths, device=device)
         self.mask = prompt_mask(lengths, self.L, device, max_new_tokens)
         self.cache = cache_of(model, [RolloutLayer(layer, group_size, max_new_tokens, self.column if static else None)
@@ -202,14 +192,13 @@ class Decoder:
                 if n_alive < worth * len(self.rows):
                     step = None  # a graph holds memory
                     self.compact()
-            if step is None:
-                step = functools.partial(next, as_cuda_graph(self.step, self.model)) if graphed else self.step
+            step = step or (as_cuda_graph(self.step, self.model).__next__ if graphed else self.step)
             self.uniform.copy_(torch.rand(self.uniform.shape, generator=self.generator, device=self.uniform.device))
             step()
         goes_on = (self.tokens[..., None] != self.ends).all(-1).cumprod(1)  # 1 until the first EOS
         return self.tokens, self.logprobs, (goes_on.sum(1) + 1).clamp_max(T).tolist()
 
-def as_cuda_graph(step: Callable[[], None], model: PreTrainedModel) -> Iterator[None]:
+def as_cuda_graph(step: Callable[[], None], model: Model) -> Iterator[None]:
     """Each `next` is a step: the first as it is (libraries set themselves up), the second captured, and its hundreds of
     kernels replayed as one from then on; all as they are, and a line says so, if it cannot be captured."""
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
@@ -229,12 +218,12 @@ def as_cuda_graph(step: Callable[[], None], model: PreTrainedModel) -> Iterator[
         graph.replay() if GRAPH_WORKS.get(model, True) else step()
         yield
 
-def graph_off(model: PreTrainedModel, why: str) -> None:
+def graph_off(model: Model, why: str) -> None:
     """From now on no graph for this model, and a line that says so."""
     GRAPH_WORKS[model] = False
     print(f"no CUDA graph for decoding here ({why}): sampling goes on without, slower", file=sys.stderr)
 
-def agrees(model: PreTrainedModel, ids: Tensor, prompt_lengths: list[int], tokens: Tensor, logprobs: Tensor,
+def agrees(model: Model, ids: Tensor, prompt_lengths: list[int], tokens: Tensor, logprobs: Tensor,
            lengths: list[int], temperature: float) -> bool:
     """Whether log-probabilities (B, T) of the first group's tokens are those of a plain forward pass, to rounding."""
     differences, prompt = [], ids[0, -prompt_lengths[0]:]

@@ -1,8 +1,8 @@
 """The flags of the commands: defaults, ranges, help; a wrong one is named before torch is imported."""
 
 import argparse
+import contextlib
 import functools
-import math
 import re
 import signal
 from collections.abc import Callable
@@ -15,8 +15,7 @@ from rewards import UserError, find_task
 FREE = ("method", "resume", "out", "plan", "device", "save_every", "snapshots", "eval_problems", "eval_temperature",
         "pool", "unconfined", "max_new_tokens", "cuda_graph", "sampling_batch", "micro_batch_tokens",
         "gradient_checkpointing")
-# Peak learning rates of the tiny model, each the best of a common grid on validation problems (docs/results.md);
-# other tasks take those of the maze.
+# Peak learning rates of the tiny model, best of a common grid in validation (docs/results.md); other tasks: the maze's.
 TINY_LR = {"maze": {"grpo": 1.2e-3, "max_at_k": 1.2e-3, "multi_rlvr": 1.2e-3, "vpo": 5e-4, "group_vpo": 1.2e-3},
            "code": {"grpo": 5e-4, "max_at_k": 8e-4, "multi_rlvr": 8e-4, "vpo": 8e-4, "group_vpo": 8e-4}}
 MAX_ANSWERS = 8  # that one rollout may hold; the tiny model's vocabulary has a tag for each
@@ -40,23 +39,21 @@ class Parser(argparse.ArgumentParser):
 def number(kind: type, low: float, high: float = 2**31 - 1) -> Callable[[str], float]:
     """A type of argparse: a number from low to high, both allowed."""
     def parse(text: str) -> float:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = math.nan
-        if not low <= value <= high:
-            bounds = f"{low:g} to {high:g}" if high < 2**31 - 1 else f"{low:g} or more, below 2^31"
-            raise argparse.ArgumentTypeError(f"{text}: must be a {'whole ' * (kind is int)}number, {bounds}")
-        return value
+        with contextlib.suppress(ValueError):
+            if low <= (value := kind(text)) <= high:
+                return value
+        bounds = f"{low:g} to {high:g}" if high < 2**31 - 1 else f"{low:g} or more, below 2^31"
+        raise argparse.ArgumentTypeError(f"{text}: must be a {'whole ' * (kind is int)}number, {bounds}")
     return parse
 
 count = functools.partial(number, int)
+TEMPERATURE = number(float, 1e-3, 1e3)
+DEVICES = ("auto", "cpu", "cuda", "mps")
 
 def as_command(parser: Parser, run: Callable[[], None]) -> None:
     """Run a command: a user's mistake is one line and exit code 2, Ctrl-C one line and 130."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     from transformers.utils import logging  # here, because it takes a second to import
-
     logging.disable_progress_bar()
     logging.set_verbosity_error()  # it takes a sampled pad token for padding and recommends a mask
     try:
@@ -65,9 +62,6 @@ def as_command(parser: Parser, run: Callable[[], None]) -> None:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
     except KeyboardInterrupt as stop:
         parser.exit(130, f"\n{str(stop) or 'stopped; the same command goes on, with --resume if training had begun'}\n")
-
-DEVICES = ("auto", "cpu", "cuda", "mps")
-TEMPERATURE = number(float, 1e-3, 1e3)
 
 def train_parser(doc: str = "") -> Parser:
     """All flags of train.py, in titled groups."""
@@ -180,7 +174,6 @@ def parse(argv: list[str], doc: str = "") -> tuple[argparse.Namespace, dict[str,
         parser.error(str(error))
     if args.method != parser.get_default("method"):
         from vpo import ADVANTAGES  # here, because it imports torch
-
         for method in args.method:
             if method not in ADVANTAGES:
                 parser.error(f"--method {method}: unknown; choose from {', '.join(ADVANTAGES)}")
@@ -193,14 +186,11 @@ def parse(argv: list[str], doc: str = "") -> tuple[argparse.Namespace, dict[str,
 def fill_in(args: argparse.Namespace, task, cuda: bool) -> None:
     """Give the flags that depend on task, model and device, where they were not given, their values."""
     tiny = args.model == "tiny"
-    values = {"m": task.m, "steps": task.steps, "eval_problems": task.eval_problems,
-              "warm_steps": task.warm_steps if tiny else 0, "lr": task.lr if tiny else None,
-              "dtype": "bfloat16" if not tiny and cuda else "float32", "gradient_checkpointing": not tiny,
-              "micro_batch_tokens": 2048 if tiny else 4096, "sampling_batch": 0 if tiny else 96,
-              "snapshots": min(20, max(2, (args.steps or task.steps) // 6))}
-    for flag, value in values.items():
-        if getattr(args, flag) is None:
-            setattr(args, flag, value)
+    values = {"m": task.m, "steps": task.steps, "eval_problems": task.eval_problems, "lr": task.lr if tiny else None,
+              "dtype": "bfloat16" if not tiny and cuda else "float32", "warm_steps": task.warm_steps if tiny else 0,
+              "gradient_checkpointing": not tiny, "snapshots": min(20, max(2, (args.steps or task.steps) // 6)),
+              "micro_batch_tokens": 2048 if tiny else 4096, "sampling_batch": 0 if tiny else 96}
+    vars(args).update({flag: value for flag, value in values.items() if getattr(args, flag) is None})
 
 def learning_rate(args: argparse.Namespace, method: str, step: int) -> float:
     """Of update `step` (0-based): 10 warm-up steps, then constant or linear decay to a tenth of the peak."""

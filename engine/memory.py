@@ -1,7 +1,5 @@
 """Memory: where it goes in a training step, before anything is loaded, and what to change when it does not suffice.
-
-The plan knows no formula: it runs the sampler and the update on fake tensors and tallies the bytes of those alive.
-"""
+The plan knows no formula: it runs the sampler and the update on fake tensors and tallies the bytes of those alive."""
 
 import argparse
 import contextlib
@@ -17,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from engine.decoding import Decoder, Rollouts, encode_prompts
 from engine.flags import FREE, text_of
@@ -40,25 +38,16 @@ class Tally(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        tree_map_only(Tensor, self.see, out)
+        for storage in (x.untyped_storage() for x in tree_leaves(out) if isinstance(x, Tensor)):
+            if storage not in self.known:
+                self.known.add(storage)
+                self.add(storage.nbytes())
+                weakref.finalize(storage, self.add, -storage.nbytes())
         return out
-
-    def see(self, tensor: Tensor) -> None:
-        """Count a tensor whose storage is new, until its storage is freed."""
-        storage = tensor.untyped_storage()
-        if storage not in self.known:
-            self.known.add(storage)
-            self.add(storage.nbytes())
-            weakref.finalize(storage, self.add, -storage.nbytes())
 
     def add(self, size: int) -> None:
         self.alive += size
         self.peak = max(self.peak, self.alive)
-
-    def start(self) -> int:
-        """A new peak begins: the bytes alive now."""
-        self.peak = self.alive
-        return self.alive
 
 def step_memory(args: argparse.Namespace, task: Task, method: str, ask: Ask) -> dict[str, dict[str, int]]:
     """{phase: {one of ROWS: bytes}} of a step. UserError for a model without KV cache; no weights are looked at."""
@@ -77,7 +66,8 @@ def step_memory(args: argparse.Namespace, task: Task, method: str, ask: Ask) -> 
         fixed = {"weights": size_of(model), "reference policy": size_of(reference) if copied else 0,
                  "optimizer": sum(x.nbytes for x in (*optimizer.moments, *optimizer.lower) if x is not None)}
         ids, lengths = encode_prompts(model.config, tokenizer, prompts, T)
-        P, before = max(1, args.sampling_batch // G) if args.sampling_batch else len(prompts), tally.start()
+        P = max(1, args.sampling_batch // G) if args.sampling_batch else len(prompts)
+        before = tally.peak = tally.alive  # a new peak begins
         with torch.no_grad():
             decoder = Decoder(model, ids[:P], lengths[:P], G, T, args.temperature, None,
                               eos_ids(model, tokenizer) or [0], static=True)  # with the whole cache from the beginning
@@ -101,12 +91,11 @@ def update_memory(args: argparse.Namespace, model, reference, optimizer: AdamW, 
     parts = micro_batches(rollouts_of(prompts, G), list(range(len(prompts) * G)), budget)
     P, batches = max(len(part) for part, _ in parts), [batch for _, batches in parts for batch in batches]
     G = min(G, -(-2 * max(map(len, batches)) // P))  # two micro-batches of one part: the others are like them
-    before = tally.start()
+    before = tally.peak = tally.alive
     for parameter in optimizer.parameters:  # after the first of several micro-batches they are there
         parameter.grad = torch.zeros_like(parameter) if len(batches) > 1 else None
-    rollouts = rollouts_of(sorted(prompts, key=lambda p: -lengths[p])[:P], G)
-    backward(model, reference, rollouts, [1.0] * P * G, kl=args.kl, temperature=args.temperature,
-             micro_batch_tokens=budget)
+    fake = rollouts_of(sorted(prompts, key=lambda p: -lengths[p])[:P], G)
+    backward(model, reference, fake, [1.0] * P * G, kl=args.kl, temperature=args.temperature, micro_batch_tokens=budget)
     gradients = sum(parameter.grad.nbytes for parameter in optimizer.parameters)
     model.zero_grad()
     return {"gradients": gradients, ROWS[-1]: max(tally.peak - before - gradients, 0)}
@@ -115,17 +104,12 @@ def size_of(model: torch.nn.Module) -> int:
     """Bytes of all weights and buffers."""
     return sum(x.nbytes for x in (*model.parameters(), *model.buffers()))
 
-def device_memory(device: str) -> int:
-    """Bytes of the device's memory; on mps what Metal lets one process have."""
-    if device == "cuda":
-        return torch.cuda.get_device_properties(0).total_memory
-    if device == "mps":
-        return torch.mps.recommended_max_memory()
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
 def print_plan(args: argparse.Namespace, task: Task, device: str, ask: Ask) -> None:
     """The table of `--plan`, and which flags make it fit if it does not."""
-    limit = int(args.plan * GIB) or device_memory(check_device(device))
+    there = {"cpu": lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+             "cuda": lambda: torch.cuda.get_device_properties(0).total_memory,
+             "mps": torch.mps.recommended_max_memory}  # what Metal lets one process have
+    limit = int(args.plan * GIB) or there[check_device(device)]()
     base, extra, statm = int(CUDA_CONTEXT), "device context (assumed)", Path("/proc/self/statm")
     if device == "cpu" and statm.exists():  # Linux: what the process takes now
         base, extra = int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") + int(CPU_RUNTIME), "libraries"

@@ -21,12 +21,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from engine.tiny import tiny_config, tiny_tokenizer
 from rewards import Task, UserError, reward_vectors, take_problems
 
+Model, Tokenizer = PreTrainedModel, PreTrainedTokenizerBase
 DECODER_ONLY = "choose a decoder-only model such as Qwen, Llama, SmolLM, Gemma or GPT-2"
 ADAPTER = "adapter_config.json"  # what tells a folder of peft from an ordinary checkpoint
 
-def load_policy(name: str, task: Task, *, seed: int = 0, device: str = "cpu", dtype: str = "float32",
-                lora_rank: int = 0, gradient_checkpointing: bool = False,
-                empty: bool = False) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_policy(name: str, task: Task, *, seed: int = 0, device: str = "cpu", lora_rank: int = 0, empty: bool = False,
+                dtype: str = "float32", gradient_checkpointing: bool = False) -> tuple[Model, Tokenizer]:
     """A model and its tokenizer: `tiny` with fresh weights, or a Hugging Face checkpoint, with a new adapter if it has
     a lora_rank; an adapter's folder brings its start model along. `empty`: no weights are read, for the meta device.
     Raises UserError if there is no such model, it cannot be read, or its rollouts could not be sampled or scored."""
@@ -36,8 +36,7 @@ def load_policy(name: str, task: Task, *, seed: int = 0, device: str = "cpu", dt
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval()
     else:
         with _explained(name):
-            model = AutoModelForCausalLM.from_pretrained(config.name_or_path, dtype=getattr(torch, dtype),
-                                                         local_files_only=_is_local(name))
+            model = AutoModelForCausalLM.from_pretrained(config.name_or_path, dtype=getattr(torch, dtype), **_hub(name))
         check_model(model, name)
     model = model if empty else model.to(device)
     if (Path(name) / ADAPTER).exists():
@@ -52,7 +51,7 @@ def load_policy(name: str, task: Task, *, seed: int = 0, device: str = "cpu", dt
         recompute_layers(model)
     return model, tokenizer
 
-def load_config_and_tokenizer(name: str, task: Task) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
+def load_config_and_tokenizer(name: str, task: Task) -> tuple[PreTrainedConfig, Tokenizer]:
     """The small files of a policy; UserError as in load_policy."""
     if name == "tiny":
         tokenizer = tiny_tokenizer(task)
@@ -65,25 +64,24 @@ def load_config_and_tokenizer(name: str, task: Task) -> tuple[PreTrainedConfig, 
     if not folder.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise UserError(f"--model {name}: no such folder; choose tiny, a local checkpoint, or a Hub id (OWNER/NAME)")
     with _explained(name):
-        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=_is_local(name))
-        config = AutoConfig.from_pretrained(folder.parent.parent / "start" if adapter else name,
-                                            local_files_only=_is_local(name))
+        tokenizer = AutoTokenizer.from_pretrained(name, **_hub(name))
+        config = AutoConfig.from_pretrained(folder.parent.parent / "start" if adapter else name, **_hub(name))
     if tokenizer.eos_token_id is None and config.get_text_config().eos_token_id is None:
         raise UserError(f"--model {name}: its tokenizer has no EOS token, so no rollout would ever end; "
                         "set eos_token in its tokenizer_config.json")
     return config, tokenizer
 
 @functools.cache
-def _is_local(name: str) -> bool:
-    """Whether not to ask the Hub: for a folder, or a cached model out of its reach. Transformers would ask for long."""
+def _hub(name: str) -> dict[str, bool]:
+    """Tells `from_pretrained` to ask no Hub for a folder, or a cached model out of its reach: it would ask for long."""
     if not Path(name).exists():
         try:
             model_info(name, timeout=10)
-            return False
+            return {"local_files_only": False}
         except Exception:
             if not isinstance(try_to_load_from_cache(name, "config.json"), str):
                 raise
-    return True
+    return {"local_files_only": True}
 
 @contextlib.contextmanager
 def _explained(name: str) -> Iterator[None]:
@@ -98,7 +96,7 @@ def _explained(name: str) -> Iterator[None]:
                    f"such model, or a gated one: accept its terms, then `hf auth login`. The Hub's own words: {why}")
         raise UserError(f"--model {name}: cannot be loaded ({why})") from error
 
-def check_model(model: PreTrainedModel, name: str) -> None:
+def check_model(model: Model, name: str) -> None:
     """Raise UserError unless prompts in a KV cache, then rollouts after them, give the logits of a plain forward pass:
     an architecture may keep no cache, take positions from elsewhere, or do more to its logits than its LM head."""
     kind, lengths = type(model).__name__, [2, 3]  # the shorter prompt is padded
@@ -157,15 +155,14 @@ def check_flags(args: argparse.Namespace, task: Task) -> None:
 
 def check_task(task: Task, m: int) -> None:
     """Ask a task for all that a run will need, before minutes are spent. UserError for what is not as it should be."""
-    for split in ("train", "test"):
-        for problem in take_problems(task, split, 2):
-            try:
-                json.dumps(problem.data)
-            except (TypeError, ValueError) as error:
-                raise UserError(f"task {task.name}: data of {problem.id!r} is not plain JSON ({error})") from error
-            if not isinstance(prompt := task.prompt(problem, m), str):
-                raise UserError(f"task {task.name}: prompt of problem {problem.id!r} must be text, not {prompt!r:.80}")
-            reward_vectors(task, [(problem, "")])
+    for problem in (problem for split in ("train", "test") for problem in take_problems(task, split, 2)):
+        try:
+            json.dumps(problem.data)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"task {task.name}: data of {problem.id!r} is not plain JSON ({error})") from error
+        if not isinstance(prompt := task.prompt(problem, m), str):
+            raise UserError(f"task {task.name}: prompt of problem {problem.id!r} must be text, not {prompt!r:.80}")
+        reward_vectors(task, [(problem, "")])
     if len(task.tag.split()) != 1:
         raise UserError(f"task {task.name}: the tag {task.tag!r} must be one word")
 
@@ -183,7 +180,7 @@ class PromptLayer(DynamicLayer):
         self.keys, self.values = key_states, value_states
         return key_states, value_states
 
-def cache_of(model: PreTrainedModel, layers: list[DynamicLayer]) -> DynamicCache:
+def cache_of(model: Model, layers: list[DynamicLayer]) -> DynamicCache:
     """A cache with these layers. Full ones serve sliding-window attention too: the model's mask cuts the window out."""
     cache = DynamicCache(config=model.config)
     if not all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers):
@@ -192,24 +189,23 @@ def cache_of(model: PreTrainedModel, layers: list[DynamicLayer]) -> DynamicCache
     cache.layers = layers or [PromptLayer() for _ in cache.layers]
     return cache
 
-def hidden_states(model: PreTrainedModel, ids: Tensor, cache: DynamicCache, start: Tensor,
-                  mask: Tensor | None) -> Tensor:
-    """Last hidden states (B, T, H) of ids (B, T) at positions start (B) onwards, after what the cache holds; mask (B,
+def hidden_states(model: Model, ids: Tensor, cache: DynamicCache, at: Tensor, mask: Tensor | None) -> Tensor:
+    """Last hidden states (B, T, H) of ids (B, T), the first at position `at` (B), after what the cache holds; mask (B,
     all in the cache + T) hides left padding; None, where there is none, is faster."""
-    positions = (start[:, None] + torch.arange(ids.shape[1], device=ids.device)).clamp_min(0)
+    positions = (at[:, None] + torch.arange(ids.shape[1], device=ids.device)).clamp_min(0)
     return model.base_model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache,
                             use_cache=True).last_hidden_state
 
-def head(model: PreTrainedModel, hidden: Tensor) -> Tensor:
+def head(model: Model, hidden: Tensor) -> Tensor:
     """Logits (..., V) in float32 of hidden states (..., H)."""
     logits, cap = model.get_output_embeddings()(hidden).float(), soft_cap(model)
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
-def soft_cap(model: PreTrainedModel) -> float | None:
+def soft_cap(model: Model) -> float | None:
     """The bound that Gemma's logits approach by a tanh; None for most models."""
     return getattr(model.config.get_text_config(), "final_logit_softcapping", None)
 
-def prefill(model: PreTrainedModel, ids: Tensor, lengths: list[int]) -> tuple[DynamicCache, Tensor]:
+def prefill(model: Model, ids: Tensor, lengths: list[int]) -> tuple[DynamicCache, Tensor]:
     """The KV cache of prompts (P, L), padded on the left, and the hidden states (P, H) of their last tokens."""
     cache, L = cache_of(model, []), ids.shape[1]
     start = torch.tensor(lengths, device=ids.device) - L  # negative: padding shifts the first token to the right
@@ -226,36 +222,31 @@ def check_peft(wanted_by: str) -> None:
     if not importlib.util.find_spec("peft"):
         raise UserError(f"{wanted_by}: needs peft, which is not installed: pip install peft")
 
-@contextlib.contextmanager
-def adapter_off(model: PreTrainedModel | None) -> Iterator[None]:
-    """The model as it was before training, if it trains an adapter; else nothing changes."""
-    if adapted := getattr(model, "_hf_peft_config_loaded", False):
+def adapter_off(model: Model | None) -> contextlib.ExitStack:
+    """For `with`: the model as it was before training, if it trains an adapter; else nothing changes."""
+    after = contextlib.ExitStack()
+    if getattr(model, "_hf_peft_config_loaded", False):
         model.disable_adapters()
-    try:
-        yield
-    finally:
-        if adapted:
-            model.enable_adapters()
+        after.callback(model.enable_adapters)
+    return after
 
-def recompute_layers(model: PreTrainedModel) -> None:
+def recompute_layers(model: Model) -> None:
     """Gradient checkpointing that keeps the KV cache, which transformers' own drops. UserError if it cannot be."""
     def recomputed(forward, *args, **kwargs):
         if torch.is_grad_enabled():  # there is no dropout, so no random state to keep
             forward = functools.partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False)
         return forward(*args, **kwargs)
-
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    if not layers:
+    if not (layers := [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]):
         raise UserError(f"{type(model).__name__}: cannot compute its layers again; take --no-gradient-checkpointing")
     for layer in layers:
         layer.forward = functools.partial(recomputed, layer.forward)
 
-def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def eos_ids(model: Model, tokenizer: Tokenizer) -> list[int]:
     """Every token id that ends a rollout: the model's generation config may name several, the tokenizer one more."""
     ids = model.generation_config.eos_token_id
     return sorted({*(ids if isinstance(ids, list) else [ids]), tokenizer.eos_token_id} - {None})
 
-def save_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> None:
+def save_policy(model: Model, tokenizer: Tokenizer, folder: str | Path) -> None:
     """An ordinary Hugging Face checkpoint: AutoModelForCausalLM and AutoTokenizer load it."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

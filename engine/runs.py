@@ -1,9 +1,7 @@
 """Run folders: what a run writes, whole or not at all, who may write to it, and what may join it later.
-
 A folder holds config.json (all flags, and a history of the commands that wrote to it), start/ (the start model), and
 for each method metrics.jsonl, samples.jsonl, snapshots.jsonl and checkpoint-STEP/ with the checksum of every file;
-goal_conditioned may have a start/ of its own.
-"""
+goal_conditioned may have a start/ of its own."""
 
 import argparse
 import contextlib
@@ -19,10 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from engine.flags import FREE, fill_in, text_of, train_parser
-from engine.models import load_policy, save_policy
+from engine.models import Model, Tokenizer, load_policy, save_policy
 from engine.update import AdamW
 from rewards import Problem, Task, UserError, load_task, take_problems
 from vpo import ADVANTAGES, answers_per_rollout
@@ -56,14 +53,11 @@ def checkpoints(run: Path) -> list[Path]:
 def check_folder(folder: Path) -> None:
     """Raise UserError if a file of a checkpoint is missing or altered, and say how to go on without losing another."""
     older = [path for path in checkpoints(folder.parent) if path < folder]
-    if older:
-        fix = f"delete the folder {folder} and --resume goes on from {older[-1].name}"
-    elif folder.name.startswith("checkpoint-"):
-        fix = f"delete the folder {folder.parent} and --resume trains {folder.parent.name} again"
-    elif folder.parent.name == "start":
-        fix = f"delete the folder {folder}, which is only a cache"
-    else:
-        fix = "restore it from a copy, or train with another --out; what was trained from it stays as it is"
+    fix = (f"delete the folder {folder} and --resume goes on from {older[-1].name}" if older else
+           f"delete the folder {folder.parent} and --resume trains {folder.parent.name} again"
+           if folder.name.startswith("checkpoint-") else
+           f"delete the folder {folder}, which is only a cache" if folder.parent.name == "start" else
+           "restore it from a copy, or train with another --out; what was trained from it stays as it is")
     path = folder / "checksums.json"
     try:
         for name, expected in json.loads(path.read_text()).items():
@@ -85,10 +79,6 @@ def read_log(path: Path) -> list[dict]:
         with contextlib.suppress(ValueError):
             records.append(json.loads(line))
     return [record for record in records if isinstance(record, dict) and "step" in record]
-
-def keep_steps_to(path: Path, step: int) -> None:
-    """Drop the records of later steps, so that a resumed run does not log a step twice."""
-    write_text(path, "".join(json.dumps(record) + "\n" for record in read_log(path) if record["step"] <= step))
 
 def write_text(path: Path, text: str) -> None:
     """A file appears whole or not at all."""
@@ -134,10 +124,8 @@ def task_of(flags: dict) -> Task:
     return task
 
 def comparable(runs: list[Path], out: Path | None, given: dict) -> list[tuple[Path, dict, Task, dict, Path]]:
-    """What evaluates each of several runs: folder, flags, task, settings, and the folder for what is written.
-
-    Settings not given, or None, are the run's own. UserError if the runs cannot be compared, or out is no place for it.
-    """
+    """What evaluates each of several runs: folder, flags, task, settings (the run's own where not given, or None), and
+    the folder for what is written. UserError if the runs cannot be compared, or out is no place for it."""
     if len({run.resolve() for run in runs}) < len(runs):
         raise UserError(f"{' '.join(map(str, runs))}: names a run twice")
     if out and (out.is_file() or len({run.name for run in runs}) < len(runs)):
@@ -176,8 +164,7 @@ def policies(run: Path, m: int) -> dict[str, tuple[Path, int]]:
     """The start model, asked for one answer and for m, and the newest checkpoint of every method: folder, answers a
     rollout. UserError if there is no checkpoint yet, or a file is damaged."""
     found = {"start": (run / "start", 1), "start_sets": (run / "start", m)}
-    found |= {method: (checkpoints(run / method)[-1], answers_per_rollout(method, m)) for method in ADVANTAGES
-              if checkpoints(run / method)}
+    found |= {name: (new, answers_per_rollout(name, m)) for name in ADVANTAGES for new in checkpoints(run / name)[-1:]}
     if len(found) == 2:
         raise UserError(f"{run}: holds no checkpoint yet; let train.py get further, or --resume it")
     return found
@@ -200,8 +187,7 @@ def join_run(args: argparse.Namespace, given: dict[str, object], out: Path, conf
             raise UserError(f"--out {out}: holds another run, with {text_of(flag, stored[flag])}, not "
                             f"{text_of(flag, value)}; {fix}")
     method = given.get("method", stored["method"] if args.resume else args.method)
-    taken = [name for name in method if (out / name).exists()]
-    if taken and not args.resume:
+    if not args.resume and (taken := [name for name in method if (out / name).exists()]):
         raise UserError(f"--out {out}: already holds {', '.join(taken)}; --resume goes on with it, --method adds "
                         f"another, --out {out}-2 begins anew")
     if not (out / "start").is_dir() and trained(out, config):
@@ -216,10 +202,8 @@ def trained(out: Path, config: dict) -> bool:
 
 @contextlib.contextmanager
 def claim(out: Path, args: argparse.Namespace, argv: list[str], config: dict, joined: bool) -> Iterator[None]:
-    """Lock a folder, then say in config.json all flags, every method, and what each command ran on.
-
-    A run not joined is replaced. UserError if another process writes to the folder, or has since `config` was read.
-    """
+    """Lock a folder, then say in config.json all flags, every method, and what each command ran on; a run not joined is
+    replaced. UserError if another process writes to the folder, or has since `config` was read."""
     with writing(out):
         lock = (out / "lock").open("a")
     with lock:
@@ -234,45 +218,41 @@ def claim(out: Path, args: argparse.Namespace, argv: list[str], config: dict, jo
                 shutil.rmtree(out / name, ignore_errors=True)
             config = {}
         flags = {flag: value for flag, value in vars(args).items() if flag not in ("resume", "out", "plan")}
-        before = config.get("flags", {}).get("method", [])
-        flags["method"] = before + [method for method in args.method if method not in before]
+        flags["method"] = list(dict.fromkeys([*config.get("flags", {}).get("method", []), *args.method]))
         environment = {"command": " ".join(["python train.py", *argv]), "date": time.strftime("%Y-%m-%d"),
                        "python": sys.version.split()[0], "torch": torch.__version__, "threads": torch.get_num_threads(),
                        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None}
-        history = [*config.get("history", []), environment]
-        config = {"flags": flags, "checksum": _sum(flags), "history": history}
+        config = {"flags": flags, "checksum": _sum(flags), "history": [*config.get("history", []), environment]}
         write_text(out / "config.json", json.dumps(config, indent=1))
         yield
 
 @dataclass
 class Learner:
     """A policy in training."""
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    reference: PreTrainedModel | None  # the frozen start; the model itself if it trains an adapter; None without KL
+    model: Model
+    tokenizer: Tokenizer
+    reference: Model | None  # the frozen start; the model itself if it trains an adapter; None without KL
     optimizer: AdamW
     step: int  # updates done
 
 def load(args: argparse.Namespace, task: Task, run: Path, device: str) -> Learner:
-    """From the newest checkpoint of a method's folder, else the start model; its logs are cut there. UserError if
-    a file is damaged."""
+    """From a method's newest checkpoint, or the start model; its logs are cut there. UserError if a file is damaged."""
     for leftover in run.glob("checkpoint-*.tmp*"):  # of a process that was killed while saving
         shutil.rmtree(leftover)
     start, saved = run / "start" if (run / "start").exists() else run.parent / "start", checkpoints(run)[-1:]
     for folder in (start, *saved):
         check_folder(folder)
-    lean, reference = {"device": device, "dtype": args.dtype}, None
+    lean = {"device": device, "dtype": args.dtype}
     model, tokenizer = load_policy(str(saved[0] if saved else start), task, seed=args.seed, lora_rank=args.lora_rank,
                                    gradient_checkpointing=args.gradient_checkpointing, **lean)
-    if args.kl:
-        reference = model if args.lora_rank else load_policy(str(start), task, **lean)[0]
+    reference = None if not args.kl else model if args.lora_rank else load_policy(str(start), task, **lean)[0]
     learner = Learner(model, tokenizer, reference, AdamW(model), 0)
     if saved:
         state = torch.load(saved[0] / "trainer.pt", map_location="cpu", mmap=True, weights_only=True)
         learner.optimizer.load_state_dict(state["optimizer"])
         learner.step = state["step"]
-    for name in ("metrics.jsonl", "samples.jsonl", "snapshots.jsonl"):
-        keep_steps_to(run / name, learner.step)
+    for log in (run / f"{name}.jsonl" for name in ("metrics", "samples", "snapshots")):  # no step is logged twice
+        write_text(log, "".join(json.dumps(row) + "\n" for row in read_log(log) if row["step"] <= learner.step))
     return learner
 
 def first_look(args: argparse.Namespace, method: str, t: int, metrics: dict, sample: dict) -> None:
@@ -292,7 +272,6 @@ def save(learner: Learner, run: Path) -> None:
     def write(folder: Path) -> None:
         save_policy(learner.model, learner.tokenizer, folder)
         torch.save({"optimizer": learner.optimizer.state_dict(), "step": learner.step}, folder / "trainer.pt")
-
     write_folder(run / f"checkpoint-{learner.step:06d}", write)
     for old in checkpoints(run)[:-2]:
         shutil.rmtree(old)

@@ -1,30 +1,25 @@
 """The update: rollouts and advantages in, gradients (`backward`) and new weights (`AdamW`) out.
-
 The gradients are the plain ones, but a prompt is computed once for its rollouts (shared prefix, arXiv 2506.05433), the
-LM head in chunks and at sampled positions only, and rollouts without a gradient not at all.
-"""
-
-import math
+LM head in chunks and at sampled positions only, and rollouts without a gradient not at all."""
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from engine.decoding import Rollouts
-from engine.models import PromptLayer, adapter_off, cache_of, hidden_states, prefill, prompt_mask, soft_cap
+from engine.models import Model, PromptLayer, adapter_off, cache_of, hidden_states, prefill, prompt_mask, soft_cap
 from vpo import policy_loss
 
 CHUNK_BYTES = 2**27  # of the float32 logits that exist at a time
 CHUNK_WEIGHTS = 2**22  # weights that the optimizer holds in float32 at a time
 
-def share_prompts(model: PreTrainedModel, rollouts: Rollouts, prompts: list[int]) -> list[Tensor]:
+def share_prompts(model: Model, rollouts: Rollouts, prompts: list[int]) -> list[Tensor]:
     """What the rollouts of these prompts have in common, with gradients: last hidden states (P, H), then of every layer
     keys and values (P, heads, L, head size)."""
     lengths = [rollouts.prompt_lengths[p] for p in prompts]
     cache, hidden = prefill(model, rollouts.prompt_ids[prompts, -max(lengths):], lengths)
     return [hidden, *(x for layer in cache.layers for x in (layer.keys, layer.values))]
 
-def token_logprobs(model: PreTrainedModel, rollouts: Rollouts, rows: list[int], *, temperature: float = 1.0,
+def token_logprobs(model: Model, rollouts: Rollouts, rows: list[int], *, temperature: float = 1.0,
                    prompts: list[int] | None = None, shared: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
     """Log-probabilities (B, T) of these rollouts' tokens, with gradients, and entropies (B, T) without; in nats at the
     sampling temperature, 0 after a rollout's end. `shared`: share_prompts(model, rollouts, prompts), if at hand."""
@@ -46,9 +41,8 @@ def token_logprobs(model: PreTrainedModel, rollouts: Rollouts, rows: list[int], 
     sampled = torch.tensor([b * T + t for b, length in enumerate(lengths) for t in range(length)], device=device)
     hidden, targets = hidden.flatten(0, 1).index_select(0, sampled), tokens.flatten()[sampled]
     layer, cap = model.get_output_embeddings(), soft_cap(model)
-    logprobs, entropy = HeadLogProbs.apply(hidden, layer.weight, layer.bias, targets, temperature, cap)
-    return tuple(torch.zeros(len(rows) * T, device=device).index_copy(0, sampled, x).view(len(rows), T)
-                 for x in (logprobs, entropy))
+    both = HeadLogProbs.apply(hidden, layer.weight, layer.bias, targets, temperature, cap)
+    return tuple(torch.zeros(len(rows) * T, device=device).index_copy(0, sampled, x).view(len(rows), T) for x in both)
 
 class HeadLogProbs(torch.autograd.Function):
     """log p(y | h) of targets y (N) after hidden states h (N, H), and the entropies there (N), without gradient. Logits
@@ -108,7 +102,7 @@ def micro_batches(rollouts: Rollouts, rows: list[int], budget: int) -> list[tupl
     def fill(items: list[int], lengths: list[int]) -> list[list[int]]:
         parts: list[list[int]] = []
         for item in items:
-            if not parts or max(lengths[i] for i in (*parts[-1], item)) * (len(parts[-1]) + 1) > (budget or math.inf):
+            if not parts or max(lengths[i] for i in (*parts[-1], item)) * (len(parts[-1]) + 1) > (budget or torch.inf):
                 parts.append([])
             parts[-1].append(item)
         return parts
@@ -118,7 +112,7 @@ def micro_batches(rollouts: Rollouts, rows: list[int], budget: int) -> list[tupl
     return [(prompts, fill([row for row in ordered if row // G in prompts], sizes))
             for prompts in fill(list(dict.fromkeys(row // G for row in rows)), rollouts.prompt_lengths)]
 
-def backward(model: PreTrainedModel, reference: PreTrainedModel | None, rollouts: Rollouts, advantages: list[float], *,
+def backward(model: Model, reference: Model | None, rollouts: Rollouts, advantages: list[float], *,
              kl: float = 0.0, temperature: float = 1.0, micro_batch_tokens: int = 0) -> dict[str, Tensor]:
     """Add the gradient of the whole batch to the model's; advantages, one a rollout. The reference may be the model, if
     that trains an adapter. Returns the metrics: means over tokens, of the entropy over those that were computed."""
@@ -193,7 +187,7 @@ class AdamW:
 
 def split(x: Tensor) -> tuple[Tensor, Tensor]:
     """float32 -> (nearest bfloat16, int16 that `join` needs to get the float32 back, bit for bit); NaN stays NaN."""
-    bits = torch.where(x.isnan(), math.nan, x).view(torch.int32)  # some bits of a NaN would overflow
+    bits = torch.where(x.isnan(), torch.nan, x).view(torch.int32)  # some bits of a NaN would overflow
     bits = bits + 2**15  # ties go away from zero: rounded to even, the rest would not always be an int16
     return (bits >> 16).short().view(torch.bfloat16), ((bits & 0xFFFF) - 2**15).short()
 

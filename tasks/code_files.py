@@ -1,5 +1,4 @@
 """Code problems from local files, in the formats of HumanEval, MBPP, LiveCodeBench and our own, told by their fields.
-
 A problem is a plain dictionary: id, text, entry_point (None: a script), starter, before and after (source around an
 answer), call (the function that tests call), tests [[arguments, expected], ...] or [[stdin, stdout], ...], a third
 element being the (relative, absolute) tolerance, date, reference (a right answer, or "") and line (where it was read).
@@ -9,9 +8,7 @@ becomes an expression for the program and an expected value for the grader; othe
 import ast
 import base64
 import builtins
-import hashlib
 import inspect
-import itertools
 import json
 import pickletools
 import sys
@@ -20,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rewards import UserError
-from tasks.files import read_records
+from tasks.files import read_records, shuffled
 from tasks.sandbox import check_job
 
 MAX_TESTS, MAX_BYTES = 16, 8192  # LiveCodeBench: the smallest tests, input and output together (paper, set-up)
@@ -43,8 +40,7 @@ def load(path: str, test_path: str, judge: Callable) -> dict[str, list[dict]]:
     Held out without test_path: from LATE on where every problem has a date, else a fifth, by their ids; a tenth of the
     rest is for validation; problems with one text stay together, where the earliest belongs. judge(pairs of problem and
     program) gives verdicts: tests that a reference fails are left out. UserError where too few are left."""
-    problems = _checked("--data", path, judge)
-    problems.sort(key=lambda problem: hashlib.sha256(repr(problem["id"]).encode()).digest())
+    problems = shuffled(_checked("--data", path, judge))
     dated = not test_path and all(problem["date"] for problem in problems)
     by_text: dict[str, list[dict]] = {}
     for problem in problems:
@@ -79,39 +75,36 @@ def _checked(flag: str, path: str, judge: Callable) -> list[dict]:
         if problem["own"] and False in passed:
             test = f"tests[{passed.index(False)}], {_shown(problem['tests'][passed.index(False)])}"
             raise UserError(f"{flag} {problem['line']}, field reference: fails {test}")
-        problem["tests"] = list(itertools.compress(problem["tests"], passed))
+        problem["tests"] = [test for test, right in zip(problem["tests"], passed, strict=True) if right]
     kept = [problem for problem in problems if problem["tests"]]
     n_kept = sum(len(problem["tests"]) for problem in kept)
-    left_out = sum(problem["left_out"] for problem in problems)
-    print(f"{path}: {len(kept)} problems with {n_kept} tests; left out: {left_out} asserts that are no pair of "
-          f"arguments and expected value, {n_tests - n_kept} tests that the reference solution fails, "
-          f"{len(problems) - len(kept)} problems without any test; without a reference solution, so that nothing "
-          f"checks their tests: {len(problems) - len(judged)}", file=sys.stderr)
+    print(f"{path}: {len(kept)} problems with {n_kept} tests; left out: {sum(p['left_out'] for p in problems)} asserts "
+          f"that are no pair of arguments and expected value, {n_tests - n_kept} tests that the reference solution "
+          f"fails, {len(problems) - len(kept)} problems without any test; without a reference solution, so that "
+          f"nothing checks their tests: {len(problems) - len(judged)}", file=sys.stderr)
     if not kept:
         raise UserError(f"{flag} {path}: no problem with a test is left")
     return kept
 
 def read_problems(path: str, flag: str = "--data") -> list[dict]:
-    """The problems of a file, with left_out asserts; UserError names line, field and value."""
+    """The problems of a file, read as their fields tell, with left_out asserts; UserError names line, field, value."""
     def read(record: dict, place: str) -> dict:
+        readers = [reader for reader, needed in FORMATS.values()
+                   if record.keys() >= {*needed} and isinstance(record.get("test", ""), str)]
+        if not readers:
+            known = "; ".join(f"{name}: {', '.join(needed)}" for name, (_, needed) in FORMATS.items())
+            raise UserError(f"fields {', '.join(record) or 'none'}: no known format; expected are those of {known}")
+        fields = {name: field for name, field in inspect.signature(readers[0]).parameters.items() if name in record}
+        for name, field in fields.items():
+            if not isinstance(record[name], field.annotation):
+                kind = "a list" if field.annotation is list else "text"
+                raise UserError(f"field {name}: must be {kind}, not {_shown(record[name])}")
         problem = {"id": f"{Path(path).stem}-{place.split()[-1]}", "line": place, "starter": "", "date": "",
-                   "before": "", "after": "", "reference": "", "own": False, "left_out": 0} | _read(record)
+                   "before": "", "after": "", "reference": "", "own": False, "left_out": 0}
+        problem |= readers[0](**{name: record[name] for name in fields})
         check_job("", problem["tests"], problem.setdefault("call", problem["entry_point"]))
         return problem
     return read_records(flag, path, read)
-
-def _read(record: dict) -> dict:
-    """The problem of a record, in the format that its fields tell; `left_out` is the number of asserts left out."""
-    for reader, needed in FORMATS.values():
-        if record.keys() >= {*needed} and isinstance(record.get("test", ""), str):
-            fields = [field for field in inspect.signature(reader).parameters.values() if field.name in record]
-            for field in fields:
-                if not isinstance(value := record[field.name], field.annotation):
-                    kind = "a list" if field.annotation is list else "text"
-                    raise UserError(f"field {field.name}: must be {kind}, not {_shown(value)}")
-            return reader(**{field.name: record[field.name] for field in fields})
-    known = "; ".join(f"{name}: {', '.join(needed)}" for name, (_, needed) in FORMATS.items())
-    raise UserError(f"fields {', '.join(record) or 'none'}: no known format; expected are those of {known}")
 
 def _shown(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False)
@@ -138,11 +131,10 @@ def _humaneval(prompt: str, entry_point: str, test: str, canonical_solution: str
     function = _defined(source, entry_point, "entry_point")
     check = _defined(test, "check", "test")
     candidate, = check.args.args
-    first = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
+    first = min(x.lineno for x in (function, *function.decorator_list))  # above it: imports and helper functions
     return _from_asserts(check, candidate.arg, entry_point) | {
         "id": task_id or "HumanEval", "text": "Complete this function:\n\n" + prompt,
-        "before": "".join(source.splitlines(keepends=True)[:first - 1]),  # imports and helper functions
-        "reference": source if canonical_solution else ""}
+        "before": "".join(source.splitlines(True)[:first - 1]), "reference": source if canonical_solution else ""}
 
 def _mbpp(code: str, test_list: list, text: str = "", prompt: str = "", test_setup_code: str = "",
           test_imports: list = (), task_id: object = "") -> dict:
@@ -165,17 +157,16 @@ def _livecodebench(question_content: str, public_test_cases: str, private_test_c
     cases.sort(key=lambda case: len(case["input"] + case["output"]))
     if not cases:
         raise UserError(f"field private_test_cases: no test of at most {MAX_BYTES} bytes")
-    entry_point, tests = None, [[case["input"], case["output"]] for case in cases[:MAX_TESTS]]
+    name, tests = None, [[case["input"], case["output"]] for case in cases[:MAX_TESTS]]
     if cases[0].get("testtype") == "functional":
         try:
-            entry_point = json.loads(metadata)["func_name"]
+            name = json.loads(metadata)["func_name"]
             tests = [[[json.loads(line) for line in arguments.splitlines() if line.strip()], json.loads(expected)]
                      for arguments, expected in tests]
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"field metadata or private_test_cases: func_name or JSON missing ({error})") from error
-    return {"id": str(question_title if question_id is None else question_id), "text": question_content,
-            "before": IMPORTS, "entry_point": entry_point, "starter": starter_code, "tests": tests,
-            "date": str(contest_date)}
+    return {"id": str(question_title if question_id is None else question_id), "date": str(contest_date),
+            "text": question_content, "before": IMPORTS, "entry_point": name, "starter": starter_code, "tests": tests}
 
 def _cases(text: str, field: str) -> list[dict]:
     """JSON, or the base64 of the zlib of a pickled JSON string: its opcodes are listed, never executed."""

@@ -27,8 +27,7 @@ class Eureqa(FileTask):
         return data + test[:len(test) // 2], test[len(test) // 2:]
 
     def prompt(self, problem: Problem, m: int) -> str:
-        tags = "".join(f"<entity_{name}>{mask}</entity_{name}>" for name, mask in
-                       zip(NAMES, problem.data["masks"], strict=True))
+        tags = "".join(f"<entity_{x}>{mask}</entity_{x}>" for x, mask in zip(NAMES, problem.data["masks"], strict=True))
         form = "\n".join(f"<response_{i + 1}>{tags}</response_{i + 1}>" for i in range(m))
         return (f"Some names in this text are masked; the last sentence tells one that is not, from which the others "
                 f"follow.\n\n{problem.data['question']}\n\nName what each mask stands for, as Wikipedia does. Write "

@@ -24,7 +24,7 @@ class FileTask(rewards.Task):
         if not data:
             raise UserError(f"--task {self.name}: needs --data FILE ({self.source})")
         paths = [path for path in (data, test_data) if path]
-        train, *test = [_shuffled(read_records(flag, path, lambda record, place: self.read(record), self.source))
+        train, *test = [shuffled(read_records(flag, path, lambda record, place: self.read(record), self.source))
                         for flag, path in zip(("--data", "--test-data"), paths, strict=False)]
         train, held_out = self.hold_out(train, test[0] if test else None)
         n = len(train) // 10
@@ -80,7 +80,8 @@ def read_records(flag: str, path: str, read: Callable[[dict, str], dict], source
             raise UserError(f"{flag} {place}{why}{f' ({source})' if source else ''}") from error
     return list(found.values())
 
-def _shuffled(problems: list[dict]) -> list[dict]:
+def shuffled(problems: list[dict]) -> list[dict]:
+    """In an order that the ids alone decide."""
     return sorted(problems, key=lambda problem: hashlib.sha256(repr(problem["id"]).encode()).digest())
 
 def field(record: dict, name: str, kind: type, what: str) -> Any:

@@ -1,10 +1,10 @@
 """ToolRL (arXiv 2504.13958): function calls, judged by format, the functions' names, their arguments and the values."""
 
+import contextlib
 import hashlib
 import json
 import math
 import re
-from typing import Any
 
 from rewards import Problem, UserError
 from tasks.files import FileTask, f1, field, normalized, tagged, word_f1
@@ -23,7 +23,8 @@ class Tool(FileTask):
         called = tagged(texts[2], "tool_call")
         if called and not parse_calls(called):
             raise UserError(f"field output: no call can be read from {called!r:.60}")
-        return {"id": f"{hash_of(texts)}", "instruction": texts[0], "input": texts[1], "calls": parse_calls(called)}
+        id = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]  # the file has none
+        return {"id": id, "instruction": texts[0], "input": texts[1], "calls": parse_calls(called)}
 
     def prompt(self, problem: Problem, m: int) -> str:
         form = "\n".join(f"<attempt_{i + 1}>...</attempt_{i + 1}>" for i in range(m))
@@ -38,8 +39,7 @@ class Tool(FileTask):
             return [well_formed, 1.0, 1.0, 1.0]
         keys, values, free = [], [], list(ours)
         for name, wanted in gold:
-            rivals = [call for call in free if call[0] == name]  # the wrong function earns nothing by its arguments
-            if rivals:
+            if rivals := [call for call in free if call[0] == name]:  # arguments of the wrong function earn nothing
                 call = max(rivals, key=lambda call: len(call[1].keys() & wanted.keys()))
                 free.remove(call)
                 keys.append(f1(call[1], wanted))
@@ -47,28 +47,20 @@ class Tool(FileTask):
         n = max(len(ours), len(gold))
         return [well_formed, f1((c[0] for c in ours), (c[0] for c in gold)), sum(keys) / n, sum(values) / n]
 
-def hash_of(texts: list[str]) -> str:
-    """An id: the file has none."""
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
-
 def parse_calls(text: str) -> list[list]:
     """[name, arguments] of the calls in a text: JSON objects one after the other, or in a list; up to the first that
     cannot be read; whatever the text, it never raises."""
-    found, decoder, place = [], json.JSONDecoder(parse_constant=str), 0
-    text = text.strip()
-    while place < len(text):
-        try:
-            value, place = decoder.raw_decode(text, place)
-        except (ValueError, RecursionError):
-            break
-        found += value if isinstance(value, list) else [value]
-        place += len(text[place:]) - len(text[place:].lstrip(" \t\r\n,"))
+    found, decoder, text = [], json.JSONDecoder(parse_constant=str), text.strip()
+    with contextlib.suppress(ValueError, RecursionError):
+        while text:
+            value, place = decoder.raw_decode(text)
+            found += value if isinstance(value, list) else [value]
+            text = text[place:].lstrip(" \t\r\n,")
     calls = [call for call in found if isinstance(call, dict) and isinstance(call.get("name"), str)]
-    arguments = [call.get("parameters", call.get("arguments")) for call in calls]
-    return [[call["name"].strip(), given if isinstance(given, dict) else {}]
-            for call, given in zip(calls, arguments, strict=True)]
+    return [[call["name"].strip(), given if isinstance(given := call.get("parameters", call.get("arguments")), dict)
+             else {}] for call in calls]
 
-def match(ours: Any, gold: Any) -> float:
+def match(ours: object, gold: object) -> float:
     """How far a value is the wanted one, 0 to 1: words by F1, numbers and booleans by equality, in lists by F1 over the
     elements, in objects by the share of all keys of both, so that a key too many is not free."""
     if isinstance(gold, dict) and isinstance(ours, dict):
@@ -82,13 +74,13 @@ def match(ours: Any, gold: Any) -> float:
         return float(_number(ours) == _number(gold))
     return word_f1(ours, gold) if isinstance(ours, str) and isinstance(gold, str) else 0.0
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     """The number that a value is, or writes."""
     if isinstance(value, str):
         return float(value) if NUMBER.fullmatch(value.strip()) else None
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
-def _element(value: Any) -> str:
+def _element(value: object) -> str:
     """What equal elements of two lists have in common."""
     if not isinstance(value, bool) and _number(value) is not None:
         return repr(_number(value))

@@ -306,7 +306,7 @@ def head() -> None:
     for kind in (ours, CheckpointedHead):
         with FakeTensorMode(), memory.Tally() as tally:
             model, rollouts = AutoModelForCausalLM.from_config(Qwen2Config(**SMALL)).eval(), long_rollouts(8)
-            before = tally.start()
+            before = tally.peak = tally.alive
             run(kind, model, None, rollouts)
         print(f"{'':60}{(tally.peak - before) / memory.GIB:10.2f} GiB computed, 8 x 1024 tokens: {kind.__name__}")
 
@@ -344,7 +344,7 @@ def vocabulary() -> None:
     for kind in ("ours", "plain"):
         with FakeTensorMode(), memory.Tally() as tally:
             model, rollouts = AutoModelForCausalLM.from_config(Qwen2Config(**SMALL)).eval(), long_rollouts(8)
-            before = tally.start()
+            before = tally.peak = tally.alive
             if kind == "ours":
                 update.backward(model, None, rollouts, [1.0] * 8, micro_batch_tokens=4096)
             else:

@@ -15,6 +15,7 @@ from test_rollout import (
     tiny_model,
 )
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 import vpo
@@ -144,10 +145,12 @@ def test_no_tensor_of_tokens_and_vocabulary_exists(monkeypatch):
     config, logits_seen = Qwen2Config(**SHAPE, vocab_size=151936), []
 
     class LogitsTally(memory.Tally):
-        def see(self, tensor: torch.Tensor) -> None:
-            if tensor.ndim and tensor.shape[-1] == config.vocab_size and tensor.shape[0] != config.hidden_size:
-                logits_seen.append(tensor.nbytes)
-            super().see(tensor)
+        def __torch_dispatch__(self, *call):
+            out = super().__torch_dispatch__(*call)
+            for x in tree_leaves(out):
+                if getattr(x, "ndim", 0) and x.shape[-1] == config.vocab_size and x.shape[0] != config.hidden_size:
+                    logits_seen.append(x.nbytes)
+            return out
 
     with FakeTensorMode():
         model, T = AutoModelForCausalLM.from_config(config).eval(), 15
