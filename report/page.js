@@ -51,7 +51,7 @@ const pool = (method) => sampled(method).answers;
 const vectors = (method) => pool(method).map((i) => problem().vectors[i]);
 const scalars = (method) => pool(method).map((i) => problem().scalars[i]);
 
-/** best@k of n scores, exact: the highest is the best of k / n of the draws, the next of (n - k) / (n - 1) as many ... */
+/** best@k of n scores, exact: the highest is the best of k / n draws, the next of (n - k) / (n - 1) as many, ... */
 function bestAtK(scores, k) {
   const sorted = [...scores].sort((a, b) => b - a), n = sorted.length;
   return (k / n) * sorted.reduceRight((rest, x, i) => x + ((n - i - k) / (n - i - 1 || 1)) * rest, 0);
