@@ -24,6 +24,7 @@ import argparse
 import contextlib
 import hashlib
 import importlib.util
+import itertools
 import json
 import math
 import random
@@ -40,7 +41,6 @@ from engine.models import check_device, load_policy
 from engine.runs import check_folder, checksum, comparable, held_out, policies, write_text, writing
 from engine.tiny import is_tiny
 from report import plots
-from report.plots import bootstrap_interval
 from rewards import Problem, Task, UserError
 from rollout import build_prompt, parse_answers, rollout_length, sample, score_texts
 
@@ -180,9 +180,9 @@ def search(model, tokenizer, task: Task, problems: list[Problem], goal: Goal, lo
     def absorb(records: list[dict]) -> None:
         """A batch of candidates joins the populations."""
         for record in records:
-            candidate = Candidate(**{name: record[name] for name in Candidate.__dataclass_fields__})
-            populations[index[record["problem"]]].candidates.append(candidate)
-            populations[index[record["problem"]]].settle(candidate, candidate.island)
+            population = populations[index[record["problem"]]]
+            population.candidates.append(Candidate(**{key: record[key] for key in Candidate.__dataclass_fields__}))
+            population.settle(population.candidates[-1], record["island"])
         for i in {index[record["problem"]] for record in records}:
             if (records[0]["batch"] // 2 + 1) % MIGRATE_EVERY == 0:
                 populations[i].migrate()
@@ -274,7 +274,8 @@ def run(args: argparse.Namespace) -> None:
     _, flags, task, at, _ = plans[0]
     goal, known = make_goal(args.goal, task), [policies(run, flags["m"]) for run in runs]
     shared = [name for name in known[0] if all(name in each for each in known)]
-    names = args.policies or [name for name in shared if name != "start_sets"]
+    single = [name for name in shared if name != "start_sets"]
+    names = args.policies or single
     for name in names:
         if name not in shared:
             raise UserError(f"--policies {name}: not in every run; choose from {', '.join(shared)}")
@@ -303,13 +304,11 @@ def run(args: argparse.Namespace) -> None:
                           sampling_batch=0 if is_tiny(tokenizer) else flags.get("sampling_batch") or 96)
 
     problems = among
-    for run_, own, *_ in plans if args.screen else []:
-        for name in shared:
-            if name != "start_sets":
-                found = of(run_, own, name, among, out / "screen" / run_.name, strategy="best_of_n", selection="",
-                           budget=args.screen, seed=args.seed + 1)
-                easy = {p.id for p, each in zip(among, found, strict=True) if each.solved(goal.target(p))}
-                problems = [problem for problem in problems if problem.id not in easy]
+    for (run_, own, *_), name in itertools.product(plans, single) if args.screen else ():
+        found = of(run_, own, name, among, out / "screen" / run_.name, strategy="best_of_n", selection="",
+                   budget=args.screen, seed=args.seed + 1)
+        easy = {p.id for p, each in zip(among, found, strict=True) if each.solved(goal.target(p))}
+        problems = [problem for problem in problems if problem.id not in easy]
     print(f"{len(problems)} of {len(among)} problems are solved by no policy with {args.screen} candidates")
     if not problems:
         raise UserError(f"--screen {args.screen}: every problem is solved by then; take a lower one, or another --goal")
@@ -324,17 +323,16 @@ def run(args: argparse.Namespace) -> None:
 
 def report(out: Path, ids: list[str], ticks: list[int], found: dict[str, list[dict]], settings: dict) -> None:
     """Print the table, write search.json and search.png: found[policy][run] is what `curves` gives."""
-    shares = {name: torch.tensor([[solved > 0 for solved in each["solved"]] for each in runs]).double()  # (runs, N)
-              for name, runs in found.items()}
+    solved = {name: torch.tensor([each["solved"] for each in runs]) > 0 for name, runs in found.items()}  # (runs, N)
     print(f"\n{out}: {len(ids)} problems, {settings['budget']} candidates each, runs: {len(settings['runs'])}\n"
           f"{'':20}{'solved':>8}  95% interval   {'best score':>10} {'behaviours':>11}  by neither GRPO nor start")
-    plain = {i for name in ("grpo", "start") for each in found.get(name, []) for i, n in enumerate(each["solved"]) if n}
+    plain = sum(solved[name].any(0) for name in ("grpo", "start") if name in solved)
     for name, runs in found.items():
-        low, high = bootstrap_interval(shares[name])
+        low, high = plots.bootstrap_interval(solved[name])
         best, behaviours = (sum(row[-1] for each in runs for row in each[key]) / len(runs) / len(ids)
                             for key in ("best", "behaviours"))
-        alone = [len({i for i, n in enumerate(each["solved"]) if n} - plain) for each in runs]
-        print(f"{plots.title(name):20}{shares[name].mean():8.3f}  [{low:.3f}, {high:.3f}]  {best:10.3f} "
+        alone = (solved[name] > plain).sum(1).tolist()
+        print(f"{plots.title(name):20}{solved[name].double().mean():8.3f}  [{low:.3f}, {high:.3f}]  {best:10.3f} "
               f"{behaviours:11.1f}  {' '.join(map(str, alone))}")
     whole = {"settings": settings, "ticks": ticks, "problems": ids, "policies": found}
     write_text(out / "search.json", json.dumps(whole))
