@@ -54,8 +54,9 @@ class Stored:
         return next((torch.tensor(result["groups"]) for (t, _, seed, flags), result in self.results.items()
                      if t == task and seed < 100 and not flags and result["groups"]), None)
 
-    def mean(self, task: str, method: str, measure: str, T: str = "0.7", flags: tuple = ()) -> float:
-        return self.values(task, method, measure, T, flags).mean().item()
+    def mean(self, *which, **more) -> float:
+        """Of what `values` gives for these arguments."""
+        return self.values(*which, **more).mean().item()
 
     def average(self, task: str, method: str, *keys: str | int) -> float:
         """The mean over the seeds of what a result holds under these keys."""
@@ -64,10 +65,8 @@ class Stored:
         return sum(found) / len(found)
 
     def lead(self, task: str, ours: tuple, theirs: tuple, measure: str) -> Tensor:
-        """Ours minus theirs over the seeds that both have, paired by seed and problem: (seeds, N).
-
-        ours and theirs are (method, temperature, flags), of which the last may be left out.
-        """
+        """Ours minus theirs, each (method, temperature, flags) of which the last may be left out, over the seeds that
+        both have, paired by seed and problem: (seeds, N)."""
         others = self.seeds(task, theirs[0], *theirs[2:])
         seeds = [seed for seed in self.seeds(task, ours[0], *ours[2:]) if seed in others]
         a, b = (self.values(task, method, measure, *setting, seeds=seeds) for method, *setting in (ours, theirs))
@@ -89,11 +88,11 @@ class Stored:
 
 pass_of = functools.cache(pass_at_k)
 
-def table(head: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table, or that there is nothing for it yet."""
-    if not rows:
-        return "*Not measured yet.*"
-    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
+def table(head: list[str], rows: list[list]) -> str:
+    """A Markdown table, numbers with three digits, or that there is nothing for it yet."""
+    rows = [[f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
+    lines = ["| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows]]
+    return "\n".join(lines) if rows else "*Not measured yet.*"
 
 def span(mean: float, low: float, high: float, seeds: int, firm: bool) -> str:
     """A difference with its interval, bold where it is firm."""
@@ -109,40 +108,37 @@ def means(stored: Stored, task: str) -> str:
     passes = ["pass@1", "pass@30"] * (task != "maze")
     columns = ["best@1", "best@3", "best@10", "best@30", *passes, "W@30", "diversity"]
     return table(["method", "seeds", *columns], [
-        [title(method), str(len(stored.seeds(task, method))),
-         *(f"{stored.mean(task, method, column):.3f}" for column in columns)] for method in stored.methods(task)])
+        [title(method), len(stored.seeds(task, method)), *(stored.mean(task, method, column) for column in columns)]
+        for method in stored.methods(task)])
 
 def per_seed(stored: Stored, task: str) -> str:
     """Every seed of every method."""
     columns = (*HEADLINE[task], "diversity")
     return table(["method", "seed", *columns], [
-        [title(method), str(seed), *(f"{stored.values(task, method, column, seeds=[seed]).mean():.3f}"
-                                     for column in columns)]
+        [title(method), seed, *(stored.mean(task, method, column, seeds=[seed]) for column in columns)]
         for method in stored.methods(task) for seed in stored.seeds(task, method)])
 
 def differences(stored: Stored, task: str) -> str:
     """Paired differences at temperature 0.7, and with each method at its own best temperature for that column."""
-    rows = []
-    for ours, theirs in (pair for pair in PAIRS if all(stored.seeds(task, method) for method in pair)):
-        for best in (False, True):
-            row = []
-            for column in HEADLINE[task]:
-                if best and column == "best@3":  # not stored at other temperatures
-                    row.append("")
-                    continue
-                T = [max(TEMPERATURES[:3 if best else 1], key=functools.partial(stored.mean, task, name, column))
-                     for name in (ours, theirs)]
-                found = stored.difference(task, (ours, T[0]), (theirs, T[1]), column)
-                row.append(span(*found) + f" ({T[0]}, {T[1]})" * best)
-            rows.append([f"{title(ours)} - {title(theirs)}", "each its best" if best else "0.7", str(found[3]), *row])
-    return table(["difference", "temperature", "seeds", *HEADLINE[task]], rows)
+    def cell(ours: str, theirs: str, column: str, best: bool) -> str:
+        if best and column == "best@3":  # not stored at other temperatures
+            return ""
+        T = [max(TEMPERATURES[:3 if best else 1], key=functools.partial(stored.mean, task, name, column))
+             for name in (ours, theirs)]
+        return span(*stored.difference(task, (ours, T[0]), (theirs, T[1]), column)) + f" ({T[0]}, {T[1]})" * best
+
+    return table(["difference", "temperature", "seeds", *HEADLINE[task]], [
+        [f"{title(ours)} - {title(theirs)}", "each its best" if best else "0.7",
+         len(stored.lead(task, (ours,), (theirs,), "best@1")),
+         *(cell(ours, theirs, column, best) for column in HEADLINE[task])]
+        for ours, theirs in PAIRS if stored.seeds(task, ours) and stored.seeds(task, theirs) for best in (False, True)])
 
 def temperatures(stored: Stored, task: str) -> str:
     """best@1, best@30 (or pass@30) and W@30 of every method at every temperature."""
     measures = ("best@1", "pass@30" if task == "code" else "best@30", "W@30", "diversity")
     every = [(measure, T) for measure in measures for T in TEMPERATURES]
     return table(["method", *(f"{measure} at {T}" for measure, T in every)], [
-        [title(method), *(f"{stored.mean(task, method, measure, T):.3f}" for measure, T in every)]
+        [title(method), *(stored.mean(task, method, measure, T) for measure, T in every)]
         for method in stored.methods(task)])
 
 def tuned(stored: Stored, task: str) -> dict[str, dict[float, dict[str, float]]]:
@@ -165,7 +161,7 @@ def learning_rates(stored: Stored, task: str) -> str:
     for method, rates in tuned(stored, task).items():
         for rate, values in sorted(rates.items()):
             mark = "**" * (len(rates) > 2 and rate == best_rate(rates, method))
-            rows.append([title(method), f"{mark}{rate:g}{mark}", *(f"{values[column]:.3f}" for column in columns)])
+            rows.append([title(method), f"{mark}{rate:g}{mark}", *map(values.get, columns)])
     return table(["method", "peak lr", *columns], rows)
 
 def ablations(stored: Stored, task: str = "maze") -> str:
@@ -173,13 +169,13 @@ def ablations(stored: Stored, task: str = "maze") -> str:
     settings = sorted({(method, flags) for t, method, seed, flags in stored.results
                        if t == task and seed < 100 and (flags or method in ("vpo", "group_vpo", "grpo"))},
                       key=lambda setting: (METHODS.index(setting[0]), str(setting[1])))
-    rows = []
+    rows, columns = [], (*HEADLINE[task], "diversity")
     for method, flags in settings:
         name = " ".join(f"--{flag} {value}" for flag, value in flags) or "default"
         name = name.replace("--credit answer", "`examples/reward_to_go.py`")
-        rows.append([title(method), name, str(len(stored.seeds(task, method, flags))), *(
-            f"{stored.mean(task, method, column, flags=flags):.3f}" for column in (*HEADLINE[task], "diversity"))])
-    return table(["method", "setting", "seeds", *HEADLINE[task], "diversity"], rows)
+        rows.append([title(method), name, len(stored.seeds(task, method, flags)),
+                     *(stored.mean(task, method, column, flags=flags) for column in columns)])
+    return table(["method", "setting", "seeds", *columns], rows)
 
 def varied(stored: Stored, task: str = "maze") -> dict[str, dict[str, dict[str, tuple]]]:
     """Of every flag that was varied: heading -> value -> measure -> (mean, low, high, ...)."""
@@ -218,7 +214,7 @@ def noise(*_: object) -> str:
 def rewards(stored: Stored, *_: object) -> str:
     """What the start model's rollouts said of each reward, and what VPO then gained on GRPO in it."""
     return table(["reward", "seeds", "unseen", "effective objectives", "W@30, VPO - GRPO", "best@30, VPO - GRPO"], [
-        [name, str(d[3]), f"{unseen:.0%}", f"{effective:.2f}", span(*d), span(*e)]
+        [name, d[3], f"{unseen:.0%}", f"{effective:.2f}", span(*d), span(*e)]
         for name, unseen, effective, d, e in geometries(stored)])
 
 def geometries(stored: Stored) -> list[tuple]:
@@ -238,9 +234,8 @@ def headline(stored: Stored, *_: object) -> str:
     columns = [("maze", measure) for measure in ("best@1", "best@3", "best@30", "W@30", "diversity")]
     columns += [("code", measure) for measure in ("best@1", "best@30", "pass@30", "diversity")]
     columns = [column for column in columns if stored.seeds(column[0], "grpo")]
-    return table(["", *(f"{task} {measure}" for task, measure in columns)], [
-        [title(method), *(f"{stored.mean(task, method, measure):.3f}" if stored.seeds(task, method) else ""
-                          for task, measure in columns)]
+    return table(["", *(f"{task} {measure}" for task, measure in columns)], [[title(method), *(
+        stored.mean(task, method, measure) if stored.seeds(task, method) else "" for task, measure in columns)]
         for method in ("start", "grpo", "max_at_k", "vpo", "group_vpo")])
 
 def claims(stored: Stored, *_: object) -> str:
