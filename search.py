@@ -183,11 +183,10 @@ def search(model, tokenizer, task: Task, problems: list[Problem], goal: Goal, lo
             population = populations[index[record["problem"]]]
             population.candidates.append(Candidate(**{key: record[key] for key in Candidate.__dataclass_fields__}))
             population.settle(population.candidates[-1], record["island"])
-        for i in {index[record["problem"]] for record in records}:
-            if (records[0]["batch"] // 2 + 1) % MIGRATE_EVERY == 0:
+        if (records[0]["batch"] // 2 + 1) % MIGRATE_EVERY == 0:
+            for i in {index[record["problem"]] for record in records}:
                 populations[i].migrate()
-            bar.update(0 if is_open(i) else budget - len(populations[i].candidates))  # what it will not need
-        bar.update(len(records))
+        bar.n = sum(len(p.candidates) if is_open(i) else budget for i, p in enumerate(populations))  # closed: done
         bar.set_postfix(solved=sum(bool(p.solved(target)) for p, target in zip(populations, targets, strict=True)))
 
     def sampled(batch: int) -> tuple | None:
@@ -197,18 +196,18 @@ def search(model, tokenizer, task: Task, problems: list[Problem], goal: Goal, lo
             return None
         left = budget - len(populations[chosen[0]].candidates)  # all that are open have as many
         rollouts = min(max(1, ROUND // m), left // m)
-        parents, asked, each = [], [], 1 if evolve else rollouts
+        children, each = [], 1 if evolve else rollouts
         for i in chosen:
             rng = random.Random(f"{settings['seed']}-{batch}-{problems[i].id}")
-            for g in range(rollouts if evolve else 1):
+            for g in range(rollouts // each):
                 island = (batch // 2 + g) % ISLANDS
-                parents.append(populations[i].parent(island, settings["selection"], rng) if evolve else None)
-                asked.append(ask(tokenizer, task, problems[i], m, parents[-1], told, rng))
+                parent = populations[i].parent(island, settings["selection"], rng) if evolve else None
+                children += [(parent, *ask(tokenizer, task, problems[i], m, parent, told, rng))] * each
         generator = torch.Generator(model.device).manual_seed(2**40 + settings["seed"] * 1_000_003 + batch)
-        texts = sample(model, tokenizer, [prompt for prompt, _ in asked], each, max_new_tokens=max_new_tokens,
-                       generator=generator, temperature=settings["temperature"], batch=sampling_batch).texts
-        texts = [asked[n // each][1] + text for n, text in enumerate(texts)]
-        return batch, chosen, [parents[n // each] for n in range(len(texts))], texts
+        texts = sample(model, tokenizer, [prompt for _, prompt, _ in children[::each]], each, generator=generator,
+                       max_new_tokens=max_new_tokens, temperature=settings["temperature"], batch=sampling_batch).texts
+        parents, _, begun = zip(*children, strict=True)
+        return batch, chosen, parents, [start + text for start, text in zip(begun, texts, strict=True)]
 
     def judged(batch: int, chosen: list[int], parents: list[Candidate | None], texts: list[str]) -> list[dict]:
         """The records of a batch; it touches no population."""
@@ -244,9 +243,7 @@ def search(model, tokenizer, task: Task, problems: list[Problem], goal: Goal, lo
 def read_batches(log: Path, settings: dict) -> list[list[dict]]:
     """The whole batches of a log, which is begun where there is none and cut where a batch is not complete."""
     head = json.dumps(settings)
-    if not log.exists():
-        write_text(log, head + "\n")
-    lines = log.read_text(errors="replace").splitlines()
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else [head]
     if lines[:1] != [head]:
         raise UserError(f"{log}: the log of another search, or of other checkpoints; name another folder with --out")
     batches, records = [], []
@@ -263,9 +260,8 @@ def curves(populations: list[Population], targets: list[float], ticks: list[int]
     """Of every problem: solved with so many candidates (0: never); best score and reward vectors after each tick."""
     solved = [population.solved(target) for population, target in zip(populations, targets, strict=True)]
     kept = [population.candidates[:at or None] for population, at in zip(populations, solved, strict=True)]
-    vectors = [[tuple(c.rewards) for c in each] for each in kept]
     return {"solved": solved, "best": [[max(c.score for c in each[:tick]) for tick in ticks] for each in kept],
-            "behaviours": [[len(set(each[:tick])) for tick in ticks] for each in vectors]}
+            "behaviours": [[len({tuple(c.rewards) for c in each[:tick]}) for tick in ticks] for each in kept]}
 
 def run(args: argparse.Namespace) -> None:
     """The command."""
