@@ -138,8 +138,7 @@ def measure_cell(cell: Cell) -> None:
         settings = {"split": "validation" if cell.tuning else "test", "size": flags["pool"], "temperature": temperature,
                     "problems": 100 if cell.tuning else task.eval_problems}
         pools, groups = evaluate_run(out, flags, task, settings, "cpu", names)
-        if temperature == 1 and "start" in pools:  # as in training
-            start = pools["start"]
+        if temperature == 1 and (start := pools.get("start")):  # as in training
             before = geometry(start.rewards, start.objective_mask, start.scalars, flags["group_size"])
         at[f"{temperature:g}"] = {name: condensed(measure(pool, task, flags["m"]), pool, cell.tuning, bool(at))
                                   for name, pool in pools.items()}
@@ -220,14 +219,13 @@ def main(argv: list[str] | None = None) -> None:
 def run(args: argparse.Namespace) -> None:
     """What main does, once the flags are read."""
     global RESULTS
-    document, grid = not (args.out or args.quick), cells()
+    document = not (args.out or args.quick)
+    grid = [Cell("maze", method, 0) for method in HEADLINE] if args.quick else cells()
     RESULTS = Path(args.out) if args.out else QUICK if args.quick else RESULTS
     if RESULTS.is_file():
         raise UserError(f"--out {RESULTS}: a file; name a folder")
     if args.cell:
         return measure_cell(next(cell for cell in grid if cell.name == args.cell))
-    if args.quick:
-        grid = [Cell("maze", method, 0) for method in HEADLINE]
     try:
         grid = [cell for cell in grid if re.search(args.only, cell.name)]
     except re.error as error:
@@ -235,9 +233,8 @@ def run(args: argparse.Namespace) -> None:
     if not grid:
         raise UserError(f"--only {args.only}: no cell has such a name; --list shows them")
     pending = [cell for cell in grid if load(cell) is None]
-    for cell in pending:
-        if path_of(cell).exists():
-            print(f"{path_of(cell)}: of another version or setting, left out, to be measured again")
+    for path in filter(Path.exists, map(path_of, pending)):
+        print(f"{path}: of another version or setting, left out, to be measured again")
     if args.list:
         return print("\n".join(f"{'missing' if cell in pending else 'stored '}  {cell.name}" for cell in grid))
     failed = [] if args.write else run_grid(pending, args.jobs)

@@ -45,8 +45,7 @@ def bootstrap_interval(values: Tensor, groups: Tensor | None = None, *, samples:
     drawn = torch.randint(len(sizes), (samples, len(sizes)), generator=generator)
     means = sums[:, drawn].sum(-1) / sizes[drawn].sum(-1)  # (runs, samples)
     draws = means.gather(0, torch.randint(runs, (runs, samples), generator=generator)).mean(0)
-    low, high = draws.quantile(torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)).tolist()
-    return low, high
+    return tuple(draws.quantile(torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)).tolist())
 
 def print_table(heading: str, measures: dict[str, dict[str, Tensor]], n: int) -> None:
     """One row per policy; best@k, pass@k and W@k at a few budgets up to n, then the measures of variety: means."""
@@ -112,6 +111,7 @@ def training(logs: dict[str, list[dict]], temperature: float, path: Path, window
     logs, headings = {name: rows for name, rows in logs.items() if rows}, {
         "diversity": ("diversity of training rollouts", "mean pairwise L1 distance"),
         "reward": ("mean reward of training rollouts", "the task's own scalar")}
+    means, first = ("Running means", "start model (step 1)") if window > 1 else ("Means", "mean of steps 1 to 10")
     with _figure(1, 2, (9, 4.1)) as (figure, axes):
         for ax, (key, (heading, unit)) in zip(axes[0], headings.items(), strict=True):
             for name, rows in logs.items():
@@ -121,11 +121,9 @@ def training(logs: dict[str, list[dict]], temperature: float, path: Path, window
                 ax.plot(*smooth.T, **_line(name), markevery=max(1, len(smooth) // 10))
             if logs:
                 start = sum(rows[0][key] for rows in logs.values()) / len(logs)
-                ax.axhline(start, color=color("start"), ls="--",
-                           label="start model (step 1)" if window > 1 else "mean of steps 1 to 10")
+                ax.axhline(start, color=color("start"), ls="--", label=first)
             ax.set(title=f"{heading} (temperature {temperature:g})", xlabel="training step", ylabel=unit)
         axes[0, 0].set_ylim(0, None)
-        means = "Running means" if window > 1 else "Means"
         _finish(figure, axes, path, f"{means} of 10 steps; tables and other figures sample held-out problems, at their "
                                     "own temperature")
 
@@ -235,8 +233,7 @@ def settings(panels: dict[str, dict[str, dict[str, tuple]]], path: Path, caption
         _finish(figure, axes, path, caption)
 
 def search(ticks: list[int], found: dict[str, list[dict]], path: Path) -> None:
-    """Solved share, mean best score and distinct behaviours against scored candidates: found[policy][run], as in
-    search.json; a faint line per run."""
+    """What was solved and how well against scored candidates: found[policy][run] as in search.json; faint: one run."""
     panels = {"solved": "problems solved", "best": "mean best score",
               "behaviours": "distinct reward vectors of a problem"}
     with _figure(1, 3, (13.2, 4.2)) as (figure, axes):
