@@ -58,10 +58,10 @@ class Stored:
         """Of what `values` gives for these arguments."""
         return self.values(*which, **more).mean().item()
 
-    def average(self, task: str, method: str, *keys: str | int) -> float:
+    def average(self, task: str, method: str, *keys: str | int, seeds: list[int] | None = None) -> float:
         """The mean over the seeds of what a result holds under these keys."""
         found = [functools.reduce(operator.getitem, keys, self.results[task, method, seed, ()])
-                 for seed in self.seeds(task, method)]
+                 for seed in seeds or self.seeds(task, method)]
         return sum(found) / len(found)
 
     def lead(self, task: str, ours: tuple, theirs: tuple, measure: str) -> Tensor:
@@ -223,17 +223,15 @@ def geometries(stored: Stored) -> list[tuple]:
     for task in dict.fromkeys(t for t, *_ in stored.results):
         seeds = [seed for seed in stored.seeds(task, "grpo") if seed in stored.seeds(task, "vpo")]
         if task != "toy" and seeds:
-            start = [stored.results[task, "grpo", seed, ()]["geometry"] for seed in seeds]
-            unseen, effective = (sum(g[key] for g in start) / len(start) for key in ("unseen", "effective"))
-            found.append((task, unseen, effective, *(stored.difference(
-                task, ("vpo",), ("grpo",), measure) for measure in ("W@30", "best@30"))))
+            found.append((task, *(stored.average(task, "grpo", "geometry", key, seeds=seeds) for key in (
+                "unseen", "effective")), *(stored.difference(task, ("vpo",), ("grpo",), measure) for measure in (
+                    "W@30", "best@30"))))
     return sorted(found, key=lambda row: row[1])
 
 def headline(stored: Stored, *_: object) -> str:
     """The few rows and columns that the README shows, of the maze and of programs."""
-    columns = [("maze", measure) for measure in ("best@1", "best@3", "best@30", "W@30", "diversity")]
-    columns += [("code", measure) for measure in ("best@1", "best@30", "pass@30", "diversity")]
-    columns = [column for column in columns if stored.seeds(column[0], "grpo")]
+    shown = {"maze": (*HEADLINE["maze"], "diversity"), "code": ("best@1", "best@30", "pass@30", "diversity")}
+    columns = [(task, measure) for task in shown if stored.seeds(task, "grpo") for measure in shown[task]]
     return table(["", *(f"{task} {measure}" for task, measure in columns)], [[title(method), *(
         stored.mean(task, method, measure) if stored.seeds(task, method) else "" for task, measure in columns)]
         for method in ("start", "grpo", "max_at_k", "vpo", "group_vpo")])
@@ -250,9 +248,8 @@ def claims(stored: Stored, *_: object) -> str:
                         key=lambda name, task=task: stored.mean(task, name, large[task])) for task in tasks}
 
     def add(id: str, claim: str, found: list[tuple[str, bool | None]]) -> None:
-        held = [ok for _, ok in found]
-        word = ("holds" if held and all(held) else "open" if not held or (None in held and False not in held) else
-                "partly" if True in held else "fails")
+        held = {ok for _, ok in found}
+        word = "holds" if held == {True} else "open" if False not in held else "partly" if True in held else "fails"
         rows.append([id, claim, "; ".join(text for text, _ in found) or "not measured yet", f"**{word}**"])
 
     def shown(d: tuple, sign: int = 1) -> bool | None:
@@ -298,12 +295,12 @@ def claims(stored: Stored, *_: object) -> str:
              for measure in ("best@1", "W@30")][:2]
     add("C8", "with m = 1 VPO is GRPO (within 0.02)", [(f"maze, {measure}: {span(*d)}", alike(*d))
                                                        for measure, d in found])
-    found = [(dict(flags), stored.difference("maze", ("vpo", "0.7", flags), ("vpo",), "W@30"))
-             for t, name, seed, flags in stored.results if (t, name, seed) == ("maze", "vpo", 0) and flags]
-    signs = [({"m": 5, "prompts-per-step": 7}, 1), ({"n-weights": 10}, -1), ({"sampler": "sobol"}, 1)]
+    signs = {(("m", 5), ("prompts-per-step", 7)): 1, (("n-weights", 10),): -1, (("sampler", "sobol"),): 1}
+    found = [(" ".join(f"--{name} {value}" for name, value in flags), sign,
+              stored.difference("maze", ("vpo", "0.7", flags), ("vpo",), "W@30"))
+             for flags, sign in signs.items() if ("maze", "vpo", 0, flags) in stored.results]
     add("C9", "more answers, more weightings and low-discrepancy ones help",
-        [(f"maze, W@30, {' '.join(f'--{name} {value}' for name, value in flags.items())} against the default: "
-          f"{span(*d)}", shown(d, sign)) for wanted, sign in signs for flags, d in found if flags == wanted])
+        [(f"maze, W@30, {flags} against the default: {span(*d)}", shown(d, sign)) for flags, sign, d in found])
     found = [[stored.mean("toy", name, "pass@30") for name in three]] if all(
         stored.seeds("toy", name) for name in three) else []
     add("C10", "a valley in which partial progress scores worse: GRPO stays out, VPO crosses it",
@@ -316,10 +313,8 @@ TABLES: dict[str, Callable[..., str]] = {"mean": means, "seeds": per_seed, "diff
 
 def fill(stored: Stored, path: Path) -> str:
     """The text of a document with every block <!-- results:TASK-TABLE --> ... <!-- end --> made anew."""
-    def block(match: re.Match) -> str:
-        task, _, name = match[1].partition("-")
-        return f"<!-- results:{match[1]} -->\n{TABLES[name](stored, task)}\n<!-- end -->"
-    return re.sub(r"<!-- results:([\w-]+) -->\n.*?<!-- end -->", block, path.read_text(), flags=re.DOTALL)
+    return re.sub(r"(<!-- results:(\w+)-?([\w-]*) -->\n).*?(<!-- end -->)", lambda block: (
+        f"{block[1]}{TABLES[block[3]](stored, block[2])}\n{block[4]}"), path.read_text(), flags=re.DOTALL)
 
 def figures(stored: Stored, folder: Path) -> list[Path]:
     """best@k and diversity over training for every task, ablations, reward geometry: of what is stored. The paths."""
