@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.flags import TINY_LR, Parser, as_command, count
+from engine.flags import TINY_LR, Parser, as_command, count, text_of
 from rewards import UserError
 
 VERSION = 1  # of the results: raised when a change of the code makes runs learn something else
@@ -55,7 +55,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        settings = [flag + text(value) for flag, value in self.flags]
+        settings = [text_of(*flag).removeprefix("--").replace(" ", "") for flag in self.flags]
         return "-".join([Path(self.task).stem, self.method, f"seed{self.seed}", *settings])
 
     @property
@@ -70,14 +70,11 @@ class Cell:
     @property
     def command(self) -> list[str]:
         """Flags of train.py; the learning rate is written out, so that a result says which one it had."""
-        rate = None if self.task == "toy" else TINY_LR.get(self.task, TINY_LR["maze"]).get(self.method, 5e-4)
-        flags = [("task", self.task), ("method", self.method), ("seed", self.seed)]
-        flags += [flag for flag in self.flags if flag != CREDIT]
-        flags += [("lr", rate)] * (rate is not None and "lr" not in dict(self.flags))
-        return [word for flag, value in flags for word in (f"--{flag}", text(value))]
-
-def text(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+        flags = {"task": self.task, "method": self.method, "seed": self.seed} | dict(self.flags)
+        flags.pop(CREDIT[0], None)
+        if self.task != "toy":
+            flags.setdefault("lr", TINY_LR.get(self.task, TINY_LR["maze"]).get(self.method, 5e-4))
+        return [word for flag in flags.items() for word in text_of(*flag).split()]
 
 def cells() -> list[Cell]:
     """The grid, in the order in which it runs."""
@@ -87,16 +84,16 @@ def cells() -> list[Cell]:
     for methods, seeds in ((HEADLINE, range(3)), (HEADLINE, range(3, 5)), (OTHERS, range(3))):
         grid += [Cell(task, method, seed) for task in ("maze", "code") for seed in seeds for method in methods]
     grid += [Cell("toy", method, seed) for seed in range(5) for method in HEADLINE + OTHERS]
-    ablations: list[tuple[str, dict]] = [
-        *(("vpo", {"m": m, "prompts-per-step": P}) for m, P in ((2, 18), (5, 7))),  # equal answers
-        ("vpo", {"m": 1, "prompts-per-step": 36, "lr": 1.2e-3}),  # C8: GRPO's data and rate
-        *(("vpo", {"alpha": alpha}) for alpha in (0.3, 3.0)),
-        *(("vpo", {"n-weights": K}) for K in (10, 1000)), ("vpo", {"sampler": "sobol"}), ("vpo", {"subset": 2}),
-        ("vpo", dict([CREDIT])),
-        *(("group_vpo", {"subset": s}) for s in (2, 6)),
-        *(("group_vpo", {"group-size": G, "prompts-per-step": 96 // G}) for G in (4, 16, 32)),
-        ("grpo", {"prompts-per-step": 4})]  # as many rollouts as VPO, a third of its answers
-    grid += [Cell("maze", method, seed, tuple(flags.items())) for seed in range(3) for method, flags in ablations]
+    ablations: dict[str, list[dict]] = {
+        "vpo": [{"m": 2, "prompts-per-step": 18}, {"m": 5, "prompts-per-step": 7},  # equal answers
+                {"m": 1, "prompts-per-step": 36, "lr": 1.2e-3},  # C8: GRPO's data and rate
+                {"alpha": 0.3}, {"alpha": 3.0}, {"n-weights": 10}, {"n-weights": 1000}, {"sampler": "sobol"},
+                {"subset": 2}, dict([CREDIT])],
+        "group_vpo": [{"subset": 2}, {"subset": 6},
+                      *({"group-size": G, "prompts-per-step": 96 // G} for G in (4, 16, 32))],
+        "grpo": [{"prompts-per-step": 4}]}  # as many rollouts as VPO, a third of its answers
+    grid += [Cell("maze", method, seed, tuple(flags.items())) for seed in range(3)
+             for method, varied in ablations.items() for flags in varied]
     grid += [Cell(f"examples/rewards/{reward}.py", method, seed) for seed in range(2) for method in ("grpo", "vpo")
              for reward in REWARDS]
     return grid
@@ -134,16 +131,13 @@ def measure_cell(cell: Cell) -> None:
         raise UserError(f"{cell.name}: training failed: python train.py {' '.join(command)}")
     trained, config = time.monotonic(), load_config(out)
     flags, task = config["flags"], task_of(config["flags"])
-    problems = 100 if cell.tuning else task.eval_problems
     names = [cell.method] if cell.tuning or cell.method != "grpo" or cell.flags else ["start", "start_sets", "grpo"]
-    at: dict[str, dict] = {}
-    before = None
+    at, before = {}, None
     for temperature in TEMPERATURES[:1] if cell.tuning or cell.flags else TEMPERATURES:
-        settings = {"split": "validation" if cell.tuning else "test", "problems": problems, "size": flags["pool"],
-                    "temperature": temperature}
+        settings = {"split": "validation" if cell.tuning else "test", "size": flags["pool"], "temperature": temperature,
+                    "problems": 100 if cell.tuning else task.eval_problems}
         pools, groups = evaluate_run(out, flags, task, settings, "cpu", names)
-        if temperature == 1 and "start" in pools:  # as in training
-            start = pools["start"]
+        if temperature == 1 and (start := pools.get("start")):  # as in training
             before = geometry(start.rewards, start.objective_mask, start.scalars, flags["group_size"])
         at[f"{temperature:g}"] = {name: condensed(measure(pool, task, flags["m"]), pool, cell.tuning, bool(at))
                                   for name, pool in pools.items()}
@@ -155,9 +149,8 @@ def measure_cell(cell: Cell) -> None:
         **{key: config["history"][-1].get(key) for key in ("date", "python", "torch", "threads", "gpu")},
         "seconds": {"training": round(sum(row["seconds"] for row in rows), 1),
                     "all": round(time.monotonic() - began, 1), "evaluation": round(time.monotonic() - trained, 1)},
-        "steps": len(rows), "rollouts": sum(row["rollouts"] for row in rows),
-        "tokens": sum(row["tokens"] for row in rows), "training": training, "size": flags["pool"],
-        "geometry": before,
+        "steps": len(rows), **{key: sum(row[key] for row in rows) for key in ("rollouts", "tokens")},
+        "training": training, "size": flags["pool"], "geometry": before,
         "groups": None if groups is None or cell.tuning else groups.tolist(), "at": at})
 
 def condensed(values: dict, pool, means: bool, few: bool) -> dict[str, list]:
@@ -190,8 +183,8 @@ def run_grid(pending: list[Cell], jobs: int) -> list[Cell]:
 
 def all_stored() -> dict[tuple, dict]:
     """Every stored result of this version by (task, method, seed, flags): what report.results.Stored takes."""
-    found = {(Path(cell.task).stem, cell.method, cell.seed, cell.flags): load(cell) for cell in cells()}
-    return {key: result for key, result in found.items() if result}
+    return {(Path(cell.task).stem, cell.method, cell.seed, cell.flags): result for cell in cells()
+            if (result := load(cell))}
 
 def write(document: bool) -> None:
     """Print the headline; docs/results.md, README.md and their figures too, from the stored results alone."""
@@ -225,14 +218,13 @@ def main(argv: list[str] | None = None) -> None:
 def run(args: argparse.Namespace) -> None:
     """What main does, once the flags are read."""
     global RESULTS
-    document, grid = not (args.out or args.quick), cells()
+    document = not (args.out or args.quick)
+    grid = [Cell("maze", method, 0) for method in HEADLINE] if args.quick else cells()
     RESULTS = Path(args.out) if args.out else QUICK if args.quick else RESULTS
     if RESULTS.is_file():
         raise UserError(f"--out {RESULTS}: a file; name a folder")
     if args.cell:
         return measure_cell(next(cell for cell in grid if cell.name == args.cell))
-    if args.quick:
-        grid = [Cell("maze", method, 0) for method in HEADLINE]
     try:
         grid = [cell for cell in grid if re.search(args.only, cell.name)]
     except re.error as error:
@@ -240,12 +232,10 @@ def run(args: argparse.Namespace) -> None:
     if not grid:
         raise UserError(f"--only {args.only}: no cell has such a name; --list shows them")
     pending = [cell for cell in grid if load(cell) is None]
-    for cell in pending:
-        if path_of(cell).exists():
-            print(f"{path_of(cell)}: of another version or setting, left out, to be measured again")
+    for path in filter(Path.exists, map(path_of, pending)):
+        print(f"{path}: of another version or setting, left out, to be measured again")
     if args.list:
-        print("\n".join(f"{'missing' if cell in pending else 'stored '}  {cell.name}" for cell in grid))
-        return None
+        return print("\n".join(f"{'missing' if cell in pending else 'stored '}  {cell.name}" for cell in grid))
     failed = [] if args.write else run_grid(pending, args.jobs)
     write(document)
     for cell in failed:
@@ -253,7 +243,6 @@ def run(args: argparse.Namespace) -> None:
     if failed:
         raise UserError(f"{len(failed)} of {len(pending)} cells failed; the others are stored, the same command tries "
                         "the failed ones again")
-    return None
 
 if __name__ == "__main__":
     main()

@@ -24,6 +24,7 @@ import argparse
 import contextlib
 import hashlib
 import importlib.util
+import itertools
 import json
 import math
 import random
@@ -40,7 +41,6 @@ from engine.models import check_device, load_policy
 from engine.runs import check_folder, checksum, comparable, held_out, policies, write_text, writing
 from engine.tiny import is_tiny
 from report import plots
-from report.plots import bootstrap_interval
 from rewards import Problem, Task, UserError
 from rollout import build_prompt, parse_answers, rollout_length, sample, score_texts
 
@@ -180,14 +180,13 @@ def search(model, tokenizer, task: Task, problems: list[Problem], goal: Goal, lo
     def absorb(records: list[dict]) -> None:
         """A batch of candidates joins the populations."""
         for record in records:
-            candidate = Candidate(**{name: record[name] for name in Candidate.__dataclass_fields__})
-            populations[index[record["problem"]]].candidates.append(candidate)
-            populations[index[record["problem"]]].settle(candidate, candidate.island)
-        for i in {index[record["problem"]] for record in records}:
-            if (records[0]["batch"] // 2 + 1) % MIGRATE_EVERY == 0:
+            population = populations[index[record["problem"]]]
+            population.candidates.append(Candidate(**{key: record[key] for key in Candidate.__dataclass_fields__}))
+            population.settle(population.candidates[-1], record["island"])
+        if (records[0]["batch"] // 2 + 1) % MIGRATE_EVERY == 0:
+            for i in {index[record["problem"]] for record in records}:
                 populations[i].migrate()
-            bar.update(0 if is_open(i) else budget - len(populations[i].candidates))  # what it will not need
-        bar.update(len(records))
+        bar.n = sum(len(p.candidates) if is_open(i) else budget for i, p in enumerate(populations))  # closed: done
         bar.set_postfix(solved=sum(bool(p.solved(target)) for p, target in zip(populations, targets, strict=True)))
 
     def sampled(batch: int) -> tuple | None:
@@ -197,18 +196,18 @@ def search(model, tokenizer, task: Task, problems: list[Problem], goal: Goal, lo
             return None
         left = budget - len(populations[chosen[0]].candidates)  # all that are open have as many
         rollouts = min(max(1, ROUND // m), left // m)
-        parents, asked, each = [], [], 1 if evolve else rollouts
+        children, each = [], 1 if evolve else rollouts
         for i in chosen:
             rng = random.Random(f"{settings['seed']}-{batch}-{problems[i].id}")
-            for g in range(rollouts if evolve else 1):
+            for g in range(rollouts // each):
                 island = (batch // 2 + g) % ISLANDS
-                parents.append(populations[i].parent(island, settings["selection"], rng) if evolve else None)
-                asked.append(ask(tokenizer, task, problems[i], m, parents[-1], told, rng))
+                parent = populations[i].parent(island, settings["selection"], rng) if evolve else None
+                children += [(parent, *ask(tokenizer, task, problems[i], m, parent, told, rng))] * each
         generator = torch.Generator(model.device).manual_seed(2**40 + settings["seed"] * 1_000_003 + batch)
-        texts = sample(model, tokenizer, [prompt for prompt, _ in asked], each, max_new_tokens=max_new_tokens,
-                       generator=generator, temperature=settings["temperature"], batch=sampling_batch).texts
-        texts = [asked[n // each][1] + text for n, text in enumerate(texts)]
-        return batch, chosen, [parents[n // each] for n in range(len(texts))], texts
+        texts = sample(model, tokenizer, [prompt for _, prompt, _ in children[::each]], each, generator=generator,
+                       max_new_tokens=max_new_tokens, temperature=settings["temperature"], batch=sampling_batch).texts
+        parents, _, begun = zip(*children, strict=True)
+        return batch, chosen, parents, [start + text for start, text in zip(begun, texts, strict=True)]
 
     def judged(batch: int, chosen: list[int], parents: list[Candidate | None], texts: list[str]) -> list[dict]:
         """The records of a batch; it touches no population."""
@@ -244,9 +243,7 @@ def search(model, tokenizer, task: Task, problems: list[Problem], goal: Goal, lo
 def read_batches(log: Path, settings: dict) -> list[list[dict]]:
     """The whole batches of a log, which is begun where there is none and cut where a batch is not complete."""
     head = json.dumps(settings)
-    if not log.exists():
-        write_text(log, head + "\n")
-    lines = log.read_text(errors="replace").splitlines()
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else [head]
     if lines[:1] != [head]:
         raise UserError(f"{log}: the log of another search, or of other checkpoints; name another folder with --out")
     batches, records = [], []
@@ -263,9 +260,8 @@ def curves(populations: list[Population], targets: list[float], ticks: list[int]
     """Of every problem: solved with so many candidates (0: never); best score and reward vectors after each tick."""
     solved = [population.solved(target) for population, target in zip(populations, targets, strict=True)]
     kept = [population.candidates[:at or None] for population, at in zip(populations, solved, strict=True)]
-    vectors = [[tuple(c.rewards) for c in each] for each in kept]
     return {"solved": solved, "best": [[max(c.score for c in each[:tick]) for tick in ticks] for each in kept],
-            "behaviours": [[len(set(each[:tick])) for tick in ticks] for each in vectors]}
+            "behaviours": [[len({tuple(c.rewards) for c in each[:tick]}) for tick in ticks] for each in kept]}
 
 def run(args: argparse.Namespace) -> None:
     """The command."""
@@ -274,7 +270,8 @@ def run(args: argparse.Namespace) -> None:
     _, flags, task, at, _ = plans[0]
     goal, known = make_goal(args.goal, task), [policies(run, flags["m"]) for run in runs]
     shared = [name for name in known[0] if all(name in each for each in known)]
-    names = args.policies or [name for name in shared if name != "start_sets"]
+    single = [name for name in shared if name != "start_sets"]
+    names = args.policies or single
     for name in names:
         if name not in shared:
             raise UserError(f"--policies {name}: not in every run; choose from {', '.join(shared)}")
@@ -303,13 +300,11 @@ def run(args: argparse.Namespace) -> None:
                           sampling_batch=0 if is_tiny(tokenizer) else flags.get("sampling_batch") or 96)
 
     problems = among
-    for run_, own, *_ in plans if args.screen else []:
-        for name in shared:
-            if name != "start_sets":
-                found = of(run_, own, name, among, out / "screen" / run_.name, strategy="best_of_n", selection="",
-                           budget=args.screen, seed=args.seed + 1)
-                easy = {p.id for p, each in zip(among, found, strict=True) if each.solved(goal.target(p))}
-                problems = [problem for problem in problems if problem.id not in easy]
+    for (run_, own, *_), name in itertools.product(plans, single) if args.screen else ():
+        found = of(run_, own, name, among, out / "screen" / run_.name, strategy="best_of_n", selection="",
+                   budget=args.screen, seed=args.seed + 1)
+        easy = {p.id for p, each in zip(among, found, strict=True) if each.solved(goal.target(p))}
+        problems = [problem for problem in problems if problem.id not in easy]
     print(f"{len(problems)} of {len(among)} problems are solved by no policy with {args.screen} candidates")
     if not problems:
         raise UserError(f"--screen {args.screen}: every problem is solved by then; take a lower one, or another --goal")
@@ -324,17 +319,16 @@ def run(args: argparse.Namespace) -> None:
 
 def report(out: Path, ids: list[str], ticks: list[int], found: dict[str, list[dict]], settings: dict) -> None:
     """Print the table, write search.json and search.png: found[policy][run] is what `curves` gives."""
-    shares = {name: torch.tensor([[solved > 0 for solved in each["solved"]] for each in runs]).double()  # (runs, N)
-              for name, runs in found.items()}
+    solved = {name: torch.tensor([each["solved"] for each in runs]) > 0 for name, runs in found.items()}  # (runs, N)
     print(f"\n{out}: {len(ids)} problems, {settings['budget']} candidates each, runs: {len(settings['runs'])}\n"
           f"{'':20}{'solved':>8}  95% interval   {'best score':>10} {'behaviours':>11}  by neither GRPO nor start")
-    plain = {i for name in ("grpo", "start") for each in found.get(name, []) for i, n in enumerate(each["solved"]) if n}
+    plain = sum(solved[name].any(0) for name in ("grpo", "start") if name in solved)
     for name, runs in found.items():
-        low, high = bootstrap_interval(shares[name])
+        low, high = plots.bootstrap_interval(solved[name])
         best, behaviours = (sum(row[-1] for each in runs for row in each[key]) / len(runs) / len(ids)
                             for key in ("best", "behaviours"))
-        alone = [len({i for i, n in enumerate(each["solved"]) if n} - plain) for each in runs]
-        print(f"{plots.title(name):20}{shares[name].mean():8.3f}  [{low:.3f}, {high:.3f}]  {best:10.3f} "
+        alone = (solved[name] > plain).sum(1).tolist()
+        print(f"{plots.title(name):20}{solved[name].double().mean():8.3f}  [{low:.3f}, {high:.3f}]  {best:10.3f} "
               f"{behaviours:11.1f}  {' '.join(map(str, alone))}")
     whole = {"settings": settings, "ticks": ticks, "problems": ids, "policies": found}
     write_text(out / "search.json", json.dumps(whole))

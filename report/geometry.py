@@ -50,12 +50,10 @@ def describe(rewards: Tensor, exists: Tensor, scalars: Tensor, G: int, objective
     if objectives:
         width = max(map(len, objectives)) + 2
         lines = [" " * width + "".join(f"{name:>{width}}" for name in objectives)]
-        lines += [f"{name:{width}}" + "".join("-".rjust(width) if value != value else f"{value:{width}.2f}"
-                                              for value in row)
-                  for name, row in zip(objectives, correlations(rewards).tolist(), strict=True)]
-    k = int(exists.sum(1).max())
+        for name, row in zip(objectives, correlations(rewards).tolist(), strict=True):
+            lines.append(f"{name:{width}}" + "".join(f"{value:{width}.2f}".replace("nan", "  -") for value in row))
     lines += [f"unseen by the scalar: {measures['unseen']:.0%} of the variance among the better quarter of the answers",
-              f"effective number of objectives there: {measures['effective']:.2f} of {k}",
+              f"effective number of objectives there: {measures['effective']:.2f} of {exists.sum(1).max()}",
               f"groups of {G} with a signal: {measures['scalar']:.0%} for a scalar, {measures['vector']:.0%} for a "
               "vector", verdict(measures)]
     return "\n".join(lines)

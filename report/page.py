@@ -37,8 +37,8 @@ def write_page(path: Path, task: Any, flags: dict, problems: list, frames: list,
 def _problem(task: Any, flags: dict, sizes: dict[str, int], problem: Any, frames: list[dict[str, dict]]) -> dict:
     """What the page knows of a problem: its distinct answers (routes as cells), by number those of every pool; where a
     rollout holds several also what vpo.py makes of them: the best under five weightings, R(S) and the advantages."""
-    numbers, pools, grid = {}, [{} for _ in frames], isinstance(problem.data, dict) and problem.data.get("grid")
-    walk = getattr(task, "walk", None) if grid else None
+    numbers, pools = {}, [{} for _ in frames]
+    grid = isinstance(problem.data, dict) and hasattr(task, "walk") and problem.data.get("grid") or None
     k = len(frames[0][next(iter(sizes))]["rewards"][0])
     weights = vpo.sample_weights(flags["n_weights"], k, alpha=flags["alpha"], sampler=flags["sampler"],
                                  generator=torch.Generator().manual_seed(flags["seed"]))
@@ -52,8 +52,8 @@ def _problem(task: Any, flags: dict, sizes: dict[str, int], problem: Any, frames
             found[name] |= {"best": _plain(best[0, :, :5]), "R": _plain(best[0].mean(-1)),
                             "A": _plain(vpo.group_normalize(best.mean(-1))[0])}
     vectors = [vector for _, vector in numbers]
-    return {"text": task.prompt(problem, 1)[:3000], "grid": grid if walk else None, "pools": pools,
-            "answers": [text and (walk(problem, text) if walk else text[:600]) for text, _ in numbers],
+    return {"text": task.prompt(problem, 1)[:3000], "grid": grid, "pools": pools,
+            "answers": [text and (task.walk(problem, text) if grid else text[:600]) for text, _ in numbers],
             "vectors": vectors, "scalars": _plain(task.scalar(torch.tensor(vectors))), "weights": _plain(weights[:5])}
 
 def _plain(numbers: Tensor) -> list:

@@ -1,7 +1,6 @@
 """The table and figures of an evaluation, from plain numbers; figures as SVG, PDF or PNG."""
 
 import contextlib
-import functools
 import math
 import textwrap
 import zlib
@@ -36,10 +35,8 @@ def color(name: str) -> str:
 
 def bootstrap_interval(values: Tensor, groups: Tensor | None = None, *, samples: int = 1000, level: float = 0.95,
                        seed: int = 0) -> tuple[float, float]:
-    """Percentile interval of the mean of values (N) or (runs, N), resampling runs and problems.
-
-    Problems of one group (N) come and go together: those that show the same prompt are not independent.
-    """
+    """Percentile interval of the mean of values (N) or (runs, N), resampling runs and problems. Problems of one group
+    (N) come and go together: those that show the same prompt are not independent."""
     values = torch.atleast_2d(values).double()
     runs, N = values.shape
     groups = torch.arange(N) if groups is None else groups
@@ -48,8 +45,7 @@ def bootstrap_interval(values: Tensor, groups: Tensor | None = None, *, samples:
     drawn = torch.randint(len(sizes), (samples, len(sizes)), generator=generator)
     means = sums[:, drawn].sum(-1) / sizes[drawn].sum(-1)  # (runs, samples)
     draws = means.gather(0, torch.randint(runs, (runs, samples), generator=generator)).mean(0)
-    low, high = draws.quantile(torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)).tolist()
-    return low, high
+    return tuple(draws.quantile(torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)).tolist())
 
 def print_table(heading: str, measures: dict[str, dict[str, Tensor]], n: int) -> None:
     """One row per policy; best@k, pass@k and W@k at a few budgets up to n, then the measures of variety: means."""
@@ -73,11 +69,8 @@ def crossing(ours: list[float], theirs: list[float]) -> int | None:
     return next((i for i in range(1, len(ahead)) if ahead[i] and not ahead[i - 1]), None)
 
 def best_at_k(report: dict, path: Path) -> None:
-    """What the best of k candidates is worth, against k; `report` is what eval.json holds, settings and policies.
-
-    Look for the ring: from there on a search gets more out of the policy that kept its variety, even if one sample of
-    it is worth less. pass@k is drawn if any policy has passed.
-    """
+    """What the best of k candidates is worth, against k, with a ring where VPO, else the last method, overtakes GRPO,
+    else the first; `report` is what eval.json holds: settings, policies. pass@k is drawn if any policy has passed."""
     settings, policies, seeds = report["settings"], report["policies"], report["settings"].get("seeds", 1)
     ks = sorted(int(key.removeprefix("best@")) for key in next(iter(policies.values())) if key.startswith("best@"))
     ticks = [k for k, after in zip(ks, [*ks[1:], math.inf], strict=True) if after > 1.2 * k]  # labels need room
@@ -113,14 +106,12 @@ def best_at_k(report: dict, path: Path) -> None:
                                     f"candidates each at temperature {settings['temperature']:g}; {bands} problems")
 
 def training(logs: dict[str, list[dict]], temperature: float, path: Path, window: int = 10) -> None:
-    """Diversity and reward of the training's own rollouts, step by step: by method the rows of its metrics.jsonl.
-
-    Look for a diversity that falls while the reward rises: that is the collapse. In step 1 every method still samples
-    from the start model, so the methods' mean there is its level.
-    """
+    """Diversity and reward of the training's own rollouts, step by step: by method the rows of its metrics.jsonl. In
+    step 1 every method still samples from the start model, so the methods' mean there is its level."""
     logs, headings = {name: rows for name, rows in logs.items() if rows}, {
         "diversity": ("diversity of training rollouts", "mean pairwise L1 distance"),
         "reward": ("mean reward of training rollouts", "the task's own scalar")}
+    means, first = ("Running means", "start model (step 1)") if window > 1 else ("Means", "mean of steps 1 to 10")
     with _figure(1, 2, (9, 4.1)) as (figure, axes):
         for ax, (key, (heading, unit)) in zip(axes[0], headings.items(), strict=True):
             for name, rows in logs.items():
@@ -130,20 +121,15 @@ def training(logs: dict[str, list[dict]], temperature: float, path: Path, window
                 ax.plot(*smooth.T, **_line(name), markevery=max(1, len(smooth) // 10))
             if logs:
                 start = sum(rows[0][key] for rows in logs.values()) / len(logs)
-                ax.axhline(start, color=color("start"), ls="--",
-                           label="start model (step 1)" if window > 1 else "mean of steps 1 to 10")
+                ax.axhline(start, color=color("start"), ls="--", label=first)
             ax.set(title=f"{heading} (temperature {temperature:g})", xlabel="training step", ylabel=unit)
         axes[0, 0].set_ylim(0, None)
-        means = "Running means" if window > 1 else "Means"
         _finish(figure, axes, path, f"{means} of 10 steps; tables and other figures sample held-out problems, at their "
                                     "own temperature")
 
 def reward_vectors(pools: dict[str, Tensor], labels: list[str], path: Path, index: int) -> None:
     """One problem's reward vectors, a panel per policy, in the two objectives that conflict most over all problems.
-
-    pools: rewards (N, n, k) by policy; labels: k names, or none if k differs. Look for how many places hold candidates,
-    and whether they lie at both ends of the conflict.
-    """
+    pools: rewards (N, n, k) by policy; labels: k names, or none if k differs."""
     pools = {name: rewards for name, rewards in pools.items() if name != "start_sets"}
     here = torch.stack([rewards[index] for rewards in pools.values()])  # (policies, n, k)
     x, y = _conflict(torch.cat(list(pools.values())), here.flatten(0, 1).any(0) | bool(labels))
@@ -176,11 +162,8 @@ def reward_vectors(pools: dict[str, Tensor], labels: list[str], path: Path, inde
 def answers(pools: dict[str, tuple[list[list[str]], Tensor]], problems: list, task: Any, path: Path,
             columns: int = 4, exists: Tensor | None = None, when: str = "") -> bool:
     """The answers to the first problems, drawn by the task, a row per policy, if task.wide a column; False: it cannot.
-
     pools: N lists of answers and the rewards (N, n, k) by policy; exists (N, k) bool: the objectives that a problem
-    has, all if not given; `when`: the heading of a film's picture. Look for a policy that is down to one kind of
-    answer, and for one that has kept several.
-    """
+    has, all if not given; `when`: the heading of a film's picture."""
     names, columns = [name for name in pools if name != "start_sets"], min(columns, len(problems))
     _, n, k = pools[names[0]][1].shape
     exists = torch.ones(len(problems), k, dtype=torch.bool) if exists is None else exists
@@ -250,20 +233,16 @@ def settings(panels: dict[str, dict[str, dict[str, tuple]]], path: Path, caption
         _finish(figure, axes, path, caption)
 
 def search(ticks: list[int], found: dict[str, list[dict]], path: Path) -> None:
-    """Solved share, mean best score and distinct behaviours against scored candidates: found[policy][run], as in
-    search.json; a faint line per run."""
-    def share(each: dict, i: int) -> float:
-        return sum(0 < at <= ticks[i] for at in each["solved"]) / len(each["solved"])
-
-    def mean(each: dict, i: int, key: str) -> float:
-        return sum(row[i] for row in each[key]) / len(each[key])
-
-    panels = {"problems solved": share, "mean best score": functools.partial(mean, key="best"),
-              "distinct reward vectors of a problem": functools.partial(mean, key="behaviours")}
+    """What was solved and how well against scored candidates: found[policy][run] as in search.json; faint: one run."""
+    panels = {"solved": "problems solved", "best": "mean best score",
+              "behaviours": "distinct reward vectors of a problem"}
     with _figure(1, 3, (13.2, 4.2)) as (figure, axes):
-        for ax, (heading, value) in zip(axes[0], panels.items(), strict=True):
+        for ax, (key, heading) in zip(axes[0], panels.items(), strict=True):
             for name, runs in found.items():
-                each = torch.tensor([[value(run, i) for i in range(len(ticks))] for run in runs])
+                each = torch.tensor([run[key] for run in runs], dtype=torch.float64)  # (runs, N, ticks)
+                if key == "solved":  # (runs, N)
+                    each = ((each[..., None] > 0) & (each[..., None] <= torch.tensor(ticks))).double()
+                each = each.mean(1).float()
                 ax.plot(ticks, each.T, color=color(name), alpha=0.3, lw=0.8)
                 ax.plot(ticks, each.mean(0), **_line(name) | {"marker": ""})
             ax.set(title=heading, xscale="log", xlabel="candidates scored for a problem")

@@ -1,6 +1,7 @@
 """The tables of docs/results.md from stored results alone: means, paired differences, temperatures, rates, claims."""
 
 import functools
+import operator
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -50,46 +51,48 @@ class Stored:
 
     def groups(self, task: str) -> Tensor | None:
         """Which problems share a prompt (N); None if none do."""
-        for (t, _, seed, flags), result in self.results.items():
-            if t == task and seed < 100 and not flags and result["groups"]:
-                return torch.tensor(result["groups"])
-        return None
+        return next((torch.tensor(result["groups"]) for (t, _, seed, flags), result in self.results.items()
+                     if t == task and seed < 100 and not flags and result["groups"]), None)
 
-    def mean(self, task: str, method: str, measure: str, T: str = "0.7", flags: tuple = ()) -> float:
-        return self.values(task, method, measure, T, flags).mean().item()
+    def mean(self, *which, **more) -> float:
+        """Of what `values` gives for these arguments."""
+        return self.values(*which, **more).mean().item()
 
-    def difference(self, task: str, ours: tuple, theirs: tuple, measure: str) -> tuple[float, float, float, int, bool]:
-        """Ours minus theirs over the seeds that both have, paired by seed and problem: mean, 95% interval, seeds, firm.
+    def average(self, task: str, method: str, *keys: str | int, seeds: list[int] | None = None) -> float:
+        """The mean over the seeds of what a result holds under these keys."""
+        found = [functools.reduce(operator.getitem, keys, self.results[task, method, seed, ()])
+                 for seed in seeds or self.seeds(task, method)]
+        return sum(found) / len(found)
 
-        ours and theirs are (method, temperature, flags). The interval resamples seeds and problems; so few seeds make
-        it too narrow, so a difference is firm only if besides every seed has its sign.
-        """
-        seeds = [seed for seed in self.seeds(task, ours[0], ours[2]) if seed in self.seeds(task, theirs[0], theirs[2])]
-        a, b = (self.values(task, method, measure, T, flags, seeds) for method, T, flags in (ours, theirs))
-        return self.interval(task, a - b)
+    def lead(self, task: str, ours: tuple, theirs: tuple, measure: str) -> Tensor:
+        """Ours minus theirs, each (method, temperature, flags) of which the last may be left out, over the seeds that
+        both have, paired by seed and problem: (seeds, N)."""
+        others = self.seeds(task, theirs[0], *theirs[2:])
+        seeds = [seed for seed in self.seeds(task, ours[0], *ours[2:]) if seed in others]
+        a, b = (self.values(task, method, measure, *setting, seeds=seeds) for method, *setting in (ours, theirs))
+        return a - b
 
     def interval(self, task: str, values: Tensor) -> tuple[float, float, float, int, bool]:
-        """Of differences (seeds, N), what `difference` returns."""
+        """Of differences (seeds, N): mean, 95% interval, seeds, firm. The interval resamples seeds and problems; so few
+        seeds make it too narrow, so a difference is firm only if besides every seed has its sign."""
         low, high = bootstrap_interval(values, self.groups(task), samples=2000)
         sign, each = 1 if low > 0 else -1, values.mean(1)
         return values.mean().item(), low, high, len(values), (low > 0 or high < 0) and bool((sign * each > 0).all())
 
-    def best_temperature(self, task: str, method: str, measure: str) -> str:
-        return max(TEMPERATURES, key=lambda T: self.mean(task, method, measure, T))
+    def difference(self, task: str, ours: tuple, theirs: tuple, measure: str) -> tuple[float, float, float, int, bool]:
+        """The `interval` of a `lead`."""
+        return self.interval(task, self.lead(task, ours, theirs, measure))
 
     def methods(self, task: str) -> list[str]:
         return [method for method in METHODS if self.seeds(task, method)]
 
-    def pairs(self, task: str) -> list[tuple[str, str]]:
-        return [pair for pair in PAIRS if all(self.seeds(task, method) for method in pair)]
-
 pass_of = functools.cache(pass_at_k)
 
-def table(head: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table, or that there is nothing for it yet."""
-    if not rows:
-        return "*Not measured yet.*"
-    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
+def table(head: list[str], rows: list[list]) -> str:
+    """A Markdown table, numbers with three digits, or that there is nothing for it yet."""
+    rows = [[f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
+    lines = ["| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows]]
+    return "\n".join(lines) if rows else "*Not measured yet.*"
 
 def span(mean: float, low: float, high: float, seeds: int, firm: bool) -> str:
     """A difference with its interval, bold where it is firm."""
@@ -105,39 +108,37 @@ def means(stored: Stored, task: str) -> str:
     passes = ["pass@1", "pass@30"] * (task != "maze")
     columns = ["best@1", "best@3", "best@10", "best@30", *passes, "W@30", "diversity"]
     return table(["method", "seeds", *columns], [
-        [title(method), str(len(stored.seeds(task, method))),
-         *(f"{stored.mean(task, method, column):.3f}" for column in columns)] for method in stored.methods(task)])
+        [title(method), len(stored.seeds(task, method)), *(stored.mean(task, method, column) for column in columns)]
+        for method in stored.methods(task)])
 
 def per_seed(stored: Stored, task: str) -> str:
     """Every seed of every method."""
-    columns = HEADLINE[task]
-    return table(["method", "seed", *columns, "diversity"], [
-        [title(method), str(seed), *(f"{stored.values(task, method, column, seeds=[seed]).mean():.3f}"
-                                     for column in (*columns, "diversity"))]
+    columns = (*HEADLINE[task], "diversity")
+    return table(["method", "seed", *columns], [
+        [title(method), seed, *(stored.mean(task, method, column, seeds=[seed]) for column in columns)]
         for method in stored.methods(task) for seed in stored.seeds(task, method)])
 
 def differences(stored: Stored, task: str) -> str:
     """Paired differences at temperature 0.7, and with each method at its own best temperature for that column."""
-    rows = []
-    for ours, theirs in stored.pairs(task):
-        for best in (False, True):
-            row = []
-            for column in HEADLINE[task]:
-                if best and column == "best@3":  # not stored at other temperatures
-                    row.append("")
-                    continue
-                T = [stored.best_temperature(task, name, column) if best else "0.7" for name in (ours, theirs)]
-                found = stored.difference(task, (ours, T[0], ()), (theirs, T[1], ()), column)
-                row.append(span(*found) + f" ({T[0]}, {T[1]})" * best)
-            rows.append([f"{title(ours)} - {title(theirs)}", "each its best" if best else "0.7", str(found[3]), *row])
-    return table(["difference", "temperature", "seeds", *HEADLINE[task]], rows)
+    def cell(ours: str, theirs: str, column: str, best: bool) -> str:
+        if best and column == "best@3":  # not stored at other temperatures
+            return ""
+        T = [max(TEMPERATURES[:3 if best else 1], key=functools.partial(stored.mean, task, name, column))
+             for name in (ours, theirs)]
+        return span(*stored.difference(task, (ours, T[0]), (theirs, T[1]), column)) + f" ({T[0]}, {T[1]})" * best
+
+    return table(["difference", "temperature", "seeds", *HEADLINE[task]], [
+        [f"{title(ours)} - {title(theirs)}", "each its best" if best else "0.7",
+         len(stored.lead(task, (ours,), (theirs,), "best@1")),
+         *(cell(ours, theirs, column, best) for column in HEADLINE[task])]
+        for ours, theirs in PAIRS if stored.seeds(task, ours) and stored.seeds(task, theirs) for best in (False, True)])
 
 def temperatures(stored: Stored, task: str) -> str:
     """best@1, best@30 (or pass@30) and W@30 of every method at every temperature."""
     measures = ("best@1", "pass@30" if task == "code" else "best@30", "W@30", "diversity")
     every = [(measure, T) for measure in measures for T in TEMPERATURES]
     return table(["method", *(f"{measure} at {T}" for measure, T in every)], [
-        [title(method), *(f"{stored.mean(task, method, measure, T):.3f}" for measure, T in every)]
+        [title(method), *(stored.mean(task, method, measure, T) for measure, T in every)]
         for method in stored.methods(task)])
 
 def tuned(stored: Stored, task: str) -> dict[str, dict[float, dict[str, float]]]:
@@ -156,26 +157,25 @@ def best_rate(rates: dict[float, dict[str, float]], method: str) -> float:
 
 def learning_rates(stored: Stored, task: str) -> str:
     """All rates that were tried, the chosen one bold."""
-    rows = []
+    rows, columns = [], ("best@1", "best@3", "best@30", "W@3", "W@30", "diversity")
     for method, rates in tuned(stored, task).items():
         for rate, values in sorted(rates.items()):
             mark = "**" * (len(rates) > 2 and rate == best_rate(rates, method))
-            rows.append([title(method), f"{mark}{rate:g}{mark}", *(f"{values[column]:.3f}" for column in (
-                "best@1", "best@3", "best@30", "W@3", "W@30", "diversity"))])
-    return table(["method", "peak lr", "best@1", "best@3", "best@30", "W@3", "W@30", "diversity"], rows)
+            rows.append([title(method), f"{mark}{rate:g}{mark}", *map(values.get, columns)])
+    return table(["method", "peak lr", *columns], rows)
 
 def ablations(stored: Stored, task: str = "maze") -> str:
     """Every setting that was varied beside the default of its method: means over its seeds."""
     settings = sorted({(method, flags) for t, method, seed, flags in stored.results
                        if t == task and seed < 100 and (flags or method in ("vpo", "group_vpo", "grpo"))},
                       key=lambda setting: (METHODS.index(setting[0]), str(setting[1])))
-    rows = []
+    rows, columns = [], (*HEADLINE[task], "diversity")
     for method, flags in settings:
         name = " ".join(f"--{flag} {value}" for flag, value in flags) or "default"
         name = name.replace("--credit answer", "`examples/reward_to_go.py`")
-        rows.append([title(method), name, str(len(stored.seeds(task, method, flags))), *(
-            f"{stored.mean(task, method, column, flags=flags):.3f}" for column in (*HEADLINE[task], "diversity"))])
-    return table(["method", "setting", "seeds", *HEADLINE[task], "diversity"], rows)
+        rows.append([title(method), name, len(stored.seeds(task, method, flags)),
+                     *(stored.mean(task, method, column, flags=flags) for column in columns)])
+    return table(["method", "setting", "seeds", *columns], rows)
 
 def varied(stored: Stored, task: str = "maze") -> dict[str, dict[str, dict[str, tuple]]]:
     """Of every flag that was varied: heading -> value -> measure -> (mean, low, high, ...)."""
@@ -192,14 +192,11 @@ def varied(stored: Stored, task: str = "maze") -> dict[str, dict[str, dict[str, 
 def cost(stored: Stored, task: str) -> str:
     """What every method was given: answers, tokens, seconds per step (cells ran side by side: noisy)."""
     rows = []
-    for method in stored.methods(task):
-        if method.startswith("start"):
-            continue
-        results = [stored.results[task, method, seed, ()] for seed in stored.seeds(task, method)]
-        m = answers_per_rollout(method, 5 if task == "toy" else 3)
-        rows.append([title(method), f"{sum(r['rollouts'] for r in results) * m / len(results):,.0f}",
-                     f"{sum(r['tokens'] for r in results) / len(results):,.0f}",
-                     f"{sum(r['seconds']['training'] / r['steps'] for r in results) / len(results):.2f}"])
+    for method in (name for name in stored.methods(task) if not name.startswith("start")):
+        rollouts, tokens, steps, seconds = (stored.average(task, method, *keys) for keys in (
+            ("rollouts",), ("tokens",), ("steps",), ("seconds", "training")))
+        answers = rollouts * answers_per_rollout(method, 5 if task == "toy" else 3)
+        rows.append([title(method), f"{answers:,.0f}", f"{tokens:,.0f}", f"{seconds / steps:.2f}"])
     return table(["method", "answers", "tokens", "seconds per step"], rows)
 
 def noise(*_: object) -> str:
@@ -217,7 +214,7 @@ def noise(*_: object) -> str:
 def rewards(stored: Stored, *_: object) -> str:
     """What the start model's rollouts said of each reward, and what VPO then gained on GRPO in it."""
     return table(["reward", "seeds", "unseen", "effective objectives", "W@30, VPO - GRPO", "best@30, VPO - GRPO"], [
-        [name, str(d[3]), f"{unseen:.0%}", f"{effective:.2f}", span(*d), span(*e)]
+        [name, d[3], f"{unseen:.0%}", f"{effective:.2f}", span(*d), span(*e)]
         for name, unseen, effective, d, e in geometries(stored)])
 
 def geometries(stored: Stored) -> list[tuple]:
@@ -226,20 +223,17 @@ def geometries(stored: Stored) -> list[tuple]:
     for task in dict.fromkeys(t for t, *_ in stored.results):
         seeds = [seed for seed in stored.seeds(task, "grpo") if seed in stored.seeds(task, "vpo")]
         if task != "toy" and seeds:
-            start = [stored.results[task, "grpo", seed, ()]["geometry"] for seed in seeds]
-            unseen, effective = (sum(g[key] for g in start) / len(start) for key in ("unseen", "effective"))
-            found.append((task, unseen, effective, *(stored.difference(
-                task, ("vpo", "0.7", ()), ("grpo", "0.7", ()), measure) for measure in ("W@30", "best@30"))))
+            found.append((task, *(stored.average(task, "grpo", "geometry", key, seeds=seeds) for key in (
+                "unseen", "effective")), *(stored.difference(task, ("vpo",), ("grpo",), measure) for measure in (
+                    "W@30", "best@30"))))
     return sorted(found, key=lambda row: row[1])
 
 def headline(stored: Stored, *_: object) -> str:
     """The few rows and columns that the README shows, of the maze and of programs."""
-    columns = [("maze", measure) for measure in ("best@1", "best@3", "best@30", "W@30", "diversity")]
-    columns += [("code", measure) for measure in ("best@1", "best@30", "pass@30", "diversity")]
-    columns = [column for column in columns if stored.seeds(column[0], "grpo")]
-    return table(["", *(f"{task} {measure}" for task, measure in columns)], [
-        [title(method), *(f"{stored.mean(task, method, measure):.3f}" if stored.seeds(task, method) else ""
-                          for task, measure in columns)]
+    shown = {"maze": (*HEADLINE["maze"], "diversity"), "code": ("best@1", "best@30", "pass@30", "diversity")}
+    columns = [(task, measure) for task in shown if stored.seeds(task, "grpo") for measure in shown[task]]
+    return table(["", *(f"{task} {measure}" for task, measure in columns)], [[title(method), *(
+        stored.mean(task, method, measure) if stored.seeds(task, method) else "" for task, measure in columns)]
         for method in ("start", "grpo", "max_at_k", "vpo", "group_vpo")])
 
 def claims(stored: Stored, *_: object) -> str:
@@ -247,47 +241,40 @@ def claims(stored: Stored, *_: object) -> str:
 
     Of several findings: all true, holds; some, partly; none, fails; open where one is None, neither shown nor refuted,
     and none is false."""
-    rows, large = [], {"maze": "best@30", "code": "pass@30"}
-    tasks = [task for task in large if all(stored.seeds(task, name) for name in ("grpo", "max_at_k", "vpo"))]
+    rows, large, three = [], {"maze": "best@30", "code": "pass@30"}, ("grpo", "max_at_k", "vpo")
+    tasks = [task for task in large if all(stored.seeds(task, name) for name in three)]
     rivals = [name for name in (*SINGLE, "multi_rlvr") if name != "goal_conditioned"]
     scalar = {task: max((name for name in rivals if stored.seeds(task, name)),
                         key=lambda name, task=task: stored.mean(task, name, large[task])) for task in tasks}
 
-    def versus(task: str, ours: str, theirs: str, measure: str, flags: tuple = ()) -> tuple:
-        return stored.difference(task, (ours, "0.7", flags), (theirs, "0.7", ()), measure)
-
     def add(id: str, claim: str, found: list[tuple[str, bool | None]]) -> None:
-        held = [ok for _, ok in found]
-        word = ("holds" if held and all(held) else "open" if not held or (None in held and False not in held) else
-                "partly" if True in held else "fails")
+        held = {ok for _, ok in found}
+        word = "holds" if held == {True} else "open" if False not in held else "partly" if True in held else "fails"
         rows.append([id, claim, "; ".join(text for text, _ in found) or "not measured yet", f"**{word}**"])
 
     def shown(d: tuple, sign: int = 1) -> bool | None:
         return None if not d[4] else sign * d[0] > 0
 
-    found = [(task, versus(task, "vpo", scalar[task], large[task])) for task in tasks]
+    found = [(task, stored.difference(task, ("vpo",), (scalar[task],), large[task])) for task in tasks]
     add("C1", "at k = 30 VPO matches or beats the strongest scalar baseline",
         [(f"{task}, {large[task]}, against {title(scalar[task])}: {span(*d)}",
           True if d[1] > -0.02 else False if d[2] < -0.02 else None) for task, d in found])
     found = []
     for task in tasks:
-        seeds = [seed for seed in stored.seeds(task, "vpo") if seed in stored.seeds(task, scalar[task])]
-        ours, theirs = ([stored.values(task, name, f"best@{k}", seeds=seeds) for k in (3, 30)]
-                        for name in ("vpo", scalar[task]))
-        before, after = (a - b for a, b in zip(ours, theirs, strict=True))
+        before, after = (stored.lead(task, ("vpo",), (scalar[task],), f"best@{k}") for k in (3, 30))
         found.append((task, after.mean().item(), stored.interval(task, after - before)))
     add("C2", "VPO's lead over it widens with k",
         [(f"{task}, from k = 3 to k = 30 {span(*d)}, at 30 it is {lead:+.3f}", shown(d) and lead > 0)
          for task, lead, d in found])
-    found = [(task, versus(task, "grpo", "vpo", "best@1"), [
-        k for k in (2, 3, 5, 10, 30) if stored.mean(task, "vpo", f"best@{k}") > stored.mean(task, "grpo", f"best@{k}")])
-        for task in tasks]
+    found = [(task, stored.difference(task, ("grpo",), ("vpo",), "best@1"), next((
+        k for k in (2, 3, 5, 10, 30) if stored.mean(task, "vpo", f"best@{k}") > stored.mean(task, "grpo", f"best@{k}")),
+        None)) for task in tasks]
     add("C3", "at k = 1 GRPO is ahead, the curves cross at about k = 3",
-        [(f"{task}, GRPO - VPO at k = 1: {span(*d)}, VPO ahead from k = {ks[0] if ks else '-'}",
-          shown(d) and 1 < (ks or [99])[0] <= 5) for task, d, ks in found])
-    found = [(task, {name: [sum(stored.results[task, name, seed, ()]["training"]["diversity"][i]
-                                for seed in stored.seeds(task, name)) / len(stored.seeds(task, name)) for i in (0, -1)]
-                     for name in ("grpo", "multi_rlvr", "vpo")}) for task in tasks if stored.seeds(task, "multi_rlvr")]
+        [(f"{task}, GRPO - VPO at k = 1: {span(*d)}, VPO ahead from k = {k or '-'}", shown(d) and (k or 99) <= 5)
+         for task, d, k in found])
+    with_sets = [task for task in tasks if stored.seeds(task, "multi_rlvr")]
+    found = [(task, {name: [stored.average(task, name, "training", "diversity", i) for i in (0, -1)]
+                     for name in ("grpo", "multi_rlvr", "vpo")}) for task in with_sets]
     add("C4", "diversity in training: GRPO's falls towards 0, Multi-RLVR's stays low, VPO's high",
         [(f"{task}, {title(name)}, first ten steps to last {each[name][0]:.2f} to {each[name][1]:.2f}, "
           f"{'' if ok else 'not '}{asked}", ok) for task, each in found for name, asked, ok in (
@@ -295,27 +282,27 @@ def claims(stored: Stored, *_: object) -> str:
              ("multi_rlvr", "below two thirds of VPO's", each["multi_rlvr"][1] < 0.67 * each["vpo"][1]),
              ("vpo", "kept", each["vpo"][1] >= each["vpo"][0]))])
     add("C5", "in an evolutionary search VPO solves what GRPO never solves", [])
-    found = [(task, [sum(stored.results[task, name, seed, ()]["tokens"] for seed in stored.seeds(task, name)) /
-                     len(stored.seeds(task, name)) for name in ("vpo", "multi_rlvr")])
-             for task in tasks if stored.seeds(task, "multi_rlvr")]
+    found = [(task, stored.average(task, "vpo", "tokens") / stored.average(task, "multi_rlvr", "tokens"))
+             for task in with_sets]
     add("C6", "no extra training compute: tokens of VPO / tokens of Multi-RLVR within 10%",
-        [(f"{task}: {a / b:.2f}", 0.9 < a / b < 1.1) for task, (a, b) in found])
-    found = [(task, versus(task, "vpo", "grpo", "W@30")) for task in ("copies", "noisy") if stored.seeds(task, "vpo")]
+        [(f"{task}: {ratio:.2f}", 0.9 < ratio < 1.1) for task, ratio in found])
+    found = [(task, stored.difference(task, ("vpo",), ("grpo",), "W@30")) for task in ("copies", "noisy")
+             if stored.seeds(task, "vpo")]
     add("C7", "with collinear objectives VPO and GRPO are alike (within 0.02)",
         [(f"{task}, W@30, VPO - GRPO: {span(*d)}", alike(*d)) for task, d in found])
-    one = next((flags for t, name, _, flags in stored.results if (t, name, dict(flags).get("m")) == ("maze", "vpo", 1)),
-               None)
-    found = [(measure, versus("maze", "vpo", "grpo", measure, one)) for measure in ("best@1", "W@30") if one]
+    found = [(measure, stored.difference("maze", ("vpo", "0.7", flags), ("grpo",), measure))
+             for t, name, seed, flags in stored.results if (t, name, dict(flags).get("m")) == ("maze", "vpo", 1)
+             for measure in ("best@1", "W@30")][:2]
     add("C8", "with m = 1 VPO is GRPO (within 0.02)", [(f"maze, {measure}: {span(*d)}", alike(*d))
                                                        for measure, d in found])
-    found = [(dict(flags), stored.difference("maze", ("vpo", "0.7", flags), ("vpo", "0.7", ()), "W@30"))
-             for t, name, seed, flags in stored.results if (t, name, seed) == ("maze", "vpo", 0) and len(flags) > 0]
-    signs = [({"m": 5, "prompts-per-step": 7}, 1), ({"n-weights": 10}, -1), ({"sampler": "sobol"}, 1)]
+    signs = {(("m", 5), ("prompts-per-step", 7)): 1, (("n-weights", 10),): -1, (("sampler", "sobol"),): 1}
+    found = [(" ".join(f"--{name} {value}" for name, value in flags), sign,
+              stored.difference("maze", ("vpo", "0.7", flags), ("vpo",), "W@30"))
+             for flags, sign in signs.items() if ("maze", "vpo", 0, flags) in stored.results]
     add("C9", "more answers, more weightings and low-discrepancy ones help",
-        [(f"maze, W@30, {' '.join(f'--{name} {value}' for name, value in flags.items())} against the default: "
-          f"{span(*d)}", shown(d, sign)) for wanted, sign in signs for flags, d in found if flags == wanted])
-    found = [[stored.mean("toy", name, "pass@30") for name in ("grpo", "max_at_k", "vpo")]] if all(
-        stored.seeds("toy", name) for name in ("grpo", "max_at_k", "vpo")) else []
+        [(f"maze, W@30, {flags} against the default: {span(*d)}", shown(d, sign)) for flags, sign, d in found])
+    found = [[stored.mean("toy", name, "pass@30") for name in three]] if all(
+        stored.seeds("toy", name) for name in three) else []
     add("C10", "a valley in which partial progress scores worse: GRPO stays out, VPO crosses it",
         [(f"toy, pass@30: GRPO {a:.2f}, VPO {c:.2f}, and Max@K {b:.2f}", a < 0.1 and c > 0.9) for a, b, c in found])
     return table(["", "claim", "measured", "verdict"], rows)
@@ -326,10 +313,8 @@ TABLES: dict[str, Callable[..., str]] = {"mean": means, "seeds": per_seed, "diff
 
 def fill(stored: Stored, path: Path) -> str:
     """The text of a document with every block <!-- results:TASK-TABLE --> ... <!-- end --> made anew."""
-    def block(match: re.Match) -> str:
-        task, _, name = match[1].partition("-")
-        return f"<!-- results:{match[1]} -->\n{TABLES[name](stored, task)}\n<!-- end -->"
-    return re.sub(r"<!-- results:([\w-]+) -->\n.*?<!-- end -->", block, path.read_text(), flags=re.DOTALL)
+    return re.sub(r"(<!-- results:(\w+)-?([\w-]*) -->\n).*?(<!-- end -->)", lambda block: (
+        f"{block[1]}{TABLES[block[3]](stored, block[2])}\n{block[4]}"), path.read_text(), flags=re.DOTALL)
 
 def figures(stored: Stored, folder: Path) -> list[Path]:
     """best@k and diversity over training for every task, ablations, reward geometry: of what is stored. The paths."""
@@ -341,23 +326,17 @@ def figures(stored: Stored, folder: Path) -> list[Path]:
         one = stored.results[task, "grpo", stored.seeds(task, "grpo")[0], ()]
         keys = [key for key in one["at"]["0.7"]["grpo"] if "@" in key]
         keys += [key.replace("best", "pass") for key in keys if key.startswith("best")]
-        measured = {method: {key: stored.values(task, method, key) for key in keys} for method in methods}
-        groups, report = stored.groups(task), {"policies": {}}
-        for method, values in measured.items():
-            report["policies"][method] = {key: {"mean": value.mean().item(),
-                                                "interval": bootstrap_interval(value, groups)}
-                                          for key, value in values.items()}
         seeds = {len(stored.seeds(task, name)) for name in methods}
-        report["settings"] = {"problems": measured["grpo"]["best@1"].shape[1], "split": "test", "size": one["size"],
-                              "temperature": 0.7, "seeds": min(seeds), "uneven": len(seeds) > 1}
+        report = {"policies": {method: {key: {
+            "mean": (values := stored.values(task, method, key)).mean().item(),
+            "interval": bootstrap_interval(values, stored.groups(task))} for key in keys} for method in methods},
+            "settings": {"problems": len(one["at"]["0.7"]["grpo"]["best@1"]), "split": "test", "size": one["size"],
+                         "temperature": 0.7, "seeds": min(seeds), "uneven": len(seeds) > 1}}
+        logs = {method: [{"step": 10 * i + 5, **{key: stored.average(task, method, "training", key, i)
+                                                 for key in ("diversity", "reward")}}
+                         for i in range(len(one["training"]["reward"]))] for method in methods[1:]}
         written += [folder / f"{task}_best_at_k.png", folder / f"{task}_diversity.png"]
         plots.best_at_k(report, written[-2])
-        logs = {}
-        for method in methods[1:]:
-            curves = [stored.results[task, method, seed, ()]["training"] for seed in stored.seeds(task, method)]
-            logs[method] = [{"step": 10 * i + 5, **{key: sum(curve[key][i] for curve in curves) / len(curves)
-                                                    for key in ("diversity", "reward")}}
-                            for i in range(len(curves[0]["reward"]))]
         plots.training(logs, 1.0, written[-1], window=1)
     if panels := varied(stored):
         written.append(folder / "ablations.png")
