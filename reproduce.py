@@ -29,7 +29,7 @@ from pathlib import Path
 from engine.flags import TINY_LR, Parser, as_command, count, text_of
 from rewards import UserError
 
-VERSION = 1  # of the results: raised when a change of the code makes runs learn something else
+VERSION = 1  # of the results: raised when a change of the code changes what a run learns, be it by rounding
 RESULTS, RUNS = Path("results"), Path("runs/reproduce")
 QUICK = RUNS / "quick"
 HEADLINE = ("grpo", "max_at_k", "vpo", "group_vpo")
