@@ -305,7 +305,8 @@ def run(args: argparse.Namespace) -> None:
                    budget=args.screen, seed=args.seed + 1)
         easy = {p.id for p, each in zip(among, found, strict=True) if each.solved(goal.target(p))}
         problems = [problem for problem in problems if problem.id not in easy]
-    print(f"{len(problems)} of {len(among)} problems are solved by no policy with {args.screen} candidates")
+    if args.screen:
+        print(f"{len(problems)} of {len(among)} problems are solved by no policy with {args.screen} candidates")
     if not problems:
         raise UserError(f"--screen {args.screen}: every problem is solved by then; take a lower one, or another --goal")
     problems = problems[:args.problems]

@@ -76,7 +76,8 @@ def write_film(path: Path, task: Any, problems: list, frames: list) -> bool:
     colors = Image.fromarray(np.concatenate(pictures[::1 + len(pictures) // 20])).quantize(128)  # the same in all
     pictures = [picture.quantize(palette=colors, dither=Image.Dither.NONE) for picture in pictures]
     while True:
-        pictures[0].save(path, append_images=pictures[1:], save_all=True, duration=400, loop=0)
+        shown = [400] * (len(pictures) - 1) + [2400]  # ms: the end is looked at for longer
+        pictures[0].save(path, append_images=pictures[1:], save_all=True, duration=shown, loop=0)
         if path.stat().st_size < MOST or len(pictures) < 3:
             return True
         pictures = [*pictures[:-1:2], pictures[-1]]
