@@ -17,10 +17,10 @@ FREE = ("method", "resume", "out", "plan", "device", "save_every", "snapshots", 
         "gradient_checkpointing")
 # Peak learning rates of the tiny model, best of a common grid in validation (docs/results.md); other tasks: the maze's.
 TINY_LR = {
-    "maze": {"grpo": 1.2e-3, "dr_grpo": 8e-4, "maxrl": 8e-4, "gdpo": 1.2e-3, "max_at_k": 1.2e-3,
-             "random_weighting": 5e-4, "goal_conditioned": 8e-4, "multi_rlvr": 1.2e-3, "vpo": 5e-4, "group_vpo": 1.2e-3},
-    "code": {"grpo": 5e-4, "dr_grpo": 8e-4, "maxrl": 1.2e-3, "gdpo": 8e-4, "max_at_k": 8e-4,
-             "random_weighting": 8e-4, "goal_conditioned": 8e-4, "multi_rlvr": 8e-4, "vpo": 8e-4, "group_vpo": 8e-4}}
+    "maze": {"grpo": 1.2e-3, "dr_grpo": 8e-4, "maxrl": 8e-4, "gdpo": 1.2e-3, "max_at_k": 1.2e-3, "vpo": 5e-4,
+             "random_weighting": 5e-4, "goal_conditioned": 8e-4, "multi_rlvr": 1.2e-3, "group_vpo": 1.2e-3},
+    "code": {"grpo": 5e-4, "dr_grpo": 8e-4, "maxrl": 1.2e-3, "gdpo": 8e-4, "max_at_k": 8e-4, "vpo": 8e-4,
+             "random_weighting": 8e-4, "goal_conditioned": 8e-4, "multi_rlvr": 8e-4, "group_vpo": 8e-4}}
 MAX_ANSWERS = 8  # that one rollout may hold; the tiny model's vocabulary has a tag for each
 
 class Parser(argparse.ArgumentParser):
