@@ -10,7 +10,7 @@ the minimum, and a duplicate is a candidate like any other: both have cost the s
 
 import signal
 
-from engine.flags import as_command, eval_parser
+from engine.flags import as_command, check_eval, eval_parser
 
 if __name__ == "__main__":
     eval_parser(__doc__).parse_args()  # --help and mistakes are answered here: what follows takes seconds to import
@@ -199,13 +199,14 @@ def reward_geometry(name: str, task_name: str, device: str, problems: int) -> No
 def show(run: Path, folder: Path, as_page: bool, as_film: bool) -> None:
     """The page and the film of a run, from the snapshots and metrics that its training kept."""
     flags, task, problems, frames = snapshots(run)
-    logs = {name: read_log(run / name / "metrics.jsonl") for name in frames[0][1]}
+    logs = {name: read_log(run / name / "metrics.jsonl", "diversity", "reward") for name in frames[0][1]}
     with writing(folder):
         if as_page:
             page.write_page(folder / "report.html", task, flags, problems, frames, logs)
+            print(f"written: {folder}/report.html")
         if as_film and not page.write_film(folder / "film.gif", task, problems, frames):
             raise UserError(f"--film: task {task.name} draws no answers; --page shows them as text")
-    print(f"written: {', '.join([f'{folder}/report.html'] * as_page + [f'{folder}/film.gif'] * as_film)}")
+        print(f"written: {folder}/film.gif\n" * as_film, end="")
 
 def write_report(folder: Path, settings: dict, measures: dict[str, dict[str, Tensor]], groups: Tensor | None) -> dict:
     """Means and 95% bootstrap intervals, written as eval.json."""
@@ -218,6 +219,7 @@ def write_report(folder: Path, settings: dict, measures: dict[str, dict[str, Ten
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     args = eval_parser(__doc__).parse_args(argv)
+    check_eval(eval_parser(), args)
     runs, out = [Path(run) for run in args.runs], Path(args.out) if args.out else None
     if args.reward_geometry:
         return as_command(eval_parser(), lambda: [reward_geometry(

@@ -146,6 +146,14 @@ def eval_parser(doc: str = "") -> Parser:
     parser.add_argument("--figure-format", choices=("png", "svg", "pdf"), default="png", help="of all figures")
     return parser
 
+def check_eval(parser: Parser, args: argparse.Namespace) -> None:
+    """What --page, --film and --reward-geometry would ignore is an error of the parser."""
+    only, used = ("--reward-geometry", "runs reward_geometry task device problems") if args.reward_geometry else (
+        "--page and --film", "runs page film out")
+    for flag, value in vars(args).items() if args.reward_geometry or args.page or args.film else ():
+        if flag not in used.split() and value != parser.get_default(flag):
+            parser.error(f"argument --{flag.replace('_', '-')}: not used by {only}; leave it out")
+
 def search_parser(doc: str = "") -> Parser:
     """All flags of search.py."""
     parser = Parser("search.py", doc, "RUN [RUN ...] [--goal GOAL] [--budget N] [--strategy NAME] [--FLAG VALUE ...]")

@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -72,13 +73,13 @@ def append(path: Path, record: dict) -> None:
     with path.open("a") as file:
         file.write(json.dumps(record) + "\n")
 
-def read_log(path: Path) -> list[dict]:
-    """The records of a JSON Lines file of ours, none if it is missing; a line that a kill cut off is left out."""
+def read_log(path: Path, *keys: str) -> list[dict]:
+    """Records of a log of ours that have these keys, none if it is missing; a line that a kill cut off is left out."""
     records = []
     for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
         with contextlib.suppress(ValueError):
             records.append(json.loads(line))
-    return [record for record in records if isinstance(record, dict) and "step" in record]
+    return [record for record in records if isinstance(record, dict) and {"step", *keys} <= record.keys()]
 
 def write_text(path: Path, text: str) -> None:
     """A file appears whole or not at all."""
@@ -294,18 +295,23 @@ def snapshot(method: str, learner: Learner, task: Task, args: argparse.Namespace
 
 def snapshots(run: Path) -> tuple[dict, Task, list[Problem], list[tuple[int, dict[str, list[dict]]]]]:
     """Flags, task and problems of a run, and by step what each method answered to them, at the nearest step where it
-    has no snapshot of this one. UserError if there are none; a line names the methods that have none."""
+    has no snapshot of this one. UserError if there are none; a line names the methods that have none, or fewer."""
     config = load_config(run)
-    logs = {method: read_log(run / method / "snapshots.jsonl") for method in ADVANTAGES if (run / method).is_dir()}
-    missing = [method for method, log in logs.items() if not log]
-    why = (f"{run}: no snapshots of {', '.join(missing) or 'any method'}; training keeps them: "
-           f"{config['history'][0]['command']} --snapshots 20 --out {run}-2")
-    if len(missing) == len(logs):
-        raise UserError(why)
-    if missing:
-        print(why, file=sys.stderr)
-    task = task_of(config["flags"])
-    return config["flags"], task, held_out(task), [
+    task, problems = task_of(config["flags"]), held_out(task_of(config["flags"]))
+    logs = {method: [record for record in read_log(run / method / "snapshots.jsonl", "problems")
+                     if len(record["problems"]) == len(problems)] for method in ADVANTAGES if (run / method).is_dir()}
+    ends = {method: log[-1]["step"] if log else 0 for method, log in logs.items()}
+    last = min([step for step in ends.values() if step], default=0)
+    for names, text in (([name for name in ends if not ends[name]], "no snapshots of {}"),
+                        ([name for name in ends if last == ends[name] < max(ends.values())],
+                         f"snapshots of {{}} end at step {last}, all is shown to there")):
+        why = (f"{run}: {text.format(', '.join(names) or 'any method')}; training keeps them: "
+               f"{re.sub(' --out [^ ]+', '', config['history'][0]['command'])} --snapshots 20 --out {run}-2")
+        if not last:
+            raise UserError(why)
+        if names:
+            print(why, file=sys.stderr)
+    return config["flags"], task, problems, [
         (step, {method: min(log, key=lambda record, step=step: abs(record["step"] - step))["problems"]
                 for method, log in logs.items() if log})
-        for step in sorted({record["step"] for log in logs.values() for record in log})]
+        for step in sorted({record["step"] for log in logs.values() for record in log}) if step <= last]

@@ -57,12 +57,6 @@ function bestAtK(scores, k) {
   return (k / n) * sorted.reduceRight((rest, x, i) => x + ((n - i - k) / (n - i - 1 || 1)) * rest, 0);
 }
 
-/** Mean L1 distance of two vectors of a pool. */
-function diversity(rows) {
-  const distances = rows.flatMap((a) => rows.map((b) => sum(a.map((x, i) => Math.abs(x - b[i])))));
-  return sum(distances) / Math.max(1, rows.length * (rows.length - 1));
-}
-
 // ---- Pictures of answers ------------------------------------------------------------------------------------------
 const TILES = { "#": "#3b3b3b", L: "#f4b6a6", G: "#f7dc6f", D: "#aed9f7", S: "#e0e0e0", E: "#b8e0b0" };
 const DASHES = ["none", "0.3 0.15", "0.1 0.12", "0.5 0.12 0.1 0.12", "0.6 0.3", "0.2 0.3", "0.1 0.3", "0.8 0.1"];
@@ -147,7 +141,7 @@ const table = (head, rows) => el("table", {}, el("thead", {}, tr(head.map((cell)
 // ---- Charts -------------------------------------------------------------------------------------------------------
 /** A line chart in an <svg>; lines: {color, points, width, opacity}, dots: {color, points: [[x, y]]}. */
 function chart(svg, { lines, dots = [], cursor, xLabel, fromZero = true }) {
-  const width = svg.clientWidth || 360, [left, right, top, bottom] = [50, width - 14, 12, 202];
+  const width = svg.clientWidth || 360, [left, right, top, bottom] = [58, width - 20, 12, 202];
   const all = [...lines, ...dots].flatMap(({ points }) => points), xs = all.map(([x]) => x), ys = all.map(([, y]) => y);
   const [x0, x1] = [Math.min(...xs), Math.max(...xs, Math.min(...xs) + 1)];
   const [low, high] = [Math.min(fromZero ? 0 : Infinity, ...ys), Math.max(...ys)], room = 0.06 * (high - low) || 0.1;
@@ -190,9 +184,9 @@ function drawFilm() {
   byId("step").value = state.step;
   byId("step").setAttribute("aria-valuetext", `step ${step}`);
   byId("film").replaceChildren(...methods.map((method) => {
-    const kinds = new Set(vectors(method).map(String)).size, distance = fixed(diversity(vectors(method)), 2);
+    const kinds = new Set(vectors(method).map(String)).size;
     return panel(method, undefined, sampled(method).summary,
-      `${kinds} different reward vector${kinds === 1 ? "" : "s"}, diversity ${distance}`);
+      `${kinds} different reward vector${kinds === 1 ? "" : "s"}`);
   }));
   ["diversity", "reward"].forEach((name, i) => {
     const lines = methods.flatMap(({ curve, color }) => {
@@ -307,7 +301,7 @@ const STAGES = [
   "The max. Under a weighting only the best answer of the set counts. A second one pays where it beats the first.",
   "The mean. The set is worth the mean of these maxima over all weightings drawn: R(S).",
   "The advantages. A rollout is reinforced if its set is worth more than those of its group: " +
-    "A = (R \u2212 mean of R) / deviation of R.",
+    "A = (R \u2212 mean of R) / deviation of R. Here the group is all rollouts of this pool.",
 ];
 
 function drawSet() {
@@ -316,7 +310,8 @@ function drawSet() {
   const ends = { back: stage === 0, next: stage === last, rollout: false };
   for (const id in ends) byId(id).disabled = !method || ends[id];
   byId("stage-text").textContent = method ? `${stage + 1}/${last + 1} ${STAGES[stage]}` :
-    "No policy of this run writes several answers in a rollout; train.py --method vpo adds one.";
+    methods.some(({ m }) => m > 1) ? "The pool is too small: it holds no two rollouts to compare." :
+      "No policy of this run writes several answers in a rollout; train.py --method vpo with its --out adds one.";
   if (!method) return;
 
   const { R, A, best } = sampled(method), g = (state.rollout = Math.min(state.rollout, R.length - 1));
@@ -345,7 +340,7 @@ function drawSet() {
     style: `width: ${(100 * Math.max(0, x)) / Math.max(1e-9, ...R)}%; background: ${method.color}` });
   const group = R.map((x, i) => tr([i + 1, fixed(x), fixed(A[i], 2), bar(x)].map((cell) => td(cell)),
     i === g ? { class: "chosen" } : {}));
-  byId("group").replaceChildren(...when(stage === last, table(["rollout", "R(S)", "A", ""], group)));
+  byId("group").replaceChildren(...when(stage === last, table(["rollout", "R(S)", "A", "R(S)"], group)));
 }
 
 // ---- What is chosen -----------------------------------------------------------------------------------------------

@@ -188,7 +188,7 @@ def answers(pools: dict[str, tuple[list[list[str]], Tensor]], problems: list, ta
             else:
                 row[0].set_ylabel(heading, **bold)
         figure.suptitle(when, **bold)
-        _finish(figure, axes, path, f"The first {columns} of {len(problems)} problems, {n} candidates per policy")
+        _finish(figure, axes, path, f"{columns} of {len(problems)} problems, {n} candidates per policy")
     return True
 
 def run_figures(folder: Path, suffix: str, report: dict, logs: dict[str, list[dict]], temperature: float, task: Any,

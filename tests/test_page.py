@@ -199,6 +199,24 @@ def test_what_is_missing_is_named(capsys):
     fails(["run", "--snapshots", "-1"], capsys, "--snapshots -1")
 
 
+def test_a_log_that_ends_early_and_flags_that_would_be_ignored(capsys):
+    """All methods are shown up to where the shortest log ends; damaged lines count as missing."""
+    train.main(["--out", "run", *RUN])
+    log, metrics = Path("run/vpo/snapshots.jsonl"), Path("run/vpo/metrics.jsonl")
+    log.write_text("\n".join([*log.read_text().splitlines()[:2], '{"step": 5}', '{"step": 7, "problems": [{}, {}]}']))
+    metrics.write_text(metrics.read_text() + '{"step": 8}\n')
+    capsys.readouterr()
+    evaluation.main(["run", "--page"])
+    told = capsys.readouterr().err
+    assert "run: snapshots of vpo end at step 3, all is shown to there" in told and told.count("--out") == 1
+    assert data_of(Path("run/report.html"))["steps"] == [1, 3]
+    before = Path("run/report.html").read_bytes()
+    for given in (["--page", "--pool", "7"], ["--film", "--temperature", "2"], ["--page", "--reward-geometry"],
+                  ["--reward-geometry", "--figure-format", "svg"], ["--film", "--split", "validation"]):
+        fails(["run", *given], capsys, "not used by", command=evaluation.main)
+    assert Path("run/report.html").read_bytes() == before
+
+
 def test_a_task_of_ones_own_has_a_page():
     """Two objectives and nothing to draw; --m 1 has no sets."""
     Path("fence.py").write_text(FENCE)
