@@ -13,11 +13,12 @@ of one number (gdpo, maxrl, max_at_k, group_vpo ...) get a trainer whose advanta
 Written after accelerate's and TRL's manuals, not run: several GPUs, vLLM, DeepSpeed, FSDP, nodes. MODEL="--model
 Qwen/Qwen2.5-7B-Instruct --max_new_tokens 256 --per_device_train_batch_size 4 --gradient_accumulation_steps 3":
 
-    accelerate launch --num_processes 8 examples/trl_vpo.py $MODEL --use_vllm --vllm_mode colocate
-    accelerate launch --num_processes 8 --use_deepspeed --zero_stage 3 --zero3_init_flag true examples/trl_vpo.py $MODEL
-    accelerate launch --num_processes 8 --use_fsdp --fsdp_version 2 examples/trl_vpo.py $MODEL
+    SHARDED="--use_deepspeed --zero_stage 3 --zero3_init_flag true"     without it every GPU holds 16 bytes per weight
+    accelerate launch --num_processes 8 $SHARDED examples/trl_vpo.py $MODEL --use_vllm --vllm_mode colocate
+    accelerate launch --num_processes 8 --use_fsdp --fsdp_version 2 --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP
+        examples/trl_vpo.py $MODEL                                                               the same without vLLM
     trl vllm-serve --model Qwen/Qwen2.5-7B-Instruct                 on a node of its own, VLLM; on each of two others:
-    accelerate launch --num_machines 2 --machine_rank RANK --main_process_ip FIRST --main_process_port 29500
+    accelerate launch --num_machines 2 --machine_rank RANK --main_process_ip FIRST --main_process_port 29500 $SHARDED
         --num_processes 16 examples/trl_vpo.py $MODEL --use_vllm --vllm_mode server --vllm_server_host VLLM
 """
 
@@ -47,8 +48,11 @@ METHODS = [method for method in ADVANTAGES if method != "goal_conditioned"]  # i
 SCALAR = ("grpo", "multi_rlvr", "vpo")  # the z-norm of one number in the group: what GRPOTrainer itself does
 NEEDED = {"scale_rewards": ("group", "a reward is normalised once, in its group"),
           "multi_objective_aggregation": ("sum_then_normalize", "R would be normalised in its group, then again"),
+          "reward_weights": (None, "R is one number, a weight changes only its size or its sign"),
           "remove_unused_columns": (False, "the column that tells a rollout's problem would be dropped")}
-CUTS = {"max_new_tokens", "max_tokens", "stop", "stop_strings", "stop_token_ids", "num_return_sequences", "n"}
+CUTS = {"max_new_tokens", "max_tokens", "max_length", "max_time", "stopping_criteria", "eos_token_id", "stop",
+        "stop_strings", "stop_token_ids", "num_return_sequences", "n"}
+NO_GROUP = {"do_sample", "num_beams"}  # rollouts of a group would all be the same
 
 
 def about(default, help: str):
@@ -77,6 +81,14 @@ class VPOConfig(GRPOConfig):
     def __post_init__(self):
         if min(self.steps, self.m + 1, self.subset + 1, self.max_new_tokens + 1) < 1:
             raise UserError(f"--steps {self.steps} --m {self.m} --subset {self.subset}: must be positive")
+        for name in ("num_generations", "num_generations_eval", "gradient_accumulation_steps", "steps_per_generation",
+                     "num_iterations", "per_device_train_batch_size", "per_device_eval_batch_size"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise UserError(f"--{name} {getattr(self, name)}: must be at least 1")
+        if self.resume_from_checkpoint == "True":  # the newest in output_dir
+            self.resume_from_checkpoint = True
+        elif self.resume_from_checkpoint and not Path(self.resume_from_checkpoint).is_dir():
+            raise UserError(f"--resume_from_checkpoint {self.resume_from_checkpoint}: no such folder; or say True")
         self.max_steps = self.max_steps if self.max_steps > 0 else self.steps
         if not torch.accelerator.is_available():
             self.use_cpu, self.bf16 = True, bool(self.bf16)  # else ranks on CPUs would train alone, without a word
@@ -86,10 +98,17 @@ class VPOConfig(GRPOConfig):
         for name, (value, why) in NEEDED.items():
             if getattr(self, name) != value:
                 raise UserError(f"--{name} {getattr(self, name)}: {why}; take --{name} {value}")
-        if cuts := CUTS & set(self.generation_kwargs or {}):
-            raise UserError(f"--generation_kwargs {min(cuts)}: a set of m answers must end by itself; leave it out")
-        shape = (1, self.num_generations, 1)
-        self.advantages(torch.zeros(*shape, 2), torch.zeros(shape), torch.ones(shape))  # ValueError where none can be
+        if not isinstance(self.generation_kwargs or {}, dict):
+            raise UserError(f"--generation_kwargs {self.generation_kwargs}: must be a JSON object")
+        for names, why in ((CUTS, "a set of m answers must end by itself"), (NO_GROUP, "a group must be sampled")):
+            if named := names & set(self.generation_kwargs or {}):
+                raise UserError(f"--generation_kwargs {min(named)}: {why}; leave it out")
+        for name in ["num_generations"] + ["num_generations_eval"] * (self.eval_strategy != "no"):
+            shape = (1, getattr(self, name) or self.num_generations, 1)
+            try:
+                self.advantages(torch.zeros(*shape, 2), torch.zeros(shape), torch.ones(shape))
+            except ValueError as error:
+                raise UserError(f"--{name} {shape[1]}: {error}") from error
 
     def advantages(self, rewards: Tensor, scalars: Tensor, mask: Tensor, **options) -> Tensor:
         """vpo.ADVANTAGES with these settings: rewards (P, G, m, k), scalars and mask (P, G, m) -> (P, G)."""
@@ -146,6 +165,8 @@ class MatrixTrainer(GRPOTrainer):
 def trainer_of(config: VPOConfig) -> GRPOTrainer:
     """The trainer, its prompts and its reward. Raises UserError for a task, a model or a length that cannot be."""
     task = load_task(config.task, data=config.data)
+    if config.data and "data" not in task.flags:
+        raise UserError(f"--data {config.data}: task {task.name} reads no file")
     m = answers_per_rollout(config.method, config.m or task.m)
     check_task(task, m)
     if config.model == "tiny" or (config.model == VPOConfig.model and not Path(config.model).exists()):
@@ -179,9 +200,9 @@ def main(argv: list[str] | None = None) -> None:
     def run() -> None:
         try:
             config, = parser.parse_args_into_dataclasses(argv)
-        except ValueError as error:  # what TRL itself and vpo.py refuse
+            trainer = trainer_of(config)
+        except (ValueError, ImportError) as error:  # what TRL itself refuses
             raise UserError(error) from error
-        trainer = trainer_of(config)
         trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
         trainer.save_model()
 

@@ -6,12 +6,14 @@
         reward.custom_reward_function.path=examples/verl_reward.py actor_rollout_ref.rollout.n=8
         actor_rollout_ref.rollout.name=vllm actor_rollout_ref.model.path=Qwen/Qwen2.5-7B-Instruct
         data.train_batch_size=12 actor_rollout_ref.actor.ppo_mini_batch_size=12 data.max_response_length=768
+        actor_rollout_ref.actor.use_dynamic_bsz=True data.max_prompt_length=1024 trainer.logger='[console]'
         trainer.n_gpus_per_node=8 trainer.nnodes=1
 
 Written after the sources of veRL 0.9.1 and called in tests as they call it; it was NOT run inside veRL. This folder,
-torch and transformers must be on every worker; a task with files gets them by +reward.custom_reward_function.
-reward_kwargs.data=FILE. veRL normalises R in the group with correction 1 and eps 1e-6. The estimators that need the
-vectors have no place there: a registered one sees R alone.
+torch and transformers must be on every worker; a task with files gets them by
++reward.custom_reward_function.reward_kwargs.data=FILE, and --data FILE in the first two commands. veRL normalises R in
+the group with correction 1 and eps 1e-6. The estimators that need the vectors have no place there: a registered one
+sees R alone.
 """
 
 import argparse
@@ -41,12 +43,15 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_
     from the problem alone, so that all workers give a group the same. Raises UserError for a row of another kind.
     """
     task = task_of(data_source, **options)
+    m = (extra_info or {}).get("m") or task.m
     try:
         problem = Problem(**json.loads(ground_truth))
+        if not (isinstance(m, int) and m > 0):
+            raise ValueError("m must be a whole number from 1")
     except (TypeError, ValueError) as error:
-        raise UserError(f"ground_truth {ground_truth!r:.60}: no problem of {data_source}; write the rows with "
+        raise UserError(f"ground_truth {ground_truth!r:.60}, m = {m}: no row of {data_source}; write the rows with "
                         "examples/verl_reward.py") from error
-    scored = score_texts(task, [problem], [solution_str], (extra_info or {}).get("m") or task.m)  # (1, 1, m, k)
+    scored = score_texts(task, [problem], [solution_str], m)  # (1, 1, m, k)
     generator = torch.Generator().manual_seed(zlib.crc32(ground_truth.encode()))
     weights = sample_weights(n_weights, scored.vectors.shape[-1], alpha=alpha, sampler=sampler, generator=generator)
     return {"score": set_reward(scored.vectors, weights[None], scored.mask, task.minimum).item(),
@@ -70,6 +75,8 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=1000)
     parser.add_argument("--split", default="train", choices=("train", "validation", "test"))
     args = parser.parse_args()
+    if args.m < 0 or args.problems < 1:
+        parser.error(f"--m {args.m} --problems {args.problems}: must be positive")
     try:
         for row in rows(args.task, args.split, args.problems, args.m, **({"data": args.data} if args.data else {})):
             print(json.dumps(row))

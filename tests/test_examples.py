@@ -147,6 +147,11 @@ def test_the_advantages_that_reach_the_loss_are_ours(letters, ranks):
     ({"multi_objective_aggregation": "normalize_then_sum"}, "--multi_objective_aggregation normalize_then_sum"),
     ({"remove_unused_columns": True}, "--remove_unused_columns True"),
     ({"generation_kwargs": {"stop_strings": ["</answer_1>"]}}, "--generation_kwargs stop_strings"),
+    ({"generation_kwargs": {"max_time": 1}}, "--generation_kwargs max_time"), ({"data": "x.jsonl"}, "--data x.jsonl"),
+    ({"generation_kwargs": {"do_sample": False}}, "--generation_kwargs do_sample: a group must be sampled"),
+    ({"reward_weights": [-1.0]}, "--reward_weights"), ({"num_generations": 0}, "--num_generations 0: must be"),
+    ({"resume_from_checkpoint": "/nowhere"}, "--resume_from_checkpoint /nowhere: no such folder"),
+    ({"method": "group_vpo", "num_generations_eval": 2, "eval_strategy": "steps"}, "--num_generations_eval 2: subset"),
     ({"max_completion_length": 18}, "--max_completion_length 18: cuts a set of m = 3"),
     ({"method": "goal_conditioned"}, "--method goal_conditioned: choose from grpo"),
     ({"task": "mazes"}, "--task mazes: unknown"), ({"model": "tiny"}, "--model tiny: no checkpoint"),
@@ -199,8 +204,10 @@ def test_verl_gets_scalars_and_a_group_the_same_weightings():
     assert {tuple(result) for result in results} == {
         ("score", "scalar", "best_in_rollout", "answers", "set_diversity")} and results[2]["score"] == 0
     assert score(sets[0], n_weights=7)["score"] != expected[0] and other.id != problem.id
-    with pytest.raises(UserError, match="ground_truth '72': no problem of maze"):
-        verl.compute_score("maze", "", "72", {})
+    for truth, m in (("72", 3), (row["reward_model"]["ground_truth"], -1), (row["reward_model"]["ground_truth"], "3")):
+        with pytest.raises(UserError, match=f"m = {m}: no row of maze"):
+            verl.compute_score("maze", "", truth, {"m": m})
+    assert "actor.use_dynamic_bsz=True" in verl.__doc__  # veRL's defaults set no size of a micro-batch, and it stops
 
 
 @needs_openevolve
@@ -216,7 +223,11 @@ def test_openevolve_keeps_a_cell_per_set_of_passed_tests(tmp_path):
             self.send({"object": "list", "data": []})
 
         def do_POST(self):
-            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if body["model"] != "m":
+                return self.send_error(404, "no such model")
+            if body["max_tokens"] > 1:  # else the evaluator asks whether anybody is there
+                asked.append(body)
             text = f"Here it is:\n```python\n{next(answers)}\n```"
             self.send({"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [
                 {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}]})
@@ -232,10 +243,11 @@ def test_openevolve_keeps_a_cell_per_set_of_passed_tests(tmp_path):
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Model) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        done = search(tmp_path, server.server_address[1])
+        done, unknown = (search(tmp_path, server.server_address[1], model) for model in ("m", "n"))
         server.shutdown()
     assert done.returncode == 0, done.stderr[-3000:]
-    database = tmp_path / "checkpoints" / "checkpoint_10"
+    assert unknown.returncode == 1 and "/v1: refuses the model n (HTTP Error 404: no such model" in unknown.stderr
+    database = tmp_path / "checkpoints" / "checkpoint_20"
     found = [json.loads(path.read_text()) for path in (database / "programs").iterdir()]
     kept, tests = json.loads((database / "metadata.json").read_text()), [f"test_{i}" for i in range(1, 9)]
     known = vectors | {(EXAMPLES / "openevolve/initial_program.py").read_text(): "11111000"}  # the obvious reading
@@ -260,11 +272,11 @@ def prompt_of(id: str) -> str:
     return Code.prompt(None, Problem(id, problem), 1)
 
 
-def search(out: Path, port: int) -> subprocess.CompletedProcess:
+def search(out: Path, port: int, model: str = "m") -> subprocess.CompletedProcess:
     """OpenEvolve's own command, as the evaluator's first lines give it."""
     return command(Path(sys.executable).with_name("openevolve-run"), "initial_program.py", "evaluator.py", "--config",
-                   "config.yaml", "--primary-model", "m", "--api-base", f"http://127.0.0.1:{port}/v1",
-                   "--iterations", 10, "--output", out, cwd=EXAMPLES / "openevolve")
+                   "config.yaml", "--primary-model", model, "--api-base", f"http://127.0.0.1:{port}/v1",
+                   "--iterations", 20, "--output", out, cwd=EXAMPLES / "openevolve")
 
 
 @needs_openevolve

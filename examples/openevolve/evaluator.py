@@ -15,6 +15,8 @@ Another problem: its id here, its text and a feature per test in config.yaml, a 
 """
 
 import argparse
+import http.client
+import json
 import multiprocessing
 import sys
 import urllib.error
@@ -41,8 +43,8 @@ def evaluate(program_path: str) -> dict[str, float]:
         passed, = sandbox.run([job(problem, Path(program_path).read_text())])
     return {"combined_score": sum(passed) / len(passed)} | {f"test_{i}": float(x) for i, x in enumerate(passed, 1)}
 
-def address() -> str:
-    """Where openevolve-run was told to find the model: its flag, or its configuration."""
+def told() -> tuple[str, str]:
+    """Where openevolve-run was told to find which model: its flags, or its configuration."""
     flags = argparse.ArgumentParser(add_help=False)
     flags.add_argument("--api-base")
     flags.add_argument("--primary-model")
@@ -50,17 +52,24 @@ def address() -> str:
     given, _ = flags.parse_known_args()
     if given.api_base and not given.primary_model:
         raise SystemExit(f"--api-base {given.api_base}: OpenEvolve heeds it only with --primary-model; give both")
-    return given.api_base or yaml.safe_load(Path(given.config).read_text())["llm"]["api_base"]
+    if not Path(given.config).is_file():
+        raise SystemExit(f"--config {given.config}: no such file")
+    known = yaml.safe_load(Path(given.config).read_text())["llm"]
+    return given.api_base or known["api_base"], given.primary_model or known["primary_model"]
 
-def check_server(address: str) -> None:
-    """Exit with one line if nothing answers there: OpenEvolve would go on, and end with the initial program."""
+def check_server(address: str, model: str) -> None:
+    """Exit with one line if the model does not answer there: OpenEvolve would go on, and end with the initial
+    program."""
+    body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
     try:
-        urllib.request.urlopen(f"{address}/models", timeout=10).close()
-    except urllib.error.HTTPError:
-        pass  # it answers
-    except (OSError, ValueError) as error:
+        urllib.request.urlopen(urllib.request.Request(f"{address}/chat/completions", json.dumps(body).encode(), {
+            "Content-Type": "application/json", "Authorization": "Bearer none"}), timeout=120).close()
+    except urllib.error.HTTPError as error:
+        raise SystemExit(f"{address}: refuses the model {model} ({error}: {error.read(200).decode(errors='replace')}); "
+                         "name the one that is served with --primary-model") from error
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise SystemExit(f"{address}: no model answers there ({error}); start vllm serve or transformers serve, or "
                          "name another address with --api-base") from error
 
 if multiprocessing.parent_process() is None:  # once, not in each worker
-    check_server(address())
+    check_server(*told())
