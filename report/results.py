@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from eval import bootstrap_interval, pass_at_k
+from eval import pass_at_k
 from report import plots
-from report.plots import title
+from report.plots import bootstrap_interval, title
 from vpo import SAMPLERS, answers_per_rollout, group_normalize, set_reward_exact, vpo_advantage
 
 SINGLE = ("grpo", "dr_grpo", "maxrl", "gdpo", "random_weighting", "goal_conditioned", "max_at_k")
