@@ -41,6 +41,7 @@ from engine.models import check_device, load_policy
 from engine.runs import check_folder, checksum, comparable, held_out, policies, write_text, writing
 from engine.tiny import is_tiny
 from report import plots
+from report.results import searched
 from rewards import Problem, Task, UserError
 from rollout import build_prompt, parse_answers, rollout_length, sample, score_texts
 
@@ -315,25 +316,12 @@ def run(args: argparse.Namespace) -> None:
     found = {name: [of(run_, own, name, problems, out / run_.name, strategy=args.strategy, selection=selection,
                        budget=args.budget, seed=args.seed) for run_, own, *_ in plans] for name in names}
     measured = {name: [curves(populations, targets, ticks) for populations in each] for name, each in found.items()}
-    report(out, [problem.id for problem in problems], ticks, measured, vars(args))
-    plots.family({name: each[0] for name, each in found.items()}, targets, out / "family.png")
-
-def report(out: Path, ids: list[str], ticks: list[int], found: dict[str, list[dict]], settings: dict) -> None:
-    """Print the table, write search.json and search.png: found[policy][run] is what `curves` gives."""
-    solved = {name: torch.tensor([each["solved"] for each in runs]) > 0 for name, runs in found.items()}  # (runs, N)
-    print(f"\n{out}: {len(ids)} problems, {settings['budget']} candidates each, runs: {len(settings['runs'])}\n"
-          f"{'':20}{'solved':>8}  95% interval   {'best score':>10} {'behaviours':>11}  by neither GRPO nor start")
-    plain = sum(solved[name].any(0) for name in ("grpo", "start") if name in solved)
-    for name, runs in found.items():
-        low, high = plots.bootstrap_interval(solved[name])
-        best, behaviours = (sum(row[-1] for each in runs for row in each[key]) / len(runs) / len(ids)
-                            for key in ("best", "behaviours"))
-        alone = (solved[name] > plain).sum(1).tolist()
-        print(f"{plots.title(name):20}{solved[name].double().mean():8.3f}  [{low:.3f}, {high:.3f}]  {best:10.3f} "
-              f"{behaviours:11.1f}  {' '.join(map(str, alone))}")
-    whole = {"settings": settings, "ticks": ticks, "problems": ids, "policies": found}
+    whole = {"settings": vars(args), "ticks": ticks, "problems": [problem.id for problem in problems],
+             "policies": measured}
+    print(f"\n{out}: {len(problems)} problems, {args.budget} candidates each, runs: {len(runs)}\n{searched(whole)}")
     write_text(out / "search.json", json.dumps(whole))
-    plots.search(ticks, found, out / "search.png")
+    plots.search(ticks, measured, out / "search.png")
+    plots.family({name: each[0] for name, each in found.items()}, targets, out / "family.png")
     print(f"written: {out / 'search.json'} (who solved what), {out / 'search.png'}, {out / 'family.png'}")
 
 def main(argv: list[str] | None = None) -> None:

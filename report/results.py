@@ -1,6 +1,8 @@
 """The tables of docs/results.md from stored results alone: means, paired differences, temperatures, rates, claims."""
 
 import functools
+import gzip
+import json
 import operator
 import re
 from collections.abc import Callable
@@ -281,7 +283,11 @@ def claims(stored: Stored, *_: object) -> str:
              ("grpo", "below half", each["grpo"][1] < 0.5 * each["grpo"][0]),
              ("multi_rlvr", "below two thirds of VPO's", each["multi_rlvr"][1] < 0.67 * each["vpo"][1]),
              ("vpo", "kept", each["vpo"][1] >= each["vpo"][0]))])
-    add("C5", "in an evolutionary search VPO solves what GRPO never solves", [])
+    counted = {name: [alone(whole["policies"], policy) for policy in ("vpo", "group_vpo")]
+               for name, whole in searches().items() if name.endswith("evolve")}
+    add("C5", "in an evolutionary search VPO solves what GRPO never solves: ten problems or more in every run",
+        [(f"{name.replace('_', ', ')}: VPO {a}, Group VPO {b}", max(min(a), min(b)) >= 10)
+         for name, (a, b) in counted.items()])
     found = [(task, stored.average(task, "vpo", "tokens") / stored.average(task, "multi_rlvr", "tokens"))
              for task in with_sets]
     add("C6", "no extra training compute: tokens of VPO / tokens of Multi-RLVR within 10%",
@@ -307,9 +313,36 @@ def claims(stored: Stored, *_: object) -> str:
         [(f"toy, pass@30: GRPO {a:.2f}, VPO {c:.2f}, and Max@K {b:.2f}", a < 0.1 and c > 0.9) for a, b, c in found])
     return table(["", "claim", "measured", "verdict"], rows)
 
+def alone(found: dict[str, list[dict]], name: str) -> list[int]:
+    """Of each run of a search, how many problems this policy solved that neither GRPO nor the start did in any run."""
+    solved = {each: torch.tensor([run["solved"] for run in runs]) > 0 for each, runs in found.items()}  # (runs, N)
+    plain = sum(solved[each].any(0) for each in ("grpo", "start") if each in solved)
+    return (solved[name] > plain).sum(1).tolist()
+
+def searched(whole: dict) -> str:
+    """A search.json as a table: of every policy what it solved within budgets up to the whole, and what it found."""
+    budget, rows = whole["settings"]["budget"], []
+    budgets = [*(some for some in (30, 100, 300) if some < budget), budget]
+    for name, runs in whole["policies"].items():
+        used = torch.tensor([run["solved"] for run in runs])  # (runs, N), 0: never
+        low, high = bootstrap_interval(used > 0)
+        best, behaviours = (sum(row[-1] for run in runs for row in run[key]) / used.numel()
+                            for key in ("best", "behaviours"))
+        shares = (((used > 0) & (used <= some)).double().mean().item() for some in budgets)
+        rows.append([title(name), *shares, f"[{low:.3f}, {high:.3f}]", best, f"{behaviours:.1f}",
+                     " ".join(map(str, alone(whole["policies"], name)))])
+    return table(["", *(f"solved by {some}" for some in budgets), "95% interval", "best score", "behaviours",
+                  "by neither GRPO nor start"], rows)
+
+def searches() -> dict[str, dict]:
+    """The stored search.json of every search, by name."""
+    return {path.name.partition(".")[0]: json.loads(gzip.decompress(path.read_bytes()))
+            for path in sorted(Path("results/search").glob("*.json.gz"))}
+
 TABLES: dict[str, Callable[..., str]] = {"mean": means, "seeds": per_seed, "differences": differences, "cost": cost,
                                          "temperatures": temperatures, "rates": learning_rates, "ablations": ablations,
-                                         "noise": noise, "claims": claims, "rewards": rewards, "headline": headline}
+                                         "noise": noise, "claims": claims, "rewards": rewards, "headline": headline,
+                                         "search": lambda _, name: searched(searches()[name])}
 
 def fill(stored: Stored, path: Path) -> str:
     """The text of a document with every block <!-- results:TASK-TABLE --> ... <!-- end --> made anew."""
@@ -347,4 +380,7 @@ def figures(stored: Stored, folder: Path) -> list[Path]:
                       "variance among good answers unseen by the scalar, before training",
                       "W@30 after training, VPO - GRPO",
                       "The start model's rollouts against the measured gain; a point per reward, 95% intervals")
+    for name, whole in searches().items():
+        written.append(folder / f"search_{name}.png")
+        plots.search(whole["ticks"], whole["policies"], written[-1])
     return written
