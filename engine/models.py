@@ -36,7 +36,11 @@ def load_policy(name: str, task: Task, *, seed: int = 0, device: str = "cpu", lo
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval()
     else:
         with _explained(name):
-            model = AutoModelForCausalLM.from_pretrained(config.name_or_path, dtype=getattr(torch, dtype), **_hub(name))
+            model, loaded = AutoModelForCausalLM.from_pretrained(
+                config.name_or_path, dtype=getattr(torch, dtype), output_loading_info=True, **_hub(name))
+        if missing := sorted(loaded["missing_keys"]):
+            raise UserError(f"--model {name}: incomplete, its files lack {missing[0]} and {len(missing) - 1} more of its "
+                            "tensors; fetch or save it again")
         check_model(model, name)
     model = model if empty else model.to(device)
     if (Path(name) / ADAPTER).exists():
@@ -69,6 +73,9 @@ def load_config_and_tokenizer(name: str, task: Task) -> tuple[PreTrainedConfig, 
     if tokenizer.eos_token_id is None and config.get_text_config().eos_token_id is None:
         raise UserError(f"--model {name}: its tokenizer has no EOS token, so no rollout would ever end; "
                         "set eos_token in its tokenizer_config.json")
+    if len(tokenizer) > (rows := config.get_text_config().vocab_size):
+        raise UserError(f"--model {name}: its tokenizer has {len(tokenizer)} tokens, its embeddings have {rows} rows; "
+                        "take the tokenizer that the model was trained with, or resize the embeddings")
     return config, tokenizer
 
 @functools.cache

@@ -8,6 +8,7 @@ import tempfile
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -431,6 +432,27 @@ def test_a_tokenizer_without_eos_is_refused(tmp_path):
     path = tmp_path / "tokenizer_config.json"
     path.write_text(path.read_text().replace('"eos_token"', '"no_such_token"'))
     with pytest.raises(UserError, match="no EOS token"):
+        models.load_policy(folder, TASK)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_a_checkpoint_whose_parts_do_not_belong_together_is_refused(architecture, tmp_path):
+    """transformers would fill what is missing with random weights, and look words up beyond the embeddings."""
+    folder = save_random_model(tmp_path, architecture)
+    path, name = tmp_path / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
+    weights = load_file(path)
+    save_file({key: value for key, value in weights.items() if key != name}, path, metadata={"format": "pt"})
+    with pytest.raises(UserError, match=f"incomplete, its files lack {name} and 0 more"):
+        models.load_policy(folder, TASK)
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(UserError, match="cannot be loaded"):
+        models.load_policy(folder, TASK)
+    path.unlink()
+    with pytest.raises(UserError, match="cannot be loaded .*model.safetensors"):
+        models.load_policy(folder, TASK)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 100}))
+    with pytest.raises(UserError, match="tokenizer has 4.. tokens, its embeddings have 100 rows"):
         models.load_policy(folder, TASK)
 
 
