@@ -39,8 +39,8 @@ def load_policy(name: str, task: Task, *, seed: int = 0, device: str = "cpu", lo
             model, loaded = AutoModelForCausalLM.from_pretrained(
                 config.name_or_path, dtype=getattr(torch, dtype), output_loading_info=True, **_hub(name))
         if missing := sorted(loaded["missing_keys"]):
-            raise UserError(f"--model {name}: incomplete, its files lack {missing[0]} and {len(missing) - 1} more of its "
-                            "tensors; fetch or save it again")
+            raise UserError(f"--model {name}: incomplete, its files lack {missing[0]} and {len(missing) - 1} more of "
+                            "its tensors; fetch or save it again")
         check_model(model, name)
     model = model if empty else model.to(device)
     if (Path(name) / ADAPTER).exists():
