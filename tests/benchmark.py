@@ -10,6 +10,7 @@ update     one update of the maze's main job against the plain one: prompts repe
 head       the hand-written backward pass of the LM head against torch.utils.checkpoint over the same chunks
 vocabulary peak memory of an update at a vocabulary of 151,936 and 8 x 1024 tokens against the plain one's
 trl        a whole GRPO step against TRL's GRPOTrainer, where trl is installed
+search     candidates per second of search.py against one problem and one sample at a time
 phases     where the seconds of a training step go, in the maze and in code
 plan       what --plan says against the peak memory of a real step, in three settings
 cards      the table of docs/hardware.md
@@ -45,6 +46,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from test_rollout import save_random_model
 
 import rollout
+import search
 import train
 import vpo
 from engine import memory, models, update
@@ -434,9 +436,34 @@ def trl() -> None:
           f"plain {slow * 1e3:10.2f} ms   {slow / fast:6.1f} times faster")
 
 
+def searching() -> None:
+    """Best-of-n in 40 mazes towards a goal that is never reached, so that both score as many candidates."""
+    _, task, model, tokenizer = start_model("maze")
+    problems, budget = task.problems("test", 40), 48
+    goal = search.Goal(lambda rewards, answer: sum(rewards), lambda problem: 5.0)
+    settings = {"strategy": "best_of_n", "selection": "", "budget": budget, "temperature": 0.7, "seed": 0}
+    T = rollout.rollout_length(task, tokenizer, 1)
+
+    def ours() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            search.search(model, tokenizer, task, problems, goal, Path(folder) / "log.jsonl", settings, m=1,
+                          max_new_tokens=T)
+
+    def plain() -> None:
+        for problem in problems[:4]:  # each of 12 candidates, a fortieth of ours
+            for _ in range(12):
+                prompt = rollout.build_prompt(tokenizer, task, problem, 1)
+                text = rollout.sample(model, tokenizer, [prompt], 1, max_new_tokens=T, temperature=0.7).texts[0]
+                goal.score(task.reward(problem, text), text)
+
+    fast, slow = seconds_per_call(ours), seconds_per_call(plain)
+    print(f"{'search, 40 mazes x 48 candidates; plain: one at a time':60}{40 * budget / fast:10.0f} /s   "
+          f"plain {48 / slow:10.0f} /s   {40 * budget / fast / (48 / slow):6.1f} times faster")
+
+
 def phases() -> None:
     """Where the seconds of a step go, from the task's start model."""
-    for name, method in itertools.product(("maze", "code"), ("vpo", "grpo")):
+    for name, method in itertools.product(("maze", "code"), ("vpo", "multi_rlvr", "grpo")):
         args, task, model, tokenizer = start_model(name)
         reference = models.load_policy("tiny", task, device=DEVICE)[0]
         seconds: dict[str, list[float]] = {name: [] for name in ("problems", "sampling", "scoring", "advantage",
@@ -534,7 +561,7 @@ def cards() -> None:
 
 
 SECTIONS = {"advantage": advantage, "sandbox": sandbox, "sampling": sampling, "update": updates, "head": head,
-            "vocabulary": vocabulary, "trl": trl, "phases": phases, "plan": plan, "cards": cards}
+            "vocabulary": vocabulary, "trl": trl, "search": searching, "phases": phases, "plan": plan, "cards": cards}
 
 
 def main() -> None:

@@ -1,0 +1,153 @@
+"""What a real language model costs and whether its numbers are right, measured side by side; asserts nothing.
+
+    python tests/real_model.py MODEL            a checkpoint's folder, or a Hub id
+    python tests/real_model.py MODEL exact      one section of exact, sampling, plan, trl
+
+exact     log-probabilities while sampling against a fresh forward pass; the shared update's gradient against the plain
+          one; in float32, and what bfloat16 gives
+sampling  tokens per second against generate
+plan      what --plan says against the peak memory of a real step
+trl       seconds of a whole GRPO step against TRL's GRPOTrainer, where trl is installed
+
+The problems are tasks/open_cases.jsonl, two prompts with eight rollouts each.
+"""
+
+import contextlib
+import copy
+import functools
+import importlib.util
+import io
+import statistics
+import sys
+import tempfile
+import time
+
+import torch
+from benchmark import compare_sampling, plain_backward, planned_and_measured
+from transformers.utils import logging as transformers_logging
+
+import rollout
+import vpo
+from engine import models, update
+from rewards import load_task
+
+DATA, P, G, TOKENS = "tasks/open_cases.jsonl", 2, 8, 96
+
+
+@functools.cache
+def loaded(name: str, dtype: str = "float32"):
+    """The task, its first problems and their prompts, the model and its tokenizer."""
+    task = load_task("code", data=DATA)
+    model, tokenizer = models.load_policy(name, task, dtype=dtype)
+    problems = task.problems("train", P)
+    return task, problems, [rollout.build_prompt(tokenizer, task, problem, 1) for problem in problems], model, tokenizer
+
+
+def gradient(model) -> torch.Tensor:
+    """The gradient of all weights in one vector; it is cleared."""
+    flat = torch.cat([weight.grad.flatten().float() for weight in model.parameters() if weight.grad is not None])
+    model.zero_grad()
+    return flat
+
+
+def exact(name: str) -> None:
+    """Relative to the largest log-probability, and to the norm of the gradient."""
+    for dtype in ("float32", "bfloat16"):
+        _, _, prompts, model, tokenizer = loaded(name, dtype)
+        rollouts = rollout.sample(model, tokenizer, prompts, G, max_new_tokens=TOKENS,
+                                  generator=torch.Generator().manual_seed(0))
+        fresh, worst = [], 0.0
+        with torch.no_grad():
+            for i in range(P * G):
+                ids = rollouts.prompt_ids[i // G, -rollouts.prompt_lengths[i // G]:]
+                tokens = rollouts.tokens[i, :rollouts.lengths[i]]
+                logits = model(torch.cat([ids, tokens])[None]).logits[0, len(ids) - 1:-1].float()
+                fresh = torch.log_softmax(logits, -1).gather(1, tokens[:, None])[:, 0]
+                sampled = rollouts.logprobs[i, :len(tokens)]
+                worst = max(worst, ((sampled - fresh).abs() / fresh.abs().clamp_min(1)).max().item())
+        A = torch.randn(P, G, generator=torch.Generator().manual_seed(0)).flatten().tolist()
+        update.backward(model, None, rollouts, A, kl=0.0, micro_batch_tokens=4096)
+        ours = gradient(model)
+        plain_backward(model, None, rollouts, A, 0.0, G)
+        plain = gradient(model)
+        print(f"{dtype}: log-probabilities differ by at most {worst:.1e} (relative, absolute below 1), the gradient by "
+              f"{((ours - plain).norm() / plain.norm()).item():.1e} of its norm")
+
+
+def sampling(name: str) -> None:
+    """Both sides stop where a rollout ends."""
+    _, _, prompts, model, tokenizer = loaded(name)
+    compare_sampling(f"{P} x {G} rollouts, up to {TOKENS} tokens; plain: generate", model, tokenizer, prompts, G,
+                     TOKENS, 3)
+
+
+def plan(name: str) -> None:
+    """Settings that fit a laptop."""
+    for settings in ("", "--lora-rank 16"):
+        if "lora" in settings and not importlib.util.find_spec("peft"):
+            continue
+        flags = ["--task", "code", "--data", DATA, "--prompts-per-step", str(P), "--max-new-tokens", str(TOKENS)]
+        said, measured, seconds = planned_and_measured(name, [*flags, *settings.split()])
+        print(f"--plan {said:.2f} GiB, measured {measured:.2f} GiB ({said / measured - 1:+.0%}), {seconds:.0f} s a "
+              f"step: {' '.join(flags)} {settings}", flush=True)
+
+
+def trl(name: str) -> None:
+    """The same model, prompts, rewards, group, lengths, KL and learning rate; the steps take turns with nothing."""
+    if not importlib.util.find_spec("trl"):
+        print("trl is not installed: pip install trl")
+        return
+    from datasets import Dataset
+    from transformers import TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+    task, problems, prompts, model, tokenizer = loaded(name)
+    by_prompt, steps, theirs, ours = dict(zip(prompts, problems, strict=True)), 3, [], []
+
+    def reward(prompts: list[str], completions: list[str], **rest) -> list[float]:
+        return rollout.score_texts(task, [by_prompt[prompts[0]]], completions[:G], 1).scalars.flatten().tolist() + (
+            rollout.score_texts(task, [by_prompt[prompts[-1]]], completions[G:], 1).scalars.flatten().tolist())
+
+    class Clock(TrainerCallback):
+        """Times of the steps."""
+
+        def on_step_begin(self, *args, **kwargs) -> None:
+            theirs.append(-time.perf_counter())
+
+        def on_step_end(self, *args, **kwargs) -> None:
+            theirs[-1] += time.perf_counter()
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        config = GRPOConfig(output_dir=folder, per_device_train_batch_size=P * G, num_generations=G, max_steps=steps,
+                            beta=1e-3, max_completion_length=TOKENS, temperature=1.0, learning_rate=1e-6,
+                            lr_scheduler_type="constant", use_cpu=True, bf16=False, gradient_checkpointing=False,
+                            save_strategy="no", report_to="none", logging_steps=1000, shuffle_dataset=False,
+                            disable_tqdm=True)
+        rows = Dataset.from_list([{"prompt": prompt} for prompt in prompts] * steps)
+        GRPOTrainer(model=copy.deepcopy(model), reward_funcs=reward, args=config, train_dataset=rows,
+                    processing_class=tokenizer, callbacks=[Clock()]).train()
+    reference, optimizer = models.load_policy(name, task)[0], update.AdamW(model)
+    for step in range(steps):
+        began = time.perf_counter()
+        rollouts = rollout.sample(model, tokenizer, prompts, G, max_new_tokens=TOKENS,
+                                  generator=torch.Generator().manual_seed(step))
+        scored = rollout.score_texts(task, problems, rollouts.texts, 1)
+        A = vpo.ADVANTAGES["grpo"](scored.vectors, scored.scalars, scored.mask).flatten().tolist()
+        update.backward(model, reference, rollouts, A, kl=1e-3, micro_batch_tokens=4096)
+        optimizer.step(1e-6)
+        model.zero_grad()
+        ours.append(time.perf_counter() - began)
+    fast, slow = statistics.median(ours), statistics.median(theirs)
+    print(f"GRPO step, {P} x {G} rollouts of up to {TOKENS} tokens: {fast:.1f} s, TRL {slow:.1f} s, "
+          f"{slow / fast:.1f} times faster")
+
+
+SECTIONS = {"exact": exact, "sampling": sampling, "plan": plan, "trl": trl}
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2 or not set(sys.argv[2:]) <= set(SECTIONS):
+        sys.exit(__doc__)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    print(f"torch {torch.__version__}, CPU, {torch.get_num_threads()} threads")
+    for section in sys.argv[2:] or SECTIONS:
+        SECTIONS[section](sys.argv[1])
