@@ -154,9 +154,8 @@ def evaluate_runs(runs: list[Path], *, device: str = "cpu", out: Path | None = N
                   **given: str | float | None) -> None:
     """Evaluate run folders: print tables, then write eval.json and figures; several: their means as well. Settings
     (split, problems, size, temperature) and errors are those of `comparable`."""
-    plans = comparable(runs, out, given)
     collected: list[dict[str, dict[str, Tensor]]] = []
-    for run, flags, task, settings, folder in plans:
+    for run, flags, task, settings, folder in comparable(runs, out, given):
         pools, groups = evaluate_run(run, flags, task, settings, device)
         settings |= {"problems": len(pools["start"].problems), "seeds": 1}  # a finite set may hold fewer than asked for
         measures = {name: measure(pool, task, flags["m"]) for name, pool in pools.items()}

@@ -129,8 +129,7 @@ def load_task(name: str, **options) -> Task:
         raise UserError(f"--task {name}: objectives = {task.objectives!r:.60} names one twice")
     if path.parent != TASKS:
         task.fingerprint = hashlib.sha256(path.read_bytes() + task.fingerprint.encode()).hexdigest()
-    for method in ("problems", "prompt", "reward", "rewards", "find_answers", "scalar", "canonical", "reachable",
-                   "draw", "summary", "tiny_prompt", "demonstration"):
+    for method in (name for name, value in vars(Task).items() if callable(value)):
         setattr(task, method, _named(task, method))
     return task
 

@@ -33,19 +33,18 @@ def color(name: str) -> str:
     """A policy's color in every figure; for a method without a look one of a few, by its name."""
     return LOOKS[name][1] if name in LOOKS else OTHERS[zlib.crc32(name.encode()) % len(OTHERS)]
 
-def bootstrap_interval(values: Tensor, groups: Tensor | None = None, *, samples: int = 1000, level: float = 0.95,
-                       seed: int = 0) -> tuple[float, float]:
-    """Percentile interval of the mean of values (N) or (runs, N), resampling runs and problems. Problems of one group
-    (N) come and go together: those that show the same prompt are not independent."""
+def bootstrap_interval(values: Tensor, groups: Tensor | None = None, *, samples: int = 1000) -> tuple[float, float]:
+    """95% percentile interval of the mean of values (N) or (runs, N), resampling runs and problems. Problems of one
+    group (N) come and go together: those that show the same prompt are not independent."""
     values = torch.atleast_2d(values).double()
     runs, N = values.shape
     groups = torch.arange(N) if groups is None else groups
-    sizes, generator = torch.bincount(groups), torch.Generator().manual_seed(seed)
+    sizes, generator = torch.bincount(groups), torch.Generator().manual_seed(0)
     sums = torch.zeros(runs, len(sizes), dtype=torch.float64).index_add_(1, groups, values)
     drawn = torch.randint(len(sizes), (samples, len(sizes)), generator=generator)
     means = sums[:, drawn].sum(-1) / sizes[drawn].sum(-1)  # (runs, samples)
     draws = means.gather(0, torch.randint(runs, (runs, samples), generator=generator)).mean(0)
-    return tuple(draws.quantile(torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)).tolist())
+    return tuple(draws.quantile(torch.tensor([(1 - 0.95) / 2, (1 + 0.95) / 2], dtype=torch.float64)).tolist())
 
 def print_table(heading: str, measures: dict[str, dict[str, Tensor]], n: int) -> None:
     """One row per policy; best@k, pass@k and W@k at a few budgets up to n, then the measures of variety: means."""
@@ -194,15 +193,14 @@ def answers(pools: dict[str, tuple[list[list[str]], Tensor]], problems: list, ta
 def run_figures(folder: Path, suffix: str, report: dict, logs: dict[str, list[dict]], temperature: float, task: Any,
                 pools: dict[str, Any]) -> None:
     """The four figures of one run's evaluation, each explained at its function; pools: eval.Pool by policy."""
-    best, curves, vectors_of_one, some = (folder / f"{name}.{suffix}" for name in (
-        "best_at_k", "diversity", "reward_vectors", "answers"))
+    files = [folder / f"{name}.{suffix}" for name in ("best_at_k", "diversity", "reward_vectors", "answers")]
     vectors = {name: pool.rewards for name, pool in pools.items()}
-    best_at_k(report, best)
-    training(logs, temperature, curves)
-    reward_vectors(vectors, task.objectives, vectors_of_one, typical_problem(vectors))
+    best_at_k(report, files[0])
+    training(logs, temperature, files[1])
+    reward_vectors(vectors, task.objectives, files[2], typical_problem(vectors))
     drawn = answers({name: (pool.answers, pool.rewards) for name, pool in pools.items()}, pools["start"].problems, task,
-                    some, exists=pools["start"].objective_mask)
-    print(f"figures: {', '.join(map(str, [best, curves, vectors_of_one, *[some] * drawn]))}")
+                    files[3], exists=pools["start"].objective_mask)
+    print(f"figures: {', '.join(map(str, files if drawn else files[:3]))}")
 
 def against(points: dict[str, tuple[float, float, float, float]], path: Path, xlabel: str, ylabel: str,
             caption: str) -> None:
