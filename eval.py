@@ -100,6 +100,10 @@ class Pool:
     scalars: Tensor  # (N, n)
     objective_mask: Tensor  # (N, k) bool, the objectives that each problem has
 
+    def vectors(self) -> list[Tensor]:
+        """N times the rewards (n, k) in a problem's own objectives."""
+        return [rewards[:, exists] for rewards, exists in zip(self.rewards, self.objective_mask, strict=True)]
+
 def sample_pool(name: str, policy: tuple, task: Task, problems: list[Problem], flags: dict, *, m: int, size: int,
                 temperature: float, training: bool = False) -> Pool:
     """`size` candidates of a policy (model, tokenizer) for each problem from rollouts of m answers, with a run's flags;

@@ -288,10 +288,9 @@ def snapshot(method: str, learner: Learner, task: Task, args: argparse.Namespace
     if learner.step in {args.steps - round(i * (args.steps - 1) / max(1, n - 1)) for i in range(n)}:
         pool = ask(method, (learner.model, learner.tokenizer), task, held_out(task), vars(args), training=True,
                    size=min(30, args.pool), m=answers_per_rollout(method, args.m), temperature=args.eval_temperature)
-        own = (x[:, exists].double() for x, exists in zip(pool.rewards, pool.objective_mask, strict=True))
         append(run / "snapshots.jsonl", {"step": learner.step, "problems": [
-            {"id": problem.id, "answers": answers, "rewards": rewards.round(decimals=6).tolist()}
-            for problem, answers, rewards in zip(pool.problems, pool.answers, own, strict=True)]})
+            {"id": problem.id, "answers": answers, "rewards": rewards.double().round(decimals=6).tolist()}
+            for problem, answers, rewards in zip(pool.problems, pool.answers, pool.vectors(), strict=True)]})
 
 def snapshots(run: Path) -> tuple[dict, Task, list[Problem], list[tuple[int, dict[str, list[dict]]]]]:
     """Flags, task and problems of a run, and by step what each method answered to them, at the nearest step where it

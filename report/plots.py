@@ -158,15 +158,12 @@ def reward_vectors(pools: dict[str, Tensor], labels: list[str], path: Path, inde
         _finish(figure, axes, path, f"Reward vectors for problem {index + 1}, {here.shape[1]} candidates per policy; "
                                     "a number: so many at one place, a bare dot: one")
 
-def answers(pools: dict[str, tuple[list[list[str]], Tensor]], problems: list, task: Any, path: Path,
-            columns: int = 4, exists: Tensor | None = None, when: str = "") -> bool:
+def answers(pools: dict[str, tuple[list[list[str]], list[Tensor]]], problems: list, task: Any, path: Path,
+            columns: int = 4, when: str = "") -> bool:
     """The answers to the first problems, drawn by the task, a row per policy, if task.wide a column; False: it cannot.
-    pools: N lists of answers and the rewards (N, n, k) by policy; exists (N, k) bool: the objectives that a problem
-    has, all if not given; `when`: the heading of a film's picture."""
+    pools: by policy N lists of answers and N of their rewards (n, k); `when`: the heading of a film's picture."""
     names, columns = [name for name in pools if name != "start_sets"], min(columns, len(problems))
-    _, n, k = pools[names[0]][1].shape
-    exists = torch.ones(len(problems), k, dtype=torch.bool) if exists is None else exists
-    solved = {name: int(((pools[name][1] >= 1) | ~exists[:, None]).all(-1).any(-1).sum()) for name in names}
+    solved = {name: sum(bool((rewards >= 1).all(-1).any()) for rewards in pools[name][1]) for name in names}
     bold = {"fontsize": 12, "fontweight": "bold"}
     width, height = (3.9, 2.3) if task.wide else (2.4, 2.5)
     shape = (columns, len(names)) if task.wide else (len(names), columns)
@@ -177,7 +174,7 @@ def answers(pools: dict[str, tuple[list[list[str]], Tensor]], problems: list, ta
                 if not task.draw(ax, problems[i], [text for text in texts[i] if text is not None], color(name)):
                     return False
                 ax.spines[:].set_visible(False)
-                summary = textwrap.fill(task.summary(rewards[i][:, exists[i]]), int(15 * width))
+                summary = textwrap.fill(task.summary(rewards[i]), int(15 * width))
                 lines = "\n" * (when > "" and "\n" not in summary)  # two in every picture, so that nothing moves
                 ax.set_title(lines + summary, loc="left" if task.wide else "center", fontsize=SMALL)
             heading = title(name) + f"\nsolves {solved[name]} of {len(problems)} problems" * any(solved.values())
@@ -187,7 +184,7 @@ def answers(pools: dict[str, tuple[list[list[str]], Tensor]], problems: list, ta
             else:
                 row[0].set_ylabel(heading, **bold)
         figure.suptitle(when, **bold)
-        _finish(figure, axes, path, f"{columns} of {len(problems)} problems, {n} candidates per policy")
+        _finish(figure, axes, path, f"{columns} of {len(problems)} problems, {len(texts[0])} candidates per policy")
     return True
 
 def run_figures(folder: Path, suffix: str, report: dict, logs: dict[str, list[dict]], temperature: float, task: Any,
@@ -198,8 +195,8 @@ def run_figures(folder: Path, suffix: str, report: dict, logs: dict[str, list[di
     best_at_k(report, files[0])
     training(logs, temperature, files[1])
     reward_vectors(vectors, task.objectives, files[2], typical_problem(vectors))
-    drawn = answers({name: (pool.answers, pool.rewards) for name, pool in pools.items()}, pools["start"].problems, task,
-                    files[3], exists=pools["start"].objective_mask)
+    drawn = answers({name: (pool.answers, pool.vectors()) for name, pool in pools.items()}, pools["start"].problems,
+                    task, files[3])
     print(f"figures: {', '.join(map(str, files if drawn else files[:3]))}")
 
 def against(points: dict[str, tuple[float, float, float, float]], path: Path, xlabel: str, ylabel: str,
