@@ -162,8 +162,7 @@ def evaluate_runs(runs: list[Path], *, device: str = "cpu", out: Path | None = N
     for run, flags, task, settings, folder in comparable(runs, out, given):
         pools, groups = evaluate_run(run, flags, task, settings, device)
         settings |= {"problems": len(pools["start"].problems), "seeds": 1}  # a finite set may hold fewer than asked for
-        measures = {name: measure(pool, task, flags["m"]) for name, pool in pools.items()}
-        collected.append(measures)
+        collected.append(measures := {name: measure(pool, task, flags["m"]) for name, pool in pools.items()})
         plots.print_table(f"{run}: {settings['problems']} {settings['split']} problems, pool of {settings['size']} "
                     f"candidates, temperature {settings['temperature']}", measures, settings["size"])
         logs = {name: read_log(run / name / "metrics.jsonl") for name in pools if name in ADVANTAGES}

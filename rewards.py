@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import importlib
 import importlib.util
 import numbers
 import random
@@ -146,8 +145,7 @@ def _task_in(path: Path) -> type[Task]:
     if path.parent == TASKS:
         module = importlib.import_module(f"tasks.{path.stem}")
     else:
-        if (folder := str(path.resolve().parent)) not in sys.path:
-            sys.path.append(folder)  # its neighbours
+        sys.path.append(str(path.resolve().parent))  # its neighbours
         spec = importlib.util.spec_from_file_location(f"task_{path.stem}", path)
         module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)

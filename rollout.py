@@ -87,11 +87,10 @@ def score(task: Task, problems: list[Problem], answers: list[list[list[str]]], m
     for p, groups in enumerate(answers):
         rows.append(torch.full((G, m, len(vectors[p, next(iter(distinct[p]))])), float(task.minimum)))
         for g, group in enumerate(groups):
-            seen = set()
+            forms = [str(task.canonical(problems[p], answer)) for answer in group]
             for j, answer in enumerate(group):
                 rows[p][g, j] = torch.tensor(vectors[p, answer])
-                mask[p, g, j] = (form := str(task.canonical(problems[p], answer))) not in seen
-                seen.add(form)
+                mask[p, g, j] = forms[j] not in forms[:j]
     k = max(row.shape[-1] for row in rows)
     padded = torch.stack([torch.nn.functional.pad(row, (0, k - row.shape[-1])) for row in rows])
     objective_mask = torch.stack([torch.arange(k) < row.shape[-1] for row in rows])

@@ -296,7 +296,7 @@ def snapshots(run: Path) -> tuple[dict, Task, list[Problem], list[tuple[int, dic
     """Flags, task and problems of a run, and by step what each method answered to them, at the nearest step where it
     has no snapshot of this one. UserError if there are none; a line names the methods that have none, or fewer."""
     config = load_config(run)
-    task, problems = task_of(config["flags"]), held_out(task_of(config["flags"]))
+    problems = held_out(task := task_of(config["flags"]))
     logs = {method: [record for record in read_log(run / method / "snapshots.jsonl", "problems")
                      if len(record["problems"]) == len(problems)] for method in ADVANTAGES if (run / method).is_dir()}
     ends = {method: log[-1]["step"] if log else 0 for method, log in logs.items()}
