@@ -58,9 +58,8 @@ def best_at_k(scores: Tensor, k: int) -> Tensor:
     share = torch.tensor([math.comb(i, k - 1) / math.comb(n, k) for i in range(n)], dtype=torch.float64)
     return (scores.sort(-1).values.double() * share.to(scores.device)).sum(-1)
 
-def weighted_best_at_k(rewards: Tensor, k: int, *, objective_mask: Tensor | None = None, n_weights: int = 256,
-                       alpha: float = 1.0, seed: int = 0) -> Tensor:
-    """W@k: best@k of the scalar w . r, averaged over w ~ Dirichlet(alpha): rewards (N, n, objectives) -> (N).
+def weighted_best_at_k(rewards: Tensor, k: int, *, objective_mask: Tensor | None = None) -> Tensor:
+    """W@k: best@k of the scalar w . r, averaged over w ~ Dirichlet(1): rewards (N, n, objectives) -> (N).
 
     What the pool is worth to a user whose preference was not known in training. Low-discrepancy weightings, over those
     objectives that a problem has: objective_mask (N, objectives), the existing ones first.
@@ -68,8 +67,7 @@ def weighted_best_at_k(rewards: Tensor, k: int, *, objective_mask: Tensor | None
     sizes = torch.full(rewards.shape[:1], rewards.shape[-1]) if objective_mask is None else objective_mask.sum(1)
     values = torch.zeros(len(rewards), dtype=torch.float64)
     for size in sizes.unique().tolist():
-        generator = torch.Generator().manual_seed(seed)
-        weights = sample_weights(n_weights, size, alpha=alpha, sampler="sobol", generator=generator).to(rewards)
+        weights = sample_weights(256, size, sampler="sobol", generator=torch.Generator().manual_seed(0)).to(rewards)
         values[sizes == size] = best_at_k((rewards[sizes == size][..., :size] @ weights.T).mT, k).mean(-1)
     return values
 
@@ -102,30 +100,31 @@ class Pool:
     scalars: Tensor  # (N, n)
     objective_mask: Tensor  # (N, k) bool, the objectives that each problem has
 
+    def vectors(self) -> list[Tensor]:
+        """N times the rewards (n, k) in a problem's own objectives."""
+        return [rewards[:, exists] for rewards, exists in zip(self.rewards, self.objective_mask, strict=True)]
+
 def sample_pool(name: str, policy: tuple, task: Task, problems: list[Problem], flags: dict, *, m: int, size: int,
                 temperature: float, training: bool = False) -> Pool:
     """`size` candidates of a policy (model, tokenizer) for each problem from rollouts of m answers, with a run's flags;
     goal_conditioned is told a weighting for each. `training`: no more at a time than a training step samples."""
     (model, tokenizer), seed, batch = policy, flags["seed"], flags.get("sampling_batch") or 0
-    generator, G, answers, parts = torch.Generator(model.device).manual_seed(seed), math.ceil(size / m), [], []
+    generator, G, texts = torch.Generator(model.device).manual_seed(seed), math.ceil(size / m), []
     told = [None] * math.ceil(G / flags["group_size"] if training else 1)  # the same prompt so many times
     if name == "goal_conditioned":
         told = sample_weights(size, len(task.objectives), generator=torch.Generator().manual_seed(seed)).tolist()
     each, chunk = math.ceil(G / len(told)), max(1, (750 if is_tiny(tokenizer) else (batch or 96) * m) // size)
     for i in tqdm(range(0, len(problems), chunk), f"evaluate {plots.title(name)}", leave=False, disable=training):
-        part = problems[i:i + chunk]
-        prompts = [build_prompt(tokenizer, task, problem, m, goal) for problem in part for goal in told]
-        texts = sample(model, tokenizer, prompts, each, generator=generator, temperature=temperature,
-                       max_new_tokens=rollout_length(task, tokenizer, m, flags["max_new_tokens"]),
-                       batch=batch * training, static=None if flags.get("cuda_graph", True) else False).texts
-        parts.append(score_texts(task, part, texts, m))
-        answers += [[answer for text in texts[j:j + G] for answer in (parse_answers(text, task, m) + [None] * m)[:m]]
-                    [:size] for j in range(0, len(texts), each * len(told))]
-    k = max(part.vectors.shape[-1] for part in parts)
-    rewards, exists = (torch.cat([torch.nn.functional.pad(x, (0, k - x.shape[-1])) for x in xs]) for xs in (
-        [part.vectors.flatten(1, 2)[:, :size] for part in parts], [part.objective_mask for part in parts]))
-    scalars = torch.cat([part.scalars.flatten(1, 2)[:, :size] for part in parts])
-    return Pool(problems, answers, rewards, scalars, exists)
+        prompts = [build_prompt(tokenizer, task, problem, m, goal) for problem in problems[i:i + chunk]
+                   for goal in told]
+        texts += sample(model, tokenizer, prompts, each, generator=generator, temperature=temperature,
+                        max_new_tokens=rollout_length(task, tokenizer, m, flags["max_new_tokens"]),
+                        batch=batch * training, static=None if flags.get("cuda_graph", True) else False).texts
+    scored, n = score_texts(task, problems, texts, m), each * len(told)  # n rollouts for a problem
+    parsed = [(parse_answers(text, task, m) + [None] * m)[:m] for text in texts]
+    answers = [sum(parsed[i:i + n], [])[:size] for i in range(0, len(texts), n)]
+    return Pool(problems, answers, scored.vectors.flatten(1, 2)[:, :size], scored.scalars.flatten(1, 2)[:, :size],
+                scored.objective_mask)
 
 def measure(pool: Pool, task: Task, m: int) -> dict[str, Tensor]:
     """Every measure of a pool, per problem: name -> (N)."""
@@ -159,13 +158,11 @@ def evaluate_runs(runs: list[Path], *, device: str = "cpu", out: Path | None = N
                   **given: str | float | None) -> None:
     """Evaluate run folders: print tables, then write eval.json and figures; several: their means as well. Settings
     (split, problems, size, temperature) and errors are those of `comparable`."""
-    plans = comparable(runs, out, given)
     collected: list[dict[str, dict[str, Tensor]]] = []
-    for run, flags, task, settings, folder in plans:
+    for run, flags, task, settings, folder in comparable(runs, out, given):
         pools, groups = evaluate_run(run, flags, task, settings, device)
         settings |= {"problems": len(pools["start"].problems), "seeds": 1}  # a finite set may hold fewer than asked for
-        measures = {name: measure(pool, task, flags["m"]) for name, pool in pools.items()}
-        collected.append(measures)
+        collected.append(measures := {name: measure(pool, task, flags["m"]) for name, pool in pools.items()})
         plots.print_table(f"{run}: {settings['problems']} {settings['split']} problems, pool of {settings['size']} "
                     f"candidates, temperature {settings['temperature']}", measures, settings["size"])
         logs = {name: read_log(run / name / "metrics.jsonl") for name in pools if name in ADVANTAGES}

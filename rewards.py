@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import importlib
 import importlib.util
 import numbers
 import random
@@ -129,8 +128,7 @@ def load_task(name: str, **options) -> Task:
         raise UserError(f"--task {name}: objectives = {task.objectives!r:.60} names one twice")
     if path.parent != TASKS:
         task.fingerprint = hashlib.sha256(path.read_bytes() + task.fingerprint.encode()).hexdigest()
-    for method in ("problems", "prompt", "reward", "rewards", "find_answers", "scalar", "canonical", "reachable",
-                   "draw", "summary", "tiny_prompt", "demonstration"):
+    for method in (name for name, value in vars(Task).items() if callable(value)):
         setattr(task, method, _named(task, method))
     return task
 
@@ -147,8 +145,7 @@ def _task_in(path: Path) -> type[Task]:
     if path.parent == TASKS:
         module = importlib.import_module(f"tasks.{path.stem}")
     else:
-        if (folder := str(path.resolve().parent)) not in sys.path:
-            sys.path.append(folder)  # its neighbours
+        sys.path.append(str(path.resolve().parent))  # its neighbours
         spec = importlib.util.spec_from_file_location(f"task_{path.stem}", path)
         module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)

@@ -11,16 +11,15 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from engine.decoding import Rollouts, encode_prompts, sample  # noqa: F401 - handed on
 from engine.flags import MAX_ANSWERS
+from engine.models import Tokenizer
 from engine.tiny import is_tiny
 from rewards import Problem, Task, UserError, reward_vectors, take_problems
 
 
-def build_prompt(tokenizer: PreTrainedTokenizerBase, task: Task, problem: Problem, m: int,
-                 goal: list[float] | None = None) -> str:
+def build_prompt(tokenizer: Tokenizer, task: Task, problem: Problem, m: int, goal: list[float] | None = None) -> str:
     """The text that the model sees: the tiny model's words, a chat template if there is one, else the plain prompt.
     goal (k) is the weighting that a goal-conditioned policy is told; to the tiny model in its own numbers, 1 to 8."""
     if is_tiny(tokenizer):
@@ -35,7 +34,7 @@ def build_prompt(tokenizer: PreTrainedTokenizerBase, task: Task, problem: Proble
     message = [{"role": "user", "content": prompt}]
     return tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True, enable_thinking=False)
 
-def rollout_length(task: Task, tokenizer: PreTrainedTokenizerBase, m: int, max_new_tokens: int = 0) -> int:
+def rollout_length(task: Task, tokenizer: Tokenizer, m: int, max_new_tokens: int = 0) -> int:
     """New tokens that a rollout of m answers may take: m times max_new_tokens, or if 0 what the task's longest need."""
     if is_tiny(tokenizer) and not max_new_tokens:
         return m * (task.answer_words + 2) + 1  # two tags each, and the EOS
@@ -88,11 +87,10 @@ def score(task: Task, problems: list[Problem], answers: list[list[list[str]]], m
     for p, groups in enumerate(answers):
         rows.append(torch.full((G, m, len(vectors[p, next(iter(distinct[p]))])), float(task.minimum)))
         for g, group in enumerate(groups):
-            seen = set()
+            forms = [str(task.canonical(problems[p], answer)) for answer in group]
             for j, answer in enumerate(group):
                 rows[p][g, j] = torch.tensor(vectors[p, answer])
-                mask[p, g, j] = (form := str(task.canonical(problems[p], answer))) not in seen
-                seen.add(form)
+                mask[p, g, j] = forms[j] not in forms[:j]
     k = max(row.shape[-1] for row in rows)
     padded = torch.stack([torch.nn.functional.pad(row, (0, k - row.shape[-1])) for row in rows])
     objective_mask = torch.stack([torch.arange(k) < row.shape[-1] for row in rows])
@@ -108,7 +106,7 @@ def score_texts(task: Task, problems: list[Problem], texts: list[str], m: int) -
     return score(task, problems, [[parse_answers(text, task, m) for text in texts[i:i + G]]
                                   for i in range(0, len(texts), G)], m)
 
-def demonstrations(task: Task, tokenizer: PreTrainedTokenizerBase, m: int, seed: int, step: int, *,
+def demonstrations(task: Task, tokenizer: Tokenizer, m: int, seed: int, step: int, *,
                    goals: bool = False) -> tuple[list[str], list[str]]:
     """Prompts (P) and texts (P * G) that one step of the warm start imitates, 16 * 3, of a language model 8 * 1. A
     third of the steps shows sets of m independent answers: no deliberate diversity. `goals`: every prompt names a

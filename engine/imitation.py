@@ -12,7 +12,6 @@ from tqdm import tqdm
 
 from engine import decoding, models, tiny, update
 from engine.runs import check_folder, write_folder
-from engine.update import token_logprobs
 from rewards import Task, UserError
 
 
@@ -30,7 +29,7 @@ def warm_start(task: Task, name: str, show: Callable[[int], tuple[list[str], lis
         optimizer, bar = torch.optim.AdamW(model.parameters(), lr=peak), tqdm(range(steps), "warm start", unit="step")
         for step in bar:
             shown = decoding.given_rollouts(model, tokenizer, *show(step))
-            logprobs, _ = token_logprobs(model, shown, range(len(shown.texts)))
+            logprobs, _ = update.token_logprobs(model, shown, range(len(shown.texts)))
             loss = -logprobs[shown.mask].mean()
             optimizer.param_groups[0]["lr"] = peak * min(1.0, (step + 1) / 20) * (1 - 0.9 * step / steps)
             optimizer.zero_grad()

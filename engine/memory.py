@@ -128,9 +128,8 @@ def print_plan(args: argparse.Namespace, task: Task, device: str, ask: Ask) -> N
         print(f"{row:28}" + "".join(f"{rows.get(row, 0) / unit:{width}.{digits}f}" for rows in columns.values()))
     where = f"a card of {limit / GIB:.1f} GiB" if args.plan else f"this machine's {limit / GIB:.1f} GiB ({device})"
     print(f"\n{'fits' if need <= limit else 'does not fit'} {where}: {need / GIB:.2f} GiB")
-    changed, left = argparse.Namespace(**vars(args)), leaner(args)
-    while need > limit and left:
-        flag, value = left.pop(0)
+    changed = argparse.Namespace(**vars(args))
+    for flag, value in leaner(args) if need > limit else ():
         setattr(changed, flag, value)
         if flag == "lora_rank":  # then the reference policy costs nothing
             changed.kl = args.kl
@@ -138,7 +137,7 @@ def print_plan(args: argparse.Namespace, task: Task, device: str, ask: Ask) -> N
         flags = [text_of(name, value) for name, value in vars(changed).items() if value != getattr(args, name)]
         print(f"  {need / unit:{width}.{digits}f} {name} with {' '.join(flags)}")
         if need <= limit:
-            print("which fits")
+            return print("which fits")
     if need > limit:
         print("not enough: take a smaller --model, fewer --max-new-tokens, a larger device"
               + ("" if importlib.util.find_spec("peft") else ", or --lora-rank 16 (pip install peft)"))

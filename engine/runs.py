@@ -288,16 +288,15 @@ def snapshot(method: str, learner: Learner, task: Task, args: argparse.Namespace
     if learner.step in {args.steps - round(i * (args.steps - 1) / max(1, n - 1)) for i in range(n)}:
         pool = ask(method, (learner.model, learner.tokenizer), task, held_out(task), vars(args), training=True,
                    size=min(30, args.pool), m=answers_per_rollout(method, args.m), temperature=args.eval_temperature)
-        own = (x[:, exists].double() for x, exists in zip(pool.rewards, pool.objective_mask, strict=True))
         append(run / "snapshots.jsonl", {"step": learner.step, "problems": [
-            {"id": problem.id, "answers": answers, "rewards": rewards.round(decimals=6).tolist()}
-            for problem, answers, rewards in zip(pool.problems, pool.answers, own, strict=True)]})
+            {"id": problem.id, "answers": answers, "rewards": rewards.double().round(decimals=6).tolist()}
+            for problem, answers, rewards in zip(pool.problems, pool.answers, pool.vectors(), strict=True)]})
 
 def snapshots(run: Path) -> tuple[dict, Task, list[Problem], list[tuple[int, dict[str, list[dict]]]]]:
     """Flags, task and problems of a run, and by step what each method answered to them, at the nearest step where it
     has no snapshot of this one. UserError if there are none; a line names the methods that have none, or fewer."""
     config = load_config(run)
-    task, problems = task_of(config["flags"]), held_out(task_of(config["flags"]))
+    problems = held_out(task := task_of(config["flags"]))
     logs = {method: [record for record in read_log(run / method / "snapshots.jsonl", "problems")
                      if len(record["problems"]) == len(problems)] for method in ADVANTAGES if (run / method).is_dir()}
     ends = {method: log[-1]["step"] if log else 0 for method, log in logs.items()}

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 import vpo
 from report import plots
@@ -65,11 +64,8 @@ def write_film(path: Path, task: Any, problems: list, frames: list) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         for step, pools in frames:
             drawn = {name: ([record["answers"] for record in records],
-                            pad_sequence([torch.tensor(record["rewards"]).T for record in records], True).mT)
-                     for name, records in pools.items()}
-            sizes = torch.tensor([len(record["rewards"][0]) for record in next(iter(pools.values()))])
-            if not plots.answers(drawn, problems, task, Path(folder) / "a.png", when=f"after training step {step}",
-                                 exists=torch.arange(int(sizes.max())) < sizes[:, None]):
+                            [torch.tensor(record["rewards"]) for record in records]) for name, records in pools.items()}
+            if not plots.answers(drawn, problems, task, Path(folder) / "a.png", when=f"after training step {step}"):
                 return False
             pictures.append(Image.open(Path(folder) / "a.png").convert("RGB"))
             pictures[-1].thumbnail((1000, 1000))

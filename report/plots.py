@@ -33,19 +33,18 @@ def color(name: str) -> str:
     """A policy's color in every figure; for a method without a look one of a few, by its name."""
     return LOOKS[name][1] if name in LOOKS else OTHERS[zlib.crc32(name.encode()) % len(OTHERS)]
 
-def bootstrap_interval(values: Tensor, groups: Tensor | None = None, *, samples: int = 1000, level: float = 0.95,
-                       seed: int = 0) -> tuple[float, float]:
-    """Percentile interval of the mean of values (N) or (runs, N), resampling runs and problems. Problems of one group
-    (N) come and go together: those that show the same prompt are not independent."""
+def bootstrap_interval(values: Tensor, groups: Tensor | None = None, *, samples: int = 1000) -> tuple[float, float]:
+    """95% percentile interval of the mean of values (N) or (runs, N), resampling runs and problems. Problems of one
+    group (N) come and go together: those that show the same prompt are not independent."""
     values = torch.atleast_2d(values).double()
     runs, N = values.shape
     groups = torch.arange(N) if groups is None else groups
-    sizes, generator = torch.bincount(groups), torch.Generator().manual_seed(seed)
+    sizes, generator = torch.bincount(groups), torch.Generator().manual_seed(0)
     sums = torch.zeros(runs, len(sizes), dtype=torch.float64).index_add_(1, groups, values)
     drawn = torch.randint(len(sizes), (samples, len(sizes)), generator=generator)
     means = sums[:, drawn].sum(-1) / sizes[drawn].sum(-1)  # (runs, samples)
     draws = means.gather(0, torch.randint(runs, (runs, samples), generator=generator)).mean(0)
-    return tuple(draws.quantile(torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)).tolist())
+    return tuple(draws.quantile(torch.tensor([(1 - 0.95) / 2, (1 + 0.95) / 2], dtype=torch.float64)).tolist())
 
 def print_table(heading: str, measures: dict[str, dict[str, Tensor]], n: int) -> None:
     """One row per policy; best@k, pass@k and W@k at a few budgets up to n, then the measures of variety: means."""
@@ -159,15 +158,12 @@ def reward_vectors(pools: dict[str, Tensor], labels: list[str], path: Path, inde
         _finish(figure, axes, path, f"Reward vectors for problem {index + 1}, {here.shape[1]} candidates per policy; "
                                     "a number: so many at one place, a bare dot: one")
 
-def answers(pools: dict[str, tuple[list[list[str]], Tensor]], problems: list, task: Any, path: Path,
-            columns: int = 4, exists: Tensor | None = None, when: str = "") -> bool:
+def answers(pools: dict[str, tuple[list[list[str]], list[Tensor]]], problems: list, task: Any, path: Path,
+            columns: int = 4, when: str = "") -> bool:
     """The answers to the first problems, drawn by the task, a row per policy, if task.wide a column; False: it cannot.
-    pools: N lists of answers and the rewards (N, n, k) by policy; exists (N, k) bool: the objectives that a problem
-    has, all if not given; `when`: the heading of a film's picture."""
+    pools: by policy N lists of answers and N of their rewards (n, k); `when`: the heading of a film's picture."""
     names, columns = [name for name in pools if name != "start_sets"], min(columns, len(problems))
-    _, n, k = pools[names[0]][1].shape
-    exists = torch.ones(len(problems), k, dtype=torch.bool) if exists is None else exists
-    solved = {name: int(((pools[name][1] >= 1) | ~exists[:, None]).all(-1).any(-1).sum()) for name in names}
+    solved = {name: sum(bool((rewards >= 1).all(-1).any()) for rewards in pools[name][1]) for name in names}
     bold = {"fontsize": 12, "fontweight": "bold"}
     width, height = (3.9, 2.3) if task.wide else (2.4, 2.5)
     shape = (columns, len(names)) if task.wide else (len(names), columns)
@@ -178,7 +174,7 @@ def answers(pools: dict[str, tuple[list[list[str]], Tensor]], problems: list, ta
                 if not task.draw(ax, problems[i], [text for text in texts[i] if text is not None], color(name)):
                     return False
                 ax.spines[:].set_visible(False)
-                summary = textwrap.fill(task.summary(rewards[i][:, exists[i]]), int(15 * width))
+                summary = textwrap.fill(task.summary(rewards[i]), int(15 * width))
                 lines = "\n" * (when > "" and "\n" not in summary)  # two in every picture, so that nothing moves
                 ax.set_title(lines + summary, loc="left" if task.wide else "center", fontsize=SMALL)
             heading = title(name) + f"\nsolves {solved[name]} of {len(problems)} problems" * any(solved.values())
@@ -188,21 +184,20 @@ def answers(pools: dict[str, tuple[list[list[str]], Tensor]], problems: list, ta
             else:
                 row[0].set_ylabel(heading, **bold)
         figure.suptitle(when, **bold)
-        _finish(figure, axes, path, f"{columns} of {len(problems)} problems, {n} candidates per policy")
+        _finish(figure, axes, path, f"{columns} of {len(problems)} problems, {len(texts[0])} candidates per policy")
     return True
 
 def run_figures(folder: Path, suffix: str, report: dict, logs: dict[str, list[dict]], temperature: float, task: Any,
                 pools: dict[str, Any]) -> None:
     """The four figures of one run's evaluation, each explained at its function; pools: eval.Pool by policy."""
-    best, curves, vectors_of_one, some = (folder / f"{name}.{suffix}" for name in (
-        "best_at_k", "diversity", "reward_vectors", "answers"))
+    files = [folder / f"{name}.{suffix}" for name in ("best_at_k", "diversity", "reward_vectors", "answers")]
     vectors = {name: pool.rewards for name, pool in pools.items()}
-    best_at_k(report, best)
-    training(logs, temperature, curves)
-    reward_vectors(vectors, task.objectives, vectors_of_one, typical_problem(vectors))
-    drawn = answers({name: (pool.answers, pool.rewards) for name, pool in pools.items()}, pools["start"].problems, task,
-                    some, exists=pools["start"].objective_mask)
-    print(f"figures: {', '.join(map(str, [best, curves, vectors_of_one, *[some] * drawn]))}")
+    best_at_k(report, files[0])
+    training(logs, temperature, files[1])
+    reward_vectors(vectors, task.objectives, files[2], typical_problem(vectors))
+    drawn = answers({name: (pool.answers, pool.vectors()) for name, pool in pools.items()}, pools["start"].problems,
+                    task, files[3])
+    print(f"figures: {', '.join(map(str, files if drawn else files[:3]))}")
 
 def against(points: dict[str, tuple[float, float, float, float]], path: Path, xlabel: str, ylabel: str,
             caption: str) -> None:

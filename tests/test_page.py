@@ -113,9 +113,7 @@ def test_snapshots_are_evenly_spaced(steps, n, expected, tmp_path):
 
     def ask(name, policy, task, problems, flags, **rest):
         asked.append(learner.step)
-        rewards = torch.zeros(4, 1, 3)
-        return types.SimpleNamespace(problems=problems, answers=[["0"]] * 4, rewards=rewards,
-                                     objective_mask=torch.ones(4, 3, dtype=torch.bool))
+        return types.SimpleNamespace(problems=problems, answers=[["0"]] * 4, vectors=lambda: [torch.zeros(1, 3)] * 4)
 
     args = types.SimpleNamespace(snapshots=n, steps=steps, pool=30, m=3, eval_temperature=0.7)
     for step in range(1, steps + 1):

@@ -151,8 +151,8 @@ def test_answers_count_the_problems_that_a_pool_solves(tmp_path, drawn, wide):
     assert len(drawn[0].axes) == 4 and {"GRPO", "VPO"} <= {*texts(drawn[0])}
     assert texts(drawn[0]).count(task.summary(torch.zeros(2, 2))) == 4
     pools["vpo"][1][:2, 1, 0] = 1  # half of it; all of it where a problem has but this objective
-    exists = torch.tensor([[True, False], [True, True], [True, True]])
-    plots.answers(pools, [1, 2, 3], task, tmp_path / "b.png", exists=exists)
+    own = {name: (given, [rewards[0][:, :1], *rewards[1:]]) for name, (given, rewards) in pools.items()}
+    plots.answers(own, [1, 2, 3], task, tmp_path / "b.png")
     assert {"GRPO\nsolves 0 of 3 problems", "VPO\nsolves 1 of 3 problems"} <= {*texts(drawn[1])}
     assert any("1 objectives" in text for text in texts(drawn[1]))
 

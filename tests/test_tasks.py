@@ -184,18 +184,17 @@ def test_a_tiny_model_knows_every_word(name):
 
 
 def test_toy_is_a_deceptive_valley():
-    """Every bit that is set costs, until the block is full: 0.8, 0.53, 0.27, 0, 1."""
-    task, problem = Toy(blocks=1, bits=4), Problem("toy", {})
-    values = [task.reward(problem, " ".join("1" * n + "0" * (4 - n)))[0] for n in range(5)]
-    assert values[0] == pytest.approx(0.8) and values[4] == 1.0
-    assert all(a > b for a, b in itertools.pairwise(values[:4]))
-    for text in ("", "1", "1 1 1 2", "1 1 1 1 1"):
-        assert task.reward(problem, text) == [0.0]
+    """Every bit that is set costs, until the block is full: 0.8, 0.4, 0, 1; the other blocks do not matter."""
+    task, problem = Toy(), Problem("toy", {})
+    values = [task.reward(problem, " ".join("000" + "1" * n + "0" * (6 - n))) for n in range(4)]
+    assert values == [[pytest.approx(0.8), pytest.approx(value), pytest.approx(0.8)] for value in (0.8, 0.4, 0.0, 1.0)]
+    for text in ("", "1", "1 1 1 1 1 1 1 1 2", "1 1 1 1 1 1 1 1 1 1"):
+        assert task.reward(problem, text) == [0.0] * 3
 
 
 # ---------------------------------------------------------------------------------------------------- answers
 
-TOY = Toy(blocks=4, bits=4)
+TOY = Toy()
 
 
 @pytest.mark.parametrize("text, m, expected", [
@@ -228,9 +227,9 @@ def test_parsing_random_text():
 
 def test_scoring_a_batch():
     """Missing answers: zero rows, out of the mask. Duplicates: their reward, out of the mask."""
-    stub, perfect = " ".join("0" * 16), " ".join("1" * 16)
+    stub, perfect = " ".join("0" * 9), " ".join("1" * 9)
     scored = score(TOY, TOY.problems("test", 2), [[[stub, stub, perfect], []], [[perfect], [stub, perfect]]], 3)
-    assert scored.vectors.shape == (2, 2, 3, 4) and scored.mask.tolist() == [
+    assert scored.vectors.shape == (2, 2, 3, 3) and scored.mask.tolist() == [
         [[True, False, True], [False, False, False]], [[True, False, False], [True, True, False]]]
     torch.testing.assert_close(scored.scalars[0], torch.tensor([[0.8, 0.8, 1.0], [0.0, 0.0, 0.0]]))
     assert scored.objective_mask.all()
