@@ -282,7 +282,7 @@ def run(args: argparse.Namespace) -> None:
     selection = args.selection * (args.strategy == "evolve")
     label = f"{Path(args.goal).stem}-{args.strategy}{'-' * bool(selection)}{selection}-{args.budget}"
     out = Path(args.out or runs[0].parent / f"{Path(flags['task']).stem}-search" / label)
-    among = held_out(task, at["split"], at["problems"])
+    problems = among = held_out(task, at["split"], at["problems"])
 
     def of(run: Path, flags: dict, name: str, problems: list[Problem], folder: Path, **plan) -> list[Population]:
         """The search of one policy, which is loaded for it."""
@@ -300,7 +300,6 @@ def run(args: argparse.Namespace) -> None:
                           max_new_tokens=rollout_length(task, tokenizer, m, flags["max_new_tokens"]),
                           sampling_batch=0 if is_tiny(tokenizer) else flags.get("sampling_batch") or 96)
 
-    problems = among
     for (run_, own, *_), name in itertools.product(plans, single) if args.screen else ():
         found = of(run_, own, name, among, out / "screen" / run_.name, strategy="best_of_n", selection="",
                    budget=args.screen, seed=args.seed + 1)
@@ -315,12 +314,11 @@ def run(args: argparse.Namespace) -> None:
     ticks = sorted({min(args.budget, round(10 ** (i / 8))) for i in range(49)})
     found = {name: [of(run_, own, name, problems, out / run_.name, strategy=args.strategy, selection=selection,
                        budget=args.budget, seed=args.seed) for run_, own, *_ in plans] for name in names}
-    measured = {name: [curves(populations, targets, ticks) for populations in each] for name, each in found.items()}
-    whole = {"settings": vars(args), "ticks": ticks, "problems": [problem.id for problem in problems],
-             "policies": measured}
+    whole = {"settings": vars(args), "ticks": ticks, "problems": [problem.id for problem in problems], "policies": {
+        name: [curves(populations, targets, ticks) for populations in each] for name, each in found.items()}}
     print(f"\n{out}: {len(problems)} problems, {args.budget} candidates each, runs: {len(runs)}\n{searched(whole)}")
     write_text(out / "search.json", json.dumps(whole))
-    plots.search(ticks, measured, out / "search.png")
+    plots.search(ticks, whole["policies"], out / "search.png")
     plots.family({name: each[0] for name, each in found.items()}, targets, out / "family.png")
     print(f"written: {out / 'search.json'} (who solved what), {out / 'search.png'}, {out / 'family.png'}")
 

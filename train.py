@@ -180,8 +180,8 @@ def run(argv: list[str]) -> None:
     args = runs.join_run(args, given, out, config) if joined else args
     task = runs.task_of(vars(args))
     args.fingerprint = task.fingerprint
-    device = check_device(args.device, must_exist=args.plan is None)
-    fill_in(args, task, device == "cuda")
+    fill_in(args, task, check_device(args.device, must_exist=args.plan is None) == "cuda")
+    device = check_device(args.device, args.dtype, must_exist=args.plan is None)
     check_flags(args, task)
     with explain_out_of_memory(args, device):
         if args.plan is not None:

@@ -352,10 +352,8 @@ def fill(stored: Stored, path: Path) -> str:
 def figures(stored: Stored, folder: Path) -> list[Path]:
     """best@k and diversity over training for every task, ablations, reward geometry: of what is stored. The paths."""
     written = []
-    for task in ("maze", "code"):
+    for task in (task for task in ("maze", "code") if stored.seeds(task, "grpo") and stored.seeds(task, "vpo")):
         methods = [method for method in stored.methods(task) if method != "start_sets"]
-        if not {"start", "grpo", "vpo"} <= set(methods):
-            continue
         one = stored.results[task, "grpo", stored.seeds(task, "grpo")[0], ()]
         keys = [key for key in one["at"]["0.7"]["grpo"] if "@" in key]
         keys += [key.replace("best", "pass") for key in keys if key.startswith("best")]
