@@ -167,16 +167,15 @@ def learning_rates(stored: Stored, task: str) -> str:
     return table(["method", "peak lr", *columns], rows)
 
 def ablations(stored: Stored, task: str = "maze") -> str:
-    """Every setting that was varied beside the default of its method: means over its seeds."""
+    """What every setting that was varied changes against the default of its method, on the seeds that both have."""
     settings = sorted({(method, flags) for t, method, seed, flags in stored.results
-                       if t == task and seed < 100 and (flags or method in ("vpo", "group_vpo", "grpo"))},
-                      key=lambda setting: (METHODS.index(setting[0]), str(setting[1])))
+                       if t == task and seed < 100 and flags}, key=lambda each: (METHODS.index(each[0]), str(each[1])))
     rows, columns = [], (*HEADLINE[task], "diversity")
     for method, flags in settings:
-        name = " ".join(f"--{flag} {value}" for flag, value in flags) or "default"
+        name = " ".join(f"--{flag} {value}" for flag, value in flags)
         name = name.replace("--credit answer", "`examples/reward_to_go.py`")
-        rows.append([title(method), name, len(stored.seeds(task, method, flags)),
-                     *(stored.mean(task, method, column, flags=flags) for column in columns)])
+        rows.append([title(method), name, len(stored.seeds(task, method, flags)), *(span(*stored.difference(
+            task, (method, "0.7", flags), (method,), column)) for column in columns)])
     return table(["method", "setting", "seeds", *columns], rows)
 
 def varied(stored: Stored, task: str = "maze") -> dict[str, dict[str, dict[str, tuple]]]:
@@ -186,8 +185,9 @@ def varied(stored: Stored, task: str = "maze") -> dict[str, dict[str, dict[str, 
         found = {default: ()} | {flags[0][1]: flags for t, name, _, flags in stored.results
                                  if (t, name) == (task, method) and flags and flags[0][0] == flag}
         if len(found) > 1 and stored.seeds(task, method):
+            seeds = sorted(set.intersection(*(set(stored.seeds(task, method, flags)) for flags in found.values())))
             panels[f"{title(method)}: {flag}"] = {str(value): {
-                measure: stored.interval(task, stored.values(task, method, measure, flags=found[value]))
+                measure: stored.interval(task, stored.values(task, method, measure, flags=found[value], seeds=seeds))
                 for measure in ("best@1", "best@30", "W@30")} for value in sorted(found)}
     return panels
 
@@ -371,7 +371,7 @@ def figures(stored: Stored, folder: Path) -> list[Path]:
         plots.training(logs, 1.0, written[-1], window=1)
     if panels := varied(stored):
         written.append(folder / "ablations.png")
-        plots.settings(panels, written[-1], "maze, temperature 0.7, equal answers; 95% intervals over seeds and mazes")
+        plots.settings(panels, written[-1], "maze, temperature 0.7; the seeds that all points of a panel have; 95%")
     if len(points := geometries(stored)) > 2:
         written.append(folder / "reward_geometry.png")
         plots.against({name: (unseen, *d[:3]) for name, unseen, _, d, _ in points}, written[-1],
