@@ -84,8 +84,9 @@ def best_at_k(report: dict, path: Path) -> None:
             curves = {name: [policy[f"{kind}@{k}"]["mean"] for k in ks] for name, policy in policies.items()}
             for name, means in curves.items():
                 low, high = zip(*(policies[name][f"{kind}@{k}"]["interval"] for k in ks), strict=True)
-                ax.plot(ks, means, **_line(name))
-                ax.fill_between(ks, low, high, color=color(name), alpha=0.15, lw=0)
+                crowd = len(policies) > 7 and name not in ("grpo", "max_at_k", "vpo", "group_vpo")  # thin, no bands
+                ax.plot(ks, means, **_line(name) | ({"lw": 0.7, "ms": 4} if crowd else {}))
+                ax.fill_between(ks, low, high, color=color(name), alpha=0 if crowd else 0.15, lw=0)
             if (i := crossing(curves[ours], curves[theirs])) is not None:
                 at, (bottom, top) = (ks[i], curves[ours][i]), ax.get_ylim()
                 ax.plot(*at, "o", ms=13, mfc="none", mec="black", mew=1.3, zorder=4,
