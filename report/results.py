@@ -300,8 +300,8 @@ def claims(stored: Stored, *_: object) -> str:
              for measure in ("best@1", "W@30")][:2]
     add("C8", "with m = 1 VPO is GRPO (within 0.02)", [(f"maze, {measure}: {span(*d)}", alike(*d))
                                                        for measure, d in found])
-    signs = {(("m", 2), ("prompts-per-step", 18)): -1, (("m", 5), ("prompts-per-step", 7)): 1,
-             (("n-weights", 10),): -1, (("sampler", "sobol"),): 1}
+    signs = {(("m", 1), ("prompts-per-step", 36), ("lr", 1.2e-3)): -1, (("m", 2), ("prompts-per-step", 18)): -1,
+             (("m", 5), ("prompts-per-step", 7)): 1, (("n-weights", 10),): -1, (("sampler", "sobol"),): 1}
     found = [(" ".join(f"--{name} {value}" for name, value in flags), sign,
               stored.difference("maze", ("vpo", "0.7", flags), ("vpo",), "W@30"))
              for flags, sign in signs.items() if ("maze", "vpo", 0, flags) in stored.results]
