@@ -205,9 +205,9 @@ def against(points: dict[str, tuple[float, float, float, float]], path: Path, xl
     """Points with a vertical interval, each by its name: name -> (x, y, low, high)."""
     with _figure(1, 1, (6.4, 4.2)) as (figure, axes):
         ax = axes[0, 0]
-        for name, (x, y, low, high) in points.items():
+        for i, (name, (x, y, low, high)) in enumerate(points.items()):  # names in turn above and below
             ax.errorbar(x, y, [[y - low], [high - y]], fmt="o", color=color("vpo"), capsize=3)
-            ax.annotate(name, (x, y), (6, 6), textcoords="offset points")
+            ax.annotate(name, (x, y), (6, -15 if i % 2 else 6), textcoords="offset points")
         ax.axhline(0, color="#999999", lw=0.8)
         ax.set(xlabel=xlabel, ylabel=ylabel)
         ax.margins(x=0.15)
