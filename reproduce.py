@@ -22,6 +22,7 @@ import re
 import subprocess
 import sys
 import time
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,9 +110,9 @@ def load(cell: Cell) -> dict | None:
         return None
     try:
         result = json.loads(gzip.decompress(path_of(cell).read_bytes()))
-    except (OSError, EOFError, ValueError) as error:
+        return result if (result.get("version"), result.get("command")) == (VERSION, cell.command) else None
+    except (OSError, EOFError, ValueError, AttributeError, zlib.error) as error:
         raise UserError(f"{path_of(cell)}: damaged ({error}); restore or delete it") from error
-    return result if (result.get("version"), result.get("command")) == (VERSION, cell.command) else None
 
 def store(cell: Cell, result: dict) -> None:
     """Write a result whole or not at all, and the same bytes for the same numbers."""
@@ -165,7 +166,8 @@ def condensed(values: dict, pool, means: bool, few: bool) -> dict[str, list]:
 def run_grid(pending: list[Cell], jobs: int) -> list[Cell]:
     """Measure cells, `jobs` at a time, each in a process of its own; those that failed are named and do not stop it."""
     failed, began = [], time.monotonic()
-    RUNS.mkdir(parents=True, exist_ok=True)
+    for folder in (RUNS, RESULTS):  # here, so that a bad --out costs no training
+        folder.mkdir(parents=True, exist_ok=True)
 
     def measured(cell: Cell) -> None:
         if load(cell):  # another reproduce.py was faster
@@ -195,7 +197,7 @@ def write(document: bool) -> None:
 
     stored = results.Stored(all_stored())
     if not stored.results:
-        raise UserError(f"{RESULTS}: holds no result of this version, so there is nothing to write; leave --write out")
+        raise UserError(f"{RESULTS}: holds no result of this version, so there is nothing to write")
     print(f"\n{results.headline(stored)}")
     if document:
         for path in (Path("docs/results.md"), Path("README.md")):
@@ -220,7 +222,6 @@ def main(argv: list[str] | None = None) -> None:
 def run(args: argparse.Namespace) -> None:
     """What main does, once the flags are read."""
     global RESULTS
-    document = not (args.out or args.quick)
     grid = [Cell("maze", method, 0) for method in HEADLINE] if args.quick else cells()
     RESULTS = Path(args.out) if args.out else QUICK if args.quick else RESULTS
     if RESULTS.is_file():
@@ -239,9 +240,9 @@ def run(args: argparse.Namespace) -> None:
     if args.list:
         return print("\n".join(f"{'missing' if cell in pending else 'stored '}  {cell.name}" for cell in grid))
     failed = [] if args.write else run_grid(pending, args.jobs)
-    write(document)
     for cell in failed:
         print(f"failed: python {cell.script} {' '.join(cell.command)}", file=sys.stderr)
+    write(document=not (args.out or args.quick))
     if failed:
         raise UserError(f"{len(failed)} of {len(pending)} cells failed; the others are stored, the same command tries "
                         "the failed ones again")

@@ -48,12 +48,12 @@ def nested_problems() -> dict[str, list[dict]]:
 
 class Nested(Code):
     name, flags = "nested", ("seconds", "memory_mb", "unconfined")
-    warm_steps, answer_words = 2000, 26
-    objectives = tuple(f"f({x})" for x in HIDDEN)
+    warm_steps = 2000
 
     def __init__(self, **limits):
         super().__init__(**limits)
-        self.parts = nested_problems()
+        self.parts, self.answer_words = nested_problems(), 26
+        self.objectives = tuple(f"f({x})" for x in HIDDEN)
         prompts = [problem["tiny_prompt"] for part in self.parts.values() for problem in part]
         pieces = [text for piece in BRANCHES + CONDITIONS for text in spellings(piece)]
         self.words = tuple(dict.fromkeys(" ".join([*prompts, *pieces, "if else"]).split()))

@@ -174,8 +174,7 @@ def ablations(stored: Stored, task: str = "maze") -> str:
                        if t == task and seed < 100 and flags}, key=lambda each: (METHODS.index(each[0]), str(each[1])))
     rows, columns = [], (*HEADLINE[task], "diversity")
     for method, flags in settings:
-        name = " ".join(f"--{flag} {value}" for flag, value in flags)
-        name = name.replace("--credit answer", "`examples/reward_to_go.py`")
+        name = " ".join(f"--{flag} {value}" for flag, value in flags).replace("--credit answer", "reward-to-go")
         rows.append([title(method), name, len(stored.seeds(task, method, flags)), *(span(*stored.difference(
             task, (method, "0.7", flags), (method,), column)) for column in columns)])
     return table(["method", "setting", "seeds", *columns], rows)

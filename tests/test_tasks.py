@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import json
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -244,3 +245,14 @@ def test_problems_may_differ_in_their_objectives():
     scored = score(Varying(), [Problem("a", 2), Problem("b", 3)], [[["x"]], [["x"]]], 1)
     assert scored.vectors.tolist() == [[[[1, 1, 0]]], [[[1, 1, 1]]]] and scored.scalars.tolist() == [[[1]], [[1]]]
     assert scored.objective_mask.tolist() == [[True, True, False], [True, True, True]]
+
+
+def test_the_nested_programs_of_the_examples():
+    """Judged at their own twelve places; a demonstration is a program of the task, seldom a right one."""
+    task = load_task(str(Path(__file__).parent.parent / "examples" / "nested.py"))
+    problems = task.problems("test", 20)
+    assert all(vector == [1.0] * 12 for vector in task.rewards([(p, p.data["reference"]) for p in problems]))
+    assert task.reward(problems[0], "") == [0.0] * len(task.objectives) == [0.0] * 12
+    shown = [task.demonstration(problem, random.Random(i)) for i, problem in enumerate(problems)]
+    assert all(len(text.split()) <= task.answer_words and set(text.split()) <= set(task.words) for text in shown)
+    assert sum(min(vector) == 1 for vector in task.rewards(list(zip(problems, shown, strict=True)))) < 3
