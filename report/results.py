@@ -78,9 +78,8 @@ class Stored:
     def interval(self, task: str, values: Tensor) -> tuple[float, float, float, int, bool]:
         """Of differences (seeds, N): mean, 95% interval, seeds, firm. The interval resamples seeds and problems; so few
         seeds make it too narrow, so a difference is firm only if besides three seeds or more all have its sign."""
-        low, high = bootstrap_interval(values, self.groups(task), samples=2000)
-        sign, each = 1 if low > 0 else -1, values.mean(1)
-        firm = (low > 0 or high < 0) and len(each) > 2 and bool((sign * each > 0).all())
+        each, (low, high) = values.mean(1), bootstrap_interval(values, self.groups(task), samples=2000)
+        firm = len(each) > 2 and bool(min(low, each.min()) > 0 or max(high, each.max()) < 0)
         return values.mean().item(), low, high, len(each), firm
 
     def difference(self, task: str, ours: tuple, theirs: tuple, measure: str) -> tuple[float, float, float, int, bool]:
@@ -169,15 +168,16 @@ def learning_rates(stored: Stored, task: str) -> str:
     return table(["method", "peak lr", *columns], rows)
 
 def ablations(stored: Stored, task: str = "maze") -> str:
-    """What every setting that was varied changes against the default of its method, on the seeds that both have."""
+    """What every varied setting changes against its method's default, on shared seeds; the best m against rivals."""
     settings = sorted({(method, flags) for t, method, seed, flags in stored.results
                        if t == task and seed < 100 and flags}, key=lambda each: (METHODS.index(each[0]), str(each[1])))
     rows, columns = [], (*HEADLINE[task], "diversity")
     for method, flags in settings:
         name = " ".join(f"--{flag} {value}" for flag, value in flags).replace("--credit answer", "reward-to-go")
-        rows.append([title(method), name, len(stored.seeds(task, method, flags)), *(span(*stored.difference(
-            task, (method, "0.7", flags), (method,), column)) for column in columns)])
-    return table(["method", "setting", "seeds", *columns], rows)
+        for other in (method, "max_at_k", "group_vpo")[:3 if flags[0] == ("m", 2) else 1]:
+            rows.append([title(method), name, title(other), len(stored.seeds(task, method, flags)), *(span(
+                *stored.difference(task, (method, "0.7", flags), (other,), column)) for column in columns)])
+    return table(["method", "setting", "minus", "seeds", *columns], rows)
 
 def varied(stored: Stored, task: str = "maze") -> dict[str, dict[str, dict[str, tuple]]]:
     """Of every flag that was varied: heading -> value -> measure -> (mean, low, high, ...)."""
@@ -351,7 +351,7 @@ def fill(stored: Stored, path: Path) -> str:
 def figures(stored: Stored, folder: Path) -> list[Path]:
     """best@k and diversity over training for every task, ablations, reward geometry: of what is stored. The paths."""
     written = []
-    for task in (task for task in ("maze", "code") if stored.seeds(task, "grpo") and stored.seeds(task, "vpo")):
+    for task in (name for name in ("maze", "code") if stored.seeds(name, "grpo") and stored.seeds(name, "vpo")):
         methods = [method for method in stored.methods(task) if method != "start_sets"]
         one = stored.results[task, "grpo", stored.seeds(task, "grpo")[0], ()]
         keys = [key for key in one["at"]["0.7"]["grpo"] if "@" in key]

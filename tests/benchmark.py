@@ -20,6 +20,7 @@ Maze and code start from a model that is warmed up here once (half a minute).
 
 import argparse
 import contextlib
+import copy
 import functools
 import importlib.util
 import io
@@ -382,50 +383,52 @@ def references():
     return models.load_policy("tiny", task, device=DEVICE)[0], update.AdamW(model)
 
 
+def trl_steps(model, tokenizer, prompts: list[str], reward, **settings) -> list[float]:
+    """Seconds of every step of GRPOTrainer on a copy of the model; reward(prompts, completions) as TRL calls it."""
+    from datasets import Dataset
+    from transformers import TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+    seconds: list[float] = []
+
+    class Clock(TrainerCallback):
+        """Times of the steps."""
+
+        def on_step_begin(self, *args, **kwargs) -> None:
+            seconds.append(-time.perf_counter())
+
+        def on_step_end(self, *args, **kwargs) -> None:
+            seconds[-1] += time.perf_counter()
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        config = GRPOConfig(output_dir=folder, temperature=1.0, lr_scheduler_type="constant", use_cpu=DEVICE == "cpu",
+                            bf16=False, gradient_checkpointing=False, save_strategy="no", report_to="none",
+                            logging_steps=1000, shuffle_dataset=False, disable_tqdm=True, **settings)
+        GRPOTrainer(model=copy.deepcopy(model), reward_funcs=reward, args=config, processing_class=tokenizer,
+                    train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
+                    callbacks=[Clock()]).train()
+    return seconds
+
+
 def trl() -> None:
     """The same model, prompts, rewards, group, lengths, KL and learning rate through GRPOTrainer."""
     if not importlib.util.find_spec("trl"):
         print("trl is not installed: pip install trl")
         return
-    import copy
-
-    from datasets import Dataset
-    from transformers import TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
     args, task, model, tokenizer = start_model("maze")
     steps, P, G = 8, args.prompts_per_step * args.m, args.group_size
     by_prompt, rows = {}, []
     for step in range(steps):
         problems, prompts, _ = batch_of("maze", "grpo", step)
         by_prompt |= dict(zip(prompts, problems, strict=True))
-        rows += [{"prompt": prompt} for prompt in prompts]
+        rows += prompts
 
     def reward(prompts: list[str], completions: list[str], **rest) -> list[float]:
         scored = rollout.score_texts(task, [by_prompt[prompt] for prompt in prompts], completions, 1)
         return scored.scalars.flatten().tolist()
 
-    theirs: list[float] = []
-
-    class Clock(TrainerCallback):
-        """Times of the steps."""
-
-        def on_step_begin(self, *args, **kwargs) -> None:
-            theirs.append(-time.perf_counter())
-
-        def on_step_end(self, *args, **kwargs) -> None:
-            theirs[-1] += time.perf_counter()
-
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        config = GRPOConfig(output_dir=folder, per_device_train_batch_size=P * G, num_generations=G, max_steps=steps,
-                            beta=args.kl,
-                            max_completion_length=rollout.rollout_length(task, tokenizer, 1), temperature=1.0,
-                            learning_rate=1e-5,
-                            lr_scheduler_type="constant", use_cpu=DEVICE == "cpu", bf16=False,
-                            gradient_checkpointing=False,
-                            save_strategy="no", report_to="none", logging_steps=1000, shuffle_dataset=False,
-                            disable_tqdm=True)
-        GRPOTrainer(model=copy.deepcopy(model), reward_funcs=reward, args=config, train_dataset=Dataset.from_list(rows),
-                    processing_class=tokenizer, callbacks=[Clock()]).train()
+    theirs = trl_steps(model, tokenizer, rows, reward, per_device_train_batch_size=P * G, num_generations=G,
+                       max_steps=steps, beta=args.kl, learning_rate=1e-5,
+                       max_completion_length=rollout.rollout_length(task, tokenizer, 1))
     ours = []
     for step in range(steps):
         began = time.perf_counter()

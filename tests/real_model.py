@@ -12,18 +12,14 @@ trl       seconds of a whole GRPO step against TRL's GRPOTrainer, where trl is i
 The problems are tasks/open_cases.jsonl, two prompts with eight rollouts each.
 """
 
-import contextlib
-import copy
 import functools
 import importlib.util
-import io
 import statistics
 import sys
-import tempfile
 import time
 
 import torch
-from benchmark import compare_sampling, plain_backward, planned_and_measured
+from benchmark import compare_sampling, plain_backward, planned_and_measured, trl_steps
 from transformers.utils import logging as transformers_logging
 
 import rollout
@@ -97,34 +93,16 @@ def trl(name: str) -> None:
     if not importlib.util.find_spec("trl"):
         print("trl is not installed: pip install trl")
         return
-    from datasets import Dataset
-    from transformers import TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
     task, problems, prompts, model, tokenizer = loaded(name)
-    by_prompt, steps, theirs, ours = dict(zip(prompts, problems, strict=True)), 3, [], []
+    by_prompt, steps, ours = dict(zip(prompts, problems, strict=True)), 3, []
 
     def reward(prompts: list[str], completions: list[str], **rest) -> list[float]:
-        return rollout.score_texts(task, [by_prompt[prompts[0]]], completions[:G], 1).scalars.flatten().tolist() + (
-            rollout.score_texts(task, [by_prompt[prompts[-1]]], completions[G:], 1).scalars.flatten().tolist())
+        scored = rollout.score_texts(task, [by_prompt[prompt] for prompt in prompts], completions, 1)
+        return scored.scalars.flatten().tolist()
 
-    class Clock(TrainerCallback):
-        """Times of the steps."""
-
-        def on_step_begin(self, *args, **kwargs) -> None:
-            theirs.append(-time.perf_counter())
-
-        def on_step_end(self, *args, **kwargs) -> None:
-            theirs[-1] += time.perf_counter()
-
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        config = GRPOConfig(output_dir=folder, per_device_train_batch_size=P * G, num_generations=G, max_steps=steps,
-                            beta=1e-3, max_completion_length=TOKENS, temperature=1.0, learning_rate=1e-6,
-                            lr_scheduler_type="constant", use_cpu=True, bf16=False, gradient_checkpointing=False,
-                            save_strategy="no", report_to="none", logging_steps=1000, shuffle_dataset=False,
-                            disable_tqdm=True)
-        rows = Dataset.from_list([{"prompt": prompt} for prompt in prompts] * steps)
-        GRPOTrainer(model=copy.deepcopy(model), reward_funcs=reward, args=config, train_dataset=rows,
-                    processing_class=tokenizer, callbacks=[Clock()]).train()
+    theirs = trl_steps(model, tokenizer, prompts * steps, reward, per_device_train_batch_size=P * G,
+                       num_generations=G, max_steps=steps, beta=1e-3, learning_rate=1e-6,
+                       max_completion_length=TOKENS)
     reference, optimizer = models.load_policy(name, task)[0], update.AdamW(model)
     for step in range(steps):
         began = time.perf_counter()
