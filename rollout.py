@@ -18,7 +18,6 @@ from engine.models import Tokenizer
 from engine.tiny import is_tiny
 from rewards import Problem, Task, UserError, reward_vectors, take_problems
 
-
 def build_prompt(tokenizer: Tokenizer, task: Task, problem: Problem, m: int, goal: list[float] | None = None) -> str:
     """The text that the model sees: the tiny model's words, a chat template if there is one, else the plain prompt.
     goal (k) is the weighting that a goal-conditioned policy is told; to the tiny model in its own numbers, 1 to 8."""

@@ -8,8 +8,7 @@
 Evolution keeps a few islands for a problem, each a grid with the best answer of every behaviour (MAP-Elites, arXiv
 1504.04909); the reward vector, rounded to quarters, is the behaviour. A language model is shown a parent and its
 rewards; the tiny model gets the parent's first words and writes the rest anew, which needs no training on parents.
-Candidates are the unit of budget: an empty slot and a duplicate count like others. Each is a line of a log, from which
-a killed search goes on to the same result.
+Candidates, empty slots and duplicates too, are the budget. A log holds each; a killed search goes on to the same end.
 """
 
 import signal
@@ -128,8 +127,7 @@ def make_goal(text: str, task: Task) -> Goal:
                 weights)
 
 def own_goal(path: Path) -> Goal:
-    """score(rewards, answer) of a user's file, whose `target`, if any, says when to stop. UserError if there is none,
-    and later if it raises or gives no number."""
+    """score(rewards, answer) of a user's file, and its `target`. UserError if there is none, or score fails later."""
     try:
         spec = importlib.util.spec_from_file_location("own_goal", path)
         spec.loader.exec_module(module := importlib.util.module_from_spec(spec))

@@ -45,7 +45,6 @@ from rewards import Problem, Task, UserError, take_problems
 from rollout import Rollouts, Scored, build_prompt, demonstrations, encode_prompts, rollout_length, sample, score_texts
 from vpo import ADVANTAGES, answers_per_rollout, sample_weights
 
-
 def train_step(method: str, learner: runs.Learner, task: Task, args: argparse.Namespace) -> tuple[dict, dict]:
     """One update of a method: the algorithm box of the paper. Returns the metrics and a sample of the rollouts."""
     t, model, tokenizer = learner.step, learner.model, learner.tokenizer

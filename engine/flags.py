@@ -21,6 +21,7 @@ TINY_LR = {
              "random_weighting": 5e-4, "goal_conditioned": 8e-4, "multi_rlvr": 1.2e-3, "group_vpo": 1.2e-3},
     "code": {"grpo": 5e-4, "dr_grpo": 8e-4, "maxrl": 1.2e-3, "gdpo": 8e-4, "max_at_k": 8e-4, "vpo": 8e-4,
              "random_weighting": 8e-4, "goal_conditioned": 8e-4, "multi_rlvr": 8e-4, "group_vpo": 8e-4}}
+TINY_LR["nested"] = TINY_LR["code"]
 MAX_ANSWERS = 8  # that one rollout may hold; the tiny model's vocabulary has a tag for each
 
 class Parser(argparse.ArgumentParser):
@@ -205,8 +206,8 @@ def fill_in(args: argparse.Namespace, task, cuda: bool) -> None:
 
 def learning_rate(args: argparse.Namespace, method: str, step: int) -> float:
     """Of update `step` (0-based): 10 warm-up steps, then constant or linear decay to a tenth of the peak."""
-    peak = args.lr or (TINY_LR.get(args.task, TINY_LR["maze"]).get(method, 5e-4) if args.model == "tiny" else
-                       1e-5 if args.lora_rank else 1e-6)
+    peak = args.lr or (TINY_LR.get(Path(args.task).stem, TINY_LR["maze"]).get(method, 5e-4) if args.model == "tiny"
+                       else 1e-5 if args.lora_rank else 1e-6)
     decay = 1.0 if args.lr_schedule == "constant" else 1.0 - 0.9 * step / args.steps
     return peak * min(1.0, (step + 1) / 10) * decay
 

@@ -14,7 +14,6 @@ from engine import decoding, models, tiny, update
 from engine.runs import check_folder, write_folder
 from rewards import Task, UserError
 
-
 def warm_start(task: Task, name: str, show: Callable[[int], tuple[list[str], list[str]]], model, tokenizer, *,
                steps: int, recipe: list):
     """The model and tokenizer after `steps` steps on what show(step) gives, prompts (P) and texts (P * G); `recipe` is

@@ -25,7 +25,6 @@ from engine.update import AdamW
 from rewards import Problem, Task, UserError, load_task, take_problems
 from vpo import ADVANTAGES, answers_per_rollout
 
-
 def checksum(path: Path) -> str:
     """Of a file, which may be larger than the memory that is left."""
     with path.open("rb") as file:
@@ -149,8 +148,7 @@ def comparable(runs: list[Path], out: Path | None, given: dict) -> list[tuple[Pa
     return plans
 
 def start_of(name: str, task_name: str, cuda: bool) -> tuple[dict, Task, str]:
-    """Flags, task, and the folder or Hub id of what a run started from, or of a model with the defaults of a task.
-    UserError if there is no such run or model."""
+    """Flags, task, and folder or Hub id of a run's start, or of a model with a task's defaults. UserError if none."""
     if (Path(name) / "config.json").exists() and (Path(name) / "start").is_dir():
         flags = load_config(Path(name))["flags"]
         return flags, task_of(flags), str(Path(name) / "start")
@@ -257,8 +255,7 @@ def load(args: argparse.Namespace, task: Task, run: Path, device: str) -> Learne
     return learner
 
 def first_look(args: argparse.Namespace, method: str, t: int, metrics: dict, sample: dict) -> None:
-    """Of a language model's first step: a rollout, what it earned, and how many ran into their limit, before minutes
-    are spent on a wrong prompt or form."""
+    """Of a language model's first step: a rollout, its rewards, how many were cut off, before minutes are spent."""
     if t == 0 and args.model != "tiny":
         one = sample["rollouts"][0]
         print(f"\n{method}, its first rollout:\n{one['text'][:1000]}\nrewards: {one['rewards']}\nof all: "

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-
 def geometry(rewards: Tensor, exists: Tensor, scalars: Tensor, G: int) -> dict[str, float]:
     """Measures of rewards (N, n, k), of the objectives that exist (N, k), with task scalars (N, n), in groups of G.
 

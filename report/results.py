@@ -240,10 +240,8 @@ def headline(stored: Stored, *_: object) -> str:
         for method in ("start", "grpo", "max_at_k", "vpo", "group_vpo")])
 
 def claims(stored: Stored, *_: object) -> str:
-    """A row for every claim of the paper: what was measured, and a verdict that follows from the intervals.
-
-    Of several findings: all true, holds; some, partly; none, fails; open where one is None, neither shown nor refuted,
-    and none is false."""
+    """A row for every claim of the paper: what was measured, the verdict that follows from the intervals. Of several
+    findings: all true, holds; some, partly; none, fails; open where one is None, not shown, and none is false."""
     rows, large, three = [], {"maze": "best@30", "code": "pass@30"}, ("grpo", "max_at_k", "vpo")
     tasks = [task for task in large if all(stored.seeds(task, name) for name in three)]
     rivals = [name for name in (*SINGLE, "multi_rlvr") if name != "goal_conditioned"]
@@ -287,7 +285,7 @@ def claims(stored: Stored, *_: object) -> str:
     add("C5", "in an evolutionary search VPO solves what GRPO never solves: ten problems or more in every run",
         [(f"{name.replace('_', ', ')}: VPO {a}, Group VPO {b}", max(min(a), min(b)) >= 10)
          for name, whole in searches().items() if name.endswith("evolve")
-         for a, b in [[alone(whole["policies"], policy) for policy in ("vpo", "group_vpo")]]])
+         for a, b in [[[len(each) for each in alone(whole["policies"], policy)] for policy in ("vpo", "group_vpo")]]])
     add("C6", "no extra training compute: tokens of VPO / tokens of Multi-RLVR within 10%",
         [(f"{task}: {ratio:.2f}", 0.9 < ratio < 1.1) for task in with_sets for ratio in [
             stored.average(task, "vpo", "tokens") / stored.average(task, "multi_rlvr", "tokens")]])
@@ -312,26 +310,37 @@ def claims(stored: Stored, *_: object) -> str:
         [(f"toy, pass@30: GRPO {a:.2f}, VPO {c:.2f}, and Max@K {b:.2f}", a < 0.1 and c > 0.9) for a, b, c in found])
     return table(["", "claim", "measured", "verdict"], rows)
 
-def alone(found: dict[str, list[dict]], name: str) -> list[int]:
-    """Of each run of a search, how many problems this policy solved that neither GRPO nor the start did in any run."""
+def alone(found: dict[str, list[dict]], name: str) -> list[list[int]]:
+    """Of each run of a search, the problems (from 1) this policy solved that neither GRPO nor the start did in any."""
     solved = {each: torch.tensor([run["solved"] for run in runs]) > 0 for each, runs in found.items()}  # (runs, N)
     plain = sum(solved[each].any(0) for each in ("grpo", "start") if each in solved)
-    return (solved[name] > plain).sum(1).tolist()
+    return [(row.nonzero().flatten() + 1).tolist() for row in solved[name] > plain]
 
 def searched(whole: dict) -> str:
-    """A search.json as a table: of every policy what it solved within budgets up to the whole, and what it found."""
-    budget, rows = whole["settings"]["budget"], []
+    """A search.json as a table: of every policy what it solved within budgets up to the whole, and what it found; then
+    the problems that GRPO and the start left unsolved, by number."""
+    budget, rows, sets = whole["settings"]["budget"], [], []
     budgets = [*(some for some in (30, 100, 300) if some < budget), budget]
     for name, runs in whole["policies"].items():
-        used = torch.tensor([run["solved"] for run in runs])  # (runs, N), 0: never
+        used, beyond = torch.tensor([run["solved"] for run in runs]), alone(whole["policies"], name)  # (runs, N)
         low, high = bootstrap_interval(used > 0)
         best, behaviours = (sum(row[-1] for run in runs for row in run[key]) / used.numel()
                             for key in ("best", "behaviours"))
         shares = (((used > 0) & (used <= some)).double().mean().item() for some in budgets)
         rows.append([title(name), *shares, f"[{low:.3f}, {high:.3f}]", best, f"{behaviours:.1f}",
-                     " ".join(map(str, alone(whole["policies"], name)))])
-    return table(["", *(f"solved by {some}" for some in budgets), "95% interval", "best score", "behaviours",
-                  "by neither GRPO nor start"], rows)
+                     " ".join(str(len(each)) for each in beyond)])
+        sets += [f"- {title(name)}: {' / '.join(' '.join(map(str, each)) or 'none' for each in beyond)}"] * any(beyond)
+    return "\n".join([table(["", *(f"solved by {some}" for some in budgets), "95% interval", "best score", "behaviours",
+                             "by neither GRPO nor start"], rows), "", *sets]).rstrip()
+
+def compared(*_: object) -> str:
+    """Of every stored search the share of problems that each policy solved, with the 95% interval."""
+    found, names = searches(), ("start", "grpo", "max_at_k", "multi_rlvr", "vpo", "group_vpo")
+    used = {(key, name): torch.tensor([run["solved"] for run in whole["policies"][name]]) > 0
+            for key, whole in found.items() for name in names if name in whole["policies"]}
+    return table(["", *map(title, names)], [[key.replace("_", " "), *(
+        "{:.2f} [{:.2f}, {:.2f}]".format(used[key, name].double().mean().item(), *bootstrap_interval(used[key, name]))
+        if (key, name) in used else "" for name in names)] for key in found])
 
 def searches() -> dict[str, dict]:
     """The stored search.json of every search, by name."""
@@ -341,7 +350,7 @@ def searches() -> dict[str, dict]:
 TABLES: dict[str, Callable[..., str]] = {"mean": means, "seeds": per_seed, "differences": differences, "cost": cost,
                                          "temperatures": temperatures, "rates": learning_rates, "ablations": ablations,
                                          "noise": noise, "claims": claims, "rewards": rewards, "headline": headline,
-                                         "search": lambda _, name: searched(searches()[name])}
+                                         "search": lambda _, name: searched(searches()[name]), "searches": compared}
 
 def fill(stored: Stored, path: Path) -> str:
     """The text of a document with every block <!-- results:TASK-TABLE --> ... <!-- end --> made anew."""

@@ -13,7 +13,6 @@ from typing import Any
 import rewards
 from rewards import Problem, UserError
 
-
 class FileTask(rewards.Task):
     """Problems from a JSON Lines file, or a JSON list: `data`; `test_data`, or a fifth of data by its ids, is held out,
     a tenth of the rest is for validation. UserError names the file, the line and the field that is not as it should."""

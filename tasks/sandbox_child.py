@@ -22,7 +22,6 @@ import time
 import types
 from collections.abc import Callable
 
-
 def is_plain(value: object, depth: int = 0) -> bool:
     """Whether it is JSON data, at most 200 deep; asked on both sides, so that {1: 2} never becomes {"1": 2}."""
     if isinstance(value, dict):

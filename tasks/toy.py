@@ -4,7 +4,6 @@ import random
 
 from rewards import Problem, Task
 
-
 class Toy(Task):
     """An answer is three blocks of three bits; every bit set costs, but all of them set pay: a block scores 0.8 at
     all zeros, falls evenly to 0 with each further bit, and is worth 1.0 at all ones. A component for each block."""

@@ -26,7 +26,6 @@ from tasks.code_files import read_problems
 from tasks.sandbox import Sandbox
 from tasks.small_programs import small_problems
 
-
 @pytest.fixture(scope="module")
 def helpers():
     with Sandbox() as sandbox:

@@ -7,7 +7,6 @@ import torch
 
 import eval as evaluation
 
-
 def random_rewards(seed: int, *shape: int) -> torch.Tensor:
     return torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
 

@@ -8,7 +8,6 @@ import eval as evaluation
 import train
 from report.geometry import correlations, describe, geometry, verdict
 
-
 def measures(rewards: torch.Tensor, exists: torch.Tensor | None = None, G: int = 4) -> dict[str, float]:
     exists = torch.ones(rewards.shape[0], rewards.shape[2], dtype=torch.bool) if exists is None else exists
     return geometry(rewards, exists, (rewards * exists[:, None]).sum(-1) / exists.sum(1)[:, None], G)

@@ -15,7 +15,6 @@ from tasks import maze
 from tasks.maze import Maze
 from tasks.toy import Toy
 
-
 def solve(task: Maze, problem: Problem, targets: list) -> int | None:
     """Length of the shortest walk from S through the targets, in that order, to E."""
     grid = "".join(problem.data["grid"])

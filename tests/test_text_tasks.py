@@ -15,7 +15,6 @@ from rollout import parse_answers
 from tasks.files import f1, normalized, word_f1
 from tasks.tool import match, parse_calls
 
-
 def musique(i: int, hops: int = 2) -> dict:
     paragraphs = [{"idx": j, "title": f"T{j}", "paragraph_text": f"Text {j}.", "is_supporting": j < hops}
                   for j in range(20)]

@@ -23,7 +23,6 @@ from engine import memory, models, update
 from engine.decoding import Rollouts
 from rewards import UserError
 
-
 @pytest.fixture(scope="module")
 def rollouts(policy_pair) -> Rollouts:  # noqa: F811
     """4 prompts of different lengths, 3 rollouts each."""

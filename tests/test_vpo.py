@@ -10,7 +10,6 @@ import torch
 
 import vpo
 
-
 def random_rewards(seed: int, *shape: int) -> torch.Tensor:
     return torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
 

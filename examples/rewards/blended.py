@@ -5,7 +5,6 @@ import hashlib
 from rewards import Task
 from tasks.maze import Maze
 
-
 class Blended(Maze):
     """A subclass says what becomes of the maze's vector. The start model, prompts and problems stay the maze's."""
     objectives = ("one", "two", "three", "four")

@@ -2,7 +2,6 @@
 
 from blended import Blended
 
-
 class Copies(Blended):
     name = "copies"
 

@@ -2,7 +2,6 @@
 
 from blended import Blended
 
-
 class Gems(Blended):
     name, objectives = "gems", ("gold", "diamond")
 

@@ -2,7 +2,6 @@
 
 from blended import Blended
 
-
 class Halfway(Blended):
     name = "halfway"
 

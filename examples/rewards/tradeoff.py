@@ -2,7 +2,6 @@
 
 from blended import Blended
 
-
 class Tradeoff(Blended):
     name, objectives = "tradeoff", ("rather gold", "rather diamond")
 
