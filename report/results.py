@@ -310,28 +310,30 @@ def claims(stored: Stored, *_: object) -> str:
         [(f"toy, pass@30: GRPO {a:.2f}, VPO {c:.2f}, and Max@K {b:.2f}", a < 0.1 and c > 0.9) for a, b, c in found])
     return table(["", "claim", "measured", "verdict"], rows)
 
-def alone(found: dict[str, list[dict]], name: str) -> list[list[int]]:
-    """Of each run of a search, the problems (from 1) this policy solved that neither GRPO nor the start did in any."""
+def alone(found: dict[str, list[dict]], name: str, any_run: bool = False) -> list[list[int]]:
+    """Of each run the problems (from 1) that this policy solved, but not GRPO or the start of that run, or of any."""
     solved = {each: torch.tensor([run["solved"] for run in runs]) > 0 for each, runs in found.items()}  # (runs, N)
-    plain = sum(solved[each].any(0) for each in ("grpo", "start") if each in solved)
-    return [(row.nonzero().flatten() + 1).tolist() for row in solved[name] > plain]
+    plain = sum((solved[each] for each in ("grpo", "start") if each in solved), torch.zeros_like(solved[name]))
+    beyond = solved[name] > (plain.any(0) if any_run else plain)
+    return [(row.nonzero().flatten() + 1).tolist() for row in beyond]
 
 def searched(whole: dict) -> str:
     """A search.json as a table: of every policy what it solved within budgets up to the whole, and what it found; then
     the problems that GRPO and the start left unsolved, by number."""
-    budget, rows, sets = whole["settings"]["budget"], [], []
+    budget, rows, lists = whole["settings"]["budget"], [], []
     budgets = [*(some for some in (30, 100, 300) if some < budget), budget]
     for name, runs in whole["policies"].items():
-        used, beyond = torch.tensor([run["solved"] for run in runs]), alone(whole["policies"], name)  # (runs, N)
+        used = torch.tensor([run["solved"] for run in runs])  # (runs, N)
+        beyond, beyond_all = (alone(whole["policies"], name, any_run) for any_run in (False, True))
         low, high = bootstrap_interval(used > 0)
         best, behaviours = (sum(row[-1] for run in runs for row in run[key]) / used.numel()
                             for key in ("best", "behaviours"))
         shares = (((used > 0) & (used <= some)).double().mean().item() for some in budgets)
         rows.append([title(name), *shares, f"[{low:.3f}, {high:.3f}]", best, f"{behaviours:.1f}",
-                     " ".join(str(len(each)) for each in beyond)])
-        sets += [f"- {title(name)}: {' / '.join(' '.join(map(str, each)) or 'none' for each in beyond)}"] * any(beyond)
+                     *(" ".join(str(len(each)) for each in sets) for sets in (beyond, beyond_all))])
+        lists += [f"- {title(name)}: {' / '.join(' '.join(map(str, each)) or 'none' for each in beyond)}"] * any(beyond)
     return "\n".join([table(["", *(f"solved by {some}" for some in budgets), "95% interval", "best score", "behaviours",
-                             "by neither GRPO nor start"], rows), "", *sets]).rstrip()
+                             "not by GRPO or start", "nor in any run"], rows), "", *lists]).rstrip()
 
 def compared(*_: object) -> str:
     """Of every stored search the share of problems that each policy solved, with the 95% interval."""
