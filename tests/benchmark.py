@@ -219,7 +219,8 @@ def compare_sampling(name: str, model, tokenizer, prompts: list[str], G: int, T:
     return statistics.mean(tokens) / seconds
 
 
-def plain_backward(model, reference, rollouts: rollout.Rollouts, advantages: list[float], kl: float, rows: int) -> None:
+def plain_backward(model, reference, rollouts: rollout.Rollouts, advantages: list[float], kl: float, rows: int,
+                   softmax: torch.dtype = torch.float32) -> None:
     """The update as one would first write it: prompt and rollout in one row, all logits at once, `rows` at a time."""
     G, L, device = rollouts.group_size, rollouts.prompt_ids.shape[1], rollouts.tokens.device
     A, mask = torch.tensor(advantages, device=device), rollouts.mask
@@ -231,7 +232,7 @@ def plain_backward(model, reference, rollouts: rollout.Rollouts, advantages: lis
         positions = (seen[part].cumsum(1) - 1).clamp_min(0)
         logits = model(input_ids=ids[part], attention_mask=seen[part].long(), position_ids=positions,
                        use_cache=False).logits
-        log_p = torch.log_softmax(logits[:, L - 1:-1].float(), -1)
+        log_p = torch.log_softmax(logits[:, L - 1:-1].to(softmax), -1).float()
         with torch.no_grad():
             entropy = -(log_p.exp() * log_p).sum(-1)
         return log_p.gather(2, rollouts.tokens[part, :, None])[..., 0], entropy
