@@ -7,7 +7,7 @@
 
 Evolution keeps a few islands for a problem, each a grid with the best answer of every behaviour (MAP-Elites, arXiv
 1504.04909); the reward vector, rounded to quarters, is the behaviour. A language model is shown a parent and its
-rewards; the tiny model gets the parent's first words and writes the rest anew, which needs no training on parents.
+rewards; the tiny model gets the parent's first words and writes the rest anew, and its set's other answers as ever.
 Candidates, empty slots and duplicates too, are the budget. A log holds each; a killed search goes on to the same end.
 """
 
@@ -27,7 +27,9 @@ import itertools
 import json
 import math
 import random
+import re
 import types
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -120,7 +122,7 @@ def make_goal(text: str, task: Task) -> Goal:
             shares = {}
         if len(shares) < len(given) or min(shares.values()) < 0 or not 0 < sum(shares.values()) < math.inf:
             raise UserError(f"--goal {text}: take scalar, all, a Python file, one of {', '.join(task.objectives)}, or "
-                            "a weighting of these, as gold=2,diamond=1 (none negative)")
+                            "a weighting of these, as gold=2,diamond=1 (none negative, one above 0)")
         weights = [shares.get(name, 0.0) / sum(shares.values()) for name in task.objectives]
         score = lambda rewards, answer: sum(a * b for a, b in zip(weights, rewards, strict=True))  # noqa: E731
     return Goal(score, lambda problem: max((score(vector, "") for vector in task.reachable(problem)), default=math.inf),
@@ -132,7 +134,9 @@ def own_goal(path: Path) -> Goal:
         spec = importlib.util.spec_from_file_location("own_goal", path)
         spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
         own, target = module.score, float(getattr(module, "target", math.inf))
-    except Exception as error:
+        if math.isnan(target):
+            raise ValueError("target is nan")
+    except (Exception, SystemExit) as error:
         raise UserError(f"--goal {path}: cannot be used ({type(error).__name__}: {error}); it must be a Python file "
                         "with a function score(rewards, answer), and may set target") from error
 
@@ -142,8 +146,8 @@ def own_goal(path: Path) -> Goal:
             if math.isfinite(value):
                 return value
             why = f"gave {value}"
-        except Exception as error:
-            why = f"raised {type(error).__name__}: {error}"
+        except (Exception, SystemExit) as error:
+            why = f"raised {type(error).__name__}: {' '.join(str(error).split())}"
         raise UserError(f"--goal {path}: score({rewards}, {answer!r:.60}) {why}; it must give a finite number")
 
     return Goal(score, lambda problem: target)
@@ -170,7 +174,7 @@ def search(model, tokenizer, task: Task, problems: list[Problem], goal: Goal, lo
     scored. UserError if the log is of another search, or the goal fails."""
     index, populations = {problem.id: i for i, problem in enumerate(problems)}, [Population() for _ in problems]
     targets, budget = [goal.target(problem) for problem in problems], settings["budget"]
-    evolve = settings["strategy"] == "evolve"
+    evolve, known = settings["strategy"] == "evolve", read_batches(log, settings)
     bar = tqdm(total=budget * len(problems), desc=log.stem, unit="candidate", leave=False)
 
     def is_open(i: int) -> bool:
@@ -217,17 +221,18 @@ def search(model, tokenizer, task: Task, problems: list[Problem], goal: Goal, lo
             answers, before = parse_answers(text, task, m), len(populations[chosen[p]].candidates)
             for j, answer in enumerate(answers + [""] * (m - len(answers))):
                 rewards = [round(reward, 6) for reward in scored.vectors[p, g, j, :sizes[p]].tolist()]
+                parent = parents[n].order if parents[n] and not (j and is_tiny(tokenizer)) else 0  # it began the first
                 records.append({"batch": batch, "problem": problems[chosen[p]].id, "order": before + g * m + j + 1,
-                                "parent": parents[n].order if parents[n] else 0, "island": (batch // 2 + g) % ISLANDS,
-                                "answer": answer, "rewards": rewards, "score": goal.score(rewards, answer)})
+                                "parent": parent, "island": (batch // 2 + g) % ISLANDS, "answer": answer,
+                                "rewards": rewards, "score": goal.score(rewards, answer)})
         records[-1]["last"] = True
         return records
 
     batch, waiting, halves_done = 0, None, 0
-    for records in read_batches(log, settings):
-        absorb(records)
-        batch = records[0]["batch"] + 1
-    with ThreadPoolExecutor(1) as scorer, log.open("a") as file:
+    with ThreadPoolExecutor(1) as scorer, log.open("a") as file, bar:
+        for records in known:
+            absorb(records)
+            batch = records[0]["batch"] + 1
         while halves_done < 2:
             found = sampled(batch)
             if waiting:
@@ -236,20 +241,24 @@ def search(model, tokenizer, task: Task, problems: list[Problem], goal: Goal, lo
                 absorb(waiting.result())
             waiting = scorer.submit(judged, *found) if found else None
             halves_done, batch = (0 if found else halves_done + 1), batch + 1
-    bar.close()
     return populations
 
 def read_batches(log: Path, settings: dict) -> list[list[dict]]:
-    """The whole batches of a log, which is begun where there is none and cut where a batch is not complete."""
+    """The whole batches of a log, which is begun where there is none and cut where it is damaged or not complete."""
     head = json.dumps(settings)
     lines = log.read_text(errors="replace").splitlines() if log.exists() else [head]
     if lines[:1] != [head]:
-        raise UserError(f"{log}: the log of another search, or of other checkpoints; name another folder with --out")
-    batches, records = [], []
-    with contextlib.suppress(ValueError):  # a line cut off by a kill
+        was, now = (set(re.findall(r'"\w+": [^,}]+', text)) for text in ([*lines, ""][0], head))
+        raise UserError(f"{log}: the log of another search, {', '.join(sorted(was - now)) or 'unknown'}, "
+                        f"now {', '.join(sorted(now - was))}; name another folder with --out")
+    batches, records, orders = [], [], Counter()
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # a line cut off by a kill, or edited
         for line in lines[1:]:
             records.append(json.loads(line))
-            if records[-1].get("last"):
+            orders[records[-1]["problem"]] += 1
+            if records[-1]["order"] != orders[records[-1]["problem"]]:  # a line is missing
+                break
+            if "last" in records[-1]:
                 batches.append(records)
                 records = []
     write_text(log, "\n".join(lines[:1 + sum(map(len, batches))]) + "\n")
@@ -265,20 +274,21 @@ def curves(populations: list[Population], targets: list[float], ticks: list[int]
 def run(args: argparse.Namespace) -> None:
     """The command."""
     runs, device = [Path(run) for run in args.runs], check_device(args.device)
-    plans = comparable(runs, None, {"problems": args.among, "temperature": args.temperature})
+    plans = comparable(runs, Path(args.out or "."), {"problems": args.among, "temperature": args.temperature})
     _, flags, task, at, _ = plans[0]
     goal, known = make_goal(args.goal, task), [policies(run, flags["m"]) for run in runs]
     shared = [name for name in known[0] if all(name in each for each in known)]
     single = [name for name in shared if name != "start_sets"]
-    names = args.policies or single
+    names = list(dict.fromkeys(args.policies or single))
     for name in names:
         if name not in shared:
             raise UserError(f"--policies {name}: not in every run; choose from {', '.join(shared)}")
         for flag, value in (("budget", args.budget), ("screen", args.screen or 10**6)):
             if value < known[0][name][1]:
-                raise UserError(f"--{flag} {value}: smaller than one rollout of {name}, {known[0][name][1]} answers")
+                raise UserError(f"--{flag} {value}: less than a rollout of {name} holds, {known[0][name][1]} answers")
     selection = args.selection * (args.strategy == "evolve")
-    label = f"{Path(args.goal).stem}-{args.strategy}{'-' * bool(selection)}{selection}-{args.budget}"
+    goal_name = Path(args.goal).name.removesuffix(".py")
+    label = f"{goal_name}-{args.strategy}{'-' * bool(selection)}{selection}-{args.budget}"
     out = Path(args.out or runs[0].parent / f"{Path(flags['task']).stem}-search" / label)
     problems = among = held_out(task, at["split"], at["problems"])
 

@@ -102,8 +102,7 @@ def train(args: argparse.Namespace, method: str, task: Task, out: Path, device: 
     """Train one method from the start model in out/start; metrics, samples and checkpoints go to out/method.
 
     Goes on from the newest checkpoint if there is one. Raises UserError on a non-finite loss or a damaged checkpoint,
-    and KeyboardInterrupt, with everything saved, once `interrupted` is not empty.
-    """
+    and KeyboardInterrupt, with everything saved, once `interrupted` is not empty."""
     run = out / method
     run.mkdir(exist_ok=True)
     if method == "goal_conditioned" and args.model == "tiny" and not (run / "start").exists():

@@ -34,8 +34,7 @@ def sample_weights(n: int, k: int, *, alpha: float = 1.0, sampler: str = "iid",
 
     alpha = 1 is uniform on the simplex, smaller favours its corners, larger its centre. `iid` draws independently,
     `sobol` takes a scrambled low-discrepancy net (paper section 3, official notes).
-    Raises ValueError if n < 1, k < 1, alpha is not within 1e-6 to 1e6, or the sampler is unknown.
-    """
+    Raises ValueError if n < 1, k < 1, alpha is not within 1e-6 to 1e6, or the sampler is unknown."""
     return _log_weights((1, n), k, alpha, sampler, generator, device)[0].softmax(-1)
 
 def set_scores(rewards: Tensor, weights: Tensor, mask: Tensor | None = None, floor: float = 0.0) -> Tensor:
@@ -43,8 +42,7 @@ def set_scores(rewards: Tensor, weights: Tensor, mask: Tensor | None = None, flo
 
     rewards (P, G, m, k), weights (P, K, k), mask (P, G, m) of the answers that exist -> (P, G, K).
     A rollout without answers scores `floor`, the least that a component of a reward can be: no silence beats an answer.
-    Raises ValueError where the shapes do not fit.
-    """
+    Raises ValueError where the shapes do not fit."""
     P, G, m, k = _check_rewards(rewards, mask)
     if weights.ndim != 3 or weights.shape[0] != P or weights.shape[2] != k:
         raise ValueError(f"weights {tuple(weights.shape)}: expected (P, K, k) = ({P}, K, {k}) to fit the rewards")
@@ -63,8 +61,7 @@ def subset_best(scores: Tensor, s: int) -> Tensor:
     """B(g): the mean, over the subsets of s rollouts that contain g, of the subset's best (arXiv 2510.23393).
 
     scores (P, G, ...) -> the same shape, exact: of the C(G-1, s-1) subsets with the i-th lowest, C(i-1, s-1) have it
-    as their best, and C(j-2, s-2) the j-th, j > i. Raises ValueError unless 1 <= s < G.
-    """
+    as their best, and C(j-2, s-2) the j-th, j > i. Raises ValueError unless 1 <= s < G."""
     G = scores.shape[1]
     if not 1 <= s < G:
         raise ValueError(f"subset s = {s}: must be 1 to {G - 1}; as large as the group, G = {G}, it carries no signal")
@@ -100,8 +97,7 @@ def set_reward_exact(rewards: Tensor, mask: Tensor | None = None) -> Tensor:
 def group_normalize(scores: Tensor, eps: float = 1e-6) -> Tensor:
     """A = (R - mean R) / (std R + eps) over each prompt's group, as in GRPO; population std; 0 where std < eps.
 
-    scores (P, G) -> (P, G). Raises ValueError if G < 2: a group of one has nothing to be compared with.
-    """
+    scores (P, G) -> (P, G). Raises ValueError if G < 2: a group of one has nothing to be compared with."""
     if scores.ndim != 2 or scores.shape[1] < 2:
         raise ValueError(f"scores {tuple(scores.shape)}: expected (P, G) with G >= 2, one rollout cannot be normalised")
     scores = scores - scores[:, :1]  # equal scores become exact zeros, so that rounding is never mistaken for signal
@@ -120,8 +116,7 @@ def vpo_advantage(rewards: Tensor, mask: Tensor | None = None, *, objective_mask
     A rollout without answers scores `floor`, the least that a component of a reward can be, and stays in the group. A
     NaN or an infinity that reaches R makes its whole group's advantages NaN. Under torch.compile it is one graph; leave
     generator at None there (Dynamo cannot trace one), torch.manual_seed rules. Raises ValueError where shapes do not
-    fit, G < 2, subset >= G, n_weights < 1, alpha out of range or the sampler is unknown.
-    """
+    fit, G < 2, subset >= G, n_weights < 1, alpha out of range or the sampler is unknown."""
     P, _, _, k = _check_rewards(rewards, mask)
     log_weights = _log_weights((P, n_weights), k, alpha, sampler, generator, rewards.device)  # (P, K, k)
     if objective_mask is not None:
@@ -214,8 +209,7 @@ def policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask
     logprobs, old_logprobs, ref_logprobs (B, T) in nats of the sampled tokens; advantages (B,); mask (B, T) of the
     sampled tokens; n_tokens is the token count of the WHOLE batch, so that micro-batches add up to the same gradient.
     Returns the scalar loss and its metrics: sums over these tokens divided by n_tokens, without gradient:
-    policy_loss, kl (nats per token), clip_fraction (share of tokens whose gradient is clipped away).
-    """
+    policy_loss, kl (nats per token), clip_fraction (share of tokens whose gradient is clipped away)."""
     A = advantages[:, None]
     log_ratio = (logprobs - old_logprobs).masked_fill(~mask, 0.0)
     ratio = log_ratio.clamp_max(80).exp()  # finite: an advantage of 0 stays a loss of 0, with a gradient of 0
@@ -288,8 +282,7 @@ def _log_gamma_quantile(p: Tensor, alpha: float) -> Tensor:
 
     log P(alpha, e^t) is concave and lies below its asymptote alpha t - lgamma(alpha + 1), so the steps rise to the root
     from the left. Far down (t < -30) the asymptote is the answer; for a large alpha it lies where the cdf vanishes, so
-    the start is raised to Wilson and Hilferty's quantile at 7 standard deviations below the mean.
-    """
+    the start is raised to Wilson and Hilferty's quantile at 7 standard deviations below the mean."""
     start = (p.log() + math.lgamma(alpha + 1)) / alpha
     cube_root = max(1 - 1 / (9 * alpha) - 7 / (3 * math.sqrt(alpha)), 1e-9)
     a, t = torch.full_like(p, alpha), start.clamp_min(max(-30.0, math.log(alpha) + 3 * math.log(cube_root)))

@@ -12,8 +12,7 @@ def geometry(rewards: Tensor, exists: Tensor, scalars: Tensor, G: int) -> dict[s
     unseen      share of their variance that their mean over the objectives does not see, 1 - 1'C1 / (k tr C)
     effective   participation ratio (tr C)^2 / tr C^2: 1 if all objectives move as one
     scalar      share of groups whose task scalars differ: where GRPO learns
-    vector      share of groups whose reward vectors differ: where VPO can learn
-    """
+    vector      share of groups whose reward vectors differ: where VPO can learn"""
     N, n, k = rewards.shape
     best = scalars.argsort(dim=1, descending=True, stable=True)[:, :max(2, n // 4)]
     best = rewards.gather(1, best[..., None].expand(-1, -1, k)).double()  # (N, n / 4, k)

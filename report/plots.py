@@ -230,7 +230,7 @@ def settings(panels: dict[str, dict[str, dict[str, tuple]]], path: Path, caption
 
 def search(ticks: list[int], found: dict[str, list[dict]], path: Path) -> None:
     """What was solved and how well against scored candidates: found[policy][run] as in search.json; faint: one run."""
-    panels = {"solved": "problems solved", "best": "mean best score", "behaviours": "distinct reward vectors"}
+    panels = {"solved": "share of problems solved", "best": "mean best score", "behaviours": "distinct reward vectors"}
     with _figure(1, 3, (13.2, 4.2)) as (figure, axes):
         for ax, (key, heading) in zip(axes[0], panels.items(), strict=True):
             for name, runs in found.items():
@@ -269,8 +269,9 @@ def family(populations: dict[str, list], targets: list[float], path: Path) -> No
         text = "\n".join(f"{c.order:>5}  {c.score:.3f}  " + textwrap.fill(" ".join(c.answer.split()), 70, max_lines=2,
                                                                           subsequent_indent=15 * " ") for c in kept)
         beside.text(0, 1, "order  score  answer\n" + text, va="top", family="monospace", fontsize=SMALL)
-        _finish(figure, axes, path, f"{title(name)}, problem {i + 1}: the line of its solution, {len(winners)} answers "
-                                    "long" if winners else "no problem was solved by a trained policy")
+        _finish(figure, axes, path, f"{title(name)}, problem {i + 1}: bold the answers that led to its solution, thin "
+                                    "all others, each joined to its parent" if winners else
+                "no problem was solved by a trained policy")
 
 def typical_problem(pools: dict[str, Tensor]) -> int:
     """The problem of median gap in diversity between first and last method, not a hand-picked one: pools (N, n, k)."""

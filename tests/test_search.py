@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +36,10 @@ def in_an_empty_folder(tmp_path, monkeypatch):
 
 def records(log: str) -> list[dict]:
     return [json.loads(line) for line in Path(log).read_text().splitlines()[1:]]
+
+
+def head(log: str) -> dict:
+    return json.loads(Path(log).read_text().split("\n")[0])
 
 
 def fails(argv: list[str], capsys, *parts: str) -> None:
@@ -115,6 +120,8 @@ def test_a_search_and_its_log(trained, strategy, capsys):
                 parent = own[record["parent"] - 1]["answer"].split() if record["parent"] else []
                 assert parent or strategy == "best_of_n" or record["parent"] == 0
         assert strategy == "evolve" or not any(record["parent"] for record in found)
+        assert {record["island"] for record in found} == {0, 1, 2}
+    assert len({head(f"out/toy-seed0/{name}.jsonl")["weights"] for name in ("start", "grpo", "vpo")}) == 3
     log = Path("out/toy-seed0/vpo.jsonl")
     whole = log.read_text()
     assert strategy == "best_of_n" or any(record["parent"] for record in records(log))
@@ -122,9 +129,22 @@ def test_a_search_and_its_log(trained, strategy, capsys):
         log.write_text(whole[:cut])
         search.main([*command, "--policies", "vpo"])
         assert log.read_text() == whole
+    lines = whole.splitlines(keepends=True)
+    for damaged in ("5\n", '{"batch": 1}\n', ""):  # a line that is no record, or is missing
+        log.write_text("".join([*lines[:9], damaged, *lines[10:]]))
+        search.main([*command, "--policies", "vpo"])
+        assert log.read_text() == whole
     for changed in (["--seed", "1"], ["--budget", "30"], ["--temperature", "0.5"]):
         fails([*command, *changed], capsys, "start.jsonl: the log of another search", "name another folder with --out")
     assert log.read_text() == whole
+
+
+def test_islands_exchange_their_best(trained, monkeypatch):
+    moved, migrate = [], search.Population.migrate
+    monkeypatch.setattr(search.Population, "migrate", lambda self: moved.append(self) or migrate(self))
+    monkeypatch.setattr(search, "MIGRATE_EVERY", 2)
+    search.main([str(trained), *QUICK, "--goal", "all", "--policies", "vpo", "--out", "out"])
+    assert len(moved) == 3 == len(set(map(id, moved)))  # three problems, once each in their second round
 
 
 def test_a_child_begins_as_its_parent(trained, monkeypatch):
@@ -159,6 +179,15 @@ def test_problems_are_hard_for_every_policy(trained, capsys):
     assert f"{len(hard)} of 3" in told and hard.isdisjoint(easy) and len(hard | easy) == 3
     fails([str(trained), "--among", "3", "--goal", "block_1", "--screen", "0", "--policies", "vpo", "none"], capsys,
           "--policies none", "choose from start, start_sets, grpo, vpo")
+    shutil.copytree(trained, "toy-seed1")
+    search.main([str(trained), "toy-seed1", *command[1:], "--problems", "1", "--screen", "2", "--out", "two",
+                 "--strategy", "best_of_n"])
+    report = json.loads(Path("two/search.json").read_text())
+    assert report["problems"] == [problem for problem in (f"toy-test-{i}" for i in range(3)) if problem in hard][:1]
+    assert len(report["policies"]["grpo"]) == 2
+    folders = ("screen/toy-seed0", "screen/toy-seed1", "toy-seed0")
+    seeds = [head(f"two/{folder}/grpo.jsonl")["seed"] for folder in folders]
+    assert seeds == [1, 1, 0]  # the pools are not those of the search
     Path(task).write_text("target = 0\ndef score(rewards, answer):\n    return 1\n")
     fails([*command, "--out", "out2"], capsys, "--screen 30: every problem is solved by then")
 
@@ -177,8 +206,8 @@ def test_a_scorer_that_fails_is_named(trained, text, parts, capsys):
 
 
 @pytest.mark.parametrize("flags, parts", [
-    (["--budget", "1"], ["--budget 1: smaller than one rollout of vpo, 2 answers"]),
-    (["--screen", "1"], ["--screen 1: smaller than one rollout of vpo"]),
+    (["--budget", "1"], ["--budget 1: less than a rollout of vpo holds, 2 answers"]),
+    (["--screen", "1"], ["--screen 1: less than a rollout of vpo holds"]),
     (["--goal", "gold"], ["--goal gold: take scalar, all", "block_1"]),
     (["--goal", "block_1=a"], ["--goal block_1=a"]), (["--goal", "block_1=-1,block_2=2"], ["none negative"]),
     (["--strategy", "hope"], ["--strategy hope", "evolve"])])
