@@ -46,10 +46,8 @@ class Stored:
         for seed in self.seeds(task, method, flags) if seeds is None else seeds:
             result = self.results[task, cell, seed, flags]
             at = result["at"][T][method]
-            if measure.startswith("pass@"):
-                rows.append([pass_of(result["size"], c, int(measure[5:])) for c in at["passed"]])
-            else:
-                rows.append([value / 1000 for value in at[measure]])
+            rows.append([pass_of(result["size"], c, int(measure[5:])) for c in at["passed"]]
+                        if measure.startswith("pass@") else [value / 1000 for value in at[measure]])
         return torch.tensor(rows, dtype=torch.float64)
 
     def groups(self, task: str) -> Tensor | None:
@@ -340,13 +338,15 @@ def searched(whole: dict) -> str:
                       *[heading] * bool(lists), *lists])
 
 def compared(*_: object) -> str:
-    """Of every stored search the share of problems that each policy solved, with the 95% interval."""
-    found, names = searches(), ("start", "grpo", "max_at_k", "multi_rlvr", "vpo", "group_vpo")
-    used = {(key, name): torch.tensor([run["solved"] for run in whole["policies"][name]]) > 0
-            for key, whole in found.items() for name in names if name in whole["policies"]}
-    return table(["", *map(title, names)], [[key.replace("_", " "), *(
-        "{:.2f} [{:.2f}, {:.2f}]".format(used[key, name].double().mean().item(), *bootstrap_interval(used[key, name]))
-        if (key, name) in used else "" for name in names)] for key in found])
+    """Of every stored search the share of problems that each policy solved, and differences, with 95% intervals."""
+    rows, names = [], ("start", "grpo", "max_at_k", "multi_rlvr", "vpo", "group_vpo")
+    for key, found in ((key, whole["policies"]) for key, whole in searches().items()):
+        used = {name: torch.tensor([run["solved"] for run in runs]).sign().double() for name, runs in found.items()}
+        pairs = [*((name, "") for name in names), ("vpo", "grpo"), ("group_vpo", "grpo"), ("group_vpo", "start")]
+        shares = [used[a] - used.get(b, 0) if {a, b} <= {"", *used} else None for a, b in pairs]
+        rows.append([key.replace("_", " "), *("" if each is None else "{:.2f} [{:.2f}, {:.2f}]".format(
+            each.mean(), *bootstrap_interval(each)) for each in shares)])
+    return table(["", *map(title, names), "VPO - GRPO", "Group VPO - GRPO", "Group VPO - start"], rows)
 
 def searches() -> dict[str, dict]:
     """The stored search.json of every search, by name."""

@@ -187,7 +187,7 @@ def test_every_table_and_figure_of_the_whole_grid(tmp_path, monkeypatch):
         assert len({line.count("|") for line in lines}) == 1 and len(lines) > 3, name
     rest = {"best": 12 * [[0.1, 0.2]], "behaviours": 12 * [[1, 2]]}
     none, ten = [{"solved": 12 * [0], **rest}] * 3, [{"solved": [7] * 10 + [0, 0], **rest}] * 3
-    monkeypatch.setattr(results, "searches", lambda: {"maze_diamond_evolve": {
+    monkeypatch.setattr(results, "searches", lambda: {"nested_scalar_evolve": {
         "ticks": [1, 10], "policies": {"start": none, "grpo": none, "vpo": ten, "group_vpo": none}}})
     verdicts = {line.split(" | ")[0][2:]: line.split("**")[-2] for line in
                 results.claims(data).splitlines()[2:]}
