@@ -1,28 +1,35 @@
 """What a real language model costs and whether its numbers are right, measured side by side; asserts nothing.
 
     python tests/real_model.py MODEL            a checkpoint's folder, or a Hub id
-    python tests/real_model.py MODEL exact      one section of exact, sampling, plan, trl
+    python tests/real_model.py MODEL exact      one section of exact, sampling, plan, trl, tasks
 
 exact     log-probabilities while sampling against a fresh forward pass; the shared update's gradient against the plain
           one; in float32, and what bfloat16 gives
 sampling  tokens per second against generate
 plan      what --plan says against the peak memory of a real step
 trl       seconds of a whole GRPO step against TRL's GRPOTrainer, where trl is installed
+tasks     a step of VPO with each task for language models, HumanEval's format among them, on small files of our own
 
 The problems are tasks/open_cases.jsonl, two prompts with eight rollouts each.
 """
 
+import contextlib
 import functools
 import importlib.util
+import io
+import json
 import statistics
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import torch
 from benchmark import compare_sampling, plain_backward, planned_and_measured, trl_steps
 from transformers.utils import logging as transformers_logging
 
 import rollout
+import train
 import vpo
 from engine import models, update
 from rewards import load_task
@@ -123,7 +130,30 @@ def trl(name: str) -> None:
           f"{slow / fast:.1f} times faster")
 
 
-SECTIONS = {"exact": exact, "sampling": sampling, "plan": plan, "trl": trl}
+def tasks(name: str) -> None:
+    """Two prompts, four rollouts of two answers each, one held-out problem."""
+    from test_code import HUMANEVAL
+    from test_text_tasks import written
+    name = str(Path(name).resolve()) if Path(name).exists() else name
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for task in ("musique", "eureqa", "tool", "code"):
+            if task == "code":
+                lines = [json.dumps(HUMANEVAL | {"task_id": f"own/{i}", "prompt": HUMANEVAL["prompt"] + f"# {i}\n"})
+                         for i in range(30)]
+                Path("data.jsonl").write_text("\n".join(lines))
+            else:
+                written(task, 30)
+            with contextlib.redirect_stdout(io.StringIO()):
+                train.main(["--task", task, "--data", "data.jsonl", "--model", name, "--m", "2", "--out", task,
+                            "--steps", "1", "--method", "vpo", "--prompts-per-step", "2", "--group-size", "4",
+                            "--eval-problems", "1", "--pool", "2", "--max-new-tokens", "64", "--kl", "0",
+                            "--device", "cpu"])
+            row = json.loads(Path(task, "vpo", "metrics.jsonl").read_text().splitlines()[0])
+            print(f"{task}: {row['seconds']:.0f} s, {row['tokens']:.0f} tokens, reward {row['reward']:.3f}, "
+                  f"{row['answers']:.0%} of the slots filled, {row['cut_off']:.0%} cut off", flush=True)
+
+
+SECTIONS = {"exact": exact, "sampling": sampling, "plan": plan, "trl": trl, "tasks": tasks}
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or not set(sys.argv[2:]) <= set(SECTIONS):
