@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from rewards import UserError, find_task
 
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch's large tensors in huge pages: malloc's heap kept 1 GiB more
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch's large tensors in huge pages: malloc keeps those it freed
 # Flags that may change when a run goes on: what it does not depend on, and what makes it fit its device.
 FREE = ("method", "resume", "out", "plan", "device", "save_every", "snapshots", "eval_problems", "eval_temperature",
         "pool", "unconfined", "max_new_tokens", "cuda_graph", "sampling_batch", "micro_batch_tokens",

@@ -163,6 +163,8 @@ def test_a_child_begins_as_its_parent(trained, monkeypatch):
     first = [record["answer"].split() for record in found if record["order"] % 2]  # of each rollout of two answers
     assert len(first) == len(kept)
     assert all(answer[:len(words)] == words for answer, words in zip(first, kept, strict=True) if answer)
+    assert any(record["parent"] for record in found)  # and none of a set's second answers
+    assert not any(record["parent"] for record in found if record["order"] % 2 == 0)
 
 
 def test_problems_are_hard_for_every_policy(trained, capsys):
@@ -185,6 +187,7 @@ def test_problems_are_hard_for_every_policy(trained, capsys):
     report = json.loads(Path("two/search.json").read_text())
     assert report["problems"] == [problem for problem in (f"toy-test-{i}" for i in range(3)) if problem in hard][:1]
     assert len(report["policies"]["grpo"]) == 2
+    assert capsys.readouterr().out.count("|  |  |\n") == 1  # nobody to compare GRPO with
     folders = ("screen/toy-seed0", "screen/toy-seed1", "toy-seed0")
     seeds = [head(f"two/{folder}/grpo.jsonl")["seed"] for folder in folders]
     assert seeds == [1, 1, 0]  # the pools are not those of the search
@@ -196,7 +199,9 @@ def test_problems_are_hard_for_every_policy(trained, capsys):
     ("", ["no module named", "score(rewards, answer)"]), ("score = 1 / 0", ["ZeroDivisionError"]),
     ("x = 1", ["AttributeError"]), ("def score(rewards, answer):\n    return 'many'", ["raised ValueError", "finite"]),
     ("def score(rewards, answer):\n    return rewards[9]", ["raised IndexError", "score([", "finite number"]),
-    ("def score(rewards, answer):\n    return float('nan')", ["gave nan"])])
+    ("def score(rewards, answer):\n    return float('nan')", ["gave nan"]),
+    ("def score(rewards, answer):\n    raise SystemExit('one\\ntwo')", ["raised SystemExit: one two"]),
+    ("raise SystemExit(3)", ["SystemExit: 3"]), ("target = float('nan')\nscore = max", ["target is nan"])])
 def test_a_scorer_that_fails_is_named(trained, text, parts, capsys):
     if text:
         Path("own.py").write_text(text)
