@@ -38,16 +38,14 @@ from vpo import ADVANTAGES, answers_per_rollout, sample_weights
 BUDGETS = (1, 2, 3, 5, 8, 10, 15, 20, 30, 50, 100)
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Probability that one of k candidates out of n passes when c of the n do: 1 - C(n-c, k) / C(n, k), unbiased.
-
-    (Chen et al. 2021, arXiv 2107.03374.) Raises ValueError unless 0 <= c <= n and 1 <= k <= n."""
+    """Probability that one of k candidates out of n passes when c of the n do: 1 - C(n-c, k) / C(n, k), unbiased
+    (Chen et al. 2021, arXiv 2107.03374). Raises ValueError unless 0 <= c <= n and 1 <= k <= n."""
     if not (0 <= c <= n and 1 <= k <= n):
         raise ValueError(f"pass_at_k(n={n}, c={c}, k={k}): needs 0 <= c <= n and 1 <= k <= n")
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 def best_at_k(scores: Tensor, k: int) -> Tensor:
     """Expected best of k candidates drawn without replacement from n: scores (..., n) -> (...), unbiased.
-
     By order statistics: the i-th smallest is the best of C(i-1, k-1) of the C(n, k) subsets. A bootstrap over the n,
     with replacement, would be biased low. Raises ValueError unless 1 <= k <= n."""
     n = scores.shape[-1]
@@ -58,7 +56,6 @@ def best_at_k(scores: Tensor, k: int) -> Tensor:
 
 def weighted_best_at_k(rewards: Tensor, k: int, *, objective_mask: Tensor | None = None) -> Tensor:
     """W@k: best@k of the scalar w . r, averaged over w ~ Dirichlet(1): rewards (N, n, objectives) -> (N).
-
     What the pool is worth to a user whose preference was not known in training. Low-discrepancy weightings, over those
     objectives that a problem has: objective_mask (N, objectives), the existing ones first."""
     sizes = torch.full(rewards.shape[:1], rewards.shape[-1]) if objective_mask is None else objective_mask.sum(1)
@@ -82,7 +79,6 @@ def pareto_share(rewards: Tensor) -> Tensor:
 
 def coverage(rewards: Tensor, m: int) -> Tensor:
     """What m candidates of one rollout reach together: the best value in each objective, averaged over the objectives.
-
     rewards (N, n, k), consecutive candidates form a rollout -> (N). Single answers are grouped by the same m."""
     N, n, k = rewards.shape
     return rewards[:, :n - n % m].reshape(N, -1, m, k).amax(2).mean((1, 2))
@@ -203,9 +199,9 @@ def show(run: Path, folder: Path, as_page: bool, as_film: bool) -> None:
 
 def write_report(folder: Path, settings: dict, measures: dict[str, dict[str, Tensor]], groups: Tensor | None) -> dict:
     """Means and 95% bootstrap intervals, written as eval.json."""
-    report = {"settings": settings, "policies": {
-        name: {key: {"mean": value.double().mean().item(), "interval": bootstrap_interval(value, groups)}
-               for key, value in values.items()} for name, values in measures.items()}}
+    report = {"settings": settings, "policies": {name: {key: {
+        "mean": value.double().mean().item(), "interval": bootstrap_interval(value, groups)}
+        for key, value in values.items()} for name, values in measures.items()}}
     write_text(folder / "eval.json", json.dumps(report, indent=1))
     return report
 

@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 import zlib
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,11 @@ MORE = {**{("maze", method): (1.2e-3, 1.8e-3) for method in ("grpo", "gdpo", "ma
 TEMPERATURES = (0.7, 1.0, 1.3)  # the first is the table's
 CURVE = (1, 2, 3, 5, 10, 30)  # the k of best@k and W@k
 REWARDS = ("copies", "noisy", "halfway", "gems", "tradeoff")  # from collinear to conflicting; the maze lies between
+REAL = {"task": "code", "data": "tasks/open_cases.jsonl", "model": "HuggingFaceTB/SmolLM2-135M-Instruct",
+        "warm-steps": 48, "prompts-per-step": 2, "max-new-tokens": 96, "temperature": 0.7, "kl": 0.0, "save-every": 10,
+        "gradient-checkpointing": False, "snapshots": 0}  # task open_cases: an hour on one core for 60 steps
+REAL_LR = (2e-5, 5e-5)
+LR = TINY_LR | {"open_cases": {"grpo": 5e-5, "max_at_k": 5e-5, "vpo": 5e-5, "group_vpo": 5e-5}}
 CREDIT = ("credit", "answer")  # no flag: examples/reward_to_go.py in the place of train.py
 TUNING_SEED = 100  # never evaluated on held-out problems
 TUNED_TWICE = {("maze", "grpo")}  # with the next seed, too: with one its rates came in no order
@@ -72,10 +78,11 @@ class Cell:
     @property
     def command(self) -> list[str]:
         """Flags of train.py; the learning rate is written out, so that a result says which one it had."""
-        flags = {"task": self.task, "method": self.method, "seed": self.seed} | dict(self.flags)
+        real = REAL | {"steps": 20 if self.tuning else 60} if self.task == "open_cases" else {}
+        flags = {"task": self.task, "method": self.method, "seed": self.seed} | real | dict(self.flags)
         flags.pop(CREDIT[0], None)
         if self.task != "toy":
-            flags.setdefault("lr", TINY_LR.get(self.task, TINY_LR["maze"]).get(self.method, 5e-4))
+            flags.setdefault("lr", LR.get(self.task, LR["maze"]).get(self.method, 5e-4))
         return [word for flag in flags.items() for word in text_of(*flag).split()]
 
 def cells() -> list[Cell]:
@@ -99,7 +106,9 @@ def cells() -> list[Cell]:
              if seed < 2 or flags.keys() <= {"m", "prompts-per-step", "lr", "n-weights", "sampler"}]  # claims: three
     grid += [Cell(f"examples/rewards/{reward}.py", method, seed) for seed in range(2) for method in ("grpo", "vpo")
              for reward in REWARDS]
-    return grid
+    grid += [Cell("open_cases", method, TUNING_SEED, (("lr", rate),), tuning=True) for method in HEADLINE
+             for rate in REAL_LR]
+    return grid + [Cell("open_cases", method, 0) for method in HEADLINE]
 
 def path_of(cell: Cell) -> Path:
     return RESULTS / f"{cell.name}.json.gz"
@@ -135,8 +144,8 @@ def measure_cell(cell: Cell) -> None:
     trained, config = time.monotonic(), load_config(out)
     flags, task = config["flags"], task_of(config["flags"])
     names = [cell.method] if cell.tuning or cell.method != "grpo" or cell.flags else ["start", "start_sets", "grpo"]
-    at, before = {}, None
-    for temperature in TEMPERATURES[:1] if cell.tuning or cell.flags else TEMPERATURES:
+    at, before, real = {}, None, cell.task == "open_cases"
+    for temperature in TEMPERATURES[:1] if cell.tuning or cell.flags or real else TEMPERATURES:
         settings = {"split": "validation" if cell.tuning else "test", "size": flags["pool"], "temperature": temperature,
                     "problems": 100 if cell.tuning else task.eval_problems}
         pools, groups = evaluate_run(out, flags, task, settings, "cpu", names)
@@ -146,7 +155,7 @@ def measure_cell(cell: Cell) -> None:
                                   for name, pool in pools.items()}
     rows = read_log(out / cell.method / "metrics.jsonl")
     training = {key: [round(sum(row[key] for row in part) / len(part), 3) for part in
-                      (rows[i:i + 10] for i in range(0, len(rows), 10))] for key in ("diversity", "reward")}
+                      (rows[i:i + 10] for i in range(0, len(rows), 10))] for key in ("diversity", "reward", "answers")}
     store(cell, {
         "version": VERSION, "command": cell.command, "machine": platform.machine(),
         **{key: config["history"][-1].get(key) for key in ("date", "python", "torch", "threads", "gpu")},
@@ -154,7 +163,10 @@ def measure_cell(cell: Cell) -> None:
                     "all": round(time.monotonic() - began, 1), "evaluation": round(time.monotonic() - trained, 1)},
         "steps": len(rows), **{key: sum(row[key] for row in rows) for key in ("rollouts", "tokens")},
         "training": training, "size": flags["pool"], "geometry": before,
-        "groups": None if groups is None or cell.tuning else groups.tolist(), "at": at})
+        "groups": None if groups is None or cell.tuning else groups.tolist(), "at": at,
+        "programs": {name: [Counter(zip(found, rewards.mean(1).tolist(), strict=True)).most_common(3)
+                            for found, rewards in zip(pool.answers, pool.vectors(), strict=True)]
+                     for name, pool in pools.items()} if real and not cell.tuning else None})
 
 def condensed(values: dict, pool, means: bool, few: bool) -> dict[str, list]:
     """Per-problem values in thousandths, and how many candidates passed; only means, or few measures, where asked."""

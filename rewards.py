@@ -35,7 +35,6 @@ class Problem:
 
 class Task:
     """What a task must offer. A reward is a list of k floats, higher is better, none below `minimum`.
-
     The first block is all that a language model needs; `--model tiny` starts from nothing and needs the second, too."""
     name = "task"
     tag = "answer"  # answers stand between <answer_1> and </answer_1>, <answer_2> and </answer_2>, ...
@@ -49,7 +48,6 @@ class Task:
 
     def problems(self, split: str, n: int, seed: int = 0, start: int = 0) -> list[Problem]:
         """Problems start .. start + n - 1 of a split; equal arguments, equal problems; a finite data set wraps around.
-
         Splits: "train", "validation", "test", and for a warm start "demonstrations" (those of "train" will do)."""
         raise NotImplementedError("the method is missing")
 
@@ -107,7 +105,6 @@ class Task:
 
 def load_task(name: str, **options) -> Task:
     """The task of this name: tasks/NAME.py, or a file with one subclass of `Task`, which may import its neighbours.
-
     Of the options the constructor gets those that `flags` names. Raises UserError if there is no such task or it cannot
     be made; whatever its methods raise later becomes one too."""
     path = find_task(name)

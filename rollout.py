@@ -41,7 +41,6 @@ def rollout_length(task: Task, tokenizer: Tokenizer, m: int, max_new_tokens: int
 
 def parse_answers(text: str, task: Task, m: int) -> list[str]:
     """The answers tagged 1 to m in a rollout's text, in that order; whatever the text, it never raises.
-
     One without both its tags is left out, and so is one that holds another's: it was never closed."""
     found = task.find_answers(text, m)
     if found is not None:
@@ -70,10 +69,8 @@ class Scored:
 
 def score(task: Task, problems: list[Problem], answers: list[list[list[str]]], m: int) -> Scored:
     """Reward vectors of answers[p][g], the up to m answers of every rollout. Equal answers to a problem are scored
-    once.
-
-    An answer whose canonical form already stands in its rollout keeps its vector but leaves the mask. Raises UserError
-    for what is no reward vector or task scalar."""
+    once. An answer whose canonical form already stands in its rollout keeps its vector but leaves the mask. Raises
+    UserError for what is no reward vector or task scalar."""
     P, G = len(problems), len(answers[0])
     # Where there is no answer at all, an empty one tells the number of objectives.
     distinct = [dict.fromkeys(answer for group in groups for answer in group) or {"": None} for groups in answers]

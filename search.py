@@ -287,9 +287,8 @@ def run(args: argparse.Namespace) -> None:
             if value < known[0][name][1]:
                 raise UserError(f"--{flag} {value}: less than a rollout of {name} holds, {known[0][name][1]} answers")
     selection = args.selection * (args.strategy == "evolve")
-    goal_name = Path(args.goal).name.removesuffix(".py")
-    label = f"{goal_name}-{args.strategy}{'-' * bool(selection)}{selection}-{args.budget}"
-    out = Path(args.out or runs[0].parent / f"{Path(flags['task']).stem}-search" / label)
+    named = [Path(args.goal).name.removesuffix(".py"), args.strategy, selection, str(args.budget)]
+    out = Path(args.out or runs[0].parent / f"{Path(flags['task']).stem}-search" / "-".join(filter(None, named)))
     problems = among = held_out(task, at["split"], at["problems"])
 
     def of(run: Path, flags: dict, name: str, problems: list[Problem], folder: Path, **plan) -> list[Population]:

@@ -100,7 +100,6 @@ def describe(task: Task, problems: list[Problem], rollouts: Rollouts, scored: Sc
 
 def train(args: argparse.Namespace, method: str, task: Task, out: Path, device: str, interrupted: list) -> None:
     """Train one method from the start model in out/start; metrics, samples and checkpoints go to out/method.
-
     Goes on from the newest checkpoint if there is one. Raises UserError on a non-finite loss or a damaged checkpoint,
     and KeyboardInterrupt, with everything saved, once `interrupted` is not empty."""
     run = out / method

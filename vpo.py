@@ -31,7 +31,6 @@ BITS = 23  # of a uniform draw: plus a half, float32 holds it exactly and it nev
 def sample_weights(n: int, k: int, *, alpha: float = 1.0, sampler: str = "iid",
                    generator: torch.Generator | None = None, device: torch.device | str | None = None) -> Tensor:
     """n weightings of k objectives, w ~ Dirichlet(alpha): (n, k), non-negative, each row sums to 1.
-
     alpha = 1 is uniform on the simplex, smaller favours its corners, larger its centre. `iid` draws independently,
     `sobol` takes a scrambled low-discrepancy net (paper section 3, official notes).
     Raises ValueError if n < 1, k < 1, alpha is not within 1e-6 to 1e6, or the sampler is unknown."""
@@ -39,7 +38,6 @@ def sample_weights(n: int, k: int, *, alpha: float = 1.0, sampler: str = "iid",
 
 def set_scores(rewards: Tensor, weights: Tensor, mask: Tensor | None = None, floor: float = 0.0) -> Tensor:
     """u_j(g) = max_{y in S} w_j . r(y), the best answer of every rollout under every weighting.
-
     rewards (P, G, m, k), weights (P, K, k), mask (P, G, m) of the answers that exist -> (P, G, K).
     A rollout without answers scores `floor`, the least that a component of a reward can be: no silence beats an answer.
     Raises ValueError where the shapes do not fit."""
@@ -59,7 +57,6 @@ def set_reward(rewards: Tensor, weights: Tensor, mask: Tensor | None = None, flo
 
 def subset_best(scores: Tensor, s: int) -> Tensor:
     """B(g): the mean, over the subsets of s rollouts that contain g, of the subset's best (arXiv 2510.23393).
-
     scores (P, G, ...) -> the same shape, exact: of the C(G-1, s-1) subsets with the i-th lowest, C(i-1, s-1) have it
     as their best, and C(j-2, s-2) the j-th, j > i. Raises ValueError unless 1 <= s < G."""
     G = scores.shape[1]
@@ -78,7 +75,6 @@ def subset_best(scores: Tensor, s: int) -> Tensor:
 
 def set_reward_exact(rewards: Tensor, mask: Tensor | None = None) -> Tensor:
     """R(S) in closed form for k = 2 and alpha = 1: the area under the upper envelope of m lines on [0, 1].
-
     The score of answer y under w = (u, 1 - u) is a line in u, so the maximum is linear between the points where two
     lines cross: sorted, the trapezoid rule is exact. rewards (P, G, m, 2), mask (P, G, m) -> (P, G); else ValueError.
     """
@@ -96,7 +92,6 @@ def set_reward_exact(rewards: Tensor, mask: Tensor | None = None) -> Tensor:
 
 def group_normalize(scores: Tensor, eps: float = 1e-6) -> Tensor:
     """A = (R - mean R) / (std R + eps) over each prompt's group, as in GRPO; population std; 0 where std < eps.
-
     scores (P, G) -> (P, G). Raises ValueError if G < 2: a group of one has nothing to be compared with."""
     if scores.ndim != 2 or scores.shape[1] < 2:
         raise ValueError(f"scores {tuple(scores.shape)}: expected (P, G) with G >= 2, one rollout cannot be normalised")
@@ -109,7 +104,6 @@ def vpo_advantage(rewards: Tensor, mask: Tensor | None = None, *, objective_mask
                   n_weights: int = 100, alpha: float = 1.0, sampler: str = "iid", floor: float = 0.0,
                   subset: int = 1, generator: torch.Generator | None = None, eps: float = 1e-6) -> Tensor:
     """The family's advantage in one traceable routine: draw weightings, score, max, mean, normalise in the group.
-
     rewards (P, G, m, k), mask (P, G, m) of the answers that exist, objective_mask (P, k) of the objectives that a
     prompt has (the others get no weight) -> (P, G). subset = 1 is VPO, s > 1 forms sets of s rollouts (`subset_best`).
     The G rollouts of a prompt share its n_weights draws: only then do the draws' errors cancel in R_g - mean R.
@@ -147,7 +141,6 @@ def dr_grpo(rewards: Tensor, scalars: Tensor, mask: Tensor, **options) -> Tensor
 def maxrl(rewards: Tensor, scalars: Tensor, mask: Tensor, *, floor: float = 0.0, eps: float = 1e-6,
           **options) -> Tensor:
     """MaxRL (arXiv 2602.02710): (r - mean r) / mean r, with r counted from the floor; 0 where all r are the floor.
-
     Meant for r in {0, 1}. ValueError if m > 1."""
     r = _single(scalars, "maxrl") - floor
     mean = r.mean(1, keepdim=True)
@@ -205,7 +198,6 @@ def policy_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask
                 ref_logprobs: Tensor | None = None, kl_coef: float = 0.0, clip: float = 0.2,
                 dual_clip: float = 3.0) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO-clip with dual clip and the k3 estimate of KL(policy || reference) as a loss term (paper, training details).
-
     logprobs, old_logprobs, ref_logprobs (B, T) in nats of the sampled tokens; advantages (B,); mask (B, T) of the
     sampled tokens; n_tokens is the token count of the WHOLE batch, so that micro-batches add up to the same gradient.
     Returns the scalar loss and its metrics: sums over these tokens divided by n_tokens, without gradient:
@@ -279,7 +271,6 @@ def _sobol(P: int, K: int, d: int, generator: torch.Generator | None, device: to
 
 def _log_gamma_quantile(p: Tensor, alpha: float) -> Tensor:
     """log x with P(Gamma(alpha) < x) = p, by Newton's method on t = log x; p (...) in (0, 1), float64.
-
     log P(alpha, e^t) is concave and lies below its asymptote alpha t - lgamma(alpha + 1), so the steps rise to the root
     from the left. Far down (t < -30) the asymptote is the answer; for a large alpha it lies where the cdf vanishes, so
     the start is raised to Wilson and Hilferty's quantile at 7 standard deviations below the mean."""

@@ -110,9 +110,11 @@ def training(logs: dict[str, list[dict]], temperature: float, path: Path, window
     step 1 every method still samples from the start model, so the methods' mean there is its level."""
     logs, headings = {name: rows for name, rows in logs.items() if rows}, {
         "diversity": ("diversity of training rollouts", "mean pairwise L1 distance"),
-        "reward": ("mean reward of training rollouts", "the task's own scalar")}
+        "reward": ("mean reward of training rollouts", "the task's own scalar"),
+        "answers": ("parsed answers of training rollouts", "share of those asked for")}
+    headings = {key: heading for key, heading in headings.items() if all(key in rows[0] for rows in logs.values())}
     means, first = ("Running means", "start model (step 1)") if window > 1 else ("Means", "mean of steps 1 to 10")
-    with _figure(1, 2, (9, 4.1)) as (figure, axes):
+    with _figure(1, len(headings), (4.5 * len(headings), 4.1)) as (figure, axes):
         for ax, (key, (heading, unit)) in zip(axes[0], headings.items(), strict=True):
             for name, rows in logs.items():
                 curve = torch.tensor([[row["step"], row[key]] for row in rows])

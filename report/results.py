@@ -22,7 +22,7 @@ TEMPERATURES = ("0.7", "1", "1.3")
 PAIRS = (("vpo", "grpo"), ("vpo", "max_at_k"), ("group_vpo", "vpo"), ("group_vpo", "max_at_k"),
          *((method, "grpo") for method in (*SINGLE[1:], "multi_rlvr", "group_vpo")))
 HEADLINE = {"maze": ("best@1", "best@3", "best@30", "W@30"), "code": ("best@1", "best@30", "pass@1", "pass@30", "W@30"),
-            "toy": ("best@30", "pass@1", "pass@30")}
+            "toy": ("best@30", "pass@1", "pass@30"), "open_cases": ("best@1", "best@30", "pass@30", "W@30")}
 VARIED = (("vpo", "m", 3), ("vpo", "alpha", 1.0), ("vpo", "n-weights", 100), ("vpo", "sampler", "iid"),
           ("vpo", "subset", 1), ("vpo", "credit", "rollout"), ("group_vpo", "subset", 4),
           ("group_vpo", "group-size", 8))  # with the defaults
@@ -108,15 +108,14 @@ def means(stored: Stored, task: str) -> str:
     """All methods at temperature 0.7, the mean over their seeds."""
     passes = ["pass@1", "pass@30"] * (task != "maze")
     columns = ["best@1", "best@3", "best@10", "best@30", *passes, "W@30", "diversity"]
-    return table(["method", "seeds", *columns], [
-        [title(method), len(stored.seeds(task, method)), *(stored.mean(task, method, column) for column in columns)]
-        for method in stored.methods(task)])
+    return table(["method", "seeds", *columns], [[title(method), len(stored.seeds(task, method)), *(
+        stored.mean(task, method, column) for column in columns)] for method in stored.methods(task)])
 
 def per_seed(stored: Stored, task: str) -> str:
     """Every seed of every method."""
     columns = (*HEADLINE[task], "diversity")
-    return table(["method", "seed", *columns], [
-        [title(method), seed, *(stored.mean(task, method, column, seeds=[seed]) for column in columns)]
+    return table(["method", "seed", *columns], [[title(method), seed, *(stored.mean(
+        task, method, column, seeds=[seed]) for column in columns)]
         for method in stored.methods(task) for seed in stored.seeds(task, method)])
 
 def differences(stored: Stored, task: str) -> str:
@@ -132,15 +131,15 @@ def differences(stored: Stored, task: str) -> str:
         [f"{title(ours)} - {title(theirs)}", "each its best" if best else "0.7",
          len(stored.lead(task, (ours,), (theirs,), "best@1")),
          *(cell(ours, theirs, column, best) for column in HEADLINE[task])]
-        for ours, theirs in PAIRS if stored.seeds(task, ours) and stored.seeds(task, theirs) for best in (False, True)])
+        for ours, theirs in PAIRS if stored.seeds(task, ours) and stored.seeds(task, theirs)
+        for best in (False, True)[:1 if task == "open_cases" else 2]])  # of which one temperature is stored
 
 def temperatures(stored: Stored, task: str) -> str:
     """best@1, best@30 (or pass@30) and W@30 of every method at every temperature."""
     measures = ("best@1", "pass@30" if task == "code" else "best@30", "W@30", "diversity")
     every = [(measure, T) for measure in measures for T in TEMPERATURES]
-    return table(["method", *(f"{measure} at {T}" for measure, T in every)], [
-        [title(method), *(stored.mean(task, method, measure, T) for measure, T in every)]
-        for method in stored.methods(task)])
+    return table(["method", *(f"{measure} at {T}" for measure, T in every)], [[title(method), *(
+        stored.mean(task, method, measure, T) for measure, T in every)] for method in stored.methods(task)])
 
 def tuned(stored: Stored, task: str) -> dict[str, dict[float, dict[str, float]]]:
     """What the validation problems say of every learning rate: method -> rate -> measure -> mean."""
@@ -161,7 +160,7 @@ def learning_rates(stored: Stored, task: str) -> str:
     rows, columns = [], ("best@1", "best@3", "best@30", "W@3", "W@30", "diversity")
     for method, rates in tuned(stored, task).items():
         for rate, values in sorted(rates.items()):
-            mark = "**" * (len(rates) > 2 and rate == best_rate(rates, method))
+            mark = "**" * (len(rates) > 1 and rate == best_rate(rates, method))
             rows.append([title(method), f"{mark}{rate:g}{mark}", *map(values.get, columns)])
     return table(["method", "peak lr", *columns], rows)
 
@@ -223,7 +222,7 @@ def geometries(stored: Stored) -> list[tuple]:
     found = []
     for task in dict.fromkeys(t for t, *_ in stored.results):
         seeds = [seed for seed in stored.seeds(task, "grpo") if seed in stored.seeds(task, "vpo")]
-        if task != "toy" and seeds:
+        if task not in ("toy", "open_cases") and seeds:
             found.append((task, *(stored.average(task, "grpo", "geometry", key, seeds=seeds) for key in (
                 "unseen", "effective")), *(stored.difference(task, ("vpo",), ("grpo",), measure) for measure in (
                     "W@30", "best@30"))))
@@ -366,7 +365,9 @@ def fill(stored: Stored, path: Path) -> str:
 def figures(stored: Stored, folder: Path) -> list[Path]:
     """best@k and diversity over training for every task, ablations, reward geometry: of what is stored. The paths."""
     written = []
-    for task in (name for name in ("maze", "code") if stored.seeds(name, "grpo") and stored.seeds(name, "vpo")):
+    for task in ("maze", "code", "open_cases"):
+        if not (stored.seeds(task, "grpo") and stored.seeds(task, "vpo")):
+            continue
         methods = [method for method in stored.methods(task) if method != "start_sets"]
         one = stored.results[task, "grpo", stored.seeds(task, "grpo")[0], ()]
         keys = [key for key in one["at"]["0.7"]["grpo"] if "@" in key]
@@ -378,7 +379,7 @@ def figures(stored: Stored, folder: Path) -> list[Path]:
             "settings": {"problems": len(one["at"]["0.7"]["grpo"]["best@1"]), "split": "test", "size": one["size"],
                          "temperature": 0.7, "seeds": min(seeds), "uneven": len(seeds) > 1}}
         logs = {method: [{"step": 10 * i + 5, **{key: stored.average(task, method, "training", key, i)
-                                                 for key in ("diversity", "reward")}}
+                                                 for key in one["training"]}}
                          for i in range(len(one["training"]["reward"]))] for method in methods[1:]}
         written += [folder / f"{task}_best_at_k.png", folder / f"{task}_diversity.png"]
         plots.best_at_k(report, written[-2])

@@ -9,14 +9,18 @@ sampling  tokens per second against generate
 plan      what --plan says against the peak memory of a real step
 trl       seconds of a whole GRPO step against TRL's GRPOTrainer, where trl is installed
 tasks     a step of VPO with each task for language models, HumanEval's format among them, on small files of our own
+programs  what the policies of docs/results.md wrote for three held-out problems, from results/; needs no MODEL
 
 The problems are tasks/open_cases.jsonl, two prompts with eight rollouts each.
 """
 
 import contextlib
 import functools
+import gzip
+import html
 import importlib.util
 import io
+import itertools
 import json
 import statistics
 import sys
@@ -32,6 +36,8 @@ import rollout
 import train
 import vpo
 from engine import models, update
+from engine.runs import held_out
+from report.plots import title
 from rewards import load_task
 
 DATA, P, G, TOKENS = "tasks/open_cases.jsonl", 2, 8, 96
@@ -153,7 +159,33 @@ def tasks(name: str) -> None:
                   f"{row['answers']:.0%} of the slots filled, {row['cut_off']:.0%} cut off", flush=True)
 
 
-SECTIONS = {"exact": exact, "sampling": sampling, "plan": plan, "trl": trl, "tasks": tasks}
+def programs(_: str = "") -> str:
+    """The first three held-out problems that some policies solve, but not all: of each policy its most frequent
+    programs side by side, as HTML that stands in Markdown."""
+    found, parts = {}, []
+    for name in ("start", "grpo", "max_at_k", "vpo", "group_vpo"):
+        path = Path(__file__).parent.parent / f"results/open_cases-{'grpo' if name == 'start' else name}-seed0.json.gz"
+        result = json.loads(gzip.decompress(path.read_bytes()))
+        found[name] = result["at"]["0.7"][name]["passed"], result["programs"][name], result["size"]
+
+    def cell(text: str | None, share: float, count: int) -> str:
+        code = html.escape(text or "(no program)").strip().replace("\n", "<br>")
+        return f"{count} times, {share:.0%} of the tests<pre>{code}</pre>"
+
+    for i, problem in enumerate(held_out(load_task("code", data=DATA), "test", 10**4)):
+        passed = {name: counts[i] for name, (counts, *_) in found.items()}
+        if len(parts) < 3 and any(passed.values()) and 0 in passed.values():
+            rows = [[f"{title(name)}: {passed[name]} of {size} pass" for name, (*_, size) in found.items()],
+                    *itertools.zip_longest(*([cell(*answer, count) for answer, count in shown[i]]
+                                             for _, shown, _ in found.values()), fillvalue="")]
+            lines = ["".join(f"<td valign=top>{each}</td>" for each in row) for row in rows]
+            parts.append("\n".join([f"**{problem.data['text']}**\n\n<table>", *(f"<tr>{x}</tr>" for x in lines),
+                                    "</table>"]))
+    print("\n\n".join(parts))
+    return "\n\n".join(parts)
+
+
+SECTIONS = {"programs": programs, "exact": exact, "sampling": sampling, "plan": plan, "trl": trl, "tasks": tasks}
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or not set(sys.argv[2:]) <= set(SECTIONS):
@@ -161,5 +193,5 @@ if __name__ == "__main__":
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     print(f"torch {torch.__version__}, CPU, {torch.get_num_threads()} threads")
-    for section in sys.argv[2:] or SECTIONS:
+    for section in sys.argv[2:] or [*SECTIONS][1:]:
         SECTIONS[section](sys.argv[1])

@@ -12,7 +12,7 @@ import torch
 import eval as evaluation
 import reproduce
 import train
-from engine.flags import TINY_LR, train_parser
+from engine.flags import train_parser
 from report import results
 from rewards import UserError
 from vpo import ADVANTAGES
@@ -39,17 +39,18 @@ def test_the_grid_is_sound():
     for cell in cells:
         args = train_parser().parse_args(cell.command)
         assert (args.method, args.seed) == ([cell.method], cell.seed) and (cell.seed < 100) != cell.tuning
-        assert cell.task in ("maze", "code", "toy") or (ROOT / cell.task).is_file()
+        assert cell.task in ("maze", "code", "toy", "open_cases") or (ROOT / cell.task).is_file()
     assert {cell.method for cell in cells} == set(ADVANTAGES)
 
 
-@pytest.mark.parametrize("task", ["maze", "code"])
+@pytest.mark.parametrize("task", ["maze", "code", "open_cases"])
 def test_default_rates_are_those_that_validation_chose(task, monkeypatch):
     """For every method whose whole grid of rates is stored."""
     monkeypatch.chdir(ROOT)
     for method, rates in results.tuned(stored(), task).items():
-        if set(rates) >= {*reproduce.RATES, *reproduce.MORE.get((task, method), ())}:
-            assert TINY_LR[task][method] == results.best_rate(rates, method), method
+        common = reproduce.REAL_LR if task == "open_cases" else reproduce.RATES
+        if set(rates) >= {*common, *reproduce.MORE.get((task, method), ())}:
+            assert reproduce.LR[task][method] == results.best_rate(rates, method), method
 
 
 class Small(reproduce.Cell):
@@ -165,7 +166,8 @@ def made_up(cells: list[reproduce.Cell]) -> results.Stored:
         found[Path(cell.task).stem, cell.method, cell.seed, cell.flags] = {
             "at": at, "size": 30, "groups": [i // 2 for i in range(12)], "rollouts": 100, "tokens": 1000, "steps": 200,
             "geometry": {"unseen": 0.5, "effective": 2.0}, "seconds": {"training": 10.0},
-            "training": {"diversity": [1.0, 0.5 if cell.method != "vpo" else 0.9], "reward": [0.1, 0.2]}}
+            "training": {"diversity": [1.0, 0.5 if cell.method != "vpo" else 0.9], "reward": [0.1, 0.2]}
+            | ({"answers": [0.5, 0.9]} if cell.task == "open_cases" else {})}
     return results.Stored(found)
 
 
@@ -195,7 +197,7 @@ def test_every_table_and_figure_of_the_whole_grid(tmp_path, monkeypatch):
                                                           "fails", "open", "holds"]
     assert "**+0.2" in results.differences(data, "maze").splitlines()[2]
     written = results.figures(data, tmp_path)
-    assert len(written) == 7 and all(path.exists() for path in written)
+    assert len(written) == 9 and all(path.exists() for path in written)
     rates = results.learning_rates(data, "maze")
     assert rates.count("| **") == len(results.tuned(data, "maze")) == len(ADVANTAGES)
     monkeypatch.setattr(reproduce, "all_stored", dict)
