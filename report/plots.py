@@ -111,7 +111,7 @@ def training(logs: dict[str, list[dict]], temperature: float, path: Path, window
     logs, headings = {name: rows for name, rows in logs.items() if rows}, {
         "diversity": ("diversity of training rollouts", "mean pairwise L1 distance"),
         "reward": ("mean reward of training rollouts", "the task's own scalar"),
-        "answers": ("parsed answers of training rollouts", "share of those asked for")}
+        "answers": ("answers parsed in training", "share of those asked for")}
     headings = {key: heading for key, heading in headings.items() if all(key in rows[0] for rows in logs.values())}
     means, first = ("Running means", "start model (step 1)") if window > 1 else ("Means", "mean of steps 1 to 10")
     with _figure(1, len(headings), (4.5 * len(headings), 4.1)) as (figure, axes):
