@@ -113,7 +113,7 @@ def train_parser(doc: str = "") -> Parser:
         "many GiB", nargs="?", const=0.0, metavar="GIB")
     add("lora-rank", count(0, 4096), 0, "train a LoRA adapter of this rank instead of the weights, with peft; 0: no")
     add("gradient-checkpointing", None, None, "compute layers twice, keep less; not given: for all but tiny", **yes_no)
-    add("micro-batch-tokens", count(0), None, "per backward pass; 0: all; not given: tiny 2048, others 4096")
+    add("micro-batch-tokens", count(0), None, "per backward pass; 0: all; not given: tiny 2048, cuda 4096, else 512")
     add("cuda-graph", None, True, "replay a decode step as a graph, on cuda", **yes_no)
     add("sampling-batch", count(0), None, "rollouts sampled at a time; 0: all; not given: tiny 0, others 96")
     add = group("sampling and evaluation")
@@ -203,7 +203,7 @@ def fill_in(args: argparse.Namespace, task, cuda: bool) -> None:
     values = {"m": task.m, "steps": task.steps, "eval_problems": task.eval_problems, "lr": task.lr if tiny else None,
               "dtype": "bfloat16" if not tiny and cuda else "float32", "warm_steps": task.warm_steps if tiny else 0,
               "gradient_checkpointing": not tiny, "snapshots": min(20, max(2, (args.steps or task.steps) // 6)),
-              "micro_batch_tokens": 2048 if tiny else 4096, "sampling_batch": 0 if tiny else 96}
+              "micro_batch_tokens": 2048 if tiny else 4096 if cuda else 512, "sampling_batch": 0 if tiny else 96}
     vars(args).update({flag: value for flag, value in values.items() if getattr(args, flag) is None})
 
 def learning_rate(args: argparse.Namespace, method: str, step: int) -> float:

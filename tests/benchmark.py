@@ -552,7 +552,7 @@ def cards() -> None:
                 continue
             model = random_qwen(f"{folder}/{name}", MODELS[name], weights=False)
             args = train_parser().parse_args(["--model", model, "--dtype", "bfloat16", *flags.split()])
-            fill_in(args, task, DEVICE == "cuda")
+            fill_in(args, task, True)
             phases = memory.step_memory(args, task, "vpo", functools.partial(train.ask, args, task))
             sampling, update = (sum(rows.values()) / memory.GIB for rows in phases.values())
             print(f"| {name} | {flags or 'defaults'} | {sampling:.1f} | {update:.1f} | computed | not measured |",

@@ -1,11 +1,12 @@
 """What a real language model costs and whether its numbers are right, measured side by side; asserts nothing.
 
     python tests/real_model.py MODEL            a checkpoint's folder, or a Hub id
-    python tests/real_model.py MODEL exact      one section of exact, sampling, plan, trl, tasks
+    python tests/real_model.py MODEL exact      one section of exact, sampling, update, plan, trl, tasks
 
 exact     log-probabilities while sampling against a fresh forward pass; the shared update's gradient against the plain
           one; in float32, and what bfloat16 gives
 sampling  tokens per second against generate
+update    seconds of an update of VPO's rollouts (sets of three) at several --micro-batch-tokens
 plan      what --plan says against the peak memory of a real step
 trl       seconds of a whole GRPO step against TRL's GRPOTrainer, where trl is installed
 tasks     a step of VPO with each task for language models, HumanEval's format among them, on small files of our own
@@ -77,7 +78,7 @@ def exact(name: str) -> None:
                 sampled.append(rollouts.logprobs[i, :len(tokens)])
         sampled, fresh = torch.cat(sampled), torch.cat(fresh)
         A = torch.randn(P, G, generator=torch.Generator().manual_seed(0)).flatten().tolist()
-        ours = gradient(functools.partial(update.backward, micro_batch_tokens=4096), model, rollouts, A)
+        ours = gradient(functools.partial(update.backward, micro_batch_tokens=512), model, rollouts, A)
         plain, exactly = (gradient(plain_backward, model, rollouts, A, 0.0, G, softmax)
                           for softmax in (torch.float32, torch.float64))
         log_p, off, near, theirs = ((a - b).norm() / b.norm() for a, b in (
@@ -92,6 +93,24 @@ def sampling(name: str) -> None:
     _, _, prompts, model, tokenizer = loaded(name)
     compare_sampling(f"{P} x {G} rollouts, up to {TOKENS} tokens; plain: generate", model, tokenizer, prompts, G,
                      TOKENS, 3)
+
+
+def micro_batches(name: str) -> None:
+    """The same rollouts, of lengths that differ as sets do, with random advantages; each twice, there and back."""
+    task, problems, _, model, tokenizer = loaded(name)
+    prompts = [rollout.build_prompt(tokenizer, task, problem, 3) for problem in problems]
+    rollouts = rollout.sample(model, tokenizer, prompts, G, max_new_tokens=3 * TOKENS, temperature=0.7,
+                              generator=torch.Generator().manual_seed(0))
+    A = torch.randn(P * G, generator=torch.Generator().manual_seed(0)).tolist()
+    print(f"update of {P} x {G} rollouts of {min(rollouts.lengths)} to {max(rollouts.lengths)} tokens:", flush=True)
+    sizes, seconds = (4096, 1024, 512, 256), {}
+    for size in (*sizes, *reversed(sizes)):
+        began = time.perf_counter()
+        update.backward(model, None, rollouts, A, temperature=0.7, micro_batch_tokens=size)
+        model.zero_grad()
+        seconds.setdefault(size, []).append(time.perf_counter() - began)
+    for size in sizes:
+        print(f"--micro-batch-tokens {size}: {' and '.join(f'{x:.1f}' for x in seconds[size])} s", flush=True)
 
 
 def plan(name: str) -> None:
@@ -127,7 +146,7 @@ def trl(name: str) -> None:
                                   generator=torch.Generator().manual_seed(step))
         scored = rollout.score_texts(task, problems, rollouts.texts, 1)
         A = vpo.ADVANTAGES["grpo"](scored.vectors, scored.scalars, scored.mask).flatten().tolist()
-        update.backward(model, reference, rollouts, A, kl=1e-3, micro_batch_tokens=4096)
+        update.backward(model, reference, rollouts, A, kl=1e-3, micro_batch_tokens=512)
         optimizer.step(1e-6)
         model.zero_grad()
         ours.append(time.perf_counter() - began)
@@ -185,7 +204,8 @@ def programs(_: str = "") -> str:
     return "\n\n".join(parts)
 
 
-SECTIONS = {"programs": programs, "exact": exact, "sampling": sampling, "plan": plan, "trl": trl, "tasks": tasks}
+SECTIONS = {"programs": programs, "exact": exact, "sampling": sampling, "update": micro_batches, "plan": plan,
+            "trl": trl, "tasks": tasks}
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or not set(sys.argv[2:]) <= set(SECTIONS):
