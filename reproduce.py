@@ -1,7 +1,7 @@
 """Every claim of the paper in miniature: trains a grid of runs, stores each result, writes docs/results.md from them.
 
     python reproduce.py --quick       one seed of the headline: GRPO, Max@K, VPO and Group VPO in the maze, in minutes
-    python reproduce.py               all that is not stored yet, hours; killed, it goes on where it was
+    python reproduce.py               the tiny model's cells that are not stored yet; killed, it goes on where it was
     python reproduce.py --out again   all of it anew on your machine, beside what is stored here
     python reproduce.py --only toy    the cells whose names match, here all of the toy
     python reproduce.py --list        what is stored, what is missing, what was measured by another version
@@ -222,7 +222,8 @@ def main(argv: list[str] | None = None) -> None:
     parser = Parser("reproduce.py", __doc__, "[--quick] [--only PATTERN] [--jobs N] [--list] [--write] [--out FOLDER]")
     parser.add_argument("--quick", action="store_true", help=f"one seed of the headline, anew, into {QUICK}")
     parser.add_argument("--out", default="", help="folder of the results; not given: results, and the document follows")
-    parser.add_argument("--only", default="", help="cells whose names match a regular expression")
+    parser.add_argument("--only", default="^(?!open_cases)", help="cells whose names match a regular expression; not "
+                        "given: all but those of a real language model (open_cases), which take hours more")
     parser.add_argument("--jobs", type=count(1, 256), default=2, help="cells side by side, one thread each")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--write", action="store_true", help="write the document from what is stored, train nothing")
