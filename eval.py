@@ -5,8 +5,7 @@
 
 Every policy answers the same held-out problems with the same number of candidates (the pool): single answers, or
 rollouts of m. Candidates, not rollouts, are the unit of budget. A slot that a rollout left empty is a candidate worth
-the minimum, and a duplicate is a candidate like any other: both have cost the search an evaluation.
-"""
+the minimum, and a duplicate is a candidate like any other: both have cost the search an evaluation."""
 
 import signal
 

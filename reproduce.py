@@ -9,8 +9,7 @@
 
 A cell is one method, task, seed and setting, trained and evaluated with one thread; as many cells run side by side as
 --jobs says. Its result, results/NAME.json.gz, holds per-problem numbers, so that every table, interval and difference
-can be computed again without training.
-"""
+can be computed again without training."""
 
 import argparse
 import gzip
@@ -44,7 +43,7 @@ TEMPERATURES = (0.7, 1.0, 1.3)  # the first is the table's
 CURVE = (1, 2, 3, 5, 10, 30)  # the k of best@k and W@k
 REWARDS = ("copies", "noisy", "halfway", "gems", "tradeoff")  # from collinear to conflicting; the maze lies between
 REAL = {"task": "code", "data": "tasks/open_cases.jsonl", "model": "HuggingFaceTB/SmolLM2-135M-Instruct",
-        "warm-steps": 48, "prompts-per-step": 2, "max-new-tokens": 96, "temperature": 0.7, "kl": 0.0, "save-every": 10,
+        "warm-steps": 36, "prompts-per-step": 2, "max-new-tokens": 96, "temperature": 0.7, "kl": 0.0, "save-every": 10,
         "gradient-checkpointing": False, "snapshots": 0}  # task open_cases: an hour on one core for 60 steps
 REAL_LR = (2e-5, 5e-5)
 LR = TINY_LR | {"open_cases": {"grpo": 5e-5, "max_at_k": 5e-5, "vpo": 5e-5, "group_vpo": 5e-5}}

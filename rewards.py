@@ -1,7 +1,6 @@
 """What a task is: problems, prompts, the reward vector of an answer; how it is found by its name, and checked.
 
-`--task maze` is tasks/maze.py; `--task my_task.py` is yours, loaded the same way.
-"""
+`--task maze` is tasks/maze.py; `--task my_task.py` is yours, loaded the same way."""
 
 from __future__ import annotations
 

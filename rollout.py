@@ -3,8 +3,7 @@
     build_prompt     a problem -> the text that asks a model for m answers
     sample           P prompts -> P * G rollouts, with the log-probability of every sampled token
     parse_answers    a rollout's text -> its answers
-    score            answers -> reward vectors (P, G, m, k), task scalars, and which answers form the set S
-"""
+    score            answers -> reward vectors (P, G, m, k), task scalars, and which answers form the set S"""
 
 import random
 from dataclasses import dataclass
@@ -100,19 +99,28 @@ def score_texts(task: Task, problems: list[Problem], texts: list[str], m: int) -
     return score(task, problems, [[parse_answers(text, task, m) for text in texts[i:i + G]]
                                   for i in range(0, len(texts), G)], m)
 
-def demonstrations(task: Task, tokenizer: Tokenizer, m: int, seed: int, step: int, *,
-                   goals: bool = False) -> tuple[list[str], list[str]]:
+def demonstrations(task: Task, tokenizer: Tokenizer, m: int, seed: int, step: int, *, goals: bool = False, model=None,
+                   temperature: float = 1.0, max_new_tokens: int = 0) -> tuple[list[str], list[str]]:
     """Prompts (P) and texts (P * G) that one step of the warm start imitates, 16 * 3, of a language model 8 * 1. A
-    third of the steps shows sets of m independent answers: no deliberate diversity. `goals`: every prompt names a
-    random weighting, which its answers do not heed. UserError for a demonstration that is too long."""
+    third of the steps shows sets of m independent answers: no deliberate diversity. A language `model`, of which only
+    one reference is known, is shown its own: m sampled single answers, those that can be read. `goals`: every prompt
+    names a random weighting, which its answers do not heed. UserError for a demonstration that is too long."""
     P, G, longest = (16, 3, task.answer_words) if is_tiny(tokenizer) else (8, 1, 2**20)
-    m, rng = m if step % 3 == 2 else 1, random.Random(f"demonstrations-{seed}-{step}")
+    m = m if step % 3 == 2 and (model or is_tiny(tokenizer)) else 1
+    rng = random.Random(f"demonstrations-{seed}-{step}")
     problems = take_problems(task, "demonstrations", P, seed, step * P)
     answers = [[task.demonstration(problem, rng) for _ in range(m)] for problem in problems for _ in range(G)]
     for answer in (answer for group in answers for answer in group):
         if not isinstance(answer, str) or len(answer.split()) > longest:
             raise UserError(f"task {task.name}: the demonstration {answer!r:.80} must be text of at most "
                             f"answer_words = {task.answer_words} words")
+    if m > 1 and not is_tiny(tokenizer):
+        singles = [build_prompt(tokenizer, task, problem, 1) for problem in problems]
+        own = iter(sample(model, tokenizer, singles, m, temperature=temperature, max_new_tokens=max_new_tokens or 256,
+                          generator=torch.Generator(model.device).manual_seed(rng.getrandbits(32))).texts)
+        form = "```python\n{}\n```" if answers[0][0].startswith("```") else "{}"
+        answers = [[form.format(*found) if (found := parse_answers(next(own), task, 1)) else shown for shown in group]
+                   for group in answers]
     told = [[rng.expovariate(1) for _ in task.objectives] if goals else None for _ in problems]
     told = [goal and [x / sum(goal) for x in goal] for goal in told]
     return ([build_prompt(tokenizer, task, *asked) for asked in zip(problems, [m] * P, told, strict=True)],

@@ -8,8 +8,7 @@
 Evolution keeps a few islands for a problem, each a grid with the best answer of every behaviour (MAP-Elites, arXiv
 1504.04909); the reward vector, rounded to quarters, is the behaviour. A language model is shown a parent and its
 rewards; the tiny model gets the parent's first words and writes the rest anew, and its set's other answers as ever.
-Candidates, empty slots and duplicates too, are the budget. A log holds each; a killed search goes on to the same end.
-"""
+Candidates, empty slots and duplicates too, are the budget. A log holds all; a killed search resumes to the same end."""
 
 import signal
 

@@ -12,8 +12,7 @@ Where this file departs from the paper:
 2. The learning rate warms up for 10 steps and decays linearly to a tenth (`--lr-schedule constant` keeps the paper's).
 3. `--model tiny` has no pre-training, so it imitates demonstrations first; the result is the reference policy too.
 
-All that is random in step t is drawn from generators seeded by (seed, t): weights, AdamW's moments and t make a resume.
-"""
+All that is random in step t comes from generators seeded by (seed, t): weights, AdamW's moments and t make a resume."""
 
 import signal
 import sys
@@ -160,9 +159,9 @@ def start_model(args: argparse.Namespace, task: Task):
 def write_start(args: argparse.Namespace, task: Task, folder: Path, start: tuple, goals: bool = False) -> None:
     """What all methods start from, after the warm start; `goals`: on prompts that name a weighting."""
     if args.warm_steps:
-        m = args.m if args.model == "tiny" and not goals else 1
-        show = functools.partial(demonstrations, task, start[1], m, args.seed, goals=goals)
-        start = warm_start(task, Path(args.task).stem, show, *start, recipe=[args.m, args.seed],
+        show = functools.partial(demonstrations, task, start[1], 1 if goals else args.m, args.seed, goals=goals,
+                                 temperature=args.temperature, max_new_tokens=args.max_new_tokens)
+        start = warm_start(task, Path(args.task).stem, show, *start,
                            steps=math.ceil(args.warm_steps / 4) if goals else args.warm_steps)
     runs.write_folder(folder, lambda folder: save_policy(*start, folder))
 

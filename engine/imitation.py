@@ -1,10 +1,9 @@
 """The warm start: a model imitates demonstrations before RL; cached by all that shapes the result."""
 
+import functools
 import hashlib
 import inspect
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -14,20 +13,19 @@ from engine import decoding, models, tiny, update
 from engine.runs import check_folder, write_folder
 from rewards import Task, UserError
 
-def warm_start(task: Task, name: str, show: Callable[[int], tuple[list[str], list[str]]], model, tokenizer, *,
-               steps: int, recipe: list):
-    """The model and tokenizer after `steps` steps on what show(step) gives, prompts (P) and texts (P * G); `recipe` is
-    what else the demonstrations depend on. Raises UserError if the loss is not finite."""
+def warm_start(task: Task, name: str, show: functools.partial, model, tokenizer, steps: int):
+    """The model and tokenizer after `steps` steps on what show(step, model=model) gives, prompts (P) and texts (P * G).
+    Raises UserError if the loss is not finite."""
     peak = 5e-3 if tiny.is_tiny(tokenizer) else 2e-5
     weights = sum(parameter.detach().double().abs().sum().item() for parameter in model.parameters())
-    modules = [sys.modules[type(task).__module__], decoding, models, tiny, update, sys.modules[__name__]]
+    modules = [*map(inspect.getmodule, (type(task), show.func, warm_start)), decoding, models, tiny, update]
     recipe = [*map(inspect.getsource, modules), model.config.to_json_string(), [show(step) for step in range(3)], steps,
-              weights, torch.__version__, torch.get_num_threads(), *recipe]
+              weights, torch.__version__, torch.get_num_threads(), show.args[2:], show.keywords]
     cached = Path("runs") / "start" / f"{name}-{hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:12]}"
     if not cached.exists():
         optimizer, bar = torch.optim.AdamW(model.parameters(), lr=peak), tqdm(range(steps), "warm start", unit="step")
         for step in bar:
-            shown = decoding.given_rollouts(model, tokenizer, *show(step))
+            shown = decoding.given_rollouts(model, tokenizer, *show(step, model=model))
             logprobs, _ = update.token_logprobs(model, shown, range(len(shown.texts)))
             loss = -logprobs[shown.mask].mean()
             optimizer.param_groups[0]["lr"] = peak * min(1.0, (step + 1) / 20) * (1 - 0.9 * step / steps)

@@ -159,7 +159,7 @@ def start_model(name: str):
     args, task = flags_of(name)
     model, tokenizer = models.load_policy("tiny", task)
     show = functools.partial(rollout.demonstrations, task, tokenizer, args.m, args.seed)
-    model, tokenizer = warm_start(task, name, show, model, tokenizer, steps=args.warm_steps, recipe=[args.m, args.seed])
+    model, tokenizer = warm_start(task, name, show, model, tokenizer, steps=args.warm_steps)
     return args, task, model.to(DEVICE), tokenizer
 
 

@@ -8,6 +8,7 @@ import pickle
 import random
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,9 @@ from test_rollout import save_random_model
 from test_train import QUICK, fails, in_an_empty_folder  # noqa: F401 - the fixture applies by its name
 
 import eval as evaluation
+import rollout
 import train
+from engine.models import load_policy
 from rewards import Problem, UserError
 from rollout import parse_answers, score
 from tasks import code as code_module
@@ -499,6 +502,32 @@ def test_the_open_cases_are_as_told():
     parts = Code(data=str(path)).parts
     assert len(parts["test"]) >= 50 and sum(map(len, parts.values())) == len(lines)
     assert all(len(problem["tests"]) >= 6 for part in parts.values() for problem in part)
+
+
+def test_a_set_that_a_language_model_imitates_is_its_own(monkeypatch):
+    """Guards against a warm start that shows a set of m copies of the one reference, or none at all: the slots of a set
+    would stay empty. What cannot be read is replaced by the reference."""
+    task = Code(data=write(*[OWN | {"id": f"p{i}", "prompt": f"Double {i}."} for i in range(12)]))
+    model, tokenizer = load_policy(save_random_model("model", "llama"), task)
+    asked = {}
+
+    def sampled(model, tokenizer, prompts, G, **settings):
+        asked.update(settings, prompts=prompts, G=G)
+        texts = [f"Well:\n```python\nown = {i}\n```\n" if i % 4 else "no program" for i in range(len(prompts) * G)]
+        return SimpleNamespace(texts=texts)
+
+    monkeypatch.setattr(rollout, "sample", sampled)
+    for step, of_model in ((0, model), (1, model), (2, None)):
+        prompts, texts = rollout.demonstrations(task, tokenizer, 3, 0, step, model=of_model)
+        assert not asked and len(prompts) == len(texts) == 8 and all(text.count("```python") == 1 for text in texts)
+    prompts, texts = rollout.demonstrations(task, tokenizer, 3, 0, 2, model=model, temperature=0.7, max_new_tokens=9)
+    assert (asked["G"], asked["temperature"], asked["max_new_tokens"]) == (3, 0.7, 9)
+    assert all("in one ```python block" in prompt for prompt in asked["prompts"])
+    assert len(prompts) == 8 and all("3 different solutions" in prompt for prompt in prompts)
+    reference = OWN["reference"].strip()
+    for row, text in enumerate(texts):
+        assert parse_answers(text, task, 3) == [
+            f"own = {i}" if i % 4 else reference for i in range(3 * row, 3 * row + 3)]
 
 
 def test_a_language_model_imitates_references_first(capsys):
