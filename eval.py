@@ -108,7 +108,7 @@ def sample_pool(name: str, policy: tuple, task: Task, problems: list[Problem], f
     for i in tqdm(range(0, len(problems), chunk), f"evaluate {plots.title(name)}", leave=False, disable=training):
         prompts = [build_prompt(tokenizer, task, problem, m, goal) for problem in problems[i:i + chunk]
                    for goal in told]
-        texts += sample(model, tokenizer, prompts, each, generator=generator, temperature=temperature,
+        texts += sample(model, tokenizer, prompts, each, task=task, m=m, generator=generator, temperature=temperature,
                         max_new_tokens=rollout_length(task, tokenizer, m, flags["max_new_tokens"]),
                         batch=batch * training, static=None if flags.get("cuda_graph", True) else False).texts
     scored, n = score_texts(task, problems, texts, m), each * len(told)  # n rollouts for a problem

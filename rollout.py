@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.decoding import Rollouts, encode_prompts, sample  # noqa: F401 - handed on
+from engine import decoding
+from engine.decoding import Rollouts, encode_prompts  # noqa: F401 - handed on
 from engine.flags import MAX_ANSWERS
-from engine.models import Tokenizer
+from engine.models import Model, Tokenizer
 from engine.tiny import is_tiny
 from rewards import Problem, Task, UserError, reward_vectors, take_problems
 
@@ -37,6 +38,16 @@ def rollout_length(task: Task, tokenizer: Tokenizer, m: int, max_new_tokens: int
     if is_tiny(tokenizer) and not max_new_tokens:
         return m * (task.answer_words + 2) + 1  # two tags each, and the EOS
     return m * (max_new_tokens or 256)
+
+def sample(model: Model, tokenizer: Tokenizer, prompts: list[str], G: int, *, task: Task | None = None, m: int = 1,
+           **settings) -> Rollouts:
+    """`engine.decoding.sample`. Of a task, a language model's rollouts end with their m-th answer: nobody reads what
+    follows, so no reward teaches to end. A model whose template knows thoughts must have closed them."""
+    def stop(text: str) -> bool:
+        return len(parse_answers(text, task, m)) == m and ("</think>" in text or "<think>" not in template)
+
+    template, ends = str(tokenizer.chat_template), task and not is_tiny(tokenizer)  # tiny: there is no room for more
+    return decoding.sample(model, tokenizer, prompts, G, stop=stop if ends else None, **settings)
 
 def parse_answers(text: str, task: Task, m: int) -> list[str]:
     """The answers tagged 1 to m in a rollout's text, in that order; whatever the text, it never raises.
@@ -116,7 +127,8 @@ def demonstrations(task: Task, tokenizer: Tokenizer, m: int, seed: int, step: in
                             f"answer_words = {task.answer_words} words")
     if m > 1 and not is_tiny(tokenizer):
         singles = [build_prompt(tokenizer, task, problem, 1) for problem in problems]
-        own = iter(sample(model, tokenizer, singles, m, temperature=temperature, max_new_tokens=max_new_tokens or 256,
+        own = iter(sample(model, tokenizer, singles, m, task=task, max_new_tokens=max_new_tokens or 256,
+                          temperature=temperature,
                           generator=torch.Generator(model.device).manual_seed(rng.getrandbits(32))).texts)
         form = "```python\n{}\n```" if answers[0][0].startswith("```") else "{}"
         answers = [[form.format(*found) if (found := parse_answers(next(own), task, 1)) else shown for shown in group]

@@ -207,7 +207,8 @@ def search(model, tokenizer, task: Task, problems: list[Problem], goal: Goal, lo
                 children += [(parent, *ask(tokenizer, task, problems[i], m, parent, told, rng))] * each
         generator = torch.Generator(model.device).manual_seed(2**40 + settings["seed"] * 1_000_003 + batch)
         texts = sample(model, tokenizer, [prompt for _, prompt, _ in children[::each]], each, generator=generator,
-                       max_new_tokens=max_new_tokens, temperature=settings["temperature"], batch=sampling_batch).texts
+                       max_new_tokens=max_new_tokens, temperature=settings["temperature"], batch=sampling_batch,
+                       task=task, m=m).texts
         parents, _, begun = zip(*children, strict=True)
         return batch, chosen, parents, [start + text for start, text in zip(begun, texts, strict=True)]
 

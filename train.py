@@ -53,7 +53,7 @@ def train_step(method: str, learner: runs.Learner, task: Task, args: argparse.Na
     problems, prompts, max_new_tokens = ask(args, task, method, tokenizer, t)  # P
     rollouts = sample(model, tokenizer, prompts, args.group_size, max_new_tokens=max_new_tokens,
                       temperature=args.temperature, generator=sampling, batch=args.sampling_batch,
-                      static=None if args.cuda_graph else False)  # P * G
+                      static=None if args.cuda_graph else False, task=task, m=m)  # P * G
     scored = score_texts(task, problems, rollouts.texts, m)  # reward vectors (P, G, m, k)
     advantages = ADVANTAGES[method](scored.vectors, scored.scalars, scored.mask, objective_mask=scored.objective_mask,
                                     n_weights=args.n_weights, alpha=args.alpha, sampler=args.sampler,

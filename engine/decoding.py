@@ -32,7 +32,7 @@ class Rollouts:
     logprobs: Tensor  # (P * G, T) float32, log-probability of each under the sampling temperature
     lengths: list[int]  # P * G, how many were sampled, the first EOS included
     texts: list[str]  # P * G, decoded without special tokens
-    ended: list[bool]  # P * G, by an EOS; the others were cut off
+    ended: list[bool]  # P * G, by an EOS or a stop; the others were cut off
 
     @property
     def group_size(self) -> int:
@@ -45,10 +45,16 @@ class Rollouts:
         return place < torch.tensor(self.lengths, device=place.device)[:, None]
 
 def sample(model: Model, tokenizer: Tokenizer, prompts: list[str], G: int, *, max_new_tokens: int, batch: int = 0,
-           temperature: float = 1.0, generator: torch.Generator | None = None, static: bool | None = None) -> Rollouts:
-    """G rollouts of every prompt, to an EOS or max_new_tokens; at most `batch` at a time (whole groups, one at
-    least; 0: all). `static` keeps the shapes of a decode step (None: on CUDA only, where a graph replays it, unless its
-    first batch is not what a plain forward pass gives). UserError: too short a context, logits that are not finite."""
+           temperature: float = 1.0, generator: torch.Generator | None = None, static: bool | None = None,
+           stop: Callable[[str], bool] | None = None) -> Rollouts:
+    """G rollouts of every prompt, to an EOS, max_new_tokens or the first token with which `stop` is true of the text;
+    at most `batch` at a time (whole groups, one at least; 0: all). `static` keeps the shapes of a decode step (None: on
+    CUDA only, where a graph replays it, unless its first batch is not what a plain forward pass gives). UserError: too
+    short a context, logits that are not finite."""
+    def stopped(tokens: Tensor) -> Tensor:  # (rows, t) -> (rows)
+        texts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        return torch.tensor([stop(text) for text in texts], device=tokens.device)
+
     ids, prompt_lengths = encode_prompts(model.config, tokenizer, prompts, max_new_tokens, model.device)
     graphed, ends, parts = model.device.type in GRAPH_DEVICES, eos_ids(model, tokenizer), []
     static, n = graphed if static is None else static, max(1, batch // G) if batch else len(prompts)
@@ -56,16 +62,21 @@ def sample(model: Model, tokenizer: Tokenizer, prompts: list[str], G: int, *, ma
         for p in range(0, len(prompts), n):
             part = prompt_lengths[p:p + n]
             inputs = (model, ids[p:p + n, -max(part):], part, G, max_new_tokens, temperature, generator, ends)
-            parts.append(Decoder(*inputs, static and GRAPH_WORKS.get(model, True)).run())
+            parts.append(Decoder(*inputs, static and GRAPH_WORKS.get(model, True)).run(stop and stopped))
             if static and graphed and model not in GRAPH_WORKS:
                 GRAPH_WORKS[model] = True
                 if not agrees(model, inputs[1], part, *parts[-1], temperature):
                     graph_off(model, "its log-probabilities are not those of a plain forward pass")
-                    parts[-1] = Decoder(*inputs, False).run()
+                    parts[-1] = Decoder(*inputs, False).run(stop and stopped)
     lengths = [length for part in parts for length in part[2]]
     tokens, logprobs = (torch.cat([part[i] for part in parts])[:, :max(lengths)] for i in (0, 1))
+    for i in range(len(lengths) if stop else 0):  # it is noticed some tokens later
+        while lengths[i] > 1 and stopped(tokens[i:i + 1, :lengths[i] - 1]):
+            lengths[i] -= 1
+        tokens[i, lengths[i]:], logprobs[i, lengths[i]:] = ends[0], 0.0
     sampled = [row[:length] for row, length in zip(tokens.tolist(), lengths, strict=True)]
-    texts, ended = tokenizer.batch_decode(sampled, skip_special_tokens=True), [row[-1] in ends for row in sampled]
+    texts = tokenizer.batch_decode(sampled, skip_special_tokens=True)
+    ended = [row[-1] in ends or bool(stop and stop(text)) for row, text in zip(sampled, texts, strict=True)]
     return Rollouts(ids, prompt_lengths, tokens, logprobs, lengths, texts, ended)
 
 def given_rollouts(model: Model, tokenizer: Tokenizer, prompts: list[str], texts: list[str]) -> Rollouts:
@@ -176,9 +187,9 @@ class Decoder:
         for name in ("rows", "alive", "token", "uniform", "padding", *(["mask"] if self.mask is not None else [])):
             setattr(self, name, getattr(self, name)[keep])
 
-    def run(self) -> tuple[Tensor, Tensor, list[int]]:
-        """Tokens and log-probabilities (B, max_new_tokens), after a rollout's end EOS and 0, and lengths (B). Raises
-        UserError once a token was drawn from logits that are not finite."""
+    def run(self, stopped: Callable[[Tensor], Tensor] | None = None) -> tuple[Tensor, Tensor, list[int]]:
+        """Tokens and log-probabilities (B, max_new_tokens), after a rollout's end EOS and 0, and lengths (B); a rollout
+        leaves when `stopped` is true of its tokens (rows, t). UserError for a draw from logits that are not finite."""
         graphed, T, step = self.static and self.token.device.type in GRAPH_DEVICES, self.tokens.shape[1], None
         every, worth = (CUDA_CHECK, 0.5) if graphed else (1, 0.8)  # moving the cache costs a step, a new graph several
         for t in range(T):
@@ -186,6 +197,8 @@ class Decoder:
                 if not self.logprobs.isfinite().all():
                     raise UserError("the model's logits are not finite: it has diverged: try a lower --lr or a higher "
                                     "--temperature")
+                if stopped:
+                    self.alive &= ~stopped(self.tokens[self.rows, :t + 1])
                 n_alive = int(self.alive.sum())
                 if n_alive == 0 or t == T - 1:
                     break

@@ -278,8 +278,8 @@ class SpiedDecoder(decoding.Decoder):
     """Remembers whether each batch was sampled with shapes for a graph, and what came of it."""
     seen: list = []
 
-    def run(self):
-        result = super().run()
+    def run(self, *args):
+        result = super().run(*args)
         self.seen.append((self.static, result))
         return result
 
@@ -327,6 +327,49 @@ def test_a_graph_that_computes_otherwise_is_noticed_at_once(policy_pair, how, gr
 
 
 @any_model
+@pytest.mark.parametrize("late", [False, True])
+def test_a_rollout_ends_with_the_first_token_that_stops_it(policy_pair, late, monkeypatch):
+    """Whenever it is noticed: on CUDA the host looks at every 16th step only. Guards against tokens after the end that
+    would be trained on, and against an end that moves with the batch."""
+    model, tokenizer = policy_pair
+    if late:
+        monkeypatch.setattr(decoding, "GRAPH_DEVICES", {"cpu"})
+        monkeypatch.setattr(decoding, "as_cuda_graph", spoiled_graph(""))
+        monkeypatch.setitem(decoding.GRAPH_WORKS, model, True)
+    asked = {"max_new_tokens": 40, "temperature": 1e-4, "static": late}
+    prompts, shorter = prompts_of(tokenizer, 4), 0
+    whole, cut = (decoding.sample(model, tokenizer, prompts, 2, stop=stop, **asked)
+                  for stop in (None, lambda text: len(text) >= 20))
+    for row, length in enumerate(whole.lengths):
+        tokens = whole.tokens[row].tolist()
+        first = next((n for n in range(1, length + 1)
+                      if len(tokenizer.decode(tokens[:n], skip_special_tokens=True)) >= 20), None)
+        n, shorter = first or length, shorter + bool(first and first < length)
+        assert cut.lengths[row] == n and cut.tokens[row, :n].tolist() == tokens[:n]
+        assert torch.allclose(cut.logprobs[row, :n], whole.logprobs[row, :n], atol=1e-3)
+        assert cut.logprobs[row, n:].eq(0).all() and cut.tokens[row, n:].eq(models.eos_ids(model, tokenizer)[0]).all()
+        assert cut.ended[row] == (bool(first) or whole.ended[row])
+    assert shorter
+
+
+def test_a_language_models_rollout_ends_with_its_last_answer(policy_pair, monkeypatch):
+    """Guards against a set that is cut short, a thought taken for an answer, and a changed tiny model."""
+    model, tokenizer = policy_pair
+    stops = []
+    monkeypatch.setattr(decoding, "sample", lambda *args, stop, **settings: stops.append(stop))
+    rollout.sample(model, tokenizer, ["p"], 2, max_new_tokens=9)
+    rollout.sample(model, tokenizer, ["p"], 2, max_new_tokens=9, task=TASK, m=2)
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ messages }}<think>")
+    rollout.sample(model, tokenizer, ["p"], 2, max_new_tokens=9, task=TASK, m=2)
+    if is_tiny(tokenizer):
+        assert stops == [None] * 3
+        return
+    assert stops[0] is None
+    one, two = (rollout.write_answers(TASK, answers) for answers in (["R"], ["R", "D"]))
+    assert [[stop(text) for text in (one, two[:-1], two, f"<think>{two}</think>")] for stop in stops[1:]] == [
+        [False, False, True, True], [False, False, False, True]]
+
+
 def test_a_graph_that_computes_the_same_is_checked_once(policy_pair, graphs_on_a_cpu, monkeypatch, capsys):
     checked, original = [], decoding.agrees
     monkeypatch.setattr(decoding, "agrees", lambda *inputs: checked.append(0) or original(*inputs))
