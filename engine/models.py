@@ -154,7 +154,7 @@ def check_flags(args: argparse.Namespace, task: Task) -> None:
             raise UserError(f"--group-size {args.group_size}: {method} forms sets of two or more, smaller than the "
                             "group; take 3 or more, or leave it out of --method")
     if args.data and "data" not in task.flags:
-        raise UserError(f"--data {args.data}: the task {args.task} takes no file; code does")
+        raise UserError(f"--data {args.data}: the task {args.task} takes no file; code, musique, eureqa and tool do")
     if args.lora_rank:
         check_peft(f"--lora-rank {args.lora_rank}")
     if (Path(args.model) / ADAPTER).exists():

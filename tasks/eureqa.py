@@ -1,7 +1,7 @@
 """EUREQA (arXiv 2311.09702): chains of five masked entities, of which only the last is told; one component for each."""
 
 from rewards import Problem, UserError
-from tasks.files import FileTask, field, normalized, tagged
+from tasks.files import FileTask, field, normalized, shuffled, tagged
 
 NAMES = "ABCDE"
 
@@ -16,7 +16,8 @@ class Eureqa(FileTask):
         masks, entities = (field(record, name, list, "a list") for name in ("entity_masks", "entities"))
         question = record.get("question")
         question = question if isinstance(question, list) else [question]
-        if min(len(masks), len(entities)) < 5 or not all(isinstance(x, str) for x in (*masks, *entities, *question)):
+        if min(len(masks), len(entities)) < 5 or not all(
+                isinstance(x, str) and x.strip() for x in (*masks, *entities, *(question or [None]))):
             raise UserError("fields question, entity_masks, entities: must be texts, of the latter two five or more")
         return {"id": f"eureqa-{field(record, 'idx', int | str, 'a number or text')}-{entities[0]}",
                 "question": "\n".join(question), "masks": masks[:5], "entities": entities[:5]}
@@ -24,7 +25,7 @@ class Eureqa(FileTask):
     def hold_out(self, data: list[dict], test: list[dict] | None) -> tuple[list[dict], list[dict]]:
         if test is None:
             return super().hold_out(data, test)
-        return data + test[:len(test) // 2], test[len(test) // 2:]
+        return shuffled(data + test[:len(test) // 2]), test[len(test) // 2:]
 
     def prompt(self, problem: Problem, m: int) -> str:
         tags = "".join(f"<entity_{x}>{mask}</entity_{x}>" for x, mask in zip(NAMES, problem.data["masks"], strict=True))
@@ -35,6 +36,6 @@ class Eureqa(FileTask):
                 f"place of every mask:\n{form}")
 
     def reward(self, problem: Problem, answer: str) -> list[float]:
-        ours = [normalized(tagged(answer, f"entity_{name}").replace("_", " ")) for name in NAMES]
-        gold = [normalized(entity.replace("_", " ")) for entity in problem.data["entities"]]
-        return [float(bool(a) and a == b) for a, b in zip(ours, gold, strict=True)]
+        pairs = zip((tagged(answer, f"entity_{name}") for name in NAMES), problem.data["entities"], strict=True)
+        return [float(bool(ours) and normalized(ours.replace("_", " ")) == normalized(gold.replace("_", " ")))
+                for ours, gold in pairs]

@@ -14,10 +14,10 @@ import rewards
 from rewards import Problem, UserError
 
 class FileTask(rewards.Task):
-    """Problems from a JSON Lines file, or a JSON list: `data`; `test_data`, or a fifth of data by its ids, is held out,
+    """Problems from a JSON Lines file, or a JSON list: `data`; `test_data`, or one in `share` by its ids, is held out,
     a tenth of the rest is for validation. UserError names the file, the line and the field that is not as it should."""
     flags = ("data", "test_data")
-    source = ""  # which files, and where they are to be had
+    source, share = "", 5  # which files, and where they are to be had; what is held out of a single one
 
     def __init__(self, data: str = "", test_data: str = ""):
         if not data:
@@ -28,13 +28,13 @@ class FileTask(rewards.Task):
         train, held_out = self.hold_out(train, test[0] if test else None)
         n = len(train) // 10
         self.parts = {"train": train[n:], "validation": train[:n], "test": held_out}
-        if not (train[n:] and held_out):
-            raise UserError(f"--data {data}: too few problems to train on some and hold some out")
+        if not (train[n:] and held_out) or data == test_data:
+            raise UserError(f"--data {' --test-data '.join(paths)}: too few problems to train on some, hold others out")
         self.fingerprint = hashlib.sha256(b"".join(Path(path).read_bytes() for path in paths)).hexdigest()
 
     def hold_out(self, data: list[dict], test: list[dict] | None) -> tuple[list[dict], list[dict]]:
         """What is not held out, and what is."""
-        n = len(data) // 5
+        n = -(-len(data) // self.share)
         return (data[n:], data[:n]) if test is None else (data, test)
 
     def read(self, record: dict) -> dict:
@@ -59,8 +59,8 @@ def read_records(flag: str, path: str, read: Callable[[dict, str], dict], source
     found: dict[str, dict] = {}
     try:
         text = Path(path).read_text(encoding="utf-8-sig")  # with a byte order mark or without
-        whole = json.loads(text) if text.startswith("[") else None
-    except (OSError, ValueError) as error:
+        whole = json.loads(text) if text.lstrip().startswith("[") else None
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{flag} {path}: cannot be read ({error}); it must be a JSON Lines file") from error
     for number, line in enumerate(text.split("\n") if whole is None else whole, 1):
         place = f"{path}, {'item' if whole else 'line'} {number}"
@@ -71,8 +71,8 @@ def read_records(flag: str, path: str, read: Callable[[dict, str], dict], source
             if not isinstance(record, dict):
                 raise UserError(f"not a JSON object but {json.dumps(record):.60}: each must be one problem")
             problem = read(record, place)
-            if found.setdefault(problem["id"], problem) is not problem:
-                raise UserError(f"field id: {problem['id']!r} stands there twice")
+            if found.setdefault(problem["id"], problem) != problem:
+                raise UserError(f"field id: {problem['id']!r:.60} stands there twice")
         except Exception as error:  # whatever a record does to its reader
             told = {UserError: ", {}", json.JSONDecodeError: ": not JSON ({})", SyntaxError: ": not Python ({})"}
             why = told.get(type(error), ": cannot be used ({})").format(error)
@@ -86,13 +86,13 @@ def shuffled(problems: list[dict]) -> list[dict]:
 def field(record: dict, name: str, kind: type, what: str) -> Any:
     """record[name] if it is of its kind and not empty; else UserError, `what` says what it must be."""
     value = record.get(name) if isinstance(record, dict) else None
-    if not isinstance(value, kind) or isinstance(value, bool) or value in ("", [], {}):
+    if not isinstance(value, kind) or isinstance(value, bool) or str(value).strip() in ("", "[]", "{}"):
         raise UserError(f"field {name}: must be {what}, not {value!r:.60}")
     return value
 
 def tagged(text: str, tag: str) -> str:
-    """What stands in the first <tag>...</tag>, "" if nothing."""
-    found = re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL | re.IGNORECASE)
+    """What stands in the first <tag>...</tag> that holds no other <tag>, "" if nothing."""
+    found = re.search(rf"<{tag}>((?:(?!<{tag}>).)*?)</{tag}>", text, re.DOTALL | re.IGNORECASE)
     return found[1].strip() if found else ""
 
 def normalized(text: str) -> str:

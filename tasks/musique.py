@@ -7,7 +7,7 @@ import re
 from torch import Tensor
 
 from rewards import Problem, UserError
-from tasks.files import FileTask, field, tagged, word_f1
+from tasks.files import FileTask, field, normalized, tagged, word_f1
 
 HOPS = 4
 
@@ -32,7 +32,8 @@ class Musique(FileTask):
         if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
             raise UserError(f"field answer_aliases: must be a list of texts, not {aliases!r:.60}")
         texts = {name: field(record, name, str, "text") for name in ("id", "question", "answer")}
-        return texts | {"paragraphs": paragraphs, "support": support, "answers": [texts["answer"], *aliases]}
+        answers = [texts["answer"], *filter(normalized, aliases)]
+        return texts | {"paragraphs": paragraphs, "support": support, "answers": answers}
 
     def order(self, split: str, part: list[dict], rng: random.Random) -> list[dict]:
         """Of what is held out, questions of two, three and four hops take turns, so that 300 hold 100 of each."""

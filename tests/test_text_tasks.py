@@ -12,7 +12,7 @@ from test_train import fails
 import train
 from rewards import UserError, load_task
 from rollout import parse_answers
-from tasks.files import f1, normalized, word_f1
+from tasks.files import f1, normalized, tagged, word_f1
 from tasks.tool import match, parse_calls
 
 def musique(i: int, hops: int = 2) -> dict:
@@ -56,6 +56,12 @@ def first(name: str, record: dict):
     return task, task.problems("test", 1)[0]
 
 
+def test_text_in_tags():
+    """Also where tags are opened again and again: 400,000 characters once took two minutes."""
+    assert tagged("<a>x</a><a>y</a>", "a") == "x" and tagged("<a>x<a> y </A>", "a") == "y" and tagged("<a>x", "a") == ""
+    assert tagged("<a>" * 100_000, "a") == ""
+
+
 def test_texts_are_compared_without_case_articles_and_punctuation():
     assert normalized("  The U.S.  Army, an ally ") == "us army ally" and normalized("Theatre") == "theatre"
     assert word_f1("the", "a") == 1.0 and word_f1("", "x") == 0.0 and word_f1("x", "") == 0.0
@@ -77,6 +83,12 @@ def test_musique(answer, vector):
     task, problem = first("musique", musique(0))
     assert task.reward(problem, answer) == vector
     assert task.scalar(torch.tensor(vector).float()).item() == pytest.approx((sum(vector[:4]) + 3 * vector[4]) / 7)
+
+
+def test_an_alias_that_is_no_word_pays_nothing():
+    """Two texts without words are equal: an alias "The" paid for "<answer>!</answer>"."""
+    task, problem = first("musique", musique(0) | {"answer_aliases": ["", "The"]})
+    assert task.reward(problem, "<answer>!</answer>")[-1] == 0
 
 
 def test_musique_holds_out_as_many_of_each_kind():
@@ -108,6 +120,14 @@ def test_eureqa_trains_on_half_of_the_hard_file():
     parts = {name: [p["entities"][0] == "Hard" for p in part] for name, part in task.parts.items()}
     assert parts["test"] == [True] * 5 and sum(parts["train"] + parts["validation"]) == 4
     assert len(parts["train"] + parts["validation"]) == 15
+    task = load_task("eureqa", data=written("eureqa", 100), test_data=written("eureqa", 200, "more.jsonl"))
+    ids = [int(p["id"].split("-")[1]) for p in task.parts["validation"]]
+    assert 0 < sum(i < 100 for i in ids) < len(ids) == 20, "validation holds both kinds"
+
+
+def test_an_entity_without_words_can_be_named():
+    task, problem = first("eureqa", eureqa(0) | {"entities": ["!!!", *"bcdef"]})
+    assert task.reward(problem, "<entity_A>!!!</entity_A><entity_C> </entity_C>") == [1, 0, 0, 0, 0]
 
 
 WANTED = [{"name": "book", "parameters": {"seats": 2, "vip": True, "name": "Ann Lee", "price": "1.5"}},
@@ -139,7 +159,12 @@ def changed(**values) -> list:
     (output([WANTED[0] | {"name": "cook"}, WANTED[1]]), [1, 0.5, 0.5, 0.5]),  # the wrong function: officially paid
     (output(WANTED + WANTED[:1]), [1, 0.8, 2 / 3, 2 / 3]),
     (output("{\"name\": \"book\"} nonsense"), [1, 2 / 3, 0, 0]), (output("[" * 100_000), [0, 0, 0, 0]),
-    (output("{\"name\": \"book\", \"parameters\": [NaN, 1e999]}"), [1, 2 / 3, 0, 0])])
+    (output("{\"name\": \"book\", \"parameters\": [NaN, 1e999]}"), [1, 2 / 3, 0, 0]),
+    (output("{\"name\": \"book\", \"parameters\": {\"seats\": NaN, \"price\": 1e999}}"), [1, 2 / 3, 1 / 3, 0]),
+    (output("{\"name\": \"book\", \"parameters\": {\"seats\": 1%s}}" % ("0" * 400)), [1, 2 / 3, 0.2, 0]),
+    (output("{\"name\": \"mail\", \"parameters\": {\"to\": %s}}" % ("[" * 990 + "]" * 990)), [0, 0, 0, 0]),
+    (f"<think>{output(WANTED, '')}</think>", [0, 0, 0, 0]),  # a thought is no call
+    ("<think>a <tool_call> it is</think>" + output(WANTED, ""), [1, 1, 1, 1])])
 def test_tool(answer, vector):
     task, problem = first("tool", tool(0, WANTED))
     assert task.reward(problem, answer) == pytest.approx(vector)
@@ -154,10 +179,33 @@ def test_tool_where_no_call_is_right(answer, vector):
     assert task.reward(problem, answer) == vector
 
 
+@pytest.mark.parametrize("ours, rest", [
+    ([1, 0], [1, 1, 1]), ([0], [2 / 3, 0.5, 0.5]), ([0, 0], [1, 1, 0.5])])
+def test_calls_of_one_function_are_paired_by_what_they_share(ours, rest):
+    """Also with equal keys; a call is a partner once."""
+    calls = [{"name": "find", "parameters": {"tag": tag}} for tag in ("xbox", "android", "mac")]
+    task, problem = first("tool", tool(0, calls[:2]))
+    assert task.reward(problem, output([calls[i] for i in ours])) == pytest.approx([1, *rest])
+    wanted = [{"name": "find", "parameters": {"tag": "xbox"}}, {"name": "find", "parameters": {"sort": "new"}}]
+    task, problem = first("tool", tool(1, wanted))
+    assert task.reward(problem, output(wanted[::-1])) == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("ours, gold, same", [
+    ("15 km", "1.5 km", 0.5), ("$15", "$1.5", 0), ("105%", "10.5%", 0), ("v15", "v1.5", 0), ("5 C", "-5 C", 0.5),
+    ("2024-11-1", "2024-1-11", 0), ("407128,-740060", "40.7128,-74.0060", 0), ("!=", "==", 0), ("==", "==", 1),
+    (["15 km"], ["1.5 km"], 0), (["!="], ["=="], 0), (1234567890123456788, 1234567890123456789, 0),
+    ("1234567890123456788", "1234567890123456789", 0), ([1.50, "x"], ["1.5", "X"], 1), (0.1, "0.10", 1),
+    (["true"], [True], 0), (["null"], [None], 0), ([[1]], [[1]], 1), (True, 1, 0), (1, True, 0), (True, True, 1)])
+def test_values_that_only_look_alike(ours, gold, same):
+    assert match(ours, gold) == pytest.approx(same)
+
+
 def test_values_of_arguments():
     assert match(["Bob", "the Ann"], ["ann", "bob"]) == 1 and match(["ann"], ["ann", "bob"]) == pytest.approx(2 / 3)
     assert match([1, "2"], [1.0, 2]) == 1 and match([True], [1]) == 0 and match([[1]], [[1]]) == 1
-    assert match({"a": 1}, {"a": 1, "b": 2}) == 0.5 and match({}, {}) == 1 and match({"a": {"b": 1}}, {"a": {"b": "1"}})
+    assert match({"a": 1}, {"a": 1, "b": 2}) == 0.5 and match({}, {}) == 1
+    assert match({"a": {"b": 1}}, {"a": {"b": "1"}}) == 1
     assert match(None, None) == 1 and match(None, "") == 0 and match(0, False) == 0 and match("x", ["x"]) == 0
     assert match("1e3", 1000) == 1 and match("+5", 5) == 1 and match("five", 5) == 0
     calls = parse_calls('{"name": "f", "arguments": {"x": 1}}, {"name": 3}\n{"name": " g "}')
@@ -168,7 +216,10 @@ def test_values_of_arguments():
     ("musique", {"answer": ""}, ["field answer: must be text"]), ("musique", {"answerable": False}, ["musique_ans"]),
     ("musique", {"question_decomposition": [{"paragraph_support_idx": 99}]}, ["[99] are not up to 4"]),
     ("musique", {"paragraphs": [1]}, ["field idx"]), ("musique", {"answer_aliases": "x"}, ["field answer_aliases"]),
-    ("eureqa", {"entities": ["a"]}, ["five or more"]), ("eureqa", {"idx": None}, ["field idx"]),
+    ("eureqa", {"entities": ["a"]}, ["five or more"]),
+    ("eureqa", {"entities": ["a", " ", *"cde"]}, ["five or more"]),
+    ("eureqa", {"question": []}, ["must be texts"]), ("musique", {"answer": " "}, ["field answer: must be text"]),
+    ("eureqa", {"idx": None}, ["field idx"]),
     ("tool", {"output": 3}, ["field output: must be text"]),
     ("tool", {"output": "<tool_call>{</tool_call>"}, ["no call can be read"]),
     ("tool", {"input": None}, ["field input"])])
@@ -186,11 +237,18 @@ def test_files_that_are_none(capsys):
         with pytest.raises(UserError, match=f"--task {name}: needs --data FILE .*(github|huggingface)"):
             load_task(name)
     for text, part in (("{", "line 1"), ("[1]", "item 1, not a JSON object but 1"), ("[", "cannot be read"),
-                       ("", "too few"), (json.dumps(musique(0)) + "\n" + json.dumps(musique(0)), "stands there twice")):
+                       ("", "too few"), ("[" * 100_000, "cannot be read"), (" \n[1]", "item 1, not a JSON object but"),
+                       (json.dumps(musique(0)) + "\n" + json.dumps(musique(0) | {"question": "?"}), "there twice")):
         Path("bad.jsonl").write_text(text)
         with pytest.raises(UserError, match="bad.jsonl") as told:
             load_task("musique", data="bad.jsonl", test_data="")
         assert part in str(told.value)
+    data = written("tool", 101)
+    with pytest.raises(UserError, match="too few problems"):
+        load_task("tool", data=data, test_data=data)
+    Path(data).write_text(Path(data).read_text() + json.dumps(tool(7)))  # the same once more: the file has no ids
+    task = load_task("tool", data=data)
+    assert [len(task.parts[split]) for split in ("train", "validation", "test")] == [89, 9, 3], "one in fifty"
     fails(["--task", "musique", "--data", "absent", "--model", "x"], capsys, "--data absent: cannot be read")
 
 
