@@ -198,14 +198,12 @@ def show(run: Path, folder: Path, as_page: bool, as_film: bool) -> None:
 
 def write_report(folder: Path, settings: dict, measures: dict[str, dict[str, Tensor]], groups: Tensor | None) -> dict:
     """Means and 95% bootstrap intervals, written as eval.json."""
-    report = {"settings": settings, "policies": {name: {key: {
-        "mean": value.double().mean().item(), "interval": bootstrap_interval(value, groups)}
-        for key, value in values.items()} for name, values in measures.items()}}
+    report = {"settings": settings, "policies": {name: {key: {"mean": value.double().mean().item(), "interval":
+        bootstrap_interval(value, groups)} for key, value in values.items()} for name, values in measures.items()}}
     write_text(folder / "eval.json", json.dumps(report, indent=1))
     return report
 
 def main(argv: list[str] | None = None) -> None:
-    """The command."""
     args = eval_parser(__doc__).parse_args(argv)
     check_eval(eval_parser(), args)
     runs, out = [Path(run) for run in args.runs], Path(args.out) if args.out else None

@@ -217,7 +217,6 @@ def write(document: bool) -> None:
               f"{', '.join(map(str, results.figures(stored, Path('figures'))))}")
 
 def main(argv: list[str] | None = None) -> None:
-    """The command."""
     parser = Parser("reproduce.py", __doc__, "[--quick] [--only PATTERN] [--jobs N] [--list] [--write] [--out FOLDER]")
     parser.add_argument("--quick", action="store_true", help=f"one seed of the headline, anew, into {QUICK}")
     parser.add_argument("--out", default="", help="folder of the results; not given: results, and the document follows")
@@ -232,7 +231,6 @@ def main(argv: list[str] | None = None) -> None:
     as_command(parser, lambda: run(args))
 
 def run(args: argparse.Namespace) -> None:
-    """What main does, once the flags are read."""
     global RESULTS
     grid = [Cell("maze", method, 0) for method in HEADLINE] if args.quick else cells()
     RESULTS = Path(args.out) if args.out else QUICK if args.quick else RESULTS

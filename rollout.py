@@ -43,11 +43,10 @@ def sample(model: Model, tokenizer: Tokenizer, prompts: list[str], G: int, *, ta
            **settings) -> Rollouts:
     """`engine.decoding.sample`. Of a task, a language model's rollouts end with their m-th answer: nobody reads what
     follows, so no reward teaches to end. A model whose template knows thoughts must have closed them."""
-    def stop(text: str) -> bool:
-        return len(parse_answers(text, task, m)) == m and ("</think>" in text or "<think>" not in template)
-
-    template, ends = str(tokenizer.chat_template), task and not is_tiny(tokenizer)  # tiny: there is no room for more
-    return decoding.sample(model, tokenizer, prompts, G, stop=stop if ends else None, **settings)
+    template = str(tokenizer.chat_template)
+    stop = None if not task or is_tiny(tokenizer) else lambda text: (  # tiny has no room for more
+        len(parse_answers(text, task, m)) == m and ("</think>" in text or "<think>" not in template))
+    return decoding.sample(model, tokenizer, prompts, G, stop=stop, **settings)
 
 def parse_answers(text: str, task: Task, m: int) -> list[str]:
     """The answers tagged 1 to m in a rollout's text, in that order; whatever the text, it never raises.

@@ -180,7 +180,6 @@ def search(model, tokenizer, task: Task, problems: list[Problem], goal: Goal, lo
         return len(populations[i].candidates) + m <= budget and not populations[i].solved(targets[i])
 
     def absorb(records: list[dict]) -> None:
-        """A batch of candidates joins the populations."""
         for record in records:
             population = populations[index[record["problem"]]]
             population.candidates.append(Candidate(**{key: record[key] for key in Candidate.__dataclass_fields__}))
@@ -272,7 +271,6 @@ def curves(populations: list[Population], targets: list[float], ticks: list[int]
             "behaviours": [[len({tuple(c.rewards) for c in each[:tick]}) for tick in ticks] for each in kept]}
 
 def run(args: argparse.Namespace) -> None:
-    """The command."""
     runs, device = [Path(run) for run in args.runs], check_device(args.device)
     plans = comparable(runs, Path(args.out or "."), {"problems": args.among, "temperature": args.temperature})
     _, flags, task, at, _ = plans[0]
@@ -330,7 +328,6 @@ def run(args: argparse.Namespace) -> None:
     print(f"written: {out / 'search.json'} (who solved what), {out / 'search.png'}, {out / 'family.png'}")
 
 def main(argv: list[str] | None = None) -> None:
-    """The command."""
     args = search_parser(__doc__).parse_args(argv)
     as_command(search_parser(), lambda: run(args))
 

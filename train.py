@@ -166,7 +166,6 @@ def write_start(args: argparse.Namespace, task: Task, folder: Path, start: tuple
     runs.write_folder(folder, lambda folder: save_policy(*start, folder))
 
 def run(argv: list[str]) -> None:
-    """The command."""
     args, given = parse(argv, __doc__)
     out = Path(args.out)
     config = runs.read_config(out) if args.plan is None or args.resume else {}
@@ -214,7 +213,6 @@ def train_methods(args: argparse.Namespace, task: Task, out: Path, device: str) 
         raise KeyboardInterrupt(f"training is complete; for the table and figures: python eval.py {out}")
 
 def main(argv: list[str] | None = None) -> None:
-    """The command."""
     as_command(train_parser(), lambda: run(sys.argv[1:] if argv is None else argv))
 
 if __name__ == "__main__":

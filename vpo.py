@@ -14,8 +14,7 @@ Group VPO, which the paper does not have: the vector, m = 1, s > 1.
 
 Where this file departs from the paper or its official code:
 1. The standard deviation of a group is the population's (correction 0) for every method; TRL and veRL use correction 1.
-2. `sampler="sobol"` gives every prompt its own random digital shift of one scrambled net: same expectation, less noise.
-"""
+2. `sampler="sobol"` gives every prompt its own digital shift of one scrambled net: same expectation, less noise."""
 
 import functools
 import math

@@ -51,10 +51,8 @@ def sample(model: Model, tokenizer: Tokenizer, prompts: list[str], G: int, *, ma
     at most `batch` at a time (whole groups, one at least; 0: all). `static` keeps the shapes of a decode step (None: on
     CUDA only, where a graph replays it, unless its first batch is not what a plain forward pass gives). UserError: too
     short a context, logits that are not finite."""
-    def stopped(tokens: Tensor) -> Tensor:  # (rows, t) -> (rows)
-        texts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
-        return torch.tensor([stop(text) for text in texts], device=tokens.device)
-
+    stopped = stop and (lambda tokens: torch.tensor(  # (rows, t) -> (rows)
+        [stop(text) for text in tokenizer.batch_decode(tokens, skip_special_tokens=True)], device=tokens.device))
     ids, prompt_lengths = encode_prompts(model.config, tokenizer, prompts, max_new_tokens, model.device)
     graphed, ends, parts = model.device.type in GRAPH_DEVICES, eos_ids(model, tokenizer), []
     static, n = graphed if static is None else static, max(1, batch // G) if batch else len(prompts)
@@ -62,12 +60,12 @@ def sample(model: Model, tokenizer: Tokenizer, prompts: list[str], G: int, *, ma
         for p in range(0, len(prompts), n):
             part = prompt_lengths[p:p + n]
             inputs = (model, ids[p:p + n, -max(part):], part, G, max_new_tokens, temperature, generator, ends)
-            parts.append(Decoder(*inputs, static and GRAPH_WORKS.get(model, True)).run(stop and stopped))
+            parts.append(Decoder(*inputs, static and GRAPH_WORKS.get(model, True)).run(stopped))
             if static and graphed and model not in GRAPH_WORKS:
                 GRAPH_WORKS[model] = True
                 if not agrees(model, inputs[1], part, *parts[-1], temperature):
                     graph_off(model, "its log-probabilities are not those of a plain forward pass")
-                    parts[-1] = Decoder(*inputs, False).run(stop and stopped)
+                    parts[-1] = Decoder(*inputs, False).run(stopped)
     lengths = [length for part in parts for length in part[2]]
     tokens, logprobs = (torch.cat([part[i] for part in parts])[:, :max(lengths)] for i in (0, 1))
     for i in range(len(lengths) if stop else 0):  # it is noticed some tokens later

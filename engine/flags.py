@@ -70,7 +70,6 @@ def as_command(parser: Parser, run: Callable[[], None]) -> None:
         parser.exit(130, f"\n{str(stop) or 'stopped; the same command goes on, with --resume if training had begun'}\n")
 
 def train_parser(doc: str = "") -> Parser:
-    """All flags of train.py, in titled groups."""
     parser = Parser("train.py", doc, "[--task TASK] [--method METHOD ...] [--out FOLDER] [--resume] [--FLAG VALUE ...]")
 
     def group(title: str) -> Callable[..., None]:
@@ -132,7 +131,6 @@ def train_parser(doc: str = "") -> Parser:
     return parser
 
 def eval_parser(doc: str = "") -> Parser:
-    """All flags of eval.py."""
     parser = Parser("eval.py", doc, "RUN [RUN ...] [--split SPLIT] [--out FOLDER] [--FLAG VALUE ...]")
     parser.add_argument("runs", nargs="+", help="run folders of train.py; several: also their means")
     parser.add_argument("--reward-geometry", action="store_true", help="only say what the start model's rollouts tell "
@@ -159,7 +157,6 @@ def check_eval(parser: Parser, args: argparse.Namespace) -> None:
             parser.error(f"argument --{flag.replace('_', '-')}: not used by {only}; leave it out")
 
 def search_parser(doc: str = "") -> Parser:
-    """All flags of search.py."""
     parser = Parser("search.py", doc, "RUN [RUN ...] [--goal GOAL] [--budget N] [--strategy NAME] [--FLAG VALUE ...]")
     add = parser.add_argument
     add("runs", nargs="+", help="run folders of train.py, of one task; several: one list of problems, and their means")

@@ -53,9 +53,8 @@ def checkpoints(run: Path) -> list[Path]:
 def check_folder(folder: Path) -> None:
     """Raise UserError if a file of a checkpoint is missing or altered, and say how to go on without losing another."""
     older = [path for path in checkpoints(folder.parent) if path < folder]
-    fix = (f"delete the folder {folder} and --resume goes on from {older[-1].name}" if older else
-           f"delete the folder {folder.parent} and --resume trains {folder.parent.name} again"
-           if folder.name.startswith("checkpoint-") else
+    fix = (f"delete the folder {folder} and --resume goes on from {older[-1].name}" if older else "delete the folder "
+           f"{folder.parent} and --resume trains {folder.parent.name} again" if folder.name[:11] == "checkpoint-" else
            f"delete the folder {folder}, which is only a cache" if folder.parent.name == "start" else
            "restore it from a copy, or train with another --out; what was trained from it stays as it is")
     path = folder / "checksums.json"
@@ -68,7 +67,6 @@ def check_folder(folder: Path) -> None:
         raise UserError(f"{path}: missing or damaged; {fix}") from error
 
 def append(path: Path, record: dict) -> None:
-    """One JSON line more."""
     with path.open("a") as file:
         file.write(json.dumps(record) + "\n")
 

@@ -158,7 +158,6 @@ class AdamW:
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
-        """Move every weight by its gradient."""
         self.steps += 1
         beta1, beta2 = self.betas
         size, scale = lr / (1 - beta1 ** self.steps), 1 / (1 - beta2 ** self.steps)
@@ -175,11 +174,9 @@ class AdamW:
                     weights[part], lower[part] = split(w)
 
     def state_dict(self) -> dict:
-        """What a resumed run needs beside the weights."""
         return {"steps": self.steps, "moments": self.moments, "lower": self.lower}
 
     def load_state_dict(self, state: dict) -> None:
-        """Take over the state of a run with the same weights."""
         self.steps = state["steps"]
         for mine, saved in zip(self.moments + self.lower, state["moments"] + state["lower"], strict=True):
             if mine is not None:

@@ -271,9 +271,8 @@ def family(populations: dict[str, list], targets: list[float], path: Path) -> No
         text = "\n".join(f"{c.order:>5}  {c.score:.3f}  " + textwrap.fill(" ".join(c.answer.split()), 70, max_lines=2,
                                                                           subsequent_indent=15 * " ") for c in kept)
         beside.text(0, 1, "order  score  answer\n" + text, va="top", family="monospace", fontsize=SMALL)
-        _finish(figure, axes, path, f"{title(name)}, problem {i + 1}: bold the answers that led to its solution, thin "
-                                    "all others, each joined to its parent" if winners else
-                "no problem was solved by a trained policy")
+        _finish(figure, axes, path, "no problem was solved by a trained policy" if not winners else f"{title(name)}, "
+                f"problem {i + 1}: bold the answers that led to its solution, thin all others, all joined to parents")
 
 def typical_problem(pools: dict[str, Tensor]) -> int:
     """The problem of median gap in diversity between first and last method, not a hand-picked one: pools (N, n, k)."""

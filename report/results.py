@@ -35,7 +35,6 @@ class Stored:
         self.results = results
 
     def seeds(self, task: str, method: str, flags: tuple = ()) -> list[int]:
-        """The seeds of a setting that are stored."""
         cell = "grpo" if method.startswith("start") else method
         return sorted(seed for t, name, seed, f in self.results if (t, name, f) == (task, cell, flags) and seed < 100)
 
@@ -56,7 +55,6 @@ class Stored:
                      if t == task and seed < 100 and not flags and result["groups"]), None)
 
     def mean(self, *which, **more) -> float:
-        """Of what `values` gives for these arguments."""
         return self.values(*which, **more).mean().item()
 
     def average(self, task: str, method: str, *keys: str | int, seeds: list[int] | None = None) -> float:
@@ -112,11 +110,9 @@ def means(stored: Stored, task: str) -> str:
         stored.mean(task, method, column) for column in columns)] for method in stored.methods(task)])
 
 def per_seed(stored: Stored, task: str) -> str:
-    """Every seed of every method."""
     columns = (*HEADLINE[task], "diversity")
-    return table(["method", "seed", *columns], [[title(method), seed, *(stored.mean(
-        task, method, column, seeds=[seed]) for column in columns)]
-        for method in stored.methods(task) for seed in stored.seeds(task, method)])
+    return table(["method", "seed", *columns], [[title(name), seed, *(stored.mean(task, name, column, seeds=[seed])
+        for column in columns)] for name in stored.methods(task) for seed in stored.seeds(task, name)])
 
 def differences(stored: Stored, task: str) -> str:
     """Paired differences at temperature 0.7, and with each method at its own best temperature for that column."""
@@ -264,9 +260,8 @@ def claims(stored: Stored, *_: object) -> str:
     add("C2", "VPO's lead over it widens with k",
         [(f"{task}, best@k, from k = 3 to k = 30 {span(*d)}, at 30 it is {span(*lead)}", shown(d) and shown(lead))
          for task, lead, d in found])
-    found = [(task, stored.difference(task, ("grpo",), ("vpo",), "best@1"), next((
-        k for k in (2, 3, 5, 10, 30) if stored.mean(task, "vpo", f"best@{k}") > stored.mean(task, "grpo", f"best@{k}")),
-        None)) for task in tasks]
+    found = [(task, stored.difference(task, ("grpo",), ("vpo",), "best@1"), next((k for k in (2, 3, 5, 10, 30) if (
+        stored.mean(task, "vpo", f"best@{k}") > stored.mean(task, "grpo", f"best@{k}"))), None)) for task in tasks]
     add("C3", "at k = 1 GRPO is ahead, the curves cross at about k = 3 (from 2 to 5)",
         [(f"{task}, GRPO - VPO at k = 1: {span(*d)}, VPO ahead from k = {k or '-'}", shown(d) and (k or 99) <= 5)
          for task, d, k in found])
@@ -276,9 +271,9 @@ def claims(stored: Stored, *_: object) -> str:
     add("C4", "diversity in training: GRPO's falls towards 0, Multi-RLVR's stays low, VPO's high",
         [(f"{task}, {title(name)}, first ten steps to last {each[name][0]:.2f} to {each[name][1]:.2f}, "
           f"{'' if ok else 'not '}{asked}", ok) for task, each in found for name, asked, ok in (
-             ("grpo", "below half", each["grpo"][1] < 0.5 * each["grpo"][0]),
-             ("multi_rlvr", "below two thirds of VPO's", each["multi_rlvr"][1] < 0.67 * each["vpo"][1]),
-             ("vpo", "kept", each["vpo"][1] >= each["vpo"][0]))])
+              ("grpo", "below half", each["grpo"][1] < 0.5 * each["grpo"][0]),
+              ("multi_rlvr", "below two thirds of VPO's", each["multi_rlvr"][1] < 0.67 * each["vpo"][1]),
+              ("vpo", "kept", each["vpo"][1] >= each["vpo"][0]))])
     add("C5", "in an evolutionary search VPO or Group VPO solves ten problems in every run that GRPO and start do not",
         [(f"{name.replace('_', ', ')}: VPO {a}, Group VPO {b}", max(min(a), min(b)) >= 10)
          for name, whole in searches().items() if name.endswith("evolve")
@@ -292,13 +287,12 @@ def claims(stored: Stored, *_: object) -> str:
     found = [(measure, stored.difference("maze", ("vpo", "0.7", flags), ("grpo",), measure))
              for t, name, seed, flags in stored.results if (t, name, dict(flags).get("m")) == ("maze", "vpo", 1)
              for measure in ("best@1", "W@30")][:2]
-    add("C8", "with m = 1 VPO is GRPO (within 0.02)", [(f"maze, {measure}: {span(*d)}", alike(*d))
-                                                       for measure, d in found])
+    add("C8", "with m = 1 VPO is GRPO (within 0.02)", [(f"maze, {name}: {span(*d)}", alike(*d)) for name, d in found])
     signs = {(("m", 1), ("prompts-per-step", 36), ("lr", 1.2e-3)): -1, (("m", 2), ("prompts-per-step", 18)): -1,
              (("m", 5), ("prompts-per-step", 7)): 1, (("n-weights", 10),): -1, (("sampler", "sobol"),): 1}
-    found = [(" ".join(f"--{name} {value}" for name, value in flags), sign,
-              stored.difference("maze", ("vpo", "0.7", flags), ("vpo",), "W@30"))
-             for flags, sign in signs.items() if ("maze", "vpo", 0, flags) in stored.results]
+    found = [(" ".join(f"--{name} {value}" for name, value in flags), sign, stored.difference("maze", (
+        "vpo", "0.7", flags), ("vpo",), "W@30")) for flags, sign in signs.items() if ("maze", "vpo", 0, flags)
+        in stored.results]
     add("C9", "more answers, more weightings and low-discrepancy ones help",
         [(f"maze, W@30, {flags} against the default: {span(*d)}", shown(d, sign)) for flags, sign, d in found])
     found = [[stored.mean("toy", name, "pass@30") for name in three]] if all(
@@ -389,9 +383,8 @@ def figures(stored: Stored, folder: Path) -> list[Path]:
         plots.settings(panels, written[-1], "maze, temperature 0.7; the seeds that all points of a panel have; 95%")
     if len(points := geometries(stored)) > 2:
         written.append(folder / "reward_geometry.png")
-        plots.against({name: (unseen, *d[:3]) for name, unseen, _, d, _ in points}, written[-1],
-                      "variance among good answers unseen by the scalar, before training",
-                      "W@30 after training, VPO - GRPO",
+        plots.against({name: (unseen, *d[:3]) for name, unseen, _, d, _ in points}, written[-1], "variance among good "
+                      "answers unseen by the scalar, before training", "W@30 after training, VPO - GRPO",
                       "The start model's rollouts against the measured gain; a point per reward, 95% intervals")
     shown = Path("docs/results.md").read_text()
     for name, whole in ((name, whole) for name, whole in searches().items() if f"search_{name}.png" in shown):

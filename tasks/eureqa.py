@@ -16,8 +16,8 @@ class Eureqa(FileTask):
         masks, entities = (field(record, name, list, "a list") for name in ("entity_masks", "entities"))
         question = record.get("question")
         question = question if isinstance(question, list) else [question]
-        if min(len(masks), len(entities)) < 5 or not all(
-                isinstance(x, str) and x.strip() for x in (*masks, *entities, *(question or [None]))):
+        texts = (*masks, *entities, *(question or [None]))
+        if min(len(masks), len(entities)) < 5 or not all(isinstance(x, str) and x.strip() for x in texts):
             raise UserError("fields question, entity_masks, entities: must be texts, of the latter two five or more")
         return {"id": f"eureqa-{field(record, 'idx', int | str, 'a number or text')}-{entities[0]}",
                 "question": "\n".join(question), "masks": masks[:5], "entities": entities[:5]}
