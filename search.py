@@ -50,7 +50,6 @@ ROUND = 12  # candidates for a problem between two looks at its population
 
 @dataclass
 class Candidate:
-    """One scored answer to a problem."""
     order: int  # among the problem's candidates, from 1
     parent: int  # its order, 0: none
     island: int
@@ -101,7 +100,6 @@ class Population:
 
 @dataclass
 class Goal:
-    """What a search is after."""
     score: Callable[[list[float], str], float]  # of a reward vector and its answer
     target: Callable[[Problem], float]  # infinite where nobody knows: then the whole budget is spent
     weights: list[float] | None = None  # of the objectives, where the goal is such; told to a policy that listens

@@ -26,11 +26,15 @@ def warm_start(task: Task, name: str, show: functools.partial, model, tokenizer,
         optimizer, bar = torch.optim.AdamW(model.parameters(), lr=peak), tqdm(range(steps), "warm start", unit="step")
         for step in bar:
             shown = decoding.given_rollouts(model, tokenizer, *show(step, model=model))
-            logprobs, _ = update.token_logprobs(model, shown, range(len(shown.texts)))
-            loss = -logprobs[shown.mask].mean()
             optimizer.param_groups[0]["lr"] = peak * min(1.0, (step + 1) / 20) * (1 - 0.9 * step / steps)
             optimizer.zero_grad()
-            loss.backward()
+            rows, loss = [*range(len(shown.texts))], torch.zeros(())
+            for batch in [rows] if tiny.is_tiny(tokenizer) else [[row] for row in rows]:  # one by one: for the memory
+                logprobs, _ = update.token_logprobs(model, shown, batch)
+                mask = shown.mask[batch, :logprobs.shape[1]]
+                part = -logprobs[mask].mean() * (mask.sum() / shown.mask.sum())
+                part.backward()
+                loss += part.item()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             bar.set_postfix(loss=f"{loss.item():.3f}")

@@ -225,7 +225,6 @@ def claim(out: Path, args: argparse.Namespace, argv: list[str], config: dict, jo
 
 @dataclass
 class Learner:
-    """A policy in training."""
     model: Model
     tokenizer: Tokenizer
     reference: Model | None  # the frozen start; the model itself if it trains an adapter; None without KL

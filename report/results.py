@@ -79,7 +79,6 @@ class Stored:
         return values.mean().item(), low, high, len(each), firm
 
     def difference(self, task: str, ours: tuple, theirs: tuple, measure: str) -> tuple[float, float, float, int, bool]:
-        """The `interval` of a `lead`."""
         return self.interval(task, self.lead(task, ours, theirs, measure))
 
     def methods(self, task: str) -> list[str]:

@@ -1,6 +1,7 @@
 """The commands end to end: train, evaluate, kill, resume, and every mistake that a user may make."""
 
 import fcntl
+import functools
 import json
 import os
 import re
@@ -19,8 +20,12 @@ from test_rollout import save_random_model
 import eval as evaluation
 import train
 import vpo
+from engine.decoding import given_rollouts
+from engine.imitation import warm_start
+from engine.models import load_policy
 from engine.runs import checkpoints
 from engine.tiny import tiny_tokenizer
+from engine.update import token_logprobs
 from rewards import load_task
 from rollout import demonstrations
 
@@ -333,3 +338,25 @@ def test_the_start_model_is_cached():
     assert len(list(Path("runs/start").iterdir())) == 2
     a, b, c = (weights(Path(name) / "start") for name in "abc")
     assert all(torch.equal(a[name], b[name]) for name in a) and any(not torch.equal(a[name], c[name]) for name in a)
+
+
+def test_a_language_model_imitates_every_token_alike():
+    """Its demonstrations pass one by one, for the memory. Guards against a text that counts as much as a longer one:
+    the first step of Adam moves a weight by the sign of its gradient, which would then often be another."""
+    task = load_task("maze", size=5)
+    model, tokenizer = load_policy(save_random_model("m", "llama"), task)
+    before = [weight.detach().clone() for weight in model.parameters()]
+    shown = [tokenizer.decode(range(20, 24)), tokenizer.decode(range(30, 130))]
+
+    show = functools.partial(lambda step, model=None: (["Go.", "Go on."], shown))
+    imitated, _ = warm_start(task, "maze", show, model, tokenizer, 1)
+    for weight, old in zip(model.parameters(), before, strict=True):
+        weight.data.copy_(old)
+    model.zero_grad()
+    rollouts = given_rollouts(model, tokenizer, *show(0))
+    logprobs, _ = token_logprobs(model, rollouts, [0, 1])
+    (-logprobs[rollouts.mask].mean()).backward()
+    moved = [new - old for new, old in zip(imitated.parameters(), before, strict=True)]
+    wrong = sum(((move * weight.grad > 0) & (weight.grad.abs() > 1e-6)).sum().item()
+                for move, weight in zip(moved, model.parameters(), strict=True))
+    assert any(move.any() for move in moved) and wrong < 1e-3 * sum(move.numel() for move in moved)
