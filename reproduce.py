@@ -85,7 +85,6 @@ class Cell:
         return [word for flag in flags.items() for word in text_of(*flag).split()]
 
 def cells() -> list[Cell]:
-    """The grid, in the order in which it runs."""
     grid = [Cell(task, method, TUNING_SEED + again, (("lr", rate),), tuning=True)
             for methods in (HEADLINE, OTHERS) for task in ("maze", "code") for method in methods
             for again in range(1 + ((task, method) in TUNED_TWICE)) for rate in RATES + MORE.get((task, method), ())]

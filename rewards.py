@@ -1,5 +1,4 @@
 """What a task is: problems, prompts, the reward vector of an answer; how it is found by its name, and checked.
-
 `--task maze` is tasks/maze.py; `--task my_task.py` is yours, loaded the same way."""
 
 from __future__ import annotations
@@ -100,14 +99,14 @@ class Task:
 
     def demonstration(self, problem: Problem, rng: random.Random) -> str:
         """One answer in words, to be imitated. It need not be good: what RL discovers should not be shown here."""
-        raise NotImplementedError("the method is missing; --model tiny needs it")
+        raise NotImplementedError("the method is missing; --model tiny and --warm-steps need it")
 
 def load_task(name: str, **options) -> Task:
     """The task of this name: tasks/NAME.py, or a file with one subclass of `Task`, which may import its neighbours.
     Of the options the constructor gets those that `flags` names. Raises UserError if there is no such task or it cannot
     be made; whatever its methods raise later becomes one too."""
     path = find_task(name)
-    with _blame(f"--task {name}: cannot be loaded"):
+    with blame(f"--task {name}: cannot be loaded"):
         kind = _task_in(path)
         task = kind(**{flag: options[flag] for flag in kind.flags if flag in options})
     valid = {"name": str, "tag": str, "objectives": tuple | list, "minimum": int | float, "m": int, "steps": int,
@@ -134,7 +133,6 @@ def find_task(name: str) -> Path:
     return path
 
 def _task_in(path: Path) -> type[Task]:
-    """The one subclass of Task that a file defines."""
     if path.parent == TASKS:
         module = importlib.import_module(f"tasks.{path.stem}")
     else:
@@ -156,12 +154,12 @@ def _named(task: Task, name: str) -> Callable:
     def call(*args, **kwargs):
         about = [f" of problem {x.id!r}" if isinstance(x, Problem) else f", answer {x!r:.80}" for x in args[:2]
                  if isinstance(x, Problem | str)]
-        with _blame(f"task {task.name}: {name}{''.join(about)} failed"):
+        with blame(f"task {task.name}: {name}{''.join(about)} failed"):
             return method(*args, **kwargs)
     return call
 
 @contextlib.contextmanager
-def _blame(what: str) -> Iterator[None]:
+def blame(what: str) -> Iterator[None]:
     """Turn an exception of a user's code into a UserError that says what failed, where and why."""
     try:
         yield

@@ -16,7 +16,7 @@ from engine.decoding import Rollouts, encode_prompts  # noqa: F401 - handed on
 from engine.flags import MAX_ANSWERS
 from engine.models import Model, Tokenizer
 from engine.tiny import is_tiny
-from rewards import Problem, Task, UserError, reward_vectors, take_problems
+from rewards import Problem, Task, UserError, blame, reward_vectors, take_problems
 
 def build_prompt(tokenizer: Tokenizer, task: Task, problem: Problem, m: int, goal: list[float] | None = None) -> str:
     """The text that the model sees: the tiny model's words, a chat template if there is one, else the plain prompt.
@@ -30,8 +30,12 @@ def build_prompt(tokenizer: Tokenizer, task: Task, problem: Problem, m: int, goa
         prompt += f"\nThis time the answer is judged by: {weights}."
     if tokenizer.chat_template is None:
         return prompt + "\n"
-    message = [{"role": "user", "content": prompt}]
-    return tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True, enable_thinking=False)
+    with blame(f"--model {tokenizer.name_or_path}: its chat template cannot be used"):
+        text = tokenizer.apply_chat_template([{"role": "user", "content": prompt}], tokenize=False,
+                                             add_generation_prompt=True, enable_thinking=False)
+        if prompt.strip() not in text:
+            raise ValueError("it leaves out what the user says")
+    return text
 
 def rollout_length(task: Task, tokenizer: Tokenizer, m: int, max_new_tokens: int = 0) -> int:
     """New tokens that a rollout of m answers may take: m times max_new_tokens, or if 0 what the task's longest need."""
@@ -113,8 +117,8 @@ def demonstrations(task: Task, tokenizer: Tokenizer, m: int, seed: int, step: in
                    temperature: float = 1.0, max_new_tokens: int = 0) -> tuple[list[str], list[str]]:
     """Prompts (P) and texts (P * G) that one step of the warm start imitates, 16 * 3, of a language model 8 * 1. A
     third of the steps shows sets of m independent answers: no deliberate diversity. A language `model`, of which only
-    one reference is known, is shown its own: m sampled single answers, those that can be read. `goals`: every prompt
-    names a random weighting, which its answers do not heed. UserError for a demonstration that is too long."""
+    one reference is known, is shown its own: m sampled single answers, the reference alone where not all can be read.
+    `goals`: every prompt names a random weighting, which its answers do not heed. UserError for one too long."""
     P, G, longest = (16, 3, task.answer_words) if is_tiny(tokenizer) else (8, 1, 2**20)
     m = m if step % 3 == 2 and (model or is_tiny(tokenizer)) else 1
     rng = random.Random(f"demonstrations-{seed}-{step}")
@@ -126,13 +130,14 @@ def demonstrations(task: Task, tokenizer: Tokenizer, m: int, seed: int, step: in
                             f"answer_words = {task.answer_words} words")
     if m > 1 and not is_tiny(tokenizer):
         singles = [build_prompt(tokenizer, task, problem, 1) for problem in problems]
-        own = iter(sample(model, tokenizer, singles, m, task=task, max_new_tokens=max_new_tokens or 256,
-                          temperature=temperature,
-                          generator=torch.Generator(model.device).manual_seed(rng.getrandbits(32))).texts)
+        own = sample(model, tokenizer, singles, m, task=task, temperature=temperature, max_new_tokens=rollout_length(
+            task, tokenizer, 1, max_new_tokens), generator=torch.Generator(model.device).manual_seed(step)).texts
         form = "```python\n{}\n```" if answers[0][0].startswith("```") else "{}"
-        answers = [[form.format(*found) if (found := parse_answers(next(own), task, 1)) else shown for shown in group]
-                   for group in answers]
+        found = [[form.format(*parsed) for text in own[i:i + m] if (parsed := parse_answers(text, task, 1))]
+                 for i in range(0, len(own), m)]
+        answers = [mine if len(mine) == m else shown[:1] for mine, shown in zip(found, answers, strict=True)]
     told = [[rng.expovariate(1) for _ in task.objectives] if goals else None for _ in problems]
     told = [goal and [x / sum(goal) for x in goal] for goal in told]
-    return ([build_prompt(tokenizer, task, *asked) for asked in zip(problems, [m] * P, told, strict=True)],
+    sizes = [len(group) for group in answers[::G]]
+    return ([build_prompt(tokenizer, task, *asked) for asked in zip(problems, sizes, told, strict=True)],
             [write_answers(task, group) for group in answers])

@@ -71,7 +71,6 @@ class Population:
             grid[cell] = candidate
 
     def migrate(self) -> None:
-        """The best of every island settles on the next."""
         best = [max(grid.values(), key=lambda c: c.score, default=None) for grid in self.islands]
         for island, candidate in enumerate(best, 1):
             if candidate:
@@ -296,11 +295,10 @@ def run(args: argparse.Namespace) -> None:
         what = checksum(Path(args.goal)) if args.goal.endswith(".py") else args.goal
         settings = {"goal": what, "problems": ids, "m": m, "temperature": at["temperature"],
                     "weights": checksum(start / "checksums.json")} | plan
-        told = goal.weights or [1 / len(task.objectives)] * len(task.objectives)
+        told = name == "goal_conditioned" and (goal.weights or [1 / len(task.objectives)] * len(task.objectives))
         with writing(folder):
             return search(model, tokenizer, task, problems, goal, folder / f"{name}.jsonl", settings, m=m,
-                          told=told if name == "goal_conditioned" else None,
-                          max_new_tokens=rollout_length(task, tokenizer, m, flags["max_new_tokens"]),
+                          told=told or None, max_new_tokens=rollout_length(task, tokenizer, m, flags["max_new_tokens"]),
                           sampling_batch=0 if is_tiny(tokenizer) else flags.get("sampling_batch") or 96)
 
     for (run_, own, *_), name in itertools.product(plans, single) if args.screen else ():

@@ -139,21 +139,22 @@ def train(args: argparse.Namespace, method: str, task: Task, out: Path, device: 
         print(f"{method}: no rollout held an answer that could be read, so nothing was learnt: too few --warm-steps, "
               f"or no room at --max-new-tokens {args.max_new_tokens}? See {run / 'samples.jsonl'}", file=sys.stderr)
 
-def start_model(args: argparse.Namespace, task: Task):
+def start_model(args: argparse.Namespace, task: Task, device: str):
     """The model and tokenizer that all methods start from, before the warm start. Raises UserError, before minutes are
     spent, if a prompt and its rollout do not fit the model's context, or the tiny model lacks a word."""
     check_task(task, args.m)
     config, tokenizer = load_config_and_tokenizer(args.model, task)
     for split, m in dict.fromkeys([("train", 1), ("train", args.m), ("test", 1)]):
-        prompts = [build_prompt(tokenizer, task, problem, m) for problem in take_problems(task, split, 32, args.seed)]
+        problems = runs.held_out(task, split, 2000) if args.data else take_problems(task, split, 32, args.seed)
+        prompts = sorted((build_prompt(tokenizer, task, problem, m) for problem in problems), key=len)[-32:]
         encode_prompts(config, tokenizer, prompts, rollout_length(task, tokenizer, m, args.max_new_tokens))
     if args.model != "tiny" and tokenizer.chat_template is None:
         print(f"--model {args.model}: no chat template, so its prompts are plain text", file=sys.stderr)
-    dtype = "float32" if args.model == "tiny" else args.dtype
-    model, tokenizer = load_policy(args.model, task, seed=args.seed, dtype=dtype)
-    if args.warm_steps or args.model == "tiny":
-        for step in (0, 2):  # single answers, and sets
-            given_rollouts(model, tokenizer, *demonstrations(task, tokenizer, args.m, args.seed, step))
+    tiny = args.model == "tiny"
+    model, tokenizer = load_policy(args.model, task, seed=args.seed, device="cpu" if tiny else device,
+                                   dtype="float32" if tiny or args.warm_steps else args.dtype)
+    for step in (0, 2) if tiny else range(args.warm_steps):  # single answers and sets; of a file whatever will be shown
+        given_rollouts(model, tokenizer, *demonstrations(task, tokenizer, args.m, args.seed, step))
     return model, tokenizer
 
 def write_start(args: argparse.Namespace, task: Task, folder: Path, start: tuple, goals: bool = False) -> None:
@@ -183,7 +184,7 @@ def run(argv: list[str]) -> None:
             print_plan(args, task, device, functools.partial(ask, args, task))
             return
         new = not (joined and (out / "start").exists())
-        start = start_model(args, task) if new else None
+        start = start_model(args, task, device) if new else None
         with runs.claim(out, args, argv, config, joined):
             if new:
                 start = write_start(args, task, out / "start", start)  # None: makes room

@@ -79,7 +79,8 @@ def sample(model: Model, tokenizer: Tokenizer, prompts: list[str], G: int, *, ma
 
 def given_rollouts(model: Model, tokenizer: Tokenizer, prompts: list[str], texts: list[str]) -> Rollouts:
     """Given texts (P * G) as if they had been sampled, EOS included: what imitation needs; their logprobs are zero."""
-    rows, eos = [encode(tokenizer, text, False) for text in texts], tokenizer.eos_token_id
+    rows, ends = [encode(tokenizer, text, False) for text in texts], eos_ids(model, tokenizer)
+    eos = ends[0] if tokenizer.eos_token_id is None else tokenizer.eos_token_id
     lengths = [len(row) + 1 for row in rows]
     tokens = torch.tensor([row + [eos] * (max(lengths) - len(row)) for row in rows], device=model.device)
     return Rollouts(*encode_prompts(model.config, tokenizer, prompts, max(lengths), model.device), tokens,

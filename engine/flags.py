@@ -212,7 +212,6 @@ def learning_rate(args: argparse.Namespace, method: str, step: int) -> float:
     return peak * min(1.0, (step + 1) / 10) * decay
 
 def text_of(flag: str, value: object) -> str:
-    """A flag as one types it."""
     name = f"--{flag.replace('_', '-')}"
     if value is None or value == "":
         return f"no {name}"

@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import io
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +42,8 @@ def load_policy(name: str, task: Task, *, seed: int = 0, device: str = "cpu", lo
         if missing := sorted(loaded["missing_keys"]):
             raise UserError(f"--model {name}: incomplete, its files lack {missing[0]} and {len(missing) - 1} more of "
                             "its tensors; fetch or save it again")
+        if unused := sorted(loaded["unexpected_keys"]):
+            print(f"--model {name}: {len(unused)} tensors of its files are not used, as {unused[0]}", file=sys.stderr)
         check_model(model, name)
     model = model if empty else model.to(device)
     if (Path(name) / ADAPTER).exists():
@@ -63,7 +66,7 @@ def load_config_and_tokenizer(name: str, task: Task) -> tuple[PreTrainedConfig, 
     folder, file, adapter = Path(name), Path(name) / "config.json", (Path(name) / ADAPTER).is_file()
     if folder.exists() and not file.is_file() and not adapter:
         raise UserError(f"--model {name}: there is no config.json in it, so it is no Hugging Face checkpoint")
-    if file.is_file() and '"flags"' in file.read_text():
+    if file.is_file() and '"flags"' in file.read_text(errors="replace"):
         raise UserError(f"--model {name}: a run folder; name a checkpoint in it, as {folder}/vpo/checkpoint-000200")
     if not folder.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise UserError(f"--model {name}: no such folder; choose tiny, a local checkpoint, or a Hub id (OWNER/NAME)")
@@ -97,7 +100,7 @@ def _explained(name: str) -> Iterator[None]:
         with contextlib.redirect_stderr(io.StringIO()):
             yield
     except Exception as error:
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        why = " ".join(str(error).split())[:400] or type(error).__name__
         if not Path(name).exists():
             why = ("not in the local cache, and the Hub did not give it: no connection (or HF_HUB_OFFLINE is set), no "
                    f"such model, or a gated one: accept its terms, then `hf auth login`. The Hub's own words: {why}")
@@ -120,7 +123,9 @@ def check_model(model: Model, name: str) -> None:
             expected = torch.stack([model(input_ids=ids).logits[0, -2:].float() for ids in whole])
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise UserError(f"--model {name}: {kind} takes no KV cache as others do ({error}); {DECODER_ONLY}") from error
-    if not torch.allclose(ours, expected, atol=2e-2 * ours.abs().max().item(), equal_nan=True):
+    if not expected.isfinite().all():
+        raise UserError(f"--model {name}: its logits are not finite, so its weights are not; fetch or save it again")
+    if not torch.allclose(ours, expected, atol=2e-2 * expected.abs().max().item()):
         raise UserError(f"--model {name}: {kind} gives other logits after a cached prompt, or does more to them than "
                         f"its LM head, so log-probabilities would be wrong here; {DECODER_ONLY}")
 
@@ -153,8 +158,9 @@ def check_flags(args: argparse.Namespace, task: Task) -> None:
         if method in args.method and not args.subset and args.group_size < 3:
             raise UserError(f"--group-size {args.group_size}: {method} forms sets of two or more, smaller than the "
                             "group; take 3 or more, or leave it out of --method")
-    if args.data and "data" not in task.flags:
-        raise UserError(f"--data {args.data}: the task {args.task} takes no file; code, musique, eureqa and tool do")
+    if (args.data or args.test_data) and "data" not in task.flags:
+        raise UserError(f"--data {args.data or args.test_data}: the task {args.task} takes no file; code does, as do "
+                        "musique, eureqa and tool")
     if args.lora_rank:
         check_peft(f"--lora-rank {args.lora_rank}")
     if (Path(args.model) / ADAPTER).exists():

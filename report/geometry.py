@@ -31,7 +31,6 @@ def correlations(rewards: Tensor) -> Tensor:
     return torch.corrcoef((rewards - rewards.mean(1, keepdim=True)).flatten(0, 1).T).reshape(rewards.shape[-1], -1)
 
 def verdict(measures: dict[str, float]) -> str:
-    """The measures in a plain sentence."""
     if measures["vector"] < 0.05:
         return ("Hardly any group has a signal: no method will learn. Start from a model that solves more, take easier "
                 "problems, or a larger group.")

@@ -130,7 +130,6 @@ def differences(stored: Stored, task: str) -> str:
         for best in (False, True)[:1 if task == "open_cases" else 2]])  # of which one temperature is stored
 
 def temperatures(stored: Stored, task: str) -> str:
-    """best@1, best@30 (or pass@30) and W@30 of every method at every temperature."""
     measures = ("best@1", "pass@30" if task == "code" else "best@30", "W@30", "diversity")
     every = [(measure, T) for measure in measures for T in TEMPERATURES]
     return table(["method", *(f"{measure} at {T}" for measure, T in every)], [[title(method), *(
@@ -151,7 +150,6 @@ def best_rate(rates: dict[float, dict[str, float]], method: str) -> float:
     return min(rate for rate in worth if worth[rate] >= max(worth.values()) - 0.005)
 
 def learning_rates(stored: Stored, task: str) -> str:
-    """All rates that were tried, the chosen one bold."""
     rows, columns = [], ("best@1", "best@3", "best@30", "W@3", "W@30", "diversity")
     for method, rates in tuned(stored, task).items():
         for rate, values in sorted(rates.items()):

@@ -50,7 +50,6 @@ class FileTask(rewards.Task):
         return [Problem(order[turn][i]["id"], order[turn][i]) for turn, i in places]
 
     def order(self, split: str, part: list[dict], rng: random.Random) -> list[dict]:
-        """The order in which a split is gone through once."""
         return rng.sample(part, len(part))
 
 def read_records(flag: str, path: str, read: Callable[[dict, str], dict], source: str = "") -> list[dict]:

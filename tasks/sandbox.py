@@ -71,7 +71,6 @@ class Sandbox(contextlib.AbstractContextManager):
             raise
 
     def close(self, *_: object) -> None:
-        """End the helpers, and with them whatever still runs."""
         self._closed = True
         self._end()
 
@@ -179,7 +178,6 @@ def probe():
 """
 
 class _Helper:
-    """The trainer's end of one helper process."""
 
     def __init__(self, seconds: float, memory_mb: int, unconfined: bool):
         self.control, theirs = socket.socketpair()

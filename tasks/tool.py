@@ -84,7 +84,6 @@ def _number(value: object) -> decimal.Decimal | None:
     return decimal.Decimal(text) if NUMBER.fullmatch(text) else None
 
 def _element(value: object) -> decimal.Decimal | str:
-    """What equal elements of two lists have in common."""
     if (number := _number(value)) is not None:
         return number
     return " ".join(_words(value)) if isinstance(value, str) else "=" + json.dumps(value, sort_keys=True)

@@ -18,6 +18,7 @@ from test_train import QUICK, fails, in_an_empty_folder  # noqa: F401 - the fixt
 
 import eval as evaluation
 import rollout
+import search
 import train
 from engine.models import load_policy
 from rewards import Problem, UserError
@@ -259,7 +260,8 @@ def test_bad_flags(capsys):
     fails(["--task", "code", "--data", "no.jsonl"], capsys, "--data no.jsonl: cannot be read")
     fails(["--task", "code", "--data", write("{oops")], capsys, "--data problems.jsonl, line 1: not JSON")
     fails(["--task", "code", "--test-data", "no.jsonl"], capsys, "--test-data no.jsonl: needs --data")
-    fails(["--task", "maze", "--data", "no.jsonl"], capsys, "--data no.jsonl: the task maze takes no file")
+    for flag in ("--data", "--test-data"):
+        fails(["--task", "maze", flag, "no.jsonl"], capsys, "--data no.jsonl: the task maze takes no file")
     fails(["--task", "code", "--seconds", "0"], capsys, "--seconds")
     fails(["--task", "code", "--memory-mb", "5"], capsys, "--memory-mb", "5")
     with pytest.raises(UserError, match=r"--task code: seconds=0, memory_mb=512.*needs seconds > 0"):
@@ -506,7 +508,7 @@ def test_the_open_cases_are_as_told():
 
 def test_a_set_that_a_language_model_imitates_is_its_own(monkeypatch):
     """Guards against a warm start that shows a set of m copies of the one reference, or none at all: the slots of a set
-    would stay empty. What cannot be read is replaced by the reference."""
+    would stay empty. Where one cannot be read the reference stands alone: m copies of it would teach copies."""
     task = Code(data=write(*[OWN | {"id": f"p{i}", "prompt": f"Double {i}."} for i in range(12)]))
     model, tokenizer = load_policy(save_random_model("model", "llama"), task)
     asked = {}
@@ -523,11 +525,11 @@ def test_a_set_that_a_language_model_imitates_is_its_own(monkeypatch):
     prompts, texts = rollout.demonstrations(task, tokenizer, 3, 0, 2, model=model, temperature=0.7, max_new_tokens=9)
     assert (asked["G"], asked["temperature"], asked["max_new_tokens"]) == (3, 0.7, 9)
     assert all("in one ```python block" in prompt for prompt in asked["prompts"])
-    assert len(prompts) == 8 and all("3 different solutions" in prompt for prompt in prompts)
-    reference = OWN["reference"].strip()
-    for row, text in enumerate(texts):
-        assert parse_answers(text, task, 3) == [
-            f"own = {i}" if i % 4 else reference for i in range(3 * row, 3 * row + 3)]
+    for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+        mine = range(3 * row, 3 * row + 3)
+        readable = all(i % 4 for i in mine)
+        assert ("3 different solutions" in prompt) == readable and ("in one ```python block" in prompt) != readable
+        assert parse_answers(text, task, 3) == [f"own = {i}" for i in mine] if readable else [OWN["reference"]]
 
 
 def test_a_language_model_imitates_references_first(capsys):
@@ -546,3 +548,37 @@ def test_a_language_model_imitates_references_first(capsys):
     data = write(*({key: value for key, value in line.items() if key != "reference"} for line in lines))
     fails(["--task", "code", "--data", data, "--model", "model0", "--warm-steps", "1", "--out", "r3"], capsys,
           "has no reference that --warm-steps could show")
+    shown = Code(data=write(*lines)).problems("demonstrations", 9, 0)[-1].id  # the last of the train split, in step 2
+    data = write(*(line if line["id"] != shown else line | {"reference": ""} for line in lines))
+    fails(["--task", "code", "--data", data, "--model", "model0", "--warm-steps", "9", "--out", "r4"], capsys,
+          "has no reference that --warm-steps could show")
+    assert not Path("r3").exists() and not Path("r4").exists()
+
+
+def test_the_longest_problem_of_a_file_is_looked_at_before_training(capsys):
+    lines = [OWN | {"id": f"p{i}", "prompt": f"Double {i}." + " It is long." * 9000 * (i == 47)} for i in range(60)]
+    fails(["--task", "code", "--data", write(*lines), "--model", save_random_model("model", "llama"), "--out", "run"],
+          capsys, "new ones need a context of", "lower --max-new-tokens")
+    assert not Path("run").exists()
+
+
+def test_a_language_model_imitates_in_float32(monkeypatch):
+    """In bfloat16 nine of ten weights would not move: a step is smaller than their last digit."""
+    seen = []
+    monkeypatch.setattr(train, "warm_start", lambda *args, steps: (seen.append(args[3].dtype), args[3:5])[1])
+    lines = [OWN | {"id": f"p{i}", "prompt": f"Double {i}."} for i in range(12)]
+    train.main(["--task", "code", "--data", write(*lines), "--model", save_random_model("model", "llama"), "--out",
+                "run", "--dtype", "bfloat16", "--warm-steps", "1", "--steps", "1", "--method", "grpo", "--m", "1",
+                "--prompts-per-step", "1", "--group-size", "2", "--max-new-tokens", "2", "--eval-problems", "0",
+                "--device", "cpu"])
+    assert seen == [torch.float32]
+
+
+def test_programs_are_searched(capsys):
+    """Their objectives have no names; a policy that listens to a weighting is none of theirs."""
+    lines = [OWN | {"id": f"p{i}", "prompt": f"Double {i}."} for i in range(12)]
+    train.main(["--task", "code", "--data", write(*lines), "--model", save_random_model("model", "llama"), "--out",
+                "runs/code", "--steps", "1", "--method", "grpo", "--m", "1", "--prompts-per-step", "1", "--group-size",
+                "2", "--max-new-tokens", "2", "--eval-problems", "0", "--device", "cpu"])
+    search.main(["runs/code", "--problems", "1", "--among", "1", "--screen", "0", "--budget", "4", "--goal", "all"])
+    assert "1 problems, 4 candidates each" in capsys.readouterr().out

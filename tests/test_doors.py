@@ -96,10 +96,10 @@ def test_a_run_that_was_written_to_meanwhile_is_read_again(capsys, monkeypatch):
     """Between reading the folder and locking it another command may have come and gone."""
     start_model = train.start_model
 
-    def slow(args, task):
+    def slow(*args):
         monkeypatch.setattr(train, "start_model", start_model)
         train.main(["--out", "run", *TOY, "--seed", "1"])
-        return start_model(args, task)
+        return start_model(*args)
 
     monkeypatch.setattr(train, "start_model", slow)
     fails(["--out", "run", *TOY], capsys, "another train.py has just written to it")

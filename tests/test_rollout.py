@@ -457,6 +457,35 @@ def test_a_model_that_cannot_be_scored_here_is_refused(configuration, shape, why
         models.load_policy(save_random_model(tmp_path, "other"), TASK)
 
 
+@pytest.mark.parametrize("template, why", [
+    ("{{ raise_exception('needs a system message') }}", "needs a system message"), ("{% for %}", "template cannot"),
+    ("hello", "leaves out what the user says"), ("{{ '' }}", "leaves out what the user says")])
+def test_a_chat_template_that_cannot_be_used_is_named(template, why, monkeypatch):
+    """Guards against a traceback, and against a model that trains without having seen a problem."""
+    _, tokenizer = load_random_model("llama")
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    with pytest.raises(UserError, match=why) as told:
+        rollout.build_prompt(tokenizer, TASK, TASK.problems("train", 1)[0], 2)
+    assert "its chat template cannot be used" in str(told.value)
+
+
+def test_weights_that_are_damaged_are_named(tmp_path, capsys):
+    """Not finite: refused. More than the configuration asks for: a line says so."""
+    folder = save_random_model(tmp_path, "llama")
+    whole, file = json.loads((tmp_path / "config.json").read_text()), tmp_path / "model.safetensors"
+    (tmp_path / "config.json").write_text(json.dumps(whole | {"num_hidden_layers": 1, "layer_types": None}))
+    models.load_policy(folder, TASK)
+    assert "tensors of its files are not used, as model.layers.1." in capsys.readouterr().err
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    weights = load_file(file)
+    save_file({name: torch.full_like(x, torch.nan) for name, x in weights.items()}, file, metadata={"format": "pt"})
+    with pytest.raises(UserError, match="its logits are not finite"):
+        models.load_policy(folder, TASK)
+    (tmp_path / "config.json").write_bytes(b"\x80\x00\xff")
+    with pytest.raises(UserError, match="cannot be loaded"):
+        models.load_policy(folder, TASK)
+
+
 def test_a_run_folder_is_no_model(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"flags": {"task": "maze"}}))
     with pytest.raises(UserError, match="a run folder; name a checkpoint in it"):
