@@ -131,7 +131,8 @@ def demonstrations(task: Task, tokenizer: Tokenizer, m: int, seed: int, step: in
     if m > 1 and not is_tiny(tokenizer):
         singles = [build_prompt(tokenizer, task, problem, 1) for problem in problems]
         own = sample(model, tokenizer, singles, m, task=task, temperature=temperature, max_new_tokens=rollout_length(
-            task, tokenizer, 1, max_new_tokens), generator=torch.Generator(model.device).manual_seed(step)).texts
+            task, tokenizer, 1, max_new_tokens), generator=torch.Generator(model.device).manual_seed(
+            rng.getrandbits(32))).texts
         form = "```python\n{}\n```" if answers[0][0].startswith("```") else "{}"
         found = [[form.format(*parsed) for text in own[i:i + m] if (parsed := parse_answers(text, task, 1))]
                  for i in range(0, len(own), m)]

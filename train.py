@@ -160,8 +160,8 @@ def start_model(args: argparse.Namespace, task: Task, device: str):
 def write_start(args: argparse.Namespace, task: Task, folder: Path, start: tuple, goals: bool = False) -> None:
     """What all methods start from, after the warm start; `goals`: on prompts that name a weighting."""
     if args.warm_steps:
-        show = functools.partial(demonstrations, task, start[1], 1 if goals else args.m, args.seed, goals=goals,
-                                 temperature=args.temperature, max_new_tokens=args.max_new_tokens)
+        own = {} if args.model == "tiny" else {"temperature": args.temperature, "max_new_tokens": args.max_new_tokens}
+        show = functools.partial(demonstrations, task, start[1], 1 if goals else args.m, args.seed, goals=goals, **own)
         start = warm_start(task, Path(args.task).stem, show, *start,
                            steps=math.ceil(args.warm_steps / 4) if goals else args.warm_steps)
     runs.write_folder(folder, lambda folder: save_policy(*start, folder))

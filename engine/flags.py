@@ -81,8 +81,7 @@ def train_parser(doc: str = "") -> Parser:
     add = group("task and model")
     add("task", str, "maze", "maze, toy, code, musique, eureqa, tool, or a Python file that defines a Task")
     add("size", count(5, 9), 7, "rows of a maze; other tasks ignore it")
-    add("data", str, "", "JSON Lines file of the problems of code, musique, eureqa or tool: which, from where, under "
-        "which licence: docs/own.md")
+    add("data", str, "", "JSON Lines file of problems; sources, licences for code, musique, eureqa, tool: docs/own.md")
     add("test-data", str, "", "held-out problems; empty: a part of --data")
     add("seconds", number(float, 0.01, 1e5), 2.0, "CPU seconds that a program may take for a test")
     add("memory-mb", count(64), 512, "MiB that a program may take")

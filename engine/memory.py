@@ -155,12 +155,13 @@ def leaner(args: argparse.Namespace, with_peft: bool = False) -> list[tuple[str,
 
 @contextlib.contextmanager
 def explain_out_of_memory(args: argparse.Namespace, device: str) -> Iterator[None]:
-    """Turn an allocation that failed into a UserError: the phase, how much was asked for, and which flags take less."""
+    """Turn an allocation that failed into a UserError: the phase, how much was asked for, and which flags take less.
+    Before, on a CPU, glibc's malloc hands back what it kept of freed blocks: nearly a quarter of an adapter's peak."""
     phases = {"evaluate_runs": ("the evaluation", ("sampling_batch", "dtype")), "load": ("loading", (
         "dtype", "kl", "lora_rank")), "sample": ("sampling", ("sampling_batch", "dtype", "lora_rank")),
               "train_step": ("the update", ("gradient_checkpointing", "micro_batch_tokens", "dtype", "lora_rank"))}
-    if device == "cpu" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):  # of glibc
-        trim(0)  # hands back what it kept of freed blocks: up to a third of an adapter's peak
+    if device == "cpu" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)
     try:
         yield
     except RuntimeError as error:  # torch.OutOfMemoryError is one; MPS and the CPU allocator raise the plain kind

@@ -5,8 +5,7 @@ from torch import Tensor
 
 def geometry(rewards: Tensor, exists: Tensor, scalars: Tensor, G: int) -> dict[str, float]:
     """Measures of rewards (N, n, k), of the objectives that exist (N, k), with task scalars (N, n), in groups of G. The
-    first two look at the covariance C of the better quarter of a problem's answers by the scalar, which training makes
-    frequent:
+    first two look at the covariance C of the quarter of answers best by the scalar, which training makes frequent:
 
     unseen      share of their variance that their mean over the objectives does not see, 1 - 1'C1 / (k tr C)
     effective   participation ratio (tr C)^2 / tr C^2: 1 if all objectives move as one

@@ -29,7 +29,7 @@ class FileTask(rewards.Task):
         n = len(train) // 10
         self.parts = {"train": train[n:], "validation": train[:n], "test": held_out}
         if not (train[n:] and held_out) or data == test_data:
-            raise UserError(f"--data {' --test-data '.join(paths)}: too few problems to train on some, hold others out")
+            raise UserError(f"--data {' --test-data '.join(paths)}: too few problems, or one file twice: none held out")
         self.fingerprint = hashlib.sha256(b"".join(Path(path).read_bytes() for path in paths)).hexdigest()
 
     def hold_out(self, data: list[dict], test: list[dict] | None) -> tuple[list[dict], list[dict]]:
