@@ -104,6 +104,27 @@ def test_musique_holds_out_as_many_of_each_kind():
     assert len(train) == 18 and not train & validation
 
 
+def test_the_split_follows_the_ids_and_the_run_its_files():
+    """Guards against one that follows the order of the lines, and a run that goes on with other problems."""
+    lines = Path(written("tool", 200)).read_text().splitlines()
+    one = load_task("tool", data="data.jsonl")
+    Path("data.jsonl").write_text("\n".join(lines[::-1]))
+    other = load_task("tool", data="data.jsonl")
+    assert one.parts == other.parts and one.fingerprint != other.fingerprint
+    held_out = {p["instruction"] for p in one.parts["test"]}
+    assert len(held_out) == 4 and held_out != {f"You have tools ({i})." for i in range(4)}
+    Path("data.jsonl").write_text("\n".join(lines))
+    files = {"data": "data.jsonl", "test_data": written("tool", 3, "test.jsonl")}
+    one = load_task("tool", **files).fingerprint
+    assert one == load_task("tool", **files).fingerprint
+    written("tool", 4, "test.jsonl")
+    assert one != load_task("tool", **files).fingerprint
+
+
+def test_musique_is_judged_on_the_papers_three_hundred():
+    assert load_task("musique", data=written("musique", 20)).eval_problems == 300
+
+
 @pytest.mark.parametrize("answer, vector", [
     ("<entity_A>ann 0</entity_A><entity_B> book </entity_B><entity_C>ROME</entity_C>\n<entity_D>Alien_film</entity_D>"
      "<ENTITY_E>\u00c9mile Zola</ENTITY_E>", [1, 1, 1, 1, 1]),
