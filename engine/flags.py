@@ -67,7 +67,7 @@ def as_command(parser: Parser, run: Callable[[], None]) -> None:
     except (UserError, OSError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
     except KeyboardInterrupt as stop:
-        parser.exit(130, f"\n{str(stop) or 'stopped; the same command goes on, with --resume if training had begun'}\n")
+        parser.exit(130, f"\n{str(stop) or 'stopped; give the same command again, with --resume if training began'}\n")
 
 def train_parser(doc: str = "") -> Parser:
     parser = Parser("train.py", doc, "[--task TASK] [--method METHOD ...] [--out FOLDER] [--resume] [--FLAG VALUE ...]")
