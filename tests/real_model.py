@@ -16,6 +16,7 @@ The problems are tasks/open_cases.jsonl, two prompts with eight rollouts each.
 """
 
 import contextlib
+import copy
 import functools
 import gzip
 import html
@@ -83,6 +84,11 @@ def exact(name: str) -> None:
                           for softmax in (torch.float32, torch.float64))
         log_p, off, near, theirs = ((a - b).norm() / b.norm() for a, b in (
             (sampled, fresh), (ours, plain), (ours, exactly), (plain, exactly)))
+        if dtype == "bfloat16":  # both round: which is nearer to what float32 makes of the same weights?
+            whole = gradient(plain_backward, copy.deepcopy(model).float(), rollouts, A, 0.0, G, torch.float64)
+            ours_off, plain_off = ((a - whole).norm() / whole.norm() for a in (ours, plain))
+            print(f"bfloat16: from the float32 gradient of the same weights the shared one differs by {ours_off:.1e}, "
+                  f"the plain one by {plain_off:.1e}")
         print(f"{dtype}, {P} x {G} rollouts of up to {T} tokens: log-probabilities differ by {log_p:.1e}, at most "
               f"{(sampled - fresh).abs().max():.1e} nats; the shared gradient from the plain one by {off:.1e}, from "
               f"that with a float64 softmax by {near:.1e} (the plain one from it: {theirs:.1e})", flush=True)
