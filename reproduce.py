@@ -44,7 +44,7 @@ CURVE = (1, 2, 3, 5, 10, 30)  # the k of best@k and W@k
 REWARDS = ("copies", "noisy", "halfway", "gems", "tradeoff")  # from collinear to conflicting; the maze lies between
 REAL = {"task": "code", "data": "tasks/open_cases.jsonl", "model": "HuggingFaceTB/SmolLM2-135M-Instruct",
         "warm-steps": 36, "prompts-per-step": 2, "max-new-tokens": 96, "temperature": 0.7, "kl": 0.0, "save-every": 10,
-        "gradient-checkpointing": False, "snapshots": 0}  # task open_cases: an hour on one core for 60 steps
+        "gradient-checkpointing": False, "snapshots": 0}  # task open_cases: an hour, VPO more, on one core for 60 steps
 REAL_LR = (2e-5, 5e-5)
 LR = TINY_LR | {"open_cases": {"grpo": 5e-5, "max_at_k": 2e-5, "vpo": 5e-5, "group_vpo": 2e-5}}
 CREDIT = ("credit", "answer")  # no flag: examples/reward_to_go.py in the place of train.py
