@@ -18,8 +18,7 @@ LOOKS = {  # name: title, color, marker, line; colors that the colour-blind tell
     "group_vpo": ("Group VPO", "#56b4e9", "v", "-"),
     "dr_grpo": ("Dr. GRPO", "#8c510a", "X", "-"), "maxrl": ("MaxRL", "#cc79a7", "P", "-"),
     "gdpo": ("GDPO", "#7b3294", "*", "-"), "random_weighting": ("Random weighting", "#542788", "<", "-"),
-    "goal_conditioned": ("Goal-conditioned", "#c51b7d", ">", "-"),
-}
+    "goal_conditioned": ("Goal-conditioned", "#c51b7d", ">", "-")}
 OTHERS = ("#276419", "#8e0152", "#a50026", "#01665e")  # of methods that have no look yet
 STYLE = {"font.size": 10, "axes.titlesize": 11, "axes.spines.top": False, "axes.spines.right": False,
          "legend.frameon": False, "text.parse_math": False, "svg.hashsalt": ""}  # salted: equal numbers, equal files

@@ -75,5 +75,5 @@ def test_the_house_stays_small():
     def lines(names) -> int:
         return sum(len(FILES[name].read_text().splitlines()) for name in names)
 
-    assert lines(READING_PATH) <= 1100 and lines(FILES) <= 5500
+    assert lines(READING_PATH) <= 1100 and lines(FILES) < 5500
     assert len((ROOT / "README.md").read_text().splitlines()) <= 200
