@@ -31,8 +31,7 @@ from engine.flags import TINY_LR, Parser, as_command, count, text_of
 from rewards import UserError
 
 VERSION = 1  # of the results: raised when a change of the code changes what a run learns, be it by rounding
-RESULTS, RUNS = Path("results"), Path("runs/reproduce")
-QUICK = RUNS / "quick"
+RESULTS, RUNS, QUICK = Path("results"), Path("runs/reproduce"), Path("runs/reproduce/quick")
 HEADLINE = ("grpo", "max_at_k", "vpo", "group_vpo")
 OTHERS = ("dr_grpo", "maxrl", "gdpo", "random_weighting", "goal_conditioned", "multi_rlvr")
 RATES = (2.5e-4, 5e-4, 8e-4)  # the common grid of peak learning rates; MORE where a method was best at its edge

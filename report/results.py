@@ -122,11 +122,12 @@ def differences(stored: Stored, task: str) -> str:
              for name in (ours, theirs)]
         return span(*stored.difference(task, (ours, T[0]), (theirs, T[1]), column)) + f" ({T[0]}, {T[1]})" * best
 
+    pairs = PAIRS + tuple((name, "start") for name in METHODS[2:]) * (task == "open_cases")  # its start is pre-trained
     return table(["difference", "temperature", "seeds", *HEADLINE[task]], [
         [f"{title(ours)} - {title(theirs)}", "each its best" if best else "0.7",
          len(stored.lead(task, (ours,), (theirs,), "best@1")),
          *(cell(ours, theirs, column, best) for column in HEADLINE[task])]
-        for ours, theirs in PAIRS if stored.seeds(task, ours) and stored.seeds(task, theirs)
+        for ours, theirs in pairs if stored.seeds(task, ours) and stored.seeds(task, theirs)
         for best in (False, True)[:1 if task == "open_cases" else 2]])  # of which one temperature is stored
 
 def temperatures(stored: Stored, task: str) -> str:
