@@ -375,7 +375,7 @@ def figures(stored: Stored, folder: Path) -> list[Path]:
                          for i in range(len(one["training"]["reward"]))] for method in methods[1:]}
         written += [folder / f"{task}_best_at_k.png", folder / f"{task}_diversity.png"]
         plots.best_at_k(report, written[-2])
-        plots.training(logs, 1.0, written[-1], window=1)
+        plots.training(logs, 0.7 if task == "open_cases" else 1.0, written[-1], window=1)
     if panels := varied(stored):
         written.append(folder / "ablations.png")
         plots.settings(panels, written[-1], "maze, temperature 0.7; the seeds that all points of a panel have; 95%")

@@ -195,7 +195,7 @@ def programs(_: str) -> None:
 
     def cell(text: str | None, share: float, count: int) -> str:
         code = html.escape(text or "(no program)").strip().replace("\n", "<br>")
-        return f"{count} times, {share:.0%} of the tests<pre>{code}</pre>"
+        return f"{'once' if count == 1 else f'{count} times'}, {share:.0%} of the tests<pre>{code}</pre>"
 
     for i, problem in enumerate(held_out(load_task("code", data=DATA), "test", 10**4)):
         passed = {name: counts[i] for name, (counts, *_) in found.items()}
