@@ -105,7 +105,8 @@ def cells() -> list[Cell]:
              for reward in REWARDS]
     grid += [Cell("open_cases", method, TUNING_SEED, (("lr", rate),), tuning=True) for method in HEADLINE
              for rate in REAL_LR]
-    return grid + [Cell("open_cases", method, 0) for method in HEADLINE]
+    return grid + [Cell("open_cases", method, 0) for method in HEADLINE] + [
+        Cell("open_cases", method, 0, (("lr", 2e-5),)) for method in ("grpo", "vpo")]  # method or rate?
 
 def path_of(cell: Cell) -> Path:
     return RESULTS / f"{cell.name}.json.gz"

@@ -159,13 +159,13 @@ def learning_rates(stored: Stored, task: str) -> str:
     return table(["method", "peak lr", *columns], rows)
 
 def ablations(stored: Stored, task: str = "maze") -> str:
-    """What every varied setting changes against its method's default, on shared seeds; the best m against rivals."""
+    """What every varied setting changes against its method's default, on shared seeds; some against rivals."""
     settings = sorted({(method, flags) for t, method, seed, flags in stored.results
                        if t == task and seed < 100 and flags}, key=lambda each: (METHODS.index(each[0]), str(each[1])))
     rows, columns = [], (*HEADLINE[task], "diversity")
     for method, flags in settings:
         name = " ".join(f"--{flag} {value}" for flag, value in flags).replace("--credit answer", "reward-to-go")
-        for other in (method, "max_at_k", "group_vpo")[:3 if flags[0] == ("m", 2) else 1]:
+        for other in (method, "max_at_k", "group_vpo", "start")[:{("m", 2): 3, ("lr", 2e-5): 4}.get(flags[0], 1)]:
             rows.append([title(method), name, title(other), len(stored.seeds(task, method, flags)), *(span(
                 *stored.difference(task, (method, "0.7", flags), (other,), column)) for column in columns)])
     return table(["method", "setting", "minus", "seeds", *columns], rows)
@@ -357,9 +357,7 @@ def fill(stored: Stored, path: Path) -> str:
 def figures(stored: Stored, folder: Path) -> list[Path]:
     """best@k and diversity over training for every task, ablations, reward geometry: of what is stored. The paths."""
     written = []
-    for task in ("maze", "code", "open_cases"):
-        if not (stored.seeds(task, "grpo") and stored.seeds(task, "vpo")):
-            continue
+    for task in (t for t in ("maze", "code", "open_cases") if stored.seeds(t, "grpo") and stored.seeds(t, "vpo")):
         methods = [method for method in stored.methods(task) if method != "start_sets"]
         one = stored.results[task, "grpo", stored.seeds(task, "grpo")[0], ()]
         keys = [key for key in one["at"]["0.7"]["grpo"] if "@" in key]
