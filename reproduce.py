@@ -253,8 +253,7 @@ def run(args: argparse.Namespace) -> None:
         print(f"failed: python {cell.script} {' '.join(cell.command)}", file=sys.stderr)
     write(document=not (args.out or args.quick))
     if failed:
-        raise UserError(f"{len(failed)} of {len(pending)} cells failed; the others are stored, the same command tries "
-                        "the failed ones again")
+        raise UserError(f"{len(failed)} of {len(pending)} cells failed; the same command tries them again")
 
 if __name__ == "__main__":
     main()

@@ -99,7 +99,7 @@ class Task:
 
     def demonstration(self, problem: Problem, rng: random.Random) -> str:
         """One answer in words, to be imitated. It need not be good: what RL discovers should not be shown here."""
-        raise NotImplementedError("the method is missing; --model tiny and --warm-steps need it")
+        raise UserError(f"task {self.name}: has no demonstrations for --warm-steps or --model tiny; leave them out")
 
 def load_task(name: str, **options) -> Task:
     """The task of this name: tasks/NAME.py, or a file with one subclass of `Task`, which may import its neighbours.

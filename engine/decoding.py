@@ -94,7 +94,7 @@ def encode_prompts(config: PreTrainedConfig, tokenizer: Tokenizer, prompts: list
     L, context = max(lengths), getattr(config.get_text_config(), "max_position_embeddings", None)
     if context and L + max_new_tokens > context:
         raise UserError(f"a prompt of {L} tokens and {max_new_tokens} new ones need a context of {L + max_new_tokens}; "
-                        f"the model's is {context}: lower --max-new-tokens, --m or --size")
+                        f"the model's is {context}: lower --max-new-tokens, --m or --size, or take another --model")
     return torch.tensor([[padding] * (L - len(row)) + row for row in rows], device=device), lengths
 
 def encode(tokenizer: Tokenizer, text: str, special: bool) -> list[int]:
@@ -194,8 +194,7 @@ class Decoder:
         for t in range(T):
             if t % every == 0 or t == T - 1:
                 if not self.logprobs.isfinite().all():
-                    raise UserError("the model's logits are not finite: it has diverged: try a lower --lr or a higher "
-                                    "--temperature")
+                    raise UserError("the logits are not finite: diverged; try a lower --lr or a higher --temperature")
                 if stopped:
                     self.alive &= ~stopped(self.tokens[self.rows, :t + 1])
                 n_alive = int(self.alive.sum())

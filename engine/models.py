@@ -38,13 +38,16 @@ def load_policy(name: str, task: Task, *, seed: int = 0, device: str = "cpu", lo
     else:
         with _explained(name):
             model, loaded = AutoModelForCausalLM.from_pretrained(
-                config.name_or_path, dtype=getattr(torch, dtype), output_loading_info=True, **_hub(name))
-        if missing := sorted(loaded["missing_keys"]):
-            raise UserError(f"--model {name}: incomplete, its files lack {missing[0]} and {len(missing) - 1} more of "
-                            "its tensors; fetch or save it again")
+                config.name_or_path, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **_hub(name))
+        if wrong := sorted([*loaded["missing_keys"], *(each[0] for each in loaded["mismatched_keys"])]):
+            raise UserError(f"--model {name}: incomplete, its files lack {wrong[0]} and {len(wrong) - 1} more of its "
+                            "tensors, or have them in another size than config.json; fetch or save it again")
         if unused := sorted(loaded["unexpected_keys"]):
             print(f"--model {name}: {len(unused)} tensors of its files are not used, as {unused[0]}", file=sys.stderr)
         check_model(model, name)
+    if not eos_ids(model, tokenizer):
+        raise UserError(f"--model {name}: its tokenizer has no EOS token, so no rollout would ever end; "
+                        "set eos_token in its tokenizer_config.json")
     model = model if empty else model.to(device)
     if (Path(name) / ADAPTER).exists():
         check_peft(name)
@@ -65,7 +68,7 @@ def load_config_and_tokenizer(name: str, task: Task) -> tuple[PreTrainedConfig, 
         return tiny_config(tokenizer), tokenizer
     folder, file, adapter = Path(name), Path(name) / "config.json", (Path(name) / ADAPTER).is_file()
     if folder.exists() and not file.is_file() and not adapter:
-        raise UserError(f"--model {name}: there is no config.json in it, so it is no Hugging Face checkpoint")
+        raise UserError(f"--model {name}: there is no {file}, so it is no Hugging Face checkpoint")
     if file.is_file() and '"flags"' in file.read_text(errors="replace"):
         raise UserError(f"--model {name}: a run folder; name a checkpoint in it, as {folder}/vpo/checkpoint-000200")
     if not folder.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
@@ -73,9 +76,6 @@ def load_config_and_tokenizer(name: str, task: Task) -> tuple[PreTrainedConfig, 
     with _explained(name):
         tokenizer = AutoTokenizer.from_pretrained(name, **_hub(name))
         config = AutoConfig.from_pretrained(folder.parent.parent / "start" if adapter else name, **_hub(name))
-    if tokenizer.eos_token_id is None and config.get_text_config().eos_token_id is None:
-        raise UserError(f"--model {name}: its tokenizer has no EOS token, so no rollout would ever end; "
-                        "set eos_token in its tokenizer_config.json")
     if len(tokenizer) > (rows := config.get_text_config().vocab_size):
         raise UserError(f"--model {name}: its tokenizer has {len(tokenizer)} tokens, its embeddings have {rows} rows; "
                         "take the tokenizer that the model was trained with, or resize the embeddings")
@@ -104,7 +104,7 @@ def _explained(name: str) -> Iterator[None]:
         if not Path(name).exists():
             why = ("not in the local cache, and the Hub did not give it: no connection (or HF_HUB_OFFLINE is set), no "
                    f"such model, or a gated one: accept its terms, then `hf auth login`. The Hub's own words: {why}")
-        raise UserError(f"--model {name}: cannot be loaded ({why})") from error
+        raise UserError(f"--model {name}: cannot be loaded ({why}){'; save it again' * Path(name).exists()}") from error
 
 def check_model(model: Model, name: str) -> None:
     """Raise UserError unless prompts in a KV cache, then rollouts after them, give the logits of a plain forward pass:
@@ -149,18 +149,15 @@ def check_flags(args: argparse.Namespace, task: Task) -> None:
     if args.pool < args.m:
         raise UserError(f"--pool {args.pool}: must hold at least one rollout of --m {args.m} answers")
     if (args.subset or 1) >= args.group_size:
-        raise UserError(f"--subset {args.subset}: must be below --group-size {args.group_size}; a set as large as the "
-                        "group carries no signal")
+        raise UserError(f"--subset {args.subset}: must be below --group-size {args.group_size}, or no signal is left")
     if "goal_conditioned" in args.method and not task.objectives:
-        raise UserError(f"--method goal_conditioned: the objectives of task {args.task} have no names that a prompt "
-                        "could weigh; leave it out")
+        raise UserError(f"--method goal_conditioned: task {args.task} names no objectives to be weighed; leave it out")
     for method in ("max_at_k", "group_vpo"):
         if method in args.method and not args.subset and args.group_size < 3:
             raise UserError(f"--group-size {args.group_size}: {method} forms sets of two or more, smaller than the "
                             "group; take 3 or more, or leave it out of --method")
     if (args.data or args.test_data) and "data" not in task.flags:
-        raise UserError(f"--data {args.data or args.test_data}: the task {args.task} takes no file; code does, as do "
-                        "musique, eureqa and tool")
+        raise UserError(f"--data {args.data or args.test_data}: task {args.task} takes no file, unlike code")
     if args.lora_rank:
         check_peft(f"--lora-rank {args.lora_rank}")
     if (Path(args.model) / ADAPTER).exists():

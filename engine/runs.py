@@ -98,8 +98,8 @@ def load_config(run: Path) -> dict:
     path = run / "config.json"
     if (run / "trainer.pt").exists() or run.name == "start":
         raise UserError(f"{run}: a checkpoint; name its run, the folder that holds config.json with flags and start/")
-    if not path.is_file():
-        raise UserError(f"{run}: no config.json in it, so it is no run of train.py")
+    if not path.is_file() or '"model_type"' in path.read_text(errors="replace"):
+        raise UserError(f"{run}: no config.json of a run in it, so it is no run of train.py")
     try:
         config = json.loads(path.read_text())
         missing = {"task", "m", "dtype", "seed", "method"} - config["flags"].keys()

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rewards import UserError
-from tasks.files import read_records, shuffled
+from tasks.files import read_records, shuffled, tell_shared
 from tasks.sandbox import check_job
 
 MAX_TESTS, MAX_BYTES = 16, 8192  # LiveCodeBench: the smallest tests, input and output together (paper, set-up)
@@ -54,16 +54,13 @@ def load(path: str, test_path: str, judge: Callable) -> dict[str, list[dict]]:
         part += by_text[text]
     if test_path:
         test = problems if test_path == path else _checked("--test-data", test_path, judge)
-        if shared := sum(problem["text"] in by_text for problem in test):
-            print(f"{test_path}: {shared} of {len(test)} held-out problems stand in {path} too, so they are not held "
-                  "out", file=sys.stderr)
+        tell_shared(test_path, [problem["text"] for problem in test], by_text)
     if not test or not train:
         raise UserError(f"--data {path}: {len(problems)} problems with {len(by_text)} texts{' and such dates' * dated} "
                         "are too few to train on some and hold some out; give more, or --test-data")
     if several := sum(len(group) > 1 for group in by_text.values()):
         print(f"{path}: {several} texts are shared by several ids; each was put on one side, whole", file=sys.stderr)
-    print(f"{path}: {len(train)} problems to train on, {len(validation)} for validation, {len(test)} held out",
-          file=sys.stderr)
+    print(f"{path}: {len(train)} to train on, {len(validation)} for validation, {len(test)} held out", file=sys.stderr)
     return {"train": train, "validation": validation, "test": test}
 
 def _checked(flag: str, path: str, judge: Callable) -> list[dict]:
@@ -73,8 +70,8 @@ def _checked(flag: str, path: str, judge: Callable) -> list[dict]:
     judged = [problem for problem in problems if problem["reference"]]
     for problem, passed in zip(judged, judge([(problem, problem["reference"]) for problem in judged]), strict=True):
         if problem["own"] and False in passed:
-            test = f"tests[{passed.index(False)}], {_shown(problem['tests'][passed.index(False)])}"
-            raise UserError(f"{flag} {problem['line']}, field reference: fails {test}")
+            i = passed.index(False)
+            raise UserError(f"{flag} {problem['line']}, field reference: fails tests[{i}], {problem['tests'][i]!r:.60}")
         problem["tests"] = [test for test, right in zip(problem["tests"], passed, strict=True) if right]
     kept = [problem for problem in problems if problem["tests"]]
     n_kept = sum(len(problem["tests"]) for problem in kept)
@@ -98,7 +95,7 @@ def read_problems(path: str, flag: str = "--data") -> list[dict]:
         for name, field in fields.items():
             if not isinstance(record[name], field.annotation):
                 kind = "a list" if field.annotation is list else "text"
-                raise UserError(f"field {name}: must be {kind}, not {_shown(record[name])}")
+                raise UserError(f"field {name}: must be {kind}, not {record[name]!r:.60}")
         problem = {"id": f"{Path(path).stem}-{place.split()[-1]}", "line": place, "starter": "", "date": "",
                    "before": "", "after": "", "reference": "", "own": False, "left_out": 0}
         problem |= readers[0](**{name: record[name] for name in fields})
@@ -106,12 +103,10 @@ def read_problems(path: str, flag: str = "--data") -> list[dict]:
         return problem
     return read_records(flag, path, read)
 
-def _shown(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
 def _own(prompt: str, tests: list, entry_point: str | None = None, reference: str = "", starter: str = "",
          id: object = None) -> dict:
+    if not prompt.strip():
+        raise UserError("field prompt: is empty")
     if entry_point and not entry_point.isidentifier():
         raise UserError(f"field entry_point: {entry_point!r} is no name of a function, so no program can define it")
     if not 1 <= len(tests) <= MOST_TESTS:
@@ -120,7 +115,7 @@ def _own(prompt: str, tests: list, entry_point: str | None = None, reference: st
         "[stdin, stdout], both text; to call a function name it in entry_point", str, 2)
     for i, test in enumerate(tests):
         if not isinstance(test, list) or len(test) != 2 or not all(isinstance(end, kind) for end in test[:ends]):
-            raise UserError(f"field tests[{i}]: {_shown(test)} must be {form}")
+            raise UserError(f"field tests[{i}]: {test!r:.60} must be {form}")
     if reference and entry_point:
         _defined(reference, entry_point, "reference")
     return {"text": prompt, "entry_point": entry_point or None, "tests": tests, "reference": reference,
@@ -139,7 +134,7 @@ def _humaneval(prompt: str, entry_point: str, test: str, canonical_solution: str
 def _mbpp(code: str, test_list: list, text: str = "", prompt: str = "", test_setup_code: str = "",
           test_imports: list = (), task_id: object = "") -> dict:
     if not all(isinstance(line, str) for line in test_list) or not test_list:
-        raise UserError(f"field test_list: must be a list of asserts, at least one, not {_shown(test_list)}")
+        raise UserError(f"field test_list: must be a list of asserts, at least one, not {test_list!r:.60}")
     tests = ast.parse("\n".join(test_list), "field test_list")
     defined = [node.name for node in ast.parse(code, "field code").body if isinstance(node, ast.FunctionDef)]
     called = {getattr(node.func, "id", "") for node in ast.walk(tests) if isinstance(node, ast.Call)}
@@ -185,7 +180,7 @@ def _cases(text: str, field: str) -> list[dict]:
         raise UserError(f"field {field}: neither a JSON list nor base64, zlib and pickle of one ({error})") from error
     for i, case in enumerate(cases):
         if not isinstance(case, dict) or not all(isinstance(case.get(key), str) for key in ("input", "output")):
-            raise UserError(f"field {field}[{i}]: {_shown(case)} needs input and output, both text")
+            raise UserError(f"field {field}[{i}]: {case!r:.60} needs input and output, both text")
     return cases
 
 FORMATS = {  # name: reader, whose parameters are the fields that it takes; and the fields that tell the format

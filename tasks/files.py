@@ -6,7 +6,8 @@ import json
 import random
 import re
 import string
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,9 @@ class FileTask(rewards.Task):
         n = len(train) // 10
         self.parts = {"train": train[n:], "validation": train[:n], "test": held_out}
         if not (train[n:] and held_out) or data == test_data:
-            raise UserError(f"--data {' --test-data '.join(paths)}: too few problems, or one file twice: none held out")
+            raise UserError(f"--data {' --test-data '.join(paths)}: {len(train)} problems to train on, {len(held_out)} "
+                            "held out: too few, or one file twice")
+        tell_shared(paths[-1], *([repr(problem | {"id": 0}) for problem in part] for part in (held_out, train)))
         self.fingerprint = hashlib.sha256(b"".join(Path(path).read_bytes() for path in paths)).hexdigest()
 
     def hold_out(self, data: list[dict], test: list[dict] | None) -> tuple[list[dict], list[dict]]:
@@ -69,6 +72,7 @@ def read_records(flag: str, path: str, read: Callable[[dict, str], dict], source
             record = json.loads(line) if whole is None else line
             if not isinstance(record, dict):
                 raise UserError(f"not a JSON object but {json.dumps(record):.60}: each must be one problem")
+            json.dumps(record, ensure_ascii=False).encode()  # half a surrogate pair is no text for a tokenizer
             problem = read(record, place)
             if found.setdefault(problem["id"], problem) != problem:
                 raise UserError(f"field id: {problem['id']!r:.60} stands there twice")
@@ -77,6 +81,11 @@ def read_records(flag: str, path: str, read: Callable[[dict, str], dict], source
             why = told.get(type(error), ": cannot be used ({})").format(error)
             raise UserError(f"{flag} {place}{why}{f' ({source})' if source else ''}") from error
     return list(found.values())
+
+def tell_shared(path: str, test: list[str], train: Collection[str]) -> None:
+    """Say on stderr how many of these held-out texts are in the training part."""
+    if shared := len([text for text in test if text in train]):
+        print(f"{path}: {shared} of {len(test)} held-out problems stand in training too: not held out", file=sys.stderr)
 
 def shuffled(problems: list[dict]) -> list[dict]:
     """In an order that the ids alone decide."""

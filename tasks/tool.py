@@ -20,11 +20,12 @@ class Tool(FileTask):
 
     def read(self, record: dict) -> dict:
         texts = [field(record, name, str, "text") for name in ("instruction", "input", "output")]
-        called = tagged(texts[2], "tool_call")
-        if called and not parse_calls(called):
-            raise UserError(f"field output: no call can be read from {called!r:.60}")
+        output = texts[2].rpartition("</think>")[2]  # a call in a thought is none
+        calls, whole = parse_calls(tagged(output, "tool_call"))
+        if "<tool_call>" in output.lower() and not (calls and whole):
+            raise UserError(f"field output: a call is cut off, or no JSON with name and parameters: {output[-60:]!r}")
         id = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]  # the file has none
-        return {"id": id, "instruction": texts[0], "input": texts[1], "calls": parse_calls(called)}
+        return {"id": id, "instruction": texts[0], "input": texts[1], "calls": calls}
 
     def prompt(self, problem: Problem, m: int) -> str:
         form = "\n".join(f"<attempt_{i + 1}>...</attempt_{i + 1}>" for i in range(m))
@@ -32,9 +33,9 @@ class Tool(FileTask):
         return f"{problem.data['instruction']}\n\n{problem.data['input']}\n\nWrite {ask} within these tags:\n{form}"
 
     def reward(self, problem: Problem, answer: str) -> list[float]:
-        called = tagged(answer.rpartition("</think>")[2], "tool_call")  # a call in a thought is none
-        ours, gold, thought = parse_calls(called), problem.data["calls"], "</think>" in answer.partition("<think>")[2]
-        well_formed = float(thought and (bool(ours) if gold else not called))
+        called = tagged(answer.rpartition("</think>")[2], "tool_call")
+        (ours, _), gold = parse_calls(called), problem.data["calls"]
+        well_formed = float("</think>" in answer.partition("<think>")[2] and (bool(ours) if gold else not called))
         if not ours and not gold:
             return [well_formed, 1.0, 1.0, 1.0]
         keys, values, free = [], [], list(ours)
@@ -47,9 +48,9 @@ class Tool(FileTask):
         n = max(len(ours), len(gold))
         return [well_formed, f1((c[0] for c in ours), (c[0] for c in gold)), sum(keys) / n, sum(values) / n]
 
-def parse_calls(text: str) -> list[list]:
-    """[name, arguments] of the calls in a text: JSON objects one after the other, or in a list; up to the first that
-    cannot be read; whatever the text, it never raises."""
+def parse_calls(text: str) -> tuple[list[list], bool]:
+    """[name, arguments] of the calls in a text, JSON objects one after the other or in a list, up to the first that
+    cannot be read; and whether that was all of the text. It never raises."""
     found, decoder, text = [], json.JSONDecoder(parse_constant=str), text.strip()
     with contextlib.suppress(ValueError, RecursionError):
         while text and text.count("[") + text.count("{") < 500:  # what is nested deeper could not be compared
@@ -57,8 +58,9 @@ def parse_calls(text: str) -> list[list]:
             found += value if isinstance(value, list) else [value]
             text = text[place:].lstrip(" \t\r\n,")
     calls = [call for call in found if isinstance(call, dict) and isinstance(call.get("name"), str)]
-    return [[call["name"].strip(), given if isinstance(given := call.get("parameters", call.get("arguments")), dict)
-             else {}] for call in calls]
+    given = [call.get("parameters", call.get("arguments")) or {} for call in calls]
+    whole = not text and len(calls) == len(found) and all(isinstance(x, dict) for x in given)
+    return [[c["name"].strip(), x if isinstance(x, dict) else {}] for c, x in zip(calls, given, strict=True)], whole
 
 def match(ours: object, gold: object) -> float:
     """How far a value is the wanted one, 0 to 1: words by F1, numbers and booleans by equality, in lists by F1 over the

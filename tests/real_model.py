@@ -1,7 +1,7 @@
 """What a real language model costs and whether its numbers are right, measured side by side; asserts nothing.
 
     python tests/real_model.py MODEL            a checkpoint's folder, or a Hub id
-    python tests/real_model.py MODEL exact      one section of these; not given: all but programs
+    python tests/real_model.py MODEL exact      one section of these, or several; not given: all but programs
 
 exact     log-probabilities while sampling against a fresh forward pass; the shared update's gradient against the plain
           one; in float32, and what bfloat16 gives
@@ -24,6 +24,7 @@ import importlib.util
 import io
 import itertools
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -40,7 +41,7 @@ import vpo
 from engine import models, update
 from engine.runs import held_out
 from report.plots import title
-from rewards import load_task
+from rewards import UserError, load_task
 
 DATA, P, G, TOKENS = "tasks/open_cases.jsonl", 2, 8, 96
 
@@ -212,11 +213,26 @@ def programs(_: str) -> None:
 SECTIONS = {"exact": exact, "sampling": sampling, "update": micro_batches, "plan": plan, "trl": trl, "tasks": tasks,
             "programs": programs}
 
-if __name__ == "__main__":
-    if len(sys.argv) < 2 or not set(sys.argv[2:]) <= set(SECTIONS):
-        sys.exit(__doc__)
+
+
+def main(words: list[str]) -> None:
+    sections, others = [word for word in words if word in SECTIONS], [word for word in words if word not in SECTIONS]
+    if len(others) != 1 and (others or sections != ["programs"]):
+        raise UserError(f"{' '.join(words) or 'nothing given'}: name one MODEL, a checkpoint's folder or a Hub id, and "
+                        f"sections of {', '.join(SECTIONS)}")
+    model = str(Path(others[0]).resolve()) if others and Path(others[0]).exists() else "".join(others)
+    os.chdir(Path(__file__).parent.parent)  # the problems and commands are named from there
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    print(f"torch {torch.__version__}, CPU, {torch.get_num_threads()} threads")
-    for section in sys.argv[2:] or [*SECTIONS][:-1]:
-        SECTIONS[section](sys.argv[1])
+    if model:
+        print(f"torch {torch.__version__}, CPU, {torch.get_num_threads()} threads")
+    for section in sections or [*SECTIONS][:-1]:
+        SECTIONS[section](model)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except UserError as error:
+        print(f"real_model.py: error: {error}", file=sys.stderr)
+        sys.exit(2)

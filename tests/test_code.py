@@ -200,16 +200,18 @@ BAD = {
     "not a pair": ([OWN | {"tests": [[1, 2, 3]]}], "field tests[0]: [1, 2, 3] must be [[argument, ...], expected]"),
     "arguments": ([OWN | {"tests": [[1, 2]]}], "field tests[0]: [1, 2] must be [[argument, ...], expected]"),
     "stdin": ([OWN_SCRIPT | {"tests": [[[1], "2"]]}],
-              '[[1], "2"] must be [stdin, stdout], both text; to call a function name it in entry_point'),
+              "[[1], '2'] must be [stdin, stdout], both text; to call a function name it in entry_point"),
     "entry point": ([OWN | {"entry_point": "2x"}], "field entry_point: '2x' is no name of a function"),
     "undefined": ([OWN | {"entry_point": "thrice"}], "field reference: no function 'thrice' is defined, only twice"),
     "reference": ([OWN | {"reference": "def twice(x): return x"}],
                   "problems.jsonl, line 1, field reference: fails tests[0], [[1], 2]"),
     "type": ([OWN | {"prompt": 3}], "line 1, field prompt: must be text, not 3"),
-    "missing": ([{"tests": [], "prompt": None}], "line 1, field prompt: must be text, not null"),
-    "null": ([OWN | {"prompt": None}], "line 1, field prompt: must be text, not null"),
+    "missing": ([{"tests": [], "prompt": None}], "line 1, field prompt: must be text, not None"),
+    "null": ([OWN | {"prompt": None}], "line 1, field prompt: must be text, not None"),
+    "no text": ([OWN | {"prompt": " "}], "line 1, field prompt: is empty"),
+    "surrogate": ([OWN, OWN | {"prompt": "\ud800"}], "line 2: cannot be used ('utf-8' codec can't encode"),
     "entry point type": ([OWN | {"entry_point": 0}], "line 1, field entry_point: must be text, not 0"),
-    "reference type": ([OWN | {"reference": ["x" * 99]}], 'field reference: must be text, not ["xxxxx'),
+    "reference type": ([OWN | {"reference": ["x" * 99]}], "field reference: must be text, not ['xxxxx"),
     "humaneval entry": ([HUMANEVAL | {"entry_point": "thirds"}],
                         "field entry_point: no function 'thirds' is defined, only halves, helper"),
     "humaneval test": ([HUMANEVAL | {"test": "assert 1"}], "field test: no function 'check' is defined"),
@@ -220,7 +222,7 @@ BAD = {
     "mbpp none": ([MBPP | {"test_list": []}], "field test_list: must be a list of asserts, at least one, not []"),
     "lcb json": ([LCB_STDIN | {"public_test_cases": "?"}], "field public_test_cases: neither a JSON list nor base64"),
     "lcb output": ([LCB_STDIN | {"public_test_cases": '[{"input": "1"}]'}],
-                   'field public_test_cases[0]: {"input": "1"} needs input and output'),
+                   "field public_test_cases[0]: {'input': '1'} needs input and output"),
     "lcb large": ([LCB_STDIN | {"public_test_cases": "[]",
                                 "private_test_cases": pickled([{"input": "9" * 9000, "output": ""}])}],
                   "no test of at most"),
@@ -231,7 +233,7 @@ BAD = {
                      "line 1: cannot be used"),
     "deep": ([OWN | {"tests": [[[1], eval("[" * 90 + "]" * 90)]]},
               json.dumps(OWN).replace("-6", "[" * 900 + "]" * 900)], "line 2"),
-    "imports": ([SANITIZED | {"test_imports": None}], "field test_imports: must be a list, not null"),
+    "imports": ([SANITIZED | {"test_imports": None}], "field test_imports: must be a list, not None"),
     "twice": ([OWN, OWN], "line 2, field id: 'own-1' stands there twice"),
     "lcb pickle": ([LCB_STDIN | {"private_test_cases": base64.b64encode(zlib.compress(pickle.dumps(Bomb()))).decode()}],
                    "would run code"),
@@ -261,7 +263,7 @@ def test_bad_flags(capsys):
     fails(["--task", "code", "--data", write("{oops")], capsys, "--data problems.jsonl, line 1: not JSON")
     fails(["--task", "code", "--test-data", "no.jsonl"], capsys, "--test-data no.jsonl: needs --data")
     for flag in ("--data", "--test-data"):
-        fails(["--task", "maze", flag, "no.jsonl"], capsys, "--data no.jsonl: the task maze takes no file")
+        fails(["--task", "maze", flag, "no.jsonl"], capsys, "--data no.jsonl: task maze takes no file")
     fails(["--task", "code", "--seconds", "0"], capsys, "--seconds")
     fails(["--task", "code", "--memory-mb", "5"], capsys, "--memory-mb", "5")
     with pytest.raises(UserError, match=r"--task code: seconds=0, memory_mb=512.*needs seconds > 0"):
@@ -276,7 +278,7 @@ def test_a_file_that_changes_under_a_run_is_noticed(capsys):
     data, model = write(*several(12)), save_random_model(Path("model"), "llama")
     train.main(["--task", "code", "--data", data, "--model", model, "--out", "run", *QUICK, "--steps", "1",
                 "--max-new-tokens", "9", "--method", "vpo"])
-    assert "9 problems to train on, 1 for validation, 2 held out" in capsys.readouterr().err
+    assert "9 to train on, 1 for validation, 2 held out" in capsys.readouterr().err
     evaluation.main(["run", "--pool", "4"])
     write(*several(11))
     fails(["run"], capsys, "--data problems.jsonl: has changed since the run began", command=evaluation.main)
@@ -316,7 +318,7 @@ def test_held_out_problems_are_held_out(capsys):
         dated.problems("validation", 1)
     write(OWN, name="other.jsonl")
     Code(write(OWN), "other.jsonl")
-    assert "1 of 1 held-out problems stand in problems.jsonl too" in capsys.readouterr().err
+    assert "1 of 1 held-out problems stand in training too" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"--data problems.jsonl: 1 problems with 1 texts are too few to train on"):
         Code("problems.jsonl")
 
@@ -471,7 +473,7 @@ def test_real_formats_go_through_training_and_evaluation(architecture, capsys):
 def test_objectives_without_names_cannot_be_told(capsys):
     data = write(*(record for record, *_ in FORMATS.values()))
     fails(["--task", "code", "--data", data, "--method", "goal_conditioned", "--model", "tiny"], capsys,
-          "--method goal_conditioned", "no names")
+          "--method goal_conditioned", "names no objectives")
 
 
 def test_rollouts_without_any_program_are_said_to_be_useless(capsys):

@@ -125,7 +125,7 @@ def test_an_edited_file_has_another_fingerprint():
     (method("def summary(self, rewards): return 1 / 0"), lambda task, problem: task.summary(None), "summary failed"),
     (method("def draw(self, *args): return 1 / 0"), lambda task, problem: task.draw(0, problem, [], ""), "draw of"),
     (method("pass"), lambda task, problem: task.tiny_prompt(problem), "tiny_prompt.*--model tiny needs it"),
-    (method("pass"), lambda task, problem: task.demonstration(problem, None), "demonstration.*--warm-steps need it"),
+    (method("pass"), lambda task, problem: task.demonstration(problem, None), "has no demonstrations"),
 ])
 def test_a_method_that_raises_is_named_with_problem_and_line(edit, call, message):
     """Guards against a traceback from the midst of training."""

@@ -503,8 +503,12 @@ def test_a_tokenizer_without_eos_is_refused(tmp_path):
     folder = save_random_model(tmp_path, "llama", eos_token_id=None)
     path = tmp_path / "tokenizer_config.json"
     path.write_text(path.read_text().replace('"eos_token"', '"no_such_token"'))
-    with pytest.raises(UserError, match="no EOS token"):
-        models.load_policy(folder, TASK)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "generation_config.json").write_text("{}")
+    for eos in (None, 2):  # the latter is what transformers takes for Llama's where config.json has none
+        (tmp_path / "config.json").write_text(json.dumps(config | {"eos_token_id": eos}))
+        with pytest.raises(UserError, match="no EOS token"):
+            models.load_policy(folder, TASK)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
@@ -516,13 +520,17 @@ def test_a_checkpoint_whose_parts_do_not_belong_together_is_refused(architecture
     save_file({key: value for key, value in weights.items() if key != name}, path, metadata={"format": "pt"})
     with pytest.raises(UserError, match=f"incomplete, its files lack {name} and 0 more"):
         models.load_policy(folder, TASK)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 2000}))
+    with pytest.raises(UserError, match="incomplete, its files lack .* in another size than config.json"):
+        models.load_policy(folder, TASK)
+    (tmp_path / "config.json").write_text(json.dumps(config))
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(UserError, match="cannot be loaded"):
+    with pytest.raises(UserError, match="cannot be loaded .*save it again"):
         models.load_policy(folder, TASK)
     path.unlink()
     with pytest.raises(UserError, match="cannot be loaded .*model.safetensors"):
         models.load_policy(folder, TASK)
-    config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 100}))
     with pytest.raises(UserError, match="tokenizer has 4.. tokens, its embeddings have 100 rows"):
         models.load_policy(folder, TASK)

@@ -230,7 +230,8 @@ def test_values_of_arguments():
     assert match(None, None) == 1 and match(None, "") == 0 and match(0, False) == 0 and match("x", ["x"]) == 0
     assert match("1e3", 1000) == 1 and match("+5", 5) == 1 and match("five", 5) == 0
     calls = parse_calls('{"name": "f", "arguments": {"x": 1}}, {"name": 3}\n{"name": " g "}')
-    assert calls == [["f", {"x": 1}], ["g", {}]]
+    assert calls == ([["f", {"x": 1}], ["g", {}]], False)
+    assert parse_calls('[{"name": "f", "parameters": null}]') == ([["f", {}]], True) and parse_calls("") == ([], True)
 
 
 @pytest.mark.parametrize("name, change, parts", [
@@ -242,7 +243,11 @@ def test_values_of_arguments():
     ("eureqa", {"question": []}, ["must be texts"]), ("musique", {"answer": " "}, ["field answer: must be text"]),
     ("eureqa", {"idx": None}, ["field idx"]),
     ("tool", {"output": 3}, ["field output: must be text"]),
-    ("tool", {"output": "<tool_call>{</tool_call>"}, ["no call can be read"]),
+    *(("tool", {"output": f"<think> a <tool_call> </think> {output}"}, ["field output: a call is cut off, or no JSON"])
+      for output in ("<tool_call>{</tool_call>", "<tool_call></tool_call>", '<tool_call>{"name": "f"}',
+                     '<tool_call>{"name": "f"} {"name": "g", "para</tool_call>',  # a gold call less would pay the wrong
+                     '<tool_call>{"name": "f", "parameters": [1]}</tool_call>', '<tool_call>{"a": 1}</tool_call>')),
+    ("musique", {"question": "\ud800"}, ["can't encode"]),
     ("tool", {"input": None}, ["field input"])])
 def test_a_bad_line_is_named(name, change, parts):
     lines = Path(written(name, 6)).read_text().splitlines()
@@ -265,12 +270,22 @@ def test_files_that_are_none(capsys):
             load_task("musique", data="bad.jsonl", test_data="")
         assert part in str(told.value)
     data = written("tool", 101)
-    with pytest.raises(UserError, match="too few problems"):
+    with pytest.raises(UserError, match="101 problems to train on, 101 held out: too few, or one file twice"):
         load_task("tool", data=data, test_data=data)
     Path(data).write_text(Path(data).read_text() + json.dumps(tool(7)))  # the same once more: the file has no ids
     task = load_task("tool", data=data)
     assert [len(task.parts[split]) for split in ("train", "validation", "test")] == [89, 9, 3], "one in fifty"
     fails(["--task", "musique", "--data", "absent", "--model", "x"], capsys, "--data absent: cannot be read")
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_held_out_problems_that_are_trained_on_are_told(name, capsys):
+    """A copy of the file under another name; of EUREQA's second file half is trained on by design, so not told."""
+    load_task(name, data=written(name, 30), test_data=written(name, 10, "test.jsonl"))
+    n = 5 if name == "eureqa" else 10
+    assert f"test.jsonl: {n} of {n} held-out problems stand in training too: not held out" in capsys.readouterr().err
+    load_task(name, data=written(name, 30))
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", RECORDS)

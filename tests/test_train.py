@@ -327,6 +327,8 @@ def test_eval_names_what_it_cannot_evaluate(capsys):
     fails(["--out", "run", *QUICK], capsys, "config.json: damaged")
     Path("empty").mkdir()
     fails(["empty"], capsys, "empty: no config.json", command=evaluation.main)
+    Path("empty/config.json").write_text('{"model_type": "llama"}')
+    fails(["empty"], capsys, "empty: no config.json of a run in it", command=evaluation.main)
     fails(["empty", "--pool", "0"], capsys, "--pool 0", command=evaluation.main)
 
 
