@@ -7,9 +7,8 @@
     python reproduce.py --list        what is stored, what is missing, what was measured by another version
     python reproduce.py --write       docs/results.md, README's table and the figures from what is stored
 
-A cell is one method, task, seed and setting, trained and evaluated with one thread; as many cells run side by side as
---jobs says. Its result, results/NAME.json.gz, holds per-problem numbers, so that every table, interval and difference
-can be computed again without training."""
+A cell is one method, task, seed and setting, trained and evaluated with one thread, --jobs of them side by side. Its
+result, results/NAME.json.gz, holds per-problem numbers, from which every table is computed without training."""
 
 import argparse
 import gzip
@@ -105,8 +104,8 @@ def cells() -> list[Cell]:
              for reward in REWARDS]
     grid += [Cell("open_cases", method, TUNING_SEED, (("lr", rate),), tuning=True) for method in HEADLINE
              for rate in REAL_LR]
-    return grid + [Cell("open_cases", method, 0) for method in HEADLINE] + [
-        Cell("open_cases", method, 0, (("lr", 2e-5),)) for method in ("grpo", "vpo")]  # method or rate?
+    return grid + [Cell("open_cases", method, 0, flags) for flags in ((), (("lr", 2e-5),)) for method in HEADLINE
+                   if not flags or LR["open_cases"][method] != 2e-5]  # all at one rate, too: method or rate?
 
 def path_of(cell: Cell) -> Path:
     return RESULTS / f"{cell.name}.json.gz"
@@ -196,9 +195,10 @@ def run_grid(pending: list[Cell], jobs: int) -> list[Cell]:
     return failed
 
 def all_stored() -> dict[tuple, dict]:
-    """Every stored result of this version by (task, method, seed, flags): what report.results.Stored takes."""
-    return {(Path(cell.task).stem, cell.method, cell.seed, cell.flags): result for cell in cells()
-            if (result := load(cell))}
+    """Results of this version by (task, method, seed, flags), as Stored takes them, some as "grpo 2e-05"."""
+    return {(Path(cell.task).stem, " ".join([cell.method, *rate]), cell.seed, () if rate else cell.flags): result
+            for cell in cells() if (result := load(cell))
+            for rate in [[f"{value:g}" for _, value in cell.flags if cell.task == "open_cases" and not cell.tuning]]}
 
 def write(document: bool) -> None:
     """Print the headline; docs/results.md, README.md and their figures too, from the stored results alone."""

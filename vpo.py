@@ -75,8 +75,7 @@ def subset_best(scores: Tensor, s: int) -> Tensor:
 def set_reward_exact(rewards: Tensor, mask: Tensor | None = None) -> Tensor:
     """R(S) in closed form for k = 2 and alpha = 1: the area under the upper envelope of m lines on [0, 1].
     The score of answer y under w = (u, 1 - u) is a line in u, so the maximum is linear between the points where two
-    lines cross: sorted, the trapezoid rule is exact. rewards (P, G, m, 2), mask (P, G, m) -> (P, G); else ValueError.
-    """
+    lines cross: sorted, trapezoids are exact. rewards (P, G, m, 2), mask (P, G, m) -> (P, G); else ValueError."""
     P, G, m, k = _check_rewards(rewards, mask)
     if k != 2:
         raise ValueError(f"rewards {tuple(rewards.shape)}: the closed form needs k = 2 objectives, not {k}")

@@ -1,7 +1,6 @@
 """Run folders: what a run writes, whole or not at all, who may write to it, and what may join it later.
-A folder holds config.json (all flags, and a history of the commands that wrote to it), start/ (the start model), and
-for each method metrics.jsonl, samples.jsonl, snapshots.jsonl and checkpoint-STEP/ with the checksum of every file;
-goal_conditioned may have a start/ of its own."""
+A folder holds config.json (all flags, a history of commands), start/ (the start model; goal_conditioned may have its
+own) and per method metrics.jsonl, samples.jsonl, snapshots.jsonl, checkpoint-STEP/ with the checksum of every file."""
 
 import argparse
 import contextlib

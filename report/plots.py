@@ -15,7 +15,8 @@ LOOKS = {  # name: title, color, marker, line; colors that the colour-blind tell
     "start": ("start model", "#757575", "", "--"), "start_sets": ("start model, sets", "#a3a3a3", "", ":"),
     "grpo": ("GRPO", "#d55e00", "s", "-"), "multi_rlvr": ("Multi-RLVR", "#e69f00", "^", "-"),
     "max_at_k": ("Max@K", "#009e73", "D", "-"), "vpo": ("VPO", "#0b559f", "o", "-"),
-    "group_vpo": ("Group VPO", "#56b4e9", "v", "-"),
+    "group_vpo": ("Group VPO", "#56b4e9", "v", "-"), "grpo 2e-05": ("GRPO at 2e-5", "#d55e00", "s", ":"),
+    "vpo 2e-05": ("VPO at 2e-5", "#0b559f", "o", ":"),
     "dr_grpo": ("Dr. GRPO", "#8c510a", "X", "-"), "maxrl": ("MaxRL", "#cc79a7", "P", "-"),
     "gdpo": ("GDPO", "#7b3294", "*", "-"), "random_weighting": ("Random weighting", "#542788", "<", "-"),
     "goal_conditioned": ("Goal-conditioned", "#c51b7d", ">", "-")}

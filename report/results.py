@@ -17,15 +17,16 @@ from report.plots import bootstrap_interval, title
 from vpo import SAMPLERS, answers_per_rollout, group_normalize, set_reward_exact, vpo_advantage
 
 SINGLE = ("grpo", "dr_grpo", "maxrl", "gdpo", "random_weighting", "goal_conditioned", "max_at_k")
-METHODS = ("start", "start_sets", *SINGLE, "multi_rlvr", "vpo", "group_vpo")
+METHODS = ("start", "start_sets", "grpo", "grpo 2e-05", *SINGLE[1:], "multi_rlvr", "vpo", "vpo 2e-05", "group_vpo")
 TEMPERATURES = ("0.7", "1", "1.3")
 PAIRS = (("vpo", "grpo"), ("vpo", "max_at_k"), ("group_vpo", "vpo"), ("group_vpo", "max_at_k"),
-         *((method, "grpo") for method in (*SINGLE[1:], "multi_rlvr", "group_vpo")))
+         *((method, "grpo") for method in (*SINGLE[1:], "multi_rlvr", "group_vpo")),
+         *((a, f"{b} 2e-05") for a, b in (("vpo 2e-05", "grpo"), ("max_at_k", "grpo"), ("group_vpo", "grpo"),
+                                          ("max_at_k", "vpo"), ("group_vpo", "vpo"))))  # of a real model: at one rate
 HEADLINE = {"maze": ("best@1", "best@3", "best@30", "W@30"), "code": ("best@1", "best@30", "pass@1", "pass@30", "W@30"),
             "toy": ("best@30", "pass@1", "pass@30"), "open_cases": ("best@1", "best@30", "pass@30", "W@30")}
-VARIED = (("vpo", "m", 3), ("vpo", "alpha", 1.0), ("vpo", "n-weights", 100), ("vpo", "sampler", "iid"),
-          ("vpo", "subset", 1), ("vpo", "credit", "rollout"), ("group_vpo", "subset", 4),
-          ("group_vpo", "group-size", 8))  # with the defaults
+VARIED = {"vpo": {"m": 3, "alpha": 1.0, "n-weights": 100, "sampler": "iid", "subset": 1, "credit": "rollout"},
+          "group_vpo": {"subset": 4, "group-size": 8}}  # with the defaults
 TARGET = {"vpo": "W@3", "group_vpo": "W@3", "max_at_k": "best@3"}  # what a learning rate is chosen by; else best@1
 
 class Stored:
@@ -44,7 +45,7 @@ class Stored:
         cell, rows = "grpo" if method.startswith("start") else method, []
         for seed in self.seeds(task, method, flags) if seeds is None else seeds:
             result = self.results[task, cell, seed, flags]
-            at = result["at"][T][method]
+            at = result["at"][T][method.split()[0]]
             rows.append([pass_of(result["size"], c, int(measure[5:])) for c in at["passed"]]
                         if measure.startswith("pass@") else [value / 1000 for value in at[measure]])
         return torch.tensor(rows, dtype=torch.float64)
@@ -159,13 +160,13 @@ def learning_rates(stored: Stored, task: str) -> str:
     return table(["method", "peak lr", *columns], rows)
 
 def ablations(stored: Stored, task: str = "maze") -> str:
-    """What every varied setting changes against its method's default, on shared seeds; some against rivals."""
+    """What every varied setting changes against its method's default, on shared seeds; the best m against rivals."""
     settings = sorted({(method, flags) for t, method, seed, flags in stored.results
                        if t == task and seed < 100 and flags}, key=lambda each: (METHODS.index(each[0]), str(each[1])))
     rows, columns = [], (*HEADLINE[task], "diversity")
     for method, flags in settings:
         name = " ".join(f"--{flag} {value}" for flag, value in flags).replace("--credit answer", "reward-to-go")
-        for other in (method, "max_at_k", "group_vpo", "start")[:{("m", 2): 3, ("lr", 2e-5): 4}.get(flags[0], 1)]:
+        for other in (method, "max_at_k", "group_vpo")[:3 if flags[0] == ("m", 2) else 1]:
             rows.append([title(method), name, title(other), len(stored.seeds(task, method, flags)), *(span(
                 *stored.difference(task, (method, "0.7", flags), (other,), column)) for column in columns)])
     return table(["method", "setting", "minus", "seeds", *columns], rows)
@@ -173,7 +174,7 @@ def ablations(stored: Stored, task: str = "maze") -> str:
 def varied(stored: Stored, task: str = "maze") -> dict[str, dict[str, dict[str, tuple]]]:
     """Of every flag that was varied: heading -> value -> measure -> (mean, low, high, ...)."""
     panels = {}
-    for method, flag, default in VARIED:
+    for method, flag, default in ((name, *setting) for name, flags in VARIED.items() for setting in flags.items()):
         found = {default: ()} | {flags[0][1]: flags for t, name, _, flags in stored.results
                                  if (t, name) == (task, method) and flags and flags[0][0] == flag}
         if len(found) > 1 and stored.seeds(task, method):
@@ -189,7 +190,7 @@ def cost(stored: Stored, task: str) -> str:
     for method in (name for name in stored.methods(task) if not name.startswith("start")):
         rollouts, tokens, steps, seconds = (stored.average(task, method, *keys) for keys in (
             ("rollouts",), ("tokens",), ("steps",), ("seconds", "training")))
-        answers = rollouts * answers_per_rollout(method, 5 if task == "toy" else 3)
+        answers = rollouts * answers_per_rollout(method.split()[0], 5 if task == "toy" else 3)
         rows.append([title(method), f"{answers:,.0f}", f"{tokens:,.0f}", f"{seconds / steps:.2f}"])
     return table(["method", "answers", "tokens", "seconds per step"], rows)
 
