@@ -104,8 +104,8 @@ def cells() -> list[Cell]:
              for reward in REWARDS]
     grid += [Cell("open_cases", method, TUNING_SEED, (("lr", rate),), tuning=True) for method in HEADLINE
              for rate in REAL_LR]
-    return grid + [Cell("open_cases", method, 0, flags) for flags in ((), (("lr", 2e-5),)) for method in HEADLINE
-                   if not flags or LR["open_cases"][method] != 2e-5]  # all at one rate, too: method or rate?
+    return grid + [Cell("open_cases", method, 0, flags) for method in HEADLINE for flags in (  # method or rate?
+        (), *((("lr", rate),) for rate in REAL_LR if method != "group_vpo" and rate != LR["open_cases"][method]))]
 
 def path_of(cell: Cell) -> Path:
     return RESULTS / f"{cell.name}.json.gz"

@@ -15,8 +15,7 @@ LOOKS = {  # name: title, color, marker, line; colors that the colour-blind tell
     "start": ("start model", "#757575", "", "--"), "start_sets": ("start model, sets", "#a3a3a3", "", ":"),
     "grpo": ("GRPO", "#d55e00", "s", "-"), "multi_rlvr": ("Multi-RLVR", "#e69f00", "^", "-"),
     "max_at_k": ("Max@K", "#009e73", "D", "-"), "vpo": ("VPO", "#0b559f", "o", "-"),
-    "group_vpo": ("Group VPO", "#56b4e9", "v", "-"), "grpo 2e-05": ("GRPO at 2e-5", "#d55e00", "s", ":"),
-    "vpo 2e-05": ("VPO at 2e-5", "#0b559f", "o", ":"),
+    "group_vpo": ("Group VPO", "#56b4e9", "v", "-"),
     "dr_grpo": ("Dr. GRPO", "#8c510a", "X", "-"), "maxrl": ("MaxRL", "#cc79a7", "P", "-"),
     "gdpo": ("GDPO", "#7b3294", "*", "-"), "random_weighting": ("Random weighting", "#542788", "<", "-"),
     "goal_conditioned": ("Goal-conditioned", "#c51b7d", ">", "-")}
@@ -26,12 +25,12 @@ STYLE = {"font.size": 10, "axes.titlesize": 11, "axes.spines.top": False, "axes.
 SMALL = 9  # points, the smallest text here
 
 def title(name: str) -> str:
-    """What a policy is called in tables and figures; a method without a look by its own name."""
-    return LOOKS[name][0] if name in LOOKS else name
+    """What a policy is called in tables and figures: "grpo 2e-05" at this rate; without a look by its own name."""
+    return " at ".join(LOOKS[part][0] if part in LOOKS else part for part in name.split())
 
 def color(name: str) -> str:
     """A policy's color in every figure; for a method without a look one of a few, by its name."""
-    return LOOKS[name][1] if name in LOOKS else OTHERS[zlib.crc32(name.encode()) % len(OTHERS)]
+    return LOOKS[first][1] if (first := name.split()[0]) in LOOKS else OTHERS[zlib.crc32(name.encode()) % len(OTHERS)]
 
 def bootstrap_interval(values: Tensor, groups: Tensor | None = None, *, samples: int = 1000) -> tuple[float, float]:
     """95% percentile interval of the mean of values (N) or (runs, N), resampling runs and problems. Problems of one
@@ -290,9 +289,9 @@ def _conflict(rewards: Tensor, eligible: Tensor) -> tuple[int, int]:
     return divmod(int(matrix.argmin()), len(matrix))
 
 def _line(name: str) -> dict:
-    _, _, marker, style = LOOKS.get(name, ("", "", "PX*<>hp8"[zlib.crc32(name.encode()) % 8], "-"))
-    return {"label": title(name), "color": color(name), "marker": marker, "ls": style, "lw": 2, "ms": 5.5,
-            "mec": "white", "mew": 0.5}
+    _, _, marker, style = LOOKS.get(name.split()[0], ("", "", "PX*<>hp8"[zlib.crc32(name.encode()) % 8], "-"))
+    return {"label": title(name), "color": color(name), "marker": marker, "ls": ":" if " " in name else style, "lw": 2,
+            "ms": 5.5, "mec": "white", "mew": 0.5}
 
 @contextlib.contextmanager
 def _figure(rows: int, columns: int, size: tuple[float, float], **options) -> Iterator[tuple[Any, Any]]:
