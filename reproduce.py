@@ -195,10 +195,10 @@ def run_grid(pending: list[Cell], jobs: int) -> list[Cell]:
     return failed
 
 def all_stored() -> dict[tuple, dict]:
-    """Results of this version by (task, method, seed, flags), as Stored takes them, some as "grpo 2e-05"."""
+    """Results of this version by (task, method, seed, flags), as Stored takes them; a real model's: "grpo 2e-05"."""
     return {(Path(cell.task).stem, " ".join([cell.method, *rate]), cell.seed, () if rate else cell.flags): result
             for cell in cells() if (result := load(cell))
-            for rate in [[f"{value:g}" for _, value in cell.flags if cell.task == "open_cases" and not cell.tuning]]}
+            for rate in [cell.command[-1:] if cell.task == "open_cases" and not cell.tuning else []]}
 
 def write(document: bool) -> None:
     """Print the headline; docs/results.md, README.md and their figures too, from the stored results alone."""

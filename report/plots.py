@@ -83,10 +83,10 @@ def best_at_k(report: dict, path: Path) -> None:
             curves = {name: [policy[f"{kind}@{k}"]["mean"] for k in ks] for name, policy in policies.items()}
             for name, means in curves.items():
                 low, high = zip(*(policies[name][f"{kind}@{k}"]["interval"] for k in ks), strict=True)
-                crowd = len(policies) > 7 and name not in ("grpo", "max_at_k", "vpo", "group_vpo")  # thin, no bands
+                crowd = len(policies) > 7 and name.partition(" 2")[0] not in ("grpo", "max_at_k", "vpo", "group_vpo")
                 ax.plot(ks, means, **_line(name) | ({"lw": 0.7, "ms": 4} if crowd else {}))
                 ax.fill_between(ks, low, high, color=color(name), alpha=0 if crowd else 0.15, lw=0)
-            if (i := crossing(curves[ours], curves[theirs])) is not None:
+            if " " not in ours and (i := crossing(curves[ours], curves[theirs])) is not None:
                 at, (bottom, top) = (ks[i], curves[ours][i]), ax.get_ylim()
                 ax.plot(*at, "o", ms=13, mfc="none", mec="black", mew=1.3, zorder=4,
                         label=f"first k with {title(ours)} above {title(theirs)}")
@@ -120,7 +120,7 @@ def training(logs: dict[str, list[dict]], temperature: float, path: Path, window
                 ax.plot(*curve.T, color=color(name), alpha=0.2, lw=0.8)
                 smooth = curve.unfold(0, min(window, len(rows)), 1).mean(-1)
                 ax.plot(*smooth.T, **_line(name), markevery=max(1, len(smooth) // 10))
-            if logs:
+            if logs and key != "answers":  # of which sets give fewer
                 start = sum(rows[0][key] for rows in logs.values()) / len(logs)
                 ax.axhline(start, color=color("start"), ls="--", label=first)
             ax.set(title=f"{heading} (temperature {temperature:g})", xlabel="training step", ylabel=unit)
@@ -290,8 +290,8 @@ def _conflict(rewards: Tensor, eligible: Tensor) -> tuple[int, int]:
 
 def _line(name: str) -> dict:
     _, _, marker, style = LOOKS.get(name.split()[0], ("", "", "PX*<>hp8"[zlib.crc32(name.encode()) % 8], "-"))
-    return {"label": title(name), "color": color(name), "marker": marker, "ls": ":" if " " in name else style, "lw": 2,
-            "ms": 5.5, "mec": "white", "mew": 0.5}
+    return {"label": title(name), "color": color(name), "marker": marker, "ls": ":" if " 5" in name else style,
+            "lw": 2, "ms": 5.5, "mec": "white", "mew": 0.5}
 
 @contextlib.contextmanager
 def _figure(rows: int, columns: int, size: tuple[float, float], **options) -> Iterator[tuple[Any, Any]]:

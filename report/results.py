@@ -17,13 +17,13 @@ from report.plots import bootstrap_interval, title
 from vpo import SAMPLERS, answers_per_rollout, group_normalize, set_reward_exact, vpo_advantage
 
 SINGLE = ("grpo", "dr_grpo", "maxrl", "gdpo", "random_weighting", "goal_conditioned", "max_at_k")
-METHODS = ("start", "start_sets", "grpo", "grpo 2e-05", *SINGLE[1:], "max_at_k 5e-05", "multi_rlvr", "vpo", "vpo 2e-05",
-           "group_vpo")
+RATED = ("grpo 2e-05", "grpo 5e-05", "max_at_k 2e-05", "max_at_k 5e-05", "vpo 2e-05", "vpo 5e-05", "group_vpo 2e-05")
+METHODS = ("start", "start_sets", *SINGLE, "multi_rlvr", "vpo", "group_vpo", *RATED)  # the last: of a real model
+START = {"open_cases": "grpo 5e-05"}  # whose result holds the start's; else grpo's
 TEMPERATURES = ("0.7", "1", "1.3")
 PAIRS = (("vpo", "grpo"), ("vpo", "max_at_k"), ("group_vpo", "vpo"), ("group_vpo", "max_at_k"),
-         *((method, "grpo") for method in (*SINGLE[1:], "multi_rlvr", "group_vpo")),
-         ("vpo 2e-05", "grpo 2e-05"), ("max_at_k", "grpo 2e-05"), ("group_vpo", "grpo 2e-05"),  # of a real model
-         ("group_vpo", "vpo 2e-05"), ("max_at_k 5e-05", "grpo"))
+         *((method, "grpo") for method in (*SINGLE[1:], "multi_rlvr", "group_vpo")))
+PAIRS += tuple((f"{a} {rate}", f"{b} {rate}") for rate in ("2e-05", "5e-05") for a, b in PAIRS)
 HEADLINE = {"maze": ("best@1", "best@3", "best@30", "W@30"), "code": ("best@1", "best@30", "pass@1", "pass@30", "W@30"),
             "toy": ("best@30", "pass@1", "pass@30"), "open_cases": ("best@1", "best@30", "pass@30", "W@30")}
 VARIED = {"vpo": {"m": 3, "alpha": 1.0, "n-weights": 100, "sampler": "iid", "subset": 1, "credit": "rollout"},
@@ -37,13 +37,13 @@ class Stored:
         self.results = results
 
     def seeds(self, task: str, method: str, flags: tuple = ()) -> list[int]:
-        cell = "grpo" if method.startswith("start") else method
+        cell = START.get(task, "grpo") if method.startswith("start") else method
         return sorted(seed for t, name, seed, f in self.results if (t, name, f) == (task, cell, flags) and seed < 100)
 
     def values(self, task: str, method: str, measure: str, T: str = "0.7", flags: tuple = (),
                seeds: list[int] | None = None) -> Tensor:
         """One measure per seed and problem: (seeds, N), in the measure's own unit."""
-        cell, rows = "grpo" if method.startswith("start") else method, []
+        cell, rows = START.get(task, "grpo") if method.startswith("start") else method, []
         for seed in self.seeds(task, method, flags) if seeds is None else seeds:
             result = self.results[task, cell, seed, flags]
             at = result["at"][T][method.split()[0]]
@@ -359,9 +359,9 @@ def fill(stored: Stored, path: Path) -> str:
 def figures(stored: Stored, folder: Path) -> list[Path]:
     """best@k and diversity over training for every task, ablations, reward geometry: of what is stored. The paths."""
     written = []
-    for task in (t for t in ("maze", "code", "open_cases") if stored.seeds(t, "grpo") and stored.seeds(t, "vpo")):
+    for task in (t for t in ("maze", "code", "open_cases") if len(stored.methods(t)) > 3):
         methods = [method for method in stored.methods(task) if method != "start_sets"]
-        one = stored.results[task, "grpo", stored.seeds(task, "grpo")[0], ()]
+        one = stored.results[task, START.get(task, "grpo"), stored.seeds(task, "start")[0], ()]
         keys = [key for key in one["at"]["0.7"]["grpo"] if "@" in key]
         keys += [key.replace("best", "pass") for key in keys if key.startswith("best")]
         seeds = {len(stored.seeds(task, name)) for name in methods}

@@ -189,10 +189,11 @@ def programs(_: str) -> None:
     """The first three held-out problems that some policies solve, but not all: of each policy its most frequent
     programs side by side, as HTML that stands in Markdown."""
     found, parts = {}, []
-    for name in ("start", "grpo", "max_at_k", "vpo", "group_vpo"):
-        path = Path(__file__).parent.parent / f"results/open_cases-{'grpo' if name == 'start' else name}-seed0.json.gz"
-        result = json.loads(gzip.decompress(path.read_bytes()))
-        found[name] = result["at"]["0.7"][name]["passed"], result["programs"][name], result["size"]
+    for name, file in (("start", "grpo-seed0"), ("grpo", "grpo-seed0"), ("grpo", "grpo-seed0-lr2e-05"), (
+            "max_at_k", "max_at_k-seed0"), ("vpo", "vpo-seed0-lr2e-05"), ("group_vpo", "group_vpo-seed0")):
+        result = json.loads(gzip.decompress(Path(f"results/open_cases-{file}.json.gz").read_bytes()))
+        called = name if name == "start" else f"{name} {result['command'][-1]}"
+        found[called] = result["at"]["0.7"][name]["passed"], result["programs"][name], result["size"]
 
     def cell(text: str | None, share: float, count: int) -> str:
         code = html.escape(text or "(no program)").strip().replace("\n", "<br>")

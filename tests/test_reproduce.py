@@ -166,7 +166,9 @@ def made_up(cells: list[reproduce.Cell]) -> results.Stored:
                           for kind in ("best", "W") for k in (reproduce.CURVE if T == "0.7" else (1, 30))}
                 values |= {"diversity": [500 + tilt] * 12, "passed": [3 * (tilt > 0)] * 12}
                 at.setdefault(T, {})[name] = {key: [sum(v) / 12] if cell.tuning else v for key, v in values.items()}
-        found[Path(cell.task).stem, cell.method, cell.seed, cell.flags] = {
+        real = cell.task == "open_cases" and not cell.tuning
+        method, flags = (f"{cell.method} {cell.command[-1]}", ()) if real else (cell.method, cell.flags)
+        found[Path(cell.task).stem, method, cell.seed, flags] = {
             "at": at, "size": 30, "groups": [i // 2 for i in range(12)], "rollouts": 100, "tokens": 1000, "steps": 200,
             "geometry": {"unseen": 0.5, "effective": 2.0}, "seconds": {"training": 10.0},
             "training": {"diversity": [1.0, 0.5 if cell.method != "vpo" else 0.9], "reward": [0.1, 0.2]}
