@@ -30,7 +30,7 @@ def title(name: str) -> str:
 
 def color(name: str) -> str:
     """A policy's color in every figure; for a method without a look one of a few, by its name."""
-    return LOOKS[first][1] if (first := name.split()[0]) in LOOKS else OTHERS[zlib.crc32(name.encode()) % len(OTHERS)]
+    return LOOKS.get(name.partition(" ")[0], ("", OTHERS[zlib.crc32(name.encode()) % len(OTHERS)]))[1]
 
 def bootstrap_interval(values: Tensor, groups: Tensor | None = None, *, samples: int = 1000) -> tuple[float, float]:
     """95% percentile interval of the mean of values (N) or (runs, N), resampling runs and problems. Problems of one
@@ -289,7 +289,7 @@ def _conflict(rewards: Tensor, eligible: Tensor) -> tuple[int, int]:
     return divmod(int(matrix.argmin()), len(matrix))
 
 def _line(name: str) -> dict:
-    _, _, marker, style = LOOKS.get(name.split()[0], ("", "", "PX*<>hp8"[zlib.crc32(name.encode()) % 8], "-"))
+    _, _, marker, style = LOOKS.get(name.partition(" ")[0], ("", "", "PX*<>hp8"[zlib.crc32(name.encode()) % 8], "-"))
     return {"label": title(name), "color": color(name), "marker": marker, "ls": ":" if " 5" in name else style,
             "lw": 2, "ms": 5.5, "mec": "white", "mew": 0.5}
 
