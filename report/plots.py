@@ -83,9 +83,9 @@ def best_at_k(report: dict, path: Path) -> None:
             curves = {name: [policy[f"{kind}@{k}"]["mean"] for k in ks] for name, policy in policies.items()}
             for name, means in curves.items():
                 low, high = zip(*(policies[name][f"{kind}@{k}"]["interval"] for k in ks), strict=True)
-                crowd = len(policies) > 7 and name.partition(" 2")[0] not in ("grpo", "max_at_k", "vpo", "group_vpo")
-                ax.plot(ks, means, **_line(name) | ({"lw": 0.7, "ms": 4} if crowd else {}))
-                ax.fill_between(ks, low, high, color=color(name), alpha=0 if crowd else 0.15, lw=0)
+                thin = len(curves) > 7 and name.split(" 2")[0] not in ("start", "grpo", "max_at_k", "vpo", "group_vpo")
+                ax.plot(ks, means, **_line(name) | ({"lw": 0.7, "ms": 4} if thin else {}))
+                ax.fill_between(ks, low, high, color=color(name), alpha=0 if thin else 0.15, lw=0)
             if " " not in ours and (i := crossing(curves[ours], curves[theirs])) is not None:
                 at, (bottom, top) = (ks[i], curves[ours][i]), ax.get_ylim()
                 ax.plot(*at, "o", ms=13, mfc="none", mec="black", mew=1.3, zorder=4,
