@@ -8,28 +8,50 @@ from rewards import Task, UserError
 
 PAD, EOS = "<pad>", "<eos>"
 
+
 def tiny_tokenizer(task: Task) -> PreTrainedTokenizerFast:
     """One token per word: specials, numbers of answers, tags, then the task's own. UserError where one is none."""
     if not task.words:
-        raise UserError(f"--model tiny: task {task.name} has no words for it here; take a language model, "
-                        "--model FOLDER or a Hub id, or give Task.words")
+        raise UserError(
+            f"--model tiny: task {task.name} has no words for it here; take a language model, "
+            "--model FOLDER or a Hub id, or give Task.words"
+        )
     numbers = range(1, MAX_ANSWERS + 1)
     tags = [tag.format(task.tag, i) for i in numbers for tag in ("<{}_{}>", "</{}_{}>")]
     words = [PAD, EOS, *(f"answers={m}" for m in numbers), *tags, *task.words]
     for word in words:
         if not isinstance(word, str) or len(word.split()) != 1:
-            raise UserError(f"--model tiny: {word!r} in the words or the tag of task {task.name}: must be one word")
-    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(dict.fromkeys(words))}, unk_token=PAD))
+            raise UserError(
+                f"--model tiny: {word!r} in the words or the tag of task {task.name}: must be one word"
+            )
+    backend = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(dict.fromkeys(words))}, unk_token=PAD)
+    )
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token=PAD, eos_token=EOS)
+
 
 def tiny_config(tokenizer: PreTrainedTokenizerFast) -> GPT2Config:
     """No dropout; learned positions, for the words of a prompt stand at fixed places; weights of size 1/sqrt(width):
     with the usual 0.02 so narrow a model's attention stays uniform for hundreds of steps."""
-    return GPT2Config(vocab_size=len(tokenizer), n_embd=64, n_inner=192, n_layer=3, n_head=4, n_positions=512,
-                      activation_function="gelu_pytorch_tanh",  # the fused form of GPT-2's own
-                      initializer_range=0.1, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, tie_word_embeddings=False,
-                      bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    return GPT2Config(
+        vocab_size=len(tokenizer),
+        n_embd=64,
+        n_inner=192,
+        n_layer=3,
+        n_head=4,
+        n_positions=512,
+        activation_function="gelu_pytorch_tanh",  # the fused form of GPT-2's own
+        initializer_range=0.1,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
 
 def is_tiny(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether the tokenizer is the embedded one, whose language is a task's own words."""

@@ -24,25 +24,45 @@ def nested_problems() -> dict[str, list[dict]]:
     """Distinct behaviours, as tasks/small_programs.py has its problems; split by what the prompt shows."""
     rng, known = random.Random(0), set()
     parts: dict[str, list[dict]] = {"train": [], "validation": [], "test": []}
-    values = {text: [eval(text, {"x": x, "abs": abs}) for x in SHOWN + HIDDEN] for text in BRANCHES + CONDITIONS}
+    values = {
+        text: [eval(text, {"x": x, "abs": abs}) for x in SHOWN + HIDDEN]
+        for text in BRANCHES + CONDITIONS
+    }
     while len(known) < PROBLEMS:
         a, b, c = rng.sample(BRANCHES, 3)
         low, high = sorted(rng.sample(range(len(CONDITIONS)), 2))
         low, high = CONDITIONS[low], CONDITIONS[high]
-        ys = tuple(values[a][i] if values[low][i] else values[b][i] if values[high][i] else values[c][i]
-                   for i in range(len(SHOWN + HIDDEN)))
-        if ys in known or CONDITIONS.index(high) - CONDITIONS.index(low) < 3:  # the middle one should matter
+        ys = tuple(
+            values[a][i] if values[low][i] else values[b][i] if values[high][i] else values[c][i]
+            for i in range(len(SHOWN + HIDDEN))
+        )
+        if (
+            ys in known or CONDITIONS.index(high) - CONDITIONS.index(low) < 3
+        ):  # the middle one should matter
             continue
         known.add(ys)
         shown = [f"f({x})={y}" for x, y in zip(SHOWN, ys, strict=False)]
         place = hashlib.sha256(" ".join(shown).encode()).digest()[0] % 6
-        parts["test" if place == 0 else "validation" if place == 1 else "train"].append({
-            "id": f"nested-{len(known)}", "small": True, "tiny_prompt": " ".join(shown), "pieces": [a, low, b, high, c],
-            "text": f"f maps integers to integers and has two conditions. {', '.join(shown)}. "
-                    "It will be tested at other places.",
-            "entry_point": "f", "call": "f", "starter": "def f(x: int) -> int:", "before": "", "after": "",
-            "reference": f"{a} if {low} else {b} if {high} else {c}", "date": "", "line": "", "own": False,
-            "tests": [[[x], y] for x, y in zip(HIDDEN, ys[len(SHOWN):], strict=True)]})
+        parts["test" if place == 0 else "validation" if place == 1 else "train"].append(
+            {
+                "id": f"nested-{len(known)}",
+                "small": True,
+                "tiny_prompt": " ".join(shown),
+                "pieces": [a, low, b, high, c],
+                "text": f"f maps integers to integers and has two conditions. {', '.join(shown)}. "
+                "It will be tested at other places.",
+                "entry_point": "f",
+                "call": "f",
+                "starter": "def f(x: int) -> int:",
+                "before": "",
+                "after": "",
+                "reference": f"{a} if {low} else {b} if {high} else {c}",
+                "date": "",
+                "line": "",
+                "own": False,
+                "tests": [[[x], y] for x, y in zip(HIDDEN, ys[len(SHOWN) :], strict=True)],
+            }
+        )
     return parts
 
 
@@ -60,6 +80,8 @@ class Nested(Code):
 
     def demonstration(self, problem: Problem, rng: random.Random) -> str:
         every = (BRANCHES, CONDITIONS, BRANCHES, CONDITIONS, BRANCHES)
-        a, low, b, high, c = (rng.choice(spellings(piece if rng.random() < RIGHT else rng.choice(others)))
-                              for piece, others in zip(problem.data["pieces"], every, strict=True))
+        a, low, b, high, c = (
+            rng.choice(spellings(piece if rng.random() < RIGHT else rng.choice(others)))
+            for piece, others in zip(problem.data["pieces"], every, strict=True)
+        )
         return f"{a} if {low} else {b} if {high} else {c}"

@@ -35,8 +35,17 @@ from vpo import sample_weights, set_reward
 task_of = functools.cache(load_task)
 
 
-def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: dict | None = None, *,
-                  n_weights: int = 100, alpha: float = 1.0, sampler: str = "iid", **options) -> dict[str, float]:
+def compute_score(
+    data_source: str,
+    solution_str: str,
+    ground_truth: str,
+    extra_info: dict | None = None,
+    *,
+    n_weights: int = 100,
+    alpha: float = 1.0,
+    sampler: str = "iid",
+    **options,
+) -> dict[str, float]:
     """R of a rollout as `score`, and what to watch beside it: scalars, as veRL wants, the same keys for all rollouts.
 
     data_source is the task, ground_truth the problem as `rows` writes it, extra_info holds m. The weightings are drawn
@@ -49,28 +58,48 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_
         if not (isinstance(m, int) and m > 0):
             raise ValueError("m must be a whole number from 1")
     except (TypeError, ValueError) as error:
-        raise UserError(f"ground_truth {ground_truth!r:.60}, m = {m}: no row of {data_source}; write the rows with "
-                        "examples/verl_reward.py") from error
+        raise UserError(
+            f"ground_truth {ground_truth!r:.60}, m = {m}: no row of {data_source}; write the rows with "
+            "examples/verl_reward.py"
+        ) from error
     scored = score_texts(task, [problem], [solution_str], m)  # (1, 1, m, k)
     generator = torch.Generator().manual_seed(zlib.crc32(ground_truth.encode()))
-    weights = sample_weights(n_weights, scored.vectors.shape[-1], alpha=alpha, sampler=sampler, generator=generator)
-    return {"score": set_reward(scored.vectors, weights[None], scored.mask, task.minimum).item(),
-            "scalar": scored.scalars.mean().item(), "best_in_rollout": scored.scalars.amax().item(),
-            "answers": scored.mask.float().mean().item(), "set_diversity": diversity(scored.vectors[:, 0]).item()}
+    weights = sample_weights(
+        n_weights, scored.vectors.shape[-1], alpha=alpha, sampler=sampler, generator=generator
+    )
+    return {
+        "score": set_reward(scored.vectors, weights[None], scored.mask, task.minimum).item(),
+        "scalar": scored.scalars.mean().item(),
+        "best_in_rollout": scored.scalars.amax().item(),
+        "answers": scored.mask.float().mean().item(),
+        "set_diversity": diversity(scored.vectors[:, 0]).item(),
+    }
+
 
 def rows(task_name: str, split: str, n: int, m: int, seed: int = 0, **options) -> list[dict]:
     """n rows of a data set of veRL's, whose prompts ask for m answers (0: the task's own)."""
     task = task_of(task_name, **options)
-    return [{"data_source": task_name, "prompt": [{"role": "user", "content": task.prompt(problem, m or task.m)}],
-             "reward_model": {"style": "rule", "ground_truth": json.dumps({"id": problem.id, "data": problem.data})},
-             "extra_info": {"index": index, "m": m or task.m}}
-            for index, problem in enumerate(take_problems(task, split, n, seed))]
+    return [
+        {
+            "data_source": task_name,
+            "prompt": [{"role": "user", "content": task.prompt(problem, m or task.m)}],
+            "reward_model": {
+                "style": "rule",
+                "ground_truth": json.dumps({"id": problem.id, "data": problem.data}),
+            },
+            "extra_info": {"index": index, "m": m or task.m},
+        }
+        for index, problem in enumerate(take_problems(task, split, n, seed))
+    ]
+
 
 def main() -> None:
     """Write rows to stdout, a line each."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--task", default="maze")
-    parser.add_argument("--data", default="", help="JSON Lines file of problems, for tasks that take one")
+    parser.add_argument(
+        "--data", default="", help="JSON Lines file of problems, for tasks that take one"
+    )
     parser.add_argument("--m", type=int, default=0, help="answers per rollout; 0: the task's own")
     parser.add_argument("--problems", type=int, default=1000)
     parser.add_argument("--split", default="train", choices=("train", "validation", "test"))
@@ -78,10 +107,17 @@ def main() -> None:
     if args.m < 0 or args.problems < 1:
         parser.error(f"--m {args.m} --problems {args.problems}: must be positive")
     try:
-        for row in rows(args.task, args.split, args.problems, args.m, **({"data": args.data} if args.data else {})):
+        for row in rows(
+            args.task,
+            args.split,
+            args.problems,
+            args.m,
+            **({"data": args.data} if args.data else {}),
+        ):
             print(json.dumps(row))
     except UserError as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
+
 
 if __name__ == "__main__":
     main()

@@ -57,15 +57,33 @@ from rewards import Task, load_task
 from tasks.sandbox import Job, Sandbox
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-QWEN = {"vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2, "tie_word_embeddings": True, "bos_token_id": None, "eos_token_id": 0}  # Qwen2.5-0.5B
+QWEN = {
+    "vocab_size": 151936,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+    "bos_token_id": None,
+    "eos_token_id": 0,
+}  # Qwen2.5-0.5B
 MODELS = {
     "Qwen2.5-0.5B": QWEN,
-    "Qwen2.5-1.5B": QWEN | {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
-                            "num_attention_heads": 12},
+    "Qwen2.5-1.5B": QWEN
+    | {
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+    },
 }
-SMALL = QWEN | {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 4}
+SMALL = QWEN | {
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+}
 
 
 def seconds_per_call(function) -> float:
@@ -81,11 +99,14 @@ def seconds_per_call(function) -> float:
 
 def compare(name: str, ours, plain, repeats: int) -> float:
     """Run the two in turn, A B A B ..., and print the medians and the median of the pairwise ratios. Our seconds."""
-    times = [(seconds_per_call(ours), seconds_per_call(plain))
-             for _ in range(repeats + 1)][1:]  # the first round warms up
+    times = [(seconds_per_call(ours), seconds_per_call(plain)) for _ in range(repeats + 1)][
+        1:
+    ]  # the first round warms up
     fast, slow = (statistics.median(column) for column in zip(*times, strict=True))
     ratio = statistics.median(b / a for a, b in times)
-    print(f"{name:60}{fast * 1e3:10.2f} ms   plain {slow * 1e3:10.2f} ms   {ratio:6.1f} times faster")
+    print(
+        f"{name:60}{fast * 1e3:10.2f} ms   plain {slow * 1e3:10.2f} ms   {ratio:6.1f} times faster"
+    )
     return fast
 
 
@@ -102,46 +123,76 @@ def plain_advantage(rewards: torch.Tensor) -> torch.Tensor:
 
 def fresh_interpreters(jobs: list[Job]) -> None:
     """Every test in a Python process of its own, as many at a time as there are cores; the expected outputs inside."""
+
     def check(program: str, test: tuple, entry_point: str | None) -> bool:
         if entry_point:
             program += f"\nassert {entry_point}(*{test[0]!r}) == {test[1]!r}"
-        done = subprocess.run([sys.executable, "-c", program], input="" if entry_point else test[0],
-                              capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            input="" if entry_point else test[0],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         return done.returncode == 0 and (entry_point is not None or done.stdout == test[1])
 
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        assert all(threads.map(lambda pair: check(*pair), [(job.program, test, job.entry_point) for job in jobs
-                                                           for test in job.tests]))
+        assert all(
+            threads.map(
+                lambda pair: check(*pair),
+                [(job.program, test, job.entry_point) for job in jobs for test in job.tests],
+            )
+        )
 
 
 def sandboxed(sandbox: Sandbox, jobs: list[Job], calls: Iterator[int]) -> None:
     """The same in the sandbox; a comment makes the programs new in every call, so that none of them is remembered."""
-    verdicts = sandbox.run([job._replace(program=f"{job.program}\n# {next(calls)}") for job in jobs])
+    verdicts = sandbox.run(
+        [job._replace(program=f"{job.program}\n# {next(calls)}") for job in jobs]
+    )
     assert all(map(all, verdicts))
 
 
 def advantage() -> None:
     """The estimator of the paper."""
     rewards = torch.rand(128, 8, 3, 4, device=DEVICE)
-    compare("vpo_advantage, 128 x 8 x 3 x 4, K = 100", lambda: vpo.vpo_advantage(rewards),
-            lambda: plain_advantage(rewards), 20)
+    compare(
+        "vpo_advantage, 128 x 8 x 3 x 4, K = 100",
+        lambda: vpo.vpo_advantage(rewards),
+        lambda: plain_advantage(rewards),
+        20,
+    )
     rewards = torch.rand(128, 24, 1, 4, device=DEVICE)  # the same number of answers
-    compare("the same with Group VPO, s = 12; plain: VPO, m = 3", lambda: vpo.vpo_advantage(rewards, subset=12),
-            lambda: vpo.vpo_advantage(rewards.view(128, 8, 3, 4)), 20)
+    compare(
+        "the same with Group VPO, s = 12; plain: VPO, m = 3",
+        lambda: vpo.vpo_advantage(rewards, subset=12),
+        lambda: vpo.vpo_advantage(rewards.view(128, 8, 3, 4)),
+        20,
+    )
 
 
 def sandbox() -> None:
     """Programs per second, at 8 tests each, every layer on."""
-    functions = [Job(f"def f(x):\n    return x * {i} if x < 3 else x + {i}",
-                     [([x], x * i if x < 3 else x + i) for x in range(8)], "f")
-                 for i in range(48)]
-    scripts = [Job(f"x = int(input())\nprint(x + {i})", [(f"{x}\n", f"{x + i}\n") for x in range(8)])
-               for i in range(16)]
+    functions = [
+        Job(
+            f"def f(x):\n    return x * {i} if x < 3 else x + {i}",
+            [([x], x * i if x < 3 else x + i) for x in range(8)],
+            "f",
+        )
+        for i in range(48)
+    ]
+    scripts = [
+        Job(f"x = int(input())\nprint(x + {i})", [(f"{x}\n", f"{x + i}\n") for x in range(8)])
+        for i in range(16)
+    ]
     with Sandbox() as box:
         for kind, jobs in (("functions", functions), ("scripts", scripts)):
-            compare(f"{len(jobs)} {kind} x 8 tests; plain: fresh interpreters",
-                    functools.partial(sandboxed, box, jobs, itertools.count()),
-                    functools.partial(fresh_interpreters, jobs), 3)
+            compare(
+                f"{len(jobs)} {kind} x 8 tests; plain: fresh interpreters",
+                functools.partial(sandboxed, box, jobs, itertools.count()),
+                functools.partial(fresh_interpreters, jobs),
+                3,
+            )
 
 
 def flags_of(name: str) -> tuple[argparse.Namespace, Task]:
@@ -172,42 +223,84 @@ def batch_of(name: str, method: str, step: int = 0):
 
 def endless(model, tokenizer) -> None:
     """No token ends a rollout, so that both sides do the same work."""
-    model.generation_config.eos_token_id, tokenizer.eos_token = model.config.get_text_config().vocab_size, None
+    model.generation_config.eos_token_id, tokenizer.eos_token = (
+        model.config.get_text_config().vocab_size,
+        None,
+    )
 
 
 def generate(model, tokenizer, prompts: list[str], group_size: int, new_tokens: int) -> None:
     """The same rollouts by transformers' own loop; as there the prompt of a group is repeated."""
-    ids, lengths = rollout.encode_prompts(model.config, tokenizer, prompts, new_tokens, model.device)
-    mask = torch.arange(ids.shape[1], device=model.device) >= ids.shape[1] - torch.tensor(lengths,
-                                                                                          device=model.device)[:, None]
+    ids, lengths = rollout.encode_prompts(
+        model.config, tokenizer, prompts, new_tokens, model.device
+    )
+    mask = (
+        torch.arange(ids.shape[1], device=model.device)
+        >= ids.shape[1] - torch.tensor(lengths, device=model.device)[:, None]
+    )
     ends = models.eos_ids(model, tokenizer)
-    model.generate(ids.repeat_interleave(group_size, 0), attention_mask=mask.long().repeat_interleave(group_size, 0),
-                   do_sample=True,
-                   top_k=0, max_new_tokens=new_tokens, eos_token_id=ends, pad_token_id=ends[0])
+    model.generate(
+        ids.repeat_interleave(group_size, 0),
+        attention_mask=mask.long().repeat_interleave(group_size, 0),
+        do_sample=True,
+        top_k=0,
+        max_new_tokens=new_tokens,
+        eos_token_id=ends,
+        pad_token_id=ends[0],
+    )
 
 
 def sampling() -> None:
     """Batch 512 of the maze on the tiny model, as the rollouts end and at equal lengths; on CUDA also a 0.5B model."""
     _, task, model, tokenizer = start_model("maze")
-    prompts = [rollout.build_prompt(tokenizer, task, problem, 3) for problem in task.problems("train", 64)]
+    prompts = [
+        rollout.build_prompt(tokenizer, task, problem, 3) for problem in task.problems("train", 64)
+    ]
     T = rollout.rollout_length(task, tokenizer, 3)
-    compare_sampling(f"tiny, batch 512, up to {T} new tokens; plain: generate", model, tokenizer, prompts, 8, T, 11)
+    compare_sampling(
+        f"tiny, batch 512, up to {T} new tokens; plain: generate",
+        model,
+        tokenizer,
+        prompts,
+        8,
+        T,
+        11,
+    )
     model, tokenizer = models.load_policy("tiny", task, device=DEVICE)
     endless(model, tokenizer)
-    compare_sampling("tiny, batch 512, all 45 new tokens; plain: generate", model, tokenizer, prompts, 8, 45, 11)
+    compare_sampling(
+        "tiny, batch 512, all 45 new tokens; plain: generate", model, tokenizer, prompts, 8, 45, 11
+    )
     if DEVICE == "cuda":
-        model = AutoModelForCausalLM.from_config(Qwen2Config(**QWEN), dtype=torch.bfloat16).to(DEVICE).eval()
+        model = (
+            AutoModelForCausalLM.from_config(Qwen2Config(**QWEN), dtype=torch.bfloat16)
+            .to(DEVICE)
+            .eval()
+        )
         endless(model, tokenizer)
-        rate = compare_sampling("0.5B, bfloat16, batch 128, all 512 tokens; plain: generate", model, tokenizer,
-                                prompts[:16], 8, 512, 2)
+        rate = compare_sampling(
+            "0.5B, bfloat16, batch 128, all 512 tokens; plain: generate",
+            model,
+            tokenizer,
+            prompts[:16],
+            8,
+            512,
+            2,
+        )
         source, target = (torch.empty(2**31, dtype=torch.uint8, device=DEVICE) for _ in range(2))
-        bandwidth = 2 * source.numel() / seconds_per_call(lambda: target.copy_(source))  # read and written
+        bandwidth = (
+            2 * source.numel() / seconds_per_call(lambda: target.copy_(source))
+        )  # read and written
         cache = 2 * 2 * 64 * 24 * 2 * (len(prompts[0].split()) + 256)  # bytes of a rollout halfway
         limit = 128 / ((memory.size_of(model) + 128 * cache) / bandwidth)
-        print(f"{'':60}{rate / limit:10.1%} of the bandwidth limit (weights and cache read once a token)")
+        print(
+            f"{'':60}{rate / limit:10.1%} of the bandwidth limit (weights and cache read once a token)"
+        )
 
 
-def compare_sampling(name: str, model, tokenizer, prompts: list[str], G: int, T: int, repeats: int) -> float:
+def compare_sampling(
+    name: str, model, tokenizer, prompts: list[str], G: int, T: int, repeats: int
+) -> float:
     """Print both; returns our tokens per second."""
     tokens = []
 
@@ -219,20 +312,34 @@ def compare_sampling(name: str, model, tokenizer, prompts: list[str], G: int, T:
     return statistics.mean(tokens) / seconds
 
 
-def plain_backward(model, reference, rollouts: rollout.Rollouts, advantages: list[float], kl: float, rows: int,
-                   softmax: torch.dtype = torch.float32) -> None:
+def plain_backward(
+    model,
+    reference,
+    rollouts: rollout.Rollouts,
+    advantages: list[float],
+    kl: float,
+    rows: int,
+    softmax: torch.dtype = torch.float32,
+) -> None:
     """The update as one would first write it: prompt and rollout in one row, all logits at once, `rows` at a time."""
     G, L, device = rollouts.group_size, rollouts.prompt_ids.shape[1], rollouts.tokens.device
     A, mask = torch.tensor(advantages, device=device), rollouts.mask
-    prompt_mask = torch.arange(L, device=device) >= L - torch.tensor(rollouts.prompt_lengths, device=device)[:, None]
+    prompt_mask = (
+        torch.arange(L, device=device)
+        >= L - torch.tensor(rollouts.prompt_lengths, device=device)[:, None]
+    )
     ids = torch.cat([rollouts.prompt_ids.repeat_interleave(G, 0), rollouts.tokens], 1)
     seen = torch.cat([prompt_mask.repeat_interleave(G, 0), mask], 1)
 
     def logprobs(model, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
         positions = (seen[part].cumsum(1) - 1).clamp_min(0)
-        logits = model(input_ids=ids[part], attention_mask=seen[part].long(), position_ids=positions,
-                       use_cache=False).logits
-        log_p = torch.log_softmax(logits[:, L - 1:-1].to(softmax), -1).float()
+        logits = model(
+            input_ids=ids[part],
+            attention_mask=seen[part].long(),
+            position_ids=positions,
+            use_cache=False,
+        ).logits
+        log_p = torch.log_softmax(logits[:, L - 1 : -1].to(softmax), -1).float()
         with torch.no_grad():
             entropy = -(log_p.exp() * log_p).sum(-1)
         return log_p.gather(2, rollouts.tokens[part, :, None])[..., 0], entropy
@@ -244,8 +351,15 @@ def plain_backward(model, reference, rollouts: rollout.Rollouts, advantages: lis
         if reference is not None:
             with torch.no_grad():
                 ref_log_p, _ = logprobs(reference, part)
-        loss, _ = vpo.policy_loss(log_p, rollouts.logprobs[part], A[part], mask[part], sum(rollouts.lengths),
-                                  ref_logprobs=ref_log_p, kl_coef=kl)
+        loss, _ = vpo.policy_loss(
+            log_p,
+            rollouts.logprobs[part],
+            A[part],
+            mask[part],
+            sum(rollouts.lengths),
+            ref_logprobs=ref_log_p,
+            kl_coef=kl,
+        )
         loss.backward()
 
 
@@ -255,18 +369,29 @@ def updates() -> None:
     reference = models.load_policy("tiny", task, device=DEVICE)[0]
 
     def ours(rollouts: rollout.Rollouts, A: list[float]) -> None:
-        update.backward(model, reference, rollouts, A, kl=args.kl, micro_batch_tokens=args.micro_batch_tokens)
+        update.backward(
+            model, reference, rollouts, A, kl=args.kl, micro_batch_tokens=args.micro_batch_tokens
+        )
 
     def plain(rollouts: rollout.Rollouts, A: list[float]) -> None:
         plain_backward(model, reference, rollouts, A, args.kl, 64)
 
     for method in ("vpo", "grpo"):
         _, prompts, m = batch_of("maze", method)
-        rollouts = rollout.sample(model, tokenizer, prompts, args.group_size,
-                                  max_new_tokens=rollout.rollout_length(task, tokenizer, m))
+        rollouts = rollout.sample(
+            model,
+            tokenizer,
+            prompts,
+            args.group_size,
+            max_new_tokens=rollout.rollout_length(task, tokenizer, m),
+        )
         A = torch.randn(len(rollouts.tokens), generator=torch.Generator().manual_seed(0)).tolist()
-        compare(f"update of the maze, {method}", functools.partial(ours, rollouts, A),
-                functools.partial(plain, rollouts, A), 7)
+        compare(
+            f"update of the maze, {method}",
+            functools.partial(ours, rollouts, A),
+            functools.partial(plain, rollouts, A),
+            7,
+        )
 
 
 class CheckpointedHead:
@@ -281,46 +406,84 @@ class CheckpointedHead:
                 entropy = log_sum - ((z - log_sum[:, None]).exp() * z).sum(-1)
             return z.gather(1, targets[:, None])[:, 0] - log_sum, entropy
 
-        parts = [torch.utils.checkpoint.checkpoint(chunk, hidden[part], targets[part], use_reentrant=False)
-                 for part in update._chunks(hidden, weight)]
+        parts = [
+            torch.utils.checkpoint.checkpoint(
+                chunk, hidden[part], targets[part], use_reentrant=False
+            )
+            for part in update._chunks(hidden, weight)
+        ]
         return tuple(map(torch.cat, zip(*parts, strict=True)))
 
 
 def head() -> None:
     """Time and memory of an update with either, at Qwen's vocabulary and in the maze."""
-    ours, model = update.HeadLogProbs, AutoModelForCausalLM.from_config(Qwen2Config(**SMALL)).to(DEVICE).eval()
+    ours, model = (
+        update.HeadLogProbs,
+        AutoModelForCausalLM.from_config(Qwen2Config(**SMALL)).to(DEVICE).eval(),
+    )
 
     def run(kind, model, reference, rollouts: rollout.Rollouts) -> None:
         update.HeadLogProbs = kind
-        update.backward(model, reference, rollouts, [1.0] * len(rollouts.tokens), kl=1e-3, micro_batch_tokens=4096)
+        update.backward(
+            model,
+            reference,
+            rollouts,
+            [1.0] * len(rollouts.tokens),
+            kl=1e-3,
+            micro_batch_tokens=4096,
+        )
         update.HeadLogProbs = ours
 
     short = long_rollouts(2)
     short.lengths, short.tokens = [128, 128], short.tokens[:, :128]
     args, task, tiny, tokenizer = start_model("maze")
     _, prompts, m = batch_of("maze", "vpo")
-    maze = rollout.sample(tiny, tokenizer, prompts, args.group_size, max_new_tokens=rollout.rollout_length(task,
-                                                                                                           tokenizer,
-                                                                                                           m))
+    maze = rollout.sample(
+        tiny,
+        tokenizer,
+        prompts,
+        args.group_size,
+        max_new_tokens=rollout.rollout_length(task, tokenizer, m),
+    )
     reference = models.load_policy("tiny", task, device=DEVICE)[0]
-    for name, inputs in (("256 tokens at vocabulary 151,936", (model, None, short)),
-                         ("maze, vpo", (tiny, reference, maze))):
-        compare(f"LM head, {name}; plain: checkpoint", functools.partial(run, ours, *inputs),
-                functools.partial(run, CheckpointedHead, *inputs), 3)
+    for name, inputs in (
+        ("256 tokens at vocabulary 151,936", (model, None, short)),
+        ("maze, vpo", (tiny, reference, maze)),
+    ):
+        compare(
+            f"LM head, {name}; plain: checkpoint",
+            functools.partial(run, ours, *inputs),
+            functools.partial(run, CheckpointedHead, *inputs),
+            3,
+        )
     for kind in (ours, CheckpointedHead):
         with FakeTensorMode(), memory.Tally() as tally:
-            model, rollouts = AutoModelForCausalLM.from_config(Qwen2Config(**SMALL)).eval(), long_rollouts(8)
+            model, rollouts = (
+                AutoModelForCausalLM.from_config(Qwen2Config(**SMALL)).eval(),
+                long_rollouts(8),
+            )
             before = tally.peak = tally.alive
             run(kind, model, None, rollouts)
-        print(f"{'':60}{(tally.peak - before) / memory.GIB:10.2f} GiB computed, 8 x 1024 tokens: {kind.__name__}")
+        print(
+            f"{'':60}{(tally.peak - before) / memory.GIB:10.2f} GiB computed, 8 x 1024 tokens: {kind.__name__}"
+        )
 
 
 def long_rollouts(rows: int) -> rollout.Rollouts:
     """Rollouts of 1024 random tokens after one prompt of 100."""
+
     def draw(*shape: int) -> torch.Tensor:
         return torch.randint(1, QWEN["vocab_size"], shape, device=DEVICE)
-    return rollout.Rollouts(draw(1, 100), [100], draw(rows, 1024), torch.zeros(rows, 1024, device=DEVICE),
-                            [1024] * rows, [], [])
+
+    return rollout.Rollouts(
+        draw(1, 100),
+        [100],
+        draw(rows, 1024),
+        torch.zeros(rows, 1024, device=DEVICE),
+        [1024] * rows,
+        [],
+        [],
+    )
 
 
 def peak_of(kind: str, rows: int) -> None:
@@ -347,31 +510,49 @@ def vocabulary() -> None:
     computed = {}
     for kind in ("ours", "plain"):
         with FakeTensorMode(), memory.Tally() as tally:
-            model, rollouts = AutoModelForCausalLM.from_config(Qwen2Config(**SMALL)).eval(), long_rollouts(8)
+            model, rollouts = (
+                AutoModelForCausalLM.from_config(Qwen2Config(**SMALL)).eval(),
+                long_rollouts(8),
+            )
             before = tally.peak = tally.alive
             if kind == "ours":
                 update.backward(model, None, rollouts, [1.0] * 8, micro_batch_tokens=4096)
             else:
                 plain_backward(model, None, rollouts, [1.0] * 8, 0.0, 8)
             computed[kind] = (tally.peak - before) / memory.GIB
-    print(f"update at vocabulary 151,936, 8 x 1024 tokens, GiB computed: {computed['ours']:.2f}, "
-          f"plain {computed['plain']:.2f}, "
-          f"{computed['plain'] / computed['ours']:.1f} times less")
+    print(
+        f"update at vocabulary 151,936, 8 x 1024 tokens, GiB computed: {computed['ours']:.2f}, "
+        f"plain {computed['plain']:.2f}, "
+        f"{computed['plain'] / computed['ours']:.1f} times less"
+    )
     for kind, rows in (("ours", 8), ("plain", 2)):
-        done = subprocess.run([sys.executable, __file__, f"peak-{kind}-{rows}"], capture_output=True, text=True,
-                              check=True)
-        print(f"{'':60}{kind}, {rows} x 1024 tokens, measured: {int(done.stdout.split()[-1]) / memory.GIB:.2f} GiB")
+        done = subprocess.run(
+            [sys.executable, __file__, f"peak-{kind}-{rows}"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        print(
+            f"{'':60}{kind}, {rows} x 1024 tokens, measured: {int(done.stdout.split()[-1]) / memory.GIB:.2f} GiB"
+        )
 
 
 def grpo_step(step: int) -> None:
     """A whole GRPO step of the maze; the policy moves."""
     args, task, model, tokenizer = start_model("maze")
     problems, prompts, m = batch_of("maze", "grpo", step)
-    rollouts = rollout.sample(model, tokenizer, prompts, args.group_size,
-                              max_new_tokens=rollout.rollout_length(task, tokenizer, m))
+    rollouts = rollout.sample(
+        model,
+        tokenizer,
+        prompts,
+        args.group_size,
+        max_new_tokens=rollout.rollout_length(task, tokenizer, m),
+    )
     scored = rollout.score_texts(task, problems, rollouts.texts, m)
     A = vpo.ADVANTAGES["grpo"](scored.vectors, scored.scalars, scored.mask).flatten().tolist()
-    update.backward(model, references()[0], rollouts, A, kl=args.kl, micro_batch_tokens=args.micro_batch_tokens)
+    update.backward(
+        model, references()[0], rollouts, A, kl=args.kl, micro_batch_tokens=args.micro_batch_tokens
+    )
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     references()[1].step(1e-5)
     model.zero_grad()
@@ -389,6 +570,7 @@ def trl_steps(model, tokenizer, prompts: list[str], reward, **settings) -> list[
     from datasets import Dataset
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
+
     seconds: list[float] = []
 
     class Clock(TrainerCallback):
@@ -401,12 +583,28 @@ def trl_steps(model, tokenizer, prompts: list[str], reward, **settings) -> list[
             seconds[-1] += time.perf_counter()
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        config = GRPOConfig(output_dir=folder, temperature=1.0, lr_scheduler_type="constant", use_cpu=DEVICE == "cpu",
-                            bf16=False, gradient_checkpointing=False, save_strategy="no", report_to="none",
-                            logging_steps=1000, shuffle_dataset=False, disable_tqdm=True, **settings)
-        GRPOTrainer(model=copy.deepcopy(model), reward_funcs=reward, args=config, processing_class=tokenizer,
-                    train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
-                    callbacks=[Clock()]).train()
+        config = GRPOConfig(
+            output_dir=folder,
+            temperature=1.0,
+            lr_scheduler_type="constant",
+            use_cpu=DEVICE == "cpu",
+            bf16=False,
+            gradient_checkpointing=False,
+            save_strategy="no",
+            report_to="none",
+            logging_steps=1000,
+            shuffle_dataset=False,
+            disable_tqdm=True,
+            **settings,
+        )
+        GRPOTrainer(
+            model=copy.deepcopy(model),
+            reward_funcs=reward,
+            args=config,
+            processing_class=tokenizer,
+            train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
+            callbacks=[Clock()],
+        ).train()
     return seconds
 
 
@@ -424,20 +622,33 @@ def trl() -> None:
         rows += prompts
 
     def reward(prompts: list[str], completions: list[str], **rest) -> list[float]:
-        scored = rollout.score_texts(task, [by_prompt[prompt] for prompt in prompts], completions, 1)
+        scored = rollout.score_texts(
+            task, [by_prompt[prompt] for prompt in prompts], completions, 1
+        )
         return scored.scalars.flatten().tolist()
 
-    theirs = trl_steps(model, tokenizer, rows, reward, per_device_train_batch_size=P * G, num_generations=G,
-                       max_steps=steps, beta=args.kl, learning_rate=1e-5,
-                       max_completion_length=rollout.rollout_length(task, tokenizer, 1))
+    theirs = trl_steps(
+        model,
+        tokenizer,
+        rows,
+        reward,
+        per_device_train_batch_size=P * G,
+        num_generations=G,
+        max_steps=steps,
+        beta=args.kl,
+        learning_rate=1e-5,
+        max_completion_length=rollout.rollout_length(task, tokenizer, 1),
+    )
     ours = []
     for step in range(steps):
         began = time.perf_counter()
         grpo_step(step)
         ours.append(time.perf_counter() - began)
     fast, slow = statistics.median(ours[1:]), statistics.median(theirs[1:])
-    print(f"{'GRPO step of the maze; plain: GRPOTrainer of TRL':60}{fast * 1e3:10.2f} ms   "
-          f"plain {slow * 1e3:10.2f} ms   {slow / fast:6.1f} times faster")
+    print(
+        f"{'GRPO step of the maze; plain: GRPOTrainer of TRL':60}{fast * 1e3:10.2f} ms   "
+        f"plain {slow * 1e3:10.2f} ms   {slow / fast:6.1f} times faster"
+    )
 
 
 def searching() -> None:
@@ -445,24 +656,43 @@ def searching() -> None:
     _, task, model, tokenizer = start_model("maze")
     problems, budget = task.problems("test", 40), 48
     goal = search.Goal(lambda rewards, answer: sum(rewards), lambda problem: 5.0)
-    settings = {"strategy": "best_of_n", "selection": "", "budget": budget, "temperature": 0.7, "seed": 0}
+    settings = {
+        "strategy": "best_of_n",
+        "selection": "",
+        "budget": budget,
+        "temperature": 0.7,
+        "seed": 0,
+    }
     T = rollout.rollout_length(task, tokenizer, 1)
 
     def ours() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            search.search(model, tokenizer, task, problems, goal, Path(folder) / "log.jsonl", settings, m=1,
-                          max_new_tokens=T)
+            search.search(
+                model,
+                tokenizer,
+                task,
+                problems,
+                goal,
+                Path(folder) / "log.jsonl",
+                settings,
+                m=1,
+                max_new_tokens=T,
+            )
 
     def plain() -> None:
         for problem in problems[:4]:  # each of 12 candidates, a fortieth of ours
             for _ in range(12):
                 prompt = rollout.build_prompt(tokenizer, task, problem, 1)
-                text = rollout.sample(model, tokenizer, [prompt], 1, max_new_tokens=T, temperature=0.7).texts[0]
+                text = rollout.sample(
+                    model, tokenizer, [prompt], 1, max_new_tokens=T, temperature=0.7
+                ).texts[0]
                 goal.score(task.reward(problem, text), text)
 
     fast, slow = seconds_per_call(ours), seconds_per_call(plain)
-    print(f"{'search, 40 mazes x 48 candidates; plain: one at a time':60}{40 * budget / fast:10.0f} /s   "
-          f"plain {48 / slow:10.0f} /s   {40 * budget / fast / (48 / slow):6.1f} times faster")
+    print(
+        f"{'search, 40 mazes x 48 candidates; plain: one at a time':60}{40 * budget / fast:10.0f} /s   "
+        f"plain {48 / slow:10.0f} /s   {40 * budget / fast / (48 / slow):6.1f} times faster"
+    )
 
 
 def phases() -> None:
@@ -470,8 +700,9 @@ def phases() -> None:
     for name, method in itertools.product(("maze", "code"), ("vpo", "multi_rlvr", "grpo")):
         args, task, model, tokenizer = start_model(name)
         reference = models.load_policy("tiny", task, device=DEVICE)[0]
-        seconds: dict[str, list[float]] = {name: [] for name in ("problems", "sampling", "scoring", "advantage",
-                                                                 "update")}
+        seconds: dict[str, list[float]] = {
+            name: [] for name in ("problems", "sampling", "scoring", "advantage", "update")
+        }
         for step in range(9):
             marks = [time.perf_counter()]
 
@@ -482,41 +713,86 @@ def phases() -> None:
 
             problems, prompts, m = batch_of(name, method, step)
             mark()
-            rollouts = rollout.sample(model, tokenizer, prompts, args.group_size,
-                                      max_new_tokens=rollout.rollout_length(task, tokenizer, m))
+            rollouts = rollout.sample(
+                model,
+                tokenizer,
+                prompts,
+                args.group_size,
+                max_new_tokens=rollout.rollout_length(task, tokenizer, m),
+            )
             mark()
             scored = rollout.score_texts(task, problems, rollouts.texts, m)
             mark()
-            A = vpo.ADVANTAGES[method](scored.vectors, scored.scalars, scored.mask).flatten().tolist()
+            A = (
+                vpo.ADVANTAGES[method](scored.vectors, scored.scalars, scored.mask)
+                .flatten()
+                .tolist()
+            )
             mark()
-            update.backward(model, reference, rollouts, A, kl=args.kl, micro_batch_tokens=args.micro_batch_tokens)
+            update.backward(
+                model,
+                reference,
+                rollouts,
+                A,
+                kl=args.kl,
+                micro_batch_tokens=args.micro_batch_tokens,
+            )
             model.zero_grad()
             mark()
             if step:
                 for phase, began, ended in zip(seconds, marks, marks[1:], strict=False):
                     seconds[phase].append(ended - began)
         total = sum(map(statistics.median, seconds.values()))
-        print(f"a step of {name}, {method}: {total:.2f} s: "
-              + ", ".join(f"{phase} {statistics.median(times) / total:.1%}" for phase, times in seconds.items()))
+        print(
+            f"a step of {name}, {method}: {total:.2f} s: "
+            + ", ".join(
+                f"{phase} {statistics.median(times) / total:.1%}"
+                for phase, times in seconds.items()
+            )
+        )
 
 
 def planned_and_measured(model: str, flags: list[str]) -> tuple[float, float, float]:
     """GiB that --plan says, GiB at the peak of a real run of two steps, seconds of the second."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [str(Path(train.__file__)), "--model", model, "--method", "vpo", "--steps", "2", "--eval-problems",
-                   "0", "--device", DEVICE,
-                   *flags]
-        planned = subprocess.run([sys.executable, *command, "--plan"], capture_output=True, text=True,
-                                 check=True).stdout
-        said, unit = re.search(r"fit .*: ([\d.]+) (.)iB|fits .*: ([\d.]+) (.)iB", planned).group(3, 4)
-        report = ("import resource, runpy, sys, torch; sys.argv = sys.argv[1:]; "
-                  "runpy.run_path(sys.argv[0], run_name='__main__'); "
-                  "print('peak', torch.cuda.max_memory_allocated() if torch.cuda.is_available() else "
-                  "resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)")
-        done = subprocess.run([sys.executable, "-c", report, *command, "--out", f"{folder}/run"], capture_output=True,
-                              text=True, check=True)
-        peak = int(re.search(r"peak (\d+)", done.stdout).group(1)) + (memory.CUDA_CONTEXT if DEVICE == "cuda" else 0)
-        seconds = json.loads(Path(f"{folder}/run/vpo/metrics.jsonl").read_text().splitlines()[-1])["seconds"]
+        command = [
+            str(Path(train.__file__)),
+            "--model",
+            model,
+            "--method",
+            "vpo",
+            "--steps",
+            "2",
+            "--eval-problems",
+            "0",
+            "--device",
+            DEVICE,
+            *flags,
+        ]
+        planned = subprocess.run(
+            [sys.executable, *command, "--plan"], capture_output=True, text=True, check=True
+        ).stdout
+        said, unit = re.search(r"fit .*: ([\d.]+) (.)iB|fits .*: ([\d.]+) (.)iB", planned).group(
+            3, 4
+        )
+        report = (
+            "import resource, runpy, sys, torch; sys.argv = sys.argv[1:]; "
+            "runpy.run_path(sys.argv[0], run_name='__main__'); "
+            "print('peak', torch.cuda.max_memory_allocated() if torch.cuda.is_available() else "
+            "resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", report, *command, "--out", f"{folder}/run"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        peak = int(re.search(r"peak (\d+)", done.stdout).group(1)) + (
+            memory.CUDA_CONTEXT if DEVICE == "cuda" else 0
+        )
+        seconds = json.loads(Path(f"{folder}/run/vpo/metrics.jsonl").read_text().splitlines()[-1])[
+            "seconds"
+        ]
         return float(said) * (1 if unit == "G" else 1 / 1024), peak / memory.GIB, seconds
 
 
@@ -526,7 +802,9 @@ def random_qwen(folder: str, shape: dict, weights: bool = True) -> str:
     if not weights:
         path = Path(folder) / "config.json"
         config = json.loads(path.read_text()) | shape
-        path.write_text(json.dumps({key: value for key, value in config.items() if key != "layer_types"}))
+        path.write_text(
+            json.dumps({key: value for key, value in config.items() if key != "layer_types"})
+        )
     return model
 
 
@@ -534,11 +812,17 @@ def plan() -> None:
     """A model of 43M weights with Qwen's vocabulary: three settings."""
     with tempfile.TemporaryDirectory() as folder:
         model = random_qwen(folder, SMALL)
-        for settings in ("--dtype float32 --no-gradient-checkpointing --micro-batch-tokens 0", "--dtype float32",
-                         "--dtype bfloat16 --micro-batch-tokens 1024 --kl 0"):
-            said, measured, _ = planned_and_measured(model, ["--prompts-per-step", "2", "--max-new-tokens", "256",
-                                                             *settings.split()])
-            print(f"--plan {said:.2f} GiB, measured {measured:.2f} GiB ({said / measured - 1:+.0%}): {settings}")
+        for settings in (
+            "--dtype float32 --no-gradient-checkpointing --micro-batch-tokens 0",
+            "--dtype float32",
+            "--dtype bfloat16 --micro-batch-tokens 1024 --kl 0",
+        ):
+            said, measured, _ = planned_and_measured(
+                model, ["--prompts-per-step", "2", "--max-new-tokens", "256", *settings.split()]
+            )
+            print(
+                f"--plan {said:.2f} GiB, measured {measured:.2f} GiB ({said / measured - 1:+.0%}): {settings}"
+            )
 
 
 def cards() -> None:
@@ -547,29 +831,54 @@ def cards() -> None:
     task = load_task("maze")
     lean = "--micro-batch-tokens 1024 --sampling-batch 32"
     with tempfile.TemporaryDirectory() as folder:
-        for name, flags in itertools.product(MODELS, ("", f"{lean} --kl 0", f"{lean} --lora-rank 16")):
+        for name, flags in itertools.product(
+            MODELS, ("", f"{lean} --kl 0", f"{lean} --lora-rank 16")
+        ):
             if "lora" in flags and not importlib.util.find_spec("peft"):
                 continue
             model = random_qwen(f"{folder}/{name}", MODELS[name], weights=False)
-            args = train_parser().parse_args(["--model", model, "--dtype", "bfloat16", *flags.split()])
+            args = train_parser().parse_args(
+                ["--model", model, "--dtype", "bfloat16", *flags.split()]
+            )
             fill_in(args, task, True)
             phases = memory.step_memory(args, task, "vpo", functools.partial(train.ask, args, task))
             sampling, update = (sum(rows.values()) / memory.GIB for rows in phases.values())
-            print(f"| {name} | {flags or 'defaults'} | {sampling:.1f} | {update:.1f} | computed | not measured |",
-                  flush=True)
-        model, small = random_qwen(f"{folder}/random", QWEN), "--prompts-per-step 2 --group-size 4 --max-new-tokens 64"
+            print(
+                f"| {name} | {flags or 'defaults'} | {sampling:.1f} | {update:.1f} | computed | not measured |",
+                flush=True,
+            )
+        model, small = (
+            random_qwen(f"{folder}/random", QWEN),
+            "--prompts-per-step 2 --group-size 4 --max-new-tokens 64",
+        )
         for flags in (f"{small} --dtype float32", f"{small} --dtype bfloat16"):
             said, measured, seconds = planned_and_measured(model, flags.split())
-            print(f"| Qwen2.5-0.5B, random weights, two CPU cores | {flags} | | "
-                  f"{measured:.1f} (plan: {said:.1f}) | measured | {seconds:.0f} s |", flush=True)
+            print(
+                f"| Qwen2.5-0.5B, random weights, two CPU cores | {flags} | | "
+                f"{measured:.1f} (plan: {said:.1f}) | measured | {seconds:.0f} s |",
+                flush=True,
+            )
 
 
-SECTIONS = {"advantage": advantage, "sandbox": sandbox, "sampling": sampling, "update": updates, "head": head,
-            "vocabulary": vocabulary, "trl": trl, "search": searching, "phases": phases, "plan": plan, "cards": cards}
+SECTIONS = {
+    "advantage": advantage,
+    "sandbox": sandbox,
+    "sampling": sampling,
+    "update": updates,
+    "head": head,
+    "vocabulary": vocabulary,
+    "trl": trl,
+    "search": searching,
+    "phases": phases,
+    "plan": plan,
+    "cards": cards,
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("sections", nargs="*", help=f"of {', '.join(SECTIONS)}; none: all")
     chosen = parser.parse_args().sections
     transformers_logging.set_verbosity_error()

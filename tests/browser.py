@@ -14,9 +14,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "chrome-headless-shell")
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-dev-shm-usage", "--no-first-run",
-         "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
-         "--remote-debugging-pipe")
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    "--remote-debugging-pipe",
+)
 
 
 def find() -> str | None:
@@ -28,10 +38,19 @@ class Page:
     """A tab. Whatever the page writes to the console as an error, or throws, is kept in `errors`."""
 
     def __init__(self, send: int, receive: int):
-        self.send, self.receive, self.count, self.rest, self.session, self.errors = send, receive, 0, b"", None, []
+        self.send, self.receive, self.count, self.rest, self.session, self.errors = (
+            send,
+            receive,
+            0,
+            b"",
+            None,
+            [],
+        )
         self.loaded, self.requests = False, []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
@@ -46,7 +65,9 @@ class Page:
         method, about = message.get("method"), message.get("params", {})
         level = about.get("type") or about.get("entry", {}).get("level")
         if method == "Runtime.exceptionThrown" or (
-                method in ("Log.entryAdded", "Runtime.consoleAPICalled") and level in ("error", "assert", "warning")):
+            method in ("Log.entryAdded", "Runtime.consoleAPICalled")
+            and level in ("error", "assert", "warning")
+        ):
             self.errors.append(about)
         if method == "Network.requestWillBeSent":
             self.requests.append(about["request"]["url"])
@@ -66,8 +87,13 @@ class Page:
 
     def open(self, path: Path, width: int, height: int = 800) -> None:
         """A file from the disk, in a window of this size."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
-                  mobile=width < 600)
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
         self.loaded = False
         self.call("Page.navigate", url=path.resolve().as_uri())
         while not self.loaded:
@@ -75,14 +101,18 @@ class Page:
 
     def run(self, script: str):
         """The value of an expression, awaited if it is a promise."""
-        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        answer = self.call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
     def press(self, key: str, code: int) -> None:
         """A key, down and up again."""
         for kind in ("rawKeyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+            self.call(
+                "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code
+            )
 
     def click(self, x: float, y: float) -> None:
         """The left mouse button, at a place of the window."""
@@ -105,8 +135,14 @@ def browser(folder: Path) -> Iterator[Page]:
         for end, place in zip(high, (3, 4), strict=True):
             os.dup2(end, place)
 
-    process = subprocess.Popen([find(), *FLAGS, f"--user-data-dir={folder}"], preexec_fn=connect, close_fds=False,
-                               stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [find(), *FLAGS, f"--user-data-dir={folder}"],
+        preexec_fn=connect,
+        close_fds=False,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     os.close(read), os.close(write)
     try:
         yield Page(send, receive)

@@ -6,15 +6,23 @@ from pathlib import Path
 
 import pytest
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are so small that threads wait for one another
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # the models are so small that threads wait for one another
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "draws: figures are rendered; elsewhere an empty file stands for each")
+    config.addinivalue_line(
+        "markers", "draws: figures are rendered; elsewhere an empty file stands for each"
+    )
+
 
 @pytest.fixture(autouse=True)
 def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are made up to their rendering, which would take a third of the tests' time."""
     if not request.node.get_closest_marker("draws"):
-        monkeypatch.setattr("report.plots._finish", lambda figure, axes, path, caption: Path(path).touch())
+        monkeypatch.setattr(
+            "report.plots._finish", lambda figure, axes, path, caption: Path(path).touch()
+        )

@@ -8,69 +8,77 @@ ADD = "a, b = map(int, input().split())\nprint(a + b)"
 # Functions that do not double their argument, however they pretend to. None of their tests may pass.
 CHEATS = {
     "equal to everything": "class E:\n    def __eq__(self, o): return True\n    __hash__ = None\ndef f(x): return E()",
-    "int equal to everything":
-        ("class E(int):\n    def __eq__(self, o): return True\n    def __ne__(self, o): return False\n"
-         "    __hash__ = None\ndef f(x): return E(7)"),
-    "str equal to everything":
-        "class E(str):\n    def __eq__(self, o): return True\n    __hash__ = None\ndef f(x): return E('a')",
-    "list equal to everything":
-        "class E(list):\n    def __eq__(self, o): return True\n    __hash__ = None\ndef f(x): return E([1])",
-    "float equal to everything":
-        "class E(float):\n    def __eq__(self, o): return True\n    __hash__ = None\ndef f(x): return E(.5)",
-    "reflected comparison":
-        "class E:\n    __eq__ = __le__ = __ge__ = __lt__ = __gt__ = lambda *a: True\ndef f(x): return E()",
+    "int equal to everything": (
+        "class E(int):\n    def __eq__(self, o): return True\n    def __ne__(self, o): return False\n"
+        "    __hash__ = None\ndef f(x): return E(7)"
+    ),
+    "str equal to everything": "class E(str):\n    def __eq__(self, o): return True\n    __hash__ = None\ndef f(x): return E('a')",
+    "list equal to everything": "class E(list):\n    def __eq__(self, o): return True\n    __hash__ = None\ndef f(x): return E([1])",
+    "float equal to everything": "class E(float):\n    def __eq__(self, o): return True\n    __hash__ = None\ndef f(x): return E(.5)",
+    "reflected comparison": "class E:\n    __eq__ = __le__ = __ge__ = __lt__ = __gt__ = lambda *a: True\ndef f(x): return E()",
     "mock": "import unittest.mock\ndef f(x): return unittest.mock.ANY",
     "exit with 0": "import os\nos._exit(0)",
     "exit with 0 when called": "import os\ndef f(x): os._exit(0)",
     "sys.exit": "import sys\ndef f(x): sys.exit(0)",
     "raise SystemExit at import": "raise SystemExit(0)",
-    "forged words":
-        ("import os\nfor fd in range(1, 20):\n    try: os.write(fd, b'PASSED\\nTrue\\nok\\n[true, true, true]\\n')\n"
-         "    except OSError: pass\nos._exit(0)"),
-    "forged frames":
-        ("import os\nfor fd in range(1, 20):\n    try: os.write(fd, b'=true\\n' * 3)\n    except OSError: pass\n"
-         "os._exit(0)"),
-    "forged long integers":
-        ("import os\nfor fd in range(1, 20):\n"
-         "    try: os.write(fd, b'=[' + b','.join([b'9' * 99999] * 40) + b']\\n')\n    except OSError: pass\n"
-         "os._exit(0)"),
-    "forged json":
-        ("import os, json\ndef f(x):\n    for fd in range(1, 20):\n"
-         "        try: os.write(fd, json.dumps([True] * 3).encode())\n        except OSError: pass\n    os._exit(0)"),
+    "forged words": (
+        "import os\nfor fd in range(1, 20):\n    try: os.write(fd, b'PASSED\\nTrue\\nok\\n[true, true, true]\\n')\n"
+        "    except OSError: pass\nos._exit(0)"
+    ),
+    "forged frames": (
+        "import os\nfor fd in range(1, 20):\n    try: os.write(fd, b'=true\\n' * 3)\n    except OSError: pass\n"
+        "os._exit(0)"
+    ),
+    "forged long integers": (
+        "import os\nfor fd in range(1, 20):\n"
+        "    try: os.write(fd, b'=[' + b','.join([b'9' * 99999] * 40) + b']\\n')\n    except OSError: pass\n"
+        "os._exit(0)"
+    ),
+    "forged json": (
+        "import os, json\ndef f(x):\n    for fd in range(1, 20):\n"
+        "        try: os.write(fd, json.dumps([True] * 3).encode())\n        except OSError: pass\n    os._exit(0)"
+    ),
     "patched json": "import json\njson.dumps = lambda *a, **k: 'true'\ndef f(x): return 0",
     "patched encoder": "import json.encoder\njson.JSONEncoder.encode = lambda s, o: 'NaN'\ndef f(x): return 0",
-    "patched builtins":
-        ("import builtins\nbuiltins.all = builtins.any = builtins.bool = lambda *a: True\n"
-         "builtins.isinstance = lambda *a: True\nbuiltins.len = lambda *a: 1\ndef f(x): return 0"),
+    "patched builtins": (
+        "import builtins\nbuiltins.all = builtins.any = builtins.bool = lambda *a: True\n"
+        "builtins.isinstance = lambda *a: True\nbuiltins.len = lambda *a: 1\ndef f(x): return 0"
+    ),
     "patched type": "import builtins\nbuiltins.type = lambda *a: int\nbuiltins.int = str\ndef f(x): return 1.5",
     "patched os.write": "import os\nos.write = lambda *a: 1\ndef f(x): return 0",
     "patched loads": "import json\njson.loads = lambda *a, **k: [0]\ndef f(x): return x",
     "patched decimal": "import decimal\ndecimal.Decimal = lambda *a: 2\ndef f(x): return 0",
-    "patched modules":
-        ("import sys\nfor m in list(sys.modules.values()):\n"
-         "    try: m._same = m._passes = m.run_tests = lambda *a, **k: True\n    except Exception: pass\n"
-         "def f(x): return 0"),
+    "patched modules": (
+        "import sys\nfor m in list(sys.modules.values()):\n"
+        "    try: m._same = m._passes = m.run_tests = lambda *a, **k: True\n    except Exception: pass\n"
+        "def f(x): return 0"
+    ),
     "emptied modules": "import sys\nsys.modules.clear()\ndef f(x): return 0",
-    "stack walk":
-        ("import sys\ndef f(x):\n    frame, found = sys._getframe(), []\n    while frame:\n"
-         "        found += [v for v in frame.f_locals.values() if isinstance(v, (list, tuple, dict))]\n"
-         "        frame = frame.f_back\n    for v in found:\n"
-         "        for name in ('expected', 'tests', 'answer', 'outputs'):\n"
-         "            if isinstance(v, dict) and name in v: return v[name]\n    return len(found)"),
-    "frame tampering":
-        ("import sys\ndef f(x):\n    frame = sys._getframe().f_back\n    while frame:\n"
-         "        frame.f_locals.update(answer='=true', value=True)\n        frame.f_globals['__builtins__'] = {}\n"
-         "        frame = frame.f_back\n    return 0"),
-    "heap walk":
-        ("import gc\ndef f(x):\n"
-         "    pairs = [o for o in gc.get_objects() if isinstance(o, (list, tuple)) and len(o) == 2\n"
-         "             and o[0] == [x] and type(o[1]) is int]\n    return pairs[0][1] if pairs else None"),
-    "heap walk for a job":
-        ("import gc\ndef f(x):\n    for o in gc.get_objects():\n"
-         "        if type(o).__name__ == 'Job': return o.tests[0][1]"),
-    "heap walk into dicts":
-        ("import gc\ndef f(x):\n    for o in gc.get_objects():\n"
-         "        if isinstance(o, dict) and 'expected' in o: return o['expected']"),
+    "stack walk": (
+        "import sys\ndef f(x):\n    frame, found = sys._getframe(), []\n    while frame:\n"
+        "        found += [v for v in frame.f_locals.values() if isinstance(v, (list, tuple, dict))]\n"
+        "        frame = frame.f_back\n    for v in found:\n"
+        "        for name in ('expected', 'tests', 'answer', 'outputs'):\n"
+        "            if isinstance(v, dict) and name in v: return v[name]\n    return len(found)"
+    ),
+    "frame tampering": (
+        "import sys\ndef f(x):\n    frame = sys._getframe().f_back\n    while frame:\n"
+        "        frame.f_locals.update(answer='=true', value=True)\n        frame.f_globals['__builtins__'] = {}\n"
+        "        frame = frame.f_back\n    return 0"
+    ),
+    "heap walk": (
+        "import gc\ndef f(x):\n"
+        "    pairs = [o for o in gc.get_objects() if isinstance(o, (list, tuple)) and len(o) == 2\n"
+        "             and o[0] == [x] and type(o[1]) is int]\n    return pairs[0][1] if pairs else None"
+    ),
+    "heap walk for a job": (
+        "import gc\ndef f(x):\n    for o in gc.get_objects():\n"
+        "        if type(o).__name__ == 'Job': return o.tests[0][1]"
+    ),
+    "heap walk into dicts": (
+        "import gc\ndef f(x):\n    for o in gc.get_objects():\n"
+        "        if isinstance(o, dict) and 'expected' in o: return o['expected']"
+    ),
     "raw memory": "import ctypes\ndef f(x):\n    return ctypes.string_at(id(x), 64).hex()",
     "own test": "def f(x):\n    assert True\n    return 'passed'",
     "returns a class": "class f:\n    def __init__(self, x): pass\n    def __eq__(self, o): return True",
@@ -93,8 +101,7 @@ CHEATS = {
     "returns null bytes": "def f(x): return '\\0' * 10",
     "returns a lot": "def f(x): return 'a' * 30_000_000",
     "returns odd keys": "def f(x): return {(1, 2): 3}",
-    "unpicklable":
-        "def f(x):\n    class P:\n        def __reduce__(self): return (print, ('pickled',))\n    return P()",
+    "unpicklable": "def f(x):\n    class P:\n        def __reduce__(self): return (print, ('pickled',))\n    return P()",
     "always 2": "def f(x): return None if x == 1 else 2",
     "almost": "def f(x): return 2 * x + 1e-9",
     "off by one": "def f(x): return 2 * x + 1",
@@ -104,8 +111,7 @@ CHEATS = {
     "wrong arguments": "def f(): return 2",
     "raises": "def f(x): raise ValueError(2 * x)",
     "raises at import": "1 / 0",
-    "raises an exception that raises":
-        "class E(BaseException):\n    def __str__(self): raise self\ndef f(x): raise E()",
+    "raises an exception that raises": "class E(BaseException):\n    def __str__(self): raise self\ndef f(x): raise E()",
     "syntax error": "def f(x) return 2 * x",
     "empty": "",
     "blank": "\n\n  \n",
@@ -123,10 +129,11 @@ CHEATS = {
     "looks for secrets": "import os\ndef f(x): return [v for k, v in os.environ.items() if 'SECRET' in k][0]",
     "imports this file": "import programs\ndef f(x): return programs.DOUBLE[0][1]",
     "imports the trainer": "import tasks.sandbox\ndef f(x): return 2 * x",
-    "writes a file":
-        ("def f(x):\n    for folder in ('/tmp', '/dev/shm', '/', '.'):\n        try:\n"
-         "            with open(folder + '/written_in_the_sandbox', 'w') as file: file.write('1')\n"
-         "            return 2 * x\n        except OSError: pass"),
+    "writes a file": (
+        "def f(x):\n    for folder in ('/tmp', '/dev/shm', '/', '.'):\n        try:\n"
+        "            with open(folder + '/written_in_the_sandbox', 'w') as file: file.write('1')\n"
+        "            return 2 * x\n        except OSError: pass"
+    ),
     "makes a folder": "import os\ndef f(x):\n    os.mkdir('/tmp/written_in_the_sandbox')\n    return 2 * x",
     "signals everyone": "import os, signal\ndef f(x):\n    os.kill(-1, signal.SIGURG)\n    return 2 * x",
     "lists a folder": "import os\ndef f(x): return os.listdir('/')",
@@ -136,64 +143,68 @@ CHEATS = {
     "subprocess": "import subprocess\ndef f(x): return int(subprocess.check_output(['echo', str(2 * x)]))",
     "os.system": "import os\ndef f(x): return 2 * x if os.system('true') == 0 else 'no shell'",
     "fork": "import os\ndef f(x):\n    if os.fork() == 0: os._exit(0)\n    return 2 * x",
-    "daemon":
-        ("import os, time\ndef f(x):\n    if os.fork() == 0:\n        os.setsid()\n        time.sleep(30)\n"
-         "        os._exit(0)\n    return 2 * x"),
+    "daemon": (
+        "import os, time\ndef f(x):\n    if os.fork() == 0:\n        os.setsid()\n        time.sleep(30)\n"
+        "        os._exit(0)\n    return 2 * x"
+    ),
     "kill the trainer": "import os\ndef f(x):\n    os.kill(os.getppid(), 0)\n    return 2 * x",
     "kill the group": "import os\ndef f(x):\n    os.killpg(0, 0)\n    return 2 * x",
-    "signal through fcntl":
-        "import fcntl, os, signal\ndef f(x):\n    fcntl.fcntl(0, fcntl.F_SETOWN, os.getppid())\n    return 2 * x",
+    "signal through fcntl": "import fcntl, os, signal\ndef f(x):\n    fcntl.fcntl(0, fcntl.F_SETOWN, os.getppid())\n    return 2 * x",
     "exec": "import os\ndef f(x): os.execv('/bin/true', ['true'])",
-    "raw system call":
-        ("import ctypes\ndef f(x):\n    libc = ctypes.CDLL(None)\n"
-         "    return 2 * x if libc.syscall(57) >= 0 else 'refused'"),
-    "raises its limits":
-        "import resource\ndef f(x):\n    resource.setrlimit(resource.RLIMIT_AS, (-1, -1))\n    return 2 * x",
-    "limits of another":
-        ("import resource, os\ndef f(x):\n    resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))\n"
-         "    return 2 * x"),
+    "raw system call": (
+        "import ctypes\ndef f(x):\n    libc = ctypes.CDLL(None)\n"
+        "    return 2 * x if libc.syscall(57) >= 0 else 'refused'"
+    ),
+    "raises its limits": "import resource\ndef f(x):\n    resource.setrlimit(resource.RLIMIT_AS, (-1, -1))\n    return 2 * x",
+    "limits of another": (
+        "import resource, os\ndef f(x):\n    resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))\n"
+        "    return 2 * x"
+    ),
     "slower processes": "import os\ndef f(x):\n    os.sched_setaffinity(0, {0})\n    return 2 * x",
     "memory": "def f(x): return len(bytearray(10 ** 10))",
     "memory in pieces": "def f(x):\n    a = []\n    while True: a.append(bytearray(10 ** 7))",
     "memory by doubling": "def f(x):\n    a = 'a'\n    while True: a += a",
     "recursion": "def f(x): return f(x)",
     "recursion without limit": "import sys\nsys.setrecursionlimit(10 ** 9)\ndef f(x): return f(x)",
-    "recursion in C":
-        ("import sys\nsys.setrecursionlimit(10 ** 9)\ndef f(x):\n    class A:\n"
-         "        def __repr__(self): return repr([self])\n    return repr(A())"),
+    "recursion in C": (
+        "import sys\nsys.setrecursionlimit(10 ** 9)\ndef f(x):\n    class A:\n"
+        "        def __repr__(self): return repr([self])\n    return repr(A())"
+    ),
     "segmentation fault": "import ctypes\ndef f(x): return ctypes.string_at(0)",
     "abort": "import os\ndef f(x): os.abort()",
     "illegal code": "f = (lambda: 0).__code__.replace(co_code=b'\\xff' * 20)\ndef f(x, c=f): return eval(c)",
     "closes every descriptor": "import os\nos.closerange(0, 99)\ndef f(x): return 2 * x",
-    "thread bomb":
-        ("import threading, time\ndef f(x):\n"
-         "    for _ in range(300): threading.Thread(target=time.sleep, args=(9,)).start()\n    return 3"),
+    "thread bomb": (
+        "import threading, time\ndef f(x):\n"
+        "    for _ in range(300): threading.Thread(target=time.sleep, args=(9,)).start()\n    return 3"
+    ),
 }
 
 # These never end by themselves; each test of theirs costs its whole time, so they are few and get one test.
 ENDLESS = {
     "loop": "def f(x):\n    while True: pass",
     "loop at import": "while True: pass",
-    "loop that catches everything":
-        "def f(x):\n    while True:\n        try:\n            while True: pass\n        except BaseException: pass",
-    "loop that ignores signals":
-        ("import signal\nfor s in range(1, 65):\n    try: signal.signal(s, signal.SIG_IGN)\n"
-         "    except Exception: pass\ndef f(x):\n    while True: pass"),
+    "loop that catches everything": "def f(x):\n    while True:\n        try:\n            while True: pass\n        except BaseException: pass",
+    "loop that ignores signals": (
+        "import signal\nfor s in range(1, 65):\n    try: signal.signal(s, signal.SIG_IGN)\n"
+        "    except Exception: pass\ndef f(x):\n    while True: pass"
+    ),
     "loop inside C": "def f(x): return sum(range(10 ** 15))",
     "regular expression": "import re\ndef f(x): return re.match('(a+)+$', 'a' * 60 + 'b')",
     "big power": "def f(x): return 7 ** 7 ** 20",
     "lock": "import threading\ndef f(x):\n    l = threading.Lock()\n    l.acquire()\n    l.acquire()",
     "sleep": "import time\ndef f(x): time.sleep(60)",
     "read forever": "import os\ndef f(x):\n    while not os.read(0, 10): pass",
-    "flood":
-        ("import os\ndef f(x):\n    while True:\n        for fd in range(30):\n"
-         "            try: os.write(fd, b'=3\\n' * 9999)\n            except OSError: pass"),
+    "flood": (
+        "import os\ndef f(x):\n    while True:\n        for fd in range(30):\n"
+        "            try: os.write(fd, b'=3\\n' * 9999)\n            except OSError: pass"
+    ),
     "print forever": "def f(x):\n    while True: print('a' * 9999, flush=True)",
-    "threads that spin":
-        ("import threading\ndef spin():\n    while True: pass\ndef f(x):\n"
-         "    for _ in range(20): threading.Thread(target=spin).start()\n    spin()"),
-    "thread after the answer":
-        "import threading\ndef spin():\n    while True: pass\nthreading.Thread(target=spin).start()\ndef f(x): spin()",
+    "threads that spin": (
+        "import threading\ndef spin():\n    while True: pass\ndef f(x):\n"
+        "    for _ in range(20): threading.Thread(target=spin).start()\n    spin()"
+    ),
+    "thread after the answer": "import threading\ndef spin():\n    while True: pass\nthreading.Thread(target=spin).start()\ndef f(x): spin()",
 }
 
 # Scripts that do not add two numbers.
@@ -204,8 +215,7 @@ SCRIPT_CHEATS = {
     "prints the input": "print(input())",
     "right answer, wrong status": "import sys\na, b = map(int, input().split())\nprint(a + b)\nsys.exit(3)",
     "right answer, then an exception": "a, b = map(int, input().split())\nprint(a + b, flush=True)\n1 / 0",
-    "right answer, then a signal":
-        "import ctypes\na, b = map(int, input().split())\nprint(a + b, flush=True)\nctypes.string_at(0)",
+    "right answer, then a signal": "import ctypes\na, b = map(int, input().split())\nprint(a + b, flush=True)\nctypes.string_at(0)",
     "too much": "a, b = map(int, input().split())\nprint(a + b)\nprint(a + b)",
     "on stderr": "import sys\na, b = map(int, input().split())\nprint(a + b, file=sys.stderr)",
     "flood": "while True: print('5')",
@@ -222,115 +232,217 @@ HONEST = {
     "plain": (RIGHT, DOUBLE),
     "lambda": ("f = lambda x: x + x", DOUBLE),
     "tuple for a list": ("def f(x): return (x, (x,))", [([1], [1, [1]])]),
-    "class Solution":
-        ("class Solution:\n    def f(self, x):\n        return self.g(x) * 2\n    def g(self, x):\n        return x",
-         DOUBLE),
-    "typed":
-        (("from typing import List, Optional\nclass Solution:\n    def f(self, x: List[int]) -> Optional[int]:\n"
-          "        return max(x, default=None)"), [([[3, 9, 2]], 9), ([[]], None)]),
+    "class Solution": (
+        "class Solution:\n    def f(self, x):\n        return self.g(x) * 2\n    def g(self, x):\n        return x",
+        DOUBLE,
+    ),
+    "typed": (
+        (
+            "from typing import List, Optional\nclass Solution:\n    def f(self, x: List[int]) -> Optional[int]:\n"
+            "        return max(x, default=None)"
+        ),
+        [([[3, 9, 2]], 9), ([[]], None)],
+    ),
     "main guard": (RIGHT + "if __name__ == '__main__':\n    print(f(int(input())))", DOUBLE),
     "prints": ("def f(x):\n    print('debug', x)\n    return 2 * x", DOUBLE),
-    "recursion":
-        ("import sys\nsys.setrecursionlimit(10 ** 6)\ndef f(n): return 0 if n == 0 else 1 + f(n - 1)",
-         [([20000], 20000), ([0], 0)]),
-    "memo":
-        ("from functools import lru_cache\n@lru_cache(None)\ndef f(n): return n if n < 2 else f(n - 1) + f(n - 2)",
-         [([90], 2880067194370816120)]),
+    "recursion": (
+        "import sys\nsys.setrecursionlimit(10 ** 6)\ndef f(n): return 0 if n == 0 else 1 + f(n - 1)",
+        [([20000], 20000), ([0], 0)],
+    ),
+    "memo": (
+        "from functools import lru_cache\n@lru_cache(None)\ndef f(n): return n if n < 2 else f(n - 1) + f(n - 2)",
+        [([90], 2880067194370816120)],
+    ),
     "big input": ("def f(a): return sorted(a)[-1]", [([list(range(100000))], 99999)]),
     "big output": ("def f(n): return list(range(n))", [([100000], list(range(100000)))]),
-    "big integer": ("def f(n): return 10 ** n", [([50], 10 ** 50), ([5000], 10 ** 5000)]),
+    "big integer": ("def f(n): return 10 ** n", [([50], 10**50), ([5000], 10**5000)]),
     "float": ("def f(x): return x / 4", [([1], 0.25), ([8], 2)]),
     "bool": ("def f(x): return x > 2", [([1], False), ([3], True)]),
     "not quite bool": ("def f(x): return int(x > 2)", [([3], True)], [False]),
     "none": ("def f(x): return None", [([3], None), ([3], 0)], [True, False]),
     "integer keys": ("def f(x): return {x: 2}", [([1], {"1": 2})], [False]),
     "nested": ("def f(x): return [[[x], []]]", [([1], [[[1], []]])]),
-    "dict": ("def f(s): return {c: s.count(c) for c in s}", [(["aab"], {"b": 1, "a": 2}), ([""], {})]),
-    "counter": ("from collections import Counter\ndef f(s): return Counter(s)", [(["aab"], {"a": 2, "b": 1})]),
+    "dict": (
+        "def f(s): return {c: s.count(c) for c in s}",
+        [(["aab"], {"b": 1, "a": 2}), ([""], {})],
+    ),
+    "counter": (
+        "from collections import Counter\ndef f(s): return Counter(s)",
+        [(["aab"], {"a": 2, "b": 1})],
+    ),
     "unicode": ("def f(s): return s[::-1] + 'é😀'", [(["añ😀"], "😀ñaé😀")]),
     "sorted set": ("def f(a): return sorted(set(a))", [([[3, 1, 3]], [1, 3])]),
-    "mutates its argument": ("def f(a):\n    a.append(1)\n    return len(a)", [([[0]], 2), ([[0]], 2)]),
-    "global state": ("calls = 0\ndef f(x):\n    global calls\n    calls += 1\n    return calls", [([1], 1), ([1], 1)]),
-    "dataclass":
-        ("from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\ndef f(x): return P(2 * x).x", DOUBLE),
-    "heap":
-        ("import heapq, bisect, itertools, math, re, string, datetime\ndef f(a): return heapq.nsmallest(2, a)",
-         [([[5, 1, 4]], [1, 4])]),
-    "decimal":
-        ("from decimal import Decimal\nfrom fractions import Fraction\ndef f(s): return str(Decimal(s) * 2)",
-         [(["0.1"], "0.2")]),
-    "strptime":
-        ("from datetime import datetime\ndef f(s): return datetime.strptime(s, '%Y-%m-%d').weekday()",
-         [(["2026-11-20"], 4)]),
-    "random":
-        ("import random\ndef f(n): return [random.random() for _ in range(n)] == [random.Random(0).random()]",
-         [([1], True)]),
+    "mutates its argument": (
+        "def f(a):\n    a.append(1)\n    return len(a)",
+        [([[0]], 2), ([[0]], 2)],
+    ),
+    "global state": (
+        "calls = 0\ndef f(x):\n    global calls\n    calls += 1\n    return calls",
+        [([1], 1), ([1], 1)],
+    ),
+    "dataclass": (
+        "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\ndef f(x): return P(2 * x).x",
+        DOUBLE,
+    ),
+    "heap": (
+        "import heapq, bisect, itertools, math, re, string, datetime\ndef f(a): return heapq.nsmallest(2, a)",
+        [([[5, 1, 4]], [1, 4])],
+    ),
+    "decimal": (
+        "from decimal import Decimal\nfrom fractions import Fraction\ndef f(s): return str(Decimal(s) * 2)",
+        [(["0.1"], "0.2")],
+    ),
+    "strptime": (
+        "from datetime import datetime\ndef f(s): return datetime.strptime(s, '%Y-%m-%d').weekday()",
+        [(["2026-11-20"], 4)],
+    ),
+    "random": (
+        "import random\ndef f(n): return [random.random() for _ in range(n)] == [random.Random(0).random()]",
+        [([1], True)],
+    ),
     "hash order": ("def f(a): return list(set(a))[0] in a", [([["x", "y", "z"]], True)]),
-    "thread with a big stack":
-        (("import sys, threading\nsys.setrecursionlimit(10 ** 6)\nthreading.stack_size(2 ** 27)\ndef f(n):\n"
-          "    out = []\n    def g(k): return 0 if k == 0 else 1 + g(k - 1)\n"
-          "    t = threading.Thread(target=lambda: out.append(g(n)))\n    t.start()\n    t.join()\n"
-          "    return out[0]"), [([50000], 50000)]),
-    "pool of threads":
-        (("from concurrent.futures import ThreadPoolExecutor\ndef f(n):\n"
-          "    with ThreadPoolExecutor(4) as p: return sum(p.map(abs, range(n)))"), [([10], 45)]),
+    "thread with a big stack": (
+        (
+            "import sys, threading\nsys.setrecursionlimit(10 ** 6)\nthreading.stack_size(2 ** 27)\ndef f(n):\n"
+            "    out = []\n    def g(k): return 0 if k == 0 else 1 + g(k - 1)\n"
+            "    t = threading.Thread(target=lambda: out.append(g(n)))\n    t.start()\n    t.join()\n"
+            "    return out[0]"
+        ),
+        [([50000], 50000)],
+    ),
+    "pool of threads": (
+        (
+            "from concurrent.futures import ThreadPoolExecutor\ndef f(n):\n"
+            "    with ThreadPoolExecutor(4) as p: return sum(p.map(abs, range(n)))"
+        ),
+        [([10], 45)],
+    ),
     "closure": ("def make():\n    def f(x): return 2 * x\n    return f\nf = make()", DOUBLE),
     "no arguments": ("def f(): return 7", [([], 7)]),
     "some right": ("def f(x): return 2 * x if x > 0 else 0", DOUBLE, [True, True, False]),
-    "one loops": ("def f(x):\n    while x == 5: pass\n    return 2 * x", DOUBLE, [True, False, True]),
-    "one crashes":
-        ("import ctypes\ndef f(x):\n    if x == 5: ctypes.string_at(0)\n    return 2 * x", DOUBLE, [True, False, True]),
-    "one exits": ("import os\ndef f(x):\n    if x == 1: os._exit(0)\n    return 2 * x", DOUBLE, [False, True, True]),
-    "one eats memory":
-        ("def f(x):\n    a = 'a' * (10 ** 10 if x == -3 else 1)\n    return 2 * x", DOUBLE, [True, True, False]),
-    "future": ("from __future__ import annotations\ndef f(x: Unknown) -> Other: return 2 * x", DOUBLE),
-    "imports":
-        (("import csv, uuid, secrets, argparse, unittest, doctest, contextvars, html, shlex, tempfile, shutil\n"
-          "def f(x): return 2 * x"), DOUBLE),
-    "looks for a file":
-        ("try:\n    data = open('input.txt')\nexcept FileNotFoundError:\n    data = None\ndef f(x): return 2 * x",
-         DOUBLE),
-    "memory in every test": ("s = [True] * 10 ** 7\ndef f(x): return 2 * x", [([i], 2 * i) for i in range(8)]),
-    "Solution beside an import of that name": ("f = None\nclass Solution:\n    def f(self, x): return 2 * x", DOUBLE),
+    "one loops": (
+        "def f(x):\n    while x == 5: pass\n    return 2 * x",
+        DOUBLE,
+        [True, False, True],
+    ),
+    "one crashes": (
+        "import ctypes\ndef f(x):\n    if x == 5: ctypes.string_at(0)\n    return 2 * x",
+        DOUBLE,
+        [True, False, True],
+    ),
+    "one exits": (
+        "import os\ndef f(x):\n    if x == 1: os._exit(0)\n    return 2 * x",
+        DOUBLE,
+        [False, True, True],
+    ),
+    "one eats memory": (
+        "def f(x):\n    a = 'a' * (10 ** 10 if x == -3 else 1)\n    return 2 * x",
+        DOUBLE,
+        [True, True, False],
+    ),
+    "future": (
+        "from __future__ import annotations\ndef f(x: Unknown) -> Other: return 2 * x",
+        DOUBLE,
+    ),
+    "imports": (
+        (
+            "import csv, uuid, secrets, argparse, unittest, doctest, contextvars, html, shlex, tempfile, shutil\n"
+            "def f(x): return 2 * x"
+        ),
+        DOUBLE,
+    ),
+    "looks for a file": (
+        "try:\n    data = open('input.txt')\nexcept FileNotFoundError:\n    data = None\ndef f(x): return 2 * x",
+        DOUBLE,
+    ),
+    "memory in every test": (
+        "s = [True] * 10 ** 7\ndef f(x): return 2 * x",
+        [([i], 2 * i) for i in range(8)],
+    ),
+    "Solution beside an import of that name": (
+        "f = None\nclass Solution:\n    def f(self, x): return 2 * x",
+        DOUBLE,
+    ),
     "one fails": ("def f(x):\n    assert x != 5\n    return 2 * x", DOUBLE, [True, False, True]),
 }
 
 # Scripts, likewise.
 HONEST_SCRIPTS = {
     "input": (ADD, STDIO),
-    "stdin": ("import sys\na, b = map(int, sys.stdin.read().split())\nsys.stdout.write(f'{a + b}  \\n\\n\\n')", STDIO),
+    "stdin": (
+        "import sys\na, b = map(int, sys.stdin.read().split())\nsys.stdout.write(f'{a + b}  \\n\\n\\n')",
+        STDIO,
+    ),
     "open(0)": ("a, b = map(int, open(0).read().split())\nprint(a + b)", STDIO),
     "os.read": ("import os\na, b = map(int, os.read(0, 99).split())\nprint(a + b)", STDIO),
-    "buffer":
-        (("import sys\ninput = sys.stdin.buffer.readline\na, b = map(int, input().split())\n"
-          "sys.stdout.buffer.write(b'%d' % (a + b))"), STDIO),
-    "main":
-        (f"def main():\n    {ADD.replace(chr(10), chr(10) + '    ')}\nif __name__ == '__main__':\n    main()", STDIO),
+    "buffer": (
+        (
+            "import sys\ninput = sys.stdin.buffer.readline\na, b = map(int, input().split())\n"
+            "sys.stdout.buffer.write(b'%d' % (a + b))"
+        ),
+        STDIO,
+    ),
+    "main": (
+        f"def main():\n    {ADD.replace(chr(10), chr(10) + '    ')}\nif __name__ == '__main__':\n    main()",
+        STDIO,
+    ),
     "exit": (ADD + "\nexit()", STDIO),
     "sys.exit(0)": ("import sys\n" + ADD + "\nsys.exit(0)", STDIO),
     "os._exit": ("import os\n" + ADD + "\nimport sys\nsys.stdout.flush()\nos._exit(0)", STDIO),
-    "thread":
-        (("import sys, threading\nsys.setrecursionlimit(10 ** 6)\nthreading.stack_size(2 ** 27)\ndef main():\n"
-          "    a, b = map(int, input().split())\n    print(a + b)\nthreading.Thread(target=main).start()"), STDIO),
-    "atexit": ("import atexit\na, b = map(int, input().split())\natexit.register(lambda: print(a + b))", STDIO),
+    "thread": (
+        (
+            "import sys, threading\nsys.setrecursionlimit(10 ** 6)\nthreading.stack_size(2 ** 27)\ndef main():\n"
+            "    a, b = map(int, input().split())\n    print(a + b)\nthreading.Thread(target=main).start()"
+        ),
+        STDIO,
+    ),
+    "atexit": (
+        "import atexit\na, b = map(int, input().split())\natexit.register(lambda: print(a + b))",
+        STDIO,
+    ),
     "does not read": ("print(5)", [("1 4\n" * 200000, "5")]),
-    "echo": ("import sys\nfor line in sys.stdin: print(line, end='')", [("ab\n" * 200000, "ab\n" * 200000)]),
-    "prints first":
-        ("print('x' * 500000, flush=True)\nprint(len(input()))", [("y" * 500000, "x" * 500000 + "\n500000")]),
+    "echo": (
+        "import sys\nfor line in sys.stdin: print(line, end='')",
+        [("ab\n" * 200000, "ab\n" * 200000)],
+    ),
+    "prints first": (
+        "print('x' * 500000, flush=True)\nprint(len(input()))",
+        [("y" * 500000, "x" * 500000 + "\n500000")],
+    ),
     "unicode": ("print(input()[::-1])", [("é😀", "😀é")]),
     "blank lines": ("print()\nprint('a ')\nprint()\nprint('b')\nprint()", [("", "\na\n\nb")]),
     "no output": ("pass", [("", "")]),
-    "loops once": ("a, b = map(int, input().split())\nwhile a == 2: pass\nprint(a + b)", STDIO, [False, True]),
-    "fast input":
-        ("import os\nfrom io import BytesIO\ninput = BytesIO(os.read(0, os.fstat(0).st_size)).readline\n" + ADD, STDIO),
+    "loops once": (
+        "a, b = map(int, input().split())\nwhile a == 2: pass\nprint(a + b)",
+        STDIO,
+        [False, True],
+    ),
+    "fast input": (
+        "import os\nfrom io import BytesIO\ninput = BytesIO(os.read(0, os.fstat(0).st_size)).readline\n"
+        + ADD,
+        STDIO,
+    ),
     "one big read": ("import os\nprint(len(os.read(0, 10 ** 7)))", [("7" * 1000000, "1000000")]),
-    "stack limit":
-        ((("import resource\n"
-           "resource.setrlimit(resource.RLIMIT_STACK, resource.getrlimit(resource.RLIMIT_STACK)[1:] * 2)\n")
-          + ADD), STDIO),
-    "open(1) left open": ("out = open(1, 'w')\na, b = map(int, input().split())\nout.write(str(a + b))", STDIO),
-    "buffered by hand":
-        ("import io, sys\nsys.stdout = io.StringIO()\n" + ADD + "\nsys.__stdout__.write(sys.stdout.getvalue())", STDIO),
+    "stack limit": (
+        (
+            (
+                "import resource\n"
+                "resource.setrlimit(resource.RLIMIT_STACK, resource.getrlimit(resource.RLIMIT_STACK)[1:] * 2)\n"
+            )
+            + ADD
+        ),
+        STDIO,
+    ),
+    "open(1) left open": (
+        "out = open(1, 'w')\na, b = map(int, input().split())\nout.write(str(a + b))",
+        STDIO,
+    ),
+    "buffered by hand": (
+        "import io, sys\nsys.stdout = io.StringIO()\n"
+        + ADD
+        + "\nsys.__stdout__.write(sys.stdout.getvalue())",
+        STDIO,
+    ),
     "closes stdout": ("import sys\n" + ADD + "\nsys.stdout.close()", STDIO),
     "prints to stderr": ("import sys\nprint('note', file=sys.stderr)\n" + ADD, STDIO),
 }

@@ -30,6 +30,7 @@ from tasks.code_files import read_problems
 from tasks.sandbox import Sandbox
 from tasks.small_programs import small_problems
 
+
 @pytest.fixture(scope="module")
 def helpers():
     with Sandbox() as sandbox:
@@ -40,7 +41,9 @@ def helpers():
 def shared_helpers(helpers, monkeypatch):
     """Most tests need no sandbox of their own, whose helpers take half a second to start."""
     usual = {"seconds": 2.0, "memory_mb": 512, "unconfined": False}
-    monkeypatch.setattr(code_module, "Sandbox", lambda **limits: helpers if limits == usual else Sandbox(**limits))
+    monkeypatch.setattr(
+        code_module, "Sandbox", lambda **limits: helpers if limits == usual else Sandbox(**limits)
+    )
 
 
 def pickled(cases: list) -> str:
@@ -49,55 +52,124 @@ def pickled(cases: list) -> str:
 
 
 HUMANEVAL = {
-    "task_id": "Fixture/0", "entry_point": "halves",
+    "task_id": "Fixture/0",
+    "entry_point": "halves",
     "prompt": "from typing import List, Tuple\n\ndef helper(x):\n    return x / 2\n\n"
-              "def halves(xs: List[int]) -> List[float]:\n"
-              '    """Half of each number.\n    >>> halves([2])\n    [1.0]\n    """\n',
+    "def halves(xs: List[int]) -> List[float]:\n"
+    '    """Half of each number.\n    >>> halves([2])\n    [1.0]\n    """\n',
     "canonical_solution": "    return [helper(x) for x in xs]\n",
     "test": "METADATA = {}\n\ndef check(candidate):\n    assert True, 'runs'\n"
-            "    assert candidate([2, 4]) == [1.0, 2.0], 'two'\n    assert candidate([]) == []\n"
-            "    assert set(candidate([2, 2])) == {1.0}\n    assert [0.5] == candidate([1])\n"
-            "    assert len(candidate([1, 2, 3])) == 3\n    assert abs(sum(candidate([1, 2])) - 1.5) < 1e-6\n"
-            "    for i in range(3):\n        assert candidate([i]) == [i / 2]\n"
-            "    assert candidate([6]) == [helper(6)]\n"}
+    "    assert candidate([2, 4]) == [1.0, 2.0], 'two'\n    assert candidate([]) == []\n"
+    "    assert set(candidate([2, 2])) == {1.0}\n    assert [0.5] == candidate([1])\n"
+    "    assert len(candidate([1, 2, 3])) == 3\n    assert abs(sum(candidate([1, 2])) - 1.5) < 1e-6\n"
+    "    for i in range(3):\n        assert candidate([i]) == [i / 2]\n"
+    "    assert candidate([6]) == [helper(6)]\n",
+}
 MBPP = {
-    "task_id": 7, "text": "Write a function that counts words by length.", "test_setup_code": "",
+    "task_id": 7,
+    "text": "Write a function that counts words by length.",
+    "test_setup_code": "",
     "code": "def count(words):\n    out = {}\n    for w in words:\n        out[len(w)] = out.get(len(w), 0) + 1\n"
-            "    return out\n",
-    "test_list": ["assert count(['a', 'bb', 'c']) == {1: 2, 2: 1}", "assert count(()) == {}", "assert not count([])",
-                  "assert count(['a']) == {1: 7}"], "challenge_test_list": []}
-SANITIZED = {"task_id": 8, "prompt": "Write a function that finds the minimum.", "test_imports": ["import math"],
-             "code": "import math\ndef least(xs):\n    return min(xs)\n",
-             "test_list": ["assert least((3, 1)) == 1", "assert math.isclose(least([0.5]), 0.5, rel_tol=0.001)"]}
-LCB_STDIN = {"question_title": "Sum", "question_content": "Read two numbers, print their sum.", "question_id": "s1",
-             "platform": "atcoder", "contest_date": "2025-01-04T00:00:00", "starter_code": "", "metadata": "{}",
-             "public_test_cases": json.dumps([{"input": "1 2\n", "output": "3\n", "testtype": "stdin"}]),
-             "private_test_cases": pickled([
-                 *({"input": f"{i} {i}\n", "output": f"{2 * i}\n", "testtype": "stdin"} for i in range(30)),
-                 {"input": "9" * 9000, "output": "9", "testtype": "stdin"}])}
-LCB_FUNCTION = {"question_title": "Add", "question_content": "Add two numbers.", "question_id": "f1",
-                "platform": "leetcode",
-                "contest_date": "2025-03-01T00:00:00", "metadata": json.dumps({"func_name": "addAll"}),
-                "starter_code": "class Solution:\n    def addAll(self, xs: List[int], y: int) -> int:\n        ",
-                "public_test_cases": json.dumps([{"input": "[1, 2]\n3", "output": "6", "testtype": "functional"}]),
-                "private_test_cases": pickled([{"input": "[]\n0", "output": "0", "testtype": "functional"}])}
-OWN = {"id": "own-1", "prompt": "Double a number.", "entry_point": "twice", "tests": [[[1], 2], [[-3], -6]],
-       "reference": "def twice(x):\n    return 2 * x"}
+    "    return out\n",
+    "test_list": [
+        "assert count(['a', 'bb', 'c']) == {1: 2, 2: 1}",
+        "assert count(()) == {}",
+        "assert not count([])",
+        "assert count(['a']) == {1: 7}",
+    ],
+    "challenge_test_list": [],
+}
+SANITIZED = {
+    "task_id": 8,
+    "prompt": "Write a function that finds the minimum.",
+    "test_imports": ["import math"],
+    "code": "import math\ndef least(xs):\n    return min(xs)\n",
+    "test_list": [
+        "assert least((3, 1)) == 1",
+        "assert math.isclose(least([0.5]), 0.5, rel_tol=0.001)",
+    ],
+}
+LCB_STDIN = {
+    "question_title": "Sum",
+    "question_content": "Read two numbers, print their sum.",
+    "question_id": "s1",
+    "platform": "atcoder",
+    "contest_date": "2025-01-04T00:00:00",
+    "starter_code": "",
+    "metadata": "{}",
+    "public_test_cases": json.dumps([{"input": "1 2\n", "output": "3\n", "testtype": "stdin"}]),
+    "private_test_cases": pickled(
+        [
+            *(
+                {"input": f"{i} {i}\n", "output": f"{2 * i}\n", "testtype": "stdin"}
+                for i in range(30)
+            ),
+            {"input": "9" * 9000, "output": "9", "testtype": "stdin"},
+        ]
+    ),
+}
+LCB_FUNCTION = {
+    "question_title": "Add",
+    "question_content": "Add two numbers.",
+    "question_id": "f1",
+    "platform": "leetcode",
+    "contest_date": "2025-03-01T00:00:00",
+    "metadata": json.dumps({"func_name": "addAll"}),
+    "starter_code": "class Solution:\n    def addAll(self, xs: List[int], y: int) -> int:\n        ",
+    "public_test_cases": json.dumps(
+        [{"input": "[1, 2]\n3", "output": "6", "testtype": "functional"}]
+    ),
+    "private_test_cases": pickled([{"input": "[]\n0", "output": "0", "testtype": "functional"}]),
+}
+OWN = {
+    "id": "own-1",
+    "prompt": "Double a number.",
+    "entry_point": "twice",
+    "tests": [[[1], 2], [[-3], -6]],
+    "reference": "def twice(x):\n    return 2 * x",
+}
 OWN_SCRIPT = {"prompt": "Print the line in upper case.", "tests": [["ab\n", "AB\n"], ["", "\n"]]}
 
 # record, number of tests, right program, wrong program
 FORMATS = {
-    "humaneval": (HUMANEVAL, 6, "def halves(xs):\n    return [helper(x) for x in xs]",
-                  "def halves(xs):\n    return [9, *xs]"),
-    "mbpp": (MBPP, 3, MBPP["code"], "def count(words):\n    return {}.fromkeys(map(len, words), 0) or {0: 0}"),
-    "sanitized": (SANITIZED, 2, "def least(xs):\n    return sorted(xs)[0]", "def least(xs):\n    return 9"),
-    "livecodebench stdin": (LCB_STDIN, 16, "print(sum(map(int, input().split())))", "print(input())"),
+    "humaneval": (
+        HUMANEVAL,
+        6,
+        "def halves(xs):\n    return [helper(x) for x in xs]",
+        "def halves(xs):\n    return [9, *xs]",
+    ),
+    "mbpp": (
+        MBPP,
+        3,
+        MBPP["code"],
+        "def count(words):\n    return {}.fromkeys(map(len, words), 0) or {0: 0}",
+    ),
+    "sanitized": (
+        SANITIZED,
+        2,
+        "def least(xs):\n    return sorted(xs)[0]",
+        "def least(xs):\n    return 9",
+    ),
+    "livecodebench stdin": (
+        LCB_STDIN,
+        16,
+        "print(sum(map(int, input().split())))",
+        "print(input())",
+    ),
     "livecodebench function": (
-        LCB_FUNCTION, 2, "class Solution:\n    def addAll(self, xs: List[int], y: int) -> int:\n"
+        LCB_FUNCTION,
+        2,
+        "class Solution:\n    def addAll(self, xs: List[int], y: int) -> int:\n"
         "        assert bisect.bisect_left([1], 1) == 0\n        return sum(deque(xs)) + y",
-        "class Solution:\n    def addAll(self, xs, y):\n        return -1"),
+        "class Solution:\n    def addAll(self, xs, y):\n        return -1",
+    ),
     "own": (OWN, 2, "twice = lambda x: x + x", "def twice(x):\n    return x + 100"),
-    "own script": (OWN_SCRIPT, 2, "try:\n    print(input().upper())\nexcept EOFError:\n    print()", "print('ab')"),
+    "own script": (
+        OWN_SCRIPT,
+        2,
+        "try:\n    print(input().upper())\nexcept EOFError:\n    print()",
+        "print('ab')",
+    ),
 }
 
 
@@ -111,15 +183,26 @@ def write(*records: dict | str, name: str = "problems.jsonl") -> str:
 def test_a_problem_of_each_format_is_read_asked_and_judged(name, capsys):
     record, n_tests, right, wrong = FORMATS[name]
     task = Code(write(record), "problems.jsonl")
-    problem, = task.problems("test", 1)
-    assert task.problems("train", 3)[0].data == problem.data and len(problem.data["tests"]) == n_tests
-    assert task.reward(problem, right) == [1.0] * n_tests and task.reward(problem, wrong) == [0.0] * n_tests
+    (problem,) = task.problems("test", 1)
+    assert (
+        task.problems("train", 3)[0].data == problem.data and len(problem.data["tests"]) == n_tests
+    )
+    assert (
+        task.reward(problem, right) == [1.0] * n_tests
+        and task.reward(problem, wrong) == [0.0] * n_tests
+    )
     json.dumps(problem.data)
     prompt = task.prompt(problem, 3)
-    assert "3 different solutions" in prompt and "```python" in prompt and "1 problems with" in capsys.readouterr().err
+    assert (
+        "3 different solutions" in prompt
+        and "```python" in prompt
+        and "1 problems with" in capsys.readouterr().err
+    )
     assert (problem.data["entry_point"] or "stdin") in prompt
-    text = (f"<think>```python\nno\n```</think>First:\n```python\n{right}\n```\nthen\n```\n{wrong}\n```\n"
-            f"```python\n# same\n{right}\n```\n")
+    text = (
+        f"<think>```python\nno\n```</think>First:\n```python\n{right}\n```\nthen\n```\n{wrong}\n```\n"
+        f"```python\n# same\n{right}\n```\n"
+    )
     assert parse_answers(text, task, 3) == [right.strip(), wrong, f"# same\n{right.strip()}"]
     scored = score(task, [problem], [[parse_answers(text, task, 3), []]], 3)
     assert scored.scalars.tolist() == [[[1.0, 0.0, 1.0], [0.0] * 3]]
@@ -129,17 +212,24 @@ def test_a_problem_of_each_format_is_read_asked_and_judged(name, capsys):
 def test_what_is_left_out_is_counted(capsys):
     """A loop and a helper in HumanEval, one wrong test in MBPP: none of them is silently dropped or kept."""
     problems = read_problems(write(HUMANEVAL, MBPP))
-    assert [(len(problem["tests"]), problem["left_out"]) for problem in problems] == [(6, 2), (4, 0)]
+    assert [(len(problem["tests"]), problem["left_out"]) for problem in problems] == [
+        (6, 2),
+        (4, 0),
+    ]
     Code("problems.jsonl", "problems.jsonl")
     error = capsys.readouterr().err
-    assert "2 problems with 9 tests; left out: 2 asserts" in error and "1 tests that the reference" in error
+    assert (
+        "2 problems with 9 tests; left out: 2 asserts" in error
+        and "1 tests that the reference" in error
+    )
 
 
 CHEATS = [
     "class E:\n    def __eq__(self, o): return True\n    __hash__ = None\ndef halves(xs): return E()",
     "class E(list):\n    def __eq__(self, o): return True\n    def __len__(self): return 1\n"
     "def halves(xs): return E([9])",
-    "import sys\ndef halves(xs): sys.exit(0)", "import os\ndef halves(xs): os._exit(0)",
+    "import sys\ndef halves(xs): sys.exit(0)",
+    "import os\ndef halves(xs): os._exit(0)",
     "def halves(xs): return [7, *xs]\ndef _plain_(v): return True",
     "import builtins\nbuiltins.set = builtins.len = lambda v: 1\ndef halves(xs): return 0",
     "import inspect\ndef halves(xs):\n    frames = [f.frame.f_globals for f in inspect.stack()]\n"
@@ -151,32 +241,47 @@ CHEATS = [
 def test_asserts_cannot_be_forged(program):
     """Guards against grading HumanEval by running its asserts beside the answer, where equality can be redefined."""
     task = Code(write(HUMANEVAL), "problems.jsonl")
-    problem, = task.problems("test", 1)
+    (problem,) = task.problems("test", 1)
     assert not any(task.reward(problem, program))
     source = job(problem.data, program).program
     assert "1e-06" not in source and "0.5]" not in source.split("def halves")[-1]
 
 
-@pytest.mark.parametrize(("text", "converted"), [
-    ("assert f(1) == 2", ("f(1)", 2)), ("assert 2 == f(1)", ("f(1)", 2)), ("assert f(1) is None", ("f(1)", None)),
-    ("assert f(1)", ("bool(f(1))", True)), ("assert not f(1)", ("bool(f(1))", False)),
-    ("assert sorted(f([3])) == sorted([2, 1])", ("sorted(f([3]))", [1, 2])),
-    ("assert f((1, 2)) == (1, [2])", ("f((1, 2))", [1, [2]])),
-    ("assert set(f(1)) == set([2, 1])", ("set(f(1))", {"set": [1, 2]})),
-    ("assert f(1) == {1: 2}", ("f(1)", {"dict": [[1, 2]]})),
-    ("assert round(f(1), 2) == 0.33", ("round(f(1), 2)", 0.33)),
-    ("assert abs(f(1) - 0.3) < 1e-3", ("f(1)", 0.3, (0.0, 1e-3))),
-    ("assert math.isclose(f(1), 3.0, rel_tol=0.01)", ("f(1)", 3.0, (0.01, 0.0))),
-    ("assert f(-1) == -2.5", ("f(-1)", -2.5)),
-    ("assert f(1) != 2", None), ("assert f(1) == f(2)", None), ("assert f(1) == g(2)", None),
-    ("assert (f(1) == 2) == True", None),
-    ("assert f(1) == 2 == 2", None), ("assert f(1) > 2", None), ("assert f(1).issubset({2})", None),
-    ("assert g(1) == 2", None),
-    ("assert f(helper) == 1", None), ("assert f(1) == 1j", None), ("assert f(1) == 2 and True", None),
-    ("assert f(x=1) == open('x')", None),
-    ("assert f(1) == sorted([3, 1], reverse=True)", None), ("assert f(1) == dict(a=1)", None),
-    ("assert abs() < 3", None),
-    ("assert abs(f(1) - 2) < 1" + "0" * 400, None), ("assert abs(f(1) - 2) < -1", None)])
+@pytest.mark.parametrize(
+    ("text", "converted"),
+    [
+        ("assert f(1) == 2", ("f(1)", 2)),
+        ("assert 2 == f(1)", ("f(1)", 2)),
+        ("assert f(1) is None", ("f(1)", None)),
+        ("assert f(1)", ("bool(f(1))", True)),
+        ("assert not f(1)", ("bool(f(1))", False)),
+        ("assert sorted(f([3])) == sorted([2, 1])", ("sorted(f([3]))", [1, 2])),
+        ("assert f((1, 2)) == (1, [2])", ("f((1, 2))", [1, [2]])),
+        ("assert set(f(1)) == set([2, 1])", ("set(f(1))", {"set": [1, 2]})),
+        ("assert f(1) == {1: 2}", ("f(1)", {"dict": [[1, 2]]})),
+        ("assert round(f(1), 2) == 0.33", ("round(f(1), 2)", 0.33)),
+        ("assert abs(f(1) - 0.3) < 1e-3", ("f(1)", 0.3, (0.0, 1e-3))),
+        ("assert math.isclose(f(1), 3.0, rel_tol=0.01)", ("f(1)", 3.0, (0.01, 0.0))),
+        ("assert f(-1) == -2.5", ("f(-1)", -2.5)),
+        ("assert f(1) != 2", None),
+        ("assert f(1) == f(2)", None),
+        ("assert f(1) == g(2)", None),
+        ("assert (f(1) == 2) == True", None),
+        ("assert f(1) == 2 == 2", None),
+        ("assert f(1) > 2", None),
+        ("assert f(1).issubset({2})", None),
+        ("assert g(1) == 2", None),
+        ("assert f(helper) == 1", None),
+        ("assert f(1) == 1j", None),
+        ("assert f(1) == 2 and True", None),
+        ("assert f(x=1) == open('x')", None),
+        ("assert f(1) == sorted([3, 1], reverse=True)", None),
+        ("assert f(1) == dict(a=1)", None),
+        ("assert abs() < 3", None),
+        ("assert abs(f(1) - 2) < 1" + "0" * 400, None),
+        ("assert abs(f(1) - 2) < -1", None),
+    ],
+)
 def test_asserts_become_pairs_or_nothing(text, converted):
     """By hand; what compares inside the program's process must never pass as a pair."""
     assert code_files._convert("f", ast.parse(text).body[0]) == converted
@@ -190,55 +295,134 @@ class Bomb:
 BAD = {
     "line 2": ([OWN, "{oops"], "line 2: not JSON"),
     "not an object": (["3"], "line 1, not a JSON object but 3: each must be one problem"),
-    "no format": ([{"question": "?", "answer": 1}],
-                  "line 1, fields question, answer: no known format; expected are those of HumanEval: prompt, entry"),
+    "no format": (
+        [{"question": "?", "answer": 1}],
+        "line 1, fields question, answer: no known format; expected are those of HumanEval: prompt, entry",
+    ),
     "empty": ([""], "no problem with a test is left"),
     "no tests": ([OWN | {"tests": []}], "line 1, field tests: 0 tests; allowed are 1 to 100"),
     "too many": ([OWN, OWN | {"tests": [[[1], 2]] * 101}], "line 2, field tests: 101 tests"),
-    "without expected": ([OWN | {"tests": [[[1], 2], [[3]]]}],
-                         "field tests[1]: [[3]] must be [[argument, ...], expected]"),
-    "not a pair": ([OWN | {"tests": [[1, 2, 3]]}], "field tests[0]: [1, 2, 3] must be [[argument, ...], expected]"),
-    "arguments": ([OWN | {"tests": [[1, 2]]}], "field tests[0]: [1, 2] must be [[argument, ...], expected]"),
-    "stdin": ([OWN_SCRIPT | {"tests": [[[1], "2"]]}],
-              "[[1], '2'] must be [stdin, stdout], both text; to call a function name it in entry_point"),
-    "entry point": ([OWN | {"entry_point": "2x"}], "field entry_point: '2x' is no name of a function"),
-    "undefined": ([OWN | {"entry_point": "thrice"}], "field reference: no function 'thrice' is defined, only twice"),
-    "reference": ([OWN | {"reference": "def twice(x): return x"}],
-                  "problems.jsonl, line 1, field reference: fails tests[0], [[1], 2]"),
+    "without expected": (
+        [OWN | {"tests": [[[1], 2], [[3]]]}],
+        "field tests[1]: [[3]] must be [[argument, ...], expected]",
+    ),
+    "not a pair": (
+        [OWN | {"tests": [[1, 2, 3]]}],
+        "field tests[0]: [1, 2, 3] must be [[argument, ...], expected]",
+    ),
+    "arguments": (
+        [OWN | {"tests": [[1, 2]]}],
+        "field tests[0]: [1, 2] must be [[argument, ...], expected]",
+    ),
+    "stdin": (
+        [OWN_SCRIPT | {"tests": [[[1], "2"]]}],
+        "[[1], '2'] must be [stdin, stdout], both text; to call a function name it in entry_point",
+    ),
+    "entry point": (
+        [OWN | {"entry_point": "2x"}],
+        "field entry_point: '2x' is no name of a function",
+    ),
+    "undefined": (
+        [OWN | {"entry_point": "thrice"}],
+        "field reference: no function 'thrice' is defined, only twice",
+    ),
+    "reference": (
+        [OWN | {"reference": "def twice(x): return x"}],
+        "problems.jsonl, line 1, field reference: fails tests[0], [[1], 2]",
+    ),
     "type": ([OWN | {"prompt": 3}], "line 1, field prompt: must be text, not 3"),
     "missing": ([{"tests": [], "prompt": None}], "line 1, field prompt: must be text, not None"),
     "null": ([OWN | {"prompt": None}], "line 1, field prompt: must be text, not None"),
     "no text": ([OWN | {"prompt": " "}], "line 1, field prompt: is empty"),
-    "surrogate": ([OWN, OWN | {"prompt": "\ud800"}], "line 2: cannot be used ('utf-8' codec can't encode"),
-    "entry point type": ([OWN | {"entry_point": 0}], "line 1, field entry_point: must be text, not 0"),
-    "reference type": ([OWN | {"reference": ["x" * 99]}], "field reference: must be text, not ['xxxxx"),
-    "humaneval entry": ([HUMANEVAL | {"entry_point": "thirds"}],
-                        "field entry_point: no function 'thirds' is defined, only halves, helper"),
-    "humaneval test": ([HUMANEVAL | {"test": "assert 1"}], "field test: no function 'check' is defined"),
-    "humaneval syntax": ([HUMANEVAL | {"test": "def check("}],
-                         "line 1: not Python ('(' was never closed (field test, line 1))"),
-    "mbpp": ([MBPP | {"test_list": ["assert other(1) == 2"]}],
-             "field test_list: calls no function that code defines (count)"),
-    "mbpp none": ([MBPP | {"test_list": []}], "field test_list: must be a list of asserts, at least one, not []"),
-    "lcb json": ([LCB_STDIN | {"public_test_cases": "?"}], "field public_test_cases: neither a JSON list nor base64"),
-    "lcb output": ([LCB_STDIN | {"public_test_cases": '[{"input": "1"}]'}],
-                   "field public_test_cases[0]: {'input': '1'} needs input and output"),
-    "lcb large": ([LCB_STDIN | {"public_test_cases": "[]",
-                                "private_test_cases": pickled([{"input": "9" * 9000, "output": ""}])}],
-                  "no test of at most"),
-    "lcb name": ([LCB_FUNCTION | {"metadata": "{}"}], "field metadata or private_test_cases: func_name"),
-    "test for tests": ([{"prompt": "?", "entry_point": "f", "test": [[[1], 2]]}], "no known format"),
+    "surrogate": (
+        [OWN, OWN | {"prompt": "\ud800"}],
+        "line 2: cannot be used ('utf-8' codec can't encode",
+    ),
+    "entry point type": (
+        [OWN | {"entry_point": 0}],
+        "line 1, field entry_point: must be text, not 0",
+    ),
+    "reference type": (
+        [OWN | {"reference": ["x" * 99]}],
+        "field reference: must be text, not ['xxxxx",
+    ),
+    "humaneval entry": (
+        [HUMANEVAL | {"entry_point": "thirds"}],
+        "field entry_point: no function 'thirds' is defined, only halves, helper",
+    ),
+    "humaneval test": (
+        [HUMANEVAL | {"test": "assert 1"}],
+        "field test: no function 'check' is defined",
+    ),
+    "humaneval syntax": (
+        [HUMANEVAL | {"test": "def check("}],
+        "line 1: not Python ('(' was never closed (field test, line 1))",
+    ),
+    "mbpp": (
+        [MBPP | {"test_list": ["assert other(1) == 2"]}],
+        "field test_list: calls no function that code defines (count)",
+    ),
+    "mbpp none": (
+        [MBPP | {"test_list": []}],
+        "field test_list: must be a list of asserts, at least one, not []",
+    ),
+    "lcb json": (
+        [LCB_STDIN | {"public_test_cases": "?"}],
+        "field public_test_cases: neither a JSON list nor base64",
+    ),
+    "lcb output": (
+        [LCB_STDIN | {"public_test_cases": '[{"input": "1"}]'}],
+        "field public_test_cases[0]: {'input': '1'} needs input and output",
+    ),
+    "lcb large": (
+        [
+            LCB_STDIN
+            | {
+                "public_test_cases": "[]",
+                "private_test_cases": pickled([{"input": "9" * 9000, "output": ""}]),
+            }
+        ],
+        "no test of at most",
+    ),
+    "lcb name": (
+        [LCB_FUNCTION | {"metadata": "{}"}],
+        "field metadata or private_test_cases: func_name",
+    ),
+    "test for tests": (
+        [{"prompt": "?", "entry_point": "f", "test": [[[1], 2]]}],
+        "no known format",
+    ),
     "lcb name type": ([LCB_FUNCTION | {"metadata": '{"func_name": 3}'}], "line 1: cannot be used"),
-    "long integer": (['{"id": "a", "prompt": "?", "entry_point": "f", "tests": [[[1], ' + "9" * 5000 + "]]}"],
-                     "line 1: cannot be used"),
-    "deep": ([OWN | {"tests": [[[1], eval("[" * 90 + "]" * 90)]]},
-              json.dumps(OWN).replace("-6", "[" * 900 + "]" * 900)], "line 2"),
-    "imports": ([SANITIZED | {"test_imports": None}], "field test_imports: must be a list, not None"),
+    "long integer": (
+        ['{"id": "a", "prompt": "?", "entry_point": "f", "tests": [[[1], ' + "9" * 5000 + "]]}"],
+        "line 1: cannot be used",
+    ),
+    "deep": (
+        [
+            OWN | {"tests": [[[1], eval("[" * 90 + "]" * 90)]]},
+            json.dumps(OWN).replace("-6", "[" * 900 + "]" * 900),
+        ],
+        "line 2",
+    ),
+    "imports": (
+        [SANITIZED | {"test_imports": None}],
+        "field test_imports: must be a list, not None",
+    ),
     "twice": ([OWN, OWN], "line 2, field id: 'own-1' stands there twice"),
-    "lcb pickle": ([LCB_STDIN | {"private_test_cases": base64.b64encode(zlib.compress(pickle.dumps(Bomb()))).decode()}],
-                   "would run code"),
-    "lcb bomb": ([LCB_STDIN | {"private_test_cases": base64.b64encode(zlib.compress(bytes(2**28 + 9), 1)).decode()}],
-                 "more than 256 MiB"),
+    "lcb pickle": (
+        [
+            LCB_STDIN
+            | {"private_test_cases": base64.b64encode(zlib.compress(pickle.dumps(Bomb()))).decode()}
+        ],
+        "would run code",
+    ),
+    "lcb bomb": (
+        [
+            LCB_STDIN
+            | {"private_test_cases": base64.b64encode(zlib.compress(bytes(2**28 + 9), 1)).decode()}
+        ],
+        "more than 256 MiB",
+    ),
 }
 
 
@@ -260,29 +444,68 @@ def test_the_file_for_tests_is_named_by_its_own_flag():
 def test_bad_flags(capsys):
     """As a command: exit code 2 and one line."""
     fails(["--task", "code", "--data", "no.jsonl"], capsys, "--data no.jsonl: cannot be read")
-    fails(["--task", "code", "--data", write("{oops")], capsys, "--data problems.jsonl, line 1: not JSON")
-    fails(["--task", "code", "--test-data", "no.jsonl"], capsys, "--test-data no.jsonl: needs --data")
+    fails(
+        ["--task", "code", "--data", write("{oops")],
+        capsys,
+        "--data problems.jsonl, line 1: not JSON",
+    )
+    fails(
+        ["--task", "code", "--test-data", "no.jsonl"], capsys, "--test-data no.jsonl: needs --data"
+    )
     for flag in ("--data", "--test-data"):
-        fails(["--task", "maze", flag, "no.jsonl"], capsys, "--data no.jsonl: task maze takes no file")
+        fails(
+            ["--task", "maze", flag, "no.jsonl"], capsys, "--data no.jsonl: task maze takes no file"
+        )
     fails(["--task", "code", "--seconds", "0"], capsys, "--seconds")
     fails(["--task", "code", "--memory-mb", "5"], capsys, "--memory-mb", "5")
-    with pytest.raises(UserError, match=r"--task code: seconds=0, memory_mb=512.*needs seconds > 0"):
+    with pytest.raises(
+        UserError, match=r"--task code: seconds=0, memory_mb=512.*needs seconds > 0"
+    ):
         Code(seconds=0)
-    fails(["--task", "code", "--data", write(OWN), "--test-data", "problems.jsonl"], capsys,
-          "--model tiny: task code has no words for it here; take a language model")
+    fails(
+        ["--task", "code", "--data", write(OWN), "--test-data", "problems.jsonl"],
+        capsys,
+        "--model tiny: task code has no words for it here; take a language model",
+    )
     assert not Path("runs").exists()
 
 
 def test_a_file_that_changes_under_a_run_is_noticed(capsys):
     """Guards against a table whose problems are not those that were trained on, in the evaluation and in --resume."""
     data, model = write(*several(12)), save_random_model(Path("model"), "llama")
-    train.main(["--task", "code", "--data", data, "--model", model, "--out", "run", *QUICK, "--steps", "1",
-                "--max-new-tokens", "9", "--method", "vpo"])
+    train.main(
+        [
+            "--task",
+            "code",
+            "--data",
+            data,
+            "--model",
+            model,
+            "--out",
+            "run",
+            *QUICK,
+            "--steps",
+            "1",
+            "--max-new-tokens",
+            "9",
+            "--method",
+            "vpo",
+        ]
+    )
     assert "9 to train on, 1 for validation, 2 held out" in capsys.readouterr().err
     evaluation.main(["run", "--pool", "4"])
     write(*several(11))
-    fails(["run"], capsys, "--data problems.jsonl: has changed since the run began", command=evaluation.main)
-    fails(["--resume", "--out", "run"], capsys, "--data problems.jsonl: has changed since the run began")
+    fails(
+        ["run"],
+        capsys,
+        "--data problems.jsonl: has changed since the run began",
+        command=evaluation.main,
+    )
+    fails(
+        ["--resume", "--out", "run"],
+        capsys,
+        "--data problems.jsonl: has changed since the run began",
+    )
 
 
 def several(n: int) -> list[dict]:
@@ -307,9 +530,14 @@ def test_held_out_problems_are_held_out(capsys):
     task = Code(write(*several(40)))
     parts = splits(task)
     assert [len(parts[name]) for name in ("train", "validation", "test")] == [29, 3, 8]
-    assert len({id for part in parts.values() for id in part}) == 40 and "shared" not in capsys.readouterr().err
+    assert (
+        len({id for part in parts.values() for id in part}) == 40
+        and "shared" not in capsys.readouterr().err
+    )
     first, second = task.problems("train", 29), task.problems("train", 29, start=29)
-    assert {problem.id for problem in first} == {problem.id for problem in second} and first != second
+    assert {problem.id for problem in first} == {
+        problem.id for problem in second
+    } and first != second
     assert task.problems("train", 9, start=25) == [*first[25:], *second[:5]]
     assert splits(Code(write(*several(40)[::-1]))) == parts
     dated = Code(write(LCB_STDIN, LCB_FUNCTION))
@@ -319,7 +547,9 @@ def test_held_out_problems_are_held_out(capsys):
     write(OWN, name="other.jsonl")
     Code(write(OWN), "other.jsonl")
     assert "1 of 1 held-out problems stand in training too" in capsys.readouterr().err
-    with pytest.raises(UserError, match=r"--data problems.jsonl: 1 problems with 1 texts are too few to train on"):
+    with pytest.raises(
+        UserError, match=r"--data problems.jsonl: 1 problems with 1 texts are too few to train on"
+    ):
         Code("problems.jsonl")
 
 
@@ -328,22 +558,32 @@ def test_no_text_stands_on_both_sides(capsys):
     records = [record | {"prompt": f"Double {i // 3}."} for i, record in enumerate(several(60))]
     task = Code(write(*records))
     texts = splits(task, "text")
-    assert not {*texts["train"]} & {*texts["test"]} and not {*texts["validation"]} & {*texts["train"], *texts["test"]}
+    assert not {*texts["train"]} & {*texts["test"]} and not {*texts["validation"]} & {
+        *texts["train"],
+        *texts["test"],
+    }
     assert [len(texts[name]) for name in ("train", "validation", "test")] == [42, 6, 12]
     assert "20 texts are shared by several ids" in capsys.readouterr().err
     dates = ["2024-01-01", "2025-03-01", "2025-01-31", "2025-02-01", "2025-06-01", "2025-02-01"]
-    records = [LCB_STDIN | {"question_id": f"q{i}", "contest_date": date, "question_content": f"Sum {i // 2}"}
-               for i, date in enumerate(dates)]
+    records = [
+        LCB_STDIN
+        | {"question_id": f"q{i}", "contest_date": date, "question_content": f"Sum {i // 2}"}
+        for i, date in enumerate(dates)
+    ]
     parts = splits(Code(write(*records)))
-    assert {*parts["train"]} == {"q0", "q1", "q2", "q3"} and {*parts["test"]} == {"q4", "q5"}, "where the earliest is"
+    assert {*parts["train"]} == {"q0", "q1", "q2", "q3"} and {*parts["test"]} == {"q4", "q5"}, (
+        "where the earliest is"
+    )
     with pytest.raises(UserError, match="12 problems with 1 texts are too few"):
         Code(write(*(record | {"prompt": "Double."} for record in several(12))))
 
 
 def test_a_byte_order_mark_and_a_null_entry_point(capsys):
     """Guards against refusing what Windows and spreadsheets write, and what "no function" looks like in JSON."""
-    Path("problems.jsonl").write_text(json.dumps(OWN_SCRIPT | {"entry_point": None}) + "\r\n", encoding="utf-8-sig")
-    problem, = Code("problems.jsonl", "problems.jsonl").problems("test", 1)
+    Path("problems.jsonl").write_text(
+        json.dumps(OWN_SCRIPT | {"entry_point": None}) + "\r\n", encoding="utf-8-sig"
+    )
+    (problem,) = Code("problems.jsonl", "problems.jsonl").problems("test", 1)
     assert problem.data["entry_point"] is None and problem.data["call"] is None
 
 
@@ -351,23 +591,37 @@ def test_small_problems_hide_what_they_test():
     """The prompt shows none of the tested places, no prompt of a held-out problem is trained on, and there are 500."""
     parts = small_problems()
     assert len(parts["test"]) >= 500 and not {*small_programs.SHOWN} & {*small_programs.HIDDEN}
-    train, validation, test = ({problem["tiny_prompt"] for problem in parts[name]} for name in parts)
+    train, validation, test = (
+        {problem["tiny_prompt"] for problem in parts[name]} for name in parts
+    )
     assert not train & test and not train & validation and not test & validation
     assert len(test) < 0.6 * len(parts["test"]), "examples should leave the program open"
     every = [problem for part in parts.values() for problem in part]
-    assert len({json.dumps([problem["tiny_prompt"], problem["tests"]]) for problem in every}) == len(every)
+    assert len(
+        {json.dumps([problem["tiny_prompt"], problem["tests"]]) for problem in every}
+    ) == len(every)
     task = Code()
-    pairs = [(Problem(problem["id"], problem), problem["reference"]) for problem in parts["test"][::10]]
+    pairs = [
+        (Problem(problem["id"], problem), problem["reference"]) for problem in parts["test"][::10]
+    ]
     assert all(all(vector) for vector in task.rewards(pairs))
 
 
 def test_small_problems_and_their_words_are_those_of_the_published_tables():
     """Guards against a change to problems, demonstrations or vocabulary: another order of words is another model."""
     task = Code()
-    shown = [task.demonstration(problem, random.Random(i)) for i,
-             problem in enumerate(task.problems("demonstrations", 50))]
-    found = [task.words, [[problem.data for problem in task.problems(split, 20, 1, 2900)] for split in (
-        "train", "validation", "test")], shown]
+    shown = [
+        task.demonstration(problem, random.Random(i))
+        for i, problem in enumerate(task.problems("demonstrations", 50))
+    ]
+    found = [
+        task.words,
+        [
+            [problem.data for problem in task.problems(split, 20, 1, 2900)]
+            for split in ("train", "validation", "test")
+        ],
+        shown,
+    ]
     assert hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16] == "323e8c62896f8761"
 
 
@@ -377,12 +631,21 @@ def test_a_pool_of_programs_in_few_words_and_as_a_picture():
     pyplot.switch_backend("Agg")
     task = Code()
     assert task.summary(torch.tensor([[1.0, 1.0]] * 3 + [[1.0, 0.0]] * 4)) == "3 of 7 solve"
-    problem, = task.problems("test", 1)
+    (problem,) = task.problems("test", 1)
     figure, axes = pyplot.subplots()
-    answers = [problem.data["reference"]] * 2 + [f"x + {i}" for i in range(20)] + ["$ no % program {"] * 3
-    assert task.draw(axes, problem, answers, "red") and min(text.get_fontsize() for text in axes.texts) >= 8
+    answers = (
+        [problem.data["reference"]] * 2 + [f"x + {i}" for i in range(20)] + ["$ no % program {"] * 3
+    )
+    assert (
+        task.draw(axes, problem, answers, "red")
+        and min(text.get_fontsize() for text in axes.texts) >= 8
+    )
     labels = [text.get_text() for text in axes.texts]
-    assert len(labels) <= 8 and labels[1].startswith(" 3\u00d7 $ no") and labels[2].startswith(" 2\u00d7")
+    assert (
+        len(labels) <= 8
+        and labels[1].startswith(" 3\u00d7 $ no")
+        and labels[2].startswith(" 2\u00d7")
+    )
     assert [text.get_weight() for text in axes.texts[1:4]] == ["normal", "bold", "normal"]
     figure.canvas.draw()
     pyplot.close(figure)
@@ -392,15 +655,40 @@ def test_expressions_that_share_a_process_are_judged_as_if_alone():
     """Guards against a packed program that changes another's verdict; only pure arithmetic is packed."""
     rng, problems = random.Random(0), small_problems()["train"]
     pairs = [(problems[i], small_programs.demonstration(problems[i], rng)) for i in range(60)]
-    odd = ["x // 0", "x % 0 if x < 3 else 1", "abs", "x ( 3 )", "x +", ") , (", "0x3", "x ** 99",
-           "def f(x):\n    return x", "1 if", "x * " * 49 + "x",
-           "(x := 3)", "__import__('os')", "x.real", "[x]", "f(x)", "F", "i", "x if x else print", "lambda: 1", "* x",
-           "x <<= 3", "x if x", "x = = 3", ") + ("]
+    odd = [
+        "x // 0",
+        "x % 0 if x < 3 else 1",
+        "abs",
+        "x ( 3 )",
+        "x +",
+        ") , (",
+        "0x3",
+        "x ** 99",
+        "def f(x):\n    return x",
+        "1 if",
+        "x * " * 49 + "x",
+        "(x := 3)",
+        "__import__('os')",
+        "x.real",
+        "[x]",
+        "f(x)",
+        "F",
+        "i",
+        "x if x else print",
+        "lambda: 1",
+        "* x",
+        "x <<= 3",
+        "x if x",
+        "x = = 3",
+        ") + (",
+    ]
     pairs += [(problem, text) for text, problem in zip(odd, problems, strict=False)]
     jobs = pack(pairs)
     alone = [pairs[indices[0]][1] for indices, _ in jobs if len(indices) == 1]
     shared = [pairs[i][1] for indices, _ in jobs if len(indices) > 1 for i in indices]
-    assert shared and not any(word in text for text in shared for word in ("_", ".", ":", "F", "f("))
+    assert shared and not any(
+        word in text for text in shared for word in ("_", ".", ":", "F", "f(")
+    )
     assert "x ** 99" in alone and "__import__('os')" in alone
     task = Code()
     together = task.rewards([(Problem("", problem), text) for problem, text in pairs])
@@ -409,47 +697,85 @@ def test_expressions_that_share_a_process_are_judged_as_if_alone():
         assert vector == [float(value) for value in expected], text
 
 
-@pytest.mark.parametrize(("text", "blocks"), [
-    ("```python\na\n```", ["a\n"]), ("```py\na\n```\n```Python3\nb\n```", ["a\n", "b\n"]), ("```\na\n```", ["a\n"]),
-    ("```bash\na\n```", []),
-    ("```python\na\n", []), ("text ```python\na\n```", []), ("```python\nx = '```'\n```", ["x = '```'\n"]), ("", []),
-    ("```", []), ("```python\n```", [""]),
-    ("<think>\n```python\ndraft\n```\n</think>\n```python\na\n```", ["a\n"])])
+@pytest.mark.parametrize(
+    ("text", "blocks"),
+    [
+        ("```python\na\n```", ["a\n"]),
+        ("```py\na\n```\n```Python3\nb\n```", ["a\n", "b\n"]),
+        ("```\na\n```", ["a\n"]),
+        ("```bash\na\n```", []),
+        ("```python\na\n", []),
+        ("text ```python\na\n```", []),
+        ("```python\nx = '```'\n```", ["x = '```'\n"]),
+        ("", []),
+        ("```", []),
+        ("```python\n```", [""]),
+        ("<think>\n```python\ndraft\n```\n</think>\n```python\na\n```", ["a\n"]),
+    ],
+)
 def test_blocks_by_hand(text, blocks):
     assert find_blocks(text) == blocks
 
 
 def test_answers_meet_the_source_around_them(capsys):
     """A docstring that mentions the function, a decorator, and `from __future__`, which must stay the first line."""
-    prompt = ("import functools\n\nNOTE = 'def th('\n\n@functools.lru_cache\ndef th(x):\n"
-              "    '''Like def th(y) of yore.'''\n")
-    record = {"task_id": "x", "prompt": prompt, "entry_point": "th", "canonical_solution": "    return x + 1\n",
-              "test": "def check(candidate):\n    assert candidate(1) == 2\n    assert abs(candidate(300) - 301) < 1\n"}
+    prompt = (
+        "import functools\n\nNOTE = 'def th('\n\n@functools.lru_cache\ndef th(x):\n"
+        "    '''Like def th(y) of yore.'''\n"
+    )
+    record = {
+        "task_id": "x",
+        "prompt": prompt,
+        "entry_point": "th",
+        "canonical_solution": "    return x + 1\n",
+        "test": "def check(candidate):\n    assert candidate(1) == 2\n    assert abs(candidate(300) - 301) < 1\n",
+    }
     task = Code(write(record), "problems.jsonl")
-    problem, = task.problems("test", 1)
-    right = ("from __future__ import annotations\ndef th(x: int) -> Later:\n"
-             "    return functools.reduce(max, [x]) + 1")
+    (problem,) = task.problems("test", 1)
+    right = (
+        "from __future__ import annotations\ndef th(x: int) -> Later:\n"
+        "    return functools.reduce(max, [x]) + 1"
+    )
     assert task.reward(problem, right) == [1.0, 1.0]
     loose = "def th(x): return x + 1.5"
-    assert task.reward(problem, loose) == [0.0, 1.0], "a tolerance is that of one test alone, and absolute"
+    assert task.reward(problem, loose) == [0.0, 1.0], (
+        "a tolerance is that of one test alone, and absolute"
+    )
     assert task.reward(problem, "def th(x): return 10 ** 9") == [0.0, 0.0]
 
 
 def test_equal_syntax_trees_are_equal_programs():
     assert canonical("x+1 # one") == canonical("x  +  (1)") != canonical("1 + x")
-    for text in ("", "  ", "x +", "(" * 9000, "-" * 60000 + "1", "x\0", "\ud800", "1" * 70000, "if x:\n" * 300):
+    for text in (
+        "",
+        "  ",
+        "x +",
+        "(" * 9000,
+        "-" * 60000 + "1",
+        "x\0",
+        "\ud800",
+        "1" * 70000,
+        "if x:\n" * 300,
+    ):
         assert canonical(text) == ""
 
 
 def test_pools_of_problems_with_different_numbers_of_tests():
     """Zero columns that pad a problem's vector are no failed tests: passing, weightings and coverage ignore them."""
-    task = Code(write(OWN | {"id": "a"}, OWN | {"id": "b", "tests": [[[i], 2 * i] for i in range(5)]}),
-                "problems.jsonl")
+    task = Code(
+        write(OWN | {"id": "a"}, OWN | {"id": "b", "tests": [[[i], 2 * i] for i in range(5)]}),
+        "problems.jsonl",
+    )
     problems = task.problems("test", 2)
     right = "def twice(x): return 2 * x"
     scored = score(task, problems, [[[right]], [[right]]], 1)
-    pool = evaluation.Pool(problems, [[right]] * 2, scored.vectors.flatten(1, 2), scored.scalars.flatten(1, 2),
-                           scored.objective_mask)
+    pool = evaluation.Pool(
+        problems,
+        [[right]] * 2,
+        scored.vectors.flatten(1, 2),
+        scored.scalars.flatten(1, 2),
+        scored.objective_mask,
+    )
     values = evaluation.measure(pool, task, 1)
     assert all(values[name].tolist() == [1.0, 1.0] for name in ("pass@1", "best@1", "coverage"))
     assert torch.allclose(values["W@1"], torch.ones(2, dtype=torch.float64))
@@ -461,33 +787,94 @@ def test_pools_of_problems_with_different_numbers_of_tests():
 def test_real_formats_go_through_training_and_evaluation(architecture, capsys):
     """A small random model of a real architecture on a problem of each format: read, asked, sampled, judged."""
     data = write(*(record for record, *_ in FORMATS.values()))
-    train.main(["--task", "code", "--data", data, "--test-data", data, "--model",
-                save_random_model(Path("model"), architecture), "--out", "run",
-                *QUICK, "--steps", "2", "--max-new-tokens", "20", "--eval-problems", "20", "--warm-steps", "0"])
+    train.main(
+        [
+            "--task",
+            "code",
+            "--data",
+            data,
+            "--test-data",
+            data,
+            "--model",
+            save_random_model(Path("model"), architecture),
+            "--out",
+            "run",
+            *QUICK,
+            "--steps",
+            "2",
+            "--max-new-tokens",
+            "20",
+            "--eval-problems",
+            "20",
+            "--warm-steps",
+            "0",
+        ]
+    )
     report = json.loads(Path("run/eval.json").read_text())
-    assert report["policies"]["vpo"]["pass@4"]["mean"] == 0 and "7 test problems" in capsys.readouterr().out
-    assert json.loads(Path("run/vpo/samples.jsonl").read_text().splitlines()[0])["problem"]["data"]["tests"]
+    assert (
+        report["policies"]["vpo"]["pass@4"]["mean"] == 0
+        and "7 test problems" in capsys.readouterr().out
+    )
+    assert json.loads(Path("run/vpo/samples.jsonl").read_text().splitlines()[0])["problem"]["data"][
+        "tests"
+    ]
     assert Path("run/answers.png").stat().st_size > 5000
 
 
 def test_objectives_without_names_cannot_be_told(capsys):
     data = write(*(record for record, *_ in FORMATS.values()))
-    fails(["--task", "code", "--data", data, "--method", "goal_conditioned", "--model", "tiny"], capsys,
-          "--method goal_conditioned", "names no objectives")
+    fails(
+        ["--task", "code", "--data", data, "--method", "goal_conditioned", "--model", "tiny"],
+        capsys,
+        "--method goal_conditioned",
+        "names no objectives",
+    )
 
 
 def test_rollouts_without_any_program_are_said_to_be_useless(capsys):
     """Guards against a run that learnt nothing and ends like a success: nine tokens hold no program."""
-    train.main(["--task", "code", "--data", write(OWN), "--test-data", "problems.jsonl", "--model",
-                save_random_model(Path("model"), "llama"),
-                "--out", "run", *QUICK, "--steps", "1", "--max-new-tokens", "9", "--method", "vpo", "--eval-problems",
-                "0"])
-    assert "vpo: no rollout held an answer" in (error := capsys.readouterr().err) and "--max-new-tokens 9" in error
+    train.main(
+        [
+            "--task",
+            "code",
+            "--data",
+            write(OWN),
+            "--test-data",
+            "problems.jsonl",
+            "--model",
+            save_random_model(Path("model"), "llama"),
+            "--out",
+            "run",
+            *QUICK,
+            "--steps",
+            "1",
+            "--max-new-tokens",
+            "9",
+            "--method",
+            "vpo",
+            "--eval-problems",
+            "0",
+        ]
+    )
+    assert (
+        "vpo: no rollout held an answer" in (error := capsys.readouterr().err)
+        and "--max-new-tokens 9" in error
+    )
 
 
 def test_the_small_problems_train(capsys):
     """The main job in small, with resume: verdicts come from real programs in the sandbox."""
-    arguments = ["--task", "code", *QUICK, "--warm-steps", "25", "--steps", "3", "--eval-problems", "0"]
+    arguments = [
+        "--task",
+        "code",
+        *QUICK,
+        "--warm-steps",
+        "25",
+        "--steps",
+        "3",
+        "--eval-problems",
+        "0",
+    ]
     train.main([*arguments, "--out", "whole", "--method", "vpo"])
     rows = [json.loads(line) for line in Path("whole/vpo/metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 3 and all("reward_f(-6)" in row and 0 <= row["reward"] <= 1 for row in rows)
@@ -499,9 +886,18 @@ def test_the_open_cases_are_as_told():
     """Every reference passes (the reader sees to that), no function or text stands twice, so none is on both sides."""
     path = Path(code_files.__file__).with_name("open_cases.jsonl")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert len({line["prompt"] for line in lines}) == len({line["entry_point"] for line in lines}) == len(lines) > 250
+    assert (
+        len({line["prompt"] for line in lines})
+        == len({line["entry_point"] for line in lines})
+        == len(lines)
+        > 250
+    )
     for line in lines:
-        assert 6 <= len(line["tests"]) <= 10 and line["open"] and f"Write {line['entry_point']}(" in line["prompt"]
+        assert (
+            6 <= len(line["tests"]) <= 10
+            and line["open"]
+            and f"Write {line['entry_point']}(" in line["prompt"]
+        )
         assert line["starter"].startswith(f"def {line['entry_point']}(")
     parts = Code(data=str(path)).parts
     assert len(parts["test"]) >= 50 and sum(map(len, parts.values())) == len(lines)
@@ -517,70 +913,213 @@ def test_a_set_that_a_language_model_imitates_is_its_own(monkeypatch):
 
     def sampled(model, tokenizer, prompts, G, **settings):
         asked.update(settings, prompts=prompts, G=G)
-        texts = [f"Well:\n```python\nown = {i}\n```\n" if i % 4 else "no program" for i in range(len(prompts) * G)]
+        texts = [
+            f"Well:\n```python\nown = {i}\n```\n" if i % 4 else "no program"
+            for i in range(len(prompts) * G)
+        ]
         return SimpleNamespace(texts=texts)
 
     monkeypatch.setattr(rollout, "sample", sampled)
     for step, of_model in ((0, model), (1, model), (2, None)):
         prompts, texts = rollout.demonstrations(task, tokenizer, 3, 0, step, model=of_model)
-        assert not asked and len(prompts) == len(texts) == 8 and all(text.count("```python") == 1 for text in texts)
-    prompts, texts = rollout.demonstrations(task, tokenizer, 3, 0, 2, model=model, temperature=0.7, max_new_tokens=9)
+        assert (
+            not asked
+            and len(prompts) == len(texts) == 8
+            and all(text.count("```python") == 1 for text in texts)
+        )
+    prompts, texts = rollout.demonstrations(
+        task, tokenizer, 3, 0, 2, model=model, temperature=0.7, max_new_tokens=9
+    )
     assert (asked["G"], asked["temperature"], asked["max_new_tokens"]) == (3, 0.7, 9)
     assert all("in one ```python block" in prompt for prompt in asked["prompts"])
     for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
         mine = range(3 * row, 3 * row + 3)
         readable = all(i % 4 for i in mine)
-        assert ("3 different solutions" in prompt) == readable and ("in one ```python block" in prompt) != readable
-        assert parse_answers(text, task, 3) == [f"own = {i}" for i in mine] if readable else [OWN["reference"]]
+        assert ("3 different solutions" in prompt) == readable and (
+            "in one ```python block" in prompt
+        ) != readable
+        assert (
+            parse_answers(text, task, 3) == [f"own = {i}" for i in mine]
+            if readable
+            else [OWN["reference"]]
+        )
 
 
 def test_a_language_model_imitates_references_first(capsys):
     """--warm-steps shows it answers in the form that is asked for; the cached start is of these weights alone."""
     lines = [OWN | {"id": f"p{i}", "prompt": f"Double {i}."} for i in range(12)]
-    rest = ["--steps", "1", "--method", "grpo", "--prompts-per-step", "1", "--group-size", "2", "--eval-problems", "0",
-            "--max-new-tokens", "4", "--device", "cpu", "--m", "2", "--warm-steps", "4"]
+    rest = [
+        "--steps",
+        "1",
+        "--method",
+        "grpo",
+        "--prompts-per-step",
+        "1",
+        "--group-size",
+        "2",
+        "--eval-problems",
+        "0",
+        "--max-new-tokens",
+        "4",
+        "--device",
+        "cpu",
+        "--m",
+        "2",
+        "--warm-steps",
+        "4",
+    ]
     for seed, size in ((0, 0.02), (1, 0.3)):
         model = save_random_model(f"model{seed}", "llama", initializer_range=size)
-        train.main(["--task", "code", "--data", write(*lines), "--model", model, "--out", f"r{seed}", *rest])
+        train.main(
+            [
+                "--task",
+                "code",
+                "--data",
+                write(*lines),
+                "--model",
+                model,
+                "--out",
+                f"r{seed}",
+                *rest,
+            ]
+        )
         told = capsys.readouterr().err
-        assert "grpo, its first rollout:" in told and "were cut off (--max-new-tokens 4 per answer)" in told
+        assert (
+            "grpo, its first rollout:" in told
+            and "were cut off (--max-new-tokens 4 per answer)" in told
+        )
     assert len(list(Path("runs/start").iterdir())) == 2
     start, before = (load_file(f"{folder}/model.safetensors") for folder in ("r0/start", "model0"))
     assert any(not torch.equal(start[name], value) for name, value in before.items())
-    data = write(*({key: value for key, value in line.items() if key != "reference"} for line in lines))
-    fails(["--task", "code", "--data", data, "--model", "model0", "--warm-steps", "1", "--out", "r3"], capsys,
-          "has no reference that --warm-steps could show")
-    shown = Code(data=write(*lines)).problems("demonstrations", 9, 0)[-1].id  # the last of the train split, in step 2
+    data = write(
+        *({key: value for key, value in line.items() if key != "reference"} for line in lines)
+    )
+    fails(
+        ["--task", "code", "--data", data, "--model", "model0", "--warm-steps", "1", "--out", "r3"],
+        capsys,
+        "has no reference that --warm-steps could show",
+    )
+    shown = (
+        Code(data=write(*lines)).problems("demonstrations", 9, 0)[-1].id
+    )  # the last of the train split, in step 2
     data = write(*(line if line["id"] != shown else line | {"reference": ""} for line in lines))
-    fails(["--task", "code", "--data", data, "--model", "model0", "--warm-steps", "9", "--out", "r4"], capsys,
-          "has no reference that --warm-steps could show")
+    fails(
+        ["--task", "code", "--data", data, "--model", "model0", "--warm-steps", "9", "--out", "r4"],
+        capsys,
+        "has no reference that --warm-steps could show",
+    )
     assert not Path("r3").exists() and not Path("r4").exists()
 
 
 def test_the_longest_problem_of_a_file_is_looked_at_before_training(capsys):
-    lines = [OWN | {"id": f"p{i}", "prompt": f"Double {i}." + " It is long." * 9000 * (i == 47)} for i in range(60)]
-    fails(["--task", "code", "--data", write(*lines), "--model", save_random_model("model", "llama"), "--out", "run"],
-          capsys, "new ones need a context of", "lower --max-new-tokens")
+    lines = [
+        OWN | {"id": f"p{i}", "prompt": f"Double {i}." + " It is long." * 9000 * (i == 47)}
+        for i in range(60)
+    ]
+    fails(
+        [
+            "--task",
+            "code",
+            "--data",
+            write(*lines),
+            "--model",
+            save_random_model("model", "llama"),
+            "--out",
+            "run",
+        ],
+        capsys,
+        "new ones need a context of",
+        "lower --max-new-tokens",
+    )
     assert not Path("run").exists()
 
 
 def test_a_language_model_imitates_in_float32(monkeypatch):
     """In bfloat16 nine of ten weights would not move: a step is smaller than their last digit."""
     seen = []
-    monkeypatch.setattr(train, "warm_start", lambda *args, steps: (seen.append(args[3].dtype), args[3:5])[1])
+    monkeypatch.setattr(
+        train, "warm_start", lambda *args, steps: (seen.append(args[3].dtype), args[3:5])[1]
+    )
     lines = [OWN | {"id": f"p{i}", "prompt": f"Double {i}."} for i in range(12)]
-    train.main(["--task", "code", "--data", write(*lines), "--model", save_random_model("model", "llama"), "--out",
-                "run", "--dtype", "bfloat16", "--warm-steps", "1", "--steps", "1", "--method", "grpo", "--m", "1",
-                "--prompts-per-step", "1", "--group-size", "2", "--max-new-tokens", "2", "--eval-problems", "0",
-                "--device", "cpu"])
+    train.main(
+        [
+            "--task",
+            "code",
+            "--data",
+            write(*lines),
+            "--model",
+            save_random_model("model", "llama"),
+            "--out",
+            "run",
+            "--dtype",
+            "bfloat16",
+            "--warm-steps",
+            "1",
+            "--steps",
+            "1",
+            "--method",
+            "grpo",
+            "--m",
+            "1",
+            "--prompts-per-step",
+            "1",
+            "--group-size",
+            "2",
+            "--max-new-tokens",
+            "2",
+            "--eval-problems",
+            "0",
+            "--device",
+            "cpu",
+        ]
+    )
     assert seen == [torch.float32]
 
 
 def test_programs_are_searched(capsys):
     """Their objectives have no names; a policy that listens to a weighting is none of theirs."""
     lines = [OWN | {"id": f"p{i}", "prompt": f"Double {i}."} for i in range(12)]
-    train.main(["--task", "code", "--data", write(*lines), "--model", save_random_model("model", "llama"), "--out",
-                "runs/code", "--steps", "1", "--method", "grpo", "--m", "1", "--prompts-per-step", "1", "--group-size",
-                "2", "--max-new-tokens", "2", "--eval-problems", "0", "--device", "cpu"])
-    search.main(["runs/code", "--problems", "1", "--among", "1", "--screen", "0", "--budget", "4", "--goal", "all"])
+    train.main(
+        [
+            "--task",
+            "code",
+            "--data",
+            write(*lines),
+            "--model",
+            save_random_model("model", "llama"),
+            "--out",
+            "runs/code",
+            "--steps",
+            "1",
+            "--method",
+            "grpo",
+            "--m",
+            "1",
+            "--prompts-per-step",
+            "1",
+            "--group-size",
+            "2",
+            "--max-new-tokens",
+            "2",
+            "--eval-problems",
+            "0",
+            "--device",
+            "cpu",
+        ]
+    )
+    search.main(
+        [
+            "runs/code",
+            "--problems",
+            "1",
+            "--among",
+            "1",
+            "--screen",
+            "0",
+            "--budget",
+            "4",
+            "--goal",
+            "all",
+        ]
+    )
     assert "1 problems, 4 candidates each" in capsys.readouterr().out

@@ -22,9 +22,32 @@ from report import plots
 from rewards import load_task
 from rollout import score
 
-TOY = ["--task", "toy", "--method", "grpo", "vpo", "--m", "2", "--warm-steps", "4", "--steps", "2", "--group-size", "2",
-       "--prompts-per-step", "2", "--eval-problems", "2", "--pool", "4", "--save-every", "1", "--device", "cpu"]
-FENCE = '''
+TOY = [
+    "--task",
+    "toy",
+    "--method",
+    "grpo",
+    "vpo",
+    "--m",
+    "2",
+    "--warm-steps",
+    "4",
+    "--steps",
+    "2",
+    "--group-size",
+    "2",
+    "--prompts-per-step",
+    "2",
+    "--eval-problems",
+    "2",
+    "--pool",
+    "4",
+    "--save-every",
+    "1",
+    "--device",
+    "cpu",
+]
+FENCE = """
 from rewards import Problem, Task
 
 class Fence(Task):
@@ -34,7 +57,7 @@ class Fence(Task):
     def tiny_prompt(self, problem): return "red"
     def reward(self, problem, answer): return [float("red" in answer), float("green" in answer)]
     def demonstration(self, problem, rng): return rng.choice(self.words)
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +80,11 @@ def run(trained):
 
 def files(folder: Path) -> dict[str, bytes]:
     """Everything below a folder but the lock."""
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
+    return {
+        str(path): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "lock"
+    }
 
 
 def test_an_edited_task_is_noticed(capsys):
@@ -65,20 +92,31 @@ def test_an_edited_task_is_noticed(capsys):
     own = [*TOY, "--task", "fence.py", "--out", "run", "--method", "vpo"]
     train.main(own)
     Path("fence.py").write_text(FENCE + "\n# edited\n")
-    for command, arguments in ((train.main, ["--resume", "--out", "run"]), (evaluation.main, ["run"]),
-                               (train.main, ["--out", "run", "--method", "grpo"])):
-        fails(arguments, capsys, "--task fence.py: has changed since the run began", command=command)
+    for command, arguments in (
+        (train.main, ["--resume", "--out", "run"]),
+        (evaluation.main, ["run"]),
+        (train.main, ["--out", "run", "--method", "grpo"]),
+    ):
+        fails(
+            arguments, capsys, "--task fence.py: has changed since the run began", command=command
+        )
 
 
 def test_a_refused_command_changes_nothing(run, capsys):
     """Whatever is refused, and whenever: no folder, no config, no file of the run is touched."""
     before = files(run)
-    fails(["--out", "run", "--task", "toy", "--method", "multi_rlvr", "--lr", "0.5"], capsys,
-          "with --lr 0.00025, not --lr 0.5", "--out run-lr0.5")
+    fails(
+        ["--out", "run", "--task", "toy", "--method", "multi_rlvr", "--lr", "0.5"],
+        capsys,
+        "with --lr 0.00025, not --lr 0.5",
+        "--out run-lr0.5",
+    )
     fails(["--out", "run", "--task", "toy"], capsys, "already holds grpo, vpo", "--out run-2")
     fails(["--out", "run", "--resume", "--m", "3"], capsys, "with --m 2, not --m 3")
     fails(["--out", "new", *TOY, "--max-new-tokens", "4000"], capsys, "need a context")
-    fails(["--out", "new", *TOY, "--model", "run"], capsys, "--model run: a run folder", "checkpoint")
+    fails(
+        ["--out", "new", *TOY, "--model", "run"], capsys, "--model run: a run folder", "checkpoint"
+    )
     fails(["--out", "run/config.json", *TOY], capsys, "--out run/config.json", "take another name")
     assert files(run) == before and not Path("new").exists()
 
@@ -123,23 +161,30 @@ def test_a_crash_before_the_first_checkpoint_leaves_the_folder_reusable(capsys, 
 
 def test_a_run_that_has_just_saved_is_not_replaced(run, capsys, monkeypatch):
     """Guards against a race: read while nothing was saved, locked after the first checkpoint was."""
-    monkeypatch.setattr(train.runs, "trained", lambda out, config, seen=[]: bool(seen) or seen.append(1))  # noqa: B006
+    monkeypatch.setattr(
+        train.runs, "trained", lambda out, config, seen=[]: bool(seen) or seen.append(1)
+    )  # noqa: B006
     fails(["--out", "run", *TOY], capsys, "another train.py has just written to it")
     assert (run / "vpo/checkpoint-000002").exists() and (run / "start").exists()
 
 
 def test_the_minimum_of_a_task_reaches_rewards_and_advantages(monkeypatch):
     """Guards against an empty rollout that beats real answers where rewards are negative."""
-    Path("fence.py").write_text(FENCE.replace('steps = "fence"', 'steps, minimum = "fence"').replace('2, 2\n',
-                                                                                                     '2, 2, -1.0\n')
-                                .replace("float(", "-1.0 + float("))
+    Path("fence.py").write_text(
+        FENCE.replace('steps = "fence"', 'steps, minimum = "fence"')
+        .replace("2, 2\n", "2, 2, -1.0\n")
+        .replace("float(", "-1.0 + float(")
+    )
     task, floors = load_task("fence.py"), []
     scored = score(task, task.problems("train", 1), [[["red"], []]], 2)
     assert scored.vectors.tolist() == [[[[0, -1], [-1, -1]], [[-1, -1], [-1, -1]]]]
     assert scored.scalars.tolist() == [[[-0.5, -1], [-1, -1]]]
     ours = vpo.ADVANTAGES["vpo"]
-    monkeypatch.setitem(train.ADVANTAGES, "vpo", lambda *args, **options: floors.append(options["floor"])
-                        or ours(*args, **options))
+    monkeypatch.setitem(
+        train.ADVANTAGES,
+        "vpo",
+        lambda *args, **options: floors.append(options["floor"]) or ours(*args, **options),
+    )
     train.main([*TOY, "--task", "fence.py", "--method", "vpo", "--eval-problems", "0"])
     assert floors == [-1.0, -1.0]
 
@@ -150,15 +195,23 @@ def test_evaluations_do_not_overwrite_one_another(run, capsys):
     evaluation.main(["run", "--split", "validation", "--problems", "3", "--figure-format", "svg"])
     assert Path("run/eval-validation-3x4-T0.7/best_at_k.svg").exists()
     evaluation.main(["run", "--out", "elsewhere"])
-    assert json.loads(Path("elsewhere/eval.json").read_text()) == json.loads(before["run/eval.json"])
+    assert json.loads(Path("elsewhere/eval.json").read_text()) == json.loads(
+        before["run/eval.json"]
+    )
     assert {name: data for name, data in files(run).items() if "eval-" not in name} == before
     fails(["run", "./run"], capsys, "names a run twice", command=evaluation.main)
     Path("a-file").touch()
-    fails(["run", "--out", "a-file"], capsys, "--out a-file: must be a folder", command=evaluation.main)
+    fails(
+        ["run", "--out", "a-file"],
+        capsys,
+        "--out a-file: must be a folder",
+        command=evaluation.main,
+    )
 
 
 def test_a_read_only_run_is_evaluated(run, capsys, monkeypatch):
     """The table comes first; then the file, the reason and --out."""
+
     def fail(path, text):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
@@ -167,7 +220,12 @@ def test_a_read_only_run_is_evaluated(run, capsys, monkeypatch):
     with pytest.raises(SystemExit) as stop:
         evaluation.main(["run"])
     out, err = capsys.readouterr()
-    assert stop.value.code == 2 and "VPO" in out and "Read-only" in err and "--out" in err.splitlines()[-1]
+    assert (
+        stop.value.code == 2
+        and "VPO" in out
+        and "Read-only" in err
+        and "--out" in err.splitlines()[-1]
+    )
 
 
 def test_a_full_disk_is_named_and_leaves_nothing_half(capsys, monkeypatch):
@@ -175,20 +233,36 @@ def test_a_full_disk_is_named_and_leaves_nothing_half(capsys, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(runs.torch, "save", fail)
-    fails(["--out", "run", *TOY], capsys, "grpo, step 1", "checkpoint-000001: cannot be written", "No space left")
+    fails(
+        ["--out", "run", *TOY],
+        capsys,
+        "grpo, step 1",
+        "checkpoint-000001: cannot be written",
+        "No space left",
+    )
     assert not list(Path("run").rglob("*.tmp*")) and not list(Path("run/grpo").glob("checkpoint-*"))
 
 
 def test_a_drawing_that_raises_comes_after_the_table(capsys):
-    Path("fence.py").write_text(FENCE + "    def draw(self, axes, problem, answers, color): return 1 / 0\n")
-    fails([*TOY, "--task", "fence.py", "--out", "run"], capsys, "task fence: draw of problem", "ZeroDivisionError")
+    Path("fence.py").write_text(
+        FENCE + "    def draw(self, axes, problem, answers, color): return 1 / 0\n"
+    )
+    fails(
+        [*TOY, "--task", "fence.py", "--out", "run"],
+        capsys,
+        "task fence: draw of problem",
+        "ZeroDivisionError",
+    )
     assert Path("run/eval.json").exists() and Path("run/best_at_k.png").exists()
 
 
 def test_a_lost_or_damaged_start_costs_no_trained_method(run, capsys):
     path = run / "start" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    for arguments in (["--out", "run", "--method", "multi_rlvr", "--task", "toy"], ["--out", "run", "--resume"]):
+    for arguments in (
+        ["--out", "run", "--method", "multi_rlvr", "--task", "toy"],
+        ["--out", "run", "--resume"],
+    ):
         fails(arguments, capsys, f"{path}: missing or damaged; restore it")
     shutil.rmtree(run / "start")
     fails(["--out", "run", "--resume"], capsys, "run/start: is missing", "restore it")
@@ -197,7 +271,9 @@ def test_a_lost_or_damaged_start_costs_no_trained_method(run, capsys):
 
 
 def test_a_checkpoint_is_no_run(run, capsys):
-    fails(["run/vpo/checkpoint-000002"], capsys, "a checkpoint; name its run", command=evaluation.main)
+    fails(
+        ["run/vpo/checkpoint-000002"], capsys, "a checkpoint; name its run", command=evaluation.main
+    )
     fails(["run/start"], capsys, "a checkpoint; name its run", command=evaluation.main)
 
 
@@ -217,27 +293,52 @@ def test_a_cut_line_in_the_log_is_left_out(run, capsys):
     assert "VPO 2 steps" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("change, texts", [
-    ('"red", "green")', ["'green'", "not in Task.words"]), ('answer_words = "fence"', ["answer_words = 0"]),
-    ('words = "red"', ["'red apple'", "must be one word"]), ('tag = "my tag"', ["'my tag'", "must be one word"])])
+@pytest.mark.parametrize(
+    "change, texts",
+    [
+        ('"red", "green")', ["'green'", "not in Task.words"]),
+        ('answer_words = "fence"', ["answer_words = 0"]),
+        ('words = "red"', ["'red apple'", "must be one word"]),
+        ('tag = "my tag"', ["'my tag'", "must be one word"]),
+    ],
+)
 def test_the_words_of_a_tiny_task_are_checked_when_the_run_starts(change, texts, capsys):
     """Guards against words that silently become padding."""
-    source = {'"red", "green")': FENCE.replace('("red", "green")', '("red",)').replace("rng.choice(self.words)",
-                                                                                       '"green"'),
-              'answer_words = "fence"': FENCE.replace('"green"), 2, 2', '"green"), 0, 2'),
-              'words = "red"': FENCE.replace('("red", "green")', '("red", "green", "red apple")'),
-              'tag = "my tag"': FENCE + '    tag = "my tag"\n'}[change]
+    source = {
+        '"red", "green")': FENCE.replace('("red", "green")', '("red",)').replace(
+            "rng.choice(self.words)", '"green"'
+        ),
+        'answer_words = "fence"': FENCE.replace('"green"), 2, 2', '"green"), 0, 2'),
+        'words = "red"': FENCE.replace('("red", "green")', '("red", "green", "red apple")'),
+        'tag = "my tag"': FENCE + '    tag = "my tag"\n',
+    }[change]
     assert source != FENCE
     Path("fence.py").write_text(source)
     fails([*TOY, "--task", "fence.py"], capsys, *texts)
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize("flags", ["--warm-steps -1", "--lr 1e6", "--alpha 1e-40", "--alpha 1e31",
-                                   "--n-weights 100000000",
-                                   "--pool 1000000000", "--m 99", "--kl nan", "--eval-temperature 0", "--figs 1"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--warm-steps -1",
+        "--lr 1e6",
+        "--alpha 1e-40",
+        "--alpha 1e31",
+        "--n-weights 100000000",
+        "--pool 1000000000",
+        "--m 99",
+        "--kl nan",
+        "--eval-temperature 0",
+        "--figs 1",
+    ],
+)
 def test_extreme_flags_are_refused_at_once(flags, capsys):
-    fails([*TOY, *flags.split()], capsys, flags if "figs" not in flags else "unrecognized arguments: --figs 1")
+    fails(
+        [*TOY, *flags.split()],
+        capsys,
+        flags if "figs" not in flags else "unrecognized arguments: --figs 1",
+    )
 
 
 def test_no_warm_start_at_all(capsys):
@@ -251,7 +352,9 @@ def test_max_new_tokens_is_per_answer():
     train.main(["--out", "run", *TOY, "--max-new-tokens", "3", "--eval-problems", "0"])
     grpo, vpo_row = (metrics(Path("run") / method)[0] for method in ("grpo", "vpo"))
     assert 0 < grpo["cut_off"] <= 1 and grpo["tokens"] <= 3 * grpo["rollouts"]
-    assert vpo_row["tokens"] > 3 * vpo_row["rollouts"] and vpo_row["tokens"] <= 6 * vpo_row["rollouts"]
+    assert (
+        vpo_row["tokens"] > 3 * vpo_row["rollouts"] and vpo_row["tokens"] <= 6 * vpo_row["rollouts"]
+    )
 
 
 def test_without_evaluation_the_checkpoints_are_named(run, capsys):
@@ -259,19 +362,34 @@ def test_without_evaluation_the_checkpoints_are_named(run, capsys):
     train.main(["--out", "run", "--method", "multi_rlvr", "--eval-problems", "0"])
     out = capsys.readouterr().out
     assert "run/multi_rlvr/checkpoint-000002" in out and "python eval.py run" in out
-    assert json.loads((run / "config.json").read_text())["flags"]["method"] == ["grpo", "vpo", "multi_rlvr"]
+    assert json.loads((run / "config.json").read_text())["flags"]["method"] == [
+        "grpo",
+        "vpo",
+        "multi_rlvr",
+    ]
 
 
-@pytest.mark.parametrize("script, arguments", [("train.py", "--help"), ("train.py", "--stepz 3"),
-                                               ("train.py", "--m 99"),
-                                               ("eval.py", "--help"), ("eval.py", "run --pool 0"),
-                                               ("train.py", "--task maz")])
+@pytest.mark.parametrize(
+    "script, arguments",
+    [
+        ("train.py", "--help"),
+        ("train.py", "--stepz 3"),
+        ("train.py", "--m 99"),
+        ("eval.py", "--help"),
+        ("eval.py", "run --pool 0"),
+        ("train.py", "--task maz"),
+    ],
+)
 def test_help_and_mistakes_do_not_wait_for_torch(script, arguments):
-    code = (f"import runpy, sys; sys.argv = {[script, *arguments.split()]}\ntry:\n"
-            f"    runpy.run_path({str(ROOT / script)!r}, run_name='__main__')\n"
-            "except SystemExit as stop:\n    assert 'torch' not in sys.modules\n"
-            "    assert stop.code == (2 if '--help' not in sys.argv else 0)")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    code = (
+        f"import runpy, sys; sys.argv = {[script, *arguments.split()]}\ntry:\n"
+        f"    runpy.run_path({str(ROOT / script)!r}, run_name='__main__')\n"
+        "except SystemExit as stop:\n    assert 'torch' not in sys.modules\n"
+        "    assert stop.code == (2 if '--help' not in sys.argv else 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
+    )
     assert done.returncode == 0, done.stderr
     if "--help" in arguments:
         assert done.stdout.startswith(f"usage: python {script} ") and "\n\n" in done.stdout
@@ -291,7 +409,9 @@ def test_the_help_names_every_method_and_sampler():
 def test_intervals_count_prompts_not_problems():
     """Ten problems that show one prompt are one observation: guards against intervals that are too narrow."""
     values = torch.randn(20, generator=torch.Generator().manual_seed(0)).repeat_interleave(10)
-    alone, together = (evaluation.bootstrap_interval(values, groups) for groups in (None, torch.arange(200) // 10))
+    alone, together = (
+        evaluation.bootstrap_interval(values, groups) for groups in (None, torch.arange(200) // 10)
+    )
     assert together[1] - together[0] > 2.5 * (alone[1] - alone[0])
     two = torch.stack([values, values + 1])
     low, high = evaluation.bootstrap_interval(two)

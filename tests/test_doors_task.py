@@ -50,7 +50,10 @@ def method(source: str) -> tuple[str, str]:
 def test_a_right_task_passes_through():
     task = load_task(write())
     check_task(task, 3)
-    assert reward_vectors(task, [(problem, "abc") for problem in take_problems(task, "test", 2)]) == [[1 / 3, 0.5]] * 2
+    assert (
+        reward_vectors(task, [(problem, "abc") for problem in take_problems(task, "test", 2)])
+        == [[1 / 3, 0.5]] * 2
+    )
     assert task.canonical(Problem("", {}), " a  b\n") == "a b"
     assert task.summary(torch.tensor([[0.0, 0.5], [0.0, 0.0], [1.0, 1.0]])) == "2 of 3 score"
 
@@ -62,25 +65,56 @@ def test_the_projects_own_tasks_pass(name):
     assert task.name == name and task.fingerprint == ""
 
 
-@pytest.mark.parametrize("name", ["maz", "sandbox", "code_files", "__init__", "missing.py", "", "."])
+@pytest.mark.parametrize(
+    "name", ["maz", "sandbox", "code_files", "__init__", "missing.py", "", "."]
+)
 def test_an_unknown_task_is_told_the_known_ones(name):
     """Guards against a helper file taken for a task, and against a traceback for a mistyped name."""
     known = "code, eureqa, maze, musique, tool, toy"
-    with pytest.raises(UserError, match=rf"^--task {name}: unknown; choose from {known}, or name a Python"):
+    with pytest.raises(
+        UserError, match=rf"^--task {name}: unknown; choose from {known}, or name a Python"
+    ):
         load_task(name)
 
 
-@pytest.mark.parametrize(("edits", "message"), [
-    ((("class Echo(Task)", "class Echo(Other)"),), r"cannot be loaded \(mine.py, line 4: NameError: name 'Other'"),
-    ((("class Echo(Task):", "class Echo(Task"),), r"cannot be loaded \(mine.py, line 4: SyntaxError"),
-    ((("\nfrom rewards", "\n1 / 0\nfrom rewards"),), r"cannot be loaded \(mine.py, line 2: ZeroDivisionError"),
-    ((("\nfrom rewards", "\nimport no_such_module\nfrom rewards"),), "ModuleNotFoundError.*'no_such_module'"),
-    ((("class Echo(Task)", "class Echo"),), "defines 0 subclasses of Task; it needs exactly one"),
-    ((("\nclass Echo", "\nclass Base(Task): pass\n\nclass Echo"),), "defines 2 subclasses of Task"),
-    ((method("def __init__(self, size): pass"),), "cannot be loaded .*missing 1 required positional arg.*: 'size'"),
-    ((method("def __init__(self): raise ValueError('no luck')"),), r"mine.py, line 6: ValueError: no luck"),
-    ((method("flags = ('size',)"),), "cannot be loaded .*TypeError"),
-])
+@pytest.mark.parametrize(
+    ("edits", "message"),
+    [
+        (
+            (("class Echo(Task)", "class Echo(Other)"),),
+            r"cannot be loaded \(mine.py, line 4: NameError: name 'Other'",
+        ),
+        (
+            (("class Echo(Task):", "class Echo(Task"),),
+            r"cannot be loaded \(mine.py, line 4: SyntaxError",
+        ),
+        (
+            (("\nfrom rewards", "\n1 / 0\nfrom rewards"),),
+            r"cannot be loaded \(mine.py, line 2: ZeroDivisionError",
+        ),
+        (
+            (("\nfrom rewards", "\nimport no_such_module\nfrom rewards"),),
+            "ModuleNotFoundError.*'no_such_module'",
+        ),
+        (
+            (("class Echo(Task)", "class Echo"),),
+            "defines 0 subclasses of Task; it needs exactly one",
+        ),
+        (
+            (("\nclass Echo", "\nclass Base(Task): pass\n\nclass Echo"),),
+            "defines 2 subclasses of Task",
+        ),
+        (
+            (method("def __init__(self, size): pass"),),
+            "cannot be loaded .*missing 1 required positional arg.*: 'size'",
+        ),
+        (
+            (method("def __init__(self): raise ValueError('no luck')"),),
+            r"mine.py, line 6: ValueError: no luck",
+        ),
+        ((method("flags = ('size',)"),), "cannot be loaded .*TypeError"),
+    ],
+)
 def test_a_file_that_cannot_be_loaded_is_one_line(edits, message):
     with pytest.raises(UserError, match=f"--task mine.py.*{message}"):
         load_task(write(RIGHT, *edits), size=5)
@@ -88,7 +122,9 @@ def test_a_file_that_cannot_be_loaded_is_one_line(edits, message):
 
 def test_the_constructor_gets_the_flags_that_it_names():
     """Guards against options that reach no task, or one that did not ask for them."""
-    source = write(RIGHT, method("flags = ('size',)\n    def __init__(self, size=1): self.size = size"))
+    source = write(
+        RIGHT, method("flags = ('size',)\n    def __init__(self, size=1): self.size = size")
+    )
     assert load_task(source, size=5, data="x").size == 5 and load_task(source).size == 1
     assert load_task("maze", size=6, data="x").size == 6
     with pytest.raises(UserError, match="--size 99: a maze has 5 to 9 rows"):
@@ -100,7 +136,9 @@ def test_a_task_may_import_its_neighbours_and_a_task_of_ours():
     edits = ("from rewards", "from helpers_of_mine import WORD\nfrom rewards"), ('"abc"', "WORD")
     task = load_task(write(RIGHT, *edits))
     assert task.problems("test", 1)[0].data == {"word": "xyz"}
-    task = load_task(write("from tasks.toy import Toy\nclass Short(Toy):\n    name = 'short'\n", name="short.py"))
+    task = load_task(
+        write("from tasks.toy import Toy\nclass Short(Toy):\n    name = 'short'\n", name="short.py")
+    )
     assert task.name == "short" and task.tiny_prompt(task.problems("test", 1)[0]) == "bits"
 
 
@@ -111,22 +149,61 @@ def test_an_edited_file_has_another_fingerprint():
     assert load_task(write(RIGHT, ("0.5", "0.25"))).fingerprint != before
 
 
-@pytest.mark.parametrize(("edit", "call", "message"), [
-    (("return [len(answer) / 9, 0.5]", "return [1 / len(answer), 0]"), lambda task, problem: task.reward(problem, ""),
-     r"reward of problem 'test-0', answer '' failed \(mine.py, line 15: ZeroDivisionError: division by zero"),
-    (('problem.data["word"]', 'problem.data["words"]'), lambda task, problem: task.prompt(problem, 2),
-     r"prompt of problem 'test-0' failed \(mine.py, line 12: KeyError: 'words'"),
-    (('{"word": "abc"}) for', '{"word": gone}) for'), lambda task, problem: None, r"problems.* \(mine.py, line 9"),
-    (method("def canonical(self, problem, answer): return answer.no"),
-     lambda task, problem: task.canonical(problem, "a"), "canonical of .*'test-0', answer 'a' .*line 6: Attribute"),
-    (method("def scalar(self, rewards): return rewards[9]"), lambda task, problem: task.scalar([]), "scalar.*IndexErr"),
-    (method("def find_answers(self, text, m): return text[m]"), lambda task, problem: task.find_answers("", 3),
-     "find_answers.*failed .*IndexError"),
-    (method("def summary(self, rewards): return 1 / 0"), lambda task, problem: task.summary(None), "summary failed"),
-    (method("def draw(self, *args): return 1 / 0"), lambda task, problem: task.draw(0, problem, [], ""), "draw of"),
-    (method("pass"), lambda task, problem: task.tiny_prompt(problem), "tiny_prompt.*--model tiny needs it"),
-    (method("pass"), lambda task, problem: task.demonstration(problem, None), "has no demonstrations"),
-])
+@pytest.mark.parametrize(
+    ("edit", "call", "message"),
+    [
+        (
+            ("return [len(answer) / 9, 0.5]", "return [1 / len(answer), 0]"),
+            lambda task, problem: task.reward(problem, ""),
+            r"reward of problem 'test-0', answer '' failed \(mine.py, line 15: ZeroDivisionError: division by zero",
+        ),
+        (
+            ('problem.data["word"]', 'problem.data["words"]'),
+            lambda task, problem: task.prompt(problem, 2),
+            r"prompt of problem 'test-0' failed \(mine.py, line 12: KeyError: 'words'",
+        ),
+        (
+            ('{"word": "abc"}) for', '{"word": gone}) for'),
+            lambda task, problem: None,
+            r"problems.* \(mine.py, line 9",
+        ),
+        (
+            method("def canonical(self, problem, answer): return answer.no"),
+            lambda task, problem: task.canonical(problem, "a"),
+            "canonical of .*'test-0', answer 'a' .*line 6: Attribute",
+        ),
+        (
+            method("def scalar(self, rewards): return rewards[9]"),
+            lambda task, problem: task.scalar([]),
+            "scalar.*IndexErr",
+        ),
+        (
+            method("def find_answers(self, text, m): return text[m]"),
+            lambda task, problem: task.find_answers("", 3),
+            "find_answers.*failed .*IndexError",
+        ),
+        (
+            method("def summary(self, rewards): return 1 / 0"),
+            lambda task, problem: task.summary(None),
+            "summary failed",
+        ),
+        (
+            method("def draw(self, *args): return 1 / 0"),
+            lambda task, problem: task.draw(0, problem, [], ""),
+            "draw of",
+        ),
+        (
+            method("pass"),
+            lambda task, problem: task.tiny_prompt(problem),
+            "tiny_prompt.*--model tiny needs it",
+        ),
+        (
+            method("pass"),
+            lambda task, problem: task.demonstration(problem, None),
+            "has no demonstrations",
+        ),
+    ],
+)
 def test_a_method_that_raises_is_named_with_problem_and_line(edit, call, message):
     """Guards against a traceback from the midst of training."""
     task = load_task(write(RIGHT, edit))
@@ -137,20 +214,33 @@ def test_a_method_that_raises_is_named_with_problem_and_line(edit, call, message
 @pytest.mark.parametrize("missing", ["problems", "prompt", "reward"])
 def test_a_missing_method_is_named(missing):
     task = load_task(write(RIGHT, (f"def {missing}", "def another")))
-    with pytest.raises(UserError, match=f"task echo: {missing}.*failed .*NotImplementedError: the method is missing"):
+    with pytest.raises(
+        UserError,
+        match=f"task echo: {missing}.*failed .*NotImplementedError: the method is missing",
+    ):
         check_task(task, 3)
 
 
-@pytest.mark.parametrize(("value", "message"), [
-    ("[float('nan'), 0.5]", r"the reward \[nan, 0.5\] of problem 'test-0', answer 'a' holds nan; each must be finite"),
-    ("[0.5, float('inf')]", "holds inf; each must be finite"), ("[0.5, -float('inf')]", "holds -inf"),
-    ("[-0.1, 0.5]", r"holds -0.1; each must be finite and at least Task.minimum = 0.0"),
-    ("[0.5]", r"the reward \[0.5\] .* has 1 numbers for 2 objectives"),
-    ("[0.5, 0.5, 0.5]", r"\[0.5, 0.5, 0.5\] .* has 3 numbers for 2 objectives"), ("[]", "has 0 numbers for 2 object"),
-    ("'high'", "the reward 'high' of .* must be a list of numbers"), ("None", "reward None of .* list of numbers"),
-    ("['1', 0]", r"the reward \['1', 0\] of .* a list of numbers"), ("0.5", "the reward 0.5 of .* list of numbers"),
-    ("[[0.5, 0.5]]", r"the reward \[\[0.5, 0.5\]\] of .* a list of numbers"),
-])
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (
+            "[float('nan'), 0.5]",
+            r"the reward \[nan, 0.5\] of problem 'test-0', answer 'a' holds nan; each must be finite",
+        ),
+        ("[0.5, float('inf')]", "holds inf; each must be finite"),
+        ("[0.5, -float('inf')]", "holds -inf"),
+        ("[-0.1, 0.5]", r"holds -0.1; each must be finite and at least Task.minimum = 0.0"),
+        ("[0.5]", r"the reward \[0.5\] .* has 1 numbers for 2 objectives"),
+        ("[0.5, 0.5, 0.5]", r"\[0.5, 0.5, 0.5\] .* has 3 numbers for 2 objectives"),
+        ("[]", "has 0 numbers for 2 object"),
+        ("'high'", "the reward 'high' of .* must be a list of numbers"),
+        ("None", "reward None of .* list of numbers"),
+        ("['1', 0]", r"the reward \['1', 0\] of .* a list of numbers"),
+        ("0.5", "the reward 0.5 of .* list of numbers"),
+        ("[[0.5, 0.5]]", r"the reward \[\[0.5, 0.5\]\] of .* a list of numbers"),
+    ],
+)
 def test_a_wrong_reward_is_shown(value, message):
     """Guards against a NaN that ruins every weight, and a vector of another length that pairs the wrong objectives."""
     task = load_task(write(RIGHT, ("[len(answer) / 9, 0.5]", value)))
@@ -165,40 +255,74 @@ def test_what_may_pass_as_a_reward():
         assert len(reward_vectors(task, [(task.problems("test", 1)[0], "a")])[0]) == 2
     task = load_task(write(RIGHT, method("minimum = -1.0"), ("[len(answer) / 9, 0.5]", "[-1, 0]")))
     assert reward_vectors(task, [(task.problems("test", 1)[0], "a")]) == [[-1, 0]]
-    own = write(RIGHT, ('("length", "capitals")', "()"), ("[len(answer) / 9, 0.5]", "(0.5,) * len(problem.id)"))
+    own = write(
+        RIGHT,
+        ('("length", "capitals")', "()"),
+        ("[len(answer) / 9, 0.5]", "(0.5,) * len(problem.id)"),
+    )
     task = load_task(own)
-    assert [len(vector) for vector in reward_vectors(task, [(Problem("a", 0), ""), (Problem("bcd", 0), "")])] == [1, 3]
-    task = load_task(write(RIGHT, ('("length", "capitals")', "()"), ("[len(answer) / 9, 0.5]", "[0.5] * len(answer)")))
+    assert [
+        len(vector)
+        for vector in reward_vectors(task, [(Problem("a", 0), ""), (Problem("bcd", 0), "")])
+    ] == [1, 3]
+    task = load_task(
+        write(
+            RIGHT,
+            ('("length", "capitals")', "()"),
+            ("[len(answer) / 9, 0.5]", "[0.5] * len(answer)"),
+        )
+    )
     with pytest.raises(UserError, match="answer 'aaa' has 3 numbers for 2 objectives"):
         reward_vectors(task, [(Problem("a", 0), "aa"), (Problem("a", 0), "aaa")])
 
 
-@pytest.mark.parametrize(("returned", "message"), [
-    ("None", r"rewards must return a list of 1 vectors, not None"), ("[]", "a list of 1 vectors, not \\[\\]"),
-    ("[[0, 0], [0, 0]]", r"a list of 1 vectors, not \[\[0, 0\], \[0, 0\]\]"), ("{}", "a list of 1 vectors, not {}")])
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ("None", r"rewards must return a list of 1 vectors, not None"),
+        ("[]", "a list of 1 vectors, not \\[\\]"),
+        ("[[0, 0], [0, 0]]", r"a list of 1 vectors, not \[\[0, 0\], \[0, 0\]\]"),
+        ("{}", "a list of 1 vectors, not {}"),
+    ],
+)
 def test_wrong_rewards_of_a_batch_are_shown(returned, message):
     task = load_task(write(RIGHT, method(f"def rewards(self, pairs): return {returned}")))
     with pytest.raises(UserError, match=message):
         reward_vectors(task, [(task.problems("test", 1)[0], "a")])
 
 
-@pytest.mark.parametrize(("returned", "message"), [
-    ("None", "must be a list of Problem, not None"), ("['a', 'b']", r"a list of Problem, not \['a', 'b'\]"),
-    ("iter(())", "must be a list of Problem, not <"), ("[]", r"\('train', n=2, start=0\) gave 0; it should not be"),
-    ("[Problem('a', {})]", "gave 1; it should wrap around"), ("[Problem('a', {})] * 3", "gave 3; it should wrap"),
-    ("[Problem('a', {1, 2})] * n", "data of .*'a' is not plain JSON .*set is not JSON serializable"),
-    ("[Problem('a', object())] * n", "data of .*'a' is not plain JSON .*object is not JSON"),
-])
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ("None", "must be a list of Problem, not None"),
+        ("['a', 'b']", r"a list of Problem, not \['a', 'b'\]"),
+        ("iter(())", "must be a list of Problem, not <"),
+        ("[]", r"\('train', n=2, start=0\) gave 0; it should not be"),
+        ("[Problem('a', {})]", "gave 1; it should wrap around"),
+        ("[Problem('a', {})] * 3", "gave 3; it should wrap"),
+        (
+            "[Problem('a', {1, 2})] * n",
+            "data of .*'a' is not plain JSON .*set is not JSON serializable",
+        ),
+        ("[Problem('a', object())] * n", "data of .*'a' is not plain JSON .*object is not JSON"),
+    ],
+)
 def test_wrong_problems_are_shown(returned, message):
     """Guards against a data set that ends in the midst of training, and one that no sample can be written of."""
-    task = load_task(write(RIGHT.replace("def problems", "def former"),
-                           method(f"def problems(self, split, n, seed=0, start=0): return {returned}")))
+    task = load_task(
+        write(
+            RIGHT.replace("def problems", "def former"),
+            method(f"def problems(self, split, n, seed=0, start=0): return {returned}"),
+        )
+    )
     with pytest.raises(UserError, match=f"task echo: .*{message}"):
         check_task(task, 3)
 
 
 def test_a_prompt_that_is_no_text_and_a_tag_of_two_words():
     with pytest.raises(UserError, match=r"prompt of .*'train-0' must be text, not 3"):
-        check_task(load_task(write(RIGHT, ('return f"{m} times: " + problem.data["word"]', "return 3"))), 3)
+        check_task(
+            load_task(write(RIGHT, ('return f"{m} times: " + problem.data["word"]', "return 3"))), 3
+        )
     with pytest.raises(UserError, match="the tag 'my answer' must be one word"):
         check_task(load_task(write(RIGHT, method("tag = 'my answer'"))), 3)

@@ -8,9 +8,18 @@ import eval as evaluation
 import train
 from report.geometry import correlations, describe, geometry, verdict
 
-def measures(rewards: torch.Tensor, exists: torch.Tensor | None = None, G: int = 4) -> dict[str, float]:
-    exists = torch.ones(rewards.shape[0], rewards.shape[2], dtype=torch.bool) if exists is None else exists
-    return geometry(rewards, exists, (rewards * exists[:, None]).sum(-1) / exists.sum(1)[:, None], G)
+
+def measures(
+    rewards: torch.Tensor, exists: torch.Tensor | None = None, G: int = 4
+) -> dict[str, float]:
+    exists = (
+        torch.ones(rewards.shape[0], rewards.shape[2], dtype=torch.bool)
+        if exists is None
+        else exists
+    )
+    return geometry(
+        rewards, exists, (rewards * exists[:, None]).sum(-1) / exists.sum(1)[:, None], G
+    )
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -44,15 +53,22 @@ def test_objectives_that_a_problem_lacks_count_for_nothing():
     rewards = random(2, 32, 2)
     padded = torch.nn.functional.pad(rewards, (0, 2))
     exists = torch.tensor([[True, True, False, False]] * 2)
-    each = [measures(rewards[i:i + 1])["unseen"] for i in range(2)]
+    each = [measures(rewards[i : i + 1])["unseen"] for i in range(2)]
     assert measures(padded, exists)["unseen"] == pytest.approx(sum(each) / 2)
 
 
 def test_no_signal_is_said():
     rewards = torch.zeros(5, 16, 3)
     found = measures(rewards)
-    assert found == {"unseen": 0, "effective": 0, "scalar": 0, "vector": 0} and "no method will learn" in verdict(found)
-    text = describe(rewards, torch.ones(5, 3, dtype=torch.bool), rewards.mean(-1), 4, ("a", "b", "c"))
+    assert found == {
+        "unseen": 0,
+        "effective": 0,
+        "scalar": 0,
+        "vector": 0,
+    } and "no method will learn" in verdict(found)
+    text = describe(
+        rewards, torch.ones(5, 3, dtype=torch.bool), rewards.mean(-1), 4, ("a", "b", "c")
+    )
     assert "nan" not in text and "0.00 of 3" in text
 
 
@@ -61,10 +77,22 @@ def test_of_a_run_and_of_a_model(capsys):
     train.main(["--task", "toy", "--out", "run", *QUICK, "--eval-problems", "0", "--steps", "1"])
     evaluation.main(["run", "--reward-geometry", "--problems", "3"])
     own = capsys.readouterr().out
-    assert "run: the start model on 3 validation problems, 12 answers each" in own and "block_1" in own
+    assert (
+        "run: the start model on 3 validation problems, 12 answers each" in own and "block_1" in own
+    )
     evaluation.main(["run/start", "--reward-geometry", "--task", "toy", "--problems", "2"])
     assert "of 3" in capsys.readouterr().out
     fails(["nothing", "--reward-geometry"], capsys, "--model nothing", command=evaluation.main)
     for name in ("tiny", "runs/none"):
-        fails([name, "--reward-geometry"], capsys, f"--reward-geometry {name}: no run", command=evaluation.main)
-    fails(["run/start", "--reward-geometry", "--task", "tou"], capsys, "--task tou", command=evaluation.main)
+        fails(
+            [name, "--reward-geometry"],
+            capsys,
+            f"--reward-geometry {name}: no run",
+            command=evaluation.main,
+        )
+    fails(
+        ["run/start", "--reward-geometry", "--task", "tou"],
+        capsys,
+        "--task tou",
+        command=evaluation.main,
+    )

@@ -21,32 +21,75 @@ from engine import runs
 from report import page
 from rewards import Problem, Task, load_task, reward_vectors
 
-RUN = ["--task", "toy", "--method", "grpo", "vpo", "--m", "2", "--warm-steps", "40", "--steps", "7", "--group-size",
-       "3", "--prompts-per-step", "2", "--eval-problems", "0", "--pool", "7", "--save-every", "3", "--device", "cpu",
-       "--snapshots", "4"]
-FLAGS = {"m": 3, "eval_temperature": 0.7, "n_weights": 100, "alpha": 1.0, "sampler": "iid", "seed": 0}
+RUN = [
+    "--task",
+    "toy",
+    "--method",
+    "grpo",
+    "vpo",
+    "--m",
+    "2",
+    "--warm-steps",
+    "40",
+    "--steps",
+    "7",
+    "--group-size",
+    "3",
+    "--prompts-per-step",
+    "2",
+    "--eval-problems",
+    "0",
+    "--pool",
+    "7",
+    "--save-every",
+    "3",
+    "--device",
+    "cpu",
+    "--snapshots",
+    "4",
+]
+FLAGS = {
+    "m": 3,
+    "eval_temperature": 0.7,
+    "n_weights": 100,
+    "alpha": 1.0,
+    "sampler": "iid",
+    "seed": 0,
+}
 METHODS = ("grpo", "vpo", "group_vpo")
-needs_browser = pytest.mark.skipif(not browser.find(), reason="no Chromium: apt-get install chromium, or set CHROMIUM")
+needs_browser = pytest.mark.skipif(
+    not browser.find(), reason="no Chromium: apt-get install chromium, or set CHROMIUM"
+)
 
 
 class Prose(Task):
     """Long answers, names and prompts; the number of objectives differs from problem to problem; rewards below 0."""
+
     name, minimum = "prose", -1.0
 
     def prompt(self, problem: Problem, m: int) -> str:
-        return "Write </script> <b>an essay</b> on " + "Donaudampfschifffahrtsgesellschaft" * 5 + " https://example.org"
+        return (
+            "Write </script> <b>an essay</b> on "
+            + "Donaudampfschifffahrtsgesellschaft" * 5
+            + " https://example.org"
+        )
 
     def reward(self, problem: Problem, answer: str) -> list[float]:
         return [(len(answer) * (i + 3)) % 7 / 7 * 2.5 - 1 for i in range(problem.data)]
 
     def demonstration(self, problem: Problem, rng: random.Random) -> str:
-        return " ".join(rng.choice(["a<b>c", "&amp;", "line\nbreak", "w" * 60, "\u00e9", "word"]) for _ in range(12))
+        return " ".join(
+            rng.choice(["a<b>c", "&amp;", "line\nbreak", "w" * 60, "\u00e9", "word"])
+            for _ in range(12)
+        )
 
 
 def made(name: str, size: int = 30, steps: int = 4) -> tuple:
     """A task, its problems, and frames and logs as of a training in which pools become one answer, GRPO's first."""
     task = Prose() if name == "prose" else load_task(name)
-    problems = [Problem(str(k), k) for k in (1, 3, 5, 6)] if name == "prose" else task.problems("test", 4)
+    problems = (
+        [Problem(str(k), k) for k in (1, 3, 5, 6)] if name == "prose" else task.problems("test", 4)
+    )
     rng, frames = random.Random(0), []
     for step in range(steps):
         frames.append((1 + 10 * step, {}))
@@ -57,11 +100,20 @@ def made(name: str, size: int = 30, steps: int = 4) -> tuple:
                 several = [task.demonstration(problem, rng) for _ in range(kinds)]
                 answers = [rng.choice(several) if rng.random() < 0.9 else None for _ in range(size)]
                 vectors = reward_vectors(task, [(problem, answer or "") for answer in answers])
-                rewards = [[round(x, 6) for x in vector] if answer is not None else [task.minimum] * len(vector)
-                           for answer, vector in zip(answers, vectors, strict=True)]
+                rewards = [
+                    [round(x, 6) for x in vector]
+                    if answer is not None
+                    else [task.minimum] * len(vector)
+                    for answer, vector in zip(answers, vectors, strict=True)
+                ]
                 records.append({"id": problem.id, "answers": answers, "rewards": rewards})
-    logs = {method: [{"step": i + 1, "diversity": rng.random(), "reward": rng.random()} for i in range(10 * steps)]
-            for method in METHODS}
+    logs = {
+        method: [
+            {"step": i + 1, "diversity": rng.random(), "reward": rng.random()}
+            for i in range(10 * steps)
+        ]
+        for method in METHODS
+    }
     return task, problems, frames, logs
 
 
@@ -80,18 +132,34 @@ def test_training_is_the_same_with_and_without_snapshots():
     train.main(["--out", "without", *RUN, "--snapshots", "0"])
     volatile = ("seconds", "tokens_per_second")
     for method in ("grpo", "vpo"):
-        ours, theirs = (weights(Path(name) / method / "checkpoint-000007") for name in ("with", "without"))
+        ours, theirs = (
+            weights(Path(name) / method / "checkpoint-000007") for name in ("with", "without")
+        )
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-        logs = [[{k: v for k, v in row.items() if k not in volatile} for row in metrics(Path(name) / method)]
-                for name in ("with", "without")]
-        assert logs[0] == logs[1] and not runs.read_log(Path("without") / method / "snapshots.jsonl")
+        logs = [
+            [
+                {k: v for k, v in row.items() if k not in volatile}
+                for row in metrics(Path(name) / method)
+            ]
+            for name in ("with", "without")
+        ]
+        assert logs[0] == logs[1] and not runs.read_log(
+            Path("without") / method / "snapshots.jsonl"
+        )
         rows = runs.read_log(Path("with") / method / "snapshots.jsonl")
         assert [row["step"] for row in rows] == [1, 3, 5, 7]
         task = load_task("toy")
         for problem, record in zip(task.problems("test", 4), rows[-1]["problems"], strict=True):
-            assert problem.id == record["id"] and len(record["answers"]) == len(record["rewards"]) == 7
-            expected = [[0.0] * 3 if answer is None else task.reward(problem, answer) for answer in record["answers"]]
-            assert torch.allclose(torch.tensor(expected), torch.tensor(record["rewards"]), atol=1e-6)
+            assert (
+                problem.id == record["id"] and len(record["answers"]) == len(record["rewards"]) == 7
+            )
+            expected = [
+                [0.0] * 3 if answer is None else task.reward(problem, answer)
+                for answer in record["answers"]
+            ]
+            assert torch.allclose(
+                torch.tensor(expected), torch.tensor(record["rewards"]), atol=1e-6
+            )
 
 
 def test_a_resumed_run_ends_with_the_same_snapshots():
@@ -107,13 +175,17 @@ def test_a_resumed_run_ends_with_the_same_snapshots():
         assert Path("run/vpo/snapshots.jsonl").read_bytes() == whole
 
 
-@pytest.mark.parametrize("steps, n, expected", [(200, 3, [1, 100, 200]), (5, 1, [5]), (3, 20, [1, 2, 3]), (9, 0, [])])
+@pytest.mark.parametrize(
+    "steps, n, expected", [(200, 3, [1, 100, 200]), (5, 1, [5]), (3, 20, [1, 2, 3]), (9, 0, [])]
+)
 def test_snapshots_are_evenly_spaced(steps, n, expected, tmp_path):
     asked = []
 
     def ask(name, policy, task, problems, flags, **rest):
         asked.append(learner.step)
-        return types.SimpleNamespace(problems=problems, answers=[["0"]] * 4, vectors=lambda: [torch.zeros(1, 3)] * 4)
+        return types.SimpleNamespace(
+            problems=problems, answers=[["0"]] * 4, vectors=lambda: [torch.zeros(1, 3)] * 4
+        )
 
     args = types.SimpleNamespace(snapshots=n, steps=steps, pool=30, m=3, eval_temperature=0.7)
     for step in range(1, steps + 1):
@@ -125,8 +197,13 @@ def test_snapshots_are_evenly_spaced(steps, n, expected, tmp_path):
 def test_a_snapshot_needs_no_more_memory_than_a_step(monkeypatch):
     """In training no more rollouts at a time than --sampling-batch and the group; the evaluation as ever."""
     asked, sample = [], evaluation.sample
-    monkeypatch.setattr(evaluation, "sample", lambda *args, **options: asked.append((args[3], options["batch"]))
-                        or sample(*args, **options))
+    monkeypatch.setattr(
+        evaluation,
+        "sample",
+        lambda *args, **options: (
+            asked.append((args[3], options["batch"])) or sample(*args, **options)
+        ),
+    )
     train.main(["--out", "run", *RUN, "--method", "grpo", "--steps", "2", "--sampling-batch", "3"])
     evaluation.main(["run", "--problems", "2"])
     assert set(asked[:-3]) == {(3, 3)} and asked[-3:] == [(7, 0), (4, 0), (7, 0)]
@@ -139,11 +216,16 @@ def test_the_page_of_a_run(capsys):
     evaluation.main(["run", "--page"])
     assert capsys.readouterr().out == "written: run/report.html\n"
     data = data_of(Path("run/report.html"))
-    assert data["steps"] == [1, 3, 5, 7] and [method["title"] for method in data["methods"]] == ["GRPO", "VPO"]
+    assert data["steps"] == [1, 3, 5, 7] and [method["title"] for method in data["methods"]] == [
+        "GRPO",
+        "VPO",
+    ]
     assert [row[0] for row in data["methods"][0]["curve"]] == list(range(1, 8))
     for i, problem in enumerate(data["problems"]):
         for name in ("grpo", "vpo"):
-            for row, pools in zip(runs.read_log(Path(f"run/{name}/snapshots.jsonl")), problem["pools"], strict=True):
+            for row, pools in zip(
+                runs.read_log(Path(f"run/{name}/snapshots.jsonl")), problem["pools"], strict=True
+            ):
                 record = row["problems"][i]
                 assert [problem["answers"][n] for n in pools[name]["answers"]] == record["answers"]
                 assert [problem["vectors"][n] for n in pools[name]["answers"]] == record["rewards"]
@@ -151,7 +233,9 @@ def test_the_page_of_a_run(capsys):
     pool, rewards = data["problems"][0]["pools"][-1]["vpo"], torch.tensor(record["rewards"])
     exists = torch.tensor([answer is not None for answer in record["answers"]])[:6].view(1, 3, 2)
     drawn = vpo.sample_weights(100, 3, generator=torch.Generator().manual_seed(0))
-    rewards = torch.tensor(runs.read_log(Path("run/vpo/snapshots.jsonl"))[-1]["problems"][0]["rewards"])
+    rewards = torch.tensor(
+        runs.read_log(Path("run/vpo/snapshots.jsonl"))[-1]["problems"][0]["rewards"]
+    )
     R = vpo.set_reward(rewards[:6].view(1, 3, 2, 3), drawn[None], exists)
     assert pool["R"] == pytest.approx(R[0].tolist(), abs=1e-4)
     assert pool["A"] == pytest.approx(vpo.group_normalize(R)[0].tolist(), abs=1e-3)
@@ -182,15 +266,26 @@ def test_what_is_missing_is_named(capsys):
     """A run from before there were snapshots; one method without; a task that draws nothing; several runs."""
     train.main(["--out", "run", *RUN, "--snapshots", "0"])
     for flag in ("--page", "--film"):
-        fails(["run", flag], capsys, "run: no snapshots of grpo, vpo; training keeps them: python train.py",
-              "--snapshots 20 --out run-2", command=evaluation.main)
+        fails(
+            ["run", flag],
+            capsys,
+            "run: no snapshots of grpo, vpo; training keeps them: python train.py",
+            "--snapshots 20 --out run-2",
+            command=evaluation.main,
+        )
     train.main(["--out", "run", "--task", "toy", "--method", "multi_rlvr", "--snapshots", "4"])
     capsys.readouterr()
     evaluation.main(["run", "--page"])
     assert "no snapshots of grpo, vpo" in capsys.readouterr().err
-    assert [method["name"] for method in data_of(Path("run/report.html"))["methods"]] == ["multi_rlvr"]
-    fails(["run", "--film"], capsys, "--film: task toy draws no answers; --page shows them as text",
-          command=evaluation.main)
+    assert [method["name"] for method in data_of(Path("run/report.html"))["methods"]] == [
+        "multi_rlvr"
+    ]
+    fails(
+        ["run", "--film"],
+        capsys,
+        "--film: task toy draws no answers; --page shows them as text",
+        command=evaluation.main,
+    )
     shutil.copytree("run", "other")
     evaluation.main(["run", "other", "--page", "--out", "pages"])
     assert data_of(Path("pages/run/report.html")) == data_of(Path("pages/other/report.html"))
@@ -201,16 +296,28 @@ def test_a_log_that_ends_early_and_flags_that_would_be_ignored(capsys):
     """All methods are shown up to where the shortest log ends; damaged lines count as missing."""
     train.main(["--out", "run", *RUN])
     log, metrics = Path("run/vpo/snapshots.jsonl"), Path("run/vpo/metrics.jsonl")
-    log.write_text("\n".join([*log.read_text().splitlines()[:2], '{"step": 5}', '{"step": 7, "problems": [{}, {}]}']))
+    log.write_text(
+        "\n".join(
+            [*log.read_text().splitlines()[:2], '{"step": 5}', '{"step": 7, "problems": [{}, {}]}']
+        )
+    )
     metrics.write_text(metrics.read_text() + '{"step": 8}\n')
     capsys.readouterr()
     evaluation.main(["run", "--page"])
     told = capsys.readouterr().err
-    assert "run: snapshots of vpo end at step 3, all is shown to there" in told and told.count("--out") == 1
+    assert (
+        "run: snapshots of vpo end at step 3, all is shown to there" in told
+        and told.count("--out") == 1
+    )
     assert data_of(Path("run/report.html"))["steps"] == [1, 3]
     before = Path("run/report.html").read_bytes()
-    for given in (["--page", "--pool", "7"], ["--film", "--temperature", "2"], ["--page", "--reward-geometry"],
-                  ["--reward-geometry", "--figure-format", "svg"], ["--film", "--split", "validation"]):
+    for given in (
+        ["--page", "--pool", "7"],
+        ["--film", "--temperature", "2"],
+        ["--page", "--reward-geometry"],
+        ["--reward-geometry", "--figure-format", "svg"],
+        ["--film", "--split", "validation"],
+    ):
         fails(["run", *given], capsys, "not used by", command=evaluation.main)
     assert Path("run/report.html").read_bytes() == before
 
@@ -271,12 +378,19 @@ def test_nothing_overlaps_or_is_cut_off(task, width, tab, tmp_path):
     page.write_page(tmp_path / "report.html", task, FLAGS, problems, frames, logs)
     tab.open(tmp_path / "report.html", width)
     assert tab.run(LAYOUT) == []
-    assert tab.run("[...document.querySelectorAll('button, input, select')].filter((node) => "
-                   "!(node.labels && node.labels.length) && !node.textContent.trim()).length") == 0
+    assert (
+        tab.run(
+            "[...document.querySelectorAll('button, input, select')].filter((node) => "
+            "!(node.labels && node.labels.length) && !node.textContent.trim()).length"
+        )
+        == 0
+    )
     tab.run("byId('once').click()")
     for problem in range(len(problems)):
-        tab.run(f"byId('problem').value = {problem}; byId('problem').dispatchEvent(new Event('change')); "
-                "byId('next').click(); byId('any').click()")
+        tab.run(
+            f"byId('problem').value = {problem}; byId('problem').dispatchEvent(new Event('change')); "
+            "byId('next').click(); byId('any').click()"
+        )
         assert tab.run(LAYOUT) == []
 
 
@@ -286,22 +400,37 @@ def test_the_slider_the_keys_and_the_film_change_the_picture(tab, tmp_path):
     page.write_page(tmp_path / "report.html", task, FLAGS, problems, frames, logs)
     tab.open(tmp_path / "report.html", 1280)
     drawn = "byId('film').innerHTML"
-    last, cursor = tab.run(drawn), tab.run("document.querySelector('#diversity .cursor').getAttribute('x1')")
+    last, cursor = (
+        tab.run(drawn),
+        tab.run("document.querySelector('#diversity .cursor').getAttribute('x1')"),
+    )
     tab.run("byId('step').focus()")
     tab.press("ArrowLeft", 37)
     assert tab.run("byId('now').textContent") == "21 of 31" and tab.run(drawn) != last
-    assert float(tab.run("document.querySelector('#diversity .cursor').getAttribute('x1')")) < float(cursor)
-    left, middle = tab.run("(() => { const box = byId('step').getBoundingClientRect(); "
-                           "return [box.left + 6, box.top + box.height / 2]; })()")
+    assert float(
+        tab.run("document.querySelector('#diversity .cursor').getAttribute('x1')")
+    ) < float(cursor)
+    left, middle = tab.run(
+        "(() => { const box = byId('step').getBoundingClientRect(); "
+        "return [box.left + 6, box.top + box.height / 2]; })()"
+    )
     tab.click(left, middle)
     assert tab.run("byId('now').textContent") == "1 of 31"
     tab.run("byId('play').click()")
     assert "Pause" in tab.run("byId('play').textContent")
     tab.run("new Promise((done) => setTimeout(done, 2500))")
     assert tab.run(drawn) == last and "Play" in tab.run("byId('play').textContent")
-    routes = sum(1 for answer, rewards in zip(frames[-1][1]["grpo"][0]["answers"], frames[-1][1]["grpo"][0]["rewards"],
-                                              strict=True) if answer is not None and rewards[0])
-    assert tab.run("document.querySelectorAll('#film figure')[0].querySelectorAll('path').length") == routes
+    routes = sum(
+        1
+        for answer, rewards in zip(
+            frames[-1][1]["grpo"][0]["answers"], frames[-1][1]["grpo"][0]["rewards"], strict=True
+        )
+        if answer is not None and rewards[0]
+    )
+    assert (
+        tab.run("document.querySelectorAll('#film figure')[0].querySelectorAll('path').length")
+        == routes
+    )
 
 
 @needs_browser
@@ -313,18 +442,29 @@ def test_the_weighting_lights_up_what_python_would_choose(name, tab, tmp_path):
     tab.run("byId('problem').value = 1; byId('problem').dispatchEvent(new Event('change'))")
     vectors, chosen = data_of(tmp_path / "report.html")["problems"][1]["vectors"], set()
     k, rng = len(vectors[0]), random.Random(1)
-    for bars in [[0] * k, *([100 * (i == j) for j in range(k)] for i in range(k)),
-                 *([rng.randrange(101) for _ in range(k)] for _ in range(5))]:
-        tab.run(f"{bars}.forEach((x, i) => {{ const bar = byId(`w${{i}}`); bar.value = x; "
-                "bar.dispatchEvent(new Event('input')); })")
+    for bars in [
+        [0] * k,
+        *([100 * (i == j) for j in range(k)] for i in range(k)),
+        *([rng.randrange(101) for _ in range(k)] for _ in range(5)),
+    ]:
+        tab.run(
+            f"{bars}.forEach((x, i) => {{ const bar = byId(`w${{i}}`); bar.value = x; "
+            "bar.dispatchEvent(new Event('input')); })"
+        )
         w = torch.tensor([x / sum(bars) if any(bars) else 1 / k for x in bars], dtype=torch.float64)
-        shown = tab.run("[...document.querySelectorAll('#taste figure')].map((figure) => +figure.dataset.best)")
-        worths = tab.run("[...document.querySelectorAll('#worth .number')].map((node) => node.textContent)")
+        shown = tab.run(
+            "[...document.querySelectorAll('#taste figure')].map((figure) => +figure.dataset.best)"
+        )
+        worths = tab.run(
+            "[...document.querySelectorAll('#worth .number')].map((node) => node.textContent)"
+        )
         chosen.add(tuple(shown))
         for method, answer, text in zip(METHODS, shown, worths, strict=True):
             rewards = torch.tensor(frames[-1][1][method][1]["rewards"], dtype=torch.float64)
             best = (rewards @ w).max().item()
-            assert (torch.tensor(vectors[answer], dtype=torch.float64) @ w).item() == pytest.approx(best)
+            assert (torch.tensor(vectors[answer], dtype=torch.float64) @ w).item() == pytest.approx(
+                best
+            )
             assert vectors[answer] in rewards.tolist()
             assert float(text.replace("\u2212", "-")) == pytest.approx(best, abs=6e-4)
     assert len(chosen) > 1
@@ -340,15 +480,25 @@ def test_draws_come_near_best_at_k(tab, tmp_path):
     page.write_page(tmp_path / "report.html", task, FLAGS, problems, frames, logs)
     tab.open(tmp_path / "report.html", 1280)
     for k in (3, 10, 30):
-        tab.run(f"byId('k').value = {k}; byId('k').dispatchEvent(new Event('input')); "
-                "for (let i = 0; i < 400; i++) byId('once').click()")
+        tab.run(
+            f"byId('k').value = {k}; byId('k').dispatchEvent(new Event('input')); "
+            "for (let i = 0; i < 400; i++) byId('once').click()"
+        )
         assert tab.run("state.draws") == 400
         for method in METHODS:
-            scalars = task.scalar(torch.tensor(frames[-1][1][method][0]["rewards"], dtype=torch.float64))
-            exact, square = (evaluation.best_at_k(values, k).item() for values in (scalars, scalars ** 2))
-            error = max(0.0, square - exact ** 2) ** 0.5 / 20
-            assert tab.run(f"state.sums.{method} / 400") == pytest.approx(exact, abs=2 * error + 1e-4)
-            assert tab.run(f"bestAtK(scalars(methods[{METHODS.index(method)}]), {k})") == pytest.approx(exact, abs=1e-4)
+            scalars = task.scalar(
+                torch.tensor(frames[-1][1][method][0]["rewards"], dtype=torch.float64)
+            )
+            exact, square = (
+                evaluation.best_at_k(values, k).item() for values in (scalars, scalars**2)
+            )
+            error = max(0.0, square - exact**2) ** 0.5 / 20
+            assert tab.run(f"state.sums.{method} / 400") == pytest.approx(
+                exact, abs=2 * error + 1e-4
+            )
+            assert tab.run(
+                f"bestAtK(scalars(methods[{METHODS.index(method)}]), {k})"
+            ) == pytest.approx(exact, abs=1e-4)
     tab.run("byId('over').click(); byId('many').click()")
     tab.run("new Promise((done) => setTimeout(done, 600))")
     assert tab.run("byId('many').click(); state.draws") > 4
@@ -359,22 +509,38 @@ def test_the_set_reward_is_shown_as_vpo_computes_it(tab, tmp_path):
     task, problems, frames, logs = made("maze")
     page.write_page(tmp_path / "report.html", task, FLAGS, problems, frames, logs)
     tab.open(tmp_path / "report.html", 390)
-    tab.run("for (let i = 0; i < 4; i++) byId('next').click(); byId('rollout').value = 6; "
-            "byId('rollout').dispatchEvent(new Event('input'))")
+    tab.run(
+        "for (let i = 0; i < 4; i++) byId('next').click(); byId('rollout').value = 6; "
+        "byId('rollout').dispatchEvent(new Event('input'))"
+    )
     rewards = torch.tensor(frames[-1][1]["vpo"][0]["rewards"]).view(1, 10, 3, 4)
     drawn = vpo.sample_weights(100, 4, generator=torch.Generator().manual_seed(0))
     R = vpo.set_reward(rewards, drawn[None])
     assert float(tab.run("byId('R').textContent")) == pytest.approx(R[0, 6].item(), abs=6e-4)
-    shown = tab.run("[...document.querySelectorAll('#group tbody tr')].map((row) => row.cells[2].textContent)")
+    shown = tab.run(
+        "[...document.querySelectorAll('#group tbody tr')].map((row) => row.cells[2].textContent)"
+    )
     expected = vpo.group_normalize(R)[0].tolist()
-    assert [float(text.replace("\u2212", "-")) for text in shown] == pytest.approx(expected, abs=6e-3)
+    assert [float(text.replace("\u2212", "-")) for text in shown] == pytest.approx(
+        expected, abs=6e-3
+    )
     best = (rewards[0, 6] @ drawn[:5].T).max(0)
-    cells = tab.run("[...document.querySelectorAll('#scores tbody tr')].map((row) => "
-                    "[row.lastChild.textContent, [...row.cells].findIndex((cell) => cell.className === 'won')])")
+    cells = tab.run(
+        "[...document.querySelectorAll('#scores tbody tr')].map((row) => "
+        "[row.lastChild.textContent, [...row.cells].findIndex((cell) => cell.className === 'won')])"
+    )
     assert [float(value) for value, _ in cells] == pytest.approx(best.values.tolist(), abs=6e-4)
-    assert all(rewards[0, 6, place - 1] @ w == pytest.approx(top) for (_, place), w, top in
-               zip(cells, drawn[:5], best.values, strict=True))
-    page.write_page(tmp_path / "none.html", task, FLAGS, problems, [
-        (step, {"grpo": pools["grpo"]}) for step, pools in frames], {"grpo": logs["grpo"]})
+    assert all(
+        rewards[0, 6, place - 1] @ w == pytest.approx(top)
+        for (_, place), w, top in zip(cells, drawn[:5], best.values, strict=True)
+    )
+    page.write_page(
+        tmp_path / "none.html",
+        task,
+        FLAGS,
+        problems,
+        [(step, {"grpo": pools["grpo"]}) for step, pools in frames],
+        {"grpo": logs["grpo"]},
+    )
     tab.open(tmp_path / "none.html", 390)
     assert "train.py --method vpo" in tab.run("byId('stage-text').textContent")

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.draws
 
 class Squares:
     """A task whose answers can be drawn."""
+
     wide = False
 
     def draw(self, axes, problem, answers, color):
@@ -25,14 +26,39 @@ class Squares:
         return f"{rewards.shape[1]} objectives, costs $2, then $3"
 
 
-def make_report(passes: float = 0.0, seeds: int = 1, names=("start", "start_sets", "grpo", "vpo"), ks=(1, 2, 3, 5, 6)):
+def make_report(
+    passes: float = 0.0,
+    seeds: int = 1,
+    names=("start", "start_sets", "grpo", "vpo"),
+    ks=(1, 2, 3, 5, 6),
+):
     """GRPO is level at 0.5, every other policy rises with k: it overtakes at k = 2."""
+
     def value(name, kind, k):
-        mean = passes if kind == "pass" else 0.5 if name == "grpo" else (0.3 if kind == "W" else 0.25) * k + 0.1
+        mean = (
+            passes
+            if kind == "pass"
+            else 0.5
+            if name == "grpo"
+            else (0.3 if kind == "W" else 0.25) * k + 0.1
+        )
         return {"mean": mean, "interval": [mean - 0.1, mean + 0.1]}
-    return {"settings": {"size": ks[-1], "temperature": 0.7, "problems": 20, "split": "test", "seeds": seeds},
-            "policies": {name: {f"{kind}@{k}": value(name, kind, k) for kind in ("best", "W", "pass") for k in ks}
-                         for name in names}}
+
+    return {
+        "settings": {
+            "size": ks[-1],
+            "temperature": 0.7,
+            "problems": 20,
+            "split": "test",
+            "seeds": seeds,
+        },
+        "policies": {
+            name: {
+                f"{kind}@{k}": value(name, kind, k) for kind in ("best", "W", "pass") for k in ks
+            }
+            for name in names
+        },
+    }
 
 
 def make_pools(names=("start", "start_sets", "grpo", "vpo"), N=5, n=8, k=3):
@@ -48,36 +74,51 @@ def drawn(monkeypatch):
     def save(self, *args, **options):
         figures.append(self)
         savefig(self, *args, **options)
+
     monkeypatch.setattr(Figure, "savefig", save)
     return figures
 
 
 def texts(figure) -> list[str]:
-    return [text.get_text() for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
+    return [
+        text.get_text() for text in figure.findobj(Text) if text.get_text() and text.get_visible()
+    ]
 
 
-@pytest.mark.parametrize(("ours", "theirs", "position"), [
-    ([0.1, 0.4, 0.6, 0.7], [0.5, 0.5, 0.5, 0.5], 2),
-    ([0.5, 0.5, 0.6], [0.5, 0.5, 0.5], 2),  # level is not above
-    ([0.1, 0.6, 0.1, 0.6], [0.5] * 4, 1),  # the first of two
-    ([0.6, 0.7], [0.5, 0.5], None),  # above from the start: nothing is overtaken
-    ([0.1, 0.2], [0.5, 0.5], None), ([0.6], [0.5], None)])
+@pytest.mark.parametrize(
+    ("ours", "theirs", "position"),
+    [
+        ([0.1, 0.4, 0.6, 0.7], [0.5, 0.5, 0.5, 0.5], 2),
+        ([0.5, 0.5, 0.6], [0.5, 0.5, 0.5], 2),  # level is not above
+        ([0.1, 0.6, 0.1, 0.6], [0.5] * 4, 1),  # the first of two
+        ([0.6, 0.7], [0.5, 0.5], None),  # above from the start: nothing is overtaken
+        ([0.1, 0.2], [0.5, 0.5], None),
+        ([0.6], [0.5], None),
+    ],
+)
 def test_crossing(ours, theirs, position):
     assert plots.crossing(ours, theirs) == position
 
 
 def test_looks():
-    assert plots.title("start_sets") == "start model, sets" and plots.title("my_method") == "my_method"
+    assert (
+        plots.title("start_sets") == "start model, sets" and plots.title("my_method") == "my_method"
+    )
     names = [*plots.LOOKS, "my_method"]
     assert len({plots.color(name) for name in names}) == len(names)
     assert plots.color("my_method") == plots.color("my_method") != plots.color("vpo")
-    assert all(len(plots.color(name)) == 7 and int(plots.color(name)[1:], 16) >= 0 for name in names)
+    assert all(
+        len(plots.color(name)) == 7 and int(plots.color(name)[1:], 16) >= 0 for name in names
+    )
 
 
 @pytest.mark.parametrize("suffix", ["svg", "pdf", "png"])
 def test_every_figure_is_written_and_none_stays_open(tmp_path, suffix, drawn):
     pools = make_pools()
-    logs = {"grpo": [{"step": i + 1, "diversity": 1 / (i + 1), "reward": i / 30} for i in range(30)], "max_at_k": []}
+    logs = {
+        "grpo": [{"step": i + 1, "diversity": 1 / (i + 1), "reward": i / 30} for i in range(30)],
+        "max_at_k": [],
+    }
     paths = [tmp_path / f"{name}.{suffix}" for name in ("best", "training", "vectors", "answers")]
     plots.best_at_k(make_report(), paths[0])
     plots.training(logs, 1.0, paths[1])
@@ -92,9 +133,15 @@ def test_every_figure_is_written_and_none_stays_open(tmp_path, suffix, drawn):
         plots.reward_vectors(pools, ["a", "b", "c"], paths[2], 1)
         assert plots.answers(given, [1, 2, 3, 4, 5], Squares(), paths[3], columns=2)
         assert [path.read_bytes() for path in paths] == written
-    assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
-    small = [(text.get_text(), text.get_size()) for figure in drawn for text in figure.findobj(Text)
-             if text.get_text() and text.get_size() < 8]
+    assert (
+        "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
+    )
+    small = [
+        (text.get_text(), text.get_size())
+        for figure in drawn
+        for text in figure.findobj(Text)
+        if text.get_text() and text.get_size() < 8
+    ]
     assert len(drawn) == 4 * (1 + (suffix == "svg")) and not small
 
 
@@ -104,11 +151,24 @@ def test_best_at_k_marks_the_crossing_and_names_the_bands(tmp_path, drawn):
     plots.best_at_k(make_report(names=("start", "multi_rlvr", "new")), tmp_path / "level.svg")
     one, three, level = drawn
     assert texts(one).count("k = 2") == 2 and any("over problems" in text for text in texts(one))
-    assert [len(figure.axes) for figure in drawn] == [2, 3, 2]  # no panel for pass@k where nothing passes
-    assert any("over seeds" in text for text in texts(three)) and "pass@k" in three.axes[2].get_title()
+    assert [len(figure.axes) for figure in drawn] == [
+        2,
+        3,
+        2,
+    ]  # no panel for pass@k where nothing passes
+    assert (
+        any("over seeds" in text for text in texts(three)) and "pass@k" in three.axes[2].get_title()
+    )
     assert one.axes[0].get_ylim() == one.axes[1].get_ylim() != three.axes[2].get_ylim()
-    assert [label.get_text() for label in one.axes[0].get_xticklabels()] == ["1", "2", "3", "6"]  # 5 is too near to 6
-    assert "new" in texts(level) and not any("above" in text or text.startswith("k = ") for text in texts(level))
+    assert [label.get_text() for label in one.axes[0].get_xticklabels()] == [
+        "1",
+        "2",
+        "3",
+        "6",
+    ]  # 5 is too near to 6
+    assert "new" in texts(level) and not any(
+        "above" in text or text.startswith("k = ") for text in texts(level)
+    )
 
 
 def test_training_smooths_around_the_step(tmp_path, drawn):
@@ -122,12 +182,18 @@ def test_training_smooths_around_the_step(tmp_path, drawn):
 
 def test_reward_vectors_show_the_conflict(tmp_path, drawn):
     gold = torch.tensor([[1.0, 0.0, 0.5], [0.0, 1.0, 0.5], [1.0, 0.0, 0.0], [1.0, 0.0, 0.5]])
-    rewards = gold[:, [0, 2, 1]].expand(4, 4, 3)  # the first and the last objective exclude each other
+    rewards = gold[:, [0, 2, 1]].expand(
+        4, 4, 3
+    )  # the first and the last objective exclude each other
     pools = dict.fromkeys(("start", "start_sets", "vpo"), rewards)
     plots.reward_vectors(pools, ["gold", "lava", "gems"], tmp_path / "a.png", 0)
     axes = drawn[0].axes
-    assert [ax.get_title() for ax in axes] == [f"{name}\n3 distinct, 2 in this view" for name in ("start model", "VPO")]
-    assert {axes[0].get_xlabel(), axes[0].get_ylabel()} == {"gold", "gems"} and texts(axes[0]).count("3") == 1
+    assert [ax.get_title() for ax in axes] == [
+        f"{name}\n3 distinct, 2 in this view" for name in ("start model", "VPO")
+    ]
+    assert {axes[0].get_xlabel(), axes[0].get_ylabel()} == {"gold", "gems"} and texts(
+        axes[0]
+    ).count("3") == 1
     padded = torch.zeros(2, 4, 4)  # k differs: the first problem has but two objectives
     padded[0, :, :2] = torch.tensor([[1, 0], [0, 1], [1, 1], [0, 1]])
     padded[1, :, :2] = padded[1, :2, 2] = padded[1, 2:, 3] = 1
@@ -135,23 +201,34 @@ def test_reward_vectors_show_the_conflict(tmp_path, drawn):
     axes = drawn[1].axes
     assert {axes[0].get_xlabel(), axes[0].get_ylabel()} == {"objective 1", "objective 2"}
     assert sum(ax.get_visible() for ax in axes) == 5
-    below = next(text for text in drawn[0].findobj(Text) if text.get_text().startswith("Reward vectors"))
+    below = next(
+        text for text in drawn[0].findobj(Text) if text.get_text().startswith("Reward vectors")
+    )
     renderer = FigureCanvasAgg(drawn[0]).get_renderer()
-    assert below.get_window_extent(renderer).width < drawn[0].bbox.width  # a long line, but two panels
-    plots.reward_vectors({"vpo": torch.ones(2, 4, 2)}, ["one", "two"], tmp_path / "c.png", 1)  # nothing varies
+    assert (
+        below.get_window_extent(renderer).width < drawn[0].bbox.width
+    )  # a long line, but two panels
+    plots.reward_vectors(
+        {"vpo": torch.ones(2, 4, 2)}, ["one", "two"], tmp_path / "c.png", 1
+    )  # nothing varies
     assert {drawn[2].axes[0].get_xlabel(), drawn[2].axes[0].get_ylabel()} == {"one", "two"}
     plots.reward_vectors({"vpo": torch.full((2, 4, 1), -2.0)}, ["one"], tmp_path / "d.png", 1)
 
 
 @pytest.mark.parametrize("wide", [False, True])
 def test_answers_count_the_problems_that_a_pool_solves(tmp_path, drawn, wide):
-    task, pools = Squares(), {name: ([["x", "y"]] * 3, torch.zeros(3, 2, 2)) for name in ("start_sets", "grpo", "vpo")}
+    task, pools = (
+        Squares(),
+        {name: ([["x", "y"]] * 3, torch.zeros(3, 2, 2)) for name in ("start_sets", "grpo", "vpo")},
+    )
     task.wide = wide
     assert plots.answers(pools, [1, 2, 3], task, tmp_path / "a.png", columns=2)
     assert len(drawn[0].axes) == 4 and {"GRPO", "VPO"} <= {*texts(drawn[0])}
     assert texts(drawn[0]).count(task.summary(torch.zeros(2, 2))) == 4
     pools["vpo"][1][:2, 1, 0] = 1  # half of it; all of it where a problem has but this objective
-    own = {name: (given, [rewards[0][:, :1], *rewards[1:]]) for name, (given, rewards) in pools.items()}
+    own = {
+        name: (given, [rewards[0][:, :1], *rewards[1:]]) for name, (given, rewards) in pools.items()
+    }
     plots.answers(own, [1, 2, 3], task, tmp_path / "b.png")
     assert {"GRPO\nsolves 0 of 3 problems", "VPO\nsolves 1 of 3 problems"} <= {*texts(drawn[1])}
     assert any("1 objectives" in text for text in texts(drawn[1]))
@@ -159,6 +236,7 @@ def test_answers_count_the_problems_that_a_pool_solves(tmp_path, drawn, wide):
 
 def test_a_task_without_a_picture_or_with_a_broken_one_writes_nothing(tmp_path, monkeypatch, drawn):
     import matplotlib
+
     pools, size = {"vpo": ([["x"]], torch.zeros(1, 1, 1))}, matplotlib.rcParams["axes.titlesize"]
     monkeypatch.setattr(Squares, "draw", lambda *_: False)
     assert plots.answers(pools, [1], Squares(), tmp_path / "a.svg") is False
@@ -169,7 +247,14 @@ def test_a_task_without_a_picture_or_with_a_broken_one_writes_nothing(tmp_path, 
 
 
 def test_the_typical_problem_is_the_one_with_the_median_gap():
-    spread = torch.tensor([0.0, 4.0, 1.0, 9.0, 2.0])  # diversity of VPO's pool per problem, GRPO's is none
+    spread = torch.tensor(
+        [0.0, 4.0, 1.0, 9.0, 2.0]
+    )  # diversity of VPO's pool per problem, GRPO's is none
     vpo = torch.stack([torch.zeros(5), spread], 1)[..., None]
-    assert plots.typical_problem({"start": vpo + torch.rand(5, 2, 1), "grpo": torch.zeros(5, 2, 1), "vpo": vpo}) == 4
+    assert (
+        plots.typical_problem(
+            {"start": vpo + torch.rand(5, 2, 1), "grpo": torch.zeros(5, 2, 1), "vpo": vpo}
+        )
+        == 4
+    )
     assert plots.typical_problem({"start": vpo, "vpo": vpo}) in range(5)

@@ -21,17 +21,34 @@ from rewards import UserError
 from tasks.maze import Maze
 
 TASK = Maze(5)
-SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "max_position_embeddings": 2048, "initializer_range": 0.3}
-WINDOW = {"head_dim": 8, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+SHAPE = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.3,
+}
+WINDOW = {
+    "head_dim": 8,
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
 ARCHITECTURES = {  # name -> (configuration class of transformers, its arguments)
     "llama": ("LlamaConfig", SHAPE),
     "qwen2": ("Qwen2Config", SHAPE),
     "qwen3": ("Qwen3Config", SHAPE | {"head_dim": 8, "tie_word_embeddings": True}),
     "smollm3": ("SmolLM3Config", SHAPE | {"no_rope_layers": [1, 0]}),
-    "gemma2": ("Gemma2Config", SHAPE | WINDOW | {"final_logit_softcapping": 3.0, "query_pre_attn_scalar": 8}),
+    "gemma2": (
+        "Gemma2Config",
+        SHAPE | WINDOW | {"final_logit_softcapping": 3.0, "query_pre_attn_scalar": 8},
+    ),
     "gemma3": ("Gemma3TextConfig", SHAPE | WINDOW | {"query_pre_attn_scalar": 8}),
-    "gpt2": ("GPT2Config", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 2048, "initializer_range": 0.3}),
+    "gpt2": (
+        "GPT2Config",
+        {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 2048, "initializer_range": 0.3},
+    ),
     "phi": ("PhiConfig", SHAPE | {"num_key_value_heads": 4}),  # its LM head has a bias
 }
 
@@ -41,16 +58,26 @@ def save_random_model(folder, architecture: str, **options) -> str:
     backend = Tokenizer(BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    backend.train_from_iterator([TASK.prompt(p, 3) for p in TASK.problems("train", 20)], trainers.BpeTrainer(
-        vocab_size=400, special_tokens=["<eos>", "<other_eos>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    backend.train_from_iterator(
+        [TASK.prompt(p, 3) for p in TASK.problems("train", 20)],
+        trainers.BpeTrainer(
+            vocab_size=400,
+            special_tokens=["<eos>", "<other_eos>"],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        ),
+    )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>")
     if architecture == "qwen2":
-        tokenizer.chat_template = ("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
-                                   "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-                                   "{% if not enable_thinking %}<|nothink|>{% endif %}")
+        tokenizer.chat_template = (
+            "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+            "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+            "{% if not enable_thinking %}<|nothink|>{% endif %}"
+        )
     name, shape = ARCHITECTURES[architecture]
     ends = {"bos_token_id": None, "eos_token_id": [0, 1], "pad_token_id": None}
-    config = getattr(transformers, name)(**{"vocab_size": len(tokenizer) + 8} | shape | ends | options)
+    config = getattr(transformers, name)(
+        **{"vocab_size": len(tokenizer) + 8} | shape | ends | options
+    )
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
     if architecture == "phi":
@@ -80,17 +107,33 @@ tiny_model = pytest.mark.parametrize("policy_pair", ["tiny"], indirect=True)
 
 def prompts_of(tokenizer, n: int) -> list[str]:
     """Prompts of different lengths, so that there is left padding."""
-    prompts = [rollout.build_prompt(tokenizer, TASK, problem, 2) for problem in TASK.problems("train", n)]
+    prompts = [
+        rollout.build_prompt(tokenizer, TASK, problem, 2) for problem in TASK.problems("train", n)
+    ]
     prompts[1] = " ".join(prompts[1].split()[:-3]) if is_tiny(tokenizer) else prompts[1][20:]
     return prompts
 
 
-def draw(policy_pair, n: int = 4, group_size: int = 3, temperature: float = 0.7, max_new_tokens: int = 40,
-         **options) -> rollout.Rollouts:
+def draw(
+    policy_pair,
+    n: int = 4,
+    group_size: int = 3,
+    temperature: float = 0.7,
+    max_new_tokens: int = 40,
+    **options,
+) -> rollout.Rollouts:
     """Rollouts of prompts of different lengths."""
     model, tokenizer = policy_pair
-    return rollout.sample(model, tokenizer, prompts_of(tokenizer, n), group_size, max_new_tokens=max_new_tokens,
-                          temperature=temperature, generator=torch.Generator().manual_seed(0), **options)
+    return rollout.sample(
+        model,
+        tokenizer,
+        prompts_of(tokenizer, n),
+        group_size,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        generator=torch.Generator().manual_seed(0),
+        **options,
+    )
 
 
 class NoHostRoundTrip(TorchDispatchMode):
@@ -98,9 +141,12 @@ class NoHostRoundTrip(TorchDispatchMode):
     tensors from Python numbers, which are copied there."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        assert func not in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default,
-                            torch.ops.aten.is_nonzero.default,
-                            torch.ops.aten.lift_fresh.default), f"{func} waits for the device"
+        assert func not in (
+            torch.ops.aten._local_scalar_dense.default,
+            torch.ops.aten.nonzero.default,
+            torch.ops.aten.is_nonzero.default,
+            torch.ops.aten.lift_fresh.default,
+        ), f"{func} waits for the device"
         return func(*args, **(kwargs or {}))
 
 
@@ -116,13 +162,19 @@ def test_greedy_rollouts_are_those_of_generate(policy_pair, static):
     ends = models.eos_ids(model, tokenizer)
     L = rollouts.prompt_ids.shape[1]
     padded = torch.arange(L) >= L - torch.tensor(rollouts.prompt_lengths)[:, None]
-    expected = model.generate(rollouts.prompt_ids, attention_mask=padded.long(), do_sample=False, max_new_tokens=40,
-                              eos_token_id=ends, pad_token_id=ends[0])[:, rollouts.prompt_ids.shape[1]:]
+    expected = model.generate(
+        rollouts.prompt_ids,
+        attention_mask=padded.long(),
+        do_sample=False,
+        max_new_tokens=40,
+        eos_token_id=ends,
+        pad_token_id=ends[0],
+    )[:, rollouts.prompt_ids.shape[1] :]
     assert len(set(rollouts.prompt_lengths)) > 1
     for row, length in enumerate(rollouts.lengths):
         tokens = expected[row // 2].tolist()
         stop = next((i for i, token in enumerate(tokens) if token in ends), len(tokens) - 1)
-        assert rollouts.tokens[row, :length].tolist() == tokens[:stop + 1]
+        assert rollouts.tokens[row, :length].tolist() == tokens[: stop + 1]
 
 
 def test_a_static_decode_step_never_waits_for_the_device(policy_pair):
@@ -130,10 +182,17 @@ def test_a_static_decode_step_never_waits_for_the_device(policy_pair):
     model, tokenizer = policy_pair
     ids, lengths = rollout.encode_prompts(model.config, tokenizer, prompts_of(tokenizer, 3), 9)
     with torch.no_grad():
-        decoder = decoding.Decoder(model, ids, lengths, 2, 9, 1.0, None, models.eos_ids(model, tokenizer), static=True)
+        decoder = decoding.Decoder(
+            model, ids, lengths, 2, 9, 1.0, None, models.eos_ids(model, tokenizer), static=True
+        )
+
         def places() -> list[tuple]:
-            tensors = [x for layer in (decoder, *decoder.cache.layers) for x in vars(layer).values()
-                       if isinstance(x, torch.Tensor)]
+            tensors = [
+                x
+                for layer in (decoder, *decoder.cache.layers)
+                for x in vars(layer).values()
+                if isinstance(x, torch.Tensor)
+            ]
             return [(x.data_ptr(), x.shape) for x in tensors]
 
         before = places()
@@ -149,7 +208,11 @@ def test_a_static_decode_step_never_waits_for_the_device(policy_pair):
 def test_a_batch_of_rollouts_can_be_sampled_in_parts(policy_pair):
     """Greedy, so that the parts' random numbers do not matter: nothing but memory changes."""
     whole, parts = (draw(policy_pair, temperature=1e-4, batch=batch) for batch in (0, 5))
-    assert whole.lengths == parts.lengths and whole.texts == parts.texts and torch.equal(whole.tokens, parts.tokens)
+    assert (
+        whole.lengths == parts.lengths
+        and whole.texts == parts.texts
+        and torch.equal(whole.tokens, parts.tokens)
+    )
     assert torch.allclose(whole.logprobs, parts.logprobs, atol=1e-3)
 
 
@@ -174,8 +237,11 @@ def assert_logprobs_are_plain(model, rollouts: rollout.Rollouts) -> None:
 def plain_logits(model, rollouts: rollout.Rollouts, row: int) -> torch.Tensor:
     """One rollout through the model without cache, padding or sharing: logits (T, V) before each sampled token."""
     p = row // rollouts.group_size
-    prompt, tokens = rollouts.prompt_ids[p, -rollouts.prompt_lengths[p]:], rollouts.tokens[row, :rollouts.lengths[row]]
-    return model(torch.cat([prompt, tokens])[None]).logits[0, len(prompt) - 1:-1]
+    prompt, tokens = (
+        rollouts.prompt_ids[p, -rollouts.prompt_lengths[p] :],
+        rollouts.tokens[row, : rollouts.lengths[row]],
+    )
+    return model(torch.cat([prompt, tokens])[None]).logits[0, len(prompt) - 1 : -1]
 
 
 @any_model
@@ -188,10 +254,12 @@ def test_masks_come_from_positions(policy_pair, batch):
     ends = torch.isin(rollouts.tokens, torch.tensor(models.eos_ids(model, tokenizer)))
     for tokens_end, mask, ended in zip(ends, rollouts.mask, rollouts.ended, strict=True):
         first_end = int(tokens_end.float().argmax()) if (tokens_end & mask).any() else len(mask) - 1
-        assert mask[:first_end + 1].all() and not mask[first_end + 1:].any()
+        assert mask[: first_end + 1].all() and not mask[first_end + 1 :].any()
         assert ended == bool((tokens_end & mask).any()) and (ended or mask.sum() == 40)
     assert len(set(rollouts.ended)) == 2, "the test wants both kinds"
-    assert rollouts.mask.sum(1).tolist() == rollouts.lengths and min(rollouts.lengths) < max(rollouts.lengths)
+    assert rollouts.mask.sum(1).tolist() == rollouts.lengths and min(rollouts.lengths) < max(
+        rollouts.lengths
+    )
     assert rollouts.tokens.shape[1] == max(rollouts.lengths)
 
 
@@ -200,12 +268,20 @@ def test_sampling_follows_the_models_distribution(policy_pair):
     """4,000 first tokens against the softmax; compaction of finished rows must not mix them up (see the test above)."""
     model, tokenizer = policy_pair
     prompt = rollout.build_prompt(tokenizer, TASK, TASK.problems("train", 1)[0], 1)
-    rollouts = rollout.sample(model, tokenizer, [prompt], 4000, max_new_tokens=1,
-                              generator=torch.Generator().manual_seed(3))
+    rollouts = rollout.sample(
+        model,
+        tokenizer,
+        [prompt],
+        4000,
+        max_new_tokens=1,
+        generator=torch.Generator().manual_seed(3),
+    )
     with torch.no_grad():
         p = model(rollouts.prompt_ids).logits[0, -1].softmax(-1)
     drawn = torch.bincount(rollouts.tokens[:, 0], minlength=len(p)) / 4000
-    assert (drawn - p).abs().max() < 5 * (p.max() * (1 - p.max()) / 4000).sqrt() + 0.002  # five standard errors
+    assert (drawn - p).abs().max() < 5 * (
+        p.max() * (1 - p.max()) / 4000
+    ).sqrt() + 0.002  # five standard errors
 
 
 @pytest.mark.parametrize("last, ended", [(1, True), (9, False)])
@@ -250,7 +326,9 @@ def test_logits_that_are_not_finite_stop_sampling_at_once(policy_pair):
 
 @tiny_model
 @pytest.mark.parametrize("step", [0.3, -0.3])
-def test_a_cumulative_sum_that_is_not_even_draws_no_negligible_token(policy_pair, step, monkeypatch):
+def test_a_cumulative_sum_that_is_not_even_draws_no_negligible_token(
+    policy_pair, step, monkeypatch
+):
     """Sums in parallel may rise, or fall, at a token of no probability: here so far that it would be drawn."""
     model, tokenizer = policy_pair
     ids, lengths = rollout.encode_prompts(model.config, tokenizer, prompts_of(tokenizer, 2), 9)
@@ -268,7 +346,9 @@ def test_a_cumulative_sum_that_is_not_even_draws_no_negligible_token(policy_pair
     monkeypatch.setattr(torch.Tensor, "cumsum", cumsum)
     below = torch.linspace(0, 1, 100)[:, None]
     total = cumsum(logits.softmax(-1), -1)
-    assert (torch.searchsorted(total, below * total[:, -1:], right=True) == 7).any(), "without the guard it is drawn"
+    assert (torch.searchsorted(total, below * total[:, -1:], right=True) == 7).any(), (
+        "without the guard it is drawn"
+    )
     decoder.alive[:], decoder.uniform = True, below
     decoder._draw(logits)
     assert not (decoder.token == 7).any() and (decoder.logprobs[:, 0] > decoding.NEGLIGIBLE).all()
@@ -276,6 +356,7 @@ def test_a_cumulative_sum_that_is_not_even_draws_no_negligible_token(policy_pair
 
 class SpiedDecoder(decoding.Decoder):
     """Remembers whether each batch was sampled with shapes for a graph, and what came of it."""
+
     seen: list = []
 
     def run(self, *args):
@@ -286,6 +367,7 @@ class SpiedDecoder(decoding.Decoder):
 
 def spoiled_graph(how: str):
     """In place of as_cuda_graph: each step is the plain one, but for what a wrong graph does."""
+
     def as_cuda_graph(step, model):
         decoder = step.__self__
         if how == "positions":
@@ -295,6 +377,7 @@ def spoiled_graph(how: str):
             if how == "log-probabilities":
                 decoder.logprobs[:, decoder.column - decoder.L + 1] -= 0.5
             yield
+
     return as_cuda_graph
 
 
@@ -311,14 +394,18 @@ def graphs_on_a_cpu(monkeypatch):
 
 @any_model
 @pytest.mark.parametrize("how", ["log-probabilities", "positions"])
-def test_a_graph_that_computes_otherwise_is_noticed_at_once(policy_pair, how, graphs_on_a_cpu, monkeypatch, capsys):
+def test_a_graph_that_computes_otherwise_is_noticed_at_once(
+    policy_pair, how, graphs_on_a_cpu, monkeypatch, capsys
+):
     """On the first batch: what it gave is thrown away, and no later batch or call uses a graph."""
     monkeypatch.setattr(decoding, "as_cuda_graph", spoiled_graph(how))
     rollouts = draw(policy_pair, batch=6)
-    assert [static for static, _ in graphs_on_a_cpu] == [True, False, False], "the first batch twice, then the second"
+    assert [static for static, _ in graphs_on_a_cpu] == [True, False, False], (
+        "the first batch twice, then the second"
+    )
     plain = [result for static, result in graphs_on_a_cpu if not static]
     for i, ours in enumerate((rollouts.tokens, rollouts.logprobs)):
-        assert torch.equal(ours, torch.cat([result[i] for result in plain])[:, :ours.shape[1]])
+        assert torch.equal(ours, torch.cat([result[i] for result in plain])[:, : ours.shape[1]])
     assert_logprobs_are_plain(policy_pair[0], rollouts)
     draw(policy_pair)
     assert not graphs_on_a_cpu[-1][0]
@@ -338,16 +425,27 @@ def test_a_rollout_ends_with_the_first_token_that_stops_it(policy_pair, late, mo
         monkeypatch.setitem(decoding.GRAPH_WORKS, model, True)
     asked = {"max_new_tokens": 40, "temperature": 1e-4, "static": late}
     prompts, shorter = prompts_of(tokenizer, 4), 0
-    whole, cut = (decoding.sample(model, tokenizer, prompts, 2, stop=stop, **asked)
-                  for stop in (None, lambda text: len(text) >= 20))
+    whole, cut = (
+        decoding.sample(model, tokenizer, prompts, 2, stop=stop, **asked)
+        for stop in (None, lambda text: len(text) >= 20)
+    )
     for row, length in enumerate(whole.lengths):
         tokens = whole.tokens[row].tolist()
-        first = next((n for n in range(1, length + 1)
-                      if len(tokenizer.decode(tokens[:n], skip_special_tokens=True)) >= 20), None)
+        first = next(
+            (
+                n
+                for n in range(1, length + 1)
+                if len(tokenizer.decode(tokens[:n], skip_special_tokens=True)) >= 20
+            ),
+            None,
+        )
         n, shorter = first or length, shorter + bool(first and first < length)
         assert cut.lengths[row] == n and cut.tokens[row, :n].tolist() == tokens[:n]
         assert torch.allclose(cut.logprobs[row, :n], whole.logprobs[row, :n], atol=1e-3)
-        assert cut.logprobs[row, n:].eq(0).all() and cut.tokens[row, n:].eq(models.eos_ids(model, tokenizer)[0]).all()
+        assert (
+            cut.logprobs[row, n:].eq(0).all()
+            and cut.tokens[row, n:].eq(models.eos_ids(model, tokenizer)[0]).all()
+        )
         assert cut.ended[row] == (bool(first) or whole.ended[row])
     assert shorter
 
@@ -366,11 +464,14 @@ def test_a_language_models_rollout_ends_with_its_last_answer(policy_pair, monkey
         return
     assert stops[0] is None
     one, two = (rollout.write_answers(TASK, answers) for answers in (["R"], ["R", "D"]))
-    assert [[stop(text) for text in (one, two[:-1], two, f"<think>{two}</think>")] for stop in stops[1:]] == [
-        [False, False, True, True], [False, False, False, True]]
+    assert [
+        [stop(text) for text in (one, two[:-1], two, f"<think>{two}</think>")] for stop in stops[1:]
+    ] == [[False, False, True, True], [False, False, False, True]]
 
 
-def test_a_graph_that_computes_the_same_is_checked_once(policy_pair, graphs_on_a_cpu, monkeypatch, capsys):
+def test_a_graph_that_computes_the_same_is_checked_once(
+    policy_pair, graphs_on_a_cpu, monkeypatch, capsys
+):
     checked, original = [], decoding.agrees
     monkeypatch.setattr(decoding, "agrees", lambda *inputs: checked.append(0) or original(*inputs))
     monkeypatch.setattr(decoding, "as_cuda_graph", spoiled_graph("not at all"))
@@ -388,8 +489,13 @@ class FakeCuda:
         self.events, self.error = [], error
         stream = type("Stream", (), {"wait_stream": lambda *streams: None})
         graph = type("Graph", (), {"replay": lambda _: self.events.append("replay")})
-        for name, fake in {"Stream": stream, "current_stream": stream, "CUDAGraph": graph, "graph": self.capture,
-                           "stream": contextlib.nullcontext}.items():
+        for name, fake in {
+            "Stream": stream,
+            "current_stream": stream,
+            "CUDAGraph": graph,
+            "graph": self.capture,
+            "stream": contextlib.nullcontext,
+        }.items():
             monkeypatch.setattr(torch.cuda, name, fake)
 
     @contextlib.contextmanager
@@ -409,11 +515,19 @@ def test_a_step_is_run_captured_and_replayed(monkeypatch):
 
 
 @tiny_model
-def test_a_step_that_cannot_be_captured_goes_on_plainly(policy_pair, graphs_on_a_cpu, monkeypatch, capsys):
-    cuda = FakeCuda(monkeypatch, RuntimeError("operation not permitted when stream is capturing\nmore lines"))
+def test_a_step_that_cannot_be_captured_goes_on_plainly(
+    policy_pair, graphs_on_a_cpu, monkeypatch, capsys
+):
+    cuda = FakeCuda(
+        monkeypatch, RuntimeError("operation not permitted when stream is capturing\nmore lines")
+    )
     assert_logprobs_are_plain(policy_pair[0], draw(policy_pair, batch=6))
     draw(policy_pair)
-    assert cuda.events == ["capture"] and [static for static, _ in graphs_on_a_cpu] == [True, False, False]
+    assert cuda.events == ["capture"] and [static for static, _ in graphs_on_a_cpu] == [
+        True,
+        False,
+        False,
+    ]
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1 and "(operation not permitted when stream is capturing)" in said[0]
 
@@ -431,7 +545,10 @@ def test_checkpoints_are_ordinary_ones(policy_pair, tmp_path):
     """A saved policy loads in plain transformers, weights and words unchanged."""
     model, tokenizer = policy_pair
     models.save_policy(model, tokenizer, tmp_path)
-    loaded, words = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    loaded, words = (
+        AutoModelForCausalLM.from_pretrained(tmp_path),
+        AutoTokenizer.from_pretrained(tmp_path),
+    )
     for (name, a), (_, b) in zip(model.named_parameters(), loaded.named_parameters(), strict=True):
         assert torch.equal(a, b), name
     text = rollout.build_prompt(tokenizer, TASK, TASK.problems("train", 1)[0], 2)
@@ -440,26 +557,45 @@ def test_checkpoints_are_ordinary_ones(policy_pair, tmp_path):
 
 def test_a_chat_template_is_used_where_there_is_one():
     problem = TASK.problems("train", 1)[0]
-    for name, starts, ends in (("llama", "Find", "\n"), ("qwen2", "<|user|>Find", "<|assistant|><|nothink|>")):
+    for name, starts, ends in (
+        ("llama", "Find", "\n"),
+        ("qwen2", "<|user|>Find", "<|assistant|><|nothink|>"),
+    ):
         _, tokenizer = load_random_model(name)
         prompt = rollout.build_prompt(tokenizer, TASK, problem, 2)
         assert prompt.startswith(starts) and prompt.endswith(ends)
 
 
-@pytest.mark.parametrize("configuration, shape, why", [
-    ("OpenAIGPTConfig", {"n_embd": 32, "n_layer": 1, "n_head": 2}, "keeps no KV cache"),
-    ("MambaConfig", {"hidden_size": 32, "num_hidden_layers": 1}, "keeps no KV cache, but other states"),
-    ("CohereConfig", SHAPE, "more to them than its LM head")])
-def test_a_model_that_cannot_be_scored_here_is_refused(configuration, shape, why, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "configuration, shape, why",
+    [
+        ("OpenAIGPTConfig", {"n_embd": 32, "n_layer": 1, "n_head": 2}, "keeps no KV cache"),
+        (
+            "MambaConfig",
+            {"hidden_size": 32, "num_hidden_layers": 1},
+            "keeps no KV cache, but other states",
+        ),
+        ("CohereConfig", SHAPE, "more to them than its LM head"),
+    ],
+)
+def test_a_model_that_cannot_be_scored_here_is_refused(
+    configuration, shape, why, tmp_path, monkeypatch
+):
     """No cache, another cache, or logits that are scaled behind the head: each would give wrong log-probabilities."""
     monkeypatch.setitem(ARCHITECTURES, "other", (configuration, shape))
     with pytest.raises(UserError, match=why):
         models.load_policy(save_random_model(tmp_path, "other"), TASK)
 
 
-@pytest.mark.parametrize("template, why", [
-    ("{{ raise_exception('needs a system message') }}", "needs a system message"), ("{% for %}", "template cannot"),
-    ("hello", "leaves out what the user says"), ("{{ '' }}", "leaves out what the user says")])
+@pytest.mark.parametrize(
+    "template, why",
+    [
+        ("{{ raise_exception('needs a system message') }}", "needs a system message"),
+        ("{% for %}", "template cannot"),
+        ("hello", "leaves out what the user says"),
+        ("{{ '' }}", "leaves out what the user says"),
+    ],
+)
 def test_a_chat_template_that_cannot_be_used_is_named(template, why, monkeypatch):
     """Guards against a traceback, and against a model that trains without having seen a problem."""
     _, tokenizer = load_random_model("llama")
@@ -473,12 +609,18 @@ def test_weights_that_are_damaged_are_named(tmp_path, capsys):
     """Not finite: refused. More than the configuration asks for: a line says so."""
     folder = save_random_model(tmp_path, "llama")
     whole, file = json.loads((tmp_path / "config.json").read_text()), tmp_path / "model.safetensors"
-    (tmp_path / "config.json").write_text(json.dumps(whole | {"num_hidden_layers": 1, "layer_types": None}))
+    (tmp_path / "config.json").write_text(
+        json.dumps(whole | {"num_hidden_layers": 1, "layer_types": None})
+    )
     models.load_policy(folder, TASK)
     assert "tensors of its files are not used, as model.layers.1." in capsys.readouterr().err
     (tmp_path / "config.json").write_text(json.dumps(whole))
     weights = load_file(file)
-    save_file({name: torch.full_like(x, torch.nan) for name, x in weights.items()}, file, metadata={"format": "pt"})
+    save_file(
+        {name: torch.full_like(x, torch.nan) for name, x in weights.items()},
+        file,
+        metadata={"format": "pt"},
+    )
     with pytest.raises(UserError, match="its logits are not finite"):
         models.load_policy(folder, TASK)
     (tmp_path / "config.json").write_bytes(b"\x80\x00\xff")
@@ -505,7 +647,10 @@ def test_a_tokenizer_without_eos_is_refused(tmp_path):
     path.write_text(path.read_text().replace('"eos_token"', '"no_such_token"'))
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "generation_config.json").write_text("{}")
-    for eos in (None, 2):  # the latter is what transformers takes for Llama's where config.json has none
+    for eos in (
+        None,
+        2,
+    ):  # the latter is what transformers takes for Llama's where config.json has none
         (tmp_path / "config.json").write_text(json.dumps(config | {"eos_token_id": eos}))
         with pytest.raises(UserError, match="no EOS token"):
             models.load_policy(folder, TASK)
@@ -517,12 +662,18 @@ def test_a_checkpoint_whose_parts_do_not_belong_together_is_refused(architecture
     folder = save_random_model(tmp_path, architecture)
     path, name = tmp_path / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
     weights = load_file(path)
-    save_file({key: value for key, value in weights.items() if key != name}, path, metadata={"format": "pt"})
+    save_file(
+        {key: value for key, value in weights.items() if key != name},
+        path,
+        metadata={"format": "pt"},
+    )
     with pytest.raises(UserError, match=f"incomplete, its files lack {name} and 0 more"):
         models.load_policy(folder, TASK)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 2000}))
-    with pytest.raises(UserError, match="incomplete, its files lack .* in another size than config.json"):
+    with pytest.raises(
+        UserError, match="incomplete, its files lack .* in another size than config.json"
+    ):
         models.load_policy(folder, TASK)
     (tmp_path / "config.json").write_text(json.dumps(config))
     path.write_bytes(path.read_bytes()[:1000])

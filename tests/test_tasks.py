@@ -15,6 +15,7 @@ from tasks import maze
 from tasks.maze import Maze
 from tasks.toy import Toy
 
+
 def solve(task: Maze, problem: Problem, targets: list) -> int | None:
     """Length of the shortest walk from S through the targets, in that order, to E."""
     grid = "".join(problem.data["grid"])
@@ -35,8 +36,13 @@ def test_mazes_keep_the_papers_promises(size):
         grid, budget = problem.data["grid"], problem.data["budget"]
         assert len(grid) == size and all(len(row) == size for row in grid)
         text = "".join(grid)
-        assert text.count("S") == text.count("E") == text.count("B") == 1 and grid[size // 2][size // 2] == "B"
-        assert 3 <= text.count("G") <= 5 and 3 <= text.count("D") <= 5 and text.count("L") in (3, 4, 5)
+        assert (
+            text.count("S") == text.count("E") == text.count("B") == 1
+            and grid[size // 2][size // 2] == "B"
+        )
+        assert (
+            3 <= text.count("G") <= 5 and 3 <= text.count("D") <= 5 and text.count("L") in (3, 4, 5)
+        )
         ends = {(r, c) for r in (0, n) for c in (0, n) if grid[r][c] in "SE"}
         assert ends in ({(0, 0), (n, n)}, {(0, n), (n, 0)})
         corners = [corner for corner in ((0, 0), (0, n), (n, 0), (n, n)) if corner not in ends]
@@ -53,16 +59,27 @@ def test_splits_and_indices_are_stable():
     """Guards against problems that depend on how many are asked for, and against seeds that change nothing."""
     task = Maze(7)
     train = task.problems("train", 30)
-    assert task.problems("train", 5, start=7) == train[7:12] and task.problems("train", 3, seed=1) != train[:3]
+    assert (
+        task.problems("train", 5, start=7) == train[7:12]
+        and task.problems("train", 3, seed=1) != train[:3]
+    )
 
 
-@pytest.mark.parametrize(("size", "expected"), [
-    (6, "bbd59039012c2b04"), (7, "f1927a538420fe59"), (9, "cfa35f2cdf66478a")])
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [(6, "bbd59039012c2b04"), (7, "f1927a538420fe59"), (9, "cfa35f2cdf66478a")],
+)
 def test_mazes_and_their_words_are_those_of_the_published_tables(size, expected):
     """Guards against a change to the generator or to the vocabulary: another order of words is another model."""
     task = Maze(size)
-    found = [task.words, [[problem.data for problem in task.problems(split, 20, seed)] for split in (
-        "train", "demonstrations", "test", "validation") for seed in (0, 1)]]
+    found = [
+        task.words,
+        [
+            [problem.data for problem in task.problems(split, 20, seed)]
+            for split in ("train", "demonstrations", "test", "validation")
+            for seed in (0, 1)
+        ],
+    ]
     assert hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16] == expected
 
 
@@ -76,7 +93,9 @@ def test_no_held_out_maze_occurs_in_training(monkeypatch):
     The mazes that do not collide must be those of always: published tables rest on them.
     """
     task = Maze(5)
-    held_out = set(grids(task.problems("test", maze.HELD_OUT) + task.problems("validation", maze.HELD_OUT)))
+    held_out = set(
+        grids(task.problems("test", maze.HELD_OUT) + task.problems("validation", maze.HELD_OUT))
+    )
     train = grids(task.problems("train", 1500, seed=3))
     monkeypatch.setattr(maze, "_held_out", lambda size: frozenset())
     free = grids(task.problems("train", 1500, seed=3))
@@ -88,29 +107,56 @@ def test_no_held_out_maze_occurs_in_training(monkeypatch):
 EXAMPLE = Problem("example", {"grid": ["SG#..", "LG...", "...B.", "D...#", "DD..E"], "budget": 9})
 
 
-@pytest.mark.parametrize("route, expected", [
-    ("RIGHT DOWN RIGHT RIGHT RIGHT DOWN LEFT DOWN DOWN", [0, 0, 0, 0]),  # the budget ends one step before E
-    ("RIGHT DOWN DOWN DOWN RIGHT RIGHT DOWN RIGHT", [1, 1, 0, 1]),
-    ("DOWN DOWN DOWN DOWN RIGHT RIGHT RIGHT RIGHT", [1, 0, 1, 0]),
-    ("down Down DOWN down right right right right", [1, 0, 1, 0]),
-    ("a2 a3 a4 a5 b5 c5 d5 e5", [1, 0, 1, 0]),  # the cells that are entered
-    ("La2 .a3 Da4 Da5 Db5 .c5 .d5 Ee5", [1, 0, 1, 0]),  # with what lies there
-    ("UP RIGHT DOWN DOWN DOWN RIGHT RIGHT DOWN RIGHT", [1, 1, 0, 1]),  # the border blocks, the step is spent
-    ("RIGHT RIGHT DOWN DOWN DOWN RIGHT RIGHT DOWN RIGHT", [1, 1, 0, 1]),  # so does a wall
-    ("RIGHT DOWN DOWN DOWN RIGHT RIGHT DOWN RIGHT UP", [1, 1, 0, 1]),  # what follows E is not walked
-    ("a2 c3", [0, 0, 0, 0]),  # not a neighbour
-    ("RIGHT then DOWN", [0, 0, 0, 0]), ("", [0, 0, 0, 0]), ("DOWN", [0, 0, 0, 0])])
+@pytest.mark.parametrize(
+    "route, expected",
+    [
+        (
+            "RIGHT DOWN RIGHT RIGHT RIGHT DOWN LEFT DOWN DOWN",
+            [0, 0, 0, 0],
+        ),  # the budget ends one step before E
+        ("RIGHT DOWN DOWN DOWN RIGHT RIGHT DOWN RIGHT", [1, 1, 0, 1]),
+        ("DOWN DOWN DOWN DOWN RIGHT RIGHT RIGHT RIGHT", [1, 0, 1, 0]),
+        ("down Down DOWN down right right right right", [1, 0, 1, 0]),
+        ("a2 a3 a4 a5 b5 c5 d5 e5", [1, 0, 1, 0]),  # the cells that are entered
+        ("La2 .a3 Da4 Da5 Db5 .c5 .d5 Ee5", [1, 0, 1, 0]),  # with what lies there
+        (
+            "UP RIGHT DOWN DOWN DOWN RIGHT RIGHT DOWN RIGHT",
+            [1, 1, 0, 1],
+        ),  # the border blocks, the step is spent
+        ("RIGHT RIGHT DOWN DOWN DOWN RIGHT RIGHT DOWN RIGHT", [1, 1, 0, 1]),  # so does a wall
+        (
+            "RIGHT DOWN DOWN DOWN RIGHT RIGHT DOWN RIGHT UP",
+            [1, 1, 0, 1],
+        ),  # what follows E is not walked
+        ("a2 c3", [0, 0, 0, 0]),  # not a neighbour
+        ("RIGHT then DOWN", [0, 0, 0, 0]),
+        ("", [0, 0, 0, 0]),
+        ("DOWN", [0, 0, 0, 0]),
+    ],
+)
 def test_routes_by_hand(route, expected):
     assert Maze(5).reward(EXAMPLE, route) == expected
 
 
-@pytest.mark.parametrize(("one", "other", "same"), [
-    ("RIGHT DOWN DOWN", "b1 b2 b3", True), ("right down", "Gb1 Gb2", True),  # words for steps, cells, what lies there
-    ("UP RIGHT DOWN", "RIGHT DOWN", True),  # a bump leaves one where one is
-    ("DOWN DOWN DOWN DOWN RIGHT RIGHT RIGHT RIGHT", "a2 a3 a4 a5 b5 c5 d5 e5 e4 UP nonsense", True),  # words after E
-    ("RIGHT DOWN", "DOWN RIGHT", False), ("RIGHT LEFT", "RIGHT", False),
-    ("RIGHT then DOWN", "RIGHT  then\nDOWN", True), ("RIGHT then DOWN", "RIGHT then UP", False),
-    ("a2", "a1 a2", False), ("", "nonsense", False)])  # no route: a1 is where one stands
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("RIGHT DOWN DOWN", "b1 b2 b3", True),
+        ("right down", "Gb1 Gb2", True),  # words for steps, cells, what lies there
+        ("UP RIGHT DOWN", "RIGHT DOWN", True),  # a bump leaves one where one is
+        (
+            "DOWN DOWN DOWN DOWN RIGHT RIGHT RIGHT RIGHT",
+            "a2 a3 a4 a5 b5 c5 d5 e5 e4 UP nonsense",
+            True,
+        ),  # words after E
+        ("RIGHT DOWN", "DOWN RIGHT", False),
+        ("RIGHT LEFT", "RIGHT", False),
+        ("RIGHT then DOWN", "RIGHT  then\nDOWN", True),
+        ("RIGHT then DOWN", "RIGHT then UP", False),
+        ("a2", "a1 a2", False),
+        ("", "nonsense", False),
+    ],
+)  # no route: a1 is where one stands
 def test_a_route_is_the_cells_that_it_enters(one, other, same):
     """Guards against one route that counts three times in a set, for the words that stand behind its exit."""
     task = Maze(5)
@@ -124,7 +170,10 @@ def test_a_pool_of_routes_in_few_words():
     pool = [[1, 1, 0, 1]] * 18 + [[1, 0.2, 0.5, 0]] * 9 + [[0, 0, 0, 0]] * 3
     assert Maze(5).summary(torch.tensor(pool, dtype=torch.float)) == "gold 18, diamonds 9, failed 3"
     pool += [[1, 0, 0, 1], [1, 0.5, 0.5, 1]]
-    assert Maze(5).summary(torch.tensor(pool, dtype=torch.float)) == "gold 18, diamonds 9, neither 2, failed 3"
+    assert (
+        Maze(5).summary(torch.tensor(pool, dtype=torch.float))
+        == "gold 18, diamonds 9, neither 2, failed 3"
+    )
 
 
 def test_a_drawing_shows_ways_not_wandering():
@@ -142,7 +191,9 @@ def test_a_drawing_shows_ways_not_wandering():
         pyplot.close(figure)
     plain, wander, gold, failed = lines.values()
     assert len(plain) == 1 and len(plain[0]) == 9 and wander == plain and not failed
-    assert len(gold) == 2 and len(gold[0]) == 11 and gold[1] == [gold[0][1]], "a spur, and a dot where it ends"
+    assert len(gold) == 2 and len(gold[0]) == 11 and gold[1] == [gold[0][1]], (
+        "a spur, and a dot where it ends"
+    )
 
 
 @pytest.mark.parametrize("size", [4, 10])
@@ -187,7 +238,10 @@ def test_toy_is_a_deceptive_valley():
     """Every bit that is set costs, until the block is full: 0.8, 0.4, 0, 1; the other blocks do not matter."""
     task, problem = Toy(), Problem("toy", {})
     values = [task.reward(problem, " ".join("000" + "1" * n + "0" * (6 - n))) for n in range(4)]
-    assert values == [[pytest.approx(0.8), pytest.approx(value), pytest.approx(0.8)] for value in (0.8, 0.4, 0.0, 1.0)]
+    assert values == [
+        [pytest.approx(0.8), pytest.approx(value), pytest.approx(0.8)]
+        for value in (0.8, 0.4, 0.0, 1.0)
+    ]
     for text in ("", "1", "1 1 1 1 1 1 1 1 2", "1 1 1 1 1 1 1 1 1 1"):
         assert task.reward(problem, text) == [0.0] * 3
 
@@ -197,15 +251,29 @@ def test_toy_is_a_deceptive_valley():
 TOY = Toy()
 
 
-@pytest.mark.parametrize("text, m, expected", [
-    ("<answer_1>0 1</answer_1> <answer_2> 1 </answer_2>", 2, ["0 1", "1"]),
-    ("talk <answer_2>b</answer_2> talk <answer_1>a</answer_1>", 2, ["a", "b"]),  # any order in the text
-    ("<answer_1>a</answer_1><answer_2>b</answer_2>", 1, ["a"]),  # more than were asked for
-    ("<answer_1>a</answer_1><answer_2>a </answer_2><answer_3>b</answer_3>", 3, ["a", "a", "b"]),  # `score` masks it
-    ("<answer_1>a<answer_2>b</answer_2>", 2, ["b"]),  # the first was never closed
-    ("<answer_1>a<answer_2>b</answer_1></answer_2>", 2, []),
-    ("<answer_1></answer_1>", 1, [""]), ("</answer_1>a<answer_1>", 1, []), ("<answer_¹>a</answer_¹>", 1, []),
-    ("", 3, [])])
+@pytest.mark.parametrize(
+    "text, m, expected",
+    [
+        ("<answer_1>0 1</answer_1> <answer_2> 1 </answer_2>", 2, ["0 1", "1"]),
+        (
+            "talk <answer_2>b</answer_2> talk <answer_1>a</answer_1>",
+            2,
+            ["a", "b"],
+        ),  # any order in the text
+        ("<answer_1>a</answer_1><answer_2>b</answer_2>", 1, ["a"]),  # more than were asked for
+        (
+            "<answer_1>a</answer_1><answer_2>a </answer_2><answer_3>b</answer_3>",
+            3,
+            ["a", "a", "b"],
+        ),  # `score` masks it
+        ("<answer_1>a<answer_2>b</answer_2>", 2, ["b"]),  # the first was never closed
+        ("<answer_1>a<answer_2>b</answer_1></answer_2>", 2, []),
+        ("<answer_1></answer_1>", 1, [""]),
+        ("</answer_1>a<answer_1>", 1, []),
+        ("<answer_¹>a</answer_¹>", 1, []),
+        ("", 3, []),
+    ],
+)
 def test_parsing_by_hand(text, m, expected):
     assert parse_answers(text, TOY, m) == expected
 
@@ -228,21 +296,29 @@ def test_parsing_random_text():
 def test_scoring_a_batch():
     """Missing answers: zero rows, out of the mask. Duplicates: their reward, out of the mask."""
     stub, perfect = " ".join("0" * 9), " ".join("1" * 9)
-    scored = score(TOY, TOY.problems("test", 2), [[[stub, stub, perfect], []], [[perfect], [stub, perfect]]], 3)
+    scored = score(
+        TOY, TOY.problems("test", 2), [[[stub, stub, perfect], []], [[perfect], [stub, perfect]]], 3
+    )
     assert scored.vectors.shape == (2, 2, 3, 3) and scored.mask.tolist() == [
-        [[True, False, True], [False, False, False]], [[True, False, False], [True, True, False]]]
+        [[True, False, True], [False, False, False]],
+        [[True, False, False], [True, True, False]],
+    ]
     torch.testing.assert_close(scored.scalars[0], torch.tensor([[0.8, 0.8, 1.0], [0.0, 0.0, 0.0]]))
     assert scored.objective_mask.all()
 
 
 def test_problems_may_differ_in_their_objectives():
     """k varies from problem to problem: shorter vectors are padded and the padding is marked as absent."""
+
     class Varying(Task):
         def reward(self, problem, answer):
             return [1.0] * problem.data
 
     scored = score(Varying(), [Problem("a", 2), Problem("b", 3)], [[["x"]], [["x"]]], 1)
-    assert scored.vectors.tolist() == [[[[1, 1, 0]]], [[[1, 1, 1]]]] and scored.scalars.tolist() == [[[1]], [[1]]]
+    assert scored.vectors.tolist() == [
+        [[[1, 1, 0]]],
+        [[[1, 1, 1]]],
+    ] and scored.scalars.tolist() == [[[1]], [[1]]]
     assert scored.objective_mask.tolist() == [[True, True, False], [True, True, True]]
 
 
@@ -250,8 +326,17 @@ def test_the_nested_programs_of_the_examples():
     """Judged at their own twelve places; a demonstration is a program of the task, seldom a right one."""
     task = load_task(str(Path(__file__).parent.parent / "examples" / "nested.py"))
     problems = task.problems("test", 20)
-    assert all(vector == [1.0] * 12 for vector in task.rewards([(p, p.data["reference"]) for p in problems]))
+    assert all(
+        vector == [1.0] * 12
+        for vector in task.rewards([(p, p.data["reference"]) for p in problems])
+    )
     assert task.reward(problems[0], "") == [0.0] * len(task.objectives) == [0.0] * 12
     shown = [task.demonstration(problem, random.Random(i)) for i, problem in enumerate(problems)]
-    assert all(len(text.split()) <= task.answer_words and set(text.split()) <= set(task.words) for text in shown)
-    assert sum(min(vector) == 1 for vector in task.rewards(list(zip(problems, shown, strict=True)))) < 3
+    assert all(
+        len(text.split()) <= task.answer_words and set(text.split()) <= set(task.words)
+        for text in shown
+    )
+    assert (
+        sum(min(vector) == 1 for vector in task.rewards(list(zip(problems, shown, strict=True))))
+        < 3
+    )

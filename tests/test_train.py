@@ -30,8 +30,28 @@ from rewards import load_task
 from rollout import demonstrations
 
 ROOT = Path(__file__).resolve().parent.parent
-QUICK = ["--size", "5", "--m", "2", "--warm-steps", "3", "--steps", "4", "--prompts-per-step", "2", "--group-size",
-         "3", "--eval-problems", "3", "--pool", "4", "--save-every", "3", "--device", "cpu"]
+QUICK = [
+    "--size",
+    "5",
+    "--m",
+    "2",
+    "--warm-steps",
+    "3",
+    "--steps",
+    "4",
+    "--prompts-per-step",
+    "2",
+    "--group-size",
+    "3",
+    "--eval-problems",
+    "3",
+    "--pool",
+    "4",
+    "--save-every",
+    "3",
+    "--device",
+    "cpu",
+]
 # A warm start long enough for rewards, hence advantages, that are not all zero: else a resume has nothing to get wrong.
 LEARNING = [*QUICK, "--task", "toy", "--warm-steps", "40", "--steps", "8", "--eval-problems", "0"]
 
@@ -69,7 +89,10 @@ def test_the_main_job(capsys):
         rows = metrics(run / method)
         assert [row["step"] for row in rows] == list(range(1, 5))
         assert all(set(row) == set(rows[0]) for row in rows)
-        assert [path.name for path in checkpoints(run / method)] == ["checkpoint-000003", "checkpoint-000004"]
+        assert [path.name for path in checkpoints(run / method)] == [
+            "checkpoint-000003",
+            "checkpoint-000004",
+        ]
         assert json.loads((run / method / "samples.jsonl").read_text().splitlines()[0])["rollouts"]
     report = json.loads((run / "eval.json").read_text())["policies"]
     assert list(report) == ["start", "start_sets", "grpo", "vpo", "group_vpo"]
@@ -81,10 +104,18 @@ def test_the_main_job(capsys):
     train.main(["--out", "run", *QUICK, "--method", "multi_rlvr"])
     assert "Multi-RLVR" in capsys.readouterr().out
     assert all(torch.equal(start[name], value) for name, value in weights(run / "start").items())
-    assert list(json.loads((run / "eval.json").read_text())["policies"]) == ["start", "start_sets", "grpo",
-                                                                             "multi_rlvr", "vpo", "group_vpo"]
+    assert list(json.loads((run / "eval.json").read_text())["policies"]) == [
+        "start",
+        "start_sets",
+        "grpo",
+        "multi_rlvr",
+        "vpo",
+        "group_vpo",
+    ]
     shutil.copytree(run, "other")
-    evaluation.main(["run", "other", "--split", "validation", "--problems", "3", "--pool", "4", "--out", "both"])
+    evaluation.main(
+        ["run", "other", "--split", "validation", "--problems", "3", "--pool", "4", "--out", "both"]
+    )
     assert "mean of 2 runs" in capsys.readouterr().out and Path("both/best_at_k.png").exists()
 
 
@@ -100,26 +131,48 @@ def test_methods_spend_equal_answers():
 def test_a_killed_run_resumes_bit_for_bit():
     """SIGKILL at an arbitrary step, between and inside checkpoints; guards against state that a resume forgets, as are
     the lower halves of bfloat16 weights."""
-    arguments = ["--method", "vpo", *LEARNING, "--steps", "10", "--sampler", "sobol", "--dtype", "bfloat16"]
+    arguments = [
+        "--method",
+        "vpo",
+        *LEARNING,
+        "--steps",
+        "10",
+        "--sampler",
+        "sobol",
+        "--dtype",
+        "bfloat16",
+    ]
     train.main(["--out", "whole", *arguments])
-    assert sum(row["signal"] for row in metrics(Path("whole/vpo"))) > 6, "the test wants steps that learn something"
+    assert sum(row["signal"] for row in metrics(Path("whole/vpo"))) > 6, (
+        "the test wants steps that learn something"
+    )
     log = Path("killed/vpo/metrics.jsonl")
-    child = subprocess.Popen([sys.executable, str(ROOT / "train.py"), "--out", "killed", *arguments],
-                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    child = subprocess.Popen(
+        [sys.executable, str(ROOT / "train.py"), "--out", "killed", *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     deadline = time.monotonic() + 120
     while not (log.exists() and len(log.read_text().splitlines()) >= 5):
-        assert child.poll() is None and time.monotonic() < deadline, "the child ended before it could be killed"
+        assert child.poll() is None and time.monotonic() < deadline, (
+            "the child ended before it could be killed"
+        )
         time.sleep(0.005)
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
     log.write_text(log.read_text() + '{"step": 99, "rew')  # a line that the kill cut off
-    assert not Path("killed/vpo/checkpoint-000010").exists(), "the kill came too late for the test to say anything"
+    assert not Path("killed/vpo/checkpoint-000010").exists(), (
+        "the kill came too late for the test to say anything"
+    )
     train.main(["--out", "killed", "--resume"])
     whole, resumed = (weights(Path(name) / "vpo/checkpoint-000010") for name in ("whole", "killed"))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
     volatile = ("seconds", "tokens_per_second")
-    assert ([{k: v for k, v in row.items() if k not in volatile} for row in metrics(Path("whole/vpo"))]
-            == [{k: v for k, v in row.items() if k not in volatile} for row in metrics(Path("killed/vpo"))])
+    assert [
+        {k: v for k, v in row.items() if k not in volatile} for row in metrics(Path("whole/vpo"))
+    ] == [
+        {k: v for k, v in row.items() if k not in volatile} for row in metrics(Path("killed/vpo"))
+    ]
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(monkeypatch, capsys):
@@ -138,7 +191,9 @@ def test_ctrl_c_saves_and_says_how_to_go_on(monkeypatch, capsys):
         patch.setattr(train, "sample", interrupting_sample)
         with pytest.raises(SystemExit) as stop:
             train.main(["--out", "run", *arguments])
-    assert stop.value.code == 130 and "python train.py --resume --out run" in capsys.readouterr().err
+    assert (
+        stop.value.code == 130 and "python train.py --resume --out run" in capsys.readouterr().err
+    )
     assert checkpoints(Path("run/grpo"))[-1].name == "checkpoint-000005"
     train.main(["--resume", "--out", "run"])
     whole, resumed = (weights(Path(name) / "grpo/checkpoint-000008") for name in ("whole", "run"))
@@ -149,8 +204,21 @@ def test_ctrl_c_saves_and_says_how_to_go_on(monkeypatch, capsys):
 def test_a_language_model_goes_through_the_same_code(architecture, capsys):
     """A random model of a real architecture from disk: text prompts, then loaded in plain transformers."""
     model = save_random_model(Path("model"), architecture)
-    train.main(["--out", "run", "--model", model, *QUICK, "--steps", "2", "--max-new-tokens", "30", "--eval-problems",
-                "2"])
+    train.main(
+        [
+            "--out",
+            "run",
+            "--model",
+            model,
+            *QUICK,
+            "--steps",
+            "2",
+            "--max-new-tokens",
+            "30",
+            "--eval-problems",
+            "2",
+        ]
+    )
     assert "start" in json.loads(Path("run/eval.json").read_text())["policies"]
     assert ("prompts are plain text" in capsys.readouterr().err) == (architecture == "llama")
 
@@ -158,52 +226,99 @@ def test_a_language_model_goes_through_the_same_code(architecture, capsys):
 def test_an_adapter_goes_through_the_same_code():
     """LoRA: checkpoints hold the adapter alone, a killed run goes on from it, so does the evaluation."""
     pytest.importorskip("peft")
-    arguments = ["--model", save_random_model(Path("model"), "qwen2"), "--lora-rank", "2", "--method", "vpo", *QUICK,
-                 "--steps", "4",
-                 "--save-every", "2", "--max-new-tokens", "30", "--lr", "0.01"]
+    arguments = [
+        "--model",
+        save_random_model(Path("model"), "qwen2"),
+        "--lora-rank",
+        "2",
+        "--method",
+        "vpo",
+        *QUICK,
+        "--steps",
+        "4",
+        "--save-every",
+        "2",
+        "--max-new-tokens",
+        "30",
+        "--lr",
+        "0.01",
+    ]
     train.main(["--out", "whole", *arguments])
     folder = Path("whole/vpo/checkpoint-000004")
-    assert (folder / "adapter_model.safetensors").exists() and not (folder / "model.safetensors").exists()
+    assert (folder / "adapter_model.safetensors").exists() and not (
+        folder / "model.safetensors"
+    ).exists()
     shutil.copytree("whole", "run")
     shutil.rmtree("run/vpo/checkpoint-000004")
     train.main(["--out", "run", "--resume"])
-    whole, resumed = (load_file(Path(name) / "vpo/checkpoint-000004/adapter_model.safetensors")
-                      for name in ("whole", "run"))
+    whole, resumed = (
+        load_file(Path(name) / "vpo/checkpoint-000004/adapter_model.safetensors")
+        for name in ("whole", "run")
+    )
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-    assert [row["loss"] for row in metrics(Path("whole/vpo"))] == [row["loss"] for row in metrics(Path("run/vpo"))]
-    assert list(json.loads(Path("run/eval.json").read_text())["policies"]) == ["start", "start_sets", "vpo"]
+    assert [row["loss"] for row in metrics(Path("whole/vpo"))] == [
+        row["loss"] for row in metrics(Path("run/vpo"))
+    ]
+    assert list(json.loads(Path("run/eval.json").read_text())["policies"]) == [
+        "start",
+        "start_sets",
+        "vpo",
+    ]
 
 
 def test_toy_and_the_tasks_of_the_readme():
     """The snippet of the README, word for word, trains; guards against documentation that has rotted."""
     train.main(["--task", "toy", *QUICK, "--steps", "2"])
-    assert Path("runs/toy-seed0/eval.json").exists() and not Path("runs/toy-seed0/answers.png").exists()
-    snippet, = [block for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-                if "(Task)" in block]
+    assert (
+        Path("runs/toy-seed0/eval.json").exists()
+        and not Path("runs/toy-seed0/answers.png").exists()
+    )
+    (snippet,) = [
+        block
+        for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+        if "(Task)" in block
+    ]
     assert len(snippet.splitlines()) <= 30
     Path("fence.py").write_text(snippet)
     train.main(["--task", "fence.py", *QUICK, "--steps", "2"])
     assert Path("runs/fence-seed0/eval.json").exists()
 
 
-@pytest.mark.parametrize("arguments, texts", [
-    (["--task", "maz"], ["--task maz: unknown; choose from code, eureqa, maze"]),
-    (["--method", "ppo"], ["--method ppo: unknown; choose from grpo, dr_grpo"]),
-    (["--model", "no/such/model"], ["--model no/such/model"]),
-    (["--group-size", "1"], ["--group-size 1", "2 to 4096"]),
-    (["--subset", "8"], ["--subset 8", "below --group-size", "no signal"]),
-    (["--method", "max_at_k", "--group-size", "2"], ["--group-size 2", "max_at_k", "3 or more"]),
-    (["--m", "0"], ["--m 0"]), (["--m", "9"], ["--m 9"]), (["--n-weights", "0"], ["--n-weights 0"]),
-    (["--alpha", "0"], ["--alpha 0:"]), (["--alpha", "nan"], ["--alpha nan"]),
-    (["--temperature", "-1"], ["--temperature -1:"]),
-    (["--steps", "0"], ["--steps 0"]), (["--steps", "many"], ["--steps", "many"]),
-    (["--sampler", "halton"], ["--sampler halton"]),
-    (["--pool", "1"], ["--pool 1", "--m 2"]), (["--seed", "99999999999"], ["--seed 99999999999"]),
-    (["--size", "4"], ["--size 4"]), (["--lr", "inf"], ["--lr inf"]), (["--device", "tpu"], ["--device tpu", "cpu"]),
-    (["--max-new-tokens", "4000"], ["need a context of 40", "the model's is 512", "--max-new-tokens"]),
-    (["--lora-rank", "-1"], ["--lora-rank -1"]), (["--model", "Qwen/Qwen2.5-0.5B"],
-                                                  ["no connection", "gated", "hf auth login"]),
-                                                  (["--resume"], ["--resume", "holds no run"])])
+@pytest.mark.parametrize(
+    "arguments, texts",
+    [
+        (["--task", "maz"], ["--task maz: unknown; choose from code, eureqa, maze"]),
+        (["--method", "ppo"], ["--method ppo: unknown; choose from grpo, dr_grpo"]),
+        (["--model", "no/such/model"], ["--model no/such/model"]),
+        (["--group-size", "1"], ["--group-size 1", "2 to 4096"]),
+        (["--subset", "8"], ["--subset 8", "below --group-size", "no signal"]),
+        (
+            ["--method", "max_at_k", "--group-size", "2"],
+            ["--group-size 2", "max_at_k", "3 or more"],
+        ),
+        (["--m", "0"], ["--m 0"]),
+        (["--m", "9"], ["--m 9"]),
+        (["--n-weights", "0"], ["--n-weights 0"]),
+        (["--alpha", "0"], ["--alpha 0:"]),
+        (["--alpha", "nan"], ["--alpha nan"]),
+        (["--temperature", "-1"], ["--temperature -1:"]),
+        (["--steps", "0"], ["--steps 0"]),
+        (["--steps", "many"], ["--steps", "many"]),
+        (["--sampler", "halton"], ["--sampler halton"]),
+        (["--pool", "1"], ["--pool 1", "--m 2"]),
+        (["--seed", "99999999999"], ["--seed 99999999999"]),
+        (["--size", "4"], ["--size 4"]),
+        (["--lr", "inf"], ["--lr inf"]),
+        (["--device", "tpu"], ["--device tpu", "cpu"]),
+        (
+            ["--max-new-tokens", "4000"],
+            ["need a context of 40", "the model's is 512", "--max-new-tokens"],
+        ),
+        (["--lora-rank", "-1"], ["--lora-rank -1"]),
+        (["--model", "Qwen/Qwen2.5-0.5B"], ["no connection", "gated", "hf auth login"]),
+        (["--resume"], ["--resume", "holds no run"]),
+    ],
+)
 def test_bad_flags_are_named_before_any_minute_is_spent(arguments, texts, capsys, monkeypatch):
     monkeypatch.setattr(train, "tqdm", lambda *args, **kwargs: pytest.fail("training began"))
     fails([*QUICK, *arguments], capsys, *texts)
@@ -242,7 +357,9 @@ def test_a_damaged_checkpoint_is_named(name, capsys):
         path.unlink()
     last.rmdir()
     train.main(["--out", "run", "--resume"])
-    assert last.exists() and any(not torch.equal(good[key], value) for key, value in weights(last).items())
+    assert last.exists() and any(
+        not torch.equal(good[key], value) for key, value in weights(last).items()
+    )
 
 
 def test_a_non_finite_loss_stops_the_run(capsys, monkeypatch):
@@ -255,10 +372,19 @@ def test_a_non_finite_loss_stops_the_run(capsys, monkeypatch):
         return advantage(rewards, scalars, mask, **options) * (float("nan") if broken else 1.0)
 
     monkeypatch.setitem(train.ADVANTAGES, "vpo", explode)
-    fails(["--out", "run", "--method", "vpo", *QUICK, "--steps", "6"], capsys, "vpo", "nan", "step 5",
-          "checkpoint-000003", "--lr")
+    fails(
+        ["--out", "run", "--method", "vpo", *QUICK, "--steps", "6"],
+        capsys,
+        "vpo",
+        "nan",
+        "step 5",
+        "checkpoint-000003",
+        "--lr",
+    )
     assert [path.name for path in checkpoints(Path("run/vpo"))] == ["checkpoint-000003"]
-    assert all(torch.isfinite(value).all() for value in weights(Path("run/vpo/checkpoint-000003")).values())
+    assert all(
+        torch.isfinite(value).all() for value in weights(Path("run/vpo/checkpoint-000003")).values()
+    )
 
 
 def test_a_model_that_diverges_stops_the_run(capsys, monkeypatch):
@@ -290,19 +416,25 @@ def test_a_goal_is_told_and_paid(monkeypatch):
     told, paid, advantage, ask = [], [], train.ADVANTAGES["goal_conditioned"], train.build_prompt
 
     def record(rewards, scalars, mask, **options):
-        paid.append(vpo.sample_weights(len(rewards), 4, generator=options["generator"].clone_state()))
+        paid.append(
+            vpo.sample_weights(len(rewards), 4, generator=options["generator"].clone_state())
+        )
         return advantage(rewards, scalars, mask, **options)
 
     monkeypatch.setitem(train.ADVANTAGES, "goal_conditioned", record)
     monkeypatch.setattr(train, "build_prompt", lambda *args: told.append(args[4:]) or ask(*args))
     train.main(["--out", "run", *QUICK, "--steps", "1", "--method", "goal_conditioned"])
-    goals = [goal for goal, in filter(None, told)][-4:]
+    goals = [goal for (goal,) in filter(None, told)][-4:]
     torch.testing.assert_close(torch.tensor(goals), paid[0])
     prompt = json.loads(Path("run/eval.json").read_text())["policies"]
     assert list(prompt) == ["start", "start_sets", "goal_conditioned"]
-    assert Path("run/goal_conditioned/start/checksums.json").is_file()  # it has imitated prompts that name weights
+    assert Path(
+        "run/goal_conditioned/start/checksums.json"
+    ).is_file()  # it has imitated prompts that name weights
     task = load_task("maze")
-    plain, goal = (demonstrations(task, tiny_tokenizer(task), 1, 0, 0, goals=goals) for goals in (False, True))
+    plain, goal = (
+        demonstrations(task, tiny_tokenizer(task), 1, 0, 0, goals=goals) for goals in (False, True)
+    )
     assert plain[1] == goal[1]
     for without, told in zip(plain[0], goal[0], strict=True):
         levels = [int(word.removeprefix("answers=")) for word in told.removeprefix(without).split()]
@@ -311,8 +443,11 @@ def test_a_goal_is_told_and_paid(monkeypatch):
 
 def test_a_new_method_slots_in(monkeypatch, capsys):
     """One function more in vpo.ADVANTAGES is all that training, table and figures need."""
-    monkeypatch.setitem(train.ADVANTAGES, "best_scalar", lambda rewards, scalars, mask,
-                        **options: vpo.group_normalize(scalars.amax(-1)))
+    monkeypatch.setitem(
+        train.ADVANTAGES,
+        "best_scalar",
+        lambda rewards, scalars, mask, **options: vpo.group_normalize(scalars.amax(-1)),
+    )
     train.main(["--out", "run", *QUICK, "--method", "best_scalar", "grpo"])
     assert "best_scalar" in capsys.readouterr().out and Path("run/answers.png").exists()
 
@@ -336,10 +471,26 @@ def test_the_start_model_is_cached():
     """The second run with another method budget loads the same start; another seed has its own."""
     train.main(["--out", "a", *QUICK, "--method", "grpo", "--eval-problems", "0", "--steps", "1"])
     train.main(["--out", "b", *QUICK, "--method", "vpo", "--eval-problems", "0", "--steps", "2"])
-    train.main(["--out", "c", *QUICK, "--method", "vpo", "--eval-problems", "0", "--steps", "1", "--seed", "5"])
+    train.main(
+        [
+            "--out",
+            "c",
+            *QUICK,
+            "--method",
+            "vpo",
+            "--eval-problems",
+            "0",
+            "--steps",
+            "1",
+            "--seed",
+            "5",
+        ]
+    )
     assert len(list(Path("runs/start").iterdir())) == 2
     a, b, c = (weights(Path(name) / "start") for name in "abc")
-    assert all(torch.equal(a[name], b[name]) for name in a) and any(not torch.equal(a[name], c[name]) for name in a)
+    assert all(torch.equal(a[name], b[name]) for name in a) and any(
+        not torch.equal(a[name], c[name]) for name in a
+    )
 
 
 def test_a_language_model_imitates_every_token_alike():
@@ -359,6 +510,8 @@ def test_a_language_model_imitates_every_token_alike():
     logprobs, _ = token_logprobs(model, rollouts, [0, 1])
     (-logprobs[rollouts.mask].mean()).backward()
     moved = [new - old for new, old in zip(imitated.parameters(), before, strict=True)]
-    wrong = sum(((move * weight.grad > 0) & (weight.grad.abs() > 1e-6)).sum().item()
-                for move, weight in zip(moved, model.parameters(), strict=True))
+    wrong = sum(
+        ((move * weight.grad > 0) & (weight.grad.abs() > 1e-6)).sum().item()
+        for move, weight in zip(moved, model.parameters(), strict=True)
+    )
     assert any(move.any() for move in moved) and wrong < 1e-3 * sum(move.numel() for move in moved)

@@ -23,6 +23,7 @@ from engine import memory, models, update
 from engine.decoding import Rollouts
 from rewards import UserError
 
+
 @pytest.fixture(scope="module")
 def rollouts(policy_pair) -> Rollouts:  # noqa: F811
     """4 prompts of different lengths, 3 rollouts each."""
@@ -38,18 +39,32 @@ def neighbour(model):
     return reference
 
 
-def gradients(model, rollouts, advantages=None, *, kl: float = 0.1, **options) -> tuple[dict[str, torch.Tensor],
-                                                                                        dict[str, float]]:
+def gradients(
+    model, rollouts, advantages=None, *, kl: float = 0.1, **options
+) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Of every weight, and the metrics."""
-    advantages = torch.linspace(-1, 1, len(rollouts.tokens)).tolist() if advantages is None else advantages
+    advantages = (
+        torch.linspace(-1, 1, len(rollouts.tokens)).tolist() if advantages is None else advantages
+    )
     model.zero_grad()
-    metrics = update.backward(model, neighbour(model) if kl else None, rollouts, advantages, kl=kl, temperature=0.7,
-                              **options)
-    return ({name: parameter.grad.clone() for name, parameter in model.named_parameters()},
-            {name: float(value) for name, value in metrics.items()})
+    metrics = update.backward(
+        model,
+        neighbour(model) if kl else None,
+        rollouts,
+        advantages,
+        kl=kl,
+        temperature=0.7,
+        **options,
+    )
+    return (
+        {name: parameter.grad.clone() for name, parameter in model.named_parameters()},
+        {name: float(value) for name, value in metrics.items()},
+    )
 
 
-def plain_gradients(model, rollouts, kl: float = 0.1) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+def plain_gradients(
+    model, rollouts, kl: float = 0.1
+) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Each rollout on its own, its prompt before it, all logits at once: nothing shared, chunked, packed or skipped."""
     reference, n_tokens = neighbour(model), sum(rollouts.lengths)
     advantages = torch.linspace(-1, 1, len(rollouts.tokens))
@@ -57,13 +72,23 @@ def plain_gradients(model, rollouts, kl: float = 0.1) -> tuple[dict[str, torch.T
     totals: dict[str, float] = {}
     for row, length in enumerate(rollouts.lengths):
         tokens = rollouts.tokens[row, :length, None]
-        log_p, ref_log_p = (torch.log_softmax(plain_logits(m, rollouts, row) / 0.7, -1) for m in (model, reference))
-        loss, metrics = vpo.policy_loss(log_p.gather(1, tokens).T, rollouts.logprobs[row:row + 1, :length],
-                                        advantages[row:row + 1],
-                                        torch.ones(1, length, dtype=torch.bool), n_tokens, kl_coef=kl,
-                                        ref_logprobs=ref_log_p.gather(1, tokens).T.detach() if kl else None)
+        log_p, ref_log_p = (
+            torch.log_softmax(plain_logits(m, rollouts, row) / 0.7, -1) for m in (model, reference)
+        )
+        loss, metrics = vpo.policy_loss(
+            log_p.gather(1, tokens).T,
+            rollouts.logprobs[row : row + 1, :length],
+            advantages[row : row + 1],
+            torch.ones(1, length, dtype=torch.bool),
+            n_tokens,
+            kl_coef=kl,
+            ref_logprobs=ref_log_p.gather(1, tokens).T.detach() if kl else None,
+        )
         loss.backward()
-        metrics |= {"loss": loss.detach(), "entropy": -(log_p.exp() * log_p).sum().detach() / n_tokens}
+        metrics |= {
+            "loss": loss.detach(),
+            "entropy": -(log_p.exp() * log_p).sum().detach() / n_tokens,
+        }
         totals = {name: totals.get(name, 0.0) + float(value) for name, value in metrics.items()}
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}, totals
 
@@ -72,8 +97,13 @@ def assert_equal(ours: dict[str, torch.Tensor], plain: dict[str, torch.Tensor]) 
     """To float tolerance, weight by weight; a weight's gradient may be as small as it likes beside the largest."""
     scale = max(gradient.abs().max().item() for gradient in plain.values())
     for name, gradient in plain.items():
-        torch.testing.assert_close(ours[name], gradient, atol=1e-5 * scale + 1e-4 * gradient.abs().max().item(),
-                                   rtol=1e-3, msg=name)
+        torch.testing.assert_close(
+            ours[name],
+            gradient,
+            atol=1e-5 * scale + 1e-4 * gradient.abs().max().item(),
+            rtol=1e-3,
+            msg=name,
+        )
 
 
 def test_gradients_and_metrics_are_the_plain_ones(policy_pair, rollouts, monkeypatch):  # noqa: F811
@@ -121,13 +151,19 @@ def test_rollouts_without_gradient_are_not_computed(policy_pair, rollouts, monke
     advantages = [0.0, 0.0, 0.0, 1.0, 0.0, -1.0] + [0.0] * 6
     computed = []
     original = update.token_logprobs
-    monkeypatch.setattr(update, "token_logprobs", lambda model, rollouts, rows,
-                        **rest: computed.extend(rows) or original(model, rollouts, rows, **rest))
+    monkeypatch.setattr(
+        update,
+        "token_logprobs",
+        lambda model, rollouts, rows, **rest: (
+            computed.extend(rows) or original(model, rollouts, rows, **rest)
+        ),
+    )
     sparse, metrics = gradients(model, rollouts, advantages, kl=0.0)
     assert sorted(computed) == [3, 5]
     _, entropy = original(model, rollouts, [3, 5], temperature=0.7)
-    assert metrics["entropy"] == pytest.approx(float(entropy.sum()) / (rollouts.lengths[3] + rollouts.lengths[5]),
-                                               rel=1e-4), "of the computed ones"
+    assert metrics["entropy"] == pytest.approx(
+        float(entropy.sum()) / (rollouts.lengths[3] + rollouts.lengths[5]), rel=1e-4
+    ), "of the computed ones"
     everything, _ = gradients(model, rollouts, [A or 1e-30 for A in advantages], kl=0.0)
     assert_equal(sparse, everything)
     computed.clear()
@@ -147,20 +183,35 @@ def test_no_tensor_of_tokens_and_vocabulary_exists(monkeypatch):
         def __torch_dispatch__(self, *call):
             out = super().__torch_dispatch__(*call)
             for x in tree_leaves(out):
-                if getattr(x, "ndim", 0) and x.shape[-1] == config.vocab_size and x.shape[0] != config.hidden_size:
+                if (
+                    getattr(x, "ndim", 0)
+                    and x.shape[-1] == config.vocab_size
+                    and x.shape[0] != config.hidden_size
+                ):
                     logits_seen.append(x.nbytes)
             return out
 
     with FakeTensorMode():
         model, T = AutoModelForCausalLM.from_config(config).eval(), 15
-        rollouts = Rollouts(torch.zeros(2, 60, dtype=torch.long), [60, 50], torch.zeros(8, T, dtype=torch.long),
-                            torch.zeros(8, T), [T] * 8, [], [])
+        rollouts = Rollouts(
+            torch.zeros(2, 60, dtype=torch.long),
+            [60, 50],
+            torch.zeros(8, T, dtype=torch.long),
+            torch.zeros(8, T),
+            [T] * 8,
+            [],
+            [],
+        )
         assert 4 * config.vocab_size * 8 * T > 3 * update.CHUNK_BYTES
         with LogitsTally() as ours:
             update.backward(model, None, rollouts, [1.0] * 8)
         with memory.Tally() as plain:
-            logits = model(torch.cat([rollouts.prompt_ids.repeat_interleave(4, 0), rollouts.tokens], 1)).logits
-            torch.log_softmax(logits, -1)[:, :-1].gather(2, rollouts.tokens[:, :1, None]).sum().backward()
+            logits = model(
+                torch.cat([rollouts.prompt_ids.repeat_interleave(4, 0), rollouts.tokens], 1)
+            ).logits
+            torch.log_softmax(logits, -1)[:, :-1].gather(
+                2, rollouts.tokens[:, :1, None]
+            ).sum().backward()
     assert len(logits_seen) > 6 and max(logits_seen) <= update.CHUNK_BYTES
     assert ours.peak < plain.peak / 3
 
@@ -170,21 +221,38 @@ def test_micro_batches_hold_each_row_once_and_keep_the_budget(policy_pair):  # n
     rollouts = draw(policy_pair, n=6, group_size=4)
     for budget in (0, 1, 100, 300):
         parts = update.micro_batches(rollouts, list(range(24)), budget)
-        assert sorted(row for _, batches in parts for batch in batches for row in batch) == list(range(24))
+        assert sorted(row for _, batches in parts for batch in batches for row in batch) == list(
+            range(24)
+        )
         for prompts, batches in parts:
             assert {row // 4 for batch in batches for row in batch} == set(prompts)
-            for lengths, items in [(rollouts.prompt_lengths, prompts), *((rollouts.lengths, batch)
-                                                                         for batch in batches)]:
-                assert len(items) == 1 or not budget or max(lengths[i] for i in items) * len(items) <= budget
+            for lengths, items in [
+                (rollouts.prompt_lengths, prompts),
+                *((rollouts.lengths, batch) for batch in batches),
+            ]:
+                assert (
+                    len(items) == 1
+                    or not budget
+                    or max(lengths[i] for i in items) * len(items) <= budget
+                )
             for batch in batches:  # copies of prompts
-                assert len(batch) == 1 or not budget or len(batch) * (min(rollouts.prompt_lengths) // 4) <= budget
+                assert (
+                    len(batch) == 1
+                    or not budget
+                    or len(batch) * (min(rollouts.prompt_lengths) // 4) <= budget
+                )
     assert len(update.micro_batches(rollouts, list(range(24)), 0)) == 1
 
 
 def test_split_and_join_lose_no_bit():
     """Random bit patterns of finite floats, numbers on the border between two roundings among them."""
-    bits = torch.randint(-2**31, 2**31 - 1, (200_000,), generator=torch.Generator().manual_seed(0),
-                         dtype=torch.int64).int()
+    bits = torch.randint(
+        -(2**31),
+        2**31 - 1,
+        (200_000,),
+        generator=torch.Generator().manual_seed(0),
+        dtype=torch.int64,
+    ).int()
     bits[:1000] = (bits[:1000] & ~0xFFFF) | 0x8000  # halfway between two bfloat16 numbers
     x = bits.view(torch.float32)
     x = x[x.isfinite() & (x.abs() < 3e38)]
@@ -195,8 +263,14 @@ def test_split_and_join_lose_no_bit():
 
 def test_every_nan_stays_one():
     """Whatever its bits: some would overflow into an infinity or a finite number when they are rounded."""
-    mantissa = torch.cat([torch.arange(1, 2**15), torch.randint(1, 2**23, (20_000,)), 2**23 - torch.arange(1, 2**15)])
-    x = torch.cat([mantissa | 0x7F800000, (mantissa | 0x7F800000) - 2**31]).int().view(torch.float32)
+    mantissa = torch.cat(
+        [torch.arange(1, 2**15), torch.randint(1, 2**23, (20_000,)), 2**23 - torch.arange(1, 2**15)]
+    )
+    x = (
+        torch.cat([mantissa | 0x7F800000, (mantissa | 0x7F800000) - 2**31])
+        .int()
+        .view(torch.float32)
+    )
     assert x.isnan().all() and x.signbit().any() and not x.signbit().all()
     upper, lower = update.split(x)
     assert upper.isnan().all() and update.join(upper, lower).isnan().all()
@@ -222,6 +296,7 @@ def torch_adamw(layer: torch.nn.Linear):
     def move(lr: float) -> None:
         optimizer.param_groups[0]["lr"] = lr
         optimizer.step()
+
     return move
 
 
@@ -237,20 +312,32 @@ def test_bfloat16_weights_move_as_float32_ones_do(monkeypatch):
     """30 steps of 1e-6. Rounded weights do not move at all; with their lower halves they arrive where float32 does."""
     monkeypatch.setattr(update, "CHUNK_WEIGHTS", 7)
     optimizers = []
-    ours = run_adamw(lambda layer: optimizers.append(update.AdamW(layer)) or optimizers[0].step, torch.bfloat16, 30,
-                     1e-6)
+    ours = run_adamw(
+        lambda layer: optimizers.append(update.AdamW(layer)) or optimizers[0].step,
+        torch.bfloat16,
+        30,
+        1e-6,
+    )
     exact = run_adamw(torch_adamw, torch.float32, 30, 1e-6)
     start = run_adamw(torch_adamw, torch.float32, 0, 1e-6)
     naive = run_adamw(torch_adamw, torch.bfloat16, 30, 1e-6)
-    for a, b, c, d, lower in zip(ours.parameters(), exact.parameters(), start.parameters(), naive.parameters(),
-                                 optimizers[0].lower, strict=True):
+    for a, b, c, d, lower in zip(
+        ours.parameters(),
+        exact.parameters(),
+        start.parameters(),
+        naive.parameters(),
+        optimizers[0].lower,
+        strict=True,
+    ):
         moved = update.join(a.data.view(-1), lower).view(a.shape)
         torch.testing.assert_close(moved - c, b - c, atol=1e-7, rtol=1e-2)
         assert (b - c).abs().min() > 1e-6 and torch.equal(d.float(), c)
 
 
 @any_model
-def test_an_adapter_is_trained_and_is_off_for_the_reference(request, policy_pair, rollouts, tmp_path):  # noqa: F811
+def test_an_adapter_is_trained_and_is_off_for_the_reference(
+    request, policy_pair, rollouts, tmp_path
+):  # noqa: F811
     """LoRA: only the adapter has gradients, and with it off the model is the one before training."""
     pytest.importorskip("peft")
     name = request.node.callspec.params["policy_pair"]

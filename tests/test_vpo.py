@@ -10,6 +10,7 @@ import torch
 
 import vpo
 
+
 def random_rewards(seed: int, *shape: int) -> torch.Tensor:
     return torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
 
@@ -18,18 +19,23 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def plain_advantage(rewards: torch.Tensor, weights: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def plain_advantage(
+    rewards: torch.Tensor, weights: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
     """The definition as loops, in float64: rewards (P, G, m, k), weights (P, K, k)."""
     P, G, m, _ = rewards.shape
     R = torch.zeros(P, G, dtype=torch.float64)
     for p, g in itertools.product(range(P), range(G)):
         answers = [rewards[p, g, j].double() for j in range(m) if mask[p, g, j]]
         if answers:
-            R[p, g] = sum(max(float(w.double() @ r) for r in answers) for w in weights[p]) / len(weights[p])
+            R[p, g] = sum(max(float(w.double() @ r) for r in answers) for w in weights[p]) / len(
+                weights[p]
+            )
     return (R - R.mean(1, keepdim=True)) / (R.std(1, correction=0, keepdim=True) + 1e-6)
 
 
 # ---------------------------------------------------------------------------------------------------- weightings
+
 
 @pytest.mark.parametrize("sampler", vpo.SAMPLERS)
 @pytest.mark.parametrize("alpha", [0.01, 0.3, 1.0, 5.0, 1000.0])
@@ -42,7 +48,9 @@ def test_weights_are_dirichlet(sampler, alpha, k):
     torch.testing.assert_close(w.sum(-1), torch.ones(n), atol=1e-5, rtol=0)
     variance = (k - 1) / k**2 / (k * alpha + 1)
     # five standard errors of a mean of n: a false alarm in a million; Sobol is far inside
-    torch.testing.assert_close(w.mean(0), torch.full((k,), 1 / k), atol=5 * math.sqrt(variance / n) + 1e-6, rtol=0)
+    torch.testing.assert_close(
+        w.mean(0), torch.full((k,), 1 / k), atol=5 * math.sqrt(variance / n) + 1e-6, rtol=0
+    )
     torch.testing.assert_close(w.var(0), torch.full((k,), variance), atol=1e-4, rtol=0.08)
 
 
@@ -52,13 +60,19 @@ def test_extreme_alphas_give_corners_and_the_centre(sampler, alpha):
     """Guards against NaN weights where a quantile or a gamma draw underflows."""
     w = vpo.sample_weights(500, 4, alpha=alpha, sampler=sampler, generator=generator())
     assert torch.isfinite(w).all() and torch.allclose(w.sum(-1), torch.ones(500), atol=1e-5)
-    assert (w.amax(-1) > 0.999).all() if alpha < 1 else torch.allclose(w, torch.full_like(w, 0.25), atol=0.01)
+    assert (
+        (w.amax(-1) > 0.999).all()
+        if alpha < 1
+        else torch.allclose(w, torch.full_like(w, 0.25), atol=0.01)
+    )
 
 
 @pytest.mark.parametrize("sampler", vpo.SAMPLERS)
 def test_weights_follow_their_seed(sampler):
     """Guards against draws from a global or fixed generator."""
-    draw = [vpo.sample_weights(50, 4, sampler=sampler, generator=generator(seed)) for seed in (1, 1, 2)]
+    draw = [
+        vpo.sample_weights(50, 4, sampler=sampler, generator=generator(seed)) for seed in (1, 1, 2)
+    ]
     assert torch.equal(draw[0], draw[1]) and not torch.equal(draw[0], draw[2])
 
 
@@ -66,9 +80,20 @@ def test_sobol_is_less_noisy_than_iid():
     """Guards against a net that scrambling destroyed. Measured ratio 0.35; 0.6 leaves no room for a false alarm."""
     rewards = random_rewards(0, 8, 8, 3, 4)
     truth = vpo.vpo_advantage(rewards, n_weights=100_000, generator=generator())
-    error = {sampler: sum((vpo.vpo_advantage(rewards, n_weights=100, sampler=sampler,
-                                             generator=generator(seed)) - truth)
-                          .abs().mean() for seed in range(20)) for sampler in vpo.SAMPLERS}
+    error = {
+        sampler: sum(
+            (
+                vpo.vpo_advantage(
+                    rewards, n_weights=100, sampler=sampler, generator=generator(seed)
+                )
+                - truth
+            )
+            .abs()
+            .mean()
+            for seed in range(20)
+        )
+        for sampler in vpo.SAMPLERS
+    }
     assert error["sobol"] < 0.6 * error["iid"]
 
 
@@ -84,16 +109,25 @@ def test_sharing_weights_within_a_group_cancels_noise():
     for seed in range(20):
         shared += (vpo.vpo_advantage(rewards, generator=generator(seed)) - truth).abs().mean()
         weights = vpo.sample_weights(64 * 100, 4, generator=generator(seed)).view(64, 100, 4)
-        R = vpo.set_reward(rewards.view(64, 1, 3, 4), weights).view(8, 8)  # each rollout its own draws
+        R = vpo.set_reward(rewards.view(64, 1, 3, 4), weights).view(
+            8, 8
+        )  # each rollout its own draws
         independent += (vpo.group_normalize(R) - truth).abs().mean()
     assert shared < 0.5 * independent
 
 
-@pytest.mark.parametrize("arguments, text", [
-    ({"n": 0, "k": 3}, "n_weights = 0"), ({"n": 5, "k": 0}, "k = 0"), ({"n": 5, "k": 3, "alpha": 0.0}, "alpha = 0"),
-    ({"n": 5, "k": 3, "alpha": math.nan}, "alpha = nan"), ({"n": 5, "k": 3, "alpha": 1e-40}, "alpha = 1e-40"),
-    ({"n": 5, "k": 3, "alpha": 1e31, "sampler": "sobol"}, "alpha = 1e"),
-    ({"n": 5, "k": 3, "sampler": "halton"}, "halton")])
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        ({"n": 0, "k": 3}, "n_weights = 0"),
+        ({"n": 5, "k": 0}, "k = 0"),
+        ({"n": 5, "k": 3, "alpha": 0.0}, "alpha = 0"),
+        ({"n": 5, "k": 3, "alpha": math.nan}, "alpha = nan"),
+        ({"n": 5, "k": 3, "alpha": 1e-40}, "alpha = 1e-40"),
+        ({"n": 5, "k": 3, "alpha": 1e31, "sampler": "sobol"}, "alpha = 1e"),
+        ({"n": 5, "k": 3, "sampler": "halton"}, "halton"),
+    ],
+)
 def test_bad_weightings_are_named(arguments, text):
     with pytest.raises(ValueError, match=text):
         vpo.sample_weights(**arguments)
@@ -101,18 +135,25 @@ def test_bad_weightings_are_named(arguments, text):
 
 # ---------------------------------------------------------------------------------------------------- the set reward
 
+
 def test_set_reward_matches_the_closed_form():
     """k = 2: the Monte-Carlo estimate against the area under the upper envelope; 200,000 draws, error about 0.001."""
     rewards = random_rewards(2, 6, 4, 5, 2) * 2 - 0.7  # negative rewards too
     mask = random_rewards(3, 6, 4, 5) > 0.4
     weights = vpo.sample_weights(200_000, 2, generator=generator()).expand(6, -1, -1)
-    torch.testing.assert_close(vpo.set_reward(rewards, weights, mask), vpo.set_reward_exact(rewards, mask), atol=5e-3,
-                               rtol=0)
+    torch.testing.assert_close(
+        vpo.set_reward(rewards, weights, mask),
+        vpo.set_reward_exact(rewards, mask),
+        atol=5e-3,
+        rtol=0,
+    )
 
 
 def test_closed_form_by_hand():
     """Lines u and 1 - u: E max = 3/4. One line: its mean. Equal lines divide by zero inside and must not show."""
-    assert vpo.set_reward_exact(torch.tensor([[[[1.0, 0.0], [0.0, 1.0]]]])).item() == pytest.approx(0.75)
+    assert vpo.set_reward_exact(torch.tensor([[[[1.0, 0.0], [0.0, 1.0]]]])).item() == pytest.approx(
+        0.75
+    )
     assert vpo.set_reward_exact(torch.tensor([[[[1.0, 0.2]]]])).item() == pytest.approx(0.6)
     assert vpo.set_reward_exact(torch.full((1, 1, 4, 2), 0.3)).item() == pytest.approx(0.3)
     with pytest.raises(ValueError, match="k = 2"):
@@ -128,11 +169,18 @@ def test_max_is_inside_the_mean():
 
 def test_sets():
     """Duplicates add nothing, more answers never hurt, order does not matter, an empty set is worth 0."""
-    rewards, weights = random_rewards(4, 5, 3, 4, 3) - 0.5, vpo.sample_weights(100, 3,
-                                                                               generator=generator()).expand(5, -1, -1)
+    rewards, weights = (
+        random_rewards(4, 5, 3, 4, 3) - 0.5,
+        vpo.sample_weights(100, 3, generator=generator()).expand(5, -1, -1),
+    )
     R = vpo.set_reward(rewards, weights)
-    torch.testing.assert_close(vpo.set_reward(torch.cat([rewards, rewards[:, :, :1]], 2), weights), R)
-    assert (vpo.set_reward(torch.cat([rewards, random_rewards(5, 5, 3, 1, 3) - 0.5], 2), weights) >= R - 1e-6).all()
+    torch.testing.assert_close(
+        vpo.set_reward(torch.cat([rewards, rewards[:, :, :1]], 2), weights), R
+    )
+    assert (
+        vpo.set_reward(torch.cat([rewards, random_rewards(5, 5, 3, 1, 3) - 0.5], 2), weights)
+        >= R - 1e-6
+    ).all()
     torch.testing.assert_close(vpo.set_reward(rewards[:, :, [2, 0, 3, 1]], weights), R)
     assert (vpo.set_reward(rewards, weights, torch.zeros(5, 3, 4, dtype=torch.bool)) == 0).all()
 
@@ -142,11 +190,14 @@ def test_missing_answers_are_not_zero_rewards():
     rewards = -1 - random_rewards(6, 2, 3, 2, 4)
     rewards[:, :, 1] = math.nan
     mask = torch.tensor([True, False]).expand(2, 3, 2)
-    R = vpo.set_reward(rewards, vpo.sample_weights(100, 4, generator=generator()).expand(2, -1, -1), mask)
+    R = vpo.set_reward(
+        rewards, vpo.sample_weights(100, 4, generator=generator()).expand(2, -1, -1), mask
+    )
     assert (R < -1).all()
 
 
 # ---------------------------------------------------------------------------------------------------- advantages
+
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("method", vpo.ADVANTAGES)
@@ -154,7 +205,9 @@ def test_rewards_that_are_no_numbers_show(method, value):
     """In all advantages of their group, hence in the loss, which stops the run; guards against a silent zero."""
     rewards = random_rewards(19, 2, 4, 1, 3)
     rewards[0, 1, 0, 2] = value
-    advantages = vpo.ADVANTAGES[method](rewards, rewards.mean(-1), torch.ones(2, 4, 1, dtype=torch.bool))
+    advantages = vpo.ADVANTAGES[method](
+        rewards, rewards.mean(-1), torch.ones(2, 4, 1, dtype=torch.bool)
+    )
     assert not advantages[0].isfinite().any()
     if method != "gdpo":  # it normalises over the whole batch
         assert advantages[1].isfinite().all() and (advantages[1] != 0).any()
@@ -175,9 +228,13 @@ def test_golden_values():
     golden = json.loads((Path(__file__).parent / "golden.json").read_text())
     for name, case in golden["cases"].items():
         rewards, scalars, mask = (torch.tensor(case[key]) for key in ("rewards", "scalars", "mask"))
-        options = case["options"] | ({"generator": generator(case["seed"])} if "seed" in case else {})
+        options = case["options"] | (
+            {"generator": generator(case["seed"])} if "seed" in case else {}
+        )
         A = vpo.ADVANTAGES[case["method"]](rewards, scalars, mask, **options)
-        torch.testing.assert_close(A, torch.tensor(case["advantages"]), atol=1e-4, rtol=1e-4, msg=name)
+        torch.testing.assert_close(
+            A, torch.tensor(case["advantages"]), atol=1e-4, rtol=1e-4, msg=name
+        )
     assert {case["method"] for case in golden["cases"].values()} == set(vpo.ADVANTAGES)
 
 
@@ -187,7 +244,9 @@ def test_advantage_equals_plain_loops():
     mask[0, 0] = False  # a rollout without answers scores 0 and stays in the group
     weights = vpo.sample_weights(4 * 64, 4, generator=generator(9)).view(4, 64, 4)
     fused = vpo.vpo_advantage(rewards, mask, n_weights=64, generator=generator(9))
-    torch.testing.assert_close(fused.double(), plain_advantage(rewards, weights, mask), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        fused.double(), plain_advantage(rewards, weights, mask), atol=1e-4, rtol=1e-4
+    )
 
 
 def test_one_answer_is_grpo_on_the_mean():
@@ -195,16 +254,25 @@ def test_one_answer_is_grpo_on_the_mean():
     rewards = random_rewards(10, 6, 8, 1, 4)
     mask = torch.ones(6, 8, 1, dtype=torch.bool)
     grpo = vpo.ADVANTAGES["grpo"](rewards, rewards.mean(-1), mask)
-    torch.testing.assert_close(vpo.ADVANTAGES["vpo"](rewards, rewards.mean(-1), mask, n_weights=200_000,
-                                                     generator=generator()),
-                               grpo, atol=0.03, rtol=0)
+    torch.testing.assert_close(
+        vpo.ADVANTAGES["vpo"](
+            rewards, rewards.mean(-1), mask, n_weights=200_000, generator=generator()
+        ),
+        grpo,
+        atol=0.03,
+        rtol=0,
+    )
 
 
 def plain_subset_best(scores: torch.Tensor, s: int) -> torch.Tensor:
     """The definition: every subset of s rollouts, its best, averaged over those with g. scores (G) -> (G)."""
     subsets = list(itertools.combinations(range(len(scores)), s))
-    return torch.tensor([sum(max(scores[i] for i in S) for S in subsets if g in S) / sum(g in S for S in subsets)
-                         for g in range(len(scores))])
+    return torch.tensor(
+        [
+            sum(max(scores[i] for i in S) for S in subsets if g in S) / sum(g in S for S in subsets)
+            for g in range(len(scores))
+        ]
+    )
 
 
 @pytest.mark.parametrize("G, s", [(2, 1), (3, 2), (6, 2), (6, 3), (6, 5), (8, 4)])
@@ -212,8 +280,12 @@ def plain_subset_best(scores: torch.Tensor, s: int) -> torch.Tensor:
 def test_subset_best_equals_brute_force(G, s, levels):
     """Ties (three levels), negative values, more dimensions; guards against an index off by one in the counts."""
     scores = (random_rewards(30 + G, 2, G, 3) * levels).floor() / levels - 0.4
-    expected = torch.stack([torch.stack([plain_subset_best(scores[p, :, j], s) for j in range(3)], -1)
-                            for p in range(2)])
+    expected = torch.stack(
+        [
+            torch.stack([plain_subset_best(scores[p, :, j], s) for j in range(3)], -1)
+            for p in range(2)
+        ]
+    )
     torch.testing.assert_close(vpo.subset_best(scores, s), expected, atol=1e-5, rtol=0)
 
 
@@ -222,11 +294,18 @@ def test_group_vpo_equals_its_definition():
     rewards, mask = random_rewards(40, 3, 5, 2, 4) * 2 - 1, random_rewards(41, 3, 5, 2) > 0.4
     weights = vpo.sample_weights(3 * 32, 4, generator=generator(5)).view(3, 32, 4)
     scores = vpo.set_scores(rewards, weights, mask, -1.0)
-    B = torch.stack([torch.stack([plain_subset_best(scores[p, :, j], 3) for j in range(32)], -1) for p in range(3)])
+    B = torch.stack(
+        [
+            torch.stack([plain_subset_best(scores[p, :, j], 3) for j in range(32)], -1)
+            for p in range(3)
+        ]
+    )
     options = {"n_weights": 32, "floor": -1.0, "subset": 3}
-    for A in (vpo.group_vpo(rewards, None, mask, generator=generator(5), **options),
-              vpo.vpo(rewards, None, mask, generator=generator(5), **options),
-              vpo.vpo_advantage(rewards, mask, generator=generator(5), **options)):
+    for A in (
+        vpo.group_vpo(rewards, None, mask, generator=generator(5), **options),
+        vpo.vpo(rewards, None, mask, generator=generator(5), **options),
+        vpo.vpo_advantage(rewards, mask, generator=generator(5), **options),
+    ):
         torch.testing.assert_close(A, vpo.group_normalize(B.mean(-1)), atol=1e-3, rtol=0)
     r = rewards[..., :1, 0]
     expected = vpo.group_normalize(torch.stack([plain_subset_best(row, 2) for row in r[..., 0]]))
@@ -237,12 +316,20 @@ def test_corners_of_the_family():
     """s = 1 is the estimator without subsets; m = 1 and one objective make Group VPO Max@K, whatever the weightings."""
     rewards = random_rewards(42, 3, 6, 1, 1)
     mask = torch.ones(3, 6, 1, dtype=torch.bool)
-    torch.testing.assert_close(vpo.group_vpo(rewards, None, mask), vpo.max_at_k(rewards, rewards[..., 0], mask),
-                               atol=1e-4, rtol=0)
-    assert torch.equal(vpo.vpo_advantage(rewards, subset=1, generator=generator()),
-                       vpo.vpo_advantage(rewards, generator=generator()))
-    torch.testing.assert_close(vpo.max_at_k(rewards, rewards[..., 0], mask, subset=1),
-                               vpo.grpo(rewards, rewards[..., 0], mask))
+    torch.testing.assert_close(
+        vpo.group_vpo(rewards, None, mask),
+        vpo.max_at_k(rewards, rewards[..., 0], mask),
+        atol=1e-4,
+        rtol=0,
+    )
+    assert torch.equal(
+        vpo.vpo_advantage(rewards, subset=1, generator=generator()),
+        vpo.vpo_advantage(rewards, generator=generator()),
+    )
+    torch.testing.assert_close(
+        vpo.max_at_k(rewards, rewards[..., 0], mask, subset=1),
+        vpo.grpo(rewards, rewards[..., 0], mask),
+    )
     assert vpo.half_of(3) == 2 and vpo.half_of(8) == 4
 
 
@@ -272,7 +359,9 @@ def test_dr_grpo_and_maxrl_by_hand():
     scalars = torch.tensor([[[0.0], [1.0], [0.0], [1.0]], [[0.0]] * 4, [[1.0]] * 4])
     assert vpo.dr_grpo(scalars[..., None], scalars, None)[0].tolist() == [-0.5, 0.5, -0.5, 0.5]
     A = vpo.maxrl(scalars[..., None], scalars, None)
-    torch.testing.assert_close(A, torch.tensor([[-1.0, 1, -1, 1], [0] * 4, [0] * 4]), atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        A, torch.tensor([[-1.0, 1, -1, 1], [0] * 4, [0] * 4]), atol=1e-4, rtol=0
+    )
     torch.testing.assert_close(vpo.maxrl(scalars[..., None], scalars - 2, None, floor=-2.0), A)
 
 
@@ -281,8 +370,12 @@ def test_gdpo_normalises_every_objective_then_the_batch():
     problem lacks count for nothing, even if the padding held rewards."""
     rewards = torch.tensor([[[[0.0, 1.0]], [[0.0, 0.0]]], [[[1.0, 1.0]], [[0.0, 0.0]]]])
     A = vpo.gdpo(rewards, rewards.sum(-1), None)
-    assert A[1, 0] == pytest.approx(2 * A[0, 0].item(), rel=1e-4) and A.square().mean() == pytest.approx(1, rel=1e-4)
-    wide = torch.nn.functional.pad(rewards, (0, 1)) + torch.tensor([0.0, 0.0, 1.0]) * random_rewards(3, 2, 2, 1, 1)
+    assert A[1, 0] == pytest.approx(
+        2 * A[0, 0].item(), rel=1e-4
+    ) and A.square().mean() == pytest.approx(1, rel=1e-4)
+    wide = torch.nn.functional.pad(rewards, (0, 1)) + torch.tensor(
+        [0.0, 0.0, 1.0]
+    ) * random_rewards(3, 2, 2, 1, 1)
     exists = torch.tensor([[True, True, False]] * 2)
     torch.testing.assert_close(vpo.gdpo(wide, rewards.sum(-1), None, objective_mask=exists), A)
 
@@ -290,15 +383,20 @@ def test_gdpo_normalises_every_objective_then_the_batch():
 def test_random_weighting_is_grpo_under_one_weighting():
     rewards, mask = random_rewards(50, 3, 6, 1, 4), torch.ones(3, 6, 1, dtype=torch.bool)
     w = vpo.sample_weights(3, 4, generator=generator(6))
-    A = vpo.random_weighting(rewards, rewards.mean(-1), mask, n_weights=100, subset=4, generator=generator(6))
-    torch.testing.assert_close(A, vpo.group_normalize(torch.einsum("pgk,pk->pg", rewards[:, :, 0], w)), atol=1e-4,
-                               rtol=0)
+    A = vpo.random_weighting(
+        rewards, rewards.mean(-1), mask, n_weights=100, subset=4, generator=generator(6)
+    )
+    torch.testing.assert_close(
+        A, vpo.group_normalize(torch.einsum("pgk,pk->pg", rewards[:, :, 0], w)), atol=1e-4, rtol=0
+    )
 
 
 @pytest.mark.parametrize("method", sorted(vpo.SINGLE_ANSWER - {"group_vpo", "goal_conditioned"}))
 def test_single_answer_methods_refuse_sets(method):
     with pytest.raises(ValueError, match=f"{method} takes one answer per rollout, not m = 2"):
-        vpo.ADVANTAGES[method](torch.zeros(2, 4, 2, 3), torch.zeros(2, 4, 2), torch.ones(2, 4, 2, dtype=torch.bool))
+        vpo.ADVANTAGES[method](
+            torch.zeros(2, 4, 2, 3), torch.zeros(2, 4, 2), torch.ones(2, 4, 2, dtype=torch.bool)
+        )
 
 
 def test_multi_rlvr_sums_all_answers():
@@ -306,7 +404,9 @@ def test_multi_rlvr_sums_all_answers():
     scalars, mask = random_rewards(11, 3, 4, 2), torch.ones(3, 4, 2, dtype=torch.bool)
     mask[0, 0, 1] = False
     expected = vpo.group_normalize(scalars.sum(-1))
-    torch.testing.assert_close(vpo.ADVANTAGES["multi_rlvr"](scalars[..., None], scalars, mask), expected)
+    torch.testing.assert_close(
+        vpo.ADVANTAGES["multi_rlvr"](scalars[..., None], scalars, mask), expected
+    )
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, 1234567.1, -3.3])
@@ -318,8 +418,12 @@ def test_a_group_without_signal_has_no_advantage(value):
 
 def test_normalisation_uses_the_population_std():
     """Guards against torch.std's default correction 1: (1, -1), not (0.71, -0.71)."""
-    torch.testing.assert_close(vpo.group_normalize(torch.tensor([[1.0, 0.0]])), torch.tensor([[1.0, -1.0]]),
-                               atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        vpo.group_normalize(torch.tensor([[1.0, 0.0]])),
+        torch.tensor([[1.0, -1.0]]),
+        atol=1e-4,
+        rtol=0,
+    )
     with pytest.raises(ValueError, match="G >= 2"):
         vpo.group_normalize(torch.zeros(3, 1))
 
@@ -330,12 +434,21 @@ def test_absent_objectives_get_no_weight(sampler):
     rewards = random_rewards(12, 2, 6, 3, 4)
     objectives = torch.tensor([[True, True, False, False]]).expand(2, 4)
     rewards[..., 2:] = math.nan
-    masked = vpo.vpo_advantage(rewards, objective_mask=objectives, n_weights=100_000, sampler=sampler,
-                               generator=generator())
+    masked = vpo.vpo_advantage(
+        rewards,
+        objective_mask=objectives,
+        n_weights=100_000,
+        sampler=sampler,
+        generator=generator(),
+    )
     exact = vpo.group_normalize(vpo.set_reward_exact(rewards[..., :2]))
     torch.testing.assert_close(masked, exact, atol=0.03, rtol=0)
-    assert (vpo.vpo_advantage(rewards, objective_mask=torch.zeros(2, 4, dtype=torch.bool),
-                              generator=generator()) == 0).all()
+    assert (
+        vpo.vpo_advantage(
+            rewards, objective_mask=torch.zeros(2, 4, dtype=torch.bool), generator=generator()
+        )
+        == 0
+    ).all()
 
 
 def test_shapes_are_checked():
@@ -350,8 +463,10 @@ def test_shapes_are_checked():
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
-@pytest.mark.parametrize("options", [{}, {"alpha": 0.5}, {"sampler": "sobol"},
-                                     {"sampler": "sobol", "alpha": 0.5}, {"subset": 2}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"alpha": 0.5}, {"sampler": "sobol"}, {"sampler": "sobol", "alpha": 0.5}, {"subset": 2}],
+)
 def test_one_traced_graph_with_the_same_numbers(options):
     """fullgraph=True raises at any graph break; the seed must draw the same weightings inside a graph as outside."""
     rewards, mask = random_rewards(13, 3, 4, 2, 3), random_rewards(14, 3, 4, 2) > 0.2
@@ -363,6 +478,7 @@ def test_one_traced_graph_with_the_same_numbers(options):
 
 
 # ---------------------------------------------------------------------------------------------------- the loss
+
 
 def loss_inputs(B: int = 4, T: int = 6):
     old = -random_rewards(15, B, T) * 3
@@ -384,7 +500,9 @@ def test_clipping_token_by_token():
     """Both clips by hand: ratio 1.5 at A > 0 and 0.5 at A < 0 are clipped, 4 at A < 0 stops at the dual clip 3."""
     log_ratio = torch.tensor([[1.5], [0.5], [4.0], [1.5]]).log().requires_grad_()
     A = torch.tensor([1.0, -1.0, -1.0, -1.0])
-    loss, metrics = vpo.policy_loss(log_ratio, torch.zeros(4, 1), A, torch.ones(4, 1, dtype=torch.bool), 4)
+    loss, metrics = vpo.policy_loss(
+        log_ratio, torch.zeros(4, 1), A, torch.ones(4, 1, dtype=torch.bool), 4
+    )
     loss.backward()
     assert loss.item() == pytest.approx((-1.2 + 0.8 + 3.0 + 1.5) / 4)
     assert (log_ratio.grad[:3] == 0).all() and log_ratio.grad[3] > 0
@@ -396,7 +514,9 @@ def test_kl_is_k3():
     new, old, A, mask = loss_inputs()
     reference = old - 0.3
     without, _ = vpo.policy_loss(new, old, A, mask, mask.sum())
-    loss, metrics = vpo.policy_loss(new, old, A, mask, mask.sum(), ref_logprobs=reference, kl_coef=0.5)
+    loss, metrics = vpo.policy_loss(
+        new, old, A, mask, mask.sum(), ref_logprobs=reference, kl_coef=0.5
+    )
     d = (reference - new.detach())[mask]
     assert metrics["kl"].item() == pytest.approx((d.exp() - d - 1).mean().item(), rel=1e-5)
     assert (loss - without).item() == pytest.approx(0.5 * metrics["kl"].item(), rel=1e-4)
@@ -406,9 +526,18 @@ def test_micro_batches_add_up():
     """Guards against per-micro-batch denominators: rows hold unequal token counts, so their mean would differ."""
     new, old, A, mask = loss_inputs()
     whole, _ = vpo.policy_loss(new, old, A, mask, mask.sum(), ref_logprobs=old, kl_coef=0.1)
-    parts = sum(vpo.policy_loss(new[i:i + 1], old[i:i + 1], A[i:i + 1], mask[i:i + 1], mask.sum(),
-                                ref_logprobs=old[i:i + 1],
-                                kl_coef=0.1)[0] for i in range(4))
+    parts = sum(
+        vpo.policy_loss(
+            new[i : i + 1],
+            old[i : i + 1],
+            A[i : i + 1],
+            mask[i : i + 1],
+            mask.sum(),
+            ref_logprobs=old[i : i + 1],
+            kl_coef=0.1,
+        )[0]
+        for i in range(4)
+    )
     torch.testing.assert_close(parts, whole)
 
 
@@ -425,8 +554,15 @@ def test_padding_cannot_poison_the_loss():
     """Whatever stands at masked positions, infinities too, leaves loss and gradient finite and unchanged."""
     new, old, A, mask = loss_inputs()
     clean, _ = vpo.policy_loss(new, old, A, mask, mask.sum(), ref_logprobs=old, kl_coef=0.1)
-    dirty, _ = vpo.policy_loss(new, old.masked_fill(~mask, -math.inf), A, mask, mask.sum(),
-                               ref_logprobs=old.masked_fill(~mask, math.inf), kl_coef=0.1)
-    gradient, = torch.autograd.grad(dirty, new)
+    dirty, _ = vpo.policy_loss(
+        new,
+        old.masked_fill(~mask, -math.inf),
+        A,
+        mask,
+        mask.sum(),
+        ref_logprobs=old.masked_fill(~mask, math.inf),
+        kl_coef=0.1,
+    )
+    (gradient,) = torch.autograd.grad(dirty, new)
     torch.testing.assert_close(dirty, clean)
     assert torch.isfinite(gradient).all()

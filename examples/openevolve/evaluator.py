@@ -33,15 +33,21 @@ from tasks.sandbox import Sandbox
 
 HERE = Path(__file__).resolve().parent
 PROBLEM = "lists-045"  # held out by train.py --task code --data tasks/open_cases.jsonl
-problem = next(record for record in read_problems(str(HERE.parents[1] / "tasks/open_cases.jsonl"))
-               if record["id"] == PROBLEM)
+problem = next(
+    record
+    for record in read_problems(str(HERE.parents[1] / "tasks/open_cases.jsonl"))
+    if record["id"] == PROBLEM
+)
 
 
 def evaluate(program_path: str) -> dict[str, float]:
     """The reward vector of a program, a metric per test, and their mean, which OpenEvolve climbs."""
     with Sandbox(1) as sandbox:
-        passed, = sandbox.run([job(problem, Path(program_path).read_text())])
-    return {"combined_score": sum(passed) / len(passed)} | {f"test_{i}": float(x) for i, x in enumerate(passed, 1)}
+        (passed,) = sandbox.run([job(problem, Path(program_path).read_text())])
+    return {"combined_score": sum(passed) / len(passed)} | {
+        f"test_{i}": float(x) for i, x in enumerate(passed, 1)
+    }
+
 
 def told() -> tuple[str, str]:
     """Where openevolve-run was told to find which model: its flags, or its configuration."""
@@ -51,25 +57,39 @@ def told() -> tuple[str, str]:
     flags.add_argument("--config", "-c", default=HERE / "config.yaml")
     given, _ = flags.parse_known_args()
     if given.api_base and not given.primary_model:
-        raise SystemExit(f"--api-base {given.api_base}: OpenEvolve heeds it only with --primary-model; give both")
+        raise SystemExit(
+            f"--api-base {given.api_base}: OpenEvolve heeds it only with --primary-model; give both"
+        )
     if not Path(given.config).is_file():
         raise SystemExit(f"--config {given.config}: no such file")
     known = yaml.safe_load(Path(given.config).read_text())["llm"]
     return given.api_base or known["api_base"], given.primary_model or known["primary_model"]
+
 
 def check_server(address: str, model: str) -> None:
     """Exit with one line if the model does not answer there: OpenEvolve would go on, and end with the initial
     program."""
     body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
     try:
-        urllib.request.urlopen(urllib.request.Request(f"{address}/chat/completions", json.dumps(body).encode(), {
-            "Content-Type": "application/json", "Authorization": "Bearer none"}), timeout=120).close()
+        urllib.request.urlopen(
+            urllib.request.Request(
+                f"{address}/chat/completions",
+                json.dumps(body).encode(),
+                {"Content-Type": "application/json", "Authorization": "Bearer none"},
+            ),
+            timeout=120,
+        ).close()
     except urllib.error.HTTPError as error:
-        raise SystemExit(f"{address}: refuses the model {model} ({error}: {error.read(200).decode(errors='replace')}); "
-                         "name the one that is served with --primary-model") from error
+        raise SystemExit(
+            f"{address}: refuses the model {model} ({error}: {error.read(200).decode(errors='replace')}); "
+            "name the one that is served with --primary-model"
+        ) from error
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise SystemExit(f"{address}: no model answers there ({error}); start vllm serve or transformers serve, or "
-                         "name another address with --api-base") from error
+        raise SystemExit(
+            f"{address}: no model answers there ({error}); start vllm serve or transformers serve, or "
+            "name another address with --api-base"
+        ) from error
+
 
 if multiprocessing.parent_process() is None:  # once, not in each worker
     check_server(*told())

@@ -5,8 +5,10 @@ import hashlib
 from rewards import Task
 from tasks.maze import Maze
 
+
 class Blended(Maze):
     """A subclass says what becomes of the maze's vector. The start model, prompts and problems stay the maze's."""
+
     objectives = ("one", "two", "three", "four")
     summary, draw = Task.summary, Task.draw
 
@@ -18,4 +20,9 @@ class Blended(Maze):
 
     def noise(self, problem, answer: str, i: int) -> float:
         """In [0, 1], the same for the same answer: an error of a reward model."""
-        return int.from_bytes(hashlib.sha256(f"{problem.id} {answer} {i}".encode()).digest()[:4], "big") / 2**32
+        return (
+            int.from_bytes(
+                hashlib.sha256(f"{problem.id} {answer} {i}".encode()).digest()[:4], "big"
+            )
+            / 2**32
+        )

@@ -2,6 +2,7 @@
 
 from blended import Blended
 
+
 class Copies(Blended):
     name = "copies"
 

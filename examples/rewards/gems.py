@@ -2,6 +2,7 @@
 
 from blended import Blended
 
+
 class Gems(Blended):
     name, objectives = "gems", ("gold", "diamond")
 

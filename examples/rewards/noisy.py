@@ -2,8 +2,11 @@
 
 from blended import Blended
 
+
 class Noisy(Blended):
     name = "noisy"
 
     def blend(self, vector, problem, answer):
-        return [sum(vector) / 4 + 0.05 * vector[0] * self.noise(problem, answer, i) for i in range(4)]
+        return [
+            sum(vector) / 4 + 0.05 * vector[0] * self.noise(problem, answer, i) for i in range(4)
+        ]

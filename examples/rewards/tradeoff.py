@@ -2,6 +2,7 @@
 
 from blended import Blended
 
+
 class Tradeoff(Blended):
     name, objectives = "tradeoff", ("rather gold", "rather diamond")
 
