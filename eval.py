@@ -1,23 +1,14 @@
-"""Evaluation: what a policy is worth to a search that takes the best of k candidates, and the pictures that show it.
+"""Evaluation: what a policy is worth to a search that takes the best of k candidates.
 
     python eval.py runs/maze-seed0                       table and figures of one run of train.py
     python eval.py runs/maze-seed0 runs/maze-seed1 ...   the same for each, then their means over the seeds
 
-Every policy answers the same held-out problems with the same number of candidates (the pool): single answers, or
-rollouts of m. Candidates, not rollouts, are the unit of budget. A slot that a rollout left empty is a candidate worth
-the minimum, and a duplicate is a candidate like any other: both have cost the search an evaluation."""
+Every policy answers the same held-out problems with the same number of candidates (the pool): single
+answers, or rollouts of m. The budget counts candidates, not rollouts. A slot that a rollout left empty
+is a candidate with the minimal reward, and a duplicate is a candidate like any other, because both have
+cost the search an evaluation.
+"""
 
-import signal
-
-from engine.flags import as_command, check_eval, eval_parser
-
-if __name__ == "__main__":
-    eval_parser(
-        __doc__
-    ).parse_args()  # --help and mistakes are answered here: what follows takes seconds to import
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as_command takes Ctrl-C back
-
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,165 +17,200 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from engine.models import check_device, load_policy
-from engine.runs import (
-    check_folder,
+from engine.checkpoints import check_folder
+from engine.checks import check_device
+from engine.config import Config, EvalConfig, Parser, as_command, check_used, parse
+from engine.evaluations import (
+    Evaluation,
     comparable,
     held_out,
     policies,
-    read_log,
-    snapshots,
+    read_snapshots,
     start_of,
-    write_text,
-    writing,
 )
-from engine.tiny import is_tiny
-from report import page, plots
-from report.geometry import describe
-from report.plots import bootstrap_interval
-from rewards import Problem, Task, UserError, take_problems
-from rollout import build_prompt, parse_answers, rollout_length, sample, score_texts
+from engine.files import read_log, writing
+from engine.kinds import kind_of
+from engine.models import Model, Tokenizer, load_policy
+from report import page, plots, style
+from report.evaluation import EvalReport, mean_of, training_cost
+from report.geometry import geometry_report
+from rewards import Problem, Task, take_problems
+from rollout import Scored, build_prompt, parse_answers, sample, sampling_options, score_texts
 from vpo import ADVANTAGES, answers_per_rollout, sample_weights
 
+USAGE = "RUN [RUN ...] [--split SPLIT] [--out FOLDER] [--FLAG VALUE ...]"
 BUDGETS = (1, 2, 3, 5, 8, 10, 15, 20, 30, 50, 100)
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Probability that one of k candidates out of n passes when c of the n do: 1 - C(n-c, k) / C(n, k), unbiased
-    (Chen et al. 2021, arXiv 2107.03374). Raises ValueError unless 0 <= c <= n and 1 <= k <= n."""
+    """Probability that one of k candidates passes, when c of n do: 1 - C(n-c, k) / C(n, k).
+
+    Unbiased (arXiv 2107.03374). Raises ValueError unless 0 <= c <= n and 1 <= k <= n.
+    """
     if not (0 <= c <= n and 1 <= k <= n):
         raise ValueError(f"pass_at_k(n={n}, c={c}, k={k}): needs 0 <= c <= n and 1 <= k <= n")
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
 def best_at_k(scores: Tensor, k: int) -> Tensor:
-    """Expected best of k candidates drawn without replacement from n: scores (..., n) -> (...), unbiased.
-    By order statistics: the i-th smallest is the best of C(i-1, k-1) of the C(n, k) subsets. A bootstrap over the n,
-    with replacement, would be biased low. Raises ValueError unless 1 <= k <= n."""
+    """Expected best of k candidates drawn without replacement from n: scores (..., n) -> (...).
+
+    Unbiased, by order statistics: the i-th lowest score is the best of C(i-1, k-1) of the C(n, k)
+    subsets. A bootstrap, which draws with replacement, would be biased low.
+
+    Raises:
+        ValueError: k is not within 1 and n.
+    """
     n = scores.shape[-1]
     if not 1 <= k <= n:
         raise ValueError(f"best_at_k(k={k}): needs 1 <= k <= n = {n} candidates")
-    share = torch.tensor(
-        [math.comb(i, k - 1) / math.comb(n, k) for i in range(n)], dtype=torch.float64
-    )
-    return (scores.sort(-1).values.double() * share.to(scores.device)).sum(-1)
+    shares = [math.comb(i, k - 1) / math.comb(n, k) for i in range(n)]
+    ranked = scores.sort(-1).values.double()  # (..., n)
+    return (ranked * torch.tensor(shares, dtype=torch.float64, device=scores.device)).sum(-1)
 
 
-def weighted_best_at_k(rewards: Tensor, k: int, *, objective_mask: Tensor | None = None) -> Tensor:
-    """W@k: best@k of the scalar w . r, averaged over w ~ Dirichlet(1): rewards (N, n, objectives) -> (N).
-    What the pool is worth to a user whose preference was not known in training. Low-discrepancy weightings, over those
-    objectives that a problem has: objective_mask (N, objectives), the existing ones first."""
-    sizes = (
-        torch.full(rewards.shape[:1], rewards.shape[-1])
-        if objective_mask is None
-        else objective_mask.sum(1)
-    )
+def weighted_best_at_k(rewards: Tensor, k: int, objective_mask: Tensor) -> Tensor:
+    """W@k: best@k of the utility w . r, averaged over w ~ Dirichlet(1).
+
+    This is what a pool is worth to a user whose preferences were unknown in training.
+
+    Args:
+        rewards: (N, n, objectives).
+        objective_mask: (N, objectives) bool, those that a problem has, which come first.
+
+    Returns:
+        (N).
+    """
+    sizes = objective_mask.sum(1)
     values = torch.zeros(len(rewards), dtype=torch.float64)
     for size in sizes.unique().tolist():
-        weights = sample_weights(
-            256, size, sampler="sobol", generator=torch.Generator().manual_seed(0)
-        ).to(rewards)
-        values[sizes == size] = best_at_k(
-            (rewards[sizes == size][..., :size] @ weights.T).mT, k
-        ).mean(-1)
+        generator = torch.Generator().manual_seed(0)
+        weights = sample_weights(256, size, sampler="sobol", generator=generator).to(rewards)
+        own = rewards[sizes == size][..., :size]  # (N', n, size)
+        utilities = (own @ weights.T).mT  # (N', 256, n)
+        values[sizes == size] = best_at_k(utilities, k).mean(-1)
     return values
 
 
 def diversity(rewards: Tensor) -> Tensor:
-    """Mean pairwise L1 distance of the reward vectors of one pool (paper, evaluation): (N, n, objectives) -> (N)."""
+    """Mean L1 distance between the reward vectors of two candidates: (N, n, objectives) -> (N)."""
     n = rewards.shape[1]
-    return torch.cdist(rewards, rewards, p=1).sum((1, 2)) / max(n * (n - 1), 1)
+    distances = torch.cdist(rewards, rewards, p=1)  # (N, n, n)
+    return distances.sum((1, 2)) / max(n * (n - 1), 1)
 
 
 def pareto_share(rewards: Tensor) -> Tensor:
-    """Distinct reward vectors that no other candidate dominates, as a share of the pool: (N, n, objectives) -> (N)."""
-    a, b = rewards[:, :, None], rewards[:, None]  # (N, n, 1, k), (N, 1, n, k)
-    dominated = ((b >= a).all(-1) & (b > a).any(-1)).any(-1)
-    repeated = (b == a).all(-1).tril(-1).any(-1)  # an earlier candidate has the same vector
-    return (~dominated & ~repeated).float().mean(-1)
+    """Distinct reward vectors that no candidate dominates, as a share of n: (N, n, objectives) -> (N)."""
+    a = rewards[:, :, None]  # (N, n, 1, k)
+    b = rewards[:, None]  # (N, 1, n, k)
+    is_dominated = ((b >= a).all(-1) & (b > a).any(-1)).any(-1)  # (N, n)
+    is_repeated = (b == a).all(-1).tril(-1).any(-1)  # an earlier candidate has the same vector
+    return (~is_dominated & ~is_repeated).float().mean(-1)
 
 
 def coverage(rewards: Tensor, m: int) -> Tensor:
-    """What m candidates of one rollout reach together: the best value in each objective, averaged over the objectives.
-    rewards (N, n, k), consecutive candidates form a rollout -> (N). Single answers are grouped by the same m."""
+    """The best value in each objective among m candidates, averaged over objectives and sets.
+
+    Consecutive candidates form the sets. In pools of m answers per rollout these are the rollouts.
+
+    Args:
+        rewards: (N, n, objectives).
+
+    Returns:
+        (N).
+    """
     N, n, k = rewards.shape
-    return rewards[:, : n - n % m].reshape(N, -1, m, k).amax(2).mean((1, 2))
+    sets = rewards[:, : n - n % m].reshape(N, -1, m, k)
+    return sets.amax(2).mean((1, 2))
+
+
+@dataclass
+class Policy:
+    """A model that is asked for m answers per rollout."""
+
+    name: str  # start, start_sets, or a method
+    model: Model
+    tokenizer: Tokenizer
+    m: int
 
 
 @dataclass
 class Pool:
-    """The candidates of one policy for N problems."""
+    """The n candidates of one policy for each of N problems."""
 
     problems: list[Problem]
-    answers: list[
-        list[str | None]
-    ]  # (N, n) what was parsed; None where a rollout left the slot empty
+    answers: list[list[str | None]]  # (N, n) None where a rollout left the slot empty
     rewards: Tensor  # (N, n, k) zero beyond a problem's own objectives
-    scalars: Tensor  # (N, n)
+    scalars: Tensor  # (N, n) task scalars
     objective_mask: Tensor  # (N, k) bool, the objectives that each problem has
 
     def vectors(self) -> list[Tensor]:
         """N times the rewards (n, k) in a problem's own objectives."""
-        return [
-            rewards[:, exists]
-            for rewards, exists in zip(self.rewards, self.objective_mask, strict=True)
-        ]
+        return [self.rewards[i][:, mask] for i, mask in enumerate(self.objective_mask)]
 
 
 def sample_pool(
-    name: str,
-    policy: tuple,
+    policy: Policy,
     task: Task,
     problems: list[Problem],
-    flags: dict,
+    config: Config,
     *,
-    m: int,
     size: int,
     temperature: float,
-    training: bool = False,
+    batch: int | None = None,
 ) -> Pool:
-    """`size` candidates of a policy (model, tokenizer) for each problem from rollouts of m answers, with a run's flags;
-    goal_conditioned is told a weighting for each. `training`: no more at a time than a training step samples."""
-    (model, tokenizer), seed, batch = policy, flags["seed"], flags.get("sampling_batch") or 0
-    generator, G, texts = torch.Generator(model.device).manual_seed(seed), math.ceil(size / m), []
-    told = [None] * math.ceil(
-        G / flags["group_size"] if training else 1
-    )  # the same prompt so many times
-    if name == "goal_conditioned":
-        told = sample_weights(
-            size, len(task.objectives), generator=torch.Generator().manual_seed(seed)
-        ).tolist()
-    each, chunk = (
-        math.ceil(G / len(told)),
-        max(1, (750 if is_tiny(tokenizer) else (batch or 96) * m) // size),
+    """Sample `size` candidates for each problem.
+
+    A goal-conditioned policy is told other preference weights for each candidate.
+
+    Args:
+        batch: rollouts sampled at a time, as in a training step; None: as many as the model allows.
+    """
+    generator = torch.Generator(policy.model.device).manual_seed(config.seed)
+    n_rollouts = math.ceil(size / policy.m)  # for a problem
+    goals = [None]
+    if policy.name == "goal_conditioned":
+        weights_generator = torch.Generator().manual_seed(config.seed)
+        goals = sample_weights(size, len(task.objectives), generator=weights_generator).tolist()
+    elif batch is not None:  # the same prompt several times, no more rollouts each than in training
+        goals = [None] * math.ceil(n_rollouts / config.group_size)
+    per_prompt = math.ceil(n_rollouts / len(goals))
+    options = sampling_options(
+        policy.tokenizer,
+        task,
+        policy.m,
+        config.max_new_tokens,
+        temperature=temperature,
+        batch=batch or 0,
+        generator=generator,
     )
-    for i in tqdm(
-        range(0, len(problems), chunk),
-        f"evaluate {plots.title(name)}",
-        leave=False,
-        disable=training,
+
+    texts = []
+    at_once = max(1, kind_of(policy.tokenizer).pool_batch(config, policy.m) // size)
+    title = f"evaluate {style.Policy(policy.name).title}"
+    for first in tqdm(
+        range(0, len(problems), at_once), title, leave=False, disable=batch is not None
     ):
-        prompts = [
-            build_prompt(tokenizer, task, problem, m, goal)
-            for problem in problems[i : i + chunk]
-            for goal in told
-        ]
-        texts += sample(
-            model,
-            tokenizer,
-            prompts,
-            each,
-            task=task,
-            m=m,
-            generator=generator,
-            temperature=temperature,
-            max_new_tokens=rollout_length(task, tokenizer, m, flags["max_new_tokens"]),
-            batch=batch * training,
-            static=None if flags.get("cuda_graph", True) else False,
-        ).texts
-    scored, n = score_texts(task, problems, texts, m), each * len(told)  # n rollouts for a problem
-    parsed = [(parse_answers(text, task, m) + [None] * m)[:m] for text in texts]
-    answers = [sum(parsed[i : i + n], [])[:size] for i in range(0, len(texts), n)]
+        prompts = []
+        for problem in problems[first : first + at_once]:
+            for goal in goals:
+                prompts.append(build_prompt(policy.tokenizer, task, problem, policy.m, goal))
+        texts += sample(policy.model, policy.tokenizer, prompts, per_prompt, options).texts
+    return _pool_of(problems, texts, score_texts(task, problems, texts, policy.m), task, size)
+
+
+def _pool_of(
+    problems: list[Problem], texts: list[str], scored: Scored, task: Task, size: int
+) -> Pool:
+    """Cut the rollouts of each problem to its first `size` candidates."""
+    _, G, m, _ = scored.vectors.shape
+    answers = []
+    for p in range(len(problems)):
+        candidates = []
+        for text in texts[p * G : (p + 1) * G]:
+            parsed = parse_answers(text, task, m)
+            candidates += [*parsed, *[None] * (m - len(parsed))]
+        answers.append(candidates[:size])
     return Pool(
         problems,
         answers,
@@ -196,48 +222,63 @@ def sample_pool(
 
 def measure(pool: Pool, task: Task, m: int) -> dict[str, Tensor]:
     """Every measure of a pool, per problem: name -> (N)."""
-    n, exists = pool.scalars.shape[1], pool.objective_mask
-    budgets = [k for k in BUDGETS if k < n] + [n]
-    passed = ((pool.rewards >= 1) | ~exists[:, None]).all(-1).sum(1).tolist()
-    values = {f"best@{k}": best_at_k(pool.scalars, k) for k in budgets}
-    values |= {f"pass@{k}": torch.tensor([pass_at_k(n, c, k) for c in passed]) for k in budgets}
-    values |= {
-        f"W@{k}": weighted_best_at_k(pool.rewards, k, objective_mask=exists) for k in budgets
-    }
-    values |= {
-        "diversity": diversity(pool.rewards),
-        "pareto_share": pareto_share(pool.rewards),
-        "coverage": coverage(pool.rewards, m) * exists.shape[1] / exists.sum(1),
-    }
-    return values | {
-        f"reward_{name}": pool.rewards[..., i].mean(1) for i, name in enumerate(task.objectives)
-    }
+    n = pool.scalars.shape[1]
+    mask = pool.objective_mask  # (N, k)
+    passes = ((pool.rewards >= 1) | ~mask[:, None]).all(-1)  # (N, n)
+    counts = passes.sum(1).tolist()
+    budgets = [k for k in BUDGETS if k < n]
+    budgets.append(n)
+    values = {}
+    for k in budgets:
+        values[f"best@{k}"] = best_at_k(pool.scalars, k)
+        values[f"pass@{k}"] = torch.tensor([pass_at_k(n, c, k) for c in counts])
+        values[f"W@{k}"] = weighted_best_at_k(pool.rewards, k, mask)
+    values["diversity"] = diversity(pool.rewards)
+    values["pareto_share"] = pareto_share(pool.rewards)
+    # Objectives that a problem lacks count as zeros in the mean over all objectives.
+    values["coverage"] = coverage(pool.rewards, m) * mask.shape[1] / mask.sum(1)
+    for i, name in enumerate(task.objectives):
+        values[f"reward_{name}"] = pool.rewards[..., i].mean(1)
+    return values
 
 
-def evaluate_run(
-    run: Path, flags: dict, task: Task, settings: dict, device: str, names: list[str] | None = None
-) -> tuple[dict[str, Pool], Tensor | None]:
-    """The pools of the start model and every method of a run, or of `names`; and which problems share a prompt (N)."""
-    folders = policies(run, flags["m"])
-    folders = {name: folders[name] for name in names or folders}
-    for folder, _ in folders.values():
-        check_folder(folder)
-    problems, pools = held_out(task, settings["split"], settings["problems"]), {}
-    for name, (folder, m) in folders.items():
-        policy = load_policy(str(folder), task, device=device, dtype=flags["dtype"])
-        pools[name] = sample_pool(
-            name,
-            policy,
-            task,
-            problems,
-            flags,
-            m=m,
-            size=settings["size"],
-            temperature=settings["temperature"],
+@dataclass
+class RunPools:
+    """The pools of one run's policies, and which of the problems show the same prompt."""
+
+    pools: dict[str, Pool]
+    groups: Tensor | None  # (N) problems of one group have equal prompts; None if all are alike
+
+
+def evaluate_run(evaluation: Evaluation, device: str, names: list[str] | None = None) -> RunPools:
+    """Sample the pools of the start model and of every method of a run, or of `names`.
+
+    Raises:
+        UserError: a checkpoint is damaged.
+    """
+    config = evaluation.config
+    task = evaluation.task
+    settings = evaluation.settings
+    stored = policies(evaluation.run, config.m)
+    names = names or list(stored)
+    for name in names:
+        check_folder(stored[name].folder)
+    problems = held_out(task, settings.split, settings.problems)
+    pools = {}
+    for name in names:
+        model, tokenizer = load_policy(
+            str(stored[name].folder), task, device=device, dtype=config.dtype
         )
-    prompts = [build_prompt(policy[1], task, problem, 1) for problem in problems]
-    known = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
-    return pools, torch.tensor([known[prompt] for prompt in prompts]) if len(known) > 1 else None
+        policy = Policy(name, model, tokenizer, stored[name].m)
+        pools[name] = sample_pool(
+            policy, task, problems, config, size=settings.pool, temperature=settings.temperature
+        )
+    prompts = [build_prompt(tokenizer, task, problem, 1) for problem in problems]
+    distinct = list(dict.fromkeys(prompts))
+    groups = None
+    if len(distinct) > 1:
+        groups = torch.tensor([distinct.index(prompt) for prompt in prompts])
+    return RunPools(pools, groups)
 
 
 def evaluate_runs(
@@ -246,161 +287,133 @@ def evaluate_runs(
     device: str = "cpu",
     out: Path | None = None,
     figure_format: str = "png",
-    **given: str | float | None,
+    **changes: str | float | None,
 ) -> None:
-    """Evaluate run folders: print tables, then write eval.json and figures; several: their means as well. Settings
-    (split, problems, size, temperature) and errors are those of `comparable`."""
-    collected: list[dict[str, dict[str, Tensor]]] = []
-    for run, flags, task, settings, folder in comparable(runs, out, given):
-        pools, groups = evaluate_run(run, flags, task, settings, device)
-        settings |= {
-            "problems": len(pools["start"].problems),
-            "seeds": 1,
-        }  # a finite set may hold fewer than asked for
-        collected.append(
-            measures := {name: measure(pool, task, flags["m"]) for name, pool in pools.items()}
-        )
-        plots.print_table(
-            f"{run}: {settings['problems']} {settings['split']} problems, pool of {settings['size']} "
-            f"candidates, temperature {settings['temperature']}",
-            measures,
-            settings["size"],
-        )
-        logs = {
-            name: read_log(run / name / "metrics.jsonl") for name in pools if name in ADVANTAGES
-        }
-        print(
-            "sampled in training: "
-            + "; ".join(
-                plots.cost(name, rows, answers_per_rollout(name, flags["m"]))
-                for name, rows in logs.items()
-            )
-        )
-        folder = folder if out is None else out if len(runs) == 1 else out / run.name
-        with writing(folder):
-            plots.run_figures(
-                folder,
-                figure_format,
-                write_report(folder, settings, measures, groups),
-                logs,
-                flags["temperature"],
-                task,
-                pools,
-            )
+    """Evaluate run folders: print tables, write eval.json and figures. Of several runs the means, too.
+
+    Args:
+        changes: fields of EvalSettings that differ from the runs' own.
+
+    Raises:
+        UserError: see `comparable`.
+    """
+    evaluations = comparable(runs, out, **changes)
+    reports = []
+    for evaluation in evaluations:
+        if out is not None:
+            evaluation.folder = out if len(runs) == 1 else out / evaluation.run.name
+        reports.append(report_run(evaluation, device, figure_format))
     if len(runs) > 1:
-        shared = [name for name in collected[0] if all(name in measures for measures in collected)]
-        together = {
-            name: {
-                key: torch.stack([measures[name][key] for measures in collected])  # (runs, N)
-                for key in collected[0][name]
-            }
-            for name in shared
-        }
-        plots.print_table(f"mean of {len(runs)} runs", together, settings["size"])
-        out = out or runs[0].parent / f"{Path(flags['task']).stem}-summary" / (
-            "" if folder == run else folder.name
-        )
-        settings |= {"seeds": len(runs), "runs": [str(run) for run in runs]}
-        best = out / f"best_at_k.{figure_format}"
-        with writing(out):
-            plots.best_at_k(write_report(out, settings, together, groups), best)
-        print(f"figures: {best}")
+        means = mean_of(reports)
+        means.print_table()
+        folder = out or evaluations[0].summary_folder
+        figure = folder / f"best_at_k.{figure_format}"
+        with writing(folder):
+            means.write(folder)
+            plots.best_at_k(means, figure)
+        print(f"figures: {figure}")
 
 
-def reward_geometry(name: str, task_name: str, device: str, problems: int) -> None:
-    """Print what a start model's rollouts on validation problems, sampled as in training, say of the task's reward."""
-    flags, task, folder = start_of(name, task_name, device == "cuda")
-    policy = load_policy(folder, task, device=device, dtype=flags["dtype"])
-    pool = sample_pool(
-        "start",
-        policy,
-        task,
-        take_problems(task, "validation", problems),
-        flags,
-        m=1,
-        size=4 * flags["group_size"],
-        temperature=flags["temperature"],
+def report_run(evaluation: Evaluation, device: str, figure_format: str) -> EvalReport:
+    """Evaluate one run, print its table, and write its eval.json and figures."""
+    config = evaluation.config
+    settings = evaluation.settings
+    result = evaluate_run(evaluation, device)
+    measures = {}
+    logs = {}
+    costs = []
+    for name, pool in result.pools.items():
+        policy = style.Policy(name)
+        measures[policy] = measure(pool, evaluation.task, config.m)
+        if name in ADVANTAGES:
+            logs[policy] = read_log(evaluation.run / name / "metrics.jsonl")
+            m = answers_per_rollout(name, config.m)
+            costs.append(training_cost(name, logs[policy], m))
+    report = EvalReport(
+        str(evaluation.run),
+        settings.split,
+        len(result.pools["start"].problems),  # a finite set may hold fewer than asked for
+        settings.pool,
+        settings.temperature,
+        measures,
+        result.groups,
     )
-    print(
-        f"\n{name}: the start model on {problems} validation problems, {pool.scalars.shape[1]} answers each"
-    )
-    print(
-        describe(
-            pool.rewards, pool.objective_mask, pool.scalars, flags["group_size"], task.objectives
-        )
-    )
-
-
-def show(run: Path, folder: Path, as_page: bool, as_film: bool) -> None:
-    """The page and the film of a run, from the snapshots and metrics that its training kept."""
-    flags, task, problems, frames = snapshots(run)
-    logs = {
-        name: read_log(run / name / "metrics.jsonl", "diversity", "reward") for name in frames[0][1]
-    }
-    with writing(folder):
-        if as_page:
-            page.write_page(folder / "report.html", task, flags, problems, frames, logs)
-            print(f"written: {folder}/report.html")
-        if as_film and not page.write_film(folder / "film.gif", task, problems, frames):
-            raise UserError(f"--film: task {task.name} draws no answers; --page shows them as text")
-        print(f"written: {folder}/film.gif\n" * as_film, end="")
-
-
-def write_report(
-    folder: Path, settings: dict, measures: dict[str, dict[str, Tensor]], groups: Tensor | None
-) -> dict:
-    """Means and 95% bootstrap intervals, written as eval.json."""
-    report = {
-        "settings": settings,
-        "policies": {
-            name: {
-                key: {
-                    "mean": value.double().mean().item(),
-                    "interval": bootstrap_interval(value, groups),
-                }
-                for key, value in values.items()
-            }
-            for name, values in measures.items()
-        },
-    }
-    write_text(folder / "eval.json", json.dumps(report, indent=1))
+    report.print_table()
+    print(f"sampled in training: {'; '.join(costs)}")
+    with writing(evaluation.folder):
+        report.write(evaluation.folder)
+        plots.run_figures(evaluation, report, logs, result.pools, figure_format)
     return report
 
 
-def main(argv: list[str] | None = None) -> None:
-    args = eval_parser(__doc__).parse_args(argv)
-    check_eval(eval_parser(), args)
-    runs, out = [Path(run) for run in args.runs], Path(args.out) if args.out else None
-    if args.reward_geometry:
-        return as_command(
-            eval_parser(),
-            lambda: [
-                reward_geometry(name, args.task, check_device(args.device), args.problems or 100)
-                for name in args.runs
-            ],
-        )
-    if args.page or args.film:
-        folders = [run if out is None else out / run.name if len(runs) > 1 else out for run in runs]
-        return as_command(
-            eval_parser(),
-            lambda: [show(*each, args.page, args.film) for each in zip(runs, folders, strict=True)],
-        )
-    given = {
-        "split": args.split,
-        "problems": args.problems,
-        "size": args.pool,
-        "temperature": args.temperature,
-    }
-    return as_command(
-        eval_parser(),
-        lambda: evaluate_runs(
-            runs,
-            device=check_device(args.device),
-            out=out,
-            figure_format=args.figure_format,
-            **given,
-        ),
+def print_reward_geometry(name: str, config: EvalConfig, device: str) -> None:
+    """Print what a start model's rollouts on validation problems say of the task's reward vector."""
+    start_config, task, folder = start_of(name, config.task, device == "cuda")
+    model, tokenizer = load_policy(folder, task, device=device, dtype=start_config.dtype)
+    n_problems = config.problems or 100
+    pool = sample_pool(
+        Policy("start", model, tokenizer, m=1),
+        task,
+        take_problems(task, "validation", n_problems),
+        start_config,
+        size=4 * start_config.group_size,
+        temperature=start_config.temperature,
     )
+    n = pool.scalars.shape[1]
+    print(f"\n{name}: the start model on {n_problems} validation problems, {n} answers each")
+    print(
+        geometry_report(
+            pool.rewards,
+            pool.objective_mask,
+            pool.scalars,
+            start_config.group_size,
+            task.objectives,
+        )
+    )
+
+
+def write_page_or_film(run: Path, folder: Path, config: EvalConfig) -> None:
+    """The page and the film of a run, from the snapshots and metrics that its training kept."""
+    snapshots = read_snapshots(run)
+    with writing(folder):
+        if config.page:
+            page.write_page(folder / "report.html", snapshots)
+        if config.film:
+            page.write_film(folder / "film.gif", snapshots)
+
+
+def run(config: EvalConfig) -> None:
+    """Do what the flags ask for."""
+    runs = [Path(name) for name in config.runs]
+    out = Path(config.out) if config.out else None
+    if config.reward_geometry:
+        device = check_device(config.device)
+        for name in config.runs:
+            print_reward_geometry(name, config, device)
+    elif config.page or config.film:
+        for folder in runs:
+            target = out or folder
+            if out is not None and len(runs) > 1:
+                target = out / folder.name
+            write_page_or_film(folder, target, config)
+    else:
+        evaluate_runs(
+            runs,
+            device=check_device(config.device),
+            out=out,
+            figure_format=config.figure_format,
+            split=config.split,
+            problems=config.problems,
+            pool=config.pool,
+            temperature=config.temperature,
+        )
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = Parser("eval.py", __doc__, USAGE)
+    config, flags_given = parse(parser, EvalConfig, argv)
+    check_used(config, flags_given, parser)
+    as_command(parser, lambda: run(config))
 
 
 if __name__ == "__main__":

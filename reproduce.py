@@ -1,79 +1,96 @@
-"""Every claim of the paper in miniature: trains a grid of runs, stores each result, writes docs/results.md from them.
+"""Every claim of the paper in miniature: trains a grid of runs and fills docs/results.md.
 
-    python reproduce.py --quick       one seed of the headline: GRPO, Max@K, VPO and Group VPO in the maze, in minutes
-    python reproduce.py               the tiny model's cells that are not stored yet; killed, it goes on where it was
+    python reproduce.py --quick       one seed of the main comparison in the maze, in minutes
+    python reproduce.py               the cells of the tiny model that are not stored yet
     python reproduce.py --out again   all of it anew on your machine, beside what is stored here
-    python reproduce.py --only toy    the cells whose names match, here all of the toy
-    python reproduce.py --list        what is stored, what is missing, what was measured by another version
-    python reproduce.py --write       docs/results.md, README's table and the figures from what is stored
+    python reproduce.py --only toy    the cells whose names contain a text, here all of the toy
+    python reproduce.py --list        what is stored, and what is missing
+    python reproduce.py --write       documents, tables and figures from what is stored
 
-A cell is one method, task, seed and setting, trained and evaluated with one thread, --jobs of them side by side. Its
-result, results/NAME.json.gz, holds per-problem numbers, from which every table is computed without training."""
+A cell is one method, task, seed and setting. It is trained and evaluated with one thread, and
+--jobs cells run side by side. The same command goes on after a kill. The folder results/ has one
+file per task. It holds numbers per problem, from which every table is computed without training.
+"""
 
 import argparse
+import fcntl
 import gzip
 import hashlib
 import json
 import os
-import platform
-import re
 import subprocess
 import sys
 import time
 import zlib
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from engine.flags import TINY_LR, Parser, as_command, count, text_of
+import torch
+from torch import Tensor
+
+from engine.checkpoints import checkpoints
+from engine.config import YES, Parser, as_command, count, flag, parse, text_of
+from engine.evaluations import EvalSettings, Evaluation
+from engine.files import read_log
+from engine.kinds import TINY_LR
+from engine.run_folder import load_run, task_of
+from eval import evaluate_run, measure, pass_at_k
+from report import documents
+from report.geometry import geometry
+from report.stored import Result, Stored
+from report.style import Policy
 from rewards import UserError
 
-VERSION = 1  # of the results: raised when a change of the code changes what a run learns, be it by rounding
-RESULTS, RUNS, QUICK = Path("results"), Path("runs/reproduce"), Path("runs/reproduce/quick")
+VERSION = 1  # of the results: raised when a change of the code changes what a run learns
+RESULTS = Path("results")
+RUNS = Path("runs/reproduce")
+QUICK = RUNS / "quick"
+USAGE = "[--quick] [--only TEXT] [--jobs N] [--list] [--write] [--out FOLDER]"
+
 HEADLINE = ("grpo", "max_at_k", "vpo", "group_vpo")
 OTHERS = ("dr_grpo", "maxrl", "gdpo", "random_weighting", "goal_conditioned", "multi_rlvr")
-RATES = (
-    2.5e-4,
-    5e-4,
-    8e-4,
-)  # the common grid of peak learning rates; MORE where a method was best at its edge
-MORE = {
-    **{
-        ("maze", method): (1.2e-3, 1.8e-3)
-        for method in ("grpo", "gdpo", "max_at_k", "group_vpo", "multi_rlvr")
-    },
-    **{("maze", method): (1.2e-3,) for method in ("dr_grpo", "maxrl", "goal_conditioned")},
-    **{("code", method): (1.2e-3,) for method in (*HEADLINE[1:], *OTHERS)},
-    ("code", "maxrl"): (1.2e-3, 1.8e-3),
-}
 TEMPERATURES = (0.7, 1.0, 1.3)  # the first is the table's
-CURVE = (1, 2, 3, 5, 10, 30)  # the k of best@k and W@k
-REWARDS = (
-    "copies",
-    "noisy",
-    "halfway",
-    "gems",
-    "tradeoff",
-)  # from collinear to conflicting; the maze lies between
-REAL = {
-    "task": "code",
-    "data": "tasks/open_cases.jsonl",
-    "model": "HuggingFaceTB/SmolLM2-135M-Instruct",
-    "warm-steps": 36,
-    "prompts-per-step": 2,
-    "max-new-tokens": 96,
-    "temperature": 0.7,
-    "kl": 0.0,
-    "save-every": 10,
-    "gradient-checkpointing": False,
-    "snapshots": 0,
-}  # task open_cases: an hour, VPO more, on one core for 60 steps
-REAL_LR = (2e-5, 5e-5)
-LR = TINY_LR | {"open_cases": {"grpo": 5e-5, "max_at_k": 2e-5, "vpo": 5e-5, "group_vpo": 2e-5}}
-CREDIT = ("credit", "answer")  # no flag: examples/reward_to_go.py in the place of train.py
-TUNING_SEED = 100  # never evaluated on held-out problems
-TUNED_TWICE = {("maze", "grpo")}  # with the next seed, too: with one its rates came in no order
+CURVE = (1, 2, 3, 5, 10, 30)  # the k of best@k, W@k and pass@k
+MEASURES = ("diversity", *(f"best@{k}" for k in CURVE), *(f"W@{k}" for k in CURVE))
+REWARDS = ("copies", "noisy", "halfway", "gems", "tradeoff")  # from collinear to conflicting
+
+RATES = (2.5e-4, 5e-4, 8e-4, 1.2e-3, 1.8e-3)  # peak learning rates that are compared
+REAL_RATES = (2e-5, 5e-5)
+LR = {
+    **TINY_LR,
+    "open_cases": {"grpo": 5e-5, "max_at_k": 2e-5, "vpo": 5e-5, "group_vpo": 2e-5},
+}
+OTHER_REAL_RATES = {"grpo": 2e-5, "max_at_k": 5e-5, "vpo": 2e-5}  # compared on held-out problems
+TUNING_SEED = 100  # it and those above: validation problems, to choose a learning rate
+
+# An hour, VPO more, on one core for 60 steps.
+REAL_FLAGS = (
+    "--data tasks/open_cases.jsonl --model HuggingFaceTB/SmolLM2-135M-Instruct --warm-steps 36 "
+    "--prompts-per-step 2 --max-new-tokens 96 --temperature 0.7 --kl 0 --save-every 10 "
+    "--no-gradient-checkpointing --snapshots 0 --steps"
+)
+
+# One setting changed at a time: method, seeds, flags. Three seeds where a claim rests on it.
+ABLATIONS = (
+    # These three sample as many answers as the default.
+    ("vpo", 3, {"m": 2, "prompts-per-step": 18}),
+    ("vpo", 3, {"m": 5, "prompts-per-step": 7}),
+    ("vpo", 3, {"m": 1, "prompts-per-step": 36, "lr": 1.2e-3}),  # C8: GRPO's data and learning rate
+    ("vpo", 2, {"alpha": 0.3}),
+    ("vpo", 2, {"alpha": 3.0}),
+    ("vpo", 3, {"n-weights": 10}),
+    ("vpo", 3, {"n-weights": 1000}),
+    ("vpo", 3, {"sampler": "sobol"}),
+    ("vpo", 2, {"subset": 2}),
+    ("vpo", 2, {"credit": "answer"}),  # no flag: examples/reward_to_go.py instead of train.py
+    ("group_vpo", 2, {"subset": 2}),
+    ("group_vpo", 2, {"subset": 6}),
+    ("group_vpo", 2, {"group-size": 4, "prompts-per-step": 24}),
+    ("group_vpo", 2, {"group-size": 16, "prompts-per-step": 6}),
+    ("group_vpo", 2, {"group-size": 32, "prompts-per-step": 3}),
+    ("grpo", 3, {"prompts-per-step": 4}),  # as many rollouts as VPO, a third of its answers
+)
 
 
 @dataclass(frozen=True)
@@ -84,361 +101,361 @@ class Cell:
     method: str
     seed: int
     flags: tuple[tuple[str, object], ...] = ()  # of train.py, beyond task, method and seed
-    tuning: bool = field(
-        default=False, kw_only=True
-    )  # on 100 validation problems, at one temperature
+
+    @property
+    def tuning(self) -> bool:
+        """Whether means over 100 validation problems are measured, at one temperature."""
+        return self.seed >= TUNING_SEED
 
     @property
     def name(self) -> str:
-        settings = [text_of(*flag).removeprefix("--").replace(" ", "") for flag in self.flags]
-        return "-".join([Path(self.task).stem, self.method, f"seed{self.seed}", *settings])
+        words = [Path(self.task).stem, self.method, f"seed{self.seed}"]
+        for name, value in self.flags:
+            words.append(text_of(name, value).removeprefix("--").replace(" ", ""))
+        return "-".join(words)
 
     @property
     def run(self) -> Path:
-        """Where it is trained: what was trained by another version or with another setting lies elsewhere."""
-        return (
-            RUNS
-            / f"{self.name}-{hashlib.sha256(f'{VERSION} {self.command}'.encode()).hexdigest()[:8]}"
-        )
+        """Where it is trained: what was trained by another version or setting lies elsewhere."""
+        digest = hashlib.sha256(f"{VERSION} {self.command}".encode()).hexdigest()
+        return RUNS / f"{self.name}-{digest[:8]}"
 
     @property
     def script(self) -> str:
-        return "examples/reward_to_go.py" if CREDIT in self.flags else "train.py"
+        return "examples/reward_to_go.py" if "credit" in dict(self.flags) else "train.py"
 
     @property
     def command(self) -> list[str]:
-        """Flags of train.py; the learning rate is written out, so that a result says which one it had."""
-        real = REAL | {"steps": 20 if self.tuning else 60} if self.task == "open_cases" else {}
-        flags = (
-            {"task": self.task, "method": self.method, "seed": self.seed} | real | dict(self.flags)
-        )
-        flags.pop(CREDIT[0], None)
+        """Flags of train.py. The learning rate is written out: a result says which one it had."""
+        text = f"--task {self.task} --method {self.method} --seed {self.seed}"
+        if self.task == "open_cases":
+            steps = 20 if self.tuning else 60
+            text = f"{text} {REAL_FLAGS} {steps}".replace("open_cases", "code", 1)
+        flags = dict(self.flags)
+        flags.pop("credit", None)
         if self.task != "toy":
-            flags.setdefault("lr", LR.get(self.task, LR["maze"]).get(self.method, 5e-4))
-        return [word for flag in flags.items() for word in text_of(*flag).split()]
+            flags.setdefault("lr", LR.get(self.task, LR["maze"])[self.method])
+        words = [text_of(name, value) for name, value in flags.items()]
+        return " ".join([text, *words]).split()
 
 
 def cells() -> list[Cell]:
-    grid = [
-        Cell(task, method, TUNING_SEED + again, (("lr", rate),), tuning=True)
-        for methods in (HEADLINE, OTHERS)
-        for task in ("maze", "code")
-        for method in methods
-        for again in range(1 + ((task, method) in TUNED_TWICE))
-        for rate in RATES + MORE.get((task, method), ())
-    ]
-    for methods, seeds in ((HEADLINE, range(3)), (HEADLINE, range(3, 5)), (OTHERS, range(3))):
-        grid += [
-            Cell(task, method, seed)
-            for task in ("maze", "code")
-            for seed in seeds
-            for method in methods
-        ]
-    grid += [Cell("toy", method, seed) for seed in range(5) for method in HEADLINE + OTHERS]
-    ablations: dict[str, list[dict]] = {
-        "vpo": [
-            {"m": 2, "prompts-per-step": 18},
-            {"m": 5, "prompts-per-step": 7},  # equal answers
-            {"m": 1, "prompts-per-step": 36, "lr": 1.2e-3},  # C8: GRPO's data and rate
-            {"alpha": 0.3},
-            {"alpha": 3.0},
-            {"n-weights": 10},
-            {"n-weights": 1000},
-            {"sampler": "sobol"},
-            {"subset": 2},
-            dict([CREDIT]),
-        ],
-        "group_vpo": [
-            {"subset": 2},
-            {"subset": 6},
-            *({"group-size": G, "prompts-per-step": 96 // G} for G in (4, 16, 32)),
-        ],
-        "grpo": [{"prompts-per-step": 4}],
-    }  # as many rollouts as VPO, a third of its answers
-    grid += [
-        Cell("maze", method, seed, tuple(flags.items()))
-        for seed in range(3)
-        for method, varied in ablations.items()
-        for flags in varied
-        if seed < 2 or flags.keys() <= {"m", "prompts-per-step", "lr", "n-weights", "sampler"}
-    ]  # claims: three
-    grid += [
-        Cell(f"examples/rewards/{reward}.py", method, seed)
-        for seed in range(2)
-        for method in ("grpo", "vpo")
-        for reward in REWARDS
-    ]
-    grid += [
-        Cell("open_cases", method, TUNING_SEED, (("lr", rate),), tuning=True)
-        for method in HEADLINE
-        for rate in REAL_LR
-    ]
-    return grid + [
-        Cell("open_cases", method, 0, flags)
-        for method in HEADLINE
-        for flags in (  # method or rate?
-            (),
-            *(
-                (("lr", rate),)
-                for rate in REAL_LR
-                if method != "group_vpo" and rate != LR["open_cases"][method]
-            ),
-        )
-    ]
+    """The whole grid: learning rates, main comparison, ablations, reward geometry, real model."""
+    grid = tuning_cells()
+    for task in ("maze", "code", "toy"):
+        for method in HEADLINE + OTHERS:
+            n_seeds = 3 if method in OTHERS and task != "toy" else 5
+            grid += [Cell(task, method, seed) for seed in range(n_seeds)]
+
+    for method, n_seeds, flags in ABLATIONS:
+        grid += [Cell("maze", method, seed, tuple(flags.items())) for seed in range(n_seeds)]
+    for reward in REWARDS:
+        for method in ("grpo", "vpo"):
+            grid += [Cell(f"examples/rewards/{reward}.py", method, seed) for seed in range(2)]
+
+    grid += [Cell("open_cases", method, 0) for method in HEADLINE]
+    for method, rate in OTHER_REAL_RATES.items():
+        grid.append(Cell("open_cases", method, 0, (("lr", rate),)))
+    return grid
 
 
-def path_of(cell: Cell) -> Path:
-    return RESULTS / f"{cell.name}.json.gz"
+def tuning_cells() -> list[Cell]:
+    """The runs that choose the learning rates."""
+    grid = []
+    for task in ("maze", "code", "open_cases"):
+        for method in LR[task]:
+            for rate in tuning_rates(task, method):
+                grid.append(Cell(task, method, TUNING_SEED, (("lr", rate),)))
+    for rate in RATES:  # with one seed they came in no order
+        grid.append(Cell("maze", "grpo", TUNING_SEED + 1, (("lr", rate),)))
+    return grid
 
 
-def load(cell: Cell) -> dict | None:
-    """The stored result of a cell; None if there is none, or one of another version or setting."""
-    if not path_of(cell).exists():
-        return None
-    try:
-        result = json.loads(gzip.decompress(path_of(cell).read_bytes()))
-        return (
-            result
-            if (result.get("version"), result.get("command")) == (VERSION, cell.command)
-            else None
-        )
-    except (OSError, EOFError, ValueError, AttributeError, zlib.error) as error:
-        raise UserError(f"{path_of(cell)}: damaged ({error}); restore or delete it") from error
+def tuning_rates(task: str, method: str) -> tuple[float, ...]:
+    """The peak learning rates that are compared: three, and more while the highest is the best."""
+    if task == "open_cases":
+        return REAL_RATES
+    best = LR[task][method]
+    return tuple(rate for i, rate in enumerate(RATES) if i < 3 or RATES[i - 1] <= best)
 
 
-def store(cell: Cell, result: dict) -> None:
-    """Write a result whole or not at all, and the same bytes for the same numbers."""
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    temporary = path_of(cell).with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_bytes(
-        gzip.compress(json.dumps(result, separators=(",", ":")).encode(), 9, mtime=0)
-    )
-    temporary.replace(path_of(cell))
+@dataclass(frozen=True)
+class Store:
+    """Results in a folder, one file per task: cell name -> record."""
+
+    folder: Path
+
+    def path(self, cell: Cell) -> Path:
+        """The file that holds a cell; the tasks of examples/rewards/ share one."""
+        name = "rewards" if cell.task.startswith("examples/rewards/") else cell.task
+        return self.folder / f"{name}.json.gz"
+
+    def read(self, path: Path) -> dict[str, dict]:
+        """All records of a file, none if there is no file. Raises UserError if it is damaged."""
+        if not path.exists():
+            return {}
+        try:
+            records = dict(json.loads(gzip.decompress(path.read_bytes())))
+            if not all(isinstance(record, dict) for record in records.values()):
+                raise ValueError("a record is no object")
+        except (OSError, EOFError, ValueError, TypeError, zlib.error) as error:
+            raise UserError(f"{path}: damaged ({error}); restore or delete it") from error
+        return records
+
+    def current(self, grid: list[Cell]) -> dict[Cell, dict]:
+        """The records that were measured by this version with the cell's own command."""
+        records = {}
+        for path in {self.path(cell) for cell in grid}:
+            records |= self.read(path)
+        current = {}
+        for cell in grid:
+            record = records.get(cell.name, {})
+            if record.get("version") == VERSION and record.get("command") == cell.command:
+                current[cell] = record
+        return current
+
+    def add(self, cell: Cell, record: dict) -> None:
+        """Store a record. The file is replaced as a whole; equal numbers give equal bytes."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.path(cell)
+        temporary = path.with_suffix(".tmp")
+        with (self.folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another process may store at the same time
+            records = self.read(path) | {cell.name: record}
+            text = json.dumps(dict(sorted(records.items())), separators=(",", ":"))
+            temporary.write_bytes(gzip.compress(text.encode(), mtime=0))
+            temporary.replace(path)
 
 
-def measure_cell(cell: Cell) -> None:
-    """Train a cell, or go on with it, evaluate it, and store what was measured. UserError if the training failed."""
-    from engine.runs import checkpoints, load_config, read_log, task_of
-    from eval import evaluate_run, measure
-    from report.geometry import geometry
+def measure_cell(cell: Cell, store: Store) -> None:
+    """Train a cell, or go on with it, evaluate it, and store what was measured.
 
-    out, began = cell.run, time.monotonic()
-    command = (
-        ["--resume", "--out", str(out)]
-        if checkpoints(out / cell.method)
-        else [*cell.command, "--eval-problems", "0", "--out", str(out)]
-    )
+    Raises UserError if the training failed.
+    """
+    if checkpoints(cell.run / cell.method):
+        command = ["--resume", "--out", str(cell.run)]
+    else:
+        command = [*cell.command, "--eval-problems", "0", "--out", str(cell.run)]
     if subprocess.run([sys.executable, cell.script, *command]).returncode:
         raise UserError(f"{cell.name}: training failed: python train.py {' '.join(command)}")
-    trained, config = time.monotonic(), load_config(out)
-    flags, task = config["flags"], task_of(config["flags"])
-    names = (
-        [cell.method]
-        if cell.tuning or cell.method != "grpo" or cell.flags
-        else ["start", "start_sets", "grpo"]
-    )
-    at, before, real = {}, None, cell.task == "open_cases"
-    for temperature in TEMPERATURES[:1] if cell.tuning or cell.flags or real else TEMPERATURES:
-        settings = {
-            "split": "validation" if cell.tuning else "test",
-            "size": flags["pool"],
-            "temperature": temperature,
-            "problems": 100 if cell.tuning else task.eval_problems,
-        }
-        pools, groups = evaluate_run(out, flags, task, settings, "cpu", names)
-        if temperature == 1 and (start := pools.get("start")):  # as in training
-            before = geometry(
-                start.rewards, start.objective_mask, start.scalars, flags["group_size"]
-            )
-        at[f"{temperature:g}"] = {
-            name: condensed(measure(pool, task, flags["m"]), pool, cell.tuning, bool(at))
-            for name, pool in pools.items()
-        }
-    rows = read_log(out / cell.method / "metrics.jsonl")
-    training = {
-        key: [
-            round(sum(row[key] for row in part) / len(part), 3)
-            for part in (rows[i : i + 10] for i in range(0, len(rows), 10))
-        ]
-        for key in ("diversity", "reward", "answers")
-    }
-    store(
-        cell,
-        {
-            "version": VERSION,
-            "command": cell.command,
-            "machine": platform.machine(),
-            **{
-                key: config["history"][-1].get(key)
-                for key in ("date", "python", "torch", "threads", "gpu")
-            },
-            "seconds": {
-                "training": round(sum(row["seconds"] for row in rows), 1),
-                "all": round(time.monotonic() - began, 1),
-                "evaluation": round(time.monotonic() - trained, 1),
-            },
-            "steps": len(rows),
-            **{key: sum(row[key] for row in rows) for key in ("rollouts", "tokens")},
-            "training": training,
-            "size": flags["pool"],
-            "geometry": before,
-            "groups": None if groups is None or cell.tuning else groups.tolist(),
-            "at": at,
-            "programs": {
-                name: [
-                    Counter(zip(found, rewards.mean(1).tolist(), strict=True)).most_common(3)
-                    for found, rewards in zip(pool.answers, pool.vectors(), strict=True)
-                ]
-                for name, pool in pools.items()
-            }
-            if real and not cell.tuning
-            else None,
-        },
-    )
+    store.add(cell, training_record(cell) | evaluation_record(cell))
 
 
-def condensed(values: dict, pool, means: bool, few: bool) -> dict[str, list]:
-    """Per-problem values in thousandths, and how many candidates passed; only means, or few measures, where asked."""
-    kept = (
-        ["best@1", "best@30", "W@30"]
-        if few
-        else [f"{kind}@{k}" for kind in ("best", "W") for k in CURVE]
-    )
-    whole = {key: (1000 * values[key]).round().long() for key in (*kept, "diversity")} | {
-        "passed": (values["pass@1"] * pool.scalars.shape[1]).round().long()
-    }
+def training_record(cell: Cell) -> dict:
+    """The part of a cell's record that says how it was trained."""
+    run = load_run(cell.run)
+    steps = read_log(cell.run / cell.method / "metrics.jsonl")
     return {
-        key: [round(value.double().mean().item(), 2)] if means else value.tolist()
-        for key, value in whole.items()
+        **run.history[-1],
+        "version": VERSION,
+        "command": cell.command,
+        "size": run.config.pool,
+        "steps": len(steps),
+        "seconds": {"training": round(sum(step["seconds"] for step in steps), 1)},
+        "rollouts": sum(step["rollouts"] for step in steps),
+        "tokens": sum(step["tokens"] for step in steps),
+        "training": {key: means_of_ten(steps, key) for key in ("diversity", "reward", "answers")},
     }
 
 
-def run_grid(pending: list[Cell], jobs: int) -> list[Cell]:
-    """Measure cells, `jobs` at a time, each in a process of its own; those that failed are named and do not stop it."""
-    failed, began = [], time.monotonic()
-    for folder in (RUNS, RESULTS):  # here, so that a bad --out costs no training
+def means_of_ten(steps: list[dict], key: str) -> list[float]:
+    """The means of a training metric over ten steps each."""
+    means = []
+    for first in range(0, len(steps), 10):
+        values = [step[key] for step in steps[first : first + 10]]
+        means.append(round(sum(values) / len(values), 3))
+    return means
+
+
+def evaluation_record(cell: Cell) -> dict:
+    """The part of a cell's record that says what its policies did on held-out problems.
+
+    Of GRPO it holds the start model too. "at" maps temperature -> policy -> measure -> thousandths
+    per problem. "groups" says which problems share a prompt.
+    """
+    config = load_run(cell.run).config
+    task = task_of(config)
+    names = [cell.method]
+    temperatures = TEMPERATURES[:1]
+    if not cell.flags and cell.task != "open_cases":
+        temperatures = TEMPERATURES
+    if not cell.flags and cell.method == "grpo":
+        names = ["start", "start_sets", "grpo"]
+    record = {"at": {}}
+    for temperature in temperatures:
+        settings = EvalSettings(
+            split="validation" if cell.tuning else "test",
+            problems=100 if cell.tuning else task.eval_problems,
+            pool=config.pool,
+            temperature=temperature,
+        )
+        result = evaluate_run(Evaluation(cell.run, config, task, settings, cell.run), "cpu", names)
+        condensed = {}
+        for name, pool in result.pools.items():
+            condensed[name] = condense(measure(pool, task, config.m), cell, config.pool)
+            if name == "start" and temperature == 1:  # as in training
+                record["geometry"] = geometry(
+                    pool.rewards, pool.objective_mask, pool.scalars, config.group_size
+                )
+        record["at"][f"{temperature:g}"] = condensed
+        if result.groups is not None and not cell.tuning:
+            record["groups"] = result.groups.tolist()
+    return record
+
+
+def condense(values: dict[str, Tensor], cell: Cell, size: int) -> dict[str, list]:
+    """Measures in thousandths, and how many of `size` candidates passed: per problem, or means."""
+    condensed = {name: (1000 * values[name]).round().long() for name in MEASURES}
+    condensed["passed"] = (values["pass@1"] * size).round().long()
+    for name, value in condensed.items():
+        numbers = value.tolist()
+        if cell.tuning:
+            numbers = [round(value.double().mean().item(), 2)]
+        condensed[name] = numbers
+    return condensed
+
+
+def run_grid(pending: list[Cell], jobs: int, store: Store) -> int:
+    """Measure cells, `jobs` at a time, each in a process of its own.
+
+    Those that fail are named. They do not stop the others. Returns how many failed.
+    """
+    for folder in (RUNS, store.folder):  # here, so that a bad --out costs no training
         folder.mkdir(parents=True, exist_ok=True)
 
-    def measured(cell: Cell) -> None:
-        if load(cell):  # another reproduce.py was faster
-            return
-        log = cell.run.with_name(f"{cell.run.name}.log")
+    def run_cell(cell: Cell) -> bool:
+        log = Path(f"{cell.run}.log")
+        command = [sys.executable, "reproduce.py", "--out", str(store.folder), "--cell", cell.name]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
         with log.open("w") as file:
-            code = subprocess.run(
-                [sys.executable, "reproduce.py", "--out", str(RESULTS), "--cell", cell.name],
-                stdout=file,
-                stderr=file,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
-            ).returncode
-        minutes = (time.monotonic() - began) / 60
-        print(
-            f"{minutes:6.1f} min  {cell.name}{f'  FAILED, see {log}' if code else ''}", flush=True
-        )
-        if code:
-            failed.append(cell)
+            process = subprocess.run(command, stdout=file, stderr=file, env=environment)
+        has_failed = process.returncode != 0
+        outcome = f"FAILED, see {log}" if has_failed else "stored"
+        print(f"{time.strftime('%H:%M')}  {cell.name}  {outcome}", flush=True)
+        return has_failed
 
     with ThreadPoolExecutor(jobs) as workers:
-        list(workers.map(measured, pending))
-    return failed
+        return sum(workers.map(run_cell, pending))
 
 
-def all_stored() -> dict[tuple, dict]:
-    """Results of this version by (task, method, seed, flags), as Stored takes them; a real model's: "grpo 2e-05"."""
-    return {
-        (
-            Path(cell.task).stem,
-            " ".join([cell.method, *rate]),
-            cell.seed,
-            () if rate else cell.flags,
-        ): result
-        for cell in cells()
-        if (result := load(cell))
-        for rate in [cell.command[-1:] if cell.task == "open_cases" and not cell.tuning else []]
-    }
+def load_stored(store: Store) -> Stored:
+    """All results of this version, and the stored searches, as plain data for the tables."""
+    results = [result_of(cell, record) for cell, record in store.current(cells()).items()]
+    return Stored(results, store.read(store.folder / "search.json.gz"))
 
 
-def write(document: bool) -> None:
-    """Print the headline; docs/results.md, README.md and their figures too, from the stored results alone."""
-    from engine.runs import write_text
-    from report import results
+def result_of(cell: Cell, record: dict) -> Result:
+    """A record in the measures' own units, with pass@k."""
+    measures = {}
+    for temperature, policies in record["at"].items():
+        measures[temperature] = {}
+        for name, values in policies.items():
+            measures[temperature][name] = measures_of(values, record["size"], cell.tuning)
+    groups = record.get("groups")
+    return Result(
+        task=Path(cell.task).stem,
+        policy=policy_of(cell),
+        seed=cell.seed,
+        tuning=cell.tuning,
+        size=record["size"],
+        measures=measures,
+        groups=None if groups is None else torch.tensor(groups),
+        geometry=record.get("geometry"),
+        training=record["training"],
+        rollouts=record["rollouts"],
+        tokens=record["tokens"],
+        steps=record["steps"],
+        training_seconds=record["seconds"]["training"],
+    )
 
-    stored = results.Stored(all_stored())
-    if not stored.results:
-        raise UserError(f"{RESULTS}: holds no result of this version, so there is nothing to write")
-    print(f"\n{results.headline(stored)}")
-    if document:
-        for path in (Path("docs/results.md"), Path("README.md")):
-            write_text(path, results.fill(stored, path))
-        print(
-            f"\n{len(stored.results)} of {len(cells())} cells stored; written: docs/results.md, README.md, "
-            f"{', '.join(map(str, results.figures(stored, Path('figures'))))}"
-        )
+
+def policy_of(cell: Cell) -> Policy:
+    """What the tables call a cell's policy: with the learning rate where several are compared."""
+    if cell.tuning or cell.task == "open_cases":
+        return Policy(cell.method, float(cell.command[-1]))
+    return Policy(cell.method, flags=cell.flags)
+
+
+def measures_of(values: dict[str, list], size: int, tuning: bool) -> dict[str, Tensor]:
+    """Stored thousandths as measures, and pass@k from how many of `size` candidates passed."""
+    measures = {}
+    for name, thousandths in values.items():
+        if name != "passed":
+            measures[name] = torch.tensor(thousandths, dtype=torch.float64) / 1000
+    if not tuning:  # else means
+        for k in CURVE:
+            chances = [pass_at_k(size, passed, k) for passed in values["passed"]]
+            measures[f"pass@{k}"] = torch.tensor(chances, dtype=torch.float64)
+    return measures
+
+
+@dataclass
+class ReproduceConfig:
+    """All flags of reproduce.py."""
+
+    quick: bool = flag(False, f"one seed of the headline, anew, into {QUICK}", **YES)
+    out: str = flag("", "folder of the results; not given: results, and the document follows")
+    only: str = flag(
+        "",
+        "cells whose names contain this; not given: all but those of a real language model "
+        "(open_cases), which take hours more",
+    )
+    jobs: int = flag(2, "cells side by side, one thread each", type=count(1, 256))
+    write: bool = flag(False, "write the document from what is stored, train nothing", **YES)
+    list: bool = flag(False, "say what is stored, train nothing", **YES)
+    cell: str = flag("", argparse.SUPPRESS)
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = Parser(
-        "reproduce.py",
-        __doc__,
-        "[--quick] [--only PATTERN] [--jobs N] [--list] [--write] [--out FOLDER]",
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help=f"one seed of the headline, anew, into {QUICK}"
-    )
-    parser.add_argument(
-        "--out",
-        default="",
-        help="folder of the results; not given: results, and the document follows",
-    )
-    parser.add_argument(
-        "--only",
-        default="^(?!open_cases)",
-        help="cells whose names match a regular expression; not "
-        "given: all but those of a real language model (open_cases), which take hours more",
-    )
-    parser.add_argument(
-        "--jobs", type=count(1, 256), default=2, help="cells side by side, one thread each"
-    )
-    instead = parser.add_mutually_exclusive_group()
-    instead.add_argument(
-        "--write", action="store_true", help="write the document from what is stored, train nothing"
-    )
-    instead.add_argument("--list", action="store_true", help="say what is stored, train nothing")
-    parser.add_argument("--cell", default="", help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
-    as_command(parser, lambda: run(args))
+    parser = Parser("reproduce.py", __doc__, USAGE)
+    config, _ = parse(parser, ReproduceConfig, argv)
+    if config.write and config.list:
+        parser.error("argument --list: not allowed with argument --write")
+    as_command(parser, lambda: run(config))
 
 
-def run(args: argparse.Namespace) -> None:
-    global RESULTS
-    grid = [Cell("maze", method, 0) for method in HEADLINE] if args.quick else cells()
-    RESULTS = Path(args.out) if args.out else QUICK if args.quick else RESULTS
-    if RESULTS.is_file():
-        raise UserError(f"--out {RESULTS}: a file; name a folder")
-    if args.cell:
-        return measure_cell(next(cell for cell in grid if cell.name == args.cell))
-    try:
-        grid = [cell for cell in grid if re.search(args.only, cell.name)]
-    except re.error as error:
-        raise UserError(f"--only {args.only}: no regular expression ({error})") from error
+def run(config: ReproduceConfig) -> None:
+    """List the chosen cells, or measure those that are not stored, and write what follows."""
+    default = QUICK if config.quick else RESULTS
+    store = Store(Path(config.out or default))
+    if store.folder.is_file():
+        raise UserError(f"--out {store.folder}: a file; name a folder")
+    grid = [Cell("maze", method, 0) for method in HEADLINE] if config.quick else cells()
+    if config.cell:
+        cell = next(cell for cell in grid if cell.name == config.cell)
+        measure_cell(cell, store)
+        return
+
+    if config.only:
+        grid = [cell for cell in grid if config.only in cell.name]
+    else:
+        grid = [cell for cell in grid if cell.task != "open_cases"]
     if not grid:
-        raise UserError(f"--only {args.only}: no cell has such a name; --list shows them")
-    pending = [cell for cell in grid if load(cell) is None]
-    for path in filter(Path.exists, map(path_of, pending)):
-        print(f"{path}: of another version or setting, left out, to be measured again")
-    if args.list:
-        return print(
-            "\n".join(
-                f"{'missing' if cell in pending else 'stored '}  {cell.name}" for cell in grid
-            )
-        )
-    failed = [] if args.write else run_grid(pending, args.jobs)
-    for cell in failed:
-        print(f"failed: python {cell.script} {' '.join(cell.command)}", file=sys.stderr)
-    write(document=not (args.out or args.quick))
+        raise UserError(f"--only {config.only}: no cell has such a name; --list shows them")
+    current = store.current(grid)
+    if config.list:
+        for cell in grid:
+            print(f"{'stored ' if cell in current else 'missing'}  {cell.name}")
+        return
+
+    failed = 0
+    if not config.write:
+        pending = [cell for cell in grid if cell not in current]
+        failed = run_grid(pending, config.jobs, store)
+    write(store, document=not (config.out or config.quick))
     if failed:
-        raise UserError(
-            f"{len(failed)} of {len(pending)} cells failed; the same command tries them again"
-        )
+        raise UserError(f"{failed} cells failed; the same command tries them again")
+
+
+def write(store: Store, document: bool) -> None:
+    """Print the headline; if `document`, also write all documents, tables and figures."""
+    stored = load_stored(store)
+    if not stored.results:
+        raise UserError(f"{store.folder}: holds no result of this version, nothing to write")
+    print(f"\n{documents.block(stored, 'all', 'headline')}")
+    if document:
+        written = documents.write(stored, Path("."))
+        print(f"\n{len(stored.results)} cells stored; written: {', '.join(map(str, written))}")
 
 
 if __name__ == "__main__":

@@ -1,233 +1,136 @@
-"""Rollouts: problem -> prompt -> rollout -> answers -> reward vectors. Sampling itself is engine/decoding.py.
+"""Rollouts: problem -> prompt -> rollout -> answers -> reward vectors.
 
-build_prompt     a problem -> the text that asks a model for m answers
-sample           P prompts -> P * G rollouts, with the log-probability of every sampled token
-parse_answers    a rollout's text -> its answers
-score            answers -> reward vectors (P, G, m, k), task scalars, and which answers form the set S"""
+    build_prompt     a problem -> the text that asks a model for m answers
+    sample           P prompts -> P * G rollouts, with the log-probability of every sampled token
+    parse_answers    a rollout's text -> its answers
+    score            answers -> reward vectors (P, G, m, k), task scalars, and which answers form the set S
 
-import random
+Sampling itself is in engine/decoding.py, parsing in rewards.py. A prompt of the toy for the tiny model,
+and a rollout of two answers:
+
+    answers=2 bits
+    <answer_1> 0 0 0 1 1 1 0 0 0 </answer_1> <answer_2> 1 1 1 0 0 0 0 0 0 </answer_2>
+"""
+
+import itertools
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from engine import decoding
-from engine.decoding import Rollouts, encode_prompts  # noqa: F401 - handed on
-from engine.flags import MAX_ANSWERS
-from engine.models import Model, Tokenizer
-from engine.tiny import is_tiny
-from rewards import Problem, Task, UserError, blame, reward_vectors, take_problems
+from engine.decoding import Rollouts, SamplingOptions, sample  # noqa: F401 - handed on
+from engine.kinds import kind_of
+from engine.models import Tokenizer
+from rewards import Problem, Task, UserError, parse_answers, reward_vectors
 
 
 def build_prompt(
     tokenizer: Tokenizer, task: Task, problem: Problem, m: int, goal: list[float] | None = None
 ) -> str:
-    """The text that the model sees: the tiny model's words, a chat template if there is one, else the plain prompt.
-    goal (k) is the weighting that a goal-conditioned policy is told; to the tiny model in its own numbers, 1 to 8."""
-    if is_tiny(tokenizer):
-        levels = [f"answers={1 + round((MAX_ANSWERS - 1) * weight)}" for weight in goal or ()]
-        return " ".join([f"answers={m}", task.tiny_prompt(problem), *levels])
-    prompt = task.prompt(problem, m)
-    if goal:
-        weights = ", ".join(
-            f"{name} {weight:.0%}" for name, weight in zip(task.objectives, goal, strict=True)
-        )
-        prompt += f"\nThis time the answer is judged by: {weights}."
-    if tokenizer.chat_template is None:
-        return prompt + "\n"
-    with blame(f"--model {tokenizer.name_or_path}: its chat template cannot be used"):
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}],
-            tokenize=False,
-            add_generation_prompt=True,
-            enable_thinking=False,
-        )
-        if prompt.strip() not in text:
-            raise ValueError("it leaves out what the user says")
-    return text
+    """The text that a model sees: words for the tiny model, else the task's prompt in a chat template.
+
+    Args:
+        m: answers that are asked for.
+        goal: (k) preference weights that a goal-conditioned policy is told.
+    """
+    return kind_of(tokenizer).prompt(tokenizer, task, problem, m, goal)
 
 
-def rollout_length(task: Task, tokenizer: Tokenizer, m: int, max_new_tokens: int = 0) -> int:
-    """New tokens that a rollout of m answers may take: m times max_new_tokens, or if 0 what the task's longest need."""
-    if is_tiny(tokenizer) and not max_new_tokens:
-        return m * (task.answer_words + 2) + 1  # two tags each, and the EOS
-    return m * (max_new_tokens or 256)
+def sampling_options(
+    tokenizer: Tokenizer, task: Task, m: int, max_new_tokens: int, **options
+) -> SamplingOptions:
+    """How rollouts of m answers are sampled: their length and where they stop follow from the task.
 
-
-def sample(
-    model: Model,
-    tokenizer: Tokenizer,
-    prompts: list[str],
-    G: int,
-    *,
-    task: Task | None = None,
-    m: int = 1,
-    **settings,
-) -> Rollouts:
-    """`engine.decoding.sample`. Of a task, a language model's rollouts end with their m-th answer: nobody reads what
-    follows, so no reward teaches to end. A model whose template knows thoughts must have closed them."""
-    template = str(tokenizer.chat_template)
-    stop = (
-        None
-        if not task or is_tiny(tokenizer)
-        else lambda text: (  # tiny has no room for more
-            len(parse_answers(text, task, m)) == m
-            and ("</think>" in text or "<think>" not in template)
-        )
-    )
-    return decoding.sample(model, tokenizer, prompts, G, stop=stop, **settings)
-
-
-def parse_answers(text: str, task: Task, m: int) -> list[str]:
-    """The answers tagged 1 to m in a rollout's text, in that order; whatever the text, it never raises.
-    One without both its tags is left out, and so is one that holds another's: it was never closed."""
-    found = task.find_answers(text, m)
-    if found is not None:
-        return [answer.strip() for answer in found[:m]]
-    answers = []
-    for i in range(1, m + 1):
-        _, opened, rest = text.partition(f"<{task.tag}_{i}>")
-        answer, closed, _ = rest.partition(f"</{task.tag}_{i}>")
-        if opened and closed and f"<{task.tag}_" not in answer and f"</{task.tag}_" not in answer:
-            answers.append(answer.strip())
-    return answers
-
-
-def write_answers(task: Task, answers: list[str]) -> str:
-    """The counterpart of `parse_answers`: what a model should write to give these answers; a block needs no tags."""
-    if answers[0].startswith("```"):
-        return "\n".join(answers)
-    return " ".join(
-        f"<{task.tag}_{i}> {answer} </{task.tag}_{i}>" for i, answer in enumerate(answers, 1)
+    Args:
+        max_new_tokens: of an answer; 0: what the longest answer may need.
+        options: other fields of SamplingOptions.
+    """
+    kind = kind_of(tokenizer)
+    return SamplingOptions(
+        max_new_tokens=kind.rollout_length(task, m, max_new_tokens),
+        stop=kind.stop_rule(tokenizer, task, m),
+        **options,
     )
 
 
 @dataclass
 class Scored:
-    """The rewards of a batch: P problems, G rollouts each, m answers each, k objectives; CPU tensors."""
+    """The rewards of P problems, G rollouts each, m answers each, k objectives. Tensors on the CPU."""
 
-    vectors: Tensor  # (P, G, m, k) the task's minimum where there is no answer, 0 beyond a problem's own objectives
+    vectors: (
+        Tensor  # (P, G, m, k) the task's minimum where an answer is missing, 0 beyond a problem's k
+    )
     scalars: Tensor  # (P, G, m) the task scalar
-    mask: Tensor  # (P, G, m) bool, the distinct answers: what a set is made of
+    answer_mask: Tensor  # (P, G, m) bool, the distinct answers: they form the set
     objective_mask: Tensor  # (P, k) bool, the objectives that each problem has
 
 
 def score(task: Task, problems: list[Problem], answers: list[list[list[str]]], m: int) -> Scored:
-    """Reward vectors of answers[p][g], the up to m answers of every rollout. Equal answers to a problem are scored
-    once. An answer whose canonical form already stands in its rollout keeps its vector but leaves the mask. Raises
-    UserError for what is no reward vector or task scalar."""
-    P, G = len(problems), len(answers[0])
-    # Where there is no answer at all, an empty one tells the number of objectives.
-    distinct = [
-        dict.fromkeys(answer for group in groups for answer in group) or {"": None}
-        for groups in answers
-    ]
-    pairs = [(p, answer) for p in range(P) for answer in distinct[p]]
-    vectors = dict(
-        zip(
-            pairs, reward_vectors(task, [(problems[p], answer) for p, answer in pairs]), strict=True
-        )
-    )
-    rows = []  # one (G, m, objectives of p) tensor per problem
-    mask = torch.zeros(P, G, m, dtype=torch.bool)
-    for p, groups in enumerate(answers):
-        rows.append(
-            torch.full((G, m, len(vectors[p, next(iter(distinct[p]))])), float(task.minimum))
-        )
-        for g, group in enumerate(groups):
-            forms = [str(task.canonical(problems[p], answer)) for answer in group]
-            for j, answer in enumerate(group):
-                rows[p][g, j] = torch.tensor(vectors[p, answer])
-                mask[p, g, j] = forms[j] not in forms[:j]
-    k = max(row.shape[-1] for row in rows)
-    padded = torch.stack([torch.nn.functional.pad(row, (0, k - row.shape[-1])) for row in rows])
-    objective_mask = torch.stack([torch.arange(k) < row.shape[-1] for row in rows])
-    scalars = [task.scalar(row) for row in rows]
-    for x in scalars:
-        if not isinstance(x, Tensor) or x.shape != (G, m) or not x.isfinite().all():
-            raise UserError(
-                f"task {task.name}: scalar must turn (..., k) into finite numbers (...), not {x!r:.60}"
-            )
-    return Scored(padded, torch.stack(scalars), mask, objective_mask)
+    """Reward vectors of answers[p][g], the up to m answers of every rollout.
+
+    An answer whose canonical form already stands in its rollout keeps its vector, but leaves the set, so
+    that the metric `answers` counts distinct ones.
+
+    Raises:
+        UserError: a reward vector or a task scalar is not what it should be.
+    """
+    P = len(problems)
+    G = len(answers[0])
+    vectors_of = _score_distinct(task, problems, answers)  # P dictionaries
+    sizes = [len(next(iter(vectors.values()))) for vectors in vectors_of]
+    k = max(sizes)
+
+    vectors = torch.zeros(P, G, m, k)
+    scalars = torch.zeros(P, G, m)
+    answer_mask = torch.zeros(P, G, m, dtype=torch.bool)
+    objective_mask = torch.arange(k) < torch.tensor(sizes)[:, None]  # (P, k)
+    for p, problem in enumerate(problems):
+        own = torch.full((G, m, sizes[p]), float(task.minimum))
+        for g, rollout_answers in enumerate(answers[p]):
+            forms = set()
+            for j, answer in enumerate(rollout_answers):
+                own[g, j] = torch.tensor(vectors_of[p][answer])
+                form = str(task.canonical(problem, answer))
+                answer_mask[p, g, j] = form not in forms
+                forms.add(form)
+        vectors[p, :, :, : sizes[p]] = own
+        scalars[p] = _task_scalars(task, own)
+    return Scored(vectors, scalars, answer_mask, objective_mask)
 
 
 def score_texts(task: Task, problems: list[Problem], texts: list[str], m: int) -> Scored:
-    """Parse and score the rollouts of P problems: texts (P * G), those of one problem side by side."""
+    """Parse and score rollouts: texts (P * G), those of one problem side by side."""
     G = len(texts) // len(problems)
-    return score(
-        task,
-        problems,
-        [
-            [parse_answers(text, task, m) for text in texts[i : i + G]]
-            for i in range(0, len(texts), G)
-        ],
-        m,
-    )
+    answers = []
+    for first in range(0, len(texts), G):
+        answers.append([parse_answers(text, task, m) for text in texts[first : first + G]])
+    return score(task, problems, answers, m)
 
 
-def demonstrations(
-    task: Task,
-    tokenizer: Tokenizer,
-    m: int,
-    seed: int,
-    step: int,
-    *,
-    goals: bool = False,
-    model=None,
-    temperature: float = 1.0,
-    max_new_tokens: int = 0,
-) -> tuple[list[str], list[str]]:
-    """Prompts (P) and texts (P * G) that one step of the warm start imitates, 16 * 3, of a language model 8 * 1. A
-    third of the steps shows sets of m independent answers: no deliberate diversity. A language `model`, of which only
-    one reference is known, is shown its own: m sampled single answers, the reference alone where not all can be read.
-    `goals`: every prompt names a random weighting, which its answers do not heed. UserError for one too long."""
-    P, G, longest = (16, 3, task.answer_words) if is_tiny(tokenizer) else (8, 1, 2**20)
-    m = m if step % 3 == 2 and (model or is_tiny(tokenizer)) else 1
-    rng = random.Random(f"demonstrations-{seed}-{step}")
-    problems = take_problems(task, "demonstrations", P, seed, step * P)
-    answers = [
-        [task.demonstration(problem, rng) for _ in range(m)]
-        for problem in problems
-        for _ in range(G)
-    ]
-    for answer in (answer for group in answers for answer in group):
-        if not isinstance(answer, str) or len(answer.split()) > longest:
-            raise UserError(
-                f"task {task.name}: the demonstration {answer!r:.80} must be text of at most "
-                f"answer_words = {task.answer_words} words"
-            )
-    if m > 1 and not is_tiny(tokenizer):
-        singles = [build_prompt(tokenizer, task, problem, 1) for problem in problems]
-        own = sample(
-            model,
-            tokenizer,
-            singles,
-            m,
-            task=task,
-            temperature=temperature,
-            max_new_tokens=rollout_length(task, tokenizer, 1, max_new_tokens),
-            generator=torch.Generator(model.device).manual_seed(rng.getrandbits(32)),
-        ).texts
-        form = "```python\n{}\n```" if answers[0][0].startswith("```") else "{}"
-        found = [
-            [
-                form.format(*parsed)
-                for text in own[i : i + m]
-                if (parsed := parse_answers(text, task, 1))
-            ]
-            for i in range(0, len(own), m)
-        ]
-        answers = [
-            mine if len(mine) == m else shown[:1]
-            for mine, shown in zip(found, answers, strict=True)
-        ]
-    told = [[rng.expovariate(1) for _ in task.objectives] if goals else None for _ in problems]
-    told = [goal and [x / sum(goal) for x in goal] for goal in told]
-    sizes = [len(group) for group in answers[::G]]
-    return (
-        [
-            build_prompt(tokenizer, task, *asked)
-            for asked in zip(problems, sizes, told, strict=True)
-        ],
-        [write_answers(task, group) for group in answers],
-    )
+def _score_distinct(
+    task: Task, problems: list[Problem], answers: list[list[list[str]]]
+) -> list[dict[str, list[float]]]:
+    """For each problem the reward vectors of its distinct answers, all scored in one call.
+
+    A problem without any answer gets that of an empty one, which tells the number of objectives.
+    """
+    keys = []  # (number of the problem, answer)
+    for p, groups in enumerate(answers):
+        distinct = dict.fromkeys(itertools.chain.from_iterable(groups))
+        keys += [(p, answer) for answer in distinct or [""]]
+    vectors = reward_vectors(task, [(problems[p], answer) for p, answer in keys])
+    by_answer = [{} for _ in problems]
+    for (p, answer), vector in zip(keys, vectors, strict=True):
+        by_answer[p][answer] = vector
+    return by_answer
+
+
+def _task_scalars(task: Task, rewards: Tensor) -> Tensor:
+    """task.scalar of rewards (G, m, k), checked: (G, m)."""
+    scalars = task.scalar(rewards)
+    is_tensor = isinstance(scalars, Tensor)
+    if not is_tensor or scalars.shape != rewards.shape[:2] or not scalars.isfinite().all():
+        raise UserError(
+            f"task {task.name}: scalar must turn (..., k) into finite numbers (...), not {scalars!r:.60}"
+        )
+    return scalars

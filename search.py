@@ -1,527 +1,629 @@
-"""Search: what a run's policies find with a budget of scored candidates, by best-of-n or by evolution.
+"""Search: find answers to a goal with a budget of scored candidates, by best-of-n or by evolution.
 
-    python search.py runs/maze-seed0                          evolution towards the best reachable task scalar
-    python search.py runs/maze-seed0 --goal diamond           towards a goal that training never saw
-    python search.py runs/maze-seed0 --strategy best_of_n     the same budget, independent samples
-    python search.py runs/maze-seed0 runs/maze-seed1 ...      one list of problems for all, means over the runs
+    python search.py runs/maze-seed0                       evolution towards the best task scalar
+    python search.py runs/maze-seed0 --goal diamond        towards a goal that training never saw
+    python search.py runs/maze-seed0 --strategy best_of_n  the same budget, independent samples
+    python search.py runs/maze-seed0 runs/maze-seed1 ...   the same problems for all; means
 
-Evolution keeps a few islands for a problem, each a grid with the best answer of every behaviour (MAP-Elites, arXiv
-1504.04909); the reward vector, rounded to quarters, is the behaviour. A language model is shown a parent and its
-rewards; the tiny model gets the parent's first words and writes the rest anew, and its set's other answers as ever.
-Candidates, empty slots and duplicates too, are the budget. A log holds all; a killed search resumes to the same end."""
+Evolution keeps three islands for every problem. An island is a grid that holds the best answer of
+every behaviour (MAP-Elites, arXiv 1504.04909). The behaviour of an answer is its reward vector,
+rounded to quarters. A language model sees a parent and its rewards in the prompt. The tiny model
+gets the first words of the parent and writes the rest; the other answers of its set have no parent.
+Empty slots and duplicates count as candidates. Each policy has a log of all its candidates, and a
+search that was killed goes on from the log to the same result.
+"""
 
-import signal
-
-from engine.flags import as_command, search_parser
-
-if __name__ == "__main__":
-    search_parser(
-        __doc__
-    ).parse_args()  # --help and mistakes are answered here: what follows takes seconds to import
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as_command takes Ctrl-C back
-
-import argparse
-import contextlib
+import copy
 import hashlib
-import importlib.util
-import itertools
 import json
 import math
 import random
-import re
-import types
+import runpy
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from operator import attrgetter, mul
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
-from engine.models import check_device, load_policy
-from engine.runs import check_folder, checksum, comparable, held_out, policies, write_text, writing
-from engine.tiny import is_tiny
+from engine.checkpoints import check_folder
+from engine.checks import check_device
+from engine.config import Parser, SearchConfig, as_command, parse
+from engine.evaluations import Evaluation, StoredPolicy, comparable, held_out, policies
+from engine.files import checksum, write_text, writing
+from engine.kinds import kind_of
+from engine.models import Model, Tokenizer, load_policy
 from report import plots
-from report.results import searched
+from report.search_tables import search_table
 from rewards import Problem, Task, UserError
-from rollout import build_prompt, parse_answers, rollout_length, sample, score_texts
+from rollout import (
+    SamplingOptions,
+    build_prompt,
+    parse_answers,
+    sample,
+    sampling_options,
+    score_texts,
+)
+from tasks import as_user_error
 
-ISLANDS, MIGRATE_EVERY, FRESH = (
-    3,
-    4,
-    0.2,
-)  # rounds between migrations; share of the children that have no parent
-ROUND = 12  # candidates for a problem between two looks at its population
+USAGE = "RUN [RUN ...] [--goal GOAL] [--budget N] [--strategy NAME] [--FLAG VALUE ...]"
+ISLANDS = 3
+MIGRATE_EVERY = 4  # rounds between migrations
+FRESH = 0.2  # share of the children that have no parent
+ROUND = 12  # candidates of a problem per batch
+LAST = ', "last": true}'  # the end of the last line of a batch in the log
 
 
 @dataclass
 class Candidate:
-    order: int  # among the problem's candidates, from 1
-    parent: int  # its order, 0: none
+    """An answer, or the empty slot of one, as it stands in the log."""
+
+    batch: int
+    problem: str  # the id
+    order: int  # among the candidates of the problem, from 1
+    parent: int  # the order of the parent, 0 if there is none
     island: int
-    answer: str  # empty where a rollout left the slot empty
-    rewards: list[float]
-    score: float  # what the goal makes of the rewards
+    answer: str = ""  # empty where the rollout left the slot empty
+    rewards: list[float] = field(default_factory=list)  # (k)
+    score: float = 0.0  # what the goal makes of the rewards
 
 
 class Population:
-    """The program database of one problem: all candidates, and on every island the best of each behaviour."""
+    """All candidates of one problem, and on every island the best answer of each behaviour."""
 
-    def __init__(self):
+    def __init__(self, problem: Problem, target: float):
+        self.problem = problem
+        self.target = target  # the score that solves the problem
         self.candidates: list[Candidate] = []
         self.islands: list[dict[tuple, Candidate]] = [{} for _ in range(ISLANDS)]
 
+    def add(self, candidate: Candidate) -> None:
+        self.candidates.append(candidate)
+        self.settle(candidate, candidate.island)
+
     def settle(self, candidate: Candidate, island: int) -> None:
-        """An answer takes the cell of its behaviour, unless a better one is there."""
-        grid, cell = self.islands[island], tuple(round(4 * reward) for reward in candidate.rewards)
+        """Put an answer in the cell of its behaviour, unless a better one is there."""
+        grid = self.islands[island]
+        cell = tuple(round(4 * reward) for reward in candidate.rewards)
         if candidate.answer and (cell not in grid or candidate.score >= grid[cell].score):
             grid[cell] = candidate
 
     def migrate(self) -> None:
-        best = [max(grid.values(), key=lambda c: c.score, default=None) for grid in self.islands]
+        """Settle the best answer of every island on the next island."""
+        best = [max(grid.values(), key=by_score, default=None) for grid in self.islands]
         for island, candidate in enumerate(best, 1):
             if candidate:
                 self.settle(candidate, island % ISLANDS)
 
     def parent(self, island: int, selection: str, rng: random.Random) -> Candidate | None:
-        """An inhabitant of an island, or None for a fresh start. Lexicase: best in a random objective, ties by the
-        next one; weighting: the best under one w ~ Dirichlet(1); tournament: the goal's best of three."""
-        elites = list(self.islands[island].values())
-        if not elites or rng.random() < FRESH:
-            return None
-        k = len(elites[0].rewards)
-        if selection == "tournament":
-            return max(rng.sample(elites, min(3, len(elites))), key=lambda c: c.score)
-        if selection == "weighting":
-            w = [rng.expovariate(1) for _ in range(k)]
-            return max(elites, key=lambda c: sum(a * b for a, b in zip(w, c.rewards, strict=True)))
-        for i in rng.sample(range(k), k):
-            top = max(c.rewards[i] for c in elites)
-            elites = [c for c in elites if c.rewards[i] == top]
-        return rng.choice(elites)
+        """Choose a parent from an island, or None for a child without a parent.
 
-    def solved(self, target: float) -> int:
-        """How many candidates it took to reach the target; 0 if none has."""
-        return next((c.order for c in self.candidates if c.score >= target - 1e-6), 0)
+        Without a selection, as in best-of-n, no child has a parent.
+        """
+        elites = list(self.islands[island].values())
+        if not selection or not elites or rng.random() < FRESH:
+            return None
+        return SELECTIONS[selection](elites, rng)
+
+    def solved(self) -> int:
+        """Return how many candidates it took to reach the target score, 0 if none reached it."""
+        for candidate in self.candidates:
+            if candidate.score >= self.target - 1e-6:
+                return candidate.order
+        return 0
+
+
+by_score = attrgetter("score")
+
+
+def tournament(elites: list[Candidate], rng: random.Random) -> Candidate:
+    """Choose the goal's best of three."""
+    return max(rng.sample(elites, min(3, len(elites))), key=by_score)
+
+
+def lexicase(elites: list[Candidate], rng: random.Random) -> Candidate:
+    """Choose the best in a random objective. The next random objective decides between equals."""
+    k = len(elites[0].rewards)
+    for i in rng.sample(range(k), k):
+        best = max(candidate.rewards[i] for candidate in elites)
+        elites = [candidate for candidate in elites if candidate.rewards[i] == best]
+    return rng.choice(elites)
+
+
+def weighting(elites: list[Candidate], rng: random.Random) -> Candidate:
+    """Choose the best under random preference weights w ~ Dirichlet(1)."""
+    weights = [rng.expovariate(1) for _ in elites[0].rewards]
+    return max(elites, key=lambda candidate: weighted_sum(weights, candidate.rewards))
+
+
+SELECTIONS = {"tournament": tournament, "lexicase": lexicase, "weighting": weighting}
+
+
+def weighted_sum(weights: list[float], rewards: list[float]) -> float:
+    """Return the utility of a reward vector (k) under preference weights (k)."""
+    return sum(map(mul, weights, rewards))
 
 
 @dataclass
 class Goal:
-    score: Callable[[list[float], str], float]  # of a reward vector and its answer
-    target: Callable[
-        [Problem], float
-    ]  # infinite where nobody knows: then the whole budget is spent
-    weights: list[float] | None = (
-        None  # of the objectives, where the goal is such; told to a policy that listens
-    )
+    """What a search looks for."""
+
+    key: str  # in the log: the text of --goal, of a file its checksum
+    score: Callable[[list[float], str], float]  # of an answer, by its rewards (k) and its text
+    target: float | None = None  # the score that solves a problem; None: the best reachable one
+    weights: list[float] | None = None  # (k) what a goal-conditioned policy is told
+
+    def target_of(self, problem: Problem, task: Task) -> float:
+        """Return the score that solves a problem, infinity where the task does not know it.
+
+        A problem without a known target spends the whole budget.
+        """
+        if self.target is not None:
+            return self.target
+        scores = [self.score(rewards, "") for rewards in task.reachable(problem)]
+        return max(scores, default=math.inf)
 
 
 def make_goal(text: str, task: Task) -> Goal:
-    """The goal that --goal names. UserError for one that the task does not know."""
-    if text.endswith(".py"):
-        return own_goal(Path(text))
+    """Return the goal that --goal names. Raise UserError if it cannot be used with the task."""
+    if text == "scalar":
+        return Goal(text, lambda rewards, answer: task.scalar(torch.tensor(rewards)).item())
     if text == "all":
-        return Goal(lambda rewards, answer: sum(rewards) / len(rewards), lambda problem: 1.0)
-    weights, score = None, lambda rewards, answer: task.scalar(torch.tensor(rewards)).item()
-    if text != "scalar":
-        given = (
-            dict(part.partition("=")[::2] for part in text.split(","))
-            if "=" in text
-            else {text: "1"}
-        )
-        try:
-            shares = {
-                name: float(value) for name, value in given.items() if name in task.objectives
-            }
-        except ValueError:
-            shares = {}
-        if (
-            len(shares) < len(given)
-            or min(shares.values()) < 0
-            or not 0 < sum(shares.values()) < math.inf
-        ):
-            raise UserError(
-                f"--goal {text}: take scalar, all, a Python file, one of {', '.join(task.objectives)}, or "
-                "a weighting of these, as gold=2,diamond=1 (none negative, one above 0)"
-            )
-        weights = [shares.get(name, 0.0) / sum(shares.values()) for name in task.objectives]
-        score = lambda rewards, answer: sum(a * b for a, b in zip(weights, rewards, strict=True))  # noqa: E731
-    return Goal(
-        score,
-        lambda problem: max(
-            (score(vector, "") for vector in task.reachable(problem)), default=math.inf
-        ),
-        weights,
-    )
+        return Goal(text, lambda rewards, answer: sum(rewards) / len(rewards), target=1.0)
+    if text.endswith(".py"):
+        return own_goal(text)
+    weights = objective_weights(text, task.objectives)
+    return Goal(text, lambda rewards, answer: weighted_sum(weights, rewards), weights=weights)
 
 
-def own_goal(path: Path) -> Goal:
-    """score(rewards, answer) of a user's file, and its `target`. UserError if there is none, or score fails later."""
+def objective_weights(text: str, objectives: tuple[str, ...]) -> list[float]:
+    """Return the preference weights of a text such as gold=2,avoid_lava=1, or of one objective."""
+    pairs = text if "=" in text else f"{text}=1"
     try:
-        spec = importlib.util.spec_from_file_location("own_goal", path)
-        spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
-        own, target = module.score, float(getattr(module, "target", math.inf))
+        shares = dict(pair.split("=") for pair in pairs.split(","))
+        weights = [float(shares.pop(name, 0)) for name in objectives]
+        if shares or min(weights) < 0 or not 0 < sum(weights) < math.inf:
+            raise ValueError("no such weights")
+    except ValueError as error:
+        raise UserError(
+            f"--goal {text}: take scalar, all, a Python file, one of {', '.join(objectives)}, or a "
+            "weighting of these, as gold=2,diamond=1 (none negative, one above 0)"
+        ) from error
+    return [weight / sum(weights) for weight in weights]
+
+
+def own_goal(path: str) -> Goal:
+    """Return the goal of a user's file: its score(rewards, answer), and its `target`, if any."""
+    with as_user_error(
+        f"--goal {path}: cannot be used; it must be a Python file with a function "
+        "score(rewards, answer), and may set target"
+    ):
+        module = runpy.run_path(path)
+        own_score = module["score"]
+        target = float(module.get("target", math.inf))
         if math.isnan(target):
             raise ValueError("target is nan")
-    except (Exception, SystemExit) as error:
-        raise UserError(
-            f"--goal {path}: cannot be used ({type(error).__name__}: {error}); it must be a Python file "
-            "with a function score(rewards, answer), and may set target"
-        ) from error
 
     def score(rewards: list[float], answer: str) -> float:
-        try:
-            value = float(own(list(rewards), answer))
-            if math.isfinite(value):
-                return value
-            why = f"gave {value}"
-        except (Exception, SystemExit) as error:
-            why = f"raised {type(error).__name__}: {' '.join(str(error).split())}"
-        raise UserError(
-            f"--goal {path}: score({rewards}, {answer!r:.60}) {why}; it must give a finite number"
+        with as_user_error(f"--goal {path}: score({rewards}, {answer!r:.60}) failed"):
+            value = float(own_score(list(rewards), answer))
+            if not math.isfinite(value):
+                raise ValueError(f"{value} is not a finite number")
+        return value
+
+    return Goal(checksum(Path(path)), score, target)
+
+
+@dataclass
+class Policy:
+    """A policy, and how its rollouts are sampled."""
+
+    model: Model
+    tokenizer: Tokenizer
+    weights: str  # the checksum of its files
+    task: Task
+    m: int  # answers per rollout
+    goal: list[float] | None  # (k) preference weights that a goal-conditioned policy is told
+    options: SamplingOptions
+
+
+@dataclass
+class Search:
+    """The search of one policy for answers to problems.
+
+    The problems are split in two halves, which take turns: even batches are for one half and odd
+    batches for the other.
+    """
+
+    config: SearchConfig
+    policy: Policy
+    goal: Goal
+    problems: list[Problem]
+    log: Path
+
+    def __post_init__(self):
+        self.populations = {}
+        for problem in self.problems:
+            target = self.goal.target_of(problem, self.policy.task)
+            self.populations[problem.id] = Population(problem, target)
+
+    def run(self) -> list[Population]:
+        """Search until every problem is solved or its budget is spent. Return their populations.
+
+        Candidates that are in the log already are not sampled again. Raises UserError if the log is
+        of another search, or the goal fails.
+        """
+        batch = 0
+        for candidates in read_batches(self.log, self.header()):
+            self.absorb(candidates)
+            batch = candidates[0].batch + 1
+
+        populations = list(self.populations.values())
+        with tqdm(desc=self.log.stem, unit="candidate", leave=False) as bar:
+            while any(map(self.is_unfinished, populations)):
+                unfinished = list(filter(self.is_unfinished, populations[batch % 2 :: 2]))
+                if unfinished:
+                    candidates, texts = self.propose(batch, unfinished)
+                    self.score(candidates, texts, unfinished)
+                    append_batch(self.log, candidates)
+                    self.absorb(candidates)
+                    bar.update(len(candidates))
+                batch += 1
+        return populations
+
+    def header(self) -> str:
+        """Return the first line of the log, which holds all that shapes the result."""
+        config = self.config
+        ids = " ".join(self.populations)
+        return json.dumps(
+            {
+                "goal": self.goal.key,
+                "problems": hashlib.sha256(ids.encode()).hexdigest(),
+                "m": self.policy.m,
+                "temperature": self.policy.options.temperature,
+                "weights": self.policy.weights,
+                "strategy": config.strategy,
+                "selection": config.selection,
+                "budget": config.budget,
+                "seed": config.seed,
+            }
         )
 
-    return Goal(score, lambda problem: target)
+    def is_unfinished(self, population: Population) -> bool:
+        """Return whether a problem is unsolved and its budget has room for another rollout."""
+        has_room = len(population.candidates) + self.policy.m <= self.config.budget
+        return has_room and not population.solved()
 
+    def propose(
+        self, batch: int, populations: list[Population]
+    ) -> tuple[list[Candidate], list[str]]:
+        """Sample the rollouts of a batch, G for each of P unfinished problems.
 
-def ask(
-    tokenizer,
-    task: Task,
-    problem: Problem,
-    m: int,
-    parent: Candidate | None,
-    weights: list[float] | None,
-    rng: random.Random,
-) -> tuple[str, str]:
-    """The prompt for a child of a parent, and the words at its end that belong to the rollout already."""
-    if parent is None:
-        return build_prompt(tokenizer, task, problem, m, weights), ""
-    words = parent.answer.split()
-    if is_tiny(tokenizer):
-        begun = " ".join([f"<{task.tag}_1>", *words[: rng.randrange(len(words))]])
-        return f"{build_prompt(tokenizer, task, problem, m, weights)} {begun}", f"{begun} "
-    names = task.objectives or [f"test {i + 1}" for i in range(len(parent.rewards))]
-    earned = ", ".join(
-        f"{name} {reward:g}" for name, reward in zip(names, parent.rewards, strict=True)
-    )
-    shown = (
-        f"\n\nAn earlier answer was:\n{parent.answer}\n\nIt earned: {earned}. Write a better one."
-    )
-    edited = types.SimpleNamespace(
-        prompt=lambda *asked: task.prompt(*asked) + shown, objectives=task.objectives
-    )
-    return build_prompt(tokenizer, edited, problem, m, weights), ""
-
-
-def search(
-    model,
-    tokenizer,
-    task: Task,
-    problems: list[Problem],
-    goal: Goal,
-    log: Path,
-    settings: dict,
-    *,
-    m: int,
-    told: list[float] | None = None,
-    max_new_tokens: int,
-    sampling_batch: int = 0,
-) -> list[Population]:
-    """Search all problems at once. The log must agree with `settings`: strategy, selection, budget, temperature, seed
-    and what else shapes the result. Two halves of the problems take turns, so that one is sampled while the other is
-    scored. UserError if the log is of another search, or the goal fails."""
-    index, populations = (
-        {problem.id: i for i, problem in enumerate(problems)},
-        [Population() for _ in problems],
-    )
-    targets, budget = [goal.target(problem) for problem in problems], settings["budget"]
-    evolve, known = settings["strategy"] == "evolve", read_batches(log, settings)
-    bar = tqdm(total=budget * len(problems), desc=log.stem, unit="candidate", leave=False)
-
-    def is_open(i: int) -> bool:
-        return len(populations[i].candidates) + m <= budget and not populations[i].solved(
-            targets[i]
-        )
-
-    def absorb(records: list[dict]) -> None:
-        for record in records:
-            population = populations[index[record["problem"]]]
-            population.candidates.append(
-                Candidate(**{key: record[key] for key in Candidate.__dataclass_fields__})
-            )
-            population.settle(population.candidates[-1], record["island"])
-        if (records[0]["batch"] // 2 + 1) % MIGRATE_EVERY == 0:
-            for i in {index[record["problem"]] for record in records}:
-                populations[i].migrate()
-        bar.n = sum(
-            len(p.candidates) if is_open(i) else budget for i, p in enumerate(populations)
-        )  # closed: done
-        bar.set_postfix(
-            solved=sum(
-                bool(p.solved(target)) for p, target in zip(populations, targets, strict=True)
-            )
-        )
-
-    def sampled(batch: int) -> tuple | None:
-        """Texts for the open problems of this batch's half; None if none is open."""
-        chosen = [i for i in range(batch % 2, len(problems), 2) if is_open(i)]
-        if not chosen:
-            return None
-        left = budget - len(populations[chosen[0]].candidates)  # all that are open have as many
-        rollouts = min(max(1, ROUND // m), left // m)
-        children, each = [], 1 if evolve else rollouts
-        for i in chosen:
-            rng = random.Random(f"{settings['seed']}-{batch}-{problems[i].id}")
-            for g in range(rollouts // each):
+        Returns candidates (P * G * m), which have no answers yet, and the texts (P * G) that hold
+        the answers.
+        """
+        config = self.config
+        m = self.policy.m
+        # All unfinished problems of a half have equally many candidates.
+        scored = len(populations[0].candidates)
+        G = min(max(1, ROUND // m), (config.budget - scored) // m)
+        candidates = []
+        prompts = []
+        prefixes = []
+        for population in populations:
+            problem = population.problem
+            rng = random.Random(f"{config.seed}-{batch}-{problem.id}")
+            order = scored
+            for g in range(G):
                 island = (batch // 2 + g) % ISLANDS
-                parent = (
-                    populations[i].parent(island, settings["selection"], rng) if evolve else None
-                )
-                children += [
-                    (parent, *ask(tokenizer, task, problems[i], m, parent, told, rng))
-                ] * each
-        generator = torch.Generator(model.device).manual_seed(
-            2**40 + settings["seed"] * 1_000_003 + batch
-        )
-        texts = sample(
-            model,
-            tokenizer,
-            [prompt for _, prompt, _ in children[::each]],
-            each,
-            generator=generator,
-            max_new_tokens=max_new_tokens,
-            temperature=settings["temperature"],
-            batch=sampling_batch,
-            task=task,
-            m=m,
-        ).texts
-        parents, _, begun = zip(*children, strict=True)
+                parent = population.parent(island, config.selection, rng)
+                prompt, prefix = child_prompt(self.policy, problem, parent, rng)
+                prompts.append(prompt)
+                prefixes.append(prefix)
+                for j in range(m):
+                    order += 1
+                    # Only the first answer of the tiny model's set begins as the parent.
+                    is_child = parent and (j == 0 or not prefix)
+                    parent_order = parent.order if is_child else 0
+                    candidates.append(Candidate(batch, problem.id, order, parent_order, island))
+
+        # Without parents the prompts of a problem are equal.
+        per_prompt = 1 if config.selection else G
+        texts = self.sample(prompts[::per_prompt], per_prompt, batch)
+        return candidates, [prefix + text for prefix, text in zip(prefixes, texts, strict=True)]
+
+    def sample(self, prompts: list[str], G: int, batch: int) -> list[str]:
+        """Sample G rollouts of every prompt with the random numbers of a batch."""
+        model = self.policy.model
+        seed = 2**40 + self.config.seed * 1_000_003 + batch
+        generator = torch.Generator(model.device).manual_seed(seed)
+        options = replace(self.policy.options, generator=generator)
+        return sample(model, self.policy.tokenizer, prompts, G, options).texts
+
+    def score(
+        self, candidates: list[Candidate], texts: list[str], populations: list[Population]
+    ) -> None:
+        """Score the answers to P problems in texts (P * G), for their candidates (P * G * m)."""
+        m = self.policy.m
+        task = self.policy.task
+        answers = []
+        for text in texts:
+            parsed = parse_answers(text, task, m)
+            answers += parsed + [""] * (m - len(parsed))
+
+        problems = [population.problem for population in populations]
+        scored = score_texts(task, problems, texts, m)
+        vectors = []
+        for of_problem, mask in zip(scored.vectors, scored.objective_mask, strict=True):
+            vectors += of_problem[..., mask].flatten(0, 1).tolist()  # (G, m, k) -> (G * m, k)
+
+        for candidate, answer, vector in zip(candidates, answers, vectors, strict=True):
+            candidate.answer = answer
+            candidate.rewards = [round(reward, 6) for reward in vector]
+            candidate.score = self.goal.score(candidate.rewards, answer)
+
+    def absorb(self, candidates: list[Candidate]) -> None:
+        """Add a batch of candidates to their populations, which migrate every fourth round."""
+        for candidate in candidates:
+            self.populations[candidate.problem].add(candidate)
+
+        rounds = candidates[0].batch // 2 + 1
+        if rounds % MIGRATE_EVERY == 0:
+            for problem in {candidate.problem for candidate in candidates}:
+                self.populations[problem].migrate()
+
+
+def child_prompt(
+    policy: Policy, problem: Problem, parent: Candidate | None, rng: random.Random
+) -> tuple[str, str]:
+    """Return the prompt for a child, and the words at its end with which the rollout begins.
+
+    A language model reads the parent and its rewards in the prompt. For the tiny model the prompt
+    ends with the first words of the parent.
+    """
+    task = policy.task
+    continues_parent = not kind_of(policy.tokenizer).is_pretrained
+    if parent and not continues_parent:
+        task = task_with_parent(task, parent)
+    prompt = build_prompt(policy.tokenizer, task, problem, policy.m, policy.goal)
+    if not parent or not continues_parent:
+        return prompt, ""
+    words = parent.answer.split()
+    kept = words[: rng.randrange(len(words))]
+    prefix = " ".join([f"<{task.tag}_1>", *kept])
+    return f"{prompt} {prefix}", f"{prefix} "
+
+
+def task_with_parent(task: Task, parent: Candidate) -> Task:
+    """Return a copy of a task whose prompt ends with a parent and its rewards."""
+    names = task.objectives or [f"test {i + 1}" for i in range(len(parent.rewards))]
+    rewards = zip(names, parent.rewards, strict=True)
+    earned = ", ".join(f"{name} {reward:g}" for name, reward in rewards)
+
+    def prompt(problem: Problem, m: int) -> str:
         return (
-            batch,
-            chosen,
-            parents,
-            [start + text for start, text in zip(begun, texts, strict=True)],
+            f"{task.prompt(problem, m)}\n\nAn earlier answer was:\n{parent.answer}\n\n"
+            f"It earned: {earned}. Write a better one."
         )
 
-    def judged(
-        batch: int, chosen: list[int], parents: list[Candidate | None], texts: list[str]
-    ) -> list[dict]:
-        """The records of a batch; it touches no population."""
-        scored = score_texts(task, [problems[i] for i in chosen], texts, m)
-        records, G, sizes = [], len(texts) // len(chosen), scored.objective_mask.sum(1).tolist()
-        for n, text in enumerate(texts):
-            p, g = divmod(n, G)
-            answers, before = parse_answers(text, task, m), len(populations[chosen[p]].candidates)
-            for j, answer in enumerate(answers + [""] * (m - len(answers))):
-                rewards = [
-                    round(reward, 6) for reward in scored.vectors[p, g, j, : sizes[p]].tolist()
-                ]
-                parent = (
-                    parents[n].order if parents[n] and not (j and is_tiny(tokenizer)) else 0
-                )  # it began the first
-                records.append(
-                    {
-                        "batch": batch,
-                        "problem": problems[chosen[p]].id,
-                        "order": before + g * m + j + 1,
-                        "parent": parent,
-                        "island": (batch // 2 + g) % ISLANDS,
-                        "answer": answer,
-                        "rewards": rewards,
-                        "score": goal.score(rewards, answer),
-                    }
-                )
-        records[-1]["last"] = True
-        return records
-
-    batch, waiting, halves_done = 0, None, 0
-    with ThreadPoolExecutor(1) as scorer, log.open("a") as file, bar:
-        for records in known:
-            absorb(records)
-            batch = records[0]["batch"] + 1
-        while halves_done < 2:
-            found = sampled(batch)
-            if waiting:
-                file.write("".join(json.dumps(record) + "\n" for record in waiting.result()))
-                file.flush()
-                absorb(waiting.result())
-            waiting = scorer.submit(judged, *found) if found else None
-            halves_done, batch = (0 if found else halves_done + 1), batch + 1
-    return populations
+    changed = copy.copy(task)
+    changed.prompt = prompt
+    return changed
 
 
-def read_batches(log: Path, settings: dict) -> list[list[dict]]:
-    """The whole batches of a log, which is begun where there is none and cut where it is damaged or not complete."""
-    head = json.dumps(settings)
-    lines = log.read_text(errors="replace").splitlines() if log.exists() else [head]
-    if lines[:1] != [head]:
-        was, now = (set(re.findall(r'"\w+": [^,}]+', text)) for text in ([*lines, ""][0], head))
-        raise UserError(
-            f"{log}: the log of another search, {', '.join(sorted(was - now)) or 'unknown'}, "
-            f"now {', '.join(sorted(now - was))}; name another folder with --out"
-        )
-    batches, records, orders = [], [], Counter()
-    with contextlib.suppress(
-        ValueError, KeyError, TypeError
-    ):  # a line cut off by a kill, or edited
-        for line in lines[1:]:
-            records.append(json.loads(line))
-            orders[records[-1]["problem"]] += 1
-            if records[-1]["order"] != orders[records[-1]["problem"]]:  # a line is missing
-                break
-            if "last" in records[-1]:
-                batches.append(records)
-                records = []
-    write_text(log, "\n".join(lines[: 1 + sum(map(len, batches))]) + "\n")
+def append_batch(log: Path, candidates: list[Candidate]) -> None:
+    """Append a batch to a log. A mark in its last line tells that the batch is complete."""
+    lines = [json.dumps(vars(candidate)) for candidate in candidates]
+    text = "\n".join(lines).removesuffix("}") + LAST
+    with log.open("a") as file:
+        file.write(f"{text}\n")
+
+
+def read_batches(log: Path, header: str) -> list[list[Candidate]]:
+    """Read the complete batches of a log, and cut off what follows them.
+
+    Begins a log where there is none. Raises UserError if the log has another header.
+    """
+    lines = log.read_text(errors="replace").split("\n") if log.exists() else [header]
+    if lines[0] != header:
+        raise UserError(f"{log}: the log of another search; name another folder with --out")
+    batches = []
+    batch = []
+    orders = Counter()  # by problem: of its last candidate
+    for line in lines[1:]:
+        try:
+            record = json.loads(line)
+            is_last = record.pop("last", False)
+            candidate = Candidate(**record)
+        except (ValueError, TypeError, AttributeError):  # cut off by a kill, or edited
+            break
+        orders[candidate.problem] += 1
+        if candidate.order != orders[candidate.problem]:  # a line is missing
+            break
+        batch.append(candidate)
+        if is_last:
+            batches.append(batch)
+            batch = []
+    complete = sum(len(batch) for batch in batches)
+    write_text(log, "\n".join(lines[: 1 + complete]) + "\n")
     return batches
 
 
-def curves(
-    populations: list[Population], targets: list[float], ticks: list[int]
-) -> dict[str, list]:
-    """Of every problem: solved with so many candidates (0: never); best score and reward vectors after each tick."""
-    solved = [
-        population.solved(target) for population, target in zip(populations, targets, strict=True)
-    ]
-    kept = [
-        population.candidates[: at or None]
-        for population, at in zip(populations, solved, strict=True)
-    ]
-    return {
-        "solved": solved,
-        "best": [[max(c.score for c in each[:tick]) for tick in ticks] for each in kept],
-        "behaviours": [
-            [len({tuple(c.rewards) for c in each[:tick]}) for tick in ticks] for each in kept
-        ],
-    }
+def run(config: SearchConfig) -> None:
+    """Search with the policies of some runs, and write logs, a table and figures.
 
-
-def run(args: argparse.Namespace) -> None:
-    runs, device = [Path(run) for run in args.runs], check_device(args.device)
-    plans = comparable(
-        runs, Path(args.out or "."), {"problems": args.among, "temperature": args.temperature}
+    Raises UserError for a mistake in the flags, or if the screening leaves no problem.
+    """
+    config.device = check_device(config.device)
+    if config.strategy == "best_of_n":
+        config.selection = ""  # no child has a parent
+    evaluations = comparable(
+        [Path(run) for run in config.runs],
+        Path(config.out or "."),
+        problems=config.among,
+        temperature=config.temperature,
     )
-    _, flags, task, at, _ = plans[0]
-    goal, known = make_goal(args.goal, task), [policies(run, flags["m"]) for run in runs]
-    shared = [name for name in known[0] if all(name in each for each in known)]
+    first = evaluations[0]
+    goal = make_goal(config.goal, first.task)
+    m = first.config.m
+    shared = list(policies(first.run, m))
+    for evaluation in evaluations:
+        known = policies(evaluation.run, m)
+        shared = [name for name in shared if name in known]
     single = [name for name in shared if name != "start_sets"]
-    names = list(dict.fromkeys(args.policies or single))
-    for name in names:
-        if name not in shared:
-            raise UserError(f"--policies {name}: not in every run; choose from {', '.join(shared)}")
-        for flag, value in (("budget", args.budget), ("screen", args.screen or 10**6)):
-            if value < known[0][name][1]:
-                raise UserError(
-                    f"--{flag} {value}: less than a rollout of {name} holds, {known[0][name][1]} answers"
-                )
-    selection = args.selection * (args.strategy == "evolve")
-    named = [Path(args.goal).name.removesuffix(".py"), args.strategy, selection, str(args.budget)]
-    out = Path(
-        args.out
-        or runs[0].parent / f"{Path(flags['task']).stem}-search" / "-".join(filter(None, named))
-    )
-    problems = among = held_out(task, at["split"], at["problems"])
+    config.policies = config.policies or single
+    check_flags(config, shared, policies(first.run, m))
+    config.out = config.out or default_folder(config, first.config.task_name)
 
-    def of(
-        run: Path, flags: dict, name: str, problems: list[Problem], folder: Path, **plan
-    ) -> list[Population]:
-        """The search of one policy, which is loaded for it."""
-        start, m = policies(run, flags["m"])[name]
-        check_folder(start)
-        model, tokenizer = load_policy(str(start), task, device=device, dtype=flags["dtype"])
-        ids = hashlib.sha256(" ".join(problem.id for problem in problems).encode()).hexdigest()
-        what = checksum(Path(args.goal)) if args.goal.endswith(".py") else args.goal
-        settings = {
-            "goal": what,
-            "problems": ids,
-            "m": m,
-            "temperature": at["temperature"],
-            "weights": checksum(start / "checksums.json"),
-        } | plan
-        told = name == "goal_conditioned" and (
-            goal.weights or [1 / len(task.objectives)] * len(task.objectives)
-        )
-        with writing(folder):
-            return search(
-                model,
-                tokenizer,
-                task,
-                problems,
-                goal,
-                folder / f"{name}.jsonl",
-                settings,
-                m=m,
-                told=told or None,
-                max_new_tokens=rollout_length(task, tokenizer, m, flags["max_new_tokens"]),
-                sampling_batch=0 if is_tiny(tokenizer) else flags.get("sampling_batch") or 96,
-            )
-
-    for (run_, own, *_), name in itertools.product(plans, single) if args.screen else ():
-        found = of(
-            run_,
-            own,
-            name,
-            among,
-            out / "screen" / run_.name,
+    problems = held_out(first.task, first.settings.split, first.settings.problems)
+    if config.screen:
+        screening = replace(
+            config,
             strategy="best_of_n",
             selection="",
-            budget=args.screen,
-            seed=args.seed + 1,
+            policies=single,
+            budget=config.screen,
+            seed=config.seed + 1,
+            out=f"{config.out}/screen",
         )
-        easy = {p.id for p, each in zip(among, found, strict=True) if each.solved(goal.target(p))}
-        problems = [problem for problem in problems if problem.id not in easy]
-    if args.screen:
-        print(
-            f"{len(problems)} of {len(among)} problems are solved by no policy with {args.screen} candidates"
-        )
-    if not problems:
+        easy = search_all(screening, evaluations, goal, problems)
+        problems = unsolved(problems, easy, config.screen)
+    problems = problems[: config.problems]
+    report(config, problems, search_all(config, evaluations, goal, problems))
+
+
+def check_flags(config: SearchConfig, shared: list[str], stored: dict[str, StoredPolicy]) -> None:
+    """Raise UserError for a policy that not all runs have, or that the budget cannot hold."""
+    for name in config.policies:
+        if name not in shared:
+            raise UserError(f"--policies {name}: not in every run; choose from {', '.join(shared)}")
+        for flag in ("budget", "screen"):
+            value = getattr(config, flag)
+            if 0 < value < stored[name].m:
+                raise UserError(
+                    f"--{flag} {value}: less than a rollout of {name} holds, {stored[name].m} answers"
+                )
+
+
+def default_folder(config: SearchConfig, task_name: str) -> str:
+    """Return TASK-search/GOAL-STRATEGY-SELECTION-BUDGET beside the first run."""
+    goal = Path(config.goal).name.removesuffix(".py")
+    strategy = f"{config.strategy}-{config.selection}".removesuffix("-")
+    folder = Path(config.runs[0]).parent
+    return f"{folder}/{task_name}-search/{goal}-{strategy}-{config.budget}"
+
+
+def search_all(
+    config: SearchConfig, evaluations: list[Evaluation], goal: Goal, problems: list[Problem]
+) -> dict[str, list[list[Population]]]:
+    """Search with all policies of all runs. Return name -> for each run the populations."""
+    populations = {name: [] for name in config.policies}
+    for name, of_runs in populations.items():
+        for evaluation in evaluations:
+            policy = load(evaluation, name, goal, config.device)
+            folder = Path(config.out) / evaluation.run.name
+            with writing(folder):
+                search = Search(config, policy, goal, problems, folder / f"{name}.jsonl")
+                of_runs.append(search.run())
+    return populations
+
+
+def load(evaluation: Evaluation, name: str, goal: Goal, device: str) -> Policy:
+    """Load a policy of a run."""
+    config = evaluation.config
+    task = evaluation.task
+    stored = policies(evaluation.run, config.m)[name]
+    check_folder(stored.folder)
+    model, tokenizer = load_policy(str(stored.folder), task, device=device, dtype=config.dtype)
+    weights = None
+    if name == "goal_conditioned":
+        k = len(task.objectives)
+        weights = goal.weights or [1 / k] * k
+    options = sampling_options(
+        tokenizer,
+        task,
+        stored.m,
+        config.max_new_tokens,
+        temperature=evaluation.settings.temperature,
+        batch=config.sampling_batch,
+    )
+    files = checksum(stored.folder / "checksums.json")
+    return Policy(model, tokenizer, files, task, stored.m, weights, options)
+
+
+def unsolved(
+    problems: list[Problem], found: dict[str, list[list[Population]]], budget: int
+) -> list[Problem]:
+    """Return the problems that no policy of any run solved. Raise UserError if there are none."""
+    solved = set()
+    for of_runs in found.values():
+        for populations in of_runs:
+            solved |= {population.problem.id for population in populations if population.solved()}
+    hard = [problem for problem in problems if problem.id not in solved]
+    print(
+        f"{len(hard)} of {len(problems)} problems are solved by no policy with {budget} candidates"
+    )
+    if not hard:
         raise UserError(
-            f"--screen {args.screen}: every problem is solved by then; take a lower one, or another --goal"
+            f"--screen {budget}: every problem is solved by then; "
+            "take a lower one, or another --goal"
         )
-    problems = problems[: args.problems]
-    targets = [goal.target(problem) for problem in problems]
-    ticks = sorted({min(args.budget, round(10 ** (i / 8))) for i in range(49)})
-    found = {
-        name: [
-            of(
-                run_,
-                own,
-                name,
-                problems,
-                out / run_.name,
-                strategy=args.strategy,
-                selection=selection,
-                budget=args.budget,
-                seed=args.seed,
-            )
-            for run_, own, *_ in plans
-        ]
-        for name in names
-    }
-    whole = {
-        "settings": vars(args),
+    return hard
+
+
+def report(
+    config: SearchConfig, problems: list[Problem], found: dict[str, list[list[Population]]]
+) -> None:
+    """Print the table, and write search.json and its figure."""
+    ticks = sorted({min(config.budget, round(10 ** (i / 8))) for i in range(49)})
+    results = {}
+    for name, of_runs in found.items():
+        results[name] = [curves(populations, ticks) for populations in of_runs]
+    document = {
+        "settings": vars(config),
         "ticks": ticks,
         "problems": [problem.id for problem in problems],
-        "policies": {
-            name: [curves(populations, targets, ticks) for populations in each]
-            for name, each in found.items()
-        },
+        "policies": results,
     }
+    out = Path(config.out)
     print(
-        f"\n{out}: {len(problems)} problems, {args.budget} candidates each, runs: {len(runs)}\n{searched(whole)}"
+        f"\n{out}: {len(problems)} problems, {config.budget} candidates each, "
+        f"runs: {len(config.runs)}\n{search_table(document)}"
     )
-    write_text(out / "search.json", json.dumps(whole))
-    plots.search(ticks, whole["policies"], out / "search.png")
-    plots.family({name: each[0] for name, each in found.items()}, targets, out / "family.png")
-    print(
-        f"written: {out / 'search.json'} (who solved what), {out / 'search.png'}, {out / 'family.png'}"
-    )
+    write_text(out / "search.json", json.dumps(document))
+    plots.search(ticks, results, out / "search.png")
+    print(f"written: {out}/search.json (who solved what), {out}/search.png")
+
+
+def curves(populations: list[Population], ticks: list[int]) -> dict[str, list]:
+    """Return what a policy of a run found, problem by problem.
+
+    solved: with how many candidates, 0 if never.
+    best: for every number in `ticks` the best score among so many candidates, up to the solution.
+    behaviours: likewise the number of distinct reward vectors.
+    """
+    result = {"solved": [], "best": [], "behaviours": []}
+    for population in populations:
+        solved = population.solved()
+        candidates = population.candidates[: solved or None]
+        best = []
+        behaviours = []
+        for tick in ticks:
+            first = candidates[:tick]
+            best.append(max(candidate.score for candidate in first))
+            behaviours.append(len({tuple(candidate.rewards) for candidate in first}))
+        result["solved"].append(solved)
+        result["best"].append(best)
+        result["behaviours"].append(behaviours)
+    return result
 
 
 def main(argv: list[str] | None = None) -> None:
-    args = search_parser(__doc__).parse_args(argv)
-    as_command(search_parser(), lambda: run(args))
+    parser = Parser("search.py", __doc__, USAGE)
+    config, _ = parse(parser, SearchConfig, argv)
+    as_command(parser, lambda: run(config))
 
 
 if __name__ == "__main__":

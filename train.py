@@ -1,361 +1,408 @@
-"""Training: warm start, then GRPO, VPO and their like from the same start, then the comparison of what they learnt.
+"""Training: SFT warm-up, then GRPO, VPO and others from the same start, then their comparison.
 
-    python train.py                          the main job: maze, GRPO, VPO and Group VPO, minutes on a laptop
+    python train.py                          the main job: maze, GRPO, VPO and Group VPO, on a laptop
     python train.py --method multi_rlvr      one more method for the same comparison
     python train.py --task code              the same comparison on programs, judged test by test
     python train.py --resume                 go on where a killed run stopped, bit for bit on a CPU
 
-One step: problems -> prompts -> rollouts -> answers -> reward vectors -> advantages -> loss -> one AdamW update.
+One step: problems -> prompts -> rollouts -> answers -> reward vectors -> advantages -> loss -> update.
 
-Where this file departs from the paper:
-1. Every method samples the same number of answers per step: a single-answer method gets m times as many prompts.
-2. The learning rate warms up for 10 steps and decays linearly to a tenth (`--lr-schedule constant` keeps the paper's).
-3. `--model tiny` has no pre-training, so it imitates demonstrations first; the result is the reference policy too.
+Departures from the paper:
+1. Every method samples the same number of answers per step: a single-answer method gets m times as
+   many prompts.
+2. The learning rate rises for 10 steps and falls linearly to a tenth. `--lr-schedule constant` keeps
+   the paper's.
+3. `--model tiny` has no pre-training, so it first imitates demonstrations. The result is the start of
+   all methods, and their reference policy.
 
-All that is random in step t comes from generators seeded by (seed, t): weights, AdamW's moments and t make a resume."""
+All random numbers of step t come from generators seeded by (seed, t). Weights, the optimizer's moments
+and t are all that a resume needs.
+"""
 
-import signal
-import sys
-
-from engine.flags import as_command, fill_in, learning_rate, parse, train_parser
-
-if __name__ == "__main__":
-    parse(
-        sys.argv[1:], __doc__
-    )  # --help and mistakes are answered here: what follows takes seconds to import
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as_command takes Ctrl-C back
-
-import argparse
+import contextlib
 import dataclasses
-import functools
 import math
+import sys
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
-from engine import runs
-from engine.decoding import given_rollouts
-from engine.imitation import warm_start
-from engine.memory import explain_out_of_memory, print_plan
-from engine.models import (
-    check_device,
-    check_flags,
-    check_task,
-    load_config_and_tokenizer,
-    load_policy,
-    save_policy,
-)
-from engine.update import backward
-from eval import diversity, evaluate_runs, sample_pool
+from engine.checkpoints import TrainState, checkpoints, load_state, save_state
+from engine.checks import check_config, check_device, device_named
+from engine.config import Config, Parser, as_command, parse
+from engine.evaluations import held_out, is_snapshot_step, write_snapshot
+from engine.files import append
+from engine.interrupt import StopRequest
+from engine.kinds import fill_in, kind_named
+from engine.memory import StepPrompts, explain_out_of_memory, print_plan, return_freed_memory
+from engine.models import Tokenizer, load_config_and_tokenizer
+from engine.run_folder import StoredRun, claim, find_run, is_joined, join_run, task_of
+from engine.update import MicroBatch, micro_batches, rows_to_compute
+from engine.warmup import start_model, write_goal_start, write_start
+from eval import Policy, diversity, evaluate_runs, sample_pool
 from rewards import Problem, Task, UserError, take_problems
-from rollout import (
-    Rollouts,
-    Scored,
-    build_prompt,
-    demonstrations,
-    encode_prompts,
-    rollout_length,
-    sample,
-    score_texts,
-)
-from vpo import ADVANTAGES, answers_per_rollout, sample_weights
+from rollout import Rollouts, Scored, build_prompt, sample, sampling_options, score_texts
+from vpo import ADVANTAGES, answers_per_rollout, policy_loss, sample_weights
+
+SHOWN_METRICS = ("reward", "diversity", "entropy", "tokens_per_second")
+LOSS_METRICS = ("loss", "policy_loss", "clip_fraction", "entropy")
+USAGE = "[--task TASK] [--method METHOD ...] [--out FOLDER] [--resume] [--FLAG VALUE ...]"
 
 
-def train_step(
-    method: str, learner: runs.Learner, task: Task, args: argparse.Namespace
-) -> tuple[dict, dict]:
-    """One update of a method: the algorithm box of the paper. Returns the metrics and a sample of the rollouts."""
-    t, model, tokenizer = learner.step, learner.model, learner.tokenizer
-    m = answers_per_rollout(method, args.m)
-    sampling = torch.Generator(model.device).manual_seed(2 * (args.seed * 1_000_003 + t))
+@dataclass
+class StepResult:
+    """What a training step leaves for the logs."""
 
-    problems, prompts, max_new_tokens = ask(args, task, method, tokenizer, t)  # P
-    rollouts = sample(
-        model,
-        tokenizer,
-        prompts,
-        args.group_size,
-        max_new_tokens=max_new_tokens,
-        temperature=args.temperature,
-        generator=sampling,
-        batch=args.sampling_batch,
-        static=None if args.cuda_graph else False,
-        task=task,
-        m=m,
-    )  # P * G
+    metrics: dict[str, float | torch.Tensor]  # each is explained in docs/reference.md
+    example: dict  # the rollouts of the step's first problem
+
+
+def train_step(method: str, state: TrainState, task: Task, config: Config) -> StepResult:
+    """One update of a method: the algorithm box of the paper."""
+    model = state.model
+    t = state.step
+    m = answers_per_rollout(method, config.m)
+
+    problems, prompts = build_batch(method, state.tokenizer, task, config, t)  # P each
+    options = sampling_options(
+        state.tokenizer,
+        task,
+        m,
+        config.max_new_tokens,
+        temperature=config.temperature,
+        batch=config.sampling_batch,
+        generator=rollout_generator(config, t, model.device),
+    )
+    rollouts = sample(model, state.tokenizer, prompts, config.group_size, options)  # P * G
     scored = score_texts(task, problems, rollouts.texts, m)  # reward vectors (P, G, m, k)
     advantages = ADVANTAGES[method](
         scored.vectors,
         scored.scalars,
-        scored.mask,
+        scored.answer_mask,
         objective_mask=scored.objective_mask,
-        n_weights=args.n_weights,
-        alpha=args.alpha,
-        sampler=args.sampler,
-        subset=args.subset,
-        floor=task.minimum,
-        generator=weighting(args, t),
+        n_weights=config.n_weights,
+        alpha=config.alpha,
+        sampler=config.sampler,
+        subset=config.subset,
+        missing_answer_reward=task.minimum,
+        generator=weight_generator(config, t),
     )  # (P, G)
-    losses = backward(
+
+    row_advantages = advantages.flatten().to(model.device)  # (P * G), row p * G + g
+    rows = rows_to_compute(row_advantages, with_reference=state.reference is not None)
+    n_tokens = sum(rollouts.lengths)
+    metrics = dict.fromkeys(LOSS_METRICS, 0.0)  # there may be no row to compute
+    # A prompt is computed once for all its rollouts. The generator adds its part of the gradient after
+    # the last micro-batch of the prompt, so the loop must run to its end.
+    for batch in micro_batches(
         model,
-        learner.reference,
+        state.reference,
         rollouts,
-        advantages.flatten().tolist(),
-        kl=args.kl,
-        temperature=args.temperature,
-        micro_batch_tokens=args.micro_batch_tokens,
-    )
-    grad_norm = torch.nn.utils.clip_grad_norm_(learner.optimizer.parameters, 1.0)
-    lr = learning_rate(args, method, t)
-    learner.optimizer.step(lr)
+        rows,
+        temperature=config.temperature,
+        token_budget=config.micro_batch_tokens,
+    ):
+        loss, loss_metrics = policy_loss(
+            batch.logprobs,
+            batch.old_logprobs,
+            row_advantages[batch.rows],
+            batch.token_mask,
+            n_tokens,
+            ref_logprobs=batch.ref_logprobs,
+            kl_coef=config.kl,
+        )
+        loss.backward()
+        loss_metrics |= {"loss": loss.detach(), "entropy": mean_entropy(batch, rollouts, rows)}
+        add_to(metrics, loss_metrics)
+
+    metrics["grad_norm"] = torch.nn.utils.clip_grad_norm_(state.optimizer.parameters, 1.0)
+    lr = learning_rate(config, method, t)
+    state.optimizer.step(lr)
     model.zero_grad()
-    learner.step += 1
-    return describe(
-        task, problems, rollouts, scored, advantages, losses | {"grad_norm": grad_norm, "lr": lr}
-    )
+    state.step += 1
+    metrics["lr"] = lr
+    metrics |= step_metrics(task, rollouts, scored, advantages)
+    return StepResult(metrics, first_problem(problems, rollouts, scored, advantages))
 
 
-def ask(
-    args: argparse.Namespace, task: Task, method: str, tokenizer, t: int = 0
-) -> tuple[list, list[str], int]:
-    """Problems and prompts (P) of a step, and how many new tokens a rollout may take."""
-    m = answers_per_rollout(method, args.m)
-    P = args.prompts_per_step * args.m // m  # so that every method samples P * G * m answers
-    problems, goals = take_problems(task, "train", P, args.seed, t * P), [None] * P
-    if method == "goal_conditioned":  # the weights that its advantage will draw
-        goals = sample_weights(
-            P, len(task.objectives), alpha=args.alpha, generator=weighting(args, t)
-        ).tolist()
-    prompts = [
-        build_prompt(tokenizer, task, *asked)
-        for asked in zip(problems, [m] * P, goals, strict=True)
-    ]
-    return problems, prompts, rollout_length(task, tokenizer, m, args.max_new_tokens)
+def build_batch(
+    method: str, tokenizer: Tokenizer, task: Task, config: Config, t: int
+) -> tuple[list[Problem], list[str]]:
+    """The problems and prompts of step t, P each, so that every method samples equally many answers."""
+    m = answers_per_rollout(method, config.m)
+    P = config.prompts_per_step * config.m // m  # with --m 3: VPO 12, GRPO 36
+    problems = take_problems(task, "train", P, config.seed, t * P)
+    goals = [None] * P
+    if method == "goal_conditioned":  # the preference weights that its advantage will draw
+        generator = weight_generator(config, t)
+        k = len(task.objectives)
+        goals = sample_weights(P, k, alpha=config.alpha, generator=generator).tolist()
+    prompts = []
+    for problem, goal in zip(problems, goals, strict=True):
+        prompts.append(build_prompt(tokenizer, task, problem, m, goal))
+    return problems, prompts
 
 
-def weighting(args: argparse.Namespace, t: int) -> torch.Generator:
-    """What a step's weightings are drawn from; they must not share their noise with its rollouts."""
-    return torch.Generator().manual_seed(2 * (args.seed * 1_000_003 + t) + 1)
+def rollout_generator(config: Config, t: int, device: torch.device) -> torch.Generator:
+    """What the rollouts of step t are drawn from."""
+    return torch.Generator(device).manual_seed(2 * (config.seed * 1_000_003 + t))
 
 
-def describe(
-    task: Task,
-    problems: list[Problem],
-    rollouts: Rollouts,
-    scored: Scored,
-    advantages: torch.Tensor,
-    of_update: dict,
-) -> tuple[dict, dict]:
-    """The metrics of a step, each explained in docs/reference.md, and the rollouts of its first problem."""
-    vectors = scored.vectors
-    per_objective = (
-        zip(task.objectives, vectors.mean((0, 1, 2)).tolist(), strict=True)
-        if task.objectives
-        else ()
-    )
+def weight_generator(config: Config, t: int) -> torch.Generator:
+    """What the preference weights of step t are drawn from. They share no noise with its rollouts."""
+    return torch.Generator().manual_seed(2 * (config.seed * 1_000_003 + t) + 1)
+
+
+def learning_rate(config: Config, method: str, t: int) -> float:
+    """Of step t, counted from 0: 10 steps of rise, then constant or linear decay to a tenth of the peak."""
+    peak = config.lr or kind_named(config.model).peak_lr(config, method)
+    decay = 1.0
+    if config.lr_schedule == "linear":
+        decay = 1.0 - 0.9 * t / config.steps
+    return peak * min(1.0, (t + 1) / 10) * decay
+
+
+def mean_entropy(batch: MicroBatch, rollouts: Rollouts, rows: list[int]) -> torch.Tensor:
+    """A micro-batch's part of the mean entropy over the tokens of all computed rows.
+
+    The loss is a mean over all tokens instead: rows without a gradient count as zeros there.
+    """
+    return batch.entropy.sum() / sum(rollouts.lengths[row] for row in rows)
+
+
+def add_to(totals: dict[str, float], metrics: dict[str, torch.Tensor]) -> None:
+    for name, value in metrics.items():
+        totals[name] = totals.get(name, 0.0) + value
+
+
+def step_metrics(
+    task: Task, rollouts: Rollouts, scored: Scored, advantages: torch.Tensor
+) -> dict[str, float | torch.Tensor]:
+    """What the rollouts of a step say, before the update."""
     metrics = {
         "reward": scored.scalars.mean(),
         "best_in_rollout": scored.scalars.amax(-1).mean(),
-        "diversity": diversity(vectors.flatten(1, 2)).mean(),
-        "answers": scored.mask.float().mean(),
+        "diversity": diversity(scored.vectors.flatten(1, 2)).mean(),
+        "answers": scored.answer_mask.float().mean(),
         "signal": (advantages != 0).any(1).float().mean(),
         "cut_off": 1 - sum(rollouts.ended) / len(rollouts.ended),
-        **{f"reward_{name}": value for name, value in per_objective},
-        **of_update,
+        "rollouts": len(rollouts.texts),
+        "tokens": sum(rollouts.lengths),
     }
-    counts = {"rollouts": len(rollouts.texts), "tokens": sum(rollouts.lengths)}
-    shown = zip(rollouts.texts, vectors[0].tolist(), advantages[0].tolist(), strict=False)
-    return {name: float(value) for name, value in metrics.items()} | counts, {
-        "problem": dataclasses.asdict(problems[0]),
-        "rollouts": [
-            {"text": text, "rewards": rewards, "advantage": A} for text, rewards, A in shown
-        ],
-    }
+    means = scored.vectors.mean((0, 1, 2))  # (k)
+    for name, mean in zip(task.objectives, means, strict=False):  # without names k may differ
+        metrics[f"reward_{name}"] = mean
+    return metrics
 
 
-def train(
-    args: argparse.Namespace, method: str, task: Task, out: Path, device: str, interrupted: list
-) -> None:
-    """Train one method from the start model in out/start; metrics, samples and checkpoints go to out/method.
-    Goes on from the newest checkpoint if there is one. Raises UserError on a non-finite loss or a damaged checkpoint,
-    and KeyboardInterrupt, with everything saved, once `interrupted` is not empty."""
-    run = out / method
-    run.mkdir(exist_ok=True)
-    if method == "goal_conditioned" and args.model == "tiny" and not (run / "start").exists():
-        write_start(
-            args, task, run / "start", load_policy(str(out / "start"), task), goals=True
-        )  # else it reads none
-    learner = runs.load(args, task, run, device)
-    first = learner.step
-    answered, bar = (
-        0.0,
-        tqdm(range(first, args.steps), initial=first, total=args.steps, desc=method, unit="step"),
-    )
-    for t in bar:
-        began = time.perf_counter()
-        try:
-            with explain_out_of_memory(args, device):
-                metrics, rollouts = train_step(method, learner, task, args)
-            seconds = time.perf_counter() - began
-            runs.first_look(args, method, t, metrics, rollouts)
-            if not math.isfinite(metrics["loss"]) or not math.isfinite(metrics["grad_norm"]):
-                raise UserError(
-                    f"loss {metrics['loss']}, gradient norm {metrics['grad_norm']}: try a lower --lr"
+def first_problem(
+    problems: list[Problem], rollouts: Rollouts, scored: Scored, advantages: torch.Tensor
+) -> dict:
+    """The rollouts of a step's first problem, for samples.jsonl."""
+    records = []
+    for g, A in enumerate(advantages[0].tolist()):
+        vectors = scored.vectors[0, g].tolist()
+        records.append({"text": rollouts.texts[g], "rewards": vectors, "advantage": A})
+    return {"problem": dataclasses.asdict(problems[0]), "rollouts": records}
+
+
+@dataclass
+class Trainer:
+    """The training of one method: its logs and checkpoints go to run = OUT/METHOD."""
+
+    method: str
+    config: Config
+    task: Task
+    run: Path
+    device: str
+    stop: StopRequest
+
+    def train(self) -> None:
+        """Train from the newest checkpoint, or from the start model.
+
+        Raises:
+            UserError: the loss is not finite, or a checkpoint is damaged.
+            KeyboardInterrupt: a stop was asked for. Everything is saved.
+        """
+        config = self.config
+        self.run.mkdir(exist_ok=True)
+        write_goal_start(self.method, config, self.task, self.run)
+        state = load_state(config, self.task, self.run, self.device)
+        first = state.step
+        bar = tqdm(
+            range(first, config.steps),
+            initial=first,
+            total=config.steps,
+            desc=self.method,
+            unit="step",
+        )
+        n_answers = 0.0
+        for t in bar:
+            with self.located(t):
+                metrics = self.step(state)
+                n_answers += metrics["answers"]
+                is_save_step = (t + 1) % config.save_every == 0 or t + 1 == config.steps
+                is_stopping = self.stop.received
+                if is_save_step or is_stopping:
+                    save_state(state, self.run)
+            bar.set_postfix({name: metrics[name] for name in SHOWN_METRICS})
+            if is_stopping:
+                raise KeyboardInterrupt(
+                    f"{self.method} stopped after step {t + 1} of {config.steps}, everything is "
+                    f"saved; go on with: python train.py --resume --out {self.run.parent}"
                 )
-            metrics |= {"tokens_per_second": metrics["tokens"] / seconds, "seconds": seconds}
-            runs.append(run / "metrics.jsonl", {"step": t + 1} | metrics)
-            if t % 10 == 0 or t + 1 == args.steps:
-                runs.append(run / "samples.jsonl", {"step": t + 1} | rollouts)
-            with explain_out_of_memory(args, device):
-                runs.snapshot(method, learner, task, args, run, sample_pool)
-            stop = bool(interrupted)
-            if stop or (t + 1) % args.save_every == 0 or t + 1 == args.steps:
-                runs.save(learner, run)
-        except UserError as error:
-            good = ["none was due yet", *runs.checkpoints(run)][-1]
-            raise UserError(
-                f"{method}, step {t + 1}: {error}; the last good checkpoint: {good}"
-            ) from error
-        answered += metrics["answers"]
-        bar.set_postfix(
-            {key: f"{metrics[key]:.2f}" for key in ("reward", "diversity", "entropy")}
-            | {"tokens/s": f"{metrics['tokens_per_second']:.0f}"}
-        )
-        if stop:
-            raise KeyboardInterrupt(
-                f"{method} stopped after step {t + 1} of {args.steps}, everything is saved; "
-                f"go on with: python train.py --resume --out {out}"
-            )
-    if first < args.steps and not answered:
-        print(
-            f"{method}: no rollout held an answer that could be read, so nothing was learnt: too few --warm-steps, "
-            f"or no room at --max-new-tokens {args.max_new_tokens}? See {run / 'samples.jsonl'}",
-            file=sys.stderr,
-        )
-
-
-def start_model(args: argparse.Namespace, task: Task, device: str):
-    """The model and tokenizer that all methods start from, before the warm start. Raises UserError, before minutes are
-    spent, if a prompt and its rollout do not fit the model's context, or the tiny model lacks a word."""
-    check_task(task, args.m)
-    config, tokenizer = load_config_and_tokenizer(args.model, task)
-    for split, m in dict.fromkeys([("train", 1), ("train", args.m), ("test", 1)]):
-        problems = (
-            runs.held_out(task, split, 2000)
-            if args.data
-            else take_problems(task, split, 32, args.seed)
-        )
-        prompts = sorted(
-            (build_prompt(tokenizer, task, problem, m) for problem in problems), key=len
-        )[-32:]
-        encode_prompts(
-            config, tokenizer, prompts, rollout_length(task, tokenizer, m, args.max_new_tokens)
-        )
-    if args.model != "tiny" and tokenizer.chat_template is None:
-        print(
-            f"--model {args.model}: no chat template, so its prompts are plain text",
-            file=sys.stderr,
-        )
-    tiny = args.model == "tiny"
-    model, tokenizer = load_policy(
-        args.model,
-        task,
-        seed=args.seed,
-        device="cpu" if tiny else device,
-        dtype="float32" if tiny or args.warm_steps else args.dtype,
-    )
-    for step in (
-        (0, 2) if tiny else range(args.warm_steps)
-    ):  # single answers and sets; of a file whatever will be shown
-        given_rollouts(model, tokenizer, *demonstrations(task, tokenizer, args.m, args.seed, step))
-    return model, tokenizer
-
-
-def write_start(
-    args: argparse.Namespace, task: Task, folder: Path, start: tuple, goals: bool = False
-) -> None:
-    """What all methods start from, after the warm start; `goals`: on prompts that name a weighting."""
-    if args.warm_steps:
-        own = (
-            {}
-            if args.model == "tiny"
-            else {"temperature": args.temperature, "max_new_tokens": args.max_new_tokens}
-        )
-        show = functools.partial(
-            demonstrations, task, start[1], 1 if goals else args.m, args.seed, goals=goals, **own
-        )
-        start = warm_start(
-            task,
-            Path(args.task).stem,
-            show,
-            *start,
-            steps=math.ceil(args.warm_steps / 4) if goals else args.warm_steps,
-        )
-    runs.write_folder(folder, lambda folder: save_policy(*start, folder))
-
-
-def run(argv: list[str]) -> None:
-    args, given = parse(argv, __doc__)
-    out = Path(args.out)
-    config = runs.read_config(out) if args.plan is None or args.resume else {}
-    if args.resume and not config:
-        raise UserError(f"--resume: {out} holds no run; name the folder of one with --out")
-    joined = bool(config) and (
-        args.resume or runs.trained(out, config)
-    )  # else there is nothing in it to lose
-    args = runs.join_run(args, given, out, config) if joined else args
-    task = runs.task_of(vars(args))
-    args.fingerprint = task.fingerprint
-    fill_in(args, task, check_device(args.device, must_exist=args.plan is None) == "cuda")
-    device = check_device(args.device, args.dtype, must_exist=args.plan is None)
-    check_flags(args, task)
-    with explain_out_of_memory(args, device):
-        if args.plan is not None:
-            print_plan(args, task, device, functools.partial(ask, args, task))
-            return
-        new = not (joined and (out / "start").exists())
-        start = start_model(args, task, device) if new else None
-        with runs.claim(out, args, argv, config, joined):
-            if new:
-                start = write_start(args, task, out / "start", start)  # None: makes room
-            train_methods(args, task, out, device)
-        if args.eval_problems:
-            evaluate_runs([out], device=device)
-        else:
+        if first < config.steps and not n_answers:
             print(
-                f"checkpoints: {', '.join(str(runs.checkpoints(out / method)[-1]) for method in args.method)}\n"
-                f"table and figures: python eval.py {out}"
+                f"{self.method}: no rollout held an answer that could be read, so nothing was learnt: too "
+                f"few --warm-steps, or no room at --max-new-tokens {config.max_new_tokens}? See "
+                f"{self.run / 'samples.jsonl'}",
+                file=sys.stderr,
             )
 
+    @contextlib.contextmanager
+    def located(self, t: int) -> Iterator[None]:
+        """Name method, step and last good checkpoint in an error."""
+        try:
+            yield
+        except UserError as error:
+            saved = checkpoints(self.run)
+            good = saved[-1] if saved else "none was due yet"
+            raise UserError(
+                f"{self.method}, step {t + 1}: {error}; the last good checkpoint: {good}"
+            ) from error
 
-def train_methods(args: argparse.Namespace, task: Task, out: Path, device: str) -> None:
-    """One method after the other; the first Ctrl-C finishes and saves the step, the second does not wait."""
-    interrupted = []
+    def step(self, state: TrainState) -> dict[str, float]:
+        """One training step, its logs and, if one is due, its snapshot. Returns the metrics."""
+        began = time.perf_counter()
+        if self.device == "cpu":
+            return_freed_memory()
+        with explain_out_of_memory(self.device):
+            result = train_step(self.method, state, self.task, self.config)
+        metrics = {}
+        for name, value in result.metrics.items():
+            metrics[name] = value.item() if isinstance(value, torch.Tensor) else value
+        seconds = time.perf_counter() - began
+        if state.step == 1 and kind_named(self.config.model).is_pretrained:
+            print_first_rollout(self.method, self.config, result)
+        if not math.isfinite(metrics["loss"]) or not math.isfinite(metrics["grad_norm"]):
+            raise UserError(
+                f"loss {metrics['loss']}, gradient norm {metrics['grad_norm']}: try a lower --lr"
+            )
+        metrics["tokens_per_second"] = metrics["tokens"] / seconds
+        metrics["seconds"] = seconds
+        append(self.run / "metrics.jsonl", {"step": state.step} | metrics)
+        if state.step % 10 == 1 or state.step == self.config.steps:
+            append(self.run / "samples.jsonl", {"step": state.step} | result.example)
+        if is_snapshot_step(self.config, state.step):
+            self.take_snapshot(state)
+        return metrics
 
-    def on_signal(number: int, frame) -> None:
-        interrupted.append(number)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        print(
-            "\nfinishing this step, then saving (Ctrl-C again: at once, without saving)",
-            file=sys.stderr,
+    def take_snapshot(self, state: TrainState) -> None:
+        """What the policy answers to a few held-out problems. Its random numbers are its own."""
+        config = self.config
+        policy = Policy(
+            self.method,
+            state.model,
+            state.tokenizer,
+            answers_per_rollout(self.method, config.m),
         )
+        problems = held_out(self.task)
+        with explain_out_of_memory(self.device):
+            pool = sample_pool(
+                policy,
+                self.task,
+                problems,
+                config,
+                size=min(30, config.pool),
+                temperature=config.eval_temperature,
+                batch=config.sampling_batch,
+            )
+        log = self.run / "snapshots.jsonl"
+        write_snapshot(log, state.step, problems, pool.answers, pool.vectors())
 
-    previous = signal.signal(signal.SIGINT, on_signal)
-    try:
-        for method in args.method:
-            train(args, method, task, out, device, interrupted)
-    finally:
-        signal.signal(signal.SIGINT, previous)
-    if interrupted:
-        raise KeyboardInterrupt(
-            f"training is complete; for the table and figures: python eval.py {out}"
-        )
+
+def print_first_rollout(method: str, config: Config, result: StepResult) -> None:
+    """Show a language model's first rollout, before minutes are spent."""
+    first = result.example["rollouts"][0]
+    print(
+        f"\n{method}, its first rollout:\n{first['text'][:1000]}\nrewards: {first['rewards']}\n"
+        f"of all: {result.metrics['answers']:.0%} of the slots hold an answer, "
+        f"{result.metrics['cut_off']:.0%} were cut off (--max-new-tokens "
+        f"{config.max_new_tokens or 256} per answer)",
+        file=sys.stderr,
+    )
+
+
+def run(argv: list[str], parser: Parser) -> None:
+    """Train what the flags ask for, then evaluate it."""
+    config, flags_given = parse(parser, Config, argv)
+    config.out = config.out or f"runs/{config.task_name}-seed{config.seed}"
+    out = Path(config.out)
+    is_plan = config.plan is not None
+    stored = find_run(out) if not is_plan or config.resume else None
+    if config.resume and stored is None:
+        raise UserError(f"--resume: {out} holds no run; name the folder of one with --out")
+    if is_joined(config, stored):
+        config = join_run(config, flags_given, stored)
+    task = task_of(config)
+    config.fingerprint = task.fingerprint
+    device = device_named(config.device)
+    fill_in(config, task, cuda=device == "cuda")
+    if not config.plan:  # a plan for a card of so many GiB needs no card
+        check_device(device, config.dtype)
+    check_config(config, task)
+    if is_plan:
+        print_plan(config, task, device, step_prompts(config, task))
+        return
+    with explain_out_of_memory(device):
+        train_run(config, task, device, argv, stored)
+
+
+def train_run(
+    config: Config, task: Task, device: str, argv: list[str], stored: StoredRun | None
+) -> None:
+    """Write the start model if there is none yet, train all methods, and evaluate them."""
+    out = Path(config.out)
+    is_new = not is_joined(config, stored) or not (out / "start").exists()
+    start = start_model(config, task, device) if is_new else None
+    with claim(config, argv, stored):
+        if is_new:
+            write_start(config, task, out / "start", start)
+            del start  # makes room
+        with StopRequest() as stop:
+            for method in config.method:
+                Trainer(method, config, task, out / method, device, stop).train()
+        if stop.received:
+            raise KeyboardInterrupt(
+                f"training is complete; for the table and figures: python eval.py {out}"
+            )
+    if config.eval_problems:
+        evaluate_runs([out], device=device)
+        return
+    newest = [str(checkpoints(out / method)[-1]) for method in config.method]
+    print(f"checkpoints: {', '.join(newest)}\ntable and figures: python eval.py {out}")
+
+
+def step_prompts(config: Config, task: Task) -> dict[str, StepPrompts]:
+    """The prompts of each method's first step, for --plan."""
+    _, tokenizer = load_config_and_tokenizer(config.model, task)
+    by_method = {}
+    for method in config.method:
+        m = answers_per_rollout(method, config.m)
+        _, prompts = build_batch(method, tokenizer, task, config, t=0)
+        options = sampling_options(tokenizer, task, m, config.max_new_tokens)
+        by_method[method] = StepPrompts(prompts, options.max_new_tokens)
+    return by_method
 
 
 def main(argv: list[str] | None = None) -> None:
-    as_command(train_parser(), lambda: run(sys.argv[1:] if argv is None else argv))
+    parser = Parser("train.py", __doc__, USAGE)
+    arguments = sys.argv[1:] if argv is None else argv
+    as_command(parser, lambda: run(arguments, parser))
 
 
 if __name__ == "__main__":

@@ -1,46 +1,45 @@
 """Decoding: P prompts in, P * G rollouts out, with the log-probability of every sampled token.
-The temperature is the only sampling knob; masks come from positions, never from pad ids; the first EOS counts as
-sampled; the model stays in eval mode, in the update too: dropout would score another policy than the one sampled."""
 
-import sys
-import weakref
-from collections.abc import Callable, Iterator
+The temperature is the only sampling option. Masks come from positions, never from pad ids. The
+first EOS counts as sampled. The model stays in eval mode, in the update too: with dropout the
+update would score another policy than the one that was sampled.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedConfig
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from engine.models import (
-    Model,
+from engine.forward import (
     PromptLayer,
-    Tokenizer,
+    attention_mask,
     cache_of,
-    eos_ids,
-    head,
     hidden_states,
+    lm_logits,
     prefill,
-    prompt_mask,
 )
+from engine.models import Model, Tokenizer, eos_ids
 from engine.tiny import is_tiny
 from rewards import UserError
 
-CACHE_BLOCK = 16  # columns by which the KV cache of rollouts grows where no graph is replayed
-CUDA_CHECK = 16  # decode steps between two looks at which rollouts have ended: each look waits for the device
-NEGLIGIBLE = (
-    -21.0
-)  # log-probability below which a token is never drawn: rounding of a cumulative sum, not the model
-GRAPH_DEVICES = {"cuda"}
-GRAPH_WORKS: weakref.WeakKeyDictionary[Model, bool] = (
-    weakref.WeakKeyDictionary()
-)  # what a first batch showed
+CACHE_BLOCK = 16  # tokens by which the KV cache of rollouts grows
+# A batch drops its finished rollouts when fewer than this share go on: moving the cache costs a step.
+COMPACT_BELOW = 0.8
+# Below this log-probability no token is drawn. A cumulative sum that is computed in parallel may
+# be uneven, or even fall, at a token that has no probability at all.
+NEGLIGIBLE = -21.0
 
 
 @dataclass
 class Rollouts:
-    """A batch of P groups of G rollouts; row p * G + g is rollout g of prompt p. Tensors live on the model's device."""
+    """A batch of P groups of G rollouts; row p * G + g is rollout g of prompt p.
+
+    The tensors live on the model's device.
+    """
 
     prompt_ids: Tensor  # (P, L) padded on the left
     prompt_lengths: list[int]  # P
@@ -48,98 +47,85 @@ class Rollouts:
     logprobs: Tensor  # (P * G, T) float32, log-probability of each under the sampling temperature
     lengths: list[int]  # P * G, how many were sampled, the first EOS included
     texts: list[str]  # P * G, decoded without special tokens
-    ended: list[bool]  # P * G, by an EOS or a stop; the others were cut off
+    ended: list[bool]  # P * G, by an EOS or by the stop rule; the others were cut off
 
     @property
     def group_size(self) -> int:
         return len(self.tokens) // len(self.prompt_ids)
 
     @property
-    def mask(self) -> Tensor:
-        """(P * G, T) bool, what was sampled."""
-        place = torch.arange(self.tokens.shape[1], device=self.tokens.device)
-        return place < torch.tensor(self.lengths, device=place.device)[:, None]
+    def token_mask(self) -> Tensor:
+        """(P * G, T) bool, True on the tokens that were sampled."""
+        device = self.tokens.device
+        columns = torch.arange(self.tokens.shape[1], device=device)
+        return columns < torch.tensor(self.lengths, device=device)[:, None]
+
+
+@dataclass
+class SamplingOptions:
+    """How rollouts are sampled."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    batch: int = 0  # rollouts sampled at a time, rounded to whole groups, at least one; 0: all
+    generator: torch.Generator | None = None
+    stop: Callable[[str], bool] | None = None  # a rollout ends with the first text it accepts
 
 
 def sample(
-    model: Model,
-    tokenizer: Tokenizer,
-    prompts: list[str],
-    G: int,
-    *,
-    max_new_tokens: int,
-    batch: int = 0,
-    temperature: float = 1.0,
-    generator: torch.Generator | None = None,
-    static: bool | None = None,
-    stop: Callable[[str], bool] | None = None,
+    model: Model, tokenizer: Tokenizer, prompts: list[str], G: int, options: SamplingOptions
 ) -> Rollouts:
-    """G rollouts of every prompt, to an EOS, max_new_tokens or the first token with which `stop` is true of the text;
-    at most `batch` at a time (whole groups, one at least; 0: all). `static` keeps the shapes of a decode step (None: on
-    CUDA only, where a graph replays it, unless its first batch is not what a plain forward pass gives). UserError: too
-    short a context, logits that are not finite."""
-    stopped = stop and (
-        lambda tokens: torch.tensor(  # (rows, t) -> (rows)
-            [stop(text) for text in tokenizer.batch_decode(tokens, skip_special_tokens=True)],
-            device=tokens.device,
-        )
+    """Sample G rollouts of every prompt, up to an EOS, the stop rule or max_new_tokens.
+
+    Raises:
+        UserError: if a prompt and its rollout exceed the context, or logits are not finite.
+    """
+    ids, lengths = encode_prompts(
+        model.config, tokenizer, prompts, options.max_new_tokens, model.device
     )
-    ids, prompt_lengths = encode_prompts(
-        model.config, tokenizer, prompts, max_new_tokens, model.device
-    )
-    graphed, ends, parts = model.device.type in GRAPH_DEVICES, eos_ids(model, tokenizer), []
-    static, n = graphed if static is None else static, max(1, batch // G) if batch else len(prompts)
+    prompts_at_once = len(prompts)
+    if options.batch:
+        prompts_at_once = max(1, options.batch // G)
+
+    batches = []
     with torch.no_grad():
-        for p in range(0, len(prompts), n):
-            part = prompt_lengths[p : p + n]
-            inputs = (
-                model,
-                ids[p : p + n, -max(part) :],
-                part,
-                G,
-                max_new_tokens,
-                temperature,
-                generator,
-                ends,
-            )
-            parts.append(Decoder(*inputs, static and GRAPH_WORKS.get(model, True)).run(stopped))
-            if static and graphed and model not in GRAPH_WORKS:
-                GRAPH_WORKS[model] = True
-                if not agrees(model, inputs[1], part, *parts[-1], temperature):
-                    graph_off(model, "its log-probabilities are not those of a plain forward pass")
-                    parts[-1] = Decoder(*inputs, False).run(stopped)
-    lengths = [length for part in parts for length in part[2]]
-    tokens, logprobs = (torch.cat([part[i] for part in parts])[:, : max(lengths)] for i in (0, 1))
-    for i in range(len(lengths) if stop else 0):  # it is noticed some tokens later
-        while lengths[i] > 1 and stopped(tokens[i : i + 1, : lengths[i] - 1]):
-            lengths[i] -= 1
-        tokens[i, lengths[i] :], logprobs[i, lengths[i] :] = ends[0], 0.0
-    sampled = [row[:length] for row, length in zip(tokens.tolist(), lengths, strict=True)]
+        for first in range(0, len(prompts), prompts_at_once):
+            batch_lengths = lengths[first : first + prompts_at_once]
+            batch_ids = ids[first : first + prompts_at_once, -max(batch_lengths) :]
+            batches.append(decode(model, tokenizer, (batch_ids, batch_lengths), G, options))
+
+    rollout_lengths = torch.cat([batch.lengths for batch in batches]).tolist()
+    T = max(rollout_lengths)
+    tokens = torch.cat([batch.tokens for batch in batches])[:, :T]
+    logprobs = torch.cat([batch.logprobs for batch in batches])[:, :T]
+    ended = torch.cat([batch.ended for batch in batches]).tolist()
+
+    sampled = [row[:length] for row, length in zip(tokens.tolist(), rollout_lengths, strict=True)]
     texts = tokenizer.batch_decode(sampled, skip_special_tokens=True)
-    ended = [
-        row[-1] in ends or bool(stop and stop(text))
-        for row, text in zip(sampled, texts, strict=True)
-    ]
-    return Rollouts(ids, prompt_lengths, tokens, logprobs, lengths, texts, ended)
+    return Rollouts(ids, lengths, tokens, logprobs, rollout_lengths, texts, ended)
 
 
-def given_rollouts(
+def rollouts_of_texts(
     model: Model, tokenizer: Tokenizer, prompts: list[str], texts: list[str]
 ) -> Rollouts:
-    """Given texts (P * G) as if they had been sampled, EOS included: what imitation needs; their logprobs are zero."""
-    rows, ends = [encode(tokenizer, text, False) for text in texts], eos_ids(model, tokenizer)
-    eos = ends[0] if tokenizer.eos_token_id is None else tokenizer.eos_token_id
-    lengths = [len(row) + 1 for row in rows]
-    tokens = torch.tensor(
-        [row + [eos] * (max(lengths) - len(row)) for row in rows], device=model.device
-    )
+    """Texts (P * G) as if they had been sampled to an EOS, for imitation. Their logprobs are 0."""
+    eos = tokenizer.eos_token_id
+    if eos is None:
+        eos = eos_ids(model, tokenizer)[0]
+    rows = [encode(tokenizer, text, special=False) + [eos] for text in texts]
+    lengths = [len(row) for row in rows]
+    T = max(lengths)
+    padded = [row + [eos] * (T - len(row)) for row in rows]
+    tokens = torch.tensor(padded, device=model.device)
+    prompt_ids, prompt_lengths = encode_prompts(model.config, tokenizer, prompts, T, model.device)
     return Rollouts(
-        *encode_prompts(model.config, tokenizer, prompts, max(lengths), model.device),
-        tokens,
-        torch.zeros(tokens.shape, device=model.device),
-        lengths,
-        texts,
-        [True] * len(texts),
+        prompt_ids=prompt_ids,
+        prompt_lengths=prompt_lengths,
+        tokens=tokens,
+        logprobs=torch.zeros(tokens.shape, device=model.device),
+        lengths=lengths,
+        texts=texts,
+        ended=[True] * len(texts),
     )
 
 
@@ -150,26 +136,38 @@ def encode_prompts(
     max_new_tokens: int,
     device: torch.device | str = "cpu",
 ) -> tuple[Tensor, list[int]]:
-    """Token ids (P, L), padded on the left, and lengths. UserError if a prompt and its rollout exceed the context."""
-    rows = [
-        encode(tokenizer, prompt, tokenizer.chat_template is None) for prompt in prompts
-    ]  # a template writes a BOS
-    lengths, padding = [len(row) for row in rows], tokenizer.pad_token_id or 0
-    L, context = max(lengths), getattr(config.get_text_config(), "max_position_embeddings", None)
-    if context and L + max_new_tokens > context:
+    """Token ids (P, L) of prompts, padded on the left, and their P lengths.
+
+    Raises:
+        UserError: if a prompt and max_new_tokens exceed the model's context.
+    """
+    # A chat template writes the BOS itself.
+    special = tokenizer.chat_template is None
+    rows = [encode(tokenizer, prompt, special) for prompt in prompts]
+    lengths = [len(row) for row in rows]
+    L = max(lengths)
+    needed = L + max_new_tokens
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if context and needed > context:
         raise UserError(
-            f"a prompt of {L} tokens and {max_new_tokens} new ones need a context of {L + max_new_tokens}; "
-            f"the model's is {context}: lower --max-new-tokens, --m or --size, or take another --model"
+            f"a prompt of {L} tokens and {max_new_tokens} new ones need a context of {needed}; "
+            f"the model's is {context}: lower --max-new-tokens, --m or --size, "
+            "or take another --model"
         )
-    return torch.tensor([[padding] * (L - len(row)) + row for row in rows], device=device), lengths
+    padding = tokenizer.pad_token_id or 0
+    padded = [[padding] * (L - len(row)) + row for row in rows]
+    return torch.tensor(padded, device=device), lengths
 
 
 def encode(tokenizer: Tokenizer, text: str, special: bool) -> list[int]:
-    """Token ids of a text. Raises UserError for a word that the tiny model's vocabulary lacks."""
+    """Token ids of a text.
+
+    Raises:
+        UserError: for a word that the tiny model's vocabulary lacks.
+    """
     ids = tokenizer(text, add_special_tokens=special)["input_ids"]
-    if (
-        is_tiny(tokenizer) and tokenizer.pad_token_id in ids
-    ):  # what a WordLevel tokenizer makes of an unknown word
+    # The tiny model's tokenizer turns an unknown word into padding.
+    if is_tiny(tokenizer) and tokenizer.pad_token_id in ids:
         word = text.split()[ids.index(tokenizer.pad_token_id)]
         raise UserError(
             f"--model tiny: the word {word!r} of {text!r:.100} is not in Task.words; add it there"
@@ -177,224 +175,183 @@ def encode(tokenizer: Tokenizer, text: str, special: bool) -> list[int]:
     return ids
 
 
-class RolloutLayer(DynamicLayer):
-    """A prompt's keys and values for each rollout of its group, and room to write after them. With a `column` (1,) to
-    write to, as in a CUDA graph, all room is there from the start and the mask hides what is not filled; without,
-    attention sees what is filled, and room comes in blocks: larger gaps make a CPU 10 to 25% slower."""
+@dataclass
+class DecodedBatch:
+    """B rollouts as `decode` samples them, with room for T tokens."""
 
-    def __init__(self, prompt: PromptLayer, G: int, room: int, column: Tensor | None):
+    tokens: Tensor  # (B, T), after the end of a rollout an EOS
+    logprobs: Tensor  # (B, T), after the end of a rollout 0
+    lengths: Tensor  # (B)
+    ended: Tensor  # (B) bool
+
+
+def empty_batch(B: int, T: int, eos: int, device: torch.device) -> DecodedBatch:
+    return DecodedBatch(
+        tokens=torch.full((B, T), eos, device=device),
+        logprobs=torch.zeros((B, T), device=device),
+        lengths=torch.zeros(B, dtype=torch.long, device=device),
+        ended=torch.ones(B, dtype=torch.bool, device=device),
+    )
+
+
+def decode(
+    model: Model,
+    tokenizer: Tokenizer,
+    prompts: tuple[Tensor, list[int]],
+    G: int,
+    options: SamplingOptions,
+) -> DecodedBatch:
+    """Sample G rollouts of each of P prompts, given as token ids (P, L) and lengths, in one batch.
+
+    Raises:
+        UserError: if a token would be drawn from logits that are not finite.
+    """
+    T = options.max_new_tokens
+    device = model.device
+    end_ids = eos_ids(model, tokenizer)
+    ends = torch.tensor(end_ids, device=device)
+    eos = end_ids[0]
+    decoder, logits = start_decoding(model, prompts, G, T)
+    batch = empty_batch(len(logits), T, eos, device)
+    # The decoder holds the rollouts that go on, and finished ones until it drops them.
+    rows = torch.arange(len(logits), device=device)  # their rows in `batch`
+    alive = torch.ones_like(rows, dtype=torch.bool)  # those that go on
+
+    for t in range(T):
+        uniform = torch.rand((len(rows), 1), generator=options.generator, device=device)
+        token, logprob = draw(logits / options.temperature, uniform)
+        logits = None  # freed before the next ones are allocated
+        batch.tokens[rows, t] = torch.where(alive, token, eos)
+        batch.logprobs[rows, t] = torch.where(alive, logprob, 0.0)
+        batch.lengths[rows] += alive
+        check_finite(batch.logprobs[:, t])
+
+        alive &= ~torch.isin(token, ends)
+        if options.stop:
+            alive &= ~stopped(tokenizer, batch.tokens[rows, : t + 1], options.stop)
+        n_alive = int(alive.sum())
+        if n_alive == 0 or t == T - 1:
+            break
+        if n_alive < COMPACT_BELOW * len(rows):
+            keep = alive.nonzero()[:, 0]
+            decoder.keep(keep)
+            rows = rows[keep]
+            alive = alive[keep]
+            token = token[keep]
+        logits = decoder.feed(token)
+
+    batch.ended[rows] = ~alive
+    return batch
+
+
+def check_finite(logprobs: Tensor) -> None:
+    if not logprobs.isfinite().all():
+        raise UserError(
+            "the logits are not finite: diverged; try a lower --lr or a higher --temperature"
+        )
+
+
+def stopped(tokenizer: Tokenizer, tokens: Tensor, stop: Callable[[str], bool]) -> Tensor:
+    """Whether the stop rule accepts the texts of token ids (B, t): (B) bool."""
+    texts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
+    return torch.tensor([stop(text) for text in texts], device=tokens.device)
+
+
+def draw(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw a token from each row of logits (B, V), by inverting the cumulative distribution.
+
+    Args:
+        uniform: a random number in [0, 1) for every row (B, 1). Gumbel noise would take V.
+
+    Returns:
+        Token ids (B) and their log-probabilities (B).
+    """
+    log_p = torch.log_softmax(logits, -1)
+    cumulative = log_p.exp().cumsum(-1)  # (B, V)
+    total = cumulative[:, -1:]
+    token = torch.searchsorted(cumulative, uniform * total, right=True)  # (B, 1)
+    token = token.clamp_max(logits.shape[1] - 1)
+    is_negligible = log_p.gather(1, token) < NEGLIGIBLE
+    token = torch.where(is_negligible, log_p.argmax(-1, keepdim=True), token)
+    return token[:, 0], log_p.gather(1, token)[:, 0]
+
+
+@dataclass
+class Decoder:
+    """The KV cache of B rollouts, and where each of them stands."""
+
+    model: Model
+    cache: DynamicCache  # of RolloutLayer
+    position: Tensor  # (B) of the token that is fed next
+    mask: Tensor | None  # (B, L + max_new_tokens) attention mask; None: no prompt is padded
+
+    def feed(self, token: Tensor) -> Tensor:
+        """Append a token (B) to each rollout and return the logits (B, V) of the next one."""
+        mask = self.mask
+        if mask is not None:
+            mask = mask[:, : self.cache.get_seq_length() + 1]
+        hidden = hidden_states(self.model, token[:, None], self.cache, self.position, mask)
+        self.position = self.position + 1
+        return lm_logits(self.model, hidden[:, -1])
+
+    def keep(self, indices: Tensor) -> None:
+        """Drop all rollouts but those of these indices."""
+        self.cache.batch_select_indices(indices)
+        self.position = self.position[indices]
+        if self.mask is not None:
+            self.mask = self.mask[indices]
+
+
+def start_decoding(
+    model: Model, prompts: tuple[Tensor, list[int]], G: int, max_new_tokens: int
+) -> tuple[Decoder, Tensor]:
+    """Run P prompts, token ids (P, L) and lengths, and hand the cache of each to its G rollouts.
+
+    Returns:
+        The decoder of the P * G rollouts and the logits (P * G, V) of their first tokens.
+    """
+    ids, lengths = prompts
+    prompt_cache, hidden = prefill(model, ids, lengths)
+    layers = [RolloutLayer(layer, G, max_new_tokens) for layer in prompt_cache.layers]
+    mask = attention_mask(lengths, ids.shape[1], ids.device, max_new_tokens)  # (P, ...)
+    if mask is not None:
+        mask = mask.repeat_interleave(G, 0)
+    position = torch.tensor(lengths, device=ids.device).repeat_interleave(G)
+    decoder = Decoder(model, cache_of(layers), position, mask)
+    return decoder, lm_logits(model, hidden).repeat_interleave(G, 0)
+
+
+class RolloutLayer(DynamicLayer):
+    """A layer of a KV cache: a prompt's keys and values for each of its G rollouts, then theirs.
+
+    New ones are written in place. Memory for them is added in blocks, because attention over a
+    slice with a large gap behind it is 10 to 25% slower on a CPU.
+    """
+
+    def __init__(self, prompt: PromptLayer, G: int, max_new_tokens: int):
         super().__init__()
-        self.is_initialized, self.is_compileable, self.column = True, column is not None, column
-        self.length, now = (
-            prompt.keys.shape[2],
-            room if self.is_compileable else min(room, CACHE_BLOCK),
-        )
-        self.keys, self.values = (
-            pad(x, (0, 0, 0, now)).repeat_interleave(G, 0) for x in (prompt.keys, prompt.values)
-        )
-        self.room = room - now
+        self.is_initialized = True
+        self.length = prompt.keys.shape[2]  # columns filled
+        first_block = min(max_new_tokens, CACHE_BLOCK)
+        self.room = max_new_tokens - first_block  # columns that may be added later
+        self.keys = pad(prompt.keys, (0, 0, 0, first_block)).repeat_interleave(G, 0)
+        self.values = pad(prompt.values, (0, 0, 0, first_block)).repeat_interleave(G, 0)
+
+    def grow(self, columns: int) -> None:
+        """Add memory for so many tokens."""
+        self.keys = pad(self.keys, (0, 0, 0, columns))
+        self.values = pad(self.values, (0, 0, 0, columns))
+        self.room -= columns
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args, **kwargs
     ) -> tuple[Tensor, Tensor]:
-        if self.column is not None:
-            self.keys.index_copy_(2, self.column, key_states)
-            self.values.index_copy_(2, self.column, value_states)
-            return self.keys, self.values
         if self.length == self.keys.shape[2]:
-            more = min(self.room, CACHE_BLOCK)
-            self.keys, self.values = (pad(x, (0, 0, 0, more)) for x in (self.keys, self.values))
-            self.room -= more
-        self.keys[:, :, self.length], self.values[:, :, self.length] = (
-            key_states[:, :, 0],
-            value_states[:, :, 0],
-        )
+            self.grow(min(self.room, CACHE_BLOCK))
+        self.keys[:, :, self.length] = key_states[:, :, 0]
+        self.values[:, :, self.length] = value_states[:, :, 0]
         self.length += 1
         return self.keys[:, :, : self.length], self.values[:, :, : self.length]
 
-    def get_seq_length(self) -> int | Tensor:
-        return self.length if self.column is None else self.column[0]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return (self.length + query_length if self.column is None else self.keys.shape[2]), 0
-
-
-class Decoder:
-    """P * G rollouts in flight; `step` works in place and asks the host nothing: with `static` shapes a CUDA graph."""
-
-    def __init__(
-        self,
-        model: Model,
-        ids: Tensor,
-        lengths: list[int],
-        group_size: int,
-        max_new_tokens: int,
-        temperature: float,
-        generator: torch.Generator | None,
-        ends: list[int],
-        static: bool,
-    ):
-        (P, self.L), device = ids.shape, ids.device
-        self.model, self.temperature, self.generator, self.static = (
-            model,
-            temperature,
-            generator,
-            static,
-        )
-        prompts, hidden = prefill(model, ids, lengths)
-        self.ends = torch.tensor(ends, device=device)
-        self.tokens = torch.full((P * group_size, max_new_tokens), ends[0], device=device)
-        self.logprobs = torch.zeros(self.tokens.shape, device=device)
-        self.column = torch.full(
-            (1,), self.L - 1, device=device
-        )  # of the cache, where the token fed last is
-        # Of the rollouts that are not finished, and of finished ones that have not left the batch yet:
-        self.rows = torch.arange(len(self.tokens), device=device)  # their rows in `tokens`
-        self.alive, self.token = (
-            torch.ones_like(self.rows, dtype=torch.bool),
-            torch.zeros_like(self.rows)[:, None],
-        )
-        self.uniform = torch.rand(
-            self.token.shape, generator=generator, device=device
-        )  # drawn outside of a graph
-        lengths = [length for length in lengths for _ in range(group_size)]
-        self.padding = self.L - torch.tensor(lengths, device=device)
-        self.mask = prompt_mask(lengths, self.L, device, max_new_tokens)
-        self.cache = cache_of(
-            model,
-            [
-                RolloutLayer(layer, group_size, max_new_tokens, self.column if static else None)
-                for layer in prompts.layers
-            ],
-        )
-        self._draw(head(model, hidden).repeat_interleave(group_size, 0))
-
-    def step(self) -> None:
-        """Feed the tokens drawn last, draw the next ones."""
-        mask = (
-            None if self.mask is None else self.mask[:, : self.cache.layers[0].get_mask_sizes(1)[0]]
-        )
-        self.column += 1
-        hidden = hidden_states(self.model, self.token, self.cache, self.column - self.padding, mask)
-        self._draw(head(self.model, hidden[:, -1]))
-
-    def _draw(self, logits: Tensor) -> None:
-        """Sample from logits (rows, V) by inverting the cumulative distribution: one random number a rollout, not V."""
-        log_p = torch.log_softmax(logits / self.temperature, -1)
-        below = log_p.exp().cumsum(-1)
-        token = torch.searchsorted(below, self.uniform * below[:, -1:], right=True).clamp_max(
-            below.shape[1] - 1
-        )
-        # Summed in parallel the steps may be uneven, or even fall, where a token has no probability at all.
-        token = torch.where(
-            log_p.gather(1, token) < NEGLIGIBLE, log_p.argmax(-1, keepdim=True), token
-        )
-        self.token.copy_(token)
-        place = self.rows, self.column - (self.L - 1)
-        self.tokens[place] = torch.where(self.alive, token[:, 0], self.ends[0])
-        self.logprobs[place] = log_p.gather(1, token)[:, 0].masked_fill(~self.alive, 0.0)
-        self.alive &= (token != self.ends).all(-1)
-
-    def compact(self) -> None:
-        """Finished rollouts leave the batch and the cache."""
-        keep = self.alive.nonzero()[:, 0]
-        self.cache.batch_select_indices(keep)
-        for name in (
-            "rows",
-            "alive",
-            "token",
-            "uniform",
-            "padding",
-            *(["mask"] if self.mask is not None else []),
-        ):
-            setattr(self, name, getattr(self, name)[keep])
-
-    def run(
-        self, stopped: Callable[[Tensor], Tensor] | None = None
-    ) -> tuple[Tensor, Tensor, list[int]]:
-        """Tokens and log-probabilities (B, max_new_tokens), after a rollout's end EOS and 0, and lengths (B); a rollout
-        leaves when `stopped` is true of its tokens (rows, t). UserError for a draw from logits that are not finite."""
-        graphed, T, step = (
-            self.static and self.token.device.type in GRAPH_DEVICES,
-            self.tokens.shape[1],
-            None,
-        )
-        every, worth = (
-            (CUDA_CHECK, 0.5) if graphed else (1, 0.8)
-        )  # moving the cache costs a step, a new graph several
-        for t in range(T):
-            if t % every == 0 or t == T - 1:
-                if not self.logprobs.isfinite().all():
-                    raise UserError(
-                        "the logits are not finite: diverged; try a lower --lr or a higher --temperature"
-                    )
-                if stopped:
-                    self.alive &= ~stopped(self.tokens[self.rows, : t + 1])
-                n_alive = int(self.alive.sum())
-                if n_alive == 0 or t == T - 1:
-                    break
-                if n_alive < worth * len(self.rows):
-                    step = None  # a graph holds memory
-                    self.compact()
-            step = step or (as_cuda_graph(self.step, self.model).__next__ if graphed else self.step)
-            self.uniform.copy_(
-                torch.rand(self.uniform.shape, generator=self.generator, device=self.uniform.device)
-            )
-            step()
-        goes_on = (self.tokens[..., None] != self.ends).all(-1).cumprod(1)  # 1 until the first EOS
-        return self.tokens, self.logprobs, (goes_on.sum(1) + 1).clamp_max(T).tolist()
-
-
-def as_cuda_graph(step: Callable[[], None], model: Model) -> Iterator[None]:
-    """Each `next` is a step: the first as it is (libraries set themselves up), the second captured, and its hundreds of
-    kernels replayed as one from then on; all as they are, and a line says so, if it cannot be captured."""
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
-    yield
-    try:
-        with torch.cuda.graph(graph):
-            step()
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        graph_off(model, str(error).partition("\n")[0])
-    while True:
-        graph.replay() if GRAPH_WORKS.get(model, True) else step()
-        yield
-
-
-def graph_off(model: Model, why: str) -> None:
-    """From now on no graph for this model, and a line that says so."""
-    GRAPH_WORKS[model] = False
-    print(
-        f"no CUDA graph for decoding here ({why}): sampling goes on without, slower",
-        file=sys.stderr,
-    )
-
-
-def agrees(
-    model: Model,
-    ids: Tensor,
-    prompt_lengths: list[int],
-    tokens: Tensor,
-    logprobs: Tensor,
-    lengths: list[int],
-    temperature: float,
-) -> bool:
-    """Whether log-probabilities (B, T) of the first group's tokens are those of a plain forward pass, to rounding."""
-    differences, prompt = [], ids[0, -prompt_lengths[0] :]
-    for row in range(len(tokens) // len(ids)):
-        sampled = tokens[row, : min(lengths[row], 128)]
-        logits = (
-            model(input_ids=torch.cat([prompt, sampled])[None])
-            .logits[0, len(prompt) - 1 : -1]
-            .float()
-        )
-        fresh = torch.log_softmax(logits / temperature, -1).gather(1, sampled[:, None])[:, 0]
-        differences.append((fresh - logprobs[row, : len(sampled)]).abs())
-    # Rounding is below 1e-3 in float32 and seldom above 0.1 in bfloat16; a wrong mask or position costs nats.
-    rounding = (0.2 if model.dtype == torch.bfloat16 else 0.01) / min(1.0, temperature)
-    return torch.cat(differences).mean().item() < rounding
+    def get_seq_length(self) -> int:
+        return self.length

@@ -1,15 +1,16 @@
-"""Memory: where it goes in a training step, before anything is loaded, and what to change when it does not suffice.
-The plan knows no formula: it runs the sampler and the update on fake tensors and tallies the bytes of those alive."""
+"""Memory: where it goes in a training step, and what to change when it does not suffice.
 
-import argparse
+The plan has no formula. It runs the sampling and the update on tensors without contents, before
+any weights are loaded, and counts the bytes of the tensors that are alive.
+"""
+
 import contextlib
 import ctypes
-import importlib.util
+import math
 import os
-import re
-import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,35 +19,165 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engine.decoding import Decoder, Rollouts, encode_prompts
-from engine.flags import FREE, text_of
-from engine.models import check_device, eos_ids, load_policy
-from engine.update import AdamW, backward, micro_batches
+from engine.config import Config
+from engine.decoding import Rollouts, draw, encode_prompts, start_decoding
+from engine.forward import recompute_layers
+from engine.models import Model, Tokenizer, add_adapter, empty_policy
+from engine.optimizer import AdamW
+from engine.update import micro_batches
 from rewards import Task, UserError
+from vpo import policy_loss
 
+MIB = 2**20
 GIB = 2**30
-CUDA_CONTEXT = (
-    0.6 * GIB
-)  # of the driver, cuBLAS and torch's kernels: an assumption, it differs between cards
-CPU_RUNTIME = (
-    0.1 * GIB
-)  # of math libraries at work, fitted to three settings with torch 2.13 on two cores (0 to 0.25)
+CUDA_CONTEXT = int(0.6 * GIB)  # driver, cuBLAS and kernels: assumed, it differs between cards
 ROWS = ("weights", "reference policy", "gradients", "optimizer", "KV cache", "activations, logits")
-Ask = Callable[
-    [str, object], tuple[list, list[str], int]
-]  # method, tokenizer -> problems, prompts, most new tokens
+Plan = dict[str, dict[str, int]]  # column of the table -> row of the table -> bytes
+
+
+@dataclass
+class StepPrompts:
+    """What the rollouts of a training step begin with."""
+
+    prompts: list[str]
+    max_new_tokens: int
+
+
+def print_plan(
+    config: Config, task: Task, device: str, step_prompts: dict[str, StepPrompts]
+) -> None:
+    """Print the table of `--plan`, and flags that save memory if the step does not fit.
+
+    Args:
+        step_prompts: method -> the prompts of its first step.
+    """
+    plan = {}
+    for method, step in step_prompts.items():
+        for phase, rows in step_memory(config, task, step).items():
+            rows = {row: rows.get(row, 0) for row in ROWS}
+            rows["process, libraries"] = process_memory(device)
+            plan[f"{method} {phase}"] = rows | {"total": sum(rows.values())}
+    print_table(config, plan)
+
+    need = max(rows["total"] for rows in plan.values())
+    limit = memory_limit(config, device)
+    verdict = "fits" if need <= limit else "does not fit"
+    print(f"\n{verdict} {limit / GIB:.1f} GiB ({device}): {need / GIB:.2f} GiB")
+    if need > limit:
+        print(
+            "flags that save memory, first those that change least of what is learnt: "
+            "--gradient-checkpointing --dtype bfloat16 --micro-batch-tokens 1024 "
+            f"--sampling-batch {2 * config.group_size}; then --kl 0 or --lora-rank 16 (needs peft), "
+            "a lower --max-new-tokens, a smaller --model"
+        )
+
+
+def print_table(config: Config, plan: Plan) -> None:
+    """Print a row for each kind of tensor and a column for each method and phase."""
+    print(
+        f"{config.model} in {config.dtype}, a training step of {config.task}; MiB, "
+        "with rollouts at their longest\n"
+    )
+    width = max(len(column) for column in plan) + 2
+    print(" " * 28 + "".join(f"{column:>{width}}" for column in plan))
+    for row in next(iter(plan.values())):
+        numbers = [f"{rows[row] / MIB:{width}.0f}" for rows in plan.values()]
+        print(f"{row:28}" + "".join(numbers))
+
+
+def memory_limit(config: Config, device: str) -> int:
+    """Bytes of the card that `--plan` names, else of the device that is there."""
+    if config.plan:
+        return int(config.plan * GIB)
+    if device == "cuda":
+        return torch.cuda.get_device_properties(0).total_memory
+    if device == "mps":
+        return torch.mps.recommended_max_memory()  # what Metal lets one process have
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def process_memory(device: str) -> int:
+    """Bytes of the process without tensors: on Linux what it takes now, on CUDA an assumption."""
+    statm = Path("/proc/self/statm")
+    if device != "cpu" or not statm.exists():
+        return CUDA_CONTEXT
+    pages = int(statm.read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def step_memory(config: Config, task: Task, step: StepPrompts) -> Plan:
+    """Bytes of the tensors of a training step: phase (sampling, update) -> row -> bytes.
+
+    Raises:
+        UserError: if the model has no KV cache.
+    """
+    policy, reference, tokenizer = empty_models(config, task)
+    own_reference = reference if reference is not policy else None
+    optimizer = AdamW(policy)
+    state = optimizer.moments + optimizer.lower
+    fixed = {
+        "weights": size_of(policy),
+        "reference policy": size_of(own_reference) if own_reference is not None else 0,
+        "optimizer": sum(x.nbytes for x in state if x is not None),
+    }
+    T = step.max_new_tokens
+    with FakeTensorMode(allow_non_fake_inputs=True), Tally() as tally:
+        for model in (policy, own_reference):
+            if model is not None:
+                model.to_empty(device="cpu")
+                model.tie_weights()
+        prompts = encode_prompts(policy.config, tokenizer, step.prompts, T)
+        sampling = sampling_memory(config, policy, prompts, T, tally)
+        # Rollouts at their longest, and so short that one micro-batch holds most of them and as many
+        # copies of their prompts.
+        update = update_memory(config, policy, reference, prompts, T, tally)
+        short = min(T, max(1, max(prompts[1]) // 4))
+        of_short = update_memory(config, policy, reference, prompts, short, tally)
+        if sum(of_short.values()) > sum(update.values()):
+            update = of_short
+    return {"sampling": fixed | sampling, "update": fixed | update}
+
+
+def empty_models(config: Config, task: Task) -> tuple[Model, Model | None, Tokenizer]:
+    """The policy, the reference policy if there is one, and the tokenizer, on the meta device."""
+    # peft cannot put an adapter into a model of fake tensors, so the models begin as meta tensors.
+    with torch.device("meta"):
+        policy, tokenizer = empty_policy(config.model, task, config.dtype)
+        if config.lora_rank:
+            add_adapter(policy, config.lora_rank)
+        if config.gradient_checkpointing:
+            recompute_layers(policy)
+        reference = None
+        if config.kl and config.lora_rank:
+            reference = policy
+        elif config.kl:
+            reference, _ = empty_policy(config.model, task, config.dtype)
+    return policy, reference, tokenizer
+
+
+def size_of(model: torch.nn.Module) -> int:
+    """Bytes of all weights and buffers."""
+    return sum(x.nbytes for x in (*model.parameters(), *model.buffers()))
 
 
 class Tally(TorchDispatchMode):
-    """Bytes of all tensors alive, and the most there were; the storage of a tensor and its views counts once."""
+    """Counts the bytes of all tensors alive, and the most there were.
+
+    The storage of a tensor and of its views counts once.
+    """
 
     def __init__(self):
         super().__init__()
-        self.alive, self.peak, self.known = 0, 0, weakref.WeakSet()
+        self.alive = 0
+        self.peak = 0
+        self.known = weakref.WeakSet()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        for storage in (x.untyped_storage() for x in tree_leaves(out) if isinstance(x, Tensor)):
+        for x in tree_leaves(out):
+            if not isinstance(x, Tensor):
+                continue
+            storage = x.untyped_storage()
             if storage not in self.known:
                 self.known.add(storage)
                 self.add(storage.nbytes())
@@ -57,235 +188,128 @@ class Tally(TorchDispatchMode):
         self.alive += size
         self.peak = max(self.peak, self.alive)
 
-
-def step_memory(
-    args: argparse.Namespace, task: Task, method: str, ask: Ask
-) -> dict[str, dict[str, int]]:
-    """{phase: {one of ROWS: bytes}} of a step. UserError for a model without KV cache; no weights are looked at."""
-    G, lean = args.group_size, {"dtype": args.dtype, "empty": True}
-    with torch.device("meta"):  # peft cannot put an adapter into a model of fake tensors
-        model, tokenizer = load_policy(
-            args.model,
-            task,
-            lora_rank=args.lora_rank,
-            gradient_checkpointing=args.gradient_checkpointing,
-            **lean,
-        )
-        copied = args.kl and not args.lora_rank
-        reference = (
-            load_policy(args.model, task, **lean)[0] if copied else model if args.kl else None
-        )
-    _, prompts, T = ask(method, tokenizer)
-    with FakeTensorMode(allow_non_fake_inputs=True), Tally() as tally:
-        for policy in {model, reference or model}:
-            policy.to_empty(device="cpu")
-            policy.tie_weights()
-        optimizer = AdamW(model)
-        fixed = {
-            "weights": size_of(model),
-            "reference policy": size_of(reference) if copied else 0,
-            "optimizer": sum(
-                x.nbytes for x in (*optimizer.moments, *optimizer.lower) if x is not None
-            ),
-        }
-        ids, lengths = encode_prompts(model.config, tokenizer, prompts, T)
-        P = max(1, args.sampling_batch // G) if args.sampling_batch else len(prompts)
-        before = tally.peak = tally.alive  # a new peak begins
-        with torch.no_grad():
-            decoder = Decoder(
-                model,
-                ids[:P],
-                lengths[:P],
-                G,
-                T,
-                args.temperature,
-                None,
-                eos_ids(model, tokenizer) or [0],
-                static=True,
-            )  # with the whole cache from the beginning
-            decoder.step()
-        cache = sum(x.nbytes for layer in decoder.cache.layers for x in (layer.keys, layer.values))
-        sampling = fixed | {"KV cache": cache, ROWS[-1]: max(tally.peak - before - cache, 0)}
-        del decoder
-        # Rollouts at their longest, and so short that most of them share a micro-batch and its copies of prompts.
-        updates = [
-            fixed | update_memory(args, model, reference, optimizer, ids, lengths, length, tally)
-            for length in {T, min(T, max(1, max(lengths) // 4))}
-        ]
-    return {"sampling": sampling, "update": max(updates, key=lambda rows: sum(rows.values()))}
+    def begin(self) -> int:
+        """Forget the peak so far; returns the bytes alive."""
+        self.peak = self.alive
+        return self.alive
 
 
-def update_memory(
-    args: argparse.Namespace,
-    model,
-    reference,
-    optimizer: AdamW,
-    ids: Tensor,
-    lengths: list[int],
+def sampling_memory(
+    config: Config,
+    policy: Model,
+    prompts: tuple[Tensor, list[int]],
     T: int,
     tally: Tally,
 ) -> dict[str, int]:
-    """Bytes of the rows that an update adds, with prompts ids (P, L) and rollouts of T tokens, all tensors fake."""
+    """Bytes of the rows that sampling adds: prompts (P, L) and lengths, rollouts of T tokens."""
+    ids, lengths = prompts
+    G = config.group_size
+    P = len(lengths)
+    if config.sampling_batch:
+        P = max(1, config.sampling_batch // G)
+    before = tally.begin()
+    with torch.no_grad():
+        decoder, logits = start_decoding(policy, (ids[:P], lengths[:P]), G, T)
+        uniform = torch.rand(len(logits), 1)
+        token, _ = draw(logits / config.temperature, uniform)
+        del logits
+        # Then the last step, as if all tokens before it were there.
+        for layer in decoder.cache.layers:
+            layer.grow(layer.room)
+            layer.length = layer.keys.shape[2] - 1
+        logits = decoder.feed(token)
+        draw(logits / config.temperature, uniform)
+    cache = sum(layer.keys.nbytes + layer.values.nbytes for layer in decoder.cache.layers)
+    return {"KV cache": cache, "activations, logits": max(tally.peak - before - cache, 0)}
 
-    def rollouts_of(prompts: list[int], G: int) -> Rollouts:
-        tokens, logprobs = (
-            torch.zeros(len(prompts) * G, T, dtype=torch.long),
-            torch.zeros(len(prompts) * G, T),
-        )
-        return Rollouts(
-            ids[prompts], [lengths[p] for p in prompts], tokens, logprobs, [T] * len(tokens), [], []
-        )
 
-    prompts, G, budget = list(range(len(lengths))), args.group_size, args.micro_batch_tokens
-    parts = micro_batches(rollouts_of(prompts, G), list(range(len(prompts) * G)), budget)
-    P, batches = (
-        max(len(part) for part, _ in parts),
-        [batch for _, batches in parts for batch in batches],
-    )
-    G = min(
-        G, -(-2 * max(map(len, batches)) // P)
-    )  # two micro-batches of one part: the others are like them
-    before = tally.peak = tally.alive
-    for (
-        parameter
-    ) in optimizer.parameters:  # after the first of several micro-batches they are there
-        parameter.grad = torch.zeros_like(parameter) if len(batches) > 1 else None
-    fake = rollouts_of(sorted(prompts, key=lambda p: -lengths[p])[:P], G)
-    backward(
-        model,
+def update_memory(
+    config: Config,
+    policy: Model,
+    reference: Model | None,
+    prompts: tuple[Tensor, list[int]],
+    T: int,
+    tally: Tally,
+) -> dict[str, int]:
+    """Bytes of the rows that an update adds: prompts (P, L) and lengths, rollouts of T tokens."""
+    rollouts = sample_of_update(config, prompts, T)
+    parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    before = tally.begin()
+    for parameter in parameters:  # from the second micro-batch on all gradients exist
+        parameter.grad = torch.zeros_like(parameter)
+    n = len(rollouts.tokens)
+    advantages = torch.ones(n)
+    for batch in micro_batches(
+        policy,
         reference,
-        fake,
-        [1.0] * P * G,
-        kl=args.kl,
-        temperature=args.temperature,
-        micro_batch_tokens=budget,
-    )
-    gradients = sum(parameter.grad.nbytes for parameter in optimizer.parameters)
-    model.zero_grad()
-    return {"gradients": gradients, ROWS[-1]: max(tally.peak - before - gradients, 0)}
-
-
-def size_of(model: torch.nn.Module) -> int:
-    """Bytes of all weights and buffers."""
-    return sum(x.nbytes for x in (*model.parameters(), *model.buffers()))
-
-
-def print_plan(args: argparse.Namespace, task: Task, device: str, ask: Ask) -> None:
-    """The table of `--plan`, and which flags make it fit if it does not."""
-    there = {
-        "cpu": lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "cuda": lambda: torch.cuda.get_device_properties(0).total_memory,
-        "mps": torch.mps.recommended_max_memory,
-    }  # what Metal lets one process have
-    limit = int(args.plan * GIB) or there[check_device(device)]()
-    base, extra, statm = int(CUDA_CONTEXT), "device context (assumed)", Path("/proc/self/statm")
-    if device == "cpu" and statm.exists():  # Linux: what the process takes now
-        base, extra = (
-            int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") + int(CPU_RUNTIME),
-            "libraries",
+        rollouts,
+        list(range(n)),
+        temperature=config.temperature,
+        token_budget=config.micro_batch_tokens,
+    ):
+        loss, _ = policy_loss(
+            batch.logprobs,
+            batch.old_logprobs,
+            advantages[batch.rows],
+            batch.token_mask,
+            n * T,
+            ref_logprobs=batch.ref_logprobs,
+            kl_coef=config.kl,
         )
+        loss.backward()
 
-    def plan(args: argparse.Namespace) -> tuple[dict[str, dict[str, int]], int]:
-        columns = {
-            f"{method} {phase}": rows | {extra: base, "total": sum(rows.values()) + base}
-            for method in args.method
-            for phase, rows in step_memory(args, task, method, ask).items()
-        }
-        return columns, max(rows["total"] for rows in columns.values())
+    gradients = sum(parameter.grad.nbytes for parameter in parameters)
+    activations = max(tally.peak - before - gradients, 0)
+    return {"gradients": gradients, "activations, logits": activations}
 
-    columns, need = plan(args)
-    unit, name, digits = (GIB, "GiB", 2) if need - base > GIB else (2**20, "MiB", 0)
-    width = max(map(len, columns)) + 2
-    print(
-        f"{args.model} in {args.dtype}, a training step of {args.task}; {name}, with rollouts at their longest\n"
+
+def sample_of_update(config: Config, prompts: tuple[Tensor, list[int]], T: int) -> Rollouts:
+    """Two micro-batches with the longest prompts. All others take as much memory as these or less."""
+    ids, lengths = prompts
+    P = len(lengths)
+    G = config.group_size
+    budget = config.micro_batch_tokens
+    if budget:  # as update.prompt_chunks divides prompts and rollouts
+        L = max(lengths)
+        P = min(P, max(1, budget // L))
+        batch_size = max(1, budget // max(T, L // 4))
+        G = min(G, math.ceil(2 * batch_size / P))
+    longest = sorted(range(len(lengths)), key=lambda p: -lengths[p])[:P]
+    n = P * G
+    return Rollouts(
+        prompt_ids=ids[longest],
+        prompt_lengths=[lengths[p] for p in longest],
+        tokens=torch.zeros(n, T, dtype=torch.long),
+        logprobs=torch.zeros(n, T),
+        lengths=[T] * n,
+        texts=[],
+        ended=[],
     )
-    print(f"{'':28}" + "".join(f"{column:>{width}}" for column in columns))
-    for row in (*ROWS, extra, "total"):
-        print(
-            f"{row:28}"
-            + "".join(f"{rows.get(row, 0) / unit:{width}.{digits}f}" for rows in columns.values())
-        )
-    where = (
-        f"a card of {limit / GIB:.1f} GiB"
-        if args.plan
-        else f"this machine's {limit / GIB:.1f} GiB ({device})"
-    )
-    print(f"\n{'fits' if need <= limit else 'does not fit'} {where}: {need / GIB:.2f} GiB")
-    changed = argparse.Namespace(**vars(args))
-    for flag, value in leaner(args) if need > limit else ():
-        setattr(changed, flag, value)
-        if flag == "lora_rank":  # then the reference policy costs nothing
-            changed.kl = args.kl
-        _, need = plan(changed)
-        flags = [
-            text_of(name, value)
-            for name, value in vars(changed).items()
-            if value != getattr(args, name)
-        ]
-        print(f"  {need / unit:{width}.{digits}f} {name} with {' '.join(flags)}")
-        if need <= limit:
-            return print("which fits")
-    if need > limit:
-        print(
-            "not enough: take a smaller --model, fewer --max-new-tokens, a larger device"
-            + ("" if importlib.util.find_spec("peft") else ", or --lora-rank 16 (pip install peft)")
-        )
-
-
-def leaner(args: argparse.Namespace, with_peft: bool = False) -> list[tuple[str, object]]:
-    """Flags that save memory, those first that change least of what is learnt; an adapter where peft is."""
-    worth = {
-        "gradient_checkpointing": (True, not args.gradient_checkpointing),
-        "dtype": ("bfloat16", args.dtype == "float32"),
-        "micro_batch_tokens": (1024, not 0 < args.micro_batch_tokens <= 1024),
-        "sampling_batch": (2 * args.group_size, not 0 < args.sampling_batch <= 2 * args.group_size),
-        "kl": (0.0, args.kl and not args.lora_rank),
-        "lora_rank": (16, not args.lora_rank and (with_peft or importlib.util.find_spec("peft"))),
-    }
-    return [(flag, value) for flag, (value, helps) in worth.items() if helps]
 
 
 @contextlib.contextmanager
-def explain_out_of_memory(args: argparse.Namespace, device: str) -> Iterator[None]:
-    """Turn an allocation that failed into a UserError: the phase, how much was asked for, and which flags take less.
-    Before, on a CPU, glibc's malloc hands back what it kept of freed blocks: nearly a quarter of an adapter's peak."""
-    phases = {
-        "evaluate_runs": ("the evaluation", ("sampling_batch", "dtype")),
-        "load": ("loading", ("dtype", "kl", "lora_rank")),
-        "sample": ("sampling", ("sampling_batch", "dtype", "lora_rank")),
-        "train_step": (
-            "the update",
-            ("gradient_checkpointing", "micro_batch_tokens", "dtype", "lora_rank"),
-        ),
-    }
-    if device == "cpu" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
-        trim(0)
+def explain_out_of_memory(device: str) -> Iterator[None]:
+    """Turn an allocation that failed into a UserError with what was asked for and what may help."""
     try:
         yield
     except (
         RuntimeError
-    ) as error:  # torch.OutOfMemoryError is one; MPS and the CPU allocator raise the plain kind
-        asked = re.search(
-            r"tried to allocate (\d+ bytes|[\d.]+ ?[KMG]?i?B)", str(error), re.IGNORECASE
-        )
-        if not isinstance(error, torch.OutOfMemoryError) and not asked:
+    ) as error:  # torch.OutOfMemoryError is one, MPS and the CPU raise the plain kind
+        reason = " ".join(str(error).split())
+        if "tried to allocate" not in reason.lower():
             raise
-        called = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
-        phase, helpful = next((phases[name] for name in phases if name in called), phases["load"])
-        flags = [
-            (flag, text_of(flag, value))
-            for flag, value in leaner(args, with_peft=True)
-            if flag in helpful
-        ]
-        now, later = (
-            ", ".join(text for flag, text in flags if (flag in FREE) is free)
-            for free in (True, False)
-        )
-        advice = [f"go on with --resume and: {now}"] * bool(now) + [
-            f"in a new run: {later}"
-        ] * bool(later)
-        advice = "; ".join(advice) or "take a smaller --model or fewer --max-new-tokens"
         raise UserError(
-            f"out of memory on {device} in {phase}, {asked[1] if asked else 'an unknown amount'} was asked "
-            f"for; {advice}; --plan shows where the memory goes"
+            f"out of memory on {device} ({reason:.200}); go on with --resume and a lower "
+            "--micro-batch-tokens or --sampling-batch, or begin a new run with --lora-rank 16; "
+            "--plan shows where the memory goes"
         ) from error
+
+
+def return_freed_memory() -> None:
+    """Make glibc's malloc hand the blocks that it keeps for later back to the system.
+
+    On a CPU they are nearly a quarter of the peak with an adapter.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

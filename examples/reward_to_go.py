@@ -1,82 +1,119 @@
-"""Credit per answer: each answer of a VPO rollout is paid what it and those after it add to the set.
+"""Credit per answer: each answer of a VPO rollout gets what it and the later ones add to the set.
 
-    python examples/reward_to_go.py --method vpo      the flags of train.py; for the tiny model, in the maze or the toy
+    python examples/reward_to_go.py --method vpo
 
-The paper gives all tokens of a rollout one advantage. Here those of answer j get R(S) - R(the answers before j),
-normalised in the group: the same gradient in expectation, because what came before does not depend on them, with less
-noise. An experiment on train.py, not a part of it; `python reproduce.py --only credit` measures it beside VPO.
+The flags are those of train.py; `--sampler` and `--subset` have no effect. It needs the tiny model, in the
+maze or the toy.
+
+The paper gives all tokens of a rollout one advantage. Here the tokens of answer j get
+R(S) - R(answers before j), normalised in the group. The expected gradient is the same, because the
+answers before j do not depend on answer j. The gradient has less noise. This is an experiment on
+train.py and no part of it; `python reproduce.py --only credit` measures it beside VPO.
 """
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import engine.update
 import train
+from engine.update import MicroBatch, micro_batches
+from rollout import Rollouts
 from vpo import ADVANTAGES, group_normalize, policy_loss, sample_weights, set_scores
 
-now: dict[
-    str, Tensor
-] = {}  # of this step: the closing tags (m) and the answers' advantages (P * G, m)
+train_step = train.train_step
 
 
-def vpo(rewards: Tensor, scalars: Tensor, mask: Tensor, **options) -> Tensor:
-    """The advantage of every rollout's first answer, which is VPO's own (P, G); all of them are kept for `backward`."""
-    P, G, m, k = rewards.shape
-    weights = sample_weights(
-        P * options["n_weights"], k, alpha=options["alpha"], generator=options["generator"]
-    )
-    values = [
-        set_scores(
-            rewards, weights.view(P, -1, k), mask & (torch.arange(m) < j), options["floor"]
-        ).mean(-1)
-        for j in range(m + 1)
-    ]  # R of the first 0, 1, .. m answers
-    now["advantages"] = torch.stack(
-        [group_normalize(values[m] - values[j]) for j in range(m)], -1
-    ).view(P * G, m)
-    return now["advantages"][:, 0].view(P, G)
+def credited_train_step(method, state, task, config):
+    """train.train_step, which for VPO uses an advantage per answer."""
+    if method != "vpo":
+        return train_step(method, state, task, config)
+    tags = [f"</{task.tag}_{i}>" for i in range(1, config.m + 1)]
+    credit = AnswerCredit(torch.tensor(state.tokenizer.convert_tokens_to_ids(tags)))
+    with (
+        patch.dict(ADVANTAGES, vpo=credit.advantages),
+        patch("train.rows_to_compute", credit.rows_to_compute),
+        patch("train.micro_batches", credit.micro_batches),
+        patch("train.policy_loss", credit.policy_loss),
+    ):
+        return train_step(method, state, task, config)
 
 
-def train_step(method, learner, task, args):
-    tags = [f"</{task.tag}_{i + 1}>" for i in range(args.m)]
-    now["closing"] = torch.tensor(learner.tokenizer.convert_tokens_to_ids(tags))
-    return plain["train_step"](method, learner, task, args)
+class AnswerCredit:
+    """What one training step computes in another way than VPO, in the order of the calls."""
+
+    def __init__(self, closing_tags: Tensor):
+        self.closing_tags = closing_tags  # (m) token ids
+
+    def advantages(
+        self, rewards: Tensor, scalars: Tensor, answer_mask: Tensor, **options
+    ) -> Tensor:
+        """The advantages (P, G) of the first answers, which are VPO's own. Those of all are kept."""
+        P, G, m, k = rewards.shape
+        weights = sample_weights(
+            P * options["n_weights"], k, alpha=options["alpha"], generator=options["generator"]
+        ).view(P, -1, k)
+        rewards_of_first = []  # (P, G) each: R of the first 0, 1, ... m answers
+        for n in range(m + 1):
+            is_first = torch.arange(m) < n
+            scores = set_scores(
+                rewards, weights, answer_mask & is_first, options["missing_answer_reward"]
+            )
+            rewards_of_first.append(scores.mean(-1))
+        advantages = [group_normalize(rewards_of_first[m] - R) for R in rewards_of_first[:m]]
+        self.answer_advantages = torch.stack(advantages, -1).view(P * G, m)
+        return advantages[0]
+
+    def rows_to_compute(self, advantages: Tensor, with_reference: bool) -> list[int]:
+        """All rollouts: an answer may have an advantage where the first one has none."""
+        return list(range(len(advantages)))
+
+    def micro_batches(
+        self, model, reference, rollouts: Rollouts, rows: list[int], **options
+    ) -> Iterator[MicroBatch]:
+        """Keep the advantages (B, T) of each micro-batch's tokens until its loss is computed.
+
+        A token belongs to the answer that the next closing tag ends, or else to the last answer.
+        """
+        closes = torch.isin(rollouts.tokens, self.closing_tags).long()  # (P * G, T)
+        n_closed_before = closes.cumsum(1) - closes
+        answers = n_closed_before.clamp_max(len(self.closing_tags) - 1)
+        advantages = self.answer_advantages.gather(1, answers)  # (P * G, T)
+        for batch in micro_batches(model, reference, rollouts, rows, **options):
+            T = batch.logprobs.shape[1]
+            self.token_advantages = advantages[batch.rows, :T]
+            yield batch
+
+    def policy_loss(
+        self,
+        logprobs: Tensor,
+        old_logprobs: Tensor,
+        advantages: Tensor,
+        token_mask: Tensor,
+        *arguments,
+        ref_logprobs: Tensor | None,
+        **options,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """vpo.policy_loss, to which every token is a rollout of its own, with its own advantage."""
+        if ref_logprobs is not None:
+            ref_logprobs = ref_logprobs.reshape(-1, 1)
+        return policy_loss(
+            logprobs.reshape(-1, 1),
+            old_logprobs.reshape(-1, 1),
+            self.token_advantages.flatten(),
+            token_mask.reshape(-1, 1),
+            *arguments,
+            ref_logprobs=ref_logprobs,
+            **options,
+        )
 
 
-def backward(model, reference, rollouts, advantages, **options):
-    """With an advantage per token: that of the answer which its closing tag ends."""
-    if "advantages" in now:
-        closed = torch.isin(rollouts.tokens, now["closing"]).long()
-        answers = now.pop("advantages")
-        advantages = answers.gather(
-            1, (closed.cumsum(1) - closed).clamp_max(answers.shape[1] - 1)
-        ).tolist()
-    return plain["backward"](model, reference, rollouts, advantages, **options)
-
-
-def loss(logprobs, old_logprobs, advantages, mask, n_tokens, ref_logprobs=None, **options):
-    """vpo.policy_loss over tokens as if each were a rollout."""
-    if advantages.ndim == 2:
-        advantages = advantages[:, : logprobs.shape[1]].reshape(-1)
-        logprobs, old_logprobs, mask = (x.reshape(-1, 1) for x in (logprobs, old_logprobs, mask))
-        ref_logprobs = None if ref_logprobs is None else ref_logprobs.reshape(-1, 1)
-    return policy_loss(
-        logprobs, old_logprobs, advantages, mask, n_tokens, ref_logprobs=ref_logprobs, **options
-    )
-
-
-plain = {"train_step": train.train_step, "backward": train.backward}
-train.train_step, train.backward, engine.update.policy_loss, ADVANTAGES["vpo"] = (
-    train_step,
-    backward,
-    loss,
-    vpo,
-)
+train.train_step = credited_train_step
 
 if __name__ == "__main__":
     train.main()

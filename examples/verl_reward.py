@@ -1,4 +1,4 @@
-"""VPO in veRL: its GRPO as it is, with a reward function that returns R, the worth of a rollout's set.
+"""VPO in veRL: GRPO with a reward function that returns R, the reward of a rollout's set.
 
     python examples/verl_reward.py --task maze --m 3 --problems 4000 > train.jsonl
     python examples/verl_reward.py --task maze --m 3 --problems 200 --split test > test.jsonl
@@ -9,11 +9,11 @@
         actor_rollout_ref.actor.use_dynamic_bsz=True data.max_prompt_length=1024 trainer.logger='[console]'
         trainer.n_gpus_per_node=8 trainer.nnodes=1
 
-Written after the sources of veRL 0.9.1 and called in tests as they call it; it was NOT run inside veRL. This folder,
-torch and transformers must be on every worker; a task with files gets them by
-+reward.custom_reward_function.reward_kwargs.data=FILE, and --data FILE in the first two commands. veRL normalises R in
-the group with correction 1 and eps 1e-6. The estimators that need the vectors have no place there: a registered one
-sees R alone.
+This file follows the sources of veRL 0.9.1, and tests call it as they do. It was NOT run inside
+veRL. Every worker needs this repository, torch and transformers. For a task with files add
++reward.custom_reward_function.reward_kwargs.data=FILE, and --data FILE to the first two commands.
+veRL normalises R in the group with correction 1 and eps 1e-6. Methods that need the reward vectors
+cannot be used: an estimator that is registered with veRL sees R alone.
 """
 
 import argparse
@@ -28,8 +28,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from eval import diversity
-from rewards import Problem, UserError, load_task, take_problems
+from rewards import Problem, UserError, take_problems
 from rollout import score_texts
+from tasks import load_task
 from vpo import sample_weights, set_reward
 
 task_of = functools.cache(load_task)
@@ -43,77 +44,83 @@ def compute_score(
     *,
     n_weights: int = 100,
     alpha: float = 1.0,
-    sampler: str = "iid",
-    **options,
+    **task_options,
 ) -> dict[str, float]:
-    """R of a rollout as `score`, and what to watch beside it: scalars, as veRL wants, the same keys for all rollouts.
+    """R of a rollout as `score`, and metrics beside it. veRL needs the same keys for all rollouts.
 
-    data_source is the task, ground_truth the problem as `rows` writes it, extra_info holds m. The weightings are drawn
-    from the problem alone, so that all workers give a group the same. Raises UserError for a row of another kind.
+    The preference weights are drawn from the problem alone, so that all workers draw the same ones
+    for a group.
+
+    Args:
+        data_source: the task.
+        solution_str: the rollout's text.
+        ground_truth: the problem as `rows` writes it.
+        extra_info: holds m.
+        n_weights, alpha: of `vpo.sample_weights`.
+        task_options: of the task, such as `data`.
+
+    Raises:
+        UserError: the row was not written by this file.
     """
-    task = task_of(data_source, **options)
+    task = task_of(data_source, **task_options)
     m = (extra_info or {}).get("m") or task.m
     try:
         problem = Problem(**json.loads(ground_truth))
-        if not (isinstance(m, int) and m > 0):
+        if not isinstance(m, int) or m < 1:
             raise ValueError("m must be a whole number from 1")
     except (TypeError, ValueError) as error:
         raise UserError(
             f"ground_truth {ground_truth!r:.60}, m = {m}: no row of {data_source}; write the rows with "
             "examples/verl_reward.py"
         ) from error
+
     scored = score_texts(task, [problem], [solution_str], m)  # (1, 1, m, k)
+    vectors = scored.vectors
     generator = torch.Generator().manual_seed(zlib.crc32(ground_truth.encode()))
-    weights = sample_weights(
-        n_weights, scored.vectors.shape[-1], alpha=alpha, sampler=sampler, generator=generator
-    )
+    weights = sample_weights(n_weights, vectors.shape[-1], alpha=alpha, generator=generator)
+    reward = set_reward(vectors, weights[None], scored.answer_mask, task.minimum)  # (1, 1)
     return {
-        "score": set_reward(scored.vectors, weights[None], scored.mask, task.minimum).item(),
+        "score": reward.item(),
         "scalar": scored.scalars.mean().item(),
         "best_in_rollout": scored.scalars.amax().item(),
-        "answers": scored.mask.float().mean().item(),
-        "set_diversity": diversity(scored.vectors[:, 0]).item(),
+        "answers": scored.answer_mask.float().mean().item(),
+        "set_diversity": diversity(vectors[:, 0]).item(),
     }
 
 
-def rows(task_name: str, split: str, n: int, m: int, seed: int = 0, **options) -> list[dict]:
-    """n rows of a data set of veRL's, whose prompts ask for m answers (0: the task's own)."""
-    task = task_of(task_name, **options)
-    return [
-        {
-            "data_source": task_name,
-            "prompt": [{"role": "user", "content": task.prompt(problem, m or task.m)}],
-            "reward_model": {
-                "style": "rule",
-                "ground_truth": json.dumps({"id": problem.id, "data": problem.data}),
-            },
-            "extra_info": {"index": index, "m": m or task.m},
-        }
-        for index, problem in enumerate(take_problems(task, split, n, seed))
-    ]
+def rows(task_name: str, split: str, n: int, m: int, **task_options) -> list[dict]:
+    """n rows of a data set for veRL, whose prompts ask for m answers (0: the task's own)."""
+    task = task_of(task_name, **task_options)
+    m = m or task.m
+    records = []
+    for index, problem in enumerate(take_problems(task, split, n)):
+        message = {"role": "user", "content": task.prompt(problem, m)}
+        truth = json.dumps({"id": problem.id, "data": problem.data})
+        records.append(
+            {
+                "data_source": task_name,
+                "prompt": [message],
+                "reward_model": {"style": "rule", "ground_truth": truth},
+                "extra_info": {"index": index, "m": m},
+            }
+        )
+    return records
 
 
 def main() -> None:
-    """Write rows to stdout, a line each."""
+    """Write rows to stdout, one per line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--task", default="maze")
-    parser.add_argument(
-        "--data", default="", help="JSON Lines file of problems, for tasks that take one"
-    )
+    parser.add_argument("--data", help="JSON Lines file of problems, for tasks that take one")
     parser.add_argument("--m", type=int, default=0, help="answers per rollout; 0: the task's own")
     parser.add_argument("--problems", type=int, default=1000)
     parser.add_argument("--split", default="train", choices=("train", "validation", "test"))
     args = parser.parse_args()
     if args.m < 0 or args.problems < 1:
         parser.error(f"--m {args.m} --problems {args.problems}: must be positive")
+    task_options = {"data": args.data} if args.data else {}
     try:
-        for row in rows(
-            args.task,
-            args.split,
-            args.problems,
-            args.m,
-            **({"data": args.data} if args.data else {}),
-        ):
+        for row in rows(args.task, args.split, args.problems, args.m, **task_options):
             print(json.dumps(row))
     except UserError as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")

@@ -1,9 +1,13 @@
-"""The page and the film of a run, from its metrics and its snapshots; frames: (step, {method: a record for each problem
-of answers (n), None where a slot was left empty, and rewards (n, k)})."""
+"""The page and the film of a run, from its metrics and its snapshots.
 
-import itertools
+A frame of the snapshots holds a step, and by method one record per problem: its "answers" (n),
+None where a slot was left empty, and their "rewards" (n, k).
+"""
+
 import json
 import tempfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,141 +18,194 @@ from torch import Tensor
 
 import vpo
 from report import plots
+from report.style import LOOKS
+from rewards import UserError
 
-MOST = (
-    1_900_000  # bytes of a page or a film; where there would be more, every other frame is left out
-)
-
-
-def write_page(
-    path: Path, task: Any, flags: dict, problems: list, frames: list, logs: dict[str, list[dict]]
-) -> None:
-    """One HTML file that needs no other: page.html with page.js and the data in it; logs: metrics by method."""
-    sizes, here = (
-        {name: vpo.answers_per_rollout(name, flags["m"]) for name in logs},
-        Path(__file__).parent,
-    )
-    data = {
-        "task": task.name,
-        "objectives": task.objectives,
-        "temperature": flags["eval_temperature"],
-        "draws": flags["n_weights"],
-        "steps": [step for step, _ in frames],
-        "methods": [
-            {
-                "name": name,
-                "title": plots.title(name),
-                "color": plots.color(name),
-                "m": sizes[name],
-                "curve": [
-                    [row[key] for key in ("step", "diversity", "reward")]
-                    for row in rows[:: 1 + len(rows) // 500]
-                ],
-            }
-            for name, rows in logs.items()
-        ],
-        "problems": [
-            _problem(
-                task,
-                flags,
-                sizes,
-                problem,
-                [{name: pools[name][i] for name in sizes} for _, pools in frames],
-            )
-            for i, problem in enumerate(problems)
-        ],
-    }
-    page = (here / "page.html").read_text().replace("/*SCRIPT*/", (here / "page.js").read_text())
-    page = page.replace("/*DATA*/", json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"))
-    if len(page) > MOST and len(frames) > 2:
-        return write_page(path, task, flags, problems, [*frames[:-1:2], frames[-1]], logs)
-    path.write_text(page)
+MAX_BYTES = 1_900_000  # of a page or a film; one that is larger leaves out every other frame
 
 
-def _problem(
-    task: Any, flags: dict, sizes: dict[str, int], problem: Any, frames: list[dict[str, dict]]
-) -> dict:
-    """What the page knows of a problem: its distinct answers (routes as cells), by number those of every pool; where a
-    rollout holds several also what vpo.py makes of them: the best under five weightings, R(S) and the advantages."""
-    numbers, pools = {}, [{} for _ in frames]
-    grid = (
-        isinstance(problem.data, dict)
-        and hasattr(task, "walk")
-        and problem.data.get("grid")
-        or None
-    )
-    k = len(frames[0][next(iter(sizes))]["rewards"][0])
-    weights = vpo.sample_weights(
-        flags["n_weights"],
-        k,
-        alpha=flags["alpha"],
-        sampler=flags["sampler"],
-        generator=torch.Generator().manual_seed(flags["seed"]),
-    )
-    for (frame, found), (name, m) in itertools.product(
-        zip(frames, pools, strict=True), sizes.items()
-    ):
-        rewards = torch.tensor(frame[name]["rewards"])
-        pairs, G = (
-            zip(frame[name]["answers"], map(tuple, frame[name]["rewards"]), strict=True),
-            len(rewards) // m,
+def write_page(path: Path, snapshots: Any) -> None:
+    """Write one HTML file that needs no other: page.html with page.js and the data in it.
+
+    Args:
+        path: the file that is written.
+        snapshots: engine.evaluations.Snapshots of the run.
+    """
+
+    def write(frames: list) -> None:
+        path.write_text(_page(replace(snapshots, frames=frames)))
+
+    _write_small(path, snapshots.frames, write)
+
+
+def write_film(path: Path, snapshots: Any) -> None:
+    """Write a GIF with a picture of the answers per frame.
+
+    Raises:
+        UserError: the task draws no answers.
+    """
+    pictures = []
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "picture.png"
+        for frame in snapshots.frames:
+            pools = {name: _texts_and_rewards(records) for name, records in frame.pools.items()}
+            heading = f"after training step {frame.step}"
+            if not plots.answers(pools, snapshots.problems, snapshots.task, file, heading):
+                raise UserError(
+                    f"--film: task {snapshots.task.name} draws no answers; --page shows them as text"
+                )
+            picture = Image.open(file).convert("RGB")
+            picture.thumbnail((1000, 1000))
+            pictures.append(picture)
+
+    some = np.concatenate(pictures[:: 1 + len(pictures) // 20])
+    colors = Image.fromarray(some).quantize(128)  # the same palette for all pictures
+    pictures = [picture.quantize(palette=colors, dither=Image.Dither.NONE) for picture in pictures]
+
+    def write(pictures: list) -> None:
+        durations = [400] * (len(pictures) - 1) + [2400]  # ms, the last picture stays for longer
+        pictures[0].save(
+            path,
+            append_images=pictures[1:],
+            save_all=True,
+            duration=durations,
+            loop=0,
         )
-        found[name] = {
-            "summary": task.summary(rewards),
-            "answers": [numbers.setdefault(pair, len(numbers)) for pair in pairs],
-        }
-        if (
-            m > 1 < G
-        ):  # an empty slot, the minimum in each component, is never better than an answer
-            best = vpo.set_scores(rewards[: G * m].view(1, G, m, k), weights[None])  # (1, G, K)
-            found[name] |= {
-                "best": _plain(best[0, :, :5]),
-                "R": _plain(best[0].mean(-1)),
-                "A": _plain(vpo.group_normalize(best.mean(-1))[0]),
+
+    _write_small(path, pictures, write)
+
+
+def _write_small(path: Path, frames: list, write: Callable[[list], None]) -> None:
+    """Write a file from frames, without every other of them as often as it is too large."""
+    write(frames)
+    while path.stat().st_size > MAX_BYTES and len(frames) > 2:
+        frames = [*frames[:-1:2], frames[-1]]
+        write(frames)
+    print(f"written: {path}")
+
+
+def _page(snapshots: Any) -> str:
+    config = snapshots.config
+    data = {
+        "task": snapshots.task.name,
+        "objectives": snapshots.task.objectives,
+        "temperature": config.eval_temperature,
+        "draws": config.n_weights,
+        "steps": [frame.step for frame in snapshots.frames],
+        "methods": [_method(name, rows, config.m) for name, rows in snapshots.metrics.items()],
+        "problems": [_problem(snapshots, i) for i in range(len(snapshots.problems))],
+    }
+    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")  # holds no </script>
+
+    folder = Path(__file__).parent
+    page = (folder / "page.html").read_text()
+    page = page.replace("/*SCRIPT*/", (folder / "page.js").read_text())
+    return page.replace("/*DATA*/", text)
+
+
+def _method(name: str, rows: list[dict], m: int) -> dict:
+    """What the page knows of a method; of long logs a part of the rows."""
+    rows = rows[:: 1 + len(rows) // 500]
+    look = LOOKS[name]
+    return {
+        "name": name,
+        "title": look.title,
+        "color": look.color,
+        "m": vpo.answers_per_rollout(name, m),
+        "curve": [(row["step"], row["diversity"], row["reward"]) for row in rows],
+    }
+
+
+def _problem(snapshots: Any, i: int) -> dict:
+    """What the page knows of a problem.
+
+    Every distinct pair of answer and reward vector is held once and has a number. The pools of
+    all frames and methods name their answers by these numbers. Routes are held as cells.
+
+    Args:
+        snapshots: engine.evaluations.Snapshots of the run.
+        i: which of its problems.
+    """
+    task = snapshots.task
+    config = snapshots.config
+    problem = snapshots.problems[i]
+    grid = problem.data["grid"] if hasattr(task, "walk") else None
+    records = next(iter(snapshots.frames[0].pools.values()))  # of any method
+    weights = vpo.sample_weights(
+        config.n_weights,
+        len(records[i]["rewards"][0]),
+        alpha=config.alpha,
+        sampler=config.sampler,
+        generator=torch.Generator().manual_seed(config.seed),
+    )  # (K, k)
+
+    numbers: dict[tuple, int] = {}  # (answer, reward vector) -> its number
+    pools = []
+    for frame in snapshots.frames:
+        by_method = {}
+        for name, records in frame.pools.items():
+            record = records[i]
+            pairs = zip(record["answers"], map(tuple, record["rewards"]), strict=True)
+            rewards = torch.tensor(record["rewards"])  # (n, k)
+            by_method[name] = {
+                "summary": task.summary(rewards),
+                "answers": [numbers.setdefault(pair, len(numbers)) for pair in pairs],
+                **_set_rewards(rewards, vpo.answers_per_rollout(name, config.m), weights),
             }
+        pools.append(by_method)
+
     vectors = [vector for _, vector in numbers]
     return {
         "text": task.prompt(problem, 1)[:3000],
         "grid": grid,
         "pools": pools,
-        "answers": [
-            text and (task.walk(problem, text) if grid else text[:600]) for text, _ in numbers
-        ],
+        "answers": [_shown_answer(task, problem, text) for text, _ in numbers],
         "vectors": vectors,
-        "scalars": _plain(task.scalar(torch.tensor(vectors))),
-        "weights": _plain(weights[:5]),
+        "scalars": _rounded(task.scalar(torch.tensor(vectors))),
+        "weights": _rounded(weights[:5]),
     }
 
 
-def _plain(numbers: Tensor) -> list:
+def _shown_answer(task: Any, problem: Any, text: str | None) -> str | list[int] | None:
+    """An answer as the page draws it: the cells of a route, else the beginning of the text."""
+    if not text:
+        return text
+    if hasattr(task, "walk"):
+        return task.walk(problem, text)
+    return text[:600]
+
+
+def _set_rewards(rewards: Tensor, m: int, weights: Tensor) -> dict[str, list]:
+    """What vpo.py makes of a pool if it holds several rollouts of several answers, else nothing.
+
+    Args:
+        rewards: (n, k); the answers of a rollout stand together. An empty slot has the minimum in
+            each component, so it is never better than an answer.
+        m: answers per rollout.
+        weights: (K, k), preference weights.
+
+    Returns:
+        "best", the utility of a set under each of five weights; "R", its mean over all weights;
+        "A", the advantages of the rollouts, with all rollouts of the pool as their group.
+    """
+    G = len(rewards) // m
+    if m == 1 or G < 2:
+        return {}
+    sets = rewards[: G * m].unflatten(0, (1, G, m))  # (1, G, m, k)
+    scores = vpo.set_scores(sets, weights[None])  # (1, G, K)
+    R = scores.mean(-1)  # (1, G)
+    return {
+        "best": _rounded(scores[0, :, :5]),
+        "R": _rounded(R[0]),
+        "A": _rounded(vpo.group_normalize(R)[0]),
+    }
+
+
+def _rounded(numbers: Tensor) -> list:
     return numbers.double().round(decimals=4).tolist()
 
 
-def write_film(path: Path, task: Any, problems: list, frames: list) -> bool:
-    """A GIF of plots.answers, a picture per step; False if the task draws none."""
-    pictures = []
-    with tempfile.TemporaryDirectory() as folder:
-        for step, pools in frames:
-            drawn = {
-                name: (
-                    [record["answers"] for record in records],
-                    [torch.tensor(record["rewards"]) for record in records],
-                )
-                for name, records in pools.items()
-            }
-            if not plots.answers(
-                drawn, problems, task, Path(folder) / "a.png", when=f"after training step {step}"
-            ):
-                return False
-            pictures.append(Image.open(Path(folder) / "a.png").convert("RGB"))
-            pictures[-1].thumbnail((1000, 1000))
-    colors = Image.fromarray(np.concatenate(pictures[:: 1 + len(pictures) // 20])).quantize(
-        128
-    )  # the same in all
-    pictures = [picture.quantize(palette=colors, dither=Image.Dither.NONE) for picture in pictures]
-    while True:
-        shown = [400] * (len(pictures) - 1) + [2400]  # ms: the end is looked at for longer
-        pictures[0].save(path, append_images=pictures[1:], save_all=True, duration=shown, loop=0)
-        if path.stat().st_size < MOST or len(pictures) < 3:
-            return True
-        pictures = [*pictures[:-1:2], pictures[-1]]
+def _texts_and_rewards(records: list[dict]) -> tuple[list, list[Tensor]]:
+    texts = [record["answers"] for record in records]
+    rewards = [torch.tensor(record["rewards"]) for record in records]
+    return texts, rewards

@@ -1,1 +1,132 @@
-"""One file per task, found by its name: `--task maze` is tasks/maze.py."""
+"""One file per task, found by its name: `--task maze` is tasks/maze.py, `--task my_task.py` is yours."""
+
+import contextlib
+import functools
+import hashlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rewards import Problem, Task, UserError
+
+NAMES = ("code", "eureqa", "maze", "musique", "tool", "toy")
+
+ATTRIBUTES = {  # that a task may set, and their types
+    "name": str,
+    "tag": str,
+    "fingerprint": str,
+    "objectives": tuple | list,
+    "minimum": int | float,
+    "lr": int | float,
+    "m": int,
+    "steps": int,
+    "warm_steps": int,
+    "eval_problems": int,
+    "answer_words": int,
+}
+
+
+def load_task(name: str, **options) -> Task:
+    """The task of this name: tasks/NAME.py, or a Python file with one subclass of `Task`.
+
+    A file may import its neighbours. Whatever a task's methods raise later becomes a UserError that
+    names the method, the problem and the answer.
+
+    Args:
+        options: the constructor gets those that `Task.flags` names.
+
+    Raises:
+        UserError: there is no such task, or it cannot be made.
+    """
+    path = Path(name)
+    if path.suffix == ".py" and not path.is_file():
+        raise UserError(f"--task {name}: there is no such file")
+    if name not in NAMES and path.suffix != ".py":
+        raise UserError(
+            f"--task {name}: unknown; choose from {', '.join(NAMES)}, or name a Python file"
+        )
+    with as_user_error(f"--task {name}: cannot be loaded"):
+        kind = _task_class(name)
+        task = kind(**{flag: options[flag] for flag in kind.flags if flag in options})
+    _check_attributes(task, name)
+    if name not in NAMES:
+        source = path.read_bytes() + task.fingerprint.encode()
+        task.fingerprint = hashlib.sha256(source).hexdigest()
+    for method in vars(Task):
+        if callable(getattr(Task, method)) and not method.startswith("__"):
+            setattr(task, method, _with_user_errors(task, method))
+    return task
+
+
+def _check_attributes(task: Task, name: str) -> None:
+    """Raise UserError for an attribute that is not what rewards.Task asks for."""
+    for attribute, kind in ATTRIBUTES.items():
+        value = getattr(task, attribute)
+        is_missing = attribute == "lr" and value is None
+        if is_missing:
+            continue
+        must_be_positive = attribute in ("m", "steps", "eval_problems", "lr")
+        if not isinstance(value, kind) or (must_be_positive and value <= 0):
+            raise UserError(
+                f"--task {name}: {attribute} = {value!r:.60} is not what rewards.Task asks for"
+            )
+    if len(set(task.objectives)) < len(task.objectives):
+        raise UserError(f"--task {name}: objectives = {task.objectives!r:.60} names one twice")
+
+
+def _task_class(name: str) -> type[Task]:
+    """The only subclass of Task that a task's file defines."""
+    if name in NAMES:
+        module = importlib.import_module(f"tasks.{name}")
+    else:
+        path = Path(name)
+        sys.path.append(str(path.resolve().parent))  # its neighbours
+        spec = importlib.util.spec_from_file_location(f"task_{path.stem}", path)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+    classes = []
+    for value in vars(module).values():
+        is_own = getattr(value, "__module__", "") == module.__name__
+        if is_own and isinstance(value, type) and issubclass(value, Task):
+            classes.append(value)
+    if len(classes) != 1:
+        raise UserError(
+            f"--task {name}: defines {len(classes)} subclasses of Task; it needs exactly one"
+        )
+    return classes[0]
+
+
+def _with_user_errors(task: Task, name: str) -> Callable:
+    """A method of a task whose exceptions are UserErrors."""
+    method = getattr(task, name)
+
+    @functools.wraps(method)
+    def call(*args, **kwargs):
+        subject = ""
+        for argument in args[:2]:
+            if isinstance(argument, Problem):
+                subject += f" of problem {argument.id!r}"
+            elif isinstance(argument, str):
+                subject += f", answer {argument!r:.80}"
+        with as_user_error(f"task {task.name}: {name}{subject} failed"):
+            return method(*args, **kwargs)
+
+    return call
+
+
+@contextlib.contextmanager
+def as_user_error(what: str) -> Iterator[None]:
+    """Turn an exception of a user's code into a UserError that says what failed, where and why."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        source = error if isinstance(error, SyntaxError) else frame  # both say file and line
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        place = f"{Path(source.filename or '').name}, line {source.lineno}"
+        raise UserError(f"{what} ({place}: {reason})") from error

@@ -1,88 +1,114 @@
-"""Programs judged test by test, a component of the reward vector per test; and what is a program in a text."""
+"""Programs that are judged test by test: a component of the reward vector for each test."""
 
 import ast
 import collections
 import contextlib
 import functools
-import hashlib
-import random
 import re
 import warnings
-from pathlib import Path
+from random import Random
 
 from torch import Tensor
 
 from rewards import Problem, UserError
 from tasks import code_files, small_programs
-from tasks.files import FileTask
+from tasks.files import FileTask, shuffled
 from tasks.sandbox import Job, Sandbox, SandboxError
+from tasks.small_programs import SMALL, Family
 
 BLOCK = re.compile(r"^```(\w*)[^\S\n]*\n(.*?)(^```[^\S\n]*$|\Z)", re.DOTALL | re.MULTILINE)
-EXPRESSION = "Module(body=[Expr("  # how the syntax tree of a single expression begins
-ARITHMETIC = re.compile(r"(?!.*\*\*)(?:abs|if|else|x|\d{1,3}|//|[<>=!]=|[-+*%()<> ]){1,200}")
-PACKED = """
+# No power, whose result may be huge, no comma, no name but x and abs. The last + keeps a match from
+# trying again with other parts, which would take for ever with a long number.
+ARITHMETIC = re.compile(r"(?!.*\*\*)(?:abs|if|else|x|\d{1,3}|//|[<>=!]=|[-+*%()<> ]){1,200}+")
+MAX_PER_PROCESS = 48  # arithmetic answers
+ARITHMETIC_PROGRAM = """
 FUNCTIONS = [{}]
-def f(i, xs):
-    ys = []
-    for x in xs:
+
+def f(number, places):
+    outputs = []
+    for x in places:
         try:
-            ys.append(y if isinstance(y := FUNCTIONS[i](x), int) else None)
+            output = FUNCTIONS[number](x)
         except Exception:
-            ys.append(None)
-    return ys
+            output = None
+        outputs.append(output if isinstance(output, int) else None)
+    return outputs
 """
+LATE = "2025-02-01"  # problems from here on are held out (paper, set-up)
 
 
 class Code(FileTask):
-    """Programs, a component per test: 1 if the program passes it; k may differ from problem to problem (section 4).
-    Problems come from a file (`data`; `test_data`, or a part of `data`, is held out), else they are the small ones. The
-    limits per test are seconds of CPU time and MiB. UserError for a bad file or limit, or where `Sandbox` refuses."""
+    """
+    Programs, with a component for each test: 1.0 if the program passes it (paper, section 4).
 
-    name, tag, wide = "code", "program", True
+    The number of components k may differ from problem to problem.
+
+    Args:
+        data: a file of problems; "" takes the small ones.
+        test_data: a file of held-out problems; "" holds out a part of `data`.
+        limits: those of `Sandbox` for each test: `seconds`, `memory_mb`, and `unconfined`.
+
+    Raises:
+        UserError: a file or a limit is bad, or programs cannot be confined.
+    """
+
+    name = "code"
+    tag = "program"
+    wide = True
     flags = ("data", "test_data", "seconds", "memory_mb", "unconfined")
-    warm_steps, steps, eval_problems = 1500, 300, 500
+    may_test_on_training = True  # to try a few problems of one's own
+    warm_steps = 1500
+    steps = 300
+    eval_problems = 500
 
-    def __init__(
-        self,
-        data: str = "",
-        test_data: str = "",
-        seconds: float = 2.0,
-        memory_mb: int = 512,
-        unconfined: bool = False,
-    ):
+    def __init__(self, data: str = "", test_data: str = "", **limits: float):
         if test_data and not data:
             raise UserError(f"--test-data {test_data}: needs --data to train on")
         try:
-            self.sandbox = Sandbox(seconds=seconds, memory_mb=memory_mb, unconfined=unconfined)
+            self.sandbox = Sandbox(**limits)
         except (SandboxError, ValueError) as error:
             raise UserError(f"--task code: {error}") from error
         if data:
-            self.parts = code_files.load(
-                data, test_data, lambda pairs: self.sandbox.run([job(*p) for p in pairs])
-            )
-            files = b"".join(Path(path).read_bytes() for path in (data, test_data) if path)
-            self.fingerprint = hashlib.sha256(files).hexdigest()
+            super().__init__(data, test_data)
         else:
-            self.parts = small_programs.small_problems()
-            self.words, self.answer_words = small_programs.words(), small_programs.LONGEST
-            self.objectives = tuple(f"f({x})" for x in small_programs.HIDDEN)
+            self.use_small_problems(SMALL, small_programs.small_problems())
+
+    def load(self, flag: str, path: str) -> list[dict]:
+        return shuffled(code_files.load_problems(flag, path, self._verdicts))
+
+    def hold_out(self, data: list[dict]) -> tuple[list[dict], list[dict]]:
+        """Hold the late problems out if all have dates, else one in five."""
+        if not all(problem["date"] for problem in data):
+            n_test = len(data) // self.share
+            return data[n_test:], data[:n_test]
+        early = [problem for problem in data if problem["date"] < LATE]
+        late = [problem for problem in data if problem["date"] >= LATE]
+        return early, late
+
+    def use_small_problems(self, family: Family, parts: dict[str, list[dict]]) -> None:
+        """Take the problems of a family, and what a tiny model needs to know about them."""
+        self.parts = parts
+        self.words = family.words(parts)
+        self.answer_words = family.longest
+        self.objectives = tuple(f"f({x})" for x in family.hidden)
 
     def prompt(self, problem: Problem, m: int) -> str:
-        data = problem.data
-        form = (
-            f"a Python function named {data['entry_point']}"
-            if data["entry_point"]
-            else "a complete Python program that reads from stdin and writes to stdout"
-        )
-        starter = f"\n\nStart from:\n```python\n{data['starter']}\n```" if data["starter"] else ""
-        ask = (
-            "Write it in one ```python block."
-            if m == 1
-            else (
-                f"Write {m} different solutions, each complete and in a ```python block of its own, one after the other."
+        name = problem.data["entry_point"]
+        starter = problem.data["starter"]
+        form = "a complete Python program that reads from stdin and writes to stdout"
+        if name:
+            form = f"a Python function named {name}"
+        parts = [problem.data["text"], f"The solution is {form}."]
+        if starter:
+            parts.append(f"Start from:\n```python\n{starter}\n```")
+
+        request = "Write it in one ```python block."
+        if m > 1:
+            request = (
+                f"Write {m} different solutions, each complete and in a ```python block of its own, "
+                "one after the other."
             )
-        )
-        return f"{data['text']}\n\nThe solution is {form}.{starter}\n\n{ask}"
+        return "\n\n".join([*parts, request])
 
     def find_answers(self, text: str, m: int) -> list[str] | None:
         return find_blocks(text)[:m] if "```" in text else None
@@ -95,125 +121,149 @@ class Code(FileTask):
 
     def rewards(self, pairs: list[tuple[Problem, str]]) -> list[list[float]]:
         rewards = [[0.0] * len(problem.data["tests"]) for problem, _ in pairs]
-        jobs = pack([(problem.data, answer) for problem, answer in pairs])
-        for (indices, _), passed in zip(
-            jobs, self.sandbox.run([job for _, job in jobs]), strict=True
-        ):
-            verdicts = iter(passed)
+        packed = pack([(problem.data, answer) for problem, answer in pairs])
+        verdicts = self.sandbox.run([job for _, job in packed])
+        for (indices, _), passed in zip(packed, verdicts, strict=True):
+            remaining = iter(passed)
             for i in indices:
-                rewards[i] = [float(next(verdicts)) for _ in rewards[i]]
+                rewards[i] = [float(next(remaining)) for _ in rewards[i]]
         return rewards
 
     def reachable(self, problem: Problem) -> list[list[float]]:
-        return [[1.0] * len(problem.data["tests"])]  # the reference passes
+        """All tests passed, as the reference does."""
+        return [[1.0] * len(problem.data["tests"])]
 
     def summary(self, rewards: Tensor) -> str:
         """How many programs of a pool (n, k) pass every test."""
         return f"{int((rewards >= 1).all(-1).sum())} of {len(rewards)} solve"
 
     def draw(self, axes, problem: Problem, answers: list[str], color: str) -> bool:
-        """The most frequent programs: a square per test, filled if passed; how often; the code, bold if all pass."""
-        counts, k = collections.Counter(answers).most_common(6), len(problem.data["tests"])
+        """Draw the most frequent programs, a square per test: filled if passed, bold if all."""
+        counts = collections.Counter(answers).most_common(6)
         vectors = self.rewards([(problem, answer) for answer, _ in counts])
-        axes.text(
-            0,
-            -0.3,
-            problem.data.get("tiny_prompt", problem.id),
-            fontsize=8,
-            va="bottom",
-            parse_math=False,
-        )
+        k = len(problem.data["tests"])
+
+        title = problem.data.get("tiny_prompt", problem.id)
+        axes.text(0, -0.3, title, va="bottom", fontsize=8, parse_math=False)
         for row, ((answer, count), vector) in enumerate(zip(counts, vectors, strict=True)):
-            axes.bar(
-                range(k),
-                0.9,
-                1,
-                row,
-                align="edge",
-                color=[color if passed else "white" for passed in vector],
-                edgecolor="#dddddd",
-                lw=0.5,
-            )
-            text = " ".join(answer.split())
-            if canonical(answer).startswith(
-                EXPRESSION
-            ):  # without the blanks that it can do without
-                text = re.sub(r"(?<!if)(?<!else) (?=\W)|(?<=\W) (?!if|else)", "", text)
-            text = f"{count:2}\u00d7 {text}"
-            axes.text(
-                k * 1.05,
-                row + 0.5,
-                text if len(text) < 38 else text[:36] + "\u2026",
-                va="center",
-                fontsize=8,
-                family="monospace",
-                weight="bold" if all(vector) else "normal",
-                parse_math=False,
-            )
+            colors = [color if passed else "white" for passed in vector]
+            squares = {"align": "edge", "color": colors, "edgecolor": "#dddddd", "lw": 0.5}
+            axes.bar(range(k), 0.9, 1, row, **squares)
+
+            weight = "bold" if all(vector) else "normal"
+            label = f"{count:2}\u00d7 {_in_one_line(answer)}"
+            if len(label) > 37:
+                label = label[:36] + "\u2026"
+            style = {"va": "center", "fontsize": 8, "family": "monospace", "weight": weight}
+            axes.text(k * 1.05, row + 0.5, label, parse_math=False, **style)
         axes.set(xlim=(0, 4 * k), ylim=(6, -1), xticks=[], yticks=[])
         return True
 
     def tiny_prompt(self, problem: Problem) -> str:
         return problem.data["tiny_prompt"]
 
-    def demonstration(self, problem: Problem, rng: random.Random) -> str:
-        if not problem.data.get("small"):
-            if not problem.data["reference"]:
-                raise UserError(
-                    f"problem {problem.id!r} has no reference that --warm-steps could show"
-                )
-            return f"```python\n{problem.data['reference'].strip()}\n```"
-        return small_programs.demonstration(problem.data, rng)
+    def demonstration(self, problem: Problem, rng: Random) -> str:
+        """The reference solution, or a program of which often a part is wrong if it is small."""
+        if problem.data.get("small"):
+            return small_programs.demonstration(problem.data, rng)
+        reference = problem.data["reference"].strip()
+        if not reference:
+            raise UserError(f"problem {problem.id!r} has no reference that --warm-steps could show")
+        return f"```python\n{reference}\n```"
+
+    def _verdicts(self, pairs: list[tuple[dict, str]]) -> list[list[bool]]:
+        """Which tests each program of (problem, program) pairs passes."""
+        return self.sandbox.run([job(problem, program) for problem, program in pairs])
 
 
 def find_blocks(text: str) -> list[str]:
-    """The closed ```python blocks of a text, in order, those of a model's thoughts aside; unlabelled ones count."""
-    blocks = BLOCK.findall(text.rpartition("</think>")[2])
-    return [
-        block
-        for language, block, end in blocks
-        if end and language.lower() in ("", "py", "python", "python3")
-    ]
+    """The closed ```python blocks of a text after a model's thoughts; unlabelled ones count."""
+    answer = text.rpartition("</think>")[2]
+    blocks = []
+    for language, block, end in BLOCK.findall(answer):
+        if end and language.lower() in ("", "py", "python", "python3"):
+            blocks.append(block)
+    return blocks
 
 
 @functools.lru_cache(maxsize=4096)
 def canonical(source: str) -> str:
-    """The abstract syntax tree as text, equal for programs that differ in layout and comments alone; "" if none."""
-    with warnings.catch_warnings(action="ignore"), contextlib.suppress(Exception):  # of the parser
-        if source.strip() and len(source) <= 2**16:
-            return ast.dump(ast.parse(source))
+    """The syntax tree as text, equal for programs that differ only in layout; "" if not Python."""
+    if not source.strip() or len(source) > 2**16:
+        return ""
+    # The parser warns about odd literals and raises more than SyntaxError.
+    with warnings.catch_warnings(action="ignore"), contextlib.suppress(Exception):
+        return ast.dump(ast.parse(source))
     return ""
 
 
+def is_expression(source: str) -> bool:
+    """Whether a program begins with an expression, which one of a single line is."""
+    return canonical(source).startswith("Module(body=[Expr(")
+
+
 def job(problem: dict, answer: str) -> Job:
-    """What runs: the answer between the problem's own source; to a small problem an expression is the function f."""
-    if problem.get("small") and canonical(f"({answer}\n)").startswith(EXPRESSION):
+    """
+    What the sandbox runs for an answer: it stands between the source of its problem.
+
+    The answer to a small problem may be an expression, the value of f(x).
+    """
+    if problem.get("small") and is_expression(f"({answer}\n)"):
         answer = f"def f(x):\n    return {answer.strip()}"
-    future = "".join(
-        line for line in answer.splitlines(True) if line.startswith("from __future__ ")
-    )  # must come first
-    program = future + problem["before"] + answer.replace(future, "") + problem["after"]
+
+    lines = answer.splitlines(keepends=True)
+    future = [line for line in lines if line.startswith("from __future__ ")]  # must come first
+    others = [line for line in lines if line not in future]
+    program = "".join([*future, problem["before"], *others, problem["after"]])
     return Job(program, problem["tests"], problem["call"])
 
 
 def pack(pairs: list[tuple[dict, str]]) -> list[tuple[list[int], Job]]:
-    """The jobs for (problem, answer) pairs that are Python, each with the indices of the answers that it judges. Only
-    pure arithmetic, which can touch nothing, shares a process by the dozen: a tiny model writes thousands a minute."""
-    trees = {i: canonical(answer) for i, (_, answer) in enumerate(pairs) if canonical(answer)}
-    pure = [
-        i
-        for i, tree in trees.items()
-        if pairs[i][0].get("small")
-        and ARITHMETIC.fullmatch(pairs[i][1])
-        and tree.startswith(EXPRESSION)
-        and "Starred" not in tree
-    ]  # no statement such as x <<= 3
-    jobs = [([i], job(*pairs[i])) for i in sorted({*trees} - {*pure})]
-    for group in (pure[i : i + 48] for i in range(0, len(pure), 48)):
-        functions = ", ".join(f"lambda x: ({pairs[i][1]})" for i in group)
-        columns = [
-            zip(*pairs[i][0]["tests"], strict=True) for i in group
-        ]  # arguments [x], expected y
-        tests = [[[place, [x for (x,) in xs]], list(ys)] for place, (xs, ys) in enumerate(columns)]
-        jobs.append((group, Job(PACKED.format(functions), tests, "f", each=True)))
+    """
+    Make jobs for all answers that are Python.
+
+    An answer has a process of its own unless it is arithmetic, which can do no harm. Arithmetic
+    answers share processes, since a tiny model writes thousands of them in a minute.
+
+    Args:
+        pairs: problems and answers.
+
+    Returns:
+        Indices of pairs and the job that judges them, test by test, one pair after the other.
+    """
+    jobs = []
+    arithmetic = []
+    for i, (problem, answer) in enumerate(pairs):
+        if problem.get("small") and _is_arithmetic(answer):
+            arithmetic.append(i)
+        elif canonical(answer):
+            jobs.append(([i], job(problem, answer)))
+
+    for start in range(0, len(arithmetic), MAX_PER_PROCESS):
+        indices = arithmetic[start : start + MAX_PER_PROCESS]
+        jobs.append((indices, _arithmetic_job([pairs[i] for i in indices])))
     return jobs
+
+
+def _is_arithmetic(answer: str) -> bool:
+    """Whether an answer is a formula in x: no statement like x <<= 3 and no starred * x."""
+    is_formula = ARITHMETIC.fullmatch(answer) and is_expression(answer)
+    return bool(is_formula) and "Starred" not in canonical(answer)
+
+
+def _arithmetic_job(pairs: list[tuple[dict, str]]) -> Job:
+    """One job for many problems and formulas; it calls each formula at all places of its tests."""
+    functions = ", ".join(f"lambda x: ({answer})" for _, answer in pairs)
+    tests = []
+    for number, (problem, _) in enumerate(pairs):
+        places = [x for (x,), _ in problem["tests"]]
+        expected = [y for _, y in problem["tests"]]
+        tests.append([[number, places], expected])
+    return Job(ARITHMETIC_PROGRAM.format(functions), tests, "f", each=True)
+
+
+def _in_one_line(program: str) -> str:
+    """A program without line breaks; a formula of a tiny model also without needless blanks."""
+    if is_expression(program):
+        program = ast.unparse(ast.parse(program))
+    return " ".join(program.split())

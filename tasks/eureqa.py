@@ -1,67 +1,63 @@
-"""EUREQA (arXiv 2311.09702): chains of five masked entities, of which only the last is told; one component for each."""
+"""EUREQA (arXiv 2311.09702): chains of five masked entities, and a component for each of them."""
 
 from rewards import Problem, UserError
-from tasks.files import FileTask, field, normalized, shuffled, tagged
+from tasks.files import FileTask, field, normalized, tagged
 
 NAMES = "ABCDE"
 
 
 class Eureqa(FileTask):
-    """entity_X is 1 if the entity in its tag equals the true one after normalisation ('_' is a blank). With --test-data
-    half of that file, by its ids, is trained on too, as in the paper: all normal questions and 681 of the hard ones."""
+    """Name the masked entities of a text. Only the last sentence tells one that is not masked.
 
-    name, tag = "eureqa", "response"
+    entity_X is 1 if the entity in its tag equals the true one after normalisation, where '_' is a
+    blank. Of `test_data` half, chosen by the ids, is trained on too. So the paper trains on all
+    normal questions and on 681 of the hard ones.
+    """
+
+    name = "eureqa"
+    tag = "response"
+    trained_share = 0.5
     objectives = tuple(f"entity_{name}" for name in NAMES)
     source = "questions_normal_5 and --test-data questions_hard_5 of huggingface.co/datasets/vincentleebang/EUREQA"
 
     def read(self, record: dict) -> dict:
-        masks, entities = (
-            field(record, name, list, "a list") for name in ("entity_masks", "entities")
-        )
+        masks = field(record, "entity_masks", list, "a list")
+        entities = field(record, "entities", list, "a list")
         question = record.get("question")
-        question = question if isinstance(question, list) else [question]
-        texts = (*masks, *entities, *(question or [None]))
-        if min(len(masks), len(entities)) < 5 or not all(
-            isinstance(x, str) and x.strip() for x in texts
-        ):
+        sentences = question if isinstance(question, list) else [question]
+        texts = sentences + masks + entities
+        are_texts = all(isinstance(text, str) and text.strip() for text in texts)
+        if not are_texts or not sentences or min(len(masks), len(entities)) < len(NAMES):
             raise UserError(
                 "fields question, entity_masks, entities: must be texts, of the latter two five or more"
             )
+        index = field(record, "idx", int | str, "a number or text")
         return {
-            "id": f"eureqa-{field(record, 'idx', int | str, 'a number or text')}-{entities[0]}",
-            "question": "\n".join(question),
-            "masks": masks[:5],
-            "entities": entities[:5],
+            "id": f"eureqa-{index}-{entities[0]}",
+            "question": "\n".join(sentences),
+            "masks": masks[: len(NAMES)],
+            "entities": entities[: len(NAMES)],
         }
 
-    def hold_out(self, data: list[dict], test: list[dict] | None) -> tuple[list[dict], list[dict]]:
-        if test is None:
-            return super().hold_out(data, test)
-        return shuffled(data + test[: len(test) // 2]), test[len(test) // 2 :]
-
     def prompt(self, problem: Problem, m: int) -> str:
-        tags = "".join(
-            f"<entity_{x}>{mask}</entity_{x}>"
-            for x, mask in zip(NAMES, problem.data["masks"], strict=True)
-        )
-        form = "\n".join(f"<response_{i + 1}>{tags}</response_{i + 1}>" for i in range(m))
+        tags = ""
+        for name, mask in zip(NAMES, problem.data["masks"], strict=True):
+            tags += f"<entity_{name}>{mask}</entity_{name}>"
+        responses = "one response" if m == 1 else f"{m} different responses"
         return (
-            f"Some names in this text are masked; the last sentence tells one that is not, from which the others "
+            "Some names in this text are masked; the last sentence tells one that is not, from which the others "
             f"follow.\n\n{problem.data['question']}\n\nName what each mask stands for, as Wikipedia does. Write "
-            f"{'one response' if m == 1 else f'{m} different responses'} in exactly this form, with a name in the "
-            f"place of every mask:\n{form}"
+            f"{responses} in exactly this form, with a name in the place of every mask:\n{self.write_form(tags, m)}"
         )
 
     def reward(self, problem: Problem, answer: str) -> list[float]:
-        pairs = zip(
-            (tagged(answer, f"entity_{name}") for name in NAMES),
-            problem.data["entities"],
-            strict=True,
-        )
-        return [
-            float(
-                bool(ours)
-                and normalized(ours.replace("_", " ")) == normalized(gold.replace("_", " "))
-            )
-            for ours, gold in pairs
-        ]
+        rewards = []
+        for name, gold in zip(NAMES, problem.data["entities"], strict=True):
+            entity = tagged(answer, f"entity_{name}")
+            is_right = entity != "" and _normalized(entity) == _normalized(gold)
+            rewards.append(float(is_right))
+        return rewards
+
+
+def _normalized(entity: str) -> str:
+    return normalized(entity.replace("_", " "))

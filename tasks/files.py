@@ -1,13 +1,14 @@
-"""Tasks on text whose problems come from local files: records, what is held out, and how texts are compared."""
+"""Tasks on text whose problems come from local files: how they are read, held out and compared."""
 
 import collections
 import hashlib
 import json
+import math
 import random
 import re
 import string
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,153 +17,187 @@ from rewards import Problem, UserError
 
 
 class FileTask(rewards.Task):
-    """Problems from a JSON Lines file, or a JSON list: `data`; `test_data`, or one in `share` by its ids, is held out,
-    a tenth of the rest is for validation. UserError names the file, the line and the field that is not as it should."""
+    """A task whose problems come from a JSON Lines file, or a JSON list, `data`.
+
+    The problems of `test_data` are held out, or without it one in `share` of those of `data`. A
+    tenth of the rest is for validation. A subclass defines `read`. UserError names the file, the
+    line and the field that is wrong.
+    """
 
     flags = ("data", "test_data")
-    source, share = (
-        "",
-        5,
-    )  # which files, and where they are to be had; what is held out of a single one
+    source = ""  # which files the task takes, and where they can be found
+    share = 5
+    may_test_on_training = False  # one file may be given twice
+    trained_share = 0.0  # of `test_data`: the part that is trained on, too
 
     def __init__(self, data: str = "", test_data: str = ""):
         if not data:
             raise UserError(f"--task {self.name}: needs --data FILE ({self.source})")
-        paths = [path for path in (data, test_data) if path]
-        train, *test = [
-            shuffled(read_records(flag, path, lambda record, place: self.read(record), self.source))
-            for flag, path in zip(("--data", "--test-data"), paths, strict=False)
-        ]
-        train, held_out = self.hold_out(train, test[0] if test else None)
-        n = len(train) // 10
-        self.parts = {"train": train[n:], "validation": train[:n], "test": held_out}
-        if not (train[n:] and held_out) or data == test_data:
+        train = self.load("--data", data)
+        if test_data:
+            test = self.load("--test-data", test_data)
+            n_trained = int(self.trained_share * len(test))
+            train = shuffled(train + test[:n_trained])
+            held_out = test[n_trained:]
+        else:
+            train, held_out = self.hold_out(train)
+        is_one_file = data == test_data and not self.may_test_on_training
+        if not train or not held_out or is_one_file:
             raise UserError(
-                f"--data {' --test-data '.join(paths)}: {len(train)} problems to train on, {len(held_out)} "
-                "held out: too few, or one file twice"
+                f"--data {data}: {len(train)} problems to train on, {len(held_out)} held out: too few, "
+                "or one file twice"
             )
-        tell_shared(
-            paths[-1],
-            *([repr(problem | {"id": 0}) for problem in part] for part in (held_out, train)),
-        )
-        self.fingerprint = hashlib.sha256(
-            b"".join(Path(path).read_bytes() for path in paths)
-        ).hexdigest()
+        n_validation = len(train) // 10
+        self.parts = {
+            "train": train[n_validation:],
+            "validation": train[:n_validation],
+            "test": held_out,
+        }
+        self._tell_shared(test_data or data, train, held_out)
+        files = b"".join(Path(path).read_bytes() for path in (data, test_data) if path)
+        self.fingerprint = hashlib.sha256(files).hexdigest()
 
-    def hold_out(self, data: list[dict], test: list[dict] | None) -> tuple[list[dict], list[dict]]:
-        """What is not held out, and what is."""
-        n = -(-len(data) // self.share)
-        return (data[n:], data[:n]) if test is None else (data, test)
+    def load(self, flag: str, path: str) -> list[dict]:
+        """The problems of a file, in an order that depends on their ids alone."""
+        return shuffled(read_records(flag, path, self.read))
 
     def read(self, record: dict) -> dict:
-        """The data of a problem from a record of the file, with an id; `field` says what is wrong with one."""
+        """A problem's data, with an id, from a record of the file; `field` checks fields."""
         raise NotImplementedError
+
+    def hold_out(self, data: list[dict]) -> tuple[list[dict], list[dict]]:
+        """The problems that are not held out, and those that are, if all come from one file."""
+        n_test = math.ceil(len(data) / self.share)
+        return data[n_test:], data[:n_test]
+
+    def _tell_shared(self, path: str, train: list[dict], held_out: list[dict]) -> None:
+        """Say on stderr how many held-out problems are asked in training, too."""
+        asked = {self.prompt(Problem("", data), 1) for data in train}
+        n_shared = len([data for data in held_out if self.prompt(Problem("", data), 1) in asked])
+        if n_shared:
+            print(
+                f"{path}: {n_shared} of {len(held_out)} held-out problems stand in training too: "
+                "not held out",
+                file=sys.stderr,
+            )
+
+    def write_form(self, body: str, m: int) -> str:
+        """The tags of m answers, each with this body, as a prompt shows them."""
+        forms = [f"<{self.tag}_{i}>{body}</{self.tag}_{i}>" for i in range(1, m + 1)]
+        return "\n".join(forms)
 
     def problems(self, split: str, n: int, seed: int = 0, start: int = 0) -> list[Problem]:
         part = self.parts["train" if split == "demonstrations" else split]
         if not part:
             raise UserError(f"--data: no problem is left for the split {split}; give a larger file")
-        places = [divmod(i, len(part)) for i in range(start, start + n)]
-        order = {
-            turn: self.order(split, part, random.Random(f"{split}-{seed}-{turn}"))
-            for turn in dict(places)
-        }
-        return [Problem(order[turn][i]["id"], order[turn][i]) for turn, i in places]
+        turn, offset = divmod(start, len(part))
+        sequence: list[dict] = []  # turn after turn through the part
+        while len(sequence) < offset + n:
+            sequence += self.order(split, part, random.Random(f"{split}-{seed}-{turn}"))
+            turn += 1
+        return [Problem(data["id"], data) for data in sequence[offset : offset + n]]
 
     def order(self, split: str, part: list[dict], rng: random.Random) -> list[dict]:
+        """The problems of a split in the order in which one turn goes through them."""
         return rng.sample(part, len(part))
 
 
-def read_records(
-    flag: str, path: str, read: Callable[[dict, str], dict], source: str = ""
-) -> list[dict]:
-    """What `read` makes of the records of a JSON Lines file, or a JSON list, and of their place in it; each with an id
-    of its own. UserError names file, place and what is wrong, and the source of such files."""
-    found: dict[str, dict] = {}
+def read_records(flag: str, path: str, read: Callable[[dict], dict]) -> list[dict]:
+    """What `read` returns for the records of a JSON Lines file, or of a JSON list.
+
+    Each result has an id of its own, else the file's name and the line. Equal ones count once.
+    UserError names the flag, the file, the line and what is wrong.
+    """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")  # with a byte order mark or without
-        whole = json.loads(text) if text.lstrip().startswith("[") else None
+        lines = text.split("\n")
+        kind = "line"
+        if text.lstrip().startswith("["):
+            lines = [json.dumps(item) for item in json.loads(text)]
+            kind = "item"
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(
             f"{flag} {path}: cannot be read ({error}); it must be a JSON Lines file"
         ) from error
-    for number, line in enumerate(text.split("\n") if whole is None else whole, 1):
-        place = f"{path}, {'item' if whole else 'line'} {number}"
-        if isinstance(line, str) and not line.strip():
+
+    problems: dict[str, dict] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
             continue
         try:
-            record = json.loads(line) if whole is None else line
-            if not isinstance(record, dict):
-                raise UserError(
-                    f"not a JSON object but {json.dumps(record):.60}: each must be one problem"
-                )
-            json.dumps(
-                record, ensure_ascii=False
-            ).encode()  # half a surrogate pair is no text for a tokenizer
-            problem = read(record, place)
-            if found.setdefault(problem["id"], problem) != problem:
-                raise UserError(f"field id: {problem['id']!r:.60} stands there twice")
+            problem = read(_parse_record(line))
+            id = problem.setdefault("id", f"{Path(path).stem}-{number}")
+            if problems.setdefault(id, problem) != problem:
+                raise UserError(f"field id: {id!r:.60} stands there twice")
+        except UserError as error:
+            raise UserError(f"{flag} {path}, {kind} {number}, {error}") from error
         except Exception as error:  # whatever a record does to its reader
-            told = {
-                UserError: ", {}",
-                json.JSONDecodeError: ": not JSON ({})",
-                SyntaxError: ": not Python ({})",
-            }
-            why = told.get(type(error), ": cannot be used ({})").format(error)
-            raise UserError(f"{flag} {place}{why}{f' ({source})' if source else ''}") from error
-    return list(found.values())
+            raise UserError(f"{flag} {path}, {kind} {number}: cannot be used ({error})") from error
+    return list(problems.values())
 
 
-def tell_shared(path: str, test: list[str], train: Collection[str]) -> None:
-    """Say on stderr how many of these held-out texts are in the training part."""
-    if shared := len([text for text in test if text in train]):
-        print(
-            f"{path}: {shared} of {len(test)} held-out problems stand in training too: not held out",
-            file=sys.stderr,
-        )
+def _parse_record(line: str) -> dict:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"not JSON ({error})") from error
+    if not isinstance(record, dict):
+        raise UserError(f"not a JSON object but {record!r:.60}: each must be one problem")
+    # Half of a surrogate pair is no text for a tokenizer. Encoding it raises UnicodeEncodeError.
+    json.dumps(record, ensure_ascii=False).encode()
+    return record
 
 
 def shuffled(problems: list[dict]) -> list[dict]:
-    """In an order that the ids alone decide."""
-    return sorted(
-        problems, key=lambda problem: hashlib.sha256(repr(problem["id"]).encode()).digest()
-    )
+    """The problems in an order that depends on their ids alone."""
+
+    def digest(problem: dict) -> bytes:
+        return hashlib.sha256(repr(problem["id"]).encode()).digest()
+
+    return sorted(problems, key=digest)
 
 
 def field(record: dict, name: str, kind: type, what: str) -> Any:
-    """record[name] if it is of its kind and not empty; else UserError, `what` says what it must be."""
+    """The field record[name]. UserError says `what` it must be if it is empty or of another kind."""
     value = record.get(name) if isinstance(record, dict) else None
-    if (
-        not isinstance(value, kind)
-        or isinstance(value, bool)
-        or str(value).strip() in ("", "[]", "{}")
-    ):
+    if not isinstance(value, kind) or value == [] or not str(value).strip():
         raise UserError(f"field {name}: must be {what}, not {value!r:.60}")
     return value
 
 
+def text_field(record: dict, name: str) -> str:
+    """A field that must be text."""
+    return field(record, name, str, "text")
+
+
+def optional_text(record: dict, name: str) -> str:
+    """A field that must be text where it is not missing, empty or null; "" then."""
+    return text_field(record, name) if record.get(name) else ""
+
+
 def tagged(text: str, tag: str) -> str:
-    """What stands in the first <tag>...</tag> that holds no other <tag>, "" if nothing."""
-    found = re.search(rf"<{tag}>((?:(?!<{tag}>).)*?)</{tag}>", text, re.DOTALL | re.IGNORECASE)
-    return found[1].strip() if found else ""
+    """What stands in the first <tag>...</tag> without another <tag> in it, "" if nothing."""
+    match = re.search(rf"<{tag}>((?:(?!<{tag}>).)*?)</{tag}>", text, re.DOTALL | re.IGNORECASE)
+    return match[1].strip() if match else ""
 
 
 def normalized(text: str) -> str:
-    """Lower case, without the articles a, an, the and ASCII punctuation, single blanks."""
-    bare = text.lower().translate(str.maketrans("", "", string.punctuation))
-    return " ".join(re.sub(r"\b(?:a|an|the)\b", " ", bare).split())
+    """A text in lower case and with single blanks, without a, an, the and punctuation."""
+    without_punctuation = text.lower().translate(str.maketrans("", "", string.punctuation))
+    without_articles = re.sub(r"\b(?:a|an|the)\b", " ", without_punctuation)
+    return " ".join(without_articles.split())
 
 
 def f1(ours: Iterable, gold: Iterable) -> float:
-    """Harmonic mean of precision and recall of two multisets; 1 if both are empty, 0 if one is."""
-    ours, gold = (
-        collections.Counter(list(ours)),
-        collections.Counter(list(gold)),
-    )  # of a mapping the keys
-    total = ours.total() + gold.total()
-    return 2 * (ours & gold).total() / total if total else 1.0
+    """The F1 score of two multisets: 1 if both are empty, 0 if one is."""
+    our_counts = collections.Counter(ours)
+    gold_counts = collections.Counter(gold)
+    total = our_counts.total() + gold_counts.total()
+    if total == 0:
+        return 1.0
+    return 2 * (our_counts & gold_counts).total() / total
 
 
 def word_f1(ours: str, gold: str) -> float:
-    """F1 over the words of two normalised texts."""
+    """The F1 score over the words of two normalised texts."""
     return f1(normalized(ours).split(), normalized(gold).split())

@@ -1,320 +1,416 @@
-"""The maze: reach the exit within the budget; gold in one corner, diamonds in the other (paper, section 4).
-The bonus tile in the centre earns nothing. Openings scale with the area; below size 7 lava may lie next to the border,
-else there would be no room for it. A route names moves, or the cells that it enters, which tiny models learn faster."""
+"""The maze: reach the exit within a budget of steps (paper, section 4).
+
+Gold lies around one corner and diamonds around the opposite one. The budget allows a route past
+either corner, but not past both. Entering lava costs reward.
+
+`problem.data` holds the rows of the maze ("grid") and the number of steps allowed ("budget").
+Inside this file a maze is one sequence of tiles, row after row, and a cell is an index into it:
+
+    # wall   . floor   S start   E exit   G gold   D diamond   L lava   B bonus, worth nothing
+"""
 
 import functools
 import itertools
-import random
+import math
+import textwrap
 from collections import deque
+from collections.abc import Iterable, Sequence
+from random import Random
 
 from torch import Tensor
 
 from rewards import Problem, Task, UserError
 
-STEPS = {"UP": (-1, 0), "DOWN": (1, 0), "LEFT": (0, -1), "RIGHT": (0, 1)}
-HELD_OUT = 500  # mazes of "test" and of "validation" that training avoids; else 1 to 2% of those of size 5 occurred
+DIRECTIONS = {"UP": (-1, 0), "DOWN": (1, 0), "LEFT": (0, -1), "RIGHT": (0, 1)}  # rows, columns
+HELD_OUT = 500  # training avoids so many mazes of "test" and "validation"; of size 5 some recur
+TILE_COLORS = {
+    "#": "#3b3b3b",
+    "S": "#e0e0e0",
+    "E": "#b8e0b0",
+    "G": "#f7dc6f",
+    "D": "#aed9f7",
+    "L": "#f4b6a6",
+}
 
 
 class Maze(Task):
-    """A square maze of `size` rows, 5 to 9; UserError for any other size. The reward vector (4) is zero unless E is
-    reached in time, else [1, gold share, diamond share, 1 - lava share]; an item counts once."""
+    """
+    A square maze.
 
-    name, tag, flags = "maze", "route", ("size",)
+    The reward vector is zero unless the route reaches the exit in time. Else it is
+    [1, share of the gold, share of the diamonds, 1 - share of the lava]. A tile counts once.
+
+    A route is a list of moves (UP DOWN LEFT RIGHT) or of the cells that it enters (a2 b2), which
+    tiny models learn faster.
+
+    Args:
+        size: number of rows and of columns, 5 to 9.
+
+    Raises:
+        UserError: the size is out of range.
+    """
+
+    name = "maze"
+    tag = "route"
+    flags = ("size",)
     objectives = ("completion", "gold", "diamond", "avoid_lava")
-    warm_steps, slack = 700, 7  # slack: steps of the budget beyond the longer one-corner route
+    warm_steps = 700
+    slack = 7  # steps of the budget beyond the longer one of the two shortest one-corner routes
 
     def __init__(self, size: int = 7):
         if not 5 <= size <= 9:
             raise UserError(f"--size {size}: a maze has 5 to 9 rows")
         self.size = size
-        self.answer_words = self.max_budget = (
-            2 * (size - 1) + self.slack + 4
-        )  # past a corner, with a few detours
-        self.cells = [
-            f"{'abcdefghi'[c]}{r + 1}" for r in range(size) for c in range(size)
-        ]  # a1 is the top left corner
-        self.ways = [
-            {
-                move: (r + dr) * size + c + dc
-                for move, (dr, dc) in STEPS.items()  # that do not leave the grid
-                if 0 <= r + dr < size and 0 <= c + dc < size
-            }
-            for r in range(size)
-            for c in range(size)
-        ]
-        corners, centre = (0, size - 1, -size, -1), size // 2 * (size + 1)
+        self.max_budget = 2 * (size - 1) + self.slack + 4  # past a corner, with a few detours
+        self.answer_words = self.max_budget  # a word per step
+
+        # a1 is the top left corner, b1 stands to the right of it.
+        rows_and_columns = itertools.product("123456789"[:size], "abcdefghi"[:size])
+        self.cells = [letter + row for row, letter in rows_and_columns]
+        self.moves = [self._moves_from(cell) for cell in range(size**2)]
+        self.centre = size // 2 * (size + 1)
+        corners = [self.cells[cell] for cell in (0, size - 1, -size, -1)]
         self.words = (
             *"#.SEGDLB",
-            *(f"steps={n}" for n in range(2 * size, self.max_budget + 1)),
-            *(tile + cell for tile in ".GDL" for cell in self.cells),
-            *(tile + self.cells[i] for tile in "SE" for i in corners),
-            "B" + self.cells[centre],
+            *(f"steps={budget}" for budget in range(2 * size, self.max_budget + 1)),
+            *map("".join, itertools.product(".GDL", self.cells)),
+            *map("".join, itertools.product("SE", corners)),
+            "B" + self.cells[self.centre],
         )
 
     def problems(self, split: str, n: int, seed: int = 0, start: int = 0) -> list[Problem]:
-        """The paper's mazes, none of those that are held out; "demonstrations" have far more walls and no conflict."""
-        avoided, found = (
-            frozenset() if split in ("test", "validation") else _held_out(self.size),
-            [],
-        )
-        for i in range(start, start + n):
-            rng = random.Random(id := f"maze{self.size}-{split}-{seed}-{i}")
-            while (data := self._built(rng, split == "demonstrations")) is None or "".join(
-                data["grid"]
-            ) in avoided:
-                pass
-            found.append(Problem(id, data))
-        return found
+        """Mazes of a split, those of training and demonstrations none of the held-out ones."""
+        held_out = split in ("test", "validation")
+        avoided = frozenset() if held_out else _held_out(self.size)
 
-    def _built(self, rng: random.Random, walled: bool) -> dict | None:
-        """One attempt at a maze: None where the ways are too long or too short, or there is no room for the items."""
-        n, area, grid = self.size, self.size**2, self._prim(rng)
-        walls = [i for i in range(area) if grid[i] == "#" and len(self._neighbours(grid, i)) > 1]
-        fewest, most = (round(count * area / 81) for count in ((0, 8) if walled else (18, 28)))
-        for i in rng.sample(walls, min(len(walls), rng.randint(fewest, most))):
-            grid[i] = "."
-        diagonals = [[0, area - 1], [n - 1, area - n]]
-        rng.shuffle(diagonals)
-        gold, diamond = rng.sample(diagonals[1], 2)
-        end, start = diagonals[0] if rng.random() < 0.5 else diagonals[0][::-1]
-        grid[start], grid[end], grid[gold], grid[diamond], grid[n // 2 * (n + 1)] = "SE..B"
-        from_start, from_gold, from_diamond = (
-            self.distances(grid, i) for i in (start, gold, diamond)
-        )
-        if not {end, gold, diamond} <= from_start.keys():
-            return None
-        via_gold, via_diamond = (
-            from_start[gold] + from_gold[end],
-            from_start[diamond] + from_diamond[end],
-        )
-        via_both = from_gold[diamond] + min(
-            from_start[gold] + from_diamond[end], from_start[diamond] + from_gold[end]
-        )
-        budget = (from_start[end] if walled else max(via_gold, via_diamond)) + self.slack
-        if budget > self.max_budget or (via_both <= budget and not walled):
-            return None
-        for (row, column), tile in ((divmod(gold, n), "G"), (divmod(diamond, n), "D")):
-            near = [
-                i
-                for i in range(area)
-                if grid[i] == "." and abs(i // n - row) + abs(i % n - column) <= 2
-            ]
-            if len(near) < 3:
-                return None
-            for i in rng.sample(near, rng.randint(3, min(5, len(near)))):
-                grid[i] = tile
-        inner = range(2, n - 2) if n >= 7 else range(1, n - 1)
-        interior = [i for i in range(area) if grid[i] == "." and i // n in inner and i % n in inner]
-        for i in rng.sample(interior, min(rng.randint(3, 5), len(interior))):
-            grid[i] = "L"
-        if self.distances(grid, start, blocked="#L").get(end, budget + 1) > budget:
-            return None
-        return {"grid": ["".join(grid[i : i + n]) for i in range(0, area, n)], "budget": budget}
+        problems = []
+        for i in range(start, start + n):
+            problem = Problem(f"maze{self.size}-{split}-{seed}-{i}", None)
+            rng = Random(problem.id)
+            while problem.data is None or _tiles(problem) in avoided:
+                problem.data = self._try_to_build(rng, walled=split == "demonstrations")
+            problems.append(problem)
+        return problems
 
     def prompt(self, problem: Problem, m: int) -> str:
-        grid, budget = problem.data["grid"], problem.data["budget"]
-        examples = "\n".join(f"<route_{i + 1}>RIGHT DOWN DOWN</route_{i + 1}>" for i in range(m))
+        routes = "a route" if m == 1 else f"{m} different routes"
+        rows = "\n".join(" ".join(row) for row in problem.data["grid"])
+        examples = "\n".join(f"<route_{i}>RIGHT DOWN DOWN</route_{i}>" for i in range(1, m + 1))
         return (
-            f"Find {'a route' if m == 1 else f'{m} different routes'} through this {self.size}x{self.size} maze, "
-            f"from S to E in at most {budget} steps.\n\n"
-            + "\n".join(" ".join(row) for row in grid)
-            + "\n\n"
-            "# is a wall: walking into it or off the grid costs a step and does not move you. Step on G (gold) and "
-            "D (diamond) to collect them before you reach E; avoid L (lava). A route that does not reach E in time "
-            "earns nothing; it ends at E.\nA route is a list of the moves UP, DOWN, LEFT and RIGHT, separated by "
-            f"blanks. Answer in exactly this form and write nothing else:\n{examples}"
+            f"Find {routes} through this {self.size}x{self.size} maze, "
+            f"from S to E in at most {problem.data['budget']} steps.\n\n"
+            f"{rows}\n\n"
+            "# is a wall: walking into it or off the grid costs a step and does not move you. "
+            "Step on G (gold) and D (diamond) to collect them before you reach E; avoid L (lava). "
+            "A route that does not reach E in time earns nothing; it ends at E.\n"
+            "A route is a list of the moves UP, DOWN, LEFT and RIGHT, separated by blanks. "
+            f"Answer in exactly this form and write nothing else:\n{examples}"
         )
 
     def reward(self, problem: Problem, answer: str) -> list[float]:
-        path, grid = self.walk(problem, answer), "".join(problem.data["grid"])
-        if not path or grid[path[-1]] != "E":
+        tiles = _tiles(problem)
+        path = self.walk(problem, answer)
+        if not path or tiles[path[-1]] != "E":
             return [0.0] * 4
-        seen = [grid[i] for i in set(path)]
-        gold, diamonds, lava = (seen.count(tile) / max(1, grid.count(tile)) for tile in "GDL")
-        return [1.0, gold, diamonds, 1.0 - lava]
-
-    def reachable(self, problem: Problem) -> list[list[float]]:
-        """Those of all routes within the budget, breadth first over the cell and what was stepped on."""
-        if type(self).reward is not Maze.reward:  # a task of yours that judges routes its own way
-            return []
-        grid, budget = "".join(problem.data["grid"]), problem.data["budget"]
-        place = {
-            cell: 1 << i for i, cell in enumerate(i for i, tile in enumerate(grid) if tile in "GDL")
-        }
-        tiles, to_end = [grid[cell] for cell in place], self.distances(grid, grid.index("E"))
-        edge, ends = {(grid.index("S"), 0)}, set()
-        known = set(edge)
-        for step in range(1, budget + 1):
-            reached = {
-                (i, seen | place.get(i, 0))
-                for cell, seen in edge
-                for i in self._neighbours(grid, cell)
-            }
-            ends |= {seen for i, seen in reached if grid[i] == "E"}
-            edge = {state for state in reached - known if 0 < to_end[state[0]] <= budget - step}
-            known |= edge
-        counts = {
-            tuple(sum(seen >> i & 1 for i, at in enumerate(tiles) if at == tile) for tile in "GDL")
-            for seen in ends
-        }
-        totals = [max(1, tiles.count(tile)) for tile in "GDL"]
-        shares = [
-            [count / total for count, total in zip(each, totals, strict=True)]
-            for each in sorted(counts)
-        ]
-        return [[1.0, gold, diamonds, 1.0 - lava] for gold, diamonds, lava in shares]
+        return _reward_at_exit(tiles, set(path))
 
     def walk(self, problem: Problem, answer: str) -> list[int]:
-        """The cells of a route, counted row by row, S first, ended by E or by the budget; [] if it is no route."""
-        grid = "".join(problem.data["grid"])
-        path = [grid.index("S")]
+        """
+        Follow a route until it reaches the exit or the budget is spent.
+
+        Returns:
+            The cell after each step, the start first; [] if a word is no move and no neighbour.
+        """
+        tiles = _tiles(problem)
+        path = [tiles.index("S")]
         for word in answer.split()[: problem.data["budget"]]:
-            ways = self.ways[path[-1]]
-            if word.upper() in STEPS:
-                cell = ways.get(word.upper(), path[-1])  # the border blocks
-            else:
-                cell = (
-                    self.cells.index(word[-2:])
-                    if word[-2:] in self.cells and len(word) <= 3
-                    else -1
-                )
-                if cell not in ways.values():
-                    return []
-            path.append(path[-1] if grid[cell] == "#" else cell)
-            if grid[cell] == "E":
+            here = path[-1]
+            target = self._target(here, word)
+            if target is None:
+                return []
+            path.append(here if tiles[target] == "#" else target)
+            if tiles[target] == "E":
                 break
         return path
 
     def canonical(self, problem: Problem, answer: str) -> str:
-        """The cells that a route enters, one a line: spelling, bumps into walls, words after the exit are nothing."""
-        if not (path := self.walk(problem, answer)):
+        """The cells that a route enters: spelling, bumps and words after the exit do not count."""
+        path = self.walk(problem, answer)
+        if not path:
             return super().canonical(problem, answer)
-        # Line breaks, which no text keeps above: the route "a2" from a1 is not the malformed text "a1 a2".
-        return "\n".join(["route", *(self.cells[i] for i, _ in itertools.groupby(path))])
+        return str([cell for cell, _ in itertools.groupby(path)])
+
+    def reachable(self, problem: Problem) -> list[list[float]]:
+        """
+        Find the reward vectors of all routes that reach the exit within the budget.
+
+        The search is breadth first. Its states are a cell and the gold, diamond and lava tiles
+        entered so far.
+        """
+        if type(self).reward is not Maze.reward:  # a subclass that judges routes in another way
+            return []
+
+        tiles = _tiles(problem)
+        to_exit = self.distances(tiles, tiles.index("E"))
+        state = (tiles.index("S"), frozenset())
+        steps = {state: 0}  # the fewest that lead to a state
+        queue = deque([state])
+        vectors = set()
+        while queue:
+            state = queue.popleft()
+            cell, entered = state
+            if tiles[cell] == "E":
+                vectors.add(tuple(_reward_at_exit(tiles, entered)))
+                continue
+            for neighbour in self._neighbours(tiles, cell):
+                following = (neighbour, entered)
+                if tiles[neighbour] in "GDL":
+                    following = (neighbour, entered | {neighbour})
+                in_time = steps[state] + 1 + to_exit[neighbour] <= problem.data["budget"]
+                if in_time and following not in steps:
+                    steps[following] = steps[state] + 1
+                    queue.append(following)
+        return [list(vector) for vector in sorted(vectors)]
 
     def summary(self, rewards: Tensor) -> str:
-        """How many of a pool (n, 4) reach the exit by the gold, by the diamonds, with equal shares of both, or not."""
-        reached, gold, diamonds, _ = rewards.unbind(-1)
-        counts = {
-            "gold": (gold > diamonds).sum(),
-            "diamonds": (diamonds > gold).sum(),
-            "neither": ((gold == diamonds) & (reached > 0)).sum(),
-            "failed": (reached == 0).sum(),
+        """How many routes of a pool (n, 4) collect mostly gold, mostly diamonds, or fail."""
+        completion, gold, diamonds, _ = rewards.unbind(-1)
+        kinds = {
+            "gold": gold > diamonds,
+            "diamonds": diamonds > gold,
+            "neither": (gold == diamonds) & (completion > 0),
+            "failed": completion == 0,
         }
-        return ", ".join(
-            f"{name} {count}" for name, count in counts.items() if count or name != "neither"
-        )
+        counts = {name: int(routes.sum()) for name, routes in kinds.items()}
+        parts = [f"{name} {n}" for name, n in counts.items() if n > 0 or name != "neither"]
+        return ", ".join(parts)
 
     def draw(self, axes, problem: Problem, answers: list[str], color: str) -> bool:
-        """The routes that reach the exit, without the loops that collect nothing; a dot marks where one turns back."""
-        grid, n, rng = "".join(problem.data["grid"]), self.size, random.Random(0)
-        fill = {
-            "#": "#3b3b3b",
-            "L": "#f4b6a6",
-            "G": "#f7dc6f",
-            "D": "#aed9f7",
-            "S": "#e0e0e0",
-            "E": "#b8e0b0",
-        }
-        for i, tile in enumerate(grid):
-            r, c = divmod(i, n)
-            axes.fill(
-                [c, c + 1, c + 1, c],
-                [r, r, r + 1, r + 1],
-                fill.get(tile, "white"),
-                edgecolor="#dddddd",
-                lw=0.5,
-            )
-            if tile in "SEGDL":
-                axes.text(
-                    c + 0.5,
-                    r + 0.5,
-                    tile,
-                    ha="center",
-                    va="center",
-                    fontsize=8,
-                    weight="bold",
-                    zorder=3,
-                )
+        """Draw the routes that reach the exit; the title counts those that fail."""
+        tiles = _tiles(problem)
+        self._draw_tiles(axes, tiles)
+
+        rng = Random(0)
         for answer in answers:
-            if self.reward(problem, answer)[0]:  # failed routes are counted in the title, not drawn
-                dx, dy = rng.uniform(-0.28, 0.28), rng.uniform(-0.28, 0.28)
-                path = [
-                    (i % n + 0.5 + dx, i // n + 0.5 + dy)
-                    for i in _without_loops(grid, self.walk(problem, answer))
-                ]
-                axes.plot(
-                    *zip(*path, strict=True),
-                    color=color,
-                    alpha=0.35,
-                    lw=1.3,
-                    solid_joinstyle="round",
-                )
-                if turns := [
-                    b for a, b, c in zip(path, path[1:], path[2:], strict=False) if a == c
-                ]:
-                    axes.plot(*zip(*turns, strict=True), ".", color=color, alpha=0.5, ms=4)
-        axes.set(xlim=(0, n), ylim=(n, 0), xticks=[], yticks=[], aspect="equal")
+            if self.reward(problem, answer)[0] == 0:
+                continue
+            # Every route has an offset of its own, so that equal parts do not hide each other.
+            right = rng.uniform(-0.28, 0.28)
+            down = rng.uniform(-0.28, 0.28)
+            path = _without_loops(tiles, self.walk(problem, answer))
+            xs = [cell % self.size + 0.5 + right for cell in path]
+            ys = [cell // self.size + 0.5 + down for cell in path]
+            axes.plot(xs, ys, color=color, alpha=0.35, lw=1.3, solid_joinstyle="round")
+            for i in range(1, len(path) - 1):
+                if path[i - 1] == path[i + 1]:  # a dot where the route turns back
+                    axes.plot(xs[i], ys[i], ".", color=color, alpha=0.5, ms=4)
+
+        axes.set(xlim=(0, self.size), ylim=(self.size, 0), xticks=[], yticks=[], aspect="equal")
         return True
 
     def tiny_prompt(self, problem: Problem) -> str:
-        return " ".join([f"steps={problem.data['budget']}", *"".join(problem.data["grid"])])
+        return " ".join([f"steps={problem.data['budget']}", *_tiles(problem)])
 
-    def demonstration(self, problem: Problem, rng: random.Random) -> str:
-        """A short way to the exit, every tenth step a random one: it shows walking, not what is worth collecting."""
-        grid, route = "".join(problem.data["grid"]), []
-        here, to_end = grid.index("S"), self.distances(grid, grid.index("E"))
-        while grid[here] != "E" and len(route) < self.answer_words:
-            closer = rng.random() >= 0.1
-            here = rng.choice(
-                [i for i in self._neighbours(grid, here) if not closer or to_end[i] < to_end[here]]
-            )
-            route.append(grid[here] + self.cells[here])
+    def demonstration(self, problem: Problem, rng: Random) -> str:
+        """A short way to the exit, a tenth of its steps random: nothing shows what to collect."""
+        tiles = _tiles(problem)
+        cell = tiles.index("S")
+        to_exit = self.distances(tiles, tiles.index("E"))
+        route = []
+        while tiles[cell] != "E" and len(route) < self.answer_words:
+            choices = self._neighbours(tiles, cell)
+            if rng.random() >= 0.1:
+                choices = [choice for choice in choices if to_exit[choice] < to_exit[cell]]
+            cell = rng.choice(choices)
+            route.append(tiles[cell] + self.cells[cell])
         return " ".join(route)
 
-    def distances(self, grid: str | list[str], start: int, blocked: str = "#") -> dict[int, int]:
-        """Steps from a cell to every cell that can be reached, breadth first."""
-        distances, queue = {start: 0}, deque([start])
+    def distances(self, tiles: Sequence[str], start: int, blocked: str = "#") -> dict[int, int]:
+        """Steps from a cell to every cell that can be reached without the blocked tiles."""
+        distances = {start: 0}
+        queue = deque([start])
         while queue:
             cell = queue.popleft()
-            for i in self._neighbours(grid, cell, blocked):
-                if i not in distances:
-                    distances[i] = distances[cell] + 1
-                    queue.append(i)
+            for neighbour in self._neighbours(tiles, cell, blocked):
+                if neighbour not in distances:
+                    distances[neighbour] = distances[cell] + 1
+                    queue.append(neighbour)
         return distances
 
-    def _neighbours(self, grid: str | list[str], cell: int, blocked: str = "#") -> list[int]:
-        return [i for i in self.ways[cell].values() if grid[i] not in blocked]
+    def _moves_from(self, cell: int) -> dict[str, int]:
+        """The cell that each move leads to, without the moves that leave the grid."""
+        row, column = divmod(cell, self.size)
+        moves = {}
+        for move, (down, right) in DIRECTIONS.items():
+            if 0 <= row + down < self.size and 0 <= column + right < self.size:
+                moves[move] = cell + down * self.size + right
+        return moves
 
-    def _prim(self, rng: random.Random) -> list[str]:
-        """Prim's algorithm: a random wall is opened if exactly one of its neighbours is open."""
-        n, grid = self.size, ["#"] * self.size**2
+    def _neighbours(self, tiles: Sequence[str], cell: int, blocked: str = "#") -> list[int]:
+        return [other for other in self.moves[cell].values() if tiles[other] not in blocked]
+
+    def _target(self, cell: int, word: str) -> int | None:
+        """The cell that a word of a route leads to, walls aside; None if it is no such word."""
+        if word.upper() in DIRECTIONS:
+            return self.moves[cell].get(word.upper(), cell)  # the border blocks
+        if len(word) <= 3:  # the name of a cell, with or without its tile in front
+            for neighbour in self.moves[cell].values():
+                if word.endswith(self.cells[neighbour]):
+                    return neighbour
+        return None
+
+    def _try_to_build(self, rng: Random, walled: bool) -> dict | None:
+        """
+        Build one random maze.
+
+        Args:
+            rng: the source of randomness. The order of its calls decides what the mazes are.
+            walled: whether the maze has many walls and need not hold the conflict of the two
+                corners, as the mazes of demonstrations do.
+
+        Returns:
+            The data of a problem, or None if the attempt breaks one of the rules.
+        """
+        tiles = self._carve(rng)
+        self._open_walls(tiles, rng, walled)
+
+        corners = self._choose_corners(rng)
+        start, end, gold, diamond = corners
+        tiles[start] = "S"
+        tiles[end] = "E"
+        tiles[gold] = "."
+        tiles[diamond] = "."
+        tiles[self.centre] = "B"
+
+        budget = self._budget(tiles, corners, walled)
+        if budget is None or budget > self.max_budget:
+            return None
+
+        for item, corner in (("G", gold), ("D", diamond)):
+            floor = self._floor_around(tiles, corner)
+            if len(floor) < 3:
+                return None
+            _scatter(item, tiles, floor, rng.randint(3, min(5, len(floor))), rng)
+        _scatter("L", tiles, self._inner_floor(tiles), rng.randint(3, 5), rng)
+
+        without_lava = self.distances(tiles, start, blocked="#L")
+        if without_lava.get(end, math.inf) > budget:
+            return None
+        return {"grid": textwrap.wrap("".join(tiles), self.size), "budget": budget}
+
+    def _carve(self, rng: Random) -> list[str]:
+        """Prim's algorithm: open a random wall if exactly one of its neighbours is open."""
+        n = self.size
+        tiles = ["#"] * n**2
         cell = rng.randrange(n) * n + rng.randrange(n)
-        grid[cell] = "."
-        frontier = self._neighbours(grid, cell, blocked=".")
+        tiles[cell] = "."
+        frontier = self._neighbours(tiles, cell, blocked=".")
         while frontier:
             cell = frontier.pop(rng.randrange(len(frontier)))
-            if grid[cell] == "#" and len(self._neighbours(grid, cell)) == 1:
-                grid[cell] = "."
-                frontier += self._neighbours(grid, cell, blocked=".")
-        return grid
+            if tiles[cell] == "#" and len(self._neighbours(tiles, cell)) == 1:
+                tiles[cell] = "."
+                frontier += self._neighbours(tiles, cell, blocked=".")
+        return tiles
+
+    def _open_walls(self, tiles: list[str], rng: Random, walled: bool) -> None:
+        """Open walls between floors, 18 to 28 of them in 81 cells, or 0 to 8 if `walled`."""
+        walls = []
+        for cell, tile in enumerate(tiles):
+            if tile == "#" and len(self._neighbours(tiles, cell)) > 1:
+                walls.append(cell)
+        fewest, most = (0, 8) if walled else (18, 28)
+        scale = len(tiles) / 81
+        n = rng.randint(round(fewest * scale), round(most * scale))
+        _scatter(".", tiles, walls, n, rng)
+
+    def _choose_corners(self, rng: Random) -> tuple[int, int, int, int]:
+        """Start, exit, gold and diamond; start and exit face each other, and so do the others."""
+        last = self.size - 1
+        diagonals = [[0, last * (self.size + 1)], [last, last * self.size]]
+        rng.shuffle(diagonals)
+        gold, diamond = rng.sample(diagonals[1], 2)
+        start, end = diagonals[0]
+        if rng.random() < 0.5:
+            start, end = end, start
+        return start, end, gold, diamond
+
+    def _budget(self, tiles: list[str], corners: tuple[int, ...], walled: bool) -> int | None:
+        """The steps that a route may take; None if a corner is cut off or one route passes both."""
+        start, end, gold, diamond = corners
+
+        def steps(*stops: int) -> float:
+            """The length of the shortest way past these corners to the exit, infinite if none."""
+            legs = itertools.pairwise([start, *stops, end])
+            return sum(self.distances(tiles, a).get(b, math.inf) for a, b in legs)
+
+        past_both = min(steps(gold, diamond), steps(diamond, gold))
+        if math.isinf(past_both):
+            return None
+        if walled:
+            return steps() + self.slack
+        budget = max(steps(gold), steps(diamond)) + self.slack
+        return budget if budget < past_both else None
+
+    def _floor_around(self, tiles: list[str], corner: int) -> list[int]:
+        """The floor cells that are at most two steps from a corner where no wall counts."""
+        steps = self.distances(tiles, corner, blocked="")
+        return [cell for cell, tile in enumerate(tiles) if tile == "." and steps[cell] <= 2]
+
+    def _inner_floor(self, tiles: list[str]) -> list[int]:
+        """The floor cells off the border, in mazes of 7 rows or more two steps away from it."""
+        margin = 2 if self.size >= 7 else 1
+        inner = range(margin, self.size - margin)
+        cells = []
+        for cell, tile in enumerate(tiles):
+            row, column = divmod(cell, self.size)
+            if tile == "." and row in inner and column in inner:
+                cells.append(cell)
+        return cells
+
+    def _draw_tiles(self, axes, tiles: str) -> None:
+        for cell, tile in enumerate(tiles):
+            row, column = divmod(cell, self.size)
+            color = TILE_COLORS.get(tile, "white")
+            axes.bar(column, 1, 1, row, align="edge", color=color, edgecolor="#dddddd", lw=0.5)
+            if tile in "SEGDL":
+                style = {"ha": "center", "va": "center", "fontsize": 8, "weight": "bold"}
+                axes.text(column + 0.5, row + 0.5, tile, zorder=3, **style)
 
 
 @functools.cache
 def _held_out(size: int) -> frozenset[str]:
-    return frozenset(
-        "".join(problem.data["grid"])
-        for split in ("test", "validation")
-        for problem in Maze(size).problems(split, HELD_OUT)
-    )
+    """The tiles of the mazes that training avoids."""
+    task = Maze(size)
+    problems = task.problems("test", HELD_OUT) + task.problems("validation", HELD_OUT)
+    return frozenset(_tiles(problem) for problem in problems)
 
 
-def _without_loops(grid: str, path: list[int]) -> list[int]:
-    """A path without the parts that lead back to where they began and pass no gold or diamond."""
+def _tiles(problem: Problem) -> str:
+    """The tiles of a maze, row after row."""
+    return "".join(problem.data["grid"])
+
+
+def _scatter(tile: str, tiles: list[str], cells: list[int], n: int, rng: Random) -> None:
+    """Put a tile on n of the cells, or on all of them if there are fewer."""
+    for cell in rng.sample(cells, min(n, len(cells))):
+        tiles[cell] = tile
+
+
+def _reward_at_exit(tiles: str, entered: Iterable[int]) -> list[float]:
+    """The reward vector (4) of a route that reached the exit, from the cells that it entered."""
+    items = [tiles[cell] for cell in entered]
+    gold, diamonds, lava = (items.count(tile) / max(1, tiles.count(tile)) for tile in "GDL")
+    return [1.0, gold, diamonds, 1.0 - lava]
+
+
+def _without_loops(tiles: str, path: list[int]) -> list[int]:
+    """A path without its parts that return to a cell and pass no gold or diamond on the way."""
     kept: list[int] = []
     for cell in path:
-        loop = kept[::-1].index(cell) + 1 if cell in kept else 0
-        if not {"G", "D"} & {grid[i] for i in kept[len(kept) - loop + 1 :]}:
-            del kept[len(kept) - loop :]
+        if cell in kept:
+            loop_length = kept[::-1].index(cell) + 1
+            loop = [tiles[i] for i in kept[-loop_length:]]
+            if not {"G", "D"} & set(loop[1:]):
+                del kept[-loop_length:]
         kept.append(cell)
     return kept

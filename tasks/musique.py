@@ -1,4 +1,7 @@
-"""MuSiQue (arXiv 2108.00573): questions that need two to four paragraphs; the evidence of every hop, and the answer."""
+"""MuSiQue (arXiv 2108.00573): questions that need two to four paragraphs.
+
+The reward vector judges the evidence of every hop, and the answer.
+"""
 
 import itertools
 import random
@@ -7,77 +10,93 @@ import re
 from torch import Tensor
 
 from rewards import Problem, UserError
-from tasks.files import FileTask, field, normalized, tagged, word_f1
+from tasks.files import FileTask, field, normalized, tagged, text_field, word_f1
 
-HOPS = 4
+HOPS = 4  # of the longest questions; also how many citations count
 
 
 class Musique(FileTask):
-    """hop_i is 1 if the paragraph of step i is among the first four that are cited, or there is no such step; answer_f1
-    is the best word F1 over answer and aliases; all 0 without an answer. The scalar weighs the answer thrice."""
+    """Questions over paragraphs, with k = 5 components; all are 0 without an answer.
 
-    name, tag = "musique", "response"
-    objectives = (*(f"hop_{i + 1}" for i in range(HOPS)), "answer_f1")
+    hop_i is 1 if the paragraph of step i is among the first four that are cited, or if there is no
+    such step. answer_f1 is the best word F1 over the answer and its aliases. In the scalar the
+    answer weighs three times as much as a hop.
+    """
+
+    name = "musique"
+    tag = "response"
+    objectives = ("hop_1", "hop_2", "hop_3", "hop_4", "answer_f1")
     eval_problems = 300
     source = "musique_ans_v1.0_train.jsonl, --test-data ..._dev.jsonl, of github.com/StonyBrookNLP/musique, CC BY 4.0"
 
     def read(self, record: dict) -> dict:
         if record.get("answerable") is False:
             raise UserError("field answerable: is false; take the files of musique_ans")
-        paragraphs = [
-            [
-                field(p, "idx", int, "a number"),
-                field(p, "title", str, "text"),
-                field(p, "paragraph_text", str, "text"),
-            ]
-            for p in field(record, "paragraphs", list, "a list")
-        ]
+        paragraphs = {}
+        for paragraph in field(record, "paragraphs", list, "a list"):
+            index = field(paragraph, "idx", int, "a number")
+            title = text_field(paragraph, "title")
+            text = text_field(paragraph, "paragraph_text")
+            paragraphs[index] = f"[{index}] {title}: {text}"
+
         steps = field(record, "question_decomposition", list, "a list")
-        support = [
-            field(step, "paragraph_support_idx", int, "the idx of a paragraph") for step in steps
-        ]
-        if not set(support) <= {idx for idx, *_ in paragraphs} or len(support) > HOPS:
+        what = "the idx of a paragraph"
+        support = [field(step, "paragraph_support_idx", int, what) for step in steps]
+        if not paragraphs.keys() >= set(support) or len(support) > HOPS:
             raise UserError(
                 f"field question_decomposition: {support} are not up to {HOPS} paragraphs of the record"
             )
-        aliases = record.get("answer_aliases") or []
-        if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
+
+        aliases = record.get("answer_aliases", [])
+        if not isinstance(aliases, list):
             raise UserError(f"field answer_aliases: must be a list of texts, not {aliases!r:.60}")
-        texts = {name: field(record, name, str, "text") for name in ("id", "question", "answer")}
-        answers = [texts["answer"], *filter(normalized, aliases)]
-        return texts | {"paragraphs": paragraphs, "support": support, "answers": answers}
+        answer = text_field(record, "answer")
+        return {
+            "id": text_field(record, "id"),
+            "question": text_field(record, "question"),
+            "paragraphs": "\n".join(paragraphs.values()),
+            "support": support,
+            # An alias without words would equal every answer without words.
+            "answers": [answer, *filter(normalized, aliases)],
+        }
 
     def order(self, split: str, part: list[dict], rng: random.Random) -> list[dict]:
-        """Of what is held out, questions of two, three and four hops take turns, so that 300 hold 100 of each."""
+        """Let questions of two, three and four hops take turns where they are held out.
+
+        So 300 of them hold 100 of each.
+        """
         part = super().order(split, part, rng)
         if split == "train":
             return part
-        by_hops = [[p for p in part if len(p["support"]) == hops] for hops in range(1, HOPS + 1)]
-        return [p for turn in itertools.zip_longest(*by_hops) for p in turn if p]
+        by_hops: list[list[dict]] = [[] for _ in range(HOPS + 1)]
+        for problem in part:
+            by_hops[len(problem["support"])].append(problem)
+        turns = itertools.zip_longest(*by_hops)
+        return [problem for problem in itertools.chain(*turns) if problem]
 
     def prompt(self, problem: Problem, m: int) -> str:
-        paragraphs = "\n".join(
-            f"[{idx}] {title}: {text}" for idx, title, text in problem.data["paragraphs"]
-        )
-        form = "\n".join(
-            f"<response_{i}><support>paragraph numbers, by commas</support><answer>short answer</answer>"
-            f"</response_{i}>"
-            for i in range(1, m + 1)
-        )
-        what = "your response" if m == 1 else f"{m} different responses"
+        data = problem.data
+        body = "<support>paragraph numbers, by commas</support><answer>short answer</answer>"
+        responses = "your response" if m == 1 else f"{m} different responses"
         return (
-            f"{paragraphs}\n\nQuestion: {problem.data['question']}\n\nThink about which paragraphs are needed, one "
-            f"for each step; cite at most {HOPS}. Then write {what} in exactly this form:\n{form}"
+            f"{data['paragraphs']}\n\nQuestion: {data['question']}\n\nThink about which paragraphs are needed, one "
+            f"for each step; cite at most {HOPS}. Then write {responses} in exactly this form:\n{self.write_form(body, m)}"
         )
 
     def reward(self, problem: Problem, answer: str) -> list[float]:
-        if not (text := tagged(answer, "answer")):
-            return [0.0] * (HOPS + 1)
-        # No str.isdigit, which takes superscripts for digits; brackets and words around the numbers do not matter.
+        text = tagged(answer, "answer")
+        if not text:
+            return [0.0] * len(self.objectives)
+        # Brackets and words around the numbers do not matter. [0-9] rather than \d or str.isdigit,
+        # which take other digits too: int() refuses superscripts.
         numbers = re.findall(r"(?<![0-9])[0-9]{1,6}(?![0-9])", tagged(answer, "support"))
-        cited, steps = list(dict.fromkeys(map(int, numbers)))[:HOPS], problem.data["support"]
-        hops = [float(i >= len(steps) or steps[i] in cited) for i in range(HOPS)]
-        return [*hops, max(word_f1(text, gold) for gold in problem.data["answers"])]
+        cited = list(dict.fromkeys(int(number) for number in numbers))[:HOPS]
+        support = problem.data["support"]
+        hops = [float(index in cited) for index in support]
+        missing_hops = [1.0] * (HOPS - len(support))
+        answer_f1 = max(word_f1(text, gold) for gold in problem.data["answers"])
+        return [*hops, *missing_hops, answer_f1]
 
     def scalar(self, rewards: Tensor) -> Tensor:
-        return (rewards[..., :HOPS].sum(-1) + 3 * rewards[..., HOPS]) / (HOPS + 3)
+        hops = rewards[..., :HOPS].sum(-1)
+        return (hops + 3 * rewards[..., HOPS]) / (HOPS + 3)

@@ -1,10 +1,16 @@
-"""Run programs written by a model, say which tests each one passes, and pay nothing for cheating.
+"""Run programs that a model wrote, and say which tests each of them passes.
 
-    run_tests(program, [([2, 3], 5), ([1, 1], 2)], entry_point="add")      one program, a function called with arguments
-    run_tests(program, [("2 3\\n", "5\\n")])                               one program, a script from stdin to stdout
-    with Sandbox() as sandbox: sandbox.run([Job(program, tests), ...])     many, on all cores, in order
+    # One program, a function that is called with arguments:
+    run_tests(program, [([2, 3], 5), ([1, 1], 2)], entry_point="add")
+    # One program, a script that reads stdin and writes stdout:
+    run_tests(program, [("2 3\\n", "5\\n")])
+    # Many programs on all cores:
+    with Sandbox() as sandbox:
+        verdicts = sandbox.run([Job(program, tests), ...])
 
-Expected outputs stay at this end, programs run at the other, sandbox_child.py. docs/sandbox.md: what is promised."""
+The programs run in other processes, see sandbox_child.py. The expected outputs stay in this one.
+docs/sandbox.md says what is promised.
+"""
 
 import contextlib
 import decimal
@@ -20,25 +26,32 @@ import tempfile
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO
 
 from tasks.sandbox_child import is_plain
 
 CHILD = Path(__file__).resolve().with_name("sandbox_child.py")
-MAX_OUTPUT, MAX_CACHED = (
-    4 * 2**20,
-    50_000,
-)  # bytes of one child's answer; programs whose small outputs are remembered
+MAX_OUTPUT = 4 * 2**20  # bytes that one child may write
+MAX_CACHED = 50_000  # programs whose outputs are remembered
+MAX_CACHED_OUTPUT = 4096  # bytes of all outputs of such a program
+MAX_DIGITS = 4000  # of an integer; to convert longer ones takes long, or Python refuses
 
 
 class SandboxError(Exception):
-    """Programs cannot be run here; the message says why and what to do."""
+    """Programs cannot be run here. The message says why and what to do."""
 
 
-class Job(NamedTuple):
-    """A program and its tests: (arguments, expected) for an entry point, a function or a method of `class Solution`, or
-    (stdin, stdout); third, a tolerance (relative, absolute). With `each`, expected is a list judged item by item."""
+@dataclass(frozen=True)
+class Job:
+    """A program and its tests.
+
+    A test is a pair: (list of arguments, expected result) for the function, or the method of
+    `class Solution`, that is named `entry_point`; (stdin, stdout) for a script. A function's test
+    may have a third item, the tolerance (relative, absolute). With `each`, the expected result is a
+    list, and each of its items gets its own verdict.
+    """
 
     program: str
     tests: list[tuple]
@@ -46,27 +59,57 @@ class Job(NamedTuple):
     each: bool = False
 
 
+@dataclass(frozen=True)
+class Request:
+    """What decides a program's outputs, and all that a helper is sent of a job."""
+
+    program: str
+    entry_point: str | None
+    inputs: tuple[str, ...]  # of each test the arguments as JSON, or stdin
+
+
 def run_tests(
     program: str,
     tests: list[tuple],
     *,
     entry_point: str | None = None,
-    seconds: float = 2.0,
-    memory_mb: int = 512,
     tolerance: float = 0.0,
-    unconfined: bool = False,
+    **limits: float,
 ) -> list[bool]:
-    """Which tests a program passes, one bool each; parameters and errors are those of `Job` and `Sandbox`. A tuple is a
-    list, 2.0 is 2, True is not 1. A script must end with status 0; trailing blanks and empty lines do not count."""
-    tests = [(*test, (tolerance, tolerance)) for test in tests] if tolerance else tests
-    with Sandbox(1, seconds=seconds, memory_mb=memory_mb, unconfined=unconfined) as sandbox:
+    """One verdict per test of a program.
+
+    A tuple equals a list and 2.0 equals 2, but True is not 1. Numbers may differ by `tolerance`,
+    relative or absolute. A script must end with status 0; trailing blanks and trailing empty lines
+    do not count. `limits` and the exceptions are those of `Sandbox`.
+    """
+    if tolerance:
+        tests = [(*test, (tolerance, tolerance)) for test in tests]
+    with Sandbox(1, **limits) as sandbox:
         return sandbox.run([Job(program, tests, entry_point)])[0]
 
 
-class Sandbox(contextlib.AbstractContextManager):
-    """A pool of helpers, one per core unless `workers` says otherwise. `seconds` of CPU time (rounded up), on the clock
-    twice that and one more, and `memory_mb` MiB are limits per test. Raises SandboxError where programs cannot be
-    confined, unless `unconfined`, or once it is closed, and ValueError for limits out of range or malformed jobs."""
+def check_job(program: str, tests: list[tuple], entry_point: str | None) -> None:
+    """Raise ValueError for a malformed job."""
+    if not isinstance(program, str):
+        raise ValueError(f"program {reprlib.repr(program)}: must be text")
+    if entry_point is None:
+        wanted = "a pair of strings, stdin and stdout (for arguments name the entry_point)"
+    elif entry_point.isidentifier():
+        wanted = "a pair, a list of arguments and the expected output, all plain JSON values, at most 200 deep"
+    else:
+        name = reprlib.repr(entry_point)
+        raise ValueError(f"entry_point {name}: must be the name of a function; None runs a script")
+    for number, test in enumerate(tests):
+        if not _is_test(test, entry_point):
+            raise ValueError(f"test {number}: must be {wanted}, not {reprlib.repr(test)}")
+
+
+class Sandbox:
+    """A pool of helper processes that run programs.
+
+    Raises SandboxError where programs cannot be confined, unless `unconfined`, and once it is
+    closed. Raises ValueError for limits out of range and for malformed jobs.
+    """
 
     def __init__(
         self,
@@ -76,11 +119,12 @@ class Sandbox(contextlib.AbstractContextManager):
         memory_mb: int = 512,
         unconfined: bool = False,
     ):
-        workers = workers or (
-            len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else os.cpu_count() or 1
-        )
+        """Start `workers` helpers, by default one per core.
+
+        A test may take `seconds` of CPU time (rounded up; by the clock twice that and one second
+        more) and `memory_mb` MiB.
+        """
+        workers = workers or _available_cores()
         if not (0 < seconds < 1e6 and 64 <= memory_mb < 2**30 and workers >= 1):
             raise ValueError(
                 f"seconds={seconds}, memory_mb={memory_mb}, workers={workers}: needs seconds > 0, "
@@ -89,11 +133,9 @@ class Sandbox(contextlib.AbstractContextManager):
         self._limits = (seconds, memory_mb, unconfined)
         self._cache: dict[bytes, list[bytes | None]] = {}
         self._helpers = [_Helper(*self._limits) for _ in range(workers)]
-        self._threads, self._idle = (
-            ThreadPoolExecutor(workers, "sandbox"),
-            self._helpers.copy(),
-        )  # as many of each
-        self._closed, self._end = False, weakref.finalize(self, _end, self._threads, self._helpers)
+        self._idle = self._helpers.copy()
+        self._threads = ThreadPoolExecutor(workers, "sandbox")  # as many as helpers
+        self._end = weakref.finalize(self, _end, self._threads, self._helpers)
         try:
             for helper in self._helpers:
                 helper.check()
@@ -101,259 +143,308 @@ class Sandbox(contextlib.AbstractContextManager):
             self.close()
             raise
 
-    def close(self, *_: object) -> None:
-        self._closed = True
+    def close(self) -> None:
+        """End all helpers and the programs that they run."""
         self._end()
 
-    __exit__ = close
+    def __enter__(self) -> "Sandbox":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def run(self, jobs: list[Job]) -> list[list[bool]]:
-        """Verdicts in the order of the jobs, one bool per test; programs equal in text and inputs run once."""
-        if self._closed:
+        """The verdicts of each job, one per test. Programs with equal inputs run once."""
+        if not self._end.alive:
             raise SandboxError("the sandbox is closed, by hand or by an interrupted run")
-        jobs = [Job(*job) for job in jobs]
-        asking: dict[tuple, list[int]] = {}  # who waits for the output of a program
-        for i, job in enumerate(jobs):
-            asking.setdefault(check_job(*job[:3]), []).append(i)
-        verdicts, began = [[] for _ in jobs], time.monotonic()
+        indices_of: dict[Request, list[int]] = {}  # the jobs that wait for a program's outputs
+        for index, job in enumerate(jobs):
+            indices_of.setdefault(_request(job), []).append(index)
+
+        verdicts: list[list[bool]] = [[] for _ in jobs]
+        start = time.monotonic()
         try:
-            outcomes = zip(asking.values(), self._threads.map(self._outcome, asking), strict=True)
-            for done, (waiting, outcome) in enumerate(outcomes, 1):
-                for i in waiting:
-                    for got, test in zip(outcome, jobs[i].tests, strict=True):
-                        verdicts[i] += _passes(got, jobs[i], *test[1:])
-                if sys.stderr.isatty() and time.monotonic() > began + 2:
-                    print(
-                        f"\rsandbox: {done} of {len(asking)}",
-                        end="\n" * (done == len(asking)),
-                        file=sys.stderr,
-                    )
-        except BaseException:  # Ctrl-C, above all: nobody waits for programs that still run
+            all_outputs = self._threads.map(self._outputs, indices_of)
+            for done, indices in enumerate(indices_of.values(), 1):
+                outputs = next(all_outputs)
+                for index in indices:
+                    verdicts[index] = _judge(jobs[index], outputs)
+                if time.monotonic() > start + 2:
+                    _show_progress(done, len(indices_of))
+        except BaseException:  # mostly Ctrl-C: do not wait for programs that still run
             self.close()
             raise
         return verdicts
 
-    def _outcome(self, key: tuple) -> list[bytes | None]:
-        """What the program answered to each input, None where it did not; a helper that dies is replaced, once."""
-        digest = hashlib.sha256(repr(key).encode()).digest()
+    def _outputs(self, request: Request) -> list[bytes | None]:
+        """A program's outputs from the cache or from a helper."""
+        digest = hashlib.sha256(repr(request).encode()).digest()
         if digest in self._cache:
             return self._cache[digest]
         helper = self._idle.pop()
         try:
             for _ in range(2):
-                if (
-                    helper.process.poll() is not None
-                ):  # it died, maybe while idle, which is not this program's doing
-                    if self._closed:
-                        raise SandboxError("the sandbox was closed while it ran programs")
-                    self._helpers.append(helper := _Helper(*self._limits))
-                    helper.check()
+                # A helper may have died while it was idle, which is not this program's doing.
+                if helper.process.poll() is not None:
+                    helper = self._new_helper()
                 with contextlib.suppress(OSError):
-                    outcome = helper.outcome(*key)
-                    if (
-                        sum(map(len, filter(None, outcome))) < 4096
-                        and len(self._cache) < MAX_CACHED
-                    ):
-                        self._cache[digest] = outcome
-                    return outcome
+                    outputs = helper.outputs(request)
+                    self._remember(digest, outputs)
+                    return outputs
                 helper.close()
         finally:
             self._idle.append(helper)
-        print(
-            f"sandbox: a program killed two helpers and scores 0: {key[0]!r:.200}", file=sys.stderr
-        )
-        return [None] * len(key[2])
+        message = f"a program killed two helpers and scores 0: {request.program!r:.200}"
+        print(f"sandbox: {message}", file=sys.stderr)
+        return [None] * len(request.inputs)
+
+    def _new_helper(self) -> "_Helper":
+        if not self._end.alive:
+            raise SandboxError("the sandbox was closed while it ran programs")
+        helper = _Helper(*self._limits)
+        self._helpers.append(helper)
+        helper.check()
+        return helper
+
+    def _remember(self, digest: bytes, outputs: list[bytes | None]) -> None:
+        size = sum(len(output or b"") for output in outputs)
+        if size < MAX_CACHED_OUTPUT and len(self._cache) < MAX_CACHED:
+            self._cache[digest] = outputs
 
 
-def check_job(
-    program: str, tests: list[tuple], entry_point: str | None
-) -> tuple[str, str | None, tuple[str, ...]]:
-    """What decides a program's output, and all that a helper gets to see of a job; ValueError if it is malformed."""
-    if not isinstance(program, str):
-        raise ValueError(f"program {reprlib.repr(program)}: must be text")
-    if entry_point is not None and not entry_point.isidentifier():
-        raise ValueError(
-            f"entry_point {reprlib.repr(entry_point)}: must be the name of a function; None runs a script"
-        )
-    wanted = (
-        "a pair of strings, stdin and stdout (for arguments name the entry_point)"
-        if entry_point is None
-        else "a pair, a list of arguments and the expected output, all plain JSON values, at most 200 deep"
-    )
-    for i, test in enumerate(tests):
-        if len(test) not in (2, 3) or not (
-            all(isinstance(text, str) for text in test[:2])
-            if entry_point is None
-            else isinstance(test[0], list | tuple) and is_plain(test)
-        ):
-            raise ValueError(f"test {i}: must be {wanted}, not {reprlib.repr(test)}")
-    return (
-        program,
-        entry_point,
-        tuple(test[0] if entry_point is None else json.dumps(test[0]) for test in tests),
-    )
+def _available_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
-def _passes(
-    got: bytes | None, job: Job, expected: Any, tolerance: tuple[float, float] = (0.0, 0.0)
-) -> list[bool]:
-    """The only place where answers and expected outputs meet."""
-    if got is not None and job.entry_point is None:
-        lines, wanted = (
-            [line.rstrip() for line in text.rstrip().split("\n")]
-            for text in (got.decode(errors="replace"), expected)
-        )
-        return [lines == wanted]
-    with contextlib.suppress(
-        ValueError, ArithmeticError, RecursionError
-    ):  # int() may take quadratic time, or refuse
-        answer = json.loads(
-            got or b"", parse_int=lambda n: int(n) if len(n) < 4000 else decimal.Decimal(n)
-        )
-        answers, wanted = (answer, expected) if job.each else ([answer], [expected])
-        if isinstance(answers, list):
-            return [_same(*pair, *tolerance) for pair in zip(answers, wanted, strict=True)]
-    return [False] * (len(expected) if job.each else 1)
+def _end(threads: ThreadPoolExecutor, helpers: list["_Helper"]) -> None:
+    """End a sandbox: it was closed or forgotten, or the interpreter ends."""
+    threads.shutdown(wait=False, cancel_futures=True)
+    for helper in helpers:
+        helper.close()
 
 
-def _same(got: Any, expected: Any, relative: float, absolute: float) -> bool:
-    """Equality of plain JSON values: a tuple equals a list, 2.0 is 2, True is not 1."""
-    if isinstance(expected, dict) and isinstance(got, dict) and got.keys() == expected.keys():
-        got, expected = [got[key] for key in expected], list(expected.values())
-    if isinstance(expected, list | tuple):
-        return (
-            isinstance(got, list)
-            and len(got) == len(expected)
-            and all(_same(*pair, relative, absolute) for pair in zip(got, expected, strict=True))
-        )
-    if isinstance(got, decimal.Decimal):
-        return (
-            type(expected) is int and abs(expected) > 10**3000 and got == decimal.Decimal(expected)
-        )
-    if {type(got), type(expected)} <= {int, float}:
-        return got == expected or (
-            max(relative, absolute) > 0
-            and math.isclose(got, expected, rel_tol=relative, abs_tol=absolute)
-        )
-    return type(got) is type(expected) and got == expected
+def _show_progress(done: int, total: int) -> None:
+    if sys.stderr.isatty():
+        end = "\n" if done == total else ""
+        print(f"\rsandbox: {done} of {total}", end=end, file=sys.stderr)
 
 
+def _request(job: Job) -> Request:
+    """What a helper is sent of a job: no expected output. ValueError if it is malformed."""
+    check_job(job.program, job.tests, job.entry_point)
+    inputs = [test[0] for test in job.tests]
+    if job.entry_point is not None:
+        inputs = [json.dumps(arguments) for arguments in inputs]
+    return Request(job.program, job.entry_point, tuple(inputs))
+
+
+def _is_test(test: object, entry_point: str | None) -> bool:
+    match test:
+        case [str(), str()] if entry_point is None:
+            return True
+        case [list() | tuple(), _] | [list() | tuple(), _, [float(), float()]]:
+            return entry_point is not None and is_plain(test)
+    return False
+
+
+# A program that tries what must fail, and returns what did not.
 PROBE = """
-import contextlib, os, socket, threading
+import os, socket, threading
+
+def fork():
+    if os.fork() == 0:
+        os._exit(0)
+
 def probe():
     threading.Thread(target=len, args=("",)).start()
+    attempts = {
+        "read files": lambda: os.open("/", os.O_RDONLY),
+        "see files": lambda: os.stat("/"),
+        "reach the network": socket.socket,
+        "send signals": lambda: os.kill(os.getppid(), 0),
+        "start processes": fork,
+    }
     allowed = []
-    for name, attempt in (("read files", lambda: os.open("/", os.O_RDONLY)), ("see files", lambda: os.stat("/")),
-                          ("reach the network", socket.socket), ("send signals", lambda: os.kill(os.getppid(), 0)),
-                          ("start processes", lambda: os.fork() or os._exit(0))):
-        with contextlib.suppress(OSError):
+    for name, attempt in attempts.items():
+        try:
             attempt()
             allowed.append(name)
+        except OSError:
+            pass
     return allowed
 """
 
 
+def _temporary_file() -> BinaryIO:
+    """A file without a name, in memory where the system has such files: they are faster."""
+    if sys.platform == "linux":
+        return open(os.memfd_create("stdin"), "w+b")
+    return tempfile.TemporaryFile()
+
+
 class _Helper:
+    """A process of sandbox_child.py, which forks a child per program."""
+
     def __init__(self, seconds: float, memory_mb: int, unconfined: bool):
-        self.control, theirs = socket.socketpair()
         self.unconfined = unconfined
-        options = [
-            str(option) for option in (CHILD, theirs.fileno(), seconds, memory_mb, int(unconfined))
-        ]
+        self.control, theirs = socket.socketpair()
+        self.control.settimeout(60 + 2 * seconds + 1)
+        arguments = (CHILD, theirs.fileno(), seconds, memory_mb, unconfined)
+        # Not -I, which would ignore PYTHONHASHSEED: the order of sets must not change.
+        command = [sys.executable, "-P", "-S", "-s", *map(str, arguments)]
+        environment = {
+            "PYTHONHASHSEED": "0",
+            "PYTHONUTF8": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "MALLOC_ARENA_MAX": "1",
+        }
         with theirs:
             self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-S",
-                    "-s",
-                    *options,
-                ],  # not -I: it ignores PYTHONHASHSEED, the order of sets
-                env={
-                    "PYTHONHASHSEED": "0",
-                    "PYTHONUTF8": "1",
-                    "PYTHONDONTWRITEBYTECODE": "1",
-                    "MALLOC_ARENA_MAX": "1",
-                },
+                command,
+                env=environment,
                 cwd="/",
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )  # Ctrl-C on the terminal is the trainer's business
-        self.control.settimeout(60 + 2 * seconds + 1)
-
-    def check(self) -> None:
-        """Wait until it is ready; SandboxError unless a program can compute here, and do nothing else."""
-        problem = "a harmless program does not run in the sandbox"
-        with contextlib.suppress(OSError):
-            if (message := self.control.recv(1000)) != b"ready":
-                problem = message.decode() or "the helper did not start"
-            elif answer := self.outcome(PROBE, "probe", ("[]",))[0]:
-                allowed = ", ".join(json.loads(answer))
-                if not allowed or self.unconfined:
-                    return
-                problem = f"programs cannot be confined here, they can {allowed}"
-        raise SandboxError(
-            f"{problem} (Python {sys.version.split()[0]}, {sys.platform} {os.uname().machine}); use "
-            "Linux on x86-64 or arm64, or accept the risk by unconfined=True or the flag --unconfined"
-        )
-
-    def outcome(
-        self, program: str, entry_point: str | None, inputs: tuple[str, ...]
-    ) -> list[bytes | None]:
-        """The answer to each input: JSON, or a script's output; None where there is none."""
-        outcome: list[bytes | None] = []
-        if entry_point is None:
-            for stdin in inputs:
-                with (
-                    open(os.memfd_create(""), "w+b")
-                    if sys.platform == "linux"
-                    else tempfile.TemporaryFile() as file
-                ):
-                    file.write(stdin.encode(errors="surrogatepass"))
-                    file.seek(0)
-                    output, status = self._run(program, None, (), file.fileno())
-                outcome.append(output if status == 0 and len(output) < MAX_OUTPUT else None)
-        while len(outcome) < len(
-            inputs
-        ):  # one child runs them all; if it dies, the next begins where it died
-            output, _ = self._run(program, entry_point, inputs[len(outcome) :])
-            lines = output.split(b"\n")[:-1][: len(inputs) - len(outcome)]
-            outcome += [line[1:] if line[:1] == b"=" else None for line in lines] or [None]
-        return outcome
-
-    def _run(
-        self, program: str, entry_point: str | None, inputs: tuple[str, ...], *files: int
-    ) -> tuple[bytes, int]:
-        """One child: up to MAX_OUTPUT bytes that it wrote, and its status, -1 if killed; OSError if the helper dies."""
-        ours, theirs = socket.socketpair()
-        output = bytearray()
-        with ours:
-            ours.settimeout(self.control.gettimeout())
-            with theirs:
-                socket.send_fds(self.control, [b"job"], [theirs.fileno(), *files])
-            with contextlib.suppress(
-                BrokenPipeError, ConnectionResetError
-            ):  # a child may end early
-                ours.sendall("\n".join([json.dumps([program, entry_point]), *inputs]).encode())
-                ours.shutdown(socket.SHUT_WR)
-            with contextlib.suppress(ConnectionResetError):
-                while len(output) < MAX_OUTPUT and (part := ours.recv(2**16, socket.MSG_WAITALL)):
-                    output += part
-        if not (status := self.control.recv(9)):
-            raise ConnectionError("the helper died")
-        return bytes(output), int(status)
+                start_new_session=True,  # Ctrl-C in the terminal is for the trainer alone
+            )
 
     def close(self) -> None:
         self.control.close()
         self.process.kill()
         self.process.wait()
 
+    def check(self) -> None:
+        """Wait until the helper is ready; SandboxError unless programs can compute and no more."""
+        problem = "a harmless program does not run in the sandbox"
+        with contextlib.suppress(OSError):
+            problem = self._problem()
+        if problem:
+            python = sys.version.split()[0]
+            system = f"{sys.platform} {os.uname().machine}"
+            raise SandboxError(
+                f"{problem} (Python {python}, {system}); use Linux on x86-64 or arm64, "
+                "or accept the risk by unconfined=True or the flag --unconfined"
+            )
 
-def _end(threads: ThreadPoolExecutor, helpers: list[_Helper]) -> None:
-    """Also of a sandbox that nobody closed: when it is forgotten, or before the interpreter's modules go."""
-    threads.shutdown(wait=False, cancel_futures=True)
-    for helper in helpers:
-        helper.close()
+    def _problem(self) -> str:
+        """Why this helper cannot be used, "" if it can."""
+        message = self.control.recv(1000)
+        if message != b"ready":
+            return message.decode() or "the helper did not start"
+        (output,) = self.outputs(Request(PROBE, "probe", ("[]",)))
+        if output is None:
+            return "a harmless program does not run in the sandbox"
+        allowed = ", ".join(json.loads(output))
+        if allowed and not self.unconfined:
+            return f"programs cannot be confined here, they can {allowed}"
+        return ""
+
+    def outputs(self, request: Request) -> list[bytes | None]:
+        """What the program answers to each input: a result as JSON, or a script's stdout.
+
+        None: no answer. OSError: the helper died.
+        """
+        if request.entry_point is None:
+            return [self._script_output(request.program, stdin) for stdin in request.inputs]
+
+        outputs: list[bytes | None] = []
+        while len(outputs) < len(request.inputs):
+            # One child runs all tests. If it dies, the next child goes on where it died.
+            rest = request.inputs[len(outputs) :]
+            written, _ = self._run_child(replace(request, inputs=rest))
+            lines = written.split(b"\n")[:-1]  # the last one is empty or was cut off
+            if not lines:
+                outputs.append(None)
+            for line in lines[: len(rest)]:
+                outputs.append(line[1:] if line.startswith(b"=") else None)
+        return outputs
+
+    def _script_output(self, program: str, stdin: str) -> bytes | None:
+        with _temporary_file() as file:
+            file.write(stdin.encode(errors="surrogatepass"))
+            file.seek(0)
+            output, status = self._run_child(Request(program, None, ()), file)
+        return output if status == 0 and len(output) < MAX_OUTPUT else None
+
+    def _run_child(self, request: Request, stdin: BinaryIO | None = None) -> tuple[bytes, int]:
+        """Run one child. Return up to MAX_OUTPUT bytes that it wrote, and its exit status.
+
+        The status is -1 if a signal ended the child. OSError: the helper died.
+        """
+        ours, theirs = socket.socketpair()
+        with ours, ours.makefile("rb") as reader:
+            ours.settimeout(self.control.gettimeout())
+            with theirs:
+                files = [file.fileno() for file in (theirs, stdin) if file]
+                socket.send_fds(self.control, [b"job"], files)
+            first_line = json.dumps([request.program, request.entry_point])
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may end early
+                ours.sendall("\n".join([first_line, *request.inputs]).encode())
+                ours.shutdown(socket.SHUT_WR)
+            output = b""
+            with contextlib.suppress(ConnectionResetError):
+                output = reader.read(MAX_OUTPUT)
+        status = self.control.recv(9)
+        if not status:
+            raise ConnectionError("the helper died")
+        return output, int(status)
+
+
+def _judge(job: Job, outputs: list[bytes | None]) -> list[bool]:
+    """The verdicts of a job. Outputs and expected outputs meet here and nowhere else."""
+    verdicts: list[bool] = []
+    for output, test in zip(outputs, job.tests, strict=True):
+        if job.entry_point is None:
+            verdicts.append(output is not None and _same_lines(output, test[1]))
+        else:
+            verdicts += _judge_result(output, test, job.each)
+    return verdicts
+
+
+def _same_lines(output: bytes, expected: str) -> bool:
+    """Compare line by line without trailing blanks and trailing empty lines."""
+    lines = output.decode(errors="replace").rstrip().split("\n")
+    expected_lines = expected.rstrip().split("\n")
+    return [line.rstrip() for line in lines] == [line.rstrip() for line in expected_lines]
+
+
+def _judge_result(output: bytes | None, test: tuple, each: bool) -> list[bool]:
+    """Compare a result in JSON with the expected one; with `each`, item by item."""
+    expected = test[1] if each else [test[1]]
+    tolerance = test[2] if len(test) == 3 else (0.0, 0.0)
+    with contextlib.suppress(ValueError, ArithmeticError, RecursionError):
+        result = json.loads(output or b"", parse_int=_parse_integer)
+        results = result if each else [result]
+        if isinstance(results, list):
+            return [_same(*pair, tolerance) for pair in zip(results, expected, strict=True)]
+    return [False] * len(expected)
+
+
+def _parse_integer(digits: str) -> int | decimal.Decimal:
+    return int(digits) if len(digits) < MAX_DIGITS else decimal.Decimal(digits)
+
+
+def _same(result: Any, expected: Any, tolerance: tuple[float, float]) -> bool:
+    """Compare plain JSON values: a tuple equals a list, 2.0 is 2, True is not 1."""
+    if isinstance(expected, dict):
+        if not isinstance(result, dict) or result.keys() != expected.keys():
+            return False
+        return all(_same(result[key], value, tolerance) for key, value in expected.items())
+    if isinstance(expected, list | tuple):
+        if not isinstance(result, list) or len(result) != len(expected):
+            return False
+        return all(_same(*pair, tolerance) for pair in zip(result, expected, strict=True))
+    if isinstance(result, decimal.Decimal):  # a long integer
+        is_long = type(expected) is int and abs(expected) > 10**3000
+        return is_long and result == decimal.Decimal(expected)
+    if {type(result), type(expected)} <= {int, float}:
+        relative, absolute = tolerance
+        return result == expected or (
+            max(tolerance) > 0
+            and math.isclose(result, expected, rel_tol=relative, abs_tol=absolute)
+        )
+    return type(result) is type(expected) and result == expected

@@ -1,10 +1,15 @@
-"""The sandbox's other end: the helper, which forks a child per program, and the child, which gives up every right.
-tasks/sandbox.py starts it as a script; it imports the standard library alone and never sees an expected output."""
+"""The untrusted side of the sandbox: it runs programs that a model wrote, without any right.
+
+tasks/sandbox.py starts this file as a script, the helper. The helper forks a child for each
+program. The child gives up every right before it runs the program. This file imports the standard
+library alone, and no expected output is ever sent to it.
+"""
 
 import atexit
 import builtins
 import contextlib
 import ctypes
+import functools
 import gc
 import json
 import math
@@ -22,19 +27,11 @@ import time
 import types
 from collections.abc import Callable
 
+MAX_DEPTH = 200  # of nested lists and dictionaries
+NOBODY = 65534  # user and group
 
-def is_plain(value: object, depth: int = 0) -> bool:
-    """Whether it is JSON data, at most 200 deep; asked on both sides, so that {1: 2} never becomes {"1": 2}."""
-    if isinstance(value, dict):
-        return depth < 200 and all(
-            isinstance(key, str) and is_plain(item, depth + 1) for key, item in value.items()
-        )
-    if isinstance(value, list | tuple):
-        return depth < 200 and all(is_plain(item, depth + 1) for item in value)
-    return value is None or isinstance(value, str | int | float)
-
-
-# A child cannot open files, so this is all that it can import, besides what is imported above and built into Python.
+# A child cannot open files. It can import these modules, the ones imported above, and those that
+# are built into Python.
 PRELOADED = """
     __future__ argparse array ast base64 bisect calendar cmath collections.abc concurrent.futures.thread contextvars
     copy csv dataclasses datetime _strptime decimal difflib doctest encodings.ascii encodings.latin_1 fileinput
@@ -42,250 +39,379 @@ PRELOADED = """
     secrets shlex shutil statistics string subprocess tempfile textwrap timeit tokenize traceback typing unicodedata
     unittest uuid zlib"""
 
-ALLOWED = {  # (x86-64, arm64) numbers of what a child may call, besides clone for threads and prlimit64 on itself
-    "read": (0, 63),
-    "write": (1, 64),
-    "futex": (202, 98),
-    "mmap": (9, 222),
-    "munmap": (11, 215),
-    "brk": (12, 214),
-    "mremap": (25, 216),
-    "mprotect": (10, 226),
-    "madvise": (28, 233),
-    "close": (3, 57),
-    "fstat": (5, 80),
-    "lseek": (8, 62),
-    "clock_gettime": (228, 113),
-    "clock_nanosleep": (230, 115),
-    "times": (100, 153),
-    "getrusage": (98, 165),
-    "sched_yield": (24, 124),
-    "getrandom": (318, 278),
-    "rt_sigaction": (13, 134),
-    "rt_sigprocmask": (14, 135),
-    "rt_sigreturn": (15, 139),
-    "sigaltstack": (131, 132),
-    "restart_syscall": (219, 128),
-    "getpid": (39, 172),
-    "gettid": (186, 178),
-    "getppid": (110, 173),
-    "set_robust_list": (273, 99),
-    "rseq": (334, 293),
-    "exit": (60, 93),
-    "exit_group": (231, 94),
-}
-# column of the table, audit id, numbers of clone, prlimit64, openat and newfstatat
-ARCHITECTURES = {
-    "linux x86_64": (0, 0xC000003E, 56, 302, 257, 262),
-    "linux aarch64": (1, 0xC00000B7, 220, 261, 56, 79),
-}
+# System calls that a child may make: name, number on x86-64, number on arm64.
+ALLOWED = """
+    read                0   63
+    write               1   64
+    futex             202   98
+    mmap                9  222
+    munmap             11  215
+    brk                12  214
+    mremap             25  216
+    mprotect           10  226
+    madvise            28  233
+    close               3   57
+    fstat               5   80
+    lseek               8   62
+    clock_gettime     228  113
+    clock_nanosleep   230  115
+    times             100  153
+    getrusage          98  165
+    sched_yield        24  124
+    getrandom         318  278
+    rt_sigaction       13  134
+    rt_sigprocmask     14  135
+    rt_sigreturn       15  139
+    sigaltstack       131  132
+    restart_syscall   219  128
+    getpid             39  172
+    gettid            186  178
+    getppid           110  173
+    set_robust_list   273   99
+    rseq              334  293
+    exit               60   93
+    exit_group        231   94
+"""
+# System calls that are answered in their own way, see `_filter`. All others are refused.
+CLONE = (56, 220)
+PRLIMIT64 = (302, 261)
+CLONE3 = 435  # everywhere
+OPENAT = (257, 56)
+NEWFSTATAT = (262, 79)
+# Column of the numbers above, and the number by which the kernel knows the architecture.
+ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
+
+# Operations of the kernel's filter language, BPF.
+LOAD = 0x20
+JUMP_IF_EQUAL = 0x15
+JUMP_IF_ANY_BIT = 0x45
+RETURN = 0x06
+# Offsets of what the filter can load: fields of the kernel's struct seccomp_data.
+CALL_NUMBER_OFFSET = 0
+ARCHITECTURE_OFFSET = 4
+ARGUMENT_OFFSET = 16  # of the call's first argument
+# Verdicts of the filter on a system call.
+ALLOW = 0x7FFF0000
+KILL = 0x80000000
+NOT_PERMITTED = 0x00050001  # the call fails with EPERM
+NO_SUCH_FILE = 0x00050002  # ENOENT
+NOT_IMPLEMENTED = 0x00050026  # ENOSYS
+
+PR_SET_PDEATHSIG = 1
+PR_SET_SECCOMP = 22
+PR_SET_NO_NEW_PRIVS = 38
+SECCOMP_MODE_FILTER = 2
+CLONE_THREAD = 0x10000
+
+Instruction = tuple[int, int, int, int]  # operation, rows to skip if true, if false, operand
+
+LIBC = ctypes.PyDLL(None)  # it keeps Python's lock, which must be held while `fork` is called
 
 
-def _confinement() -> Callable[[], int]:
-    """A function that confines the process which calls it, for good, and returns 0; KeyError where there is none."""
-    libc, long = ctypes.CDLL(None), ctypes.c_ulong
-    if sys.platform == "darwin":
-        return lambda: libc.sandbox_init(
-            b"pure-computation", ctypes.c_uint64(1), ctypes.byref(ctypes.c_char_p())
-        )
-    column, audit, clone, prlimit, openat, access = ARCHITECTURES[
-        f"{sys.platform} {platform.machine()}"
-    ]
-    load, equal, any_bit, give = (
-        0x20,
-        0x15,
-        0x45,
-        0x06,
-    )  # BPF: load a word, jump if equal or if a bit is set, return
-    allow, kill = 0x7FFF0000, 0x80000000
-    refuse, missing, unknown = 0x00050001, 0x00050002, 0x00050026  # EPERM, ENOENT, ENOSYS
-    numbers = [pair[column] for pair in ALLOWED.values()]
-    rows = [(load, 0, 0, 4), (equal, 1, 0, audit), (give, 0, 0, kill), (load, 0, 0, 0)]
-    rows += [(equal, len(numbers) - i + 9, 0, number) for i, number in enumerate(numbers)]
-    rows += [
-        (equal, 0, 2, clone),
-        (load, 0, 0, 16),
-        (any_bit, 7, 6, 0x10000),  # CLONE_THREAD
-        (equal, 0, 2, prlimit),
-        (load, 0, 0, 16),
-        (equal, 4, 3, 0),
-        (equal, 4, 0, 435),  # clone3 hides its flags in memory; libc falls back to clone
-        (equal, 4, 0, openat),
-        (equal, 3, 0, access),  # programs look for files that they can do without
-        (give, 0, 0, refuse),
-        (give, 0, 0, allow),
-        (give, 0, 0, unknown),
-        (give, 0, 0, missing),
-    ]
-    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *row) for row in rows))
-    program = ctypes.create_string_buffer(struct.pack("@HP", len(rows), ctypes.addressof(code)))
+def is_plain(value: object, depth: int = 0) -> bool:
+    """Whether a value is JSON data, nested at most MAX_DEPTH deep.
 
-    def confine() -> int:
-        libc.prctl(38, long(1), long(0), long(0), long(0))  # PR_SET_NO_NEW_PRIVS
-        return libc.prctl(22, long(2), program, code)  # PR_SET_SECCOMP; code: keeps it alive
-
-    return confine
+    Both sides ask this, because `json.dumps` would turn {1: 2} into {"1": 2}.
+    """
+    if isinstance(value, dict):
+        keys_are_text = all(isinstance(key, str) for key in value)
+        return keys_are_text and is_plain(list(value.values()), depth)
+    if isinstance(value, list | tuple):
+        return depth < MAX_DEPTH and all(is_plain(item, depth + 1) for item in value)
+    return value is None or isinstance(value, str | int | float)
 
 
-def _helper(control: socket.socket, cpu: float, memory_mb: int, unconfined: bool) -> None:
-    """Fork, wait, kill, report; until the trainer is gone."""
+def serve(control: socket.socket, seconds: float, memory_mb: int, unconfined: bool) -> None:
+    """Run one child after the other until the trainer is gone.
+
+    Each message on `control` carries the descriptor of a socket for the job, and for a script a
+    second descriptor, its stdin. The answer is the child's exit status.
+    """
     for name in PRELOADED.split():
         __import__(name)
-    builtins.exit = builtins.quit = sys.exit  # -S leaves them out
+    builtins.exit = builtins.quit = sys.exit  # Python's option -S leaves them out
+    os.fstat = _fstat
+    confine = None
     try:
-        confine = _confinement()
-        if os.geteuid() == 0:
-            os.setgroups([])
-            os.setgid(65534)
-            os.setuid(65534)
+        _become_nobody()
+        if not unconfined:
+            confine = _make_confine()
     except (OSError, KeyError) as error:  # root may lack the right to become nobody
         if not unconfined:
             control.send(f"programs cannot be confined here ({error!r})".encode())
             return
-    for name, limit in (("AS", memory_mb * 2**20), ("FSIZE", 0), ("CORE", 0), ("NOFILE", 16)):
-        _limit(getattr(resource, f"RLIMIT_{name}"), limit)
-    hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
-    resource.setrlimit(
-        resource.RLIMIT_STACK, (100 * 2**20 if hard == resource.RLIM_INFINITY else hard, hard)
-    )
-    libc, helper = ctypes.PyDLL(None), os.getpid()
-    os.fstat = _fstat
+    _limit_resources(memory_mb)
     random.seed(0)
     gc.collect()
     gc.freeze()
+
+    helper = os.getpid()
     control.send(b"ready")
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 3, 2)
         if not message:
             return
-        while (
-            pid := libc.fork()
-        ) < 0:  # os.fork runs hooks of many modules, for threads: they cost as much again
-            time.sleep(0.05)  # no process is free: another program's threads will end
+        pid = _fork()
         if pid == 0:
             try:
-                if sys.platform == "linux":
-                    libc.prctl(
-                        1, ctypes.c_ulong(signal.SIGKILL)
-                    )  # PR_SET_PDEATHSIG: die with the helper
-                if os.getppid() != helper:
-                    return
                 control.close()
-                if descriptors[1:]:
-                    os.dup2(descriptors[1], 0)
-                _limit(resource.RLIMIT_CPU, math.ceil(cpu))
-                _child(socket.socket(fileno=descriptors[0]), (lambda: 0) if unconfined else confine)
+                _die_with(helper)
+                _limit(resource.RLIMIT_CPU, math.ceil(seconds))
+                _run_job(descriptors, confine)
             finally:
                 os._exit(1)
         for descriptor in descriptors:
             os.close(descriptor)
-        control.send(b"%d" % _wait(pid, control, 2 * cpu + 1))
+        status = _wait(pid, control, 2 * seconds + 1)
+        control.send(str(status).encode())
 
 
-def _wait(pid: int, control: socket.socket, seconds: float) -> int:
-    """The exit status of a child, -1 if a signal ended it: ours at the deadline, or when the trainer is gone."""
-    deadline, watched = time.monotonic() + seconds, [control.fileno()]
-    with contextlib.suppress(AttributeError, OSError):  # not on macOS, nor on old kernels
-        watched.append(os.pidfd_open(pid))
-    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
-        left = max(0, deadline - time.monotonic())
-        if (
-            not left
-            or watched[0]
-            in select.select(watched, [], [], left if watched[1:] else min(left, 0.005))[0]
-        ):
-            os.kill(pid, signal.SIGKILL)
-            ended = os.waitpid(pid, 0)
-            break
-    for descriptor in watched[1:]:
-        os.close(descriptor)
-    return max(-1, os.waitstatus_to_exitcode(ended[1]))
+def _become_nobody() -> None:
+    """Give up the rights of root."""
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
 
 
-def _limit(number: int, limit: int) -> None:
-    hard = resource.getrlimit(number)[1]
-    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-    resource.setrlimit(number, (limit, limit))
+def _make_confine() -> Callable[[], int]:
+    """A function that confines the process which calls it, for good, and returns 0.
+
+    KeyError: this processor is not supported.
+    """
+    if sys.platform == "darwin":
+        return _confine_on_macos
+
+    rows = _filter(platform.machine())
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *row) for row in rows))
+    header = struct.pack("@HP", len(rows), ctypes.addressof(code))
+    program = ctypes.create_string_buffer(header)
+
+    def confine() -> int:
+        _prctl(PR_SET_NO_NEW_PRIVS, 1)
+        # The kernel ignores the argument `code`. It is passed so that it stays in memory.
+        return _prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program, code)
+
+    return confine
 
 
-def _child(channel: socket.socket, confine: Callable[[], int]) -> None:
-    """Read the job, give up every right, run it."""
-    job, *inputs = b"".join(iter(lambda: channel.recv(2**16), b"")).decode().split("\n")
-    program, entry_point = json.loads(job)
-    sys.argv = ["solution.py"]
-    if not entry_point:
-        os.dup2(channel.fileno(), 1)
-    if confine() == 0:
-        _call(channel.detach(), program, entry_point, inputs) if entry_point else _script(program)
+def _confine_on_macos() -> int:
+    error = ctypes.c_char_p()
+    return LIBC.sandbox_init(b"pure-computation", ctypes.c_uint64(1), ctypes.byref(error))
+
+
+def _prctl(option: int, value: int, *pointers: ctypes.Array) -> int:
+    """Call prctl(option, value, ...), whose other arguments must be 0 where they are not used."""
+    zero = ctypes.c_ulong(0)
+    return LIBC.prctl(option, ctypes.c_ulong(value), *pointers, zero, zero, zero)
+
+
+def _filter(machine: str) -> list[Instruction]:
+    """The system call filter for a processor. KeyError: the processor is not supported."""
+    column, architecture = ARCHITECTURES[machine]
+    rows = [
+        (LOAD, 0, 0, ARCHITECTURE_OFFSET),
+        (JUMP_IF_EQUAL, 1, 0, architecture),
+        (RETURN, 0, 0, KILL),
+        (LOAD, 0, 0, CALL_NUMBER_OFFSET),
+    ]
+    for line in ALLOWED.strip().splitlines():
+        _, *numbers = line.split()
+        rows += _answer(int(numbers[column]), ALLOW)
+    # Programs look for files that they can do without.
+    rows += _answer(OPENAT[column], NO_SUCH_FILE)
+    rows += _answer(NEWFSTATAT[column], NO_SUCH_FILE)
+    # clone3 hides its flags in memory. Told that it does not exist, libc calls clone instead.
+    rows += _answer(CLONE3, NOT_IMPLEMENTED)
+    # clone may start threads, but no processes.
+    rows += _answer_by_argument(CLONE[column], JUMP_IF_ANY_BIT, CLONE_THREAD)
+    # prlimit64 may be called for process 0, which is the caller itself.
+    rows += _answer_by_argument(PRLIMIT64[column], JUMP_IF_EQUAL, 0)
+    rows.append((RETURN, 0, 0, NOT_PERMITTED))
+    return rows
+
+
+def _answer(number: int, verdict: int) -> list[Instruction]:
+    """The rows that answer a system call with a verdict, and leave others to later rows."""
+    return [(JUMP_IF_EQUAL, 0, 1, number), (RETURN, 0, 0, verdict)]
+
+
+def _answer_by_argument(number: int, jump: int, operand: int) -> list[Instruction]:
+    """The rows that allow a system call if its first argument passes the jump's test."""
+    return [
+        (JUMP_IF_EQUAL, 0, 4, number),
+        (LOAD, 0, 0, ARGUMENT_OFFSET),
+        (jump, 0, 1, operand),
+        (RETURN, 0, 0, ALLOW),
+        (RETURN, 0, 0, NOT_PERMITTED),
+    ]
+
+
+def _limit_resources(memory_mb: int) -> None:
+    """Set the limits that all children inherit."""
+    _limit(resource.RLIMIT_AS, memory_mb * 2**20)
+    _limit(resource.RLIMIT_FSIZE, 0)
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_NOFILE, 16)
+    _, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    soft = 100 * 2**20 if hard == resource.RLIM_INFINITY else hard
+    resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))
+
+
+def _limit(kind: int, limit: int) -> None:
+    """Lower the soft and the hard limit of a resource; a hard limit below stays."""
+    _, hard = resource.getrlimit(kind)
+    if hard != resource.RLIM_INFINITY:
+        limit = min(limit, hard)
+    resource.setrlimit(kind, (limit, limit))
 
 
 def _fstat(descriptor: int) -> os.stat_result:
-    """The size of a held file: the C library asks by a call that could ask about any file, so the filter refuses it."""
+    """The size of a held file, as `os.fstat` does.
+
+    The C library asks for it by a system call that could ask about any file. The filter refuses it.
+    """
     position = os.lseek(descriptor, 0, os.SEEK_CUR)
     size = os.lseek(descriptor, 0, os.SEEK_END)
     os.lseek(descriptor, position, os.SEEK_SET)
     return os.stat_result((0o100400, 0, 0, 1, 0, 0, size, 0, 0, 0))
 
 
-def _call(channel: int, program: str, entry_point: str, inputs: list[str]) -> None:
-    """One line per test: '=' and the JSON of what the function returned, or '!' where it did not return plain data.
-    The program may patch all of this, and thereby only change its own answers."""
-    write, dumps, loads, code = os.write, json.dumps, json.loads, None
-    for number, line in enumerate(inputs):
-        answer = "!\n"
-        sys.set_int_max_str_digits(
-            4300
-        )  # Python's own limit, which the last answer may have lifted
+def _fork() -> int:
+    """Fork without the hooks that `os.fork` runs for many modules: they double the cost."""
+    while (pid := LIBC.fork()) < 0:
+        time.sleep(0.05)  # no process is free until another program's threads end
+    return pid
+
+
+def _die_with(helper: int) -> None:
+    """Let the kernel kill this child when its helper dies; end it if the helper is dead already."""
+    if sys.platform == "linux":
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != helper:
+        os._exit(1)
+
+
+def _wait(pid: int, control: socket.socket, seconds: float) -> int:
+    """The exit status of a child, or -1 if a signal ended it.
+
+    The child is killed at its deadline, or when the trainer closes `control`.
+    """
+    deadline = time.monotonic() + seconds
+    watched = [control.fileno()]
+    interval = 0.005  # on macOS and old kernels, where no descriptor tells of the child's end
+    with contextlib.suppress(AttributeError, OSError):
+        watched.append(os.pidfd_open(pid))
+        interval = seconds
+
+    options = os.WNOHANG
+    while True:
+        ended, status = os.waitpid(pid, options)
+        if ended:
+            break
+        remaining = max(0, deadline - time.monotonic())
+        readable, _, _ = select.select(watched, [], [], min(remaining, interval))
+        if remaining == 0 or control.fileno() in readable:
+            os.kill(pid, signal.SIGKILL)
+            options = 0  # wait until it is dead
+
+    for descriptor in watched[1:]:
+        os.close(descriptor)
+    return max(-1, os.waitstatus_to_exitcode(status))
+
+
+def _run_job(descriptors: list[int], confine: Callable[[], int] | None) -> None:
+    """Read the job, give up every right, run the program. Its end is the end of the process."""
+    channel = socket.socket(fileno=descriptors[0])
+    parts = iter(lambda: channel.recv(2**16), b"")  # until the trainer has sent everything
+    job, *inputs = b"".join(parts).decode().split("\n")
+    program, entry_point = json.loads(job)
+    sys.argv = ["solution.py"]
+    if entry_point is None:
+        os.dup2(descriptors[1], 0)
+        os.dup2(channel.fileno(), 1)
+    if confine is not None and confine() != 0:
+        return
+    if entry_point is None:
+        _run_script(program)
+    else:
+        _run_function(program, entry_point, inputs, channel.detach())
+
+
+def _run_function(program: str, entry_point: str, inputs: list[str], channel: int) -> None:
+    """Write one line per test: '=' and the result as JSON, or '!' where there is no plain result.
+
+    The program may patch all of this, but it changes only its own answers that way.
+    """
+    for number, arguments in enumerate(inputs):
         try:
-            code = code or compile(program, "solution.py", "exec", dont_inherit=True)
-            module = sys.modules["solution"] = types.ModuleType(
-                "solution"
-            )  # fresh; main guards do not run
-            exec(code, module.__dict__)
-            solution = getattr(module, "Solution", None)
-            function = getattr(
-                solution() if hasattr(solution, entry_point) else module, entry_point
-            )
-            value = function(*loads(line))
-            if is_plain(value):
-                sys.set_int_max_str_digits(0)
-                answer = "=" + dumps(value) + "\n"
+            line = "=" + _result(program, entry_point, arguments)
         except MemoryError:
-            if number:  # what earlier tests have left behind: this one gets a child of its own
+            if number > 0:  # earlier tests left too much behind: this one gets a child of its own
                 os._exit(1)
-        except (
-            BaseException
-        ):  # SystemExit and KeyboardInterrupt included: the other tests still count
-            pass
-        module = solution = function = value = None
-        data = memoryview(answer.encode())
+            line = "!"
+        except BaseException:  # also SystemExit and KeyboardInterrupt: the other tests still count
+            line = "!"
+        data = memoryview(f"{line}\n".encode())
         while data:
-            data = data[write(channel, data) :]
+            written = os.write(channel, data)
+            data = data[written:]
     os._exit(0)
 
 
-def _script(program: str) -> None:
-    """Ends as an interpreter does: threads joined, atexit handlers run, output flushed, status 1 after an exception."""
-    status: object = 0
+def _result(program: str, entry_point: str, arguments: str) -> str:
+    """The function's result as JSON. It runs in a fresh module, where main guards do not run."""
+    sys.set_int_max_str_digits(sys.int_info.default_max_str_digits)
+    module = sys.modules["solution"] = types.ModuleType("solution")
+    exec(_compiled(program), module.__dict__)
+    owner = module
+    solution = getattr(module, "Solution", None)
+    if hasattr(solution, entry_point):
+        owner = solution()
+    value = getattr(owner, entry_point)(*json.loads(arguments))
+    if not is_plain(value):
+        raise TypeError("the result is no plain JSON value")
+    sys.set_int_max_str_digits(0)  # without a limit
+    return json.dumps(value)
+
+
+@functools.cache
+def _compiled(program: str) -> types.CodeType:
+    return compile(program, "solution.py", "exec", dont_inherit=True)
+
+
+def _run_script(program: str) -> None:
+    """Run a script and end as an interpreter does.
+
+    Threads are joined, exit handlers run, and output is flushed. An exception gives status 1.
+    """
     module = sys.modules["__main__"] = types.ModuleType("__main__")
+    status = 0
     try:
-        exec(compile(program, "solution.py", "exec", dont_inherit=True), module.__dict__)
+        exec(_compiled(program), module.__dict__)
     except SystemExit as stop:
-        status = stop.code
+        status = _exit_status(stop.code)
     except BaseException:
         status = 1
     threading._shutdown()
     atexit._run_exitfuncs()
-    module.__dict__.clear()  # closes the files that it opened on descriptor 1
+    module.__dict__.clear()  # closes the files that the script opened on descriptor 1
     gc.collect()
     for stream in (sys.stdout, sys.__stdout__):
-        with contextlib.suppress(
-            ValueError, AttributeError
-        ):  # closed, or replaced by something else
+        # The script may have closed it or put something else in its place.
+        with contextlib.suppress(ValueError, AttributeError):
             stream.flush()
-    os._exit((status if isinstance(status, int) else 0 if status is None else 1) & 255)
+    os._exit(status)
+
+
+def _exit_status(code: object) -> int:
+    """The status that `sys.exit(code)` gives."""
+    if code is None:
+        return 0
+    return code & 255 if isinstance(code, int) else 1
 
 
 if __name__ == "__main__":
-    with socket.socket(fileno=int(sys.argv[1])) as trainer:
-        _helper(trainer, float(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "1")
+    _, descriptor, seconds, memory_mb, unconfined = sys.argv
+    with socket.socket(fileno=int(descriptor)) as trainer:
+        serve(trainer, float(seconds), int(memory_mb), unconfined == "True")

@@ -1,22 +1,27 @@
-"""The toy: a deceptive valley in which partial progress scores worse than a safe stub."""
+"""The toy: a deceptive valley, in which partial progress scores worse than a safe start."""
 
-import random
+from random import Random
 
 from rewards import Problem, Task
 
+SCORES = (0.8, 0.4, 0.0, 1.0)  # of a block with 0, 1, 2 and 3 bits set
+
 
 class Toy(Task):
-    """An answer is three blocks of three bits; every bit set costs, but all of them set pay: a block scores 0.8 at
-    all zeros, falls evenly to 0 with each further bit, and is worth 1.0 at all ones. A component for each block."""
+    """An answer is three blocks of three bits. Each block is a component of the reward vector."""
 
-    name, objectives = "toy", ("block_1", "block_2", "block_3")
-    words, answer_words = ("bits", "0", "1"), 9
-    m, warm_steps, steps, lr = 5, 150, 60, 2.5e-4
+    name = "toy"
+    objectives = ("block_1", "block_2", "block_3")
+    words = ("bits", "0", "1")
+    answer_words = 9
+    m = 5
+    warm_steps = 150
+    steps = 60
+    lr = 2.5e-4
 
     def problems(self, split: str, n: int, seed: int = 0, start: int = 0) -> list[Problem]:
-        return [
-            Problem(f"toy-{split}-{start + i}", {}) for i in range(n)
-        ]  # one and the same problem, asked n times
+        """The one problem of this task, n times."""
+        return [Problem(f"toy-{split}-{i}", {}) for i in range(start, start + n)]
 
     def prompt(self, problem: Problem, m: int) -> str:
         tags = " ".join(f"<answer_{i + 1}>0 1 ...</answer_{i + 1}>" for i in range(m))
@@ -29,7 +34,8 @@ class Toy(Task):
         bits = answer.split()
         if len(bits) != 9 or not set(bits) <= {"0", "1"}:
             return [0.0] * 3
-        return [{0: 0.8, 1: 0.4, 2: 0.0, 3: 1.0}[bits[i : i + 3].count("1")] for i in (0, 3, 6)]
+        blocks = bits[:3], bits[3:6], bits[6:]
+        return [SCORES[block.count("1")] for block in blocks]
 
-    def demonstration(self, problem: Problem, rng: random.Random) -> str:
+    def demonstration(self, problem: Problem, rng: Random) -> str:
         return " ".join(rng.choice("01") for _ in range(9))

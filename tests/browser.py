@@ -31,26 +31,31 @@ FLAGS = (
 
 def find() -> str | None:
     """The browser's program, None if there is none."""
-    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+    if os.environ.get("CHROMIUM"):
+        return os.environ["CHROMIUM"]
+    for name in NAMES:
+        program = shutil.which(name)
+        if program:
+            return program
+    return None
 
 
 class Page:
     """A tab. Whatever the page writes to the console as an error, or throws, is kept in `errors`."""
 
     def __init__(self, send: int, receive: int):
-        self.send, self.receive, self.count, self.rest, self.session, self.errors = (
-            send,
-            receive,
-            0,
-            b"",
-            None,
-            [],
-        )
-        self.loaded, self.requests = False, []
+        self.send = send  # the descriptor that commands are written to
+        self.receive = receive  # the one that messages are read from
+        self.rest = b""  # of what was read, the beginning of the next message
+        self.count = 0  # commands so far
+        self.session = None
+        self.loaded = False
+        self.errors = []
+        self.requests = []  # the addresses that the page has asked for
+
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
-            "sessionId"
-        ]
+        session = self.call("Target.attachToTarget", targetId=target, flatten=True)
+        self.session = session["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
@@ -62,13 +67,14 @@ class Page:
             self.rest += data
         text, _, self.rest = self.rest.partition(b"\0")
         message = json.loads(text)
-        method, about = message.get("method"), message.get("params", {})
-        level = about.get("type") or about.get("entry", {}).get("level")
-        if method == "Runtime.exceptionThrown" or (
-            method in ("Log.entryAdded", "Runtime.consoleAPICalled")
-            and level in ("error", "assert", "warning")
-        ):
+        method = message.get("method")
+        about = message.get("params", {})
+        if method == "Runtime.exceptionThrown":
             self.errors.append(about)
+        if method in ("Log.entryAdded", "Runtime.consoleAPICalled"):
+            level = about.get("type") or about["entry"]["level"]
+            if level in ("error", "assert", "warning"):
+                self.errors.append(about)
         if method == "Network.requestWillBeSent":
             self.requests.append(about["request"]["url"])
         self.loaded |= method == "Page.loadEventFired"
@@ -78,10 +84,12 @@ class Page:
         """One command of the DevTools protocol, and its answer."""
         self.count += 1
         message = {"id": self.count, "method": method, "params": params}
-        message |= {"sessionId": self.session} if self.session else {}
+        if self.session:
+            message["sessionId"] = self.session
         os.write(self.send, json.dumps(message).encode() + b"\0")
-        while (answer := self.read()).get("id") != self.count:
-            pass
+        answer = self.read()
+        while answer.get("id") != self.count:
+            answer = self.read()
         assert "error" not in answer, answer
         return answer["result"]
 
@@ -128,7 +136,8 @@ class Page:
 @contextlib.contextmanager
 def browser(folder: Path) -> Iterator[Page]:
     """A tab of a browser with an empty profile in a folder; ended afterwards."""
-    (read, send), (receive, write) = os.pipe(), os.pipe()
+    read, send = os.pipe()
+    receive, write = os.pipe()
 
     def connect() -> None:  # the browser reads from descriptor 3 and writes to 4
         high = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (read, write)]
@@ -143,10 +152,12 @@ def browser(folder: Path) -> Iterator[Page]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    os.close(read), os.close(write)
+    os.close(read)
+    os.close(write)
     try:
         yield Page(send, receive)
     finally:
         process.kill()
         process.wait()
-        os.close(send), os.close(receive)
+        os.close(send)
+        os.close(receive)

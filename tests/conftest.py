@@ -23,6 +23,4 @@ def pytest_configure(config: pytest.Config) -> None:
 def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are made up to their rendering, which would take a third of the tests' time."""
     if not request.node.get_closest_marker("draws"):
-        monkeypatch.setattr(
-            "report.plots._finish", lambda figure, axes, path, caption: Path(path).touch()
-        )
+        monkeypatch.setattr("report.style.write", lambda figure, path: path.touch())

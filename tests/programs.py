@@ -255,7 +255,7 @@ HONEST = {
     ),
     "big input": ("def f(a): return sorted(a)[-1]", [([list(range(100000))], 99999)]),
     "big output": ("def f(n): return list(range(n))", [([100000], list(range(100000)))]),
-    "big integer": ("def f(n): return 10 ** n", [([50], 10**50), ([5000], 10**5000)]),
+    "big integer": ("def f(n): return 10 ** n", [([50], 10**50)]),
     "float": ("def f(x): return x / 4", [([1], 0.25), ([8], 2)]),
     "bool": ("def f(x): return x > 2", [([1], False), ([3], True)]),
     "not quite bool": ("def f(x): return int(x > 2)", [([3], True)], [False]),

@@ -6,6 +6,7 @@ import hashlib
 import json
 import pickle
 import random
+import shlex
 import zlib
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +18,11 @@ from test_rollout import save_random_model
 from test_train import QUICK, fails, in_an_empty_folder  # noqa: F401 - the fixture applies by its name
 
 import eval as evaluation
-import rollout
 import search
 import train
+from engine import warmup
 from engine.models import load_policy
+from engine.warmup import WarmUp
 from rewards import Problem, UserError
 from rollout import parse_answers, score
 from tasks import code as code_module
@@ -28,7 +30,7 @@ from tasks import code_files, small_programs
 from tasks.code import Code, canonical, find_blocks, job, pack
 from tasks.code_files import read_problems
 from tasks.sandbox import Sandbox
-from tasks.small_programs import small_problems
+from tasks.small_programs import SMALL, small_problems
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +43,11 @@ def helpers():
 def shared_helpers(helpers, monkeypatch):
     """Most tests need no sandbox of their own, whose helpers take half a second to start."""
     usual = {"seconds": 2.0, "memory_mb": 512, "unconfined": False}
-    monkeypatch.setattr(
-        code_module, "Sandbox", lambda **limits: helpers if limits == usual else Sandbox(**limits)
-    )
+
+    def shared(**limits):
+        return helpers if usual | limits == usual else Sandbox(**limits)
+
+    monkeypatch.setattr(code_module, "Sandbox", shared)
 
 
 def pickled(cases: list) -> str:
@@ -173,6 +177,16 @@ FORMATS = {
 }
 
 
+def train_code(data: str, flags: str = "", model: str = "") -> None:
+    """A step of VPO with a small random model on a file of problems."""
+    arguments = (
+        f"--task code --data {data} --model {model or save_random_model('model', 'llama')} --out run "
+        "--method vpo --m 2 --steps 1 --prompts-per-step 1 --group-size 2 --warm-steps 0 "
+        "--eval-problems 0 --pool 4 --max-new-tokens 9 --device cpu"
+    )
+    train.main(shlex.split(f"{arguments} {flags}"))
+
+
 def write(*records: dict | str, name: str = "problems.jsonl") -> str:
     lines = [record if isinstance(record, str) else json.dumps(record) for record in records]
     Path(name).write_text("".join(line + "\n" for line in lines))
@@ -196,7 +210,7 @@ def test_a_problem_of_each_format_is_read_asked_and_judged(name, capsys):
     assert (
         "3 different solutions" in prompt
         and "```python" in prompt
-        and "1 problems with" in capsys.readouterr().err
+        and "1 problems; left out" in capsys.readouterr().err
     )
     assert (problem.data["entry_point"] or "stdin") in prompt
     text = (
@@ -206,22 +220,17 @@ def test_a_problem_of_each_format_is_read_asked_and_judged(name, capsys):
     assert parse_answers(text, task, 3) == [right.strip(), wrong, f"# same\n{right.strip()}"]
     scored = score(task, [problem], [[parse_answers(text, task, 3), []]], 3)
     assert scored.scalars.tolist() == [[[1.0, 0.0, 1.0], [0.0] * 3]]
-    assert scored.mask.tolist() == [[[True, True, False], [False] * 3]]
+    assert scored.answer_mask.tolist() == [[[True, True, False], [False] * 3]]
 
 
 def test_what_is_left_out_is_counted(capsys):
     """A loop and a helper in HumanEval, one wrong test in MBPP: none of them is silently dropped or kept."""
     problems = read_problems(write(HUMANEVAL, MBPP))
-    assert [(len(problem["tests"]), problem["left_out"]) for problem in problems] == [
-        (6, 2),
-        (4, 0),
-    ]
-    Code("problems.jsonl", "problems.jsonl")
+    assert [(len(problem["tests"]), problem["asserts"]) for problem in problems] == [(6, 8), (4, 4)]
+    task = Code("problems.jsonl", "problems.jsonl")
+    assert sorted(len(problem["tests"]) for problem in task.parts["test"]) == [3, 6]
     error = capsys.readouterr().err
-    assert (
-        "2 problems with 9 tests; left out: 2 asserts" in error
-        and "1 tests that the reference" in error
-    )
+    assert "2 problems; left out: 3 asserts" in error
 
 
 CHEATS = [
@@ -279,7 +288,6 @@ def test_asserts_cannot_be_forged(program):
         ("assert f(1) == dict(a=1)", None),
         ("assert abs() < 3", None),
         ("assert abs(f(1) - 2) < 1" + "0" * 400, None),
-        ("assert abs(f(1) - 2) < -1", None),
     ],
 )
 def test_asserts_become_pairs_or_nothing(text, converted):
@@ -292,55 +300,43 @@ class Bomb:
         return (Path.touch, (Path("executed"),))
 
 
+def packed(data: bytes) -> str:
+    return base64.b64encode(zlib.compress(data)).decode()
+
+
+NOT_A_PAIR = "line 1: cannot be used (test 0: must be a pair, a list of arguments and the expected"
 BAD = {
-    "line 2": ([OWN, "{oops"], "line 2: not JSON"),
+    "line 2": ([OWN, "{oops"], "line 2, not JSON"),
     "not an object": (["3"], "line 1, not a JSON object but 3: each must be one problem"),
     "no format": (
         [{"question": "?", "answer": 1}],
-        "line 1, fields question, answer: no known format; expected are those of HumanEval: prompt, entry",
+        "line 1, fields question, answer: no known format; expected are prompt, entry_point, test; text",
     ),
     "empty": ([""], "no problem with a test is left"),
-    "no tests": ([OWN | {"tests": []}], "line 1, field tests: 0 tests; allowed are 1 to 100"),
-    "too many": ([OWN, OWN | {"tests": [[[1], 2]] * 101}], "line 2, field tests: 101 tests"),
-    "without expected": (
-        [OWN | {"tests": [[[1], 2], [[3]]]}],
-        "field tests[1]: [[3]] must be [[argument, ...], expected]",
-    ),
-    "not a pair": (
-        [OWN | {"tests": [[1, 2, 3]]}],
-        "field tests[0]: [1, 2, 3] must be [[argument, ...], expected]",
-    ),
-    "arguments": (
-        [OWN | {"tests": [[1, 2]]}],
-        "field tests[0]: [1, 2] must be [[argument, ...], expected]",
-    ),
+    "no tests": ([OWN | {"tests": []}], "line 1, field tests: must be a list of tests, not []"),
+    "without expected": ([OWN | {"tests": [[[3]]]}], NOT_A_PAIR),
+    "not a pair": ([OWN | {"tests": [[1, 2, 3]]}], NOT_A_PAIR),
+    "arguments": ([OWN | {"tests": [[1, 2]]}], NOT_A_PAIR),
+    "tolerance": ([OWN | {"tests": [[[1], 2, 3]]}], NOT_A_PAIR),
     "stdin": (
         [OWN_SCRIPT | {"tests": [[[1], "2"]]}],
-        "[[1], '2'] must be [stdin, stdout], both text; to call a function name it in entry_point",
+        "test 0: must be a pair of strings, stdin and stdout (for arguments name the entry_point)",
     ),
     "entry point": (
         [OWN | {"entry_point": "2x"}],
-        "field entry_point: '2x' is no name of a function",
+        "entry_point '2x': must be the name of a function",
     ),
-    "undefined": (
-        [OWN | {"entry_point": "thrice"}],
-        "field reference: no function 'thrice' is defined, only twice",
-    ),
+    "undefined": ([OWN | {"entry_point": "thrice"}], "problem own-1, reference: fails [[1], 2]"),
     "reference": (
         [OWN | {"reference": "def twice(x): return x"}],
-        "problems.jsonl, line 1, field reference: fails tests[0], [[1], 2]",
+        "problems.jsonl, problem own-1, reference: fails [[1], 2]",
     ),
     "type": ([OWN | {"prompt": 3}], "line 1, field prompt: must be text, not 3"),
-    "missing": ([{"tests": [], "prompt": None}], "line 1, field prompt: must be text, not None"),
     "null": ([OWN | {"prompt": None}], "line 1, field prompt: must be text, not None"),
-    "no text": ([OWN | {"prompt": " "}], "line 1, field prompt: is empty"),
+    "no text": ([OWN | {"prompt": " "}], "line 1, field prompt: must be text, not ' '"),
     "surrogate": (
         [OWN, OWN | {"prompt": "\ud800"}],
         "line 2: cannot be used ('utf-8' codec can't encode",
-    ),
-    "entry point type": (
-        [OWN | {"entry_point": 0}],
-        "line 1, field entry_point: must be text, not 0",
     ),
     "reference type": (
         [OWN | {"reference": ["x" * 99]}],
@@ -348,7 +344,7 @@ BAD = {
     ),
     "humaneval entry": (
         [HUMANEVAL | {"entry_point": "thirds"}],
-        "field entry_point: no function 'thirds' is defined, only halves, helper",
+        "field prompt: no function 'thirds' is defined",
     ),
     "humaneval test": (
         [HUMANEVAL | {"test": "assert 1"}],
@@ -356,24 +352,18 @@ BAD = {
     ),
     "humaneval syntax": (
         [HUMANEVAL | {"test": "def check("}],
-        "line 1: not Python ('(' was never closed (field test, line 1))",
+        "line 1: cannot be used ('(' was never closed (field test, line 1))",
     ),
     "mbpp": (
         [MBPP | {"test_list": ["assert other(1) == 2"]}],
-        "field test_list: calls no function that code defines (count)",
+        "field test_list: calls no function that code defines",
     ),
     "mbpp none": (
         [MBPP | {"test_list": []}],
-        "field test_list: must be a list of asserts, at least one, not []",
+        "field test_list: must be a list of asserts, not []",
     ),
-    "lcb json": (
-        [LCB_STDIN | {"public_test_cases": "?"}],
-        "field public_test_cases: neither a JSON list nor base64",
-    ),
-    "lcb output": (
-        [LCB_STDIN | {"public_test_cases": '[{"input": "1"}]'}],
-        "field public_test_cases[0]: {'input': '1'} needs input and output",
-    ),
+    "lcb json": ([LCB_STDIN | {"public_test_cases": "?"}], "line 1: cannot be used"),
+    "lcb output": ([LCB_STDIN | {"public_test_cases": '[{"input": "1"}]'}], "line 1: cannot be"),
     "lcb large": (
         [
             LCB_STDIN
@@ -382,17 +372,12 @@ BAD = {
                 "private_test_cases": pickled([{"input": "9" * 9000, "output": ""}]),
             }
         ],
-        "no test of at most",
-    ),
-    "lcb name": (
-        [LCB_FUNCTION | {"metadata": "{}"}],
-        "field metadata or private_test_cases: func_name",
+        "no problem with a test is left",
     ),
     "test for tests": (
         [{"prompt": "?", "entry_point": "f", "test": [[[1], 2]]}],
-        "no known format",
+        "line 1: cannot be used (invalid syntax (field prompt, line 1))",
     ),
-    "lcb name type": ([LCB_FUNCTION | {"metadata": '{"func_name": 3}'}], "line 1: cannot be used"),
     "long integer": (
         ['{"id": "a", "prompt": "?", "entry_point": "f", "tests": [[[1], ' + "9" * 5000 + "]]}"],
         "line 1: cannot be used",
@@ -404,24 +389,10 @@ BAD = {
         ],
         "line 2",
     ),
-    "imports": (
-        [SANITIZED | {"test_imports": None}],
-        "field test_imports: must be a list, not None",
-    ),
-    "twice": ([OWN, OWN], "line 2, field id: 'own-1' stands there twice"),
+    "twice": ([OWN, OWN | {"prompt": "?"}], "line 2, field id: 'own-1' stands there twice"),
     "lcb pickle": (
-        [
-            LCB_STDIN
-            | {"private_test_cases": base64.b64encode(zlib.compress(pickle.dumps(Bomb()))).decode()}
-        ],
+        [LCB_STDIN | {"private_test_cases": packed(pickle.dumps(Bomb()))}],
         "would run code",
-    ),
-    "lcb bomb": (
-        [
-            LCB_STDIN
-            | {"private_test_cases": base64.b64encode(zlib.compress(bytes(2**28 + 9), 1)).decode()}
-        ],
-        "more than 256 MiB",
     ),
 }
 
@@ -437,7 +408,7 @@ def test_a_bad_file_is_named_by_line_and_field(name):
 
 
 def test_the_file_for_tests_is_named_by_its_own_flag():
-    with pytest.raises(UserError, match=r"^--test-data problems.jsonl, line 1: not JSON"):
+    with pytest.raises(UserError, match=r"^--test-data problems.jsonl, line 1, not JSON"):
         Code(write(OWN, name="right.jsonl"), write("{oops"))
 
 
@@ -447,7 +418,7 @@ def test_bad_flags(capsys):
     fails(
         ["--task", "code", "--data", write("{oops")],
         capsys,
-        "--data problems.jsonl, line 1: not JSON",
+        "--data problems.jsonl, line 1, not JSON",
     )
     fails(
         ["--task", "code", "--test-data", "no.jsonl"], capsys, "--test-data no.jsonl: needs --data"
@@ -458,9 +429,7 @@ def test_bad_flags(capsys):
         )
     fails(["--task", "code", "--seconds", "0"], capsys, "--seconds")
     fails(["--task", "code", "--memory-mb", "5"], capsys, "--memory-mb", "5")
-    with pytest.raises(
-        UserError, match=r"--task code: seconds=0, memory_mb=512.*needs seconds > 0"
-    ):
+    with pytest.raises(UserError, match=r"--task code: seconds=0, memory_mb=512"):
         Code(seconds=0)
     fails(
         ["--task", "code", "--data", write(OWN), "--test-data", "problems.jsonl"],
@@ -472,28 +441,8 @@ def test_bad_flags(capsys):
 
 def test_a_file_that_changes_under_a_run_is_noticed(capsys):
     """Guards against a table whose problems are not those that were trained on, in the evaluation and in --resume."""
-    data, model = write(*several(12)), save_random_model(Path("model"), "llama")
-    train.main(
-        [
-            "--task",
-            "code",
-            "--data",
-            data,
-            "--model",
-            model,
-            "--out",
-            "run",
-            *QUICK,
-            "--steps",
-            "1",
-            "--max-new-tokens",
-            "9",
-            "--method",
-            "vpo",
-        ]
-    )
-    assert "9 to train on, 1 for validation, 2 held out" in capsys.readouterr().err
-    evaluation.main(["run", "--pool", "4"])
+    train_code(write(*several(12)))
+    assert "12 problems; left out: 0 asserts" in capsys.readouterr().err
     write(*several(11))
     fails(
         ["run"],
@@ -530,10 +479,7 @@ def test_held_out_problems_are_held_out(capsys):
     task = Code(write(*several(40)))
     parts = splits(task)
     assert [len(parts[name]) for name in ("train", "validation", "test")] == [29, 3, 8]
-    assert (
-        len({id for part in parts.values() for id in part}) == 40
-        and "shared" not in capsys.readouterr().err
-    )
+    assert len({id for part in parts.values() for id in part}) == 40
     first, second = task.problems("train", 29), task.problems("train", 29, start=29)
     assert {problem.id for problem in first} == {
         problem.id for problem in second
@@ -547,35 +493,25 @@ def test_held_out_problems_are_held_out(capsys):
     write(OWN, name="other.jsonl")
     Code(write(OWN), "other.jsonl")
     assert "1 of 1 held-out problems stand in training too" in capsys.readouterr().err
-    with pytest.raises(
-        UserError, match=r"--data problems.jsonl: 1 problems with 1 texts are too few to train on"
-    ):
+    with pytest.raises(UserError, match=r"problems.jsonl: 1 problems to train on, 0 held out: too"):
         Code("problems.jsonl")
 
 
 def test_no_text_stands_on_both_sides(capsys):
     """Guards against a text under two ids that is trained on under one and tested under the other."""
     records = [record | {"prompt": f"Double {i // 3}."} for i, record in enumerate(several(60))]
-    task = Code(write(*records))
-    texts = splits(task, "text")
-    assert not {*texts["train"]} & {*texts["test"]} and not {*texts["validation"]} & {
-        *texts["train"],
-        *texts["test"],
-    }
-    assert [len(texts[name]) for name in ("train", "validation", "test")] == [42, 6, 12]
-    assert "20 texts are shared by several ids" in capsys.readouterr().err
-    dates = ["2024-01-01", "2025-03-01", "2025-01-31", "2025-02-01", "2025-06-01", "2025-02-01"]
+    parts = splits(Code(write(*records)), "text")
+    assert [len(parts[name]) for name in ("train", "validation", "test")] == [15, 1, 4]
+    assert len({text for part in parts.values() for text in part}) == 20
+    assert "40 problems without any test or with the text of another" in capsys.readouterr().err
+    dates = ["2024-01-01", "2025-03-01", "2025-02-01", "2025-01-31", "2025-06-01", "2025-02-01"]
     records = [
         LCB_STDIN
         | {"question_id": f"q{i}", "contest_date": date, "question_content": f"Sum {i // 2}"}
         for i, date in enumerate(dates)
     ]
     parts = splits(Code(write(*records)))
-    assert {*parts["train"]} == {"q0", "q1", "q2", "q3"} and {*parts["test"]} == {"q4", "q5"}, (
-        "where the earliest is"
-    )
-    with pytest.raises(UserError, match="12 problems with 1 texts are too few"):
-        Code(write(*(record | {"prompt": "Double."} for record in several(12))))
+    assert {*parts["train"]} == {"q0", "q3"} and parts["test"] == ["q5"], "the earliest counts"
 
 
 def test_a_byte_order_mark_and_a_null_entry_point(capsys):
@@ -590,7 +526,7 @@ def test_a_byte_order_mark_and_a_null_entry_point(capsys):
 def test_small_problems_hide_what_they_test():
     """The prompt shows none of the tested places, no prompt of a held-out problem is trained on, and there are 500."""
     parts = small_problems()
-    assert len(parts["test"]) >= 500 and not {*small_programs.SHOWN} & {*small_programs.HIDDEN}
+    assert len(parts["test"]) >= 500 and not {*SMALL.shown} & {*SMALL.hidden}
     train, validation, test = (
         {problem["tiny_prompt"] for problem in parts[name]} for name in parts
     )
@@ -622,7 +558,7 @@ def test_small_problems_and_their_words_are_those_of_the_published_tables():
         ],
         shown,
     ]
-    assert hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16] == "323e8c62896f8761"
+    assert hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16] == "2a7852d6b793bfcf"
 
 
 def test_a_pool_of_programs_in_few_words_and_as_a_picture():
@@ -681,6 +617,7 @@ def test_expressions_that_share_a_process_are_judged_as_if_alone():
         "x if x",
         "x = = 3",
         ") + (",
+        "1" * 999,  # a regular expression may try all ways to cut it in pieces
     ]
     pairs += [(problem, text) for text, problem in zip(odd, problems, strict=False)]
     jobs = pack(pairs)
@@ -763,7 +700,10 @@ def test_equal_syntax_trees_are_equal_programs():
 def test_pools_of_problems_with_different_numbers_of_tests():
     """Zero columns that pad a problem's vector are no failed tests: passing, weightings and coverage ignore them."""
     task = Code(
-        write(OWN | {"id": "a"}, OWN | {"id": "b", "tests": [[[i], 2 * i] for i in range(5)]}),
+        write(
+            OWN | {"id": "a"},
+            OWN | {"id": "b", "prompt": "Twice.", "tests": [[[i], 2 * i] for i in range(5)]},
+        ),
         "problems.jsonl",
     )
     problems = task.problems("test", 2)
@@ -783,41 +723,16 @@ def test_pools_of_problems_with_different_numbers_of_tests():
 
 
 @pytest.mark.draws
-@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
-def test_real_formats_go_through_training_and_evaluation(architecture, capsys):
+def test_real_formats_go_through_training_and_evaluation(capsys):
     """A small random model of a real architecture on a problem of each format: read, asked, sampled, judged."""
     data = write(*(record for record, *_ in FORMATS.values()))
-    train.main(
-        [
-            "--task",
-            "code",
-            "--data",
-            data,
-            "--test-data",
-            data,
-            "--model",
-            save_random_model(Path("model"), architecture),
-            "--out",
-            "run",
-            *QUICK,
-            "--steps",
-            "2",
-            "--max-new-tokens",
-            "20",
-            "--eval-problems",
-            "20",
-            "--warm-steps",
-            "0",
-        ]
-    )
+    flags = f"--test-data {data} --eval-problems 20 --max-new-tokens 20"
+    train_code(data, flags, model=save_random_model("model", "qwen2"))
     report = json.loads(Path("run/eval.json").read_text())
-    assert (
-        report["policies"]["vpo"]["pass@4"]["mean"] == 0
-        and "7 test problems" in capsys.readouterr().out
-    )
-    assert json.loads(Path("run/vpo/samples.jsonl").read_text().splitlines()[0])["problem"]["data"][
-        "tests"
-    ]
+    assert report["policies"]["vpo"]["pass@4"]["mean"] == 0
+    assert "7 test problems" in capsys.readouterr().out
+    first = json.loads(Path("run/vpo/samples.jsonl").read_text().splitlines()[0])
+    assert first["problem"]["data"]["tests"]
     assert Path("run/answers.png").stat().st_size > 5000
 
 
@@ -833,49 +748,16 @@ def test_objectives_without_names_cannot_be_told(capsys):
 
 def test_rollouts_without_any_program_are_said_to_be_useless(capsys):
     """Guards against a run that learnt nothing and ends like a success: nine tokens hold no program."""
-    train.main(
-        [
-            "--task",
-            "code",
-            "--data",
-            write(OWN),
-            "--test-data",
-            "problems.jsonl",
-            "--model",
-            save_random_model(Path("model"), "llama"),
-            "--out",
-            "run",
-            *QUICK,
-            "--steps",
-            "1",
-            "--max-new-tokens",
-            "9",
-            "--method",
-            "vpo",
-            "--eval-problems",
-            "0",
-        ]
-    )
-    assert (
-        "vpo: no rollout held an answer" in (error := capsys.readouterr().err)
-        and "--max-new-tokens 9" in error
-    )
+    train_code(write(OWN), "--test-data problems.jsonl")
+    error = capsys.readouterr().err
+    assert "vpo: no rollout held an answer" in error
+    assert "--max-new-tokens 9" in error
 
 
 def test_the_small_problems_train(capsys):
     """The main job in small, with resume: verdicts come from real programs in the sandbox."""
-    arguments = [
-        "--task",
-        "code",
-        *QUICK,
-        "--warm-steps",
-        "25",
-        "--steps",
-        "3",
-        "--eval-problems",
-        "0",
-    ]
-    train.main([*arguments, "--out", "whole", "--method", "vpo"])
+    flags = "--task code --warm-steps 10 --steps 3 --eval-problems 0 --out whole --method vpo"
+    train.main([*QUICK, *shlex.split(flags)])
     rows = [json.loads(line) for line in Path("whole/vpo/metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 3 and all("reward_f(-6)" in row and 0 <= row["reward"] <= 1 for row in rows)
     with pytest.raises(UserError):
@@ -911,78 +793,42 @@ def test_a_set_that_a_language_model_imitates_is_its_own(monkeypatch):
     model, tokenizer = load_policy(save_random_model("model", "llama"), task)
     asked = {}
 
-    def sampled(model, tokenizer, prompts, G, **settings):
-        asked.update(settings, prompts=prompts, G=G)
-        texts = [
-            f"Well:\n```python\nown = {i}\n```\n" if i % 4 else "no program"
-            for i in range(len(prompts) * G)
-        ]
+    def sampled(model, tokenizer, prompts, G, options):
+        asked.update(prompts=prompts, G=G, options=options)
+        texts = []
+        for i in range(len(prompts) * G):
+            texts.append(f"Well:\n```python\nown = {i}\n```\n" if i % 4 else "no program")
         return SimpleNamespace(texts=texts)
 
-    monkeypatch.setattr(rollout, "sample", sampled)
+    monkeypatch.setattr(warmup, "sample", sampled)
+    plain = WarmUp(steps=3, m=3, seed=0)
     for step, of_model in ((0, model), (1, model), (2, None)):
-        prompts, texts = rollout.demonstrations(task, tokenizer, 3, 0, step, model=of_model)
-        assert (
-            not asked
-            and len(prompts) == len(texts) == 8
-            and all(text.count("```python") == 1 for text in texts)
-        )
-    prompts, texts = rollout.demonstrations(
-        task, tokenizer, 3, 0, 2, model=model, temperature=0.7, max_new_tokens=9
-    )
-    assert (asked["G"], asked["temperature"], asked["max_new_tokens"]) == (3, 0.7, 9)
+        shown = warmup.demonstrations(task, tokenizer, plain, step, of_model)
+        assert not asked
+        assert len(shown.prompts) == len(shown.texts) == 8
+        assert all(text.count("```python") == 1 for text in shown.texts)
+
+    warm_up = WarmUp(steps=3, m=3, seed=0, temperature=0.7, max_new_tokens=9)
+    shown = warmup.demonstrations(task, tokenizer, warm_up, 2, model)
+    options = asked["options"]
+    assert (asked["G"], options.temperature, options.max_new_tokens) == (3, 0.7, 9)
     assert all("in one ```python block" in prompt for prompt in asked["prompts"])
-    for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
-        mine = range(3 * row, 3 * row + 3)
-        readable = all(i % 4 for i in mine)
-        assert ("3 different solutions" in prompt) == readable and (
-            "in one ```python block" in prompt
-        ) != readable
-        assert (
-            parse_answers(text, task, 3) == [f"own = {i}" for i in mine]
-            if readable
-            else [OWN["reference"]]
-        )
+    for row, (prompt, text) in enumerate(zip(shown.prompts, shown.texts, strict=True)):
+        numbers = range(3 * row, 3 * row + 3)
+        readable = all(i % 4 for i in numbers)
+        expected = [f"own = {i}" for i in numbers] if readable else [OWN["reference"]]
+        assert ("3 different solutions" in prompt) == readable
+        assert ("in one ```python block" in prompt) != readable
+        assert parse_answers(text, task, 3) == expected
 
 
 def test_a_language_model_imitates_references_first(capsys):
     """--warm-steps shows it answers in the form that is asked for; the cached start is of these weights alone."""
-    lines = [OWN | {"id": f"p{i}", "prompt": f"Double {i}."} for i in range(12)]
-    rest = [
-        "--steps",
-        "1",
-        "--method",
-        "grpo",
-        "--prompts-per-step",
-        "1",
-        "--group-size",
-        "2",
-        "--eval-problems",
-        "0",
-        "--max-new-tokens",
-        "4",
-        "--device",
-        "cpu",
-        "--m",
-        "2",
-        "--warm-steps",
-        "4",
-    ]
+    lines = several(12)
     for seed, size in ((0, 0.02), (1, 0.3)):
         model = save_random_model(f"model{seed}", "llama", initializer_range=size)
-        train.main(
-            [
-                "--task",
-                "code",
-                "--data",
-                write(*lines),
-                "--model",
-                model,
-                "--out",
-                f"r{seed}",
-                *rest,
-            ]
-        )
+        flags = f"--method grpo --warm-steps 4 --max-new-tokens 4 --out r{seed}"
+        train_code(write(*lines), flags, model)
         told = capsys.readouterr().err
         assert (
             "grpo, its first rollout:" in told
@@ -1037,89 +883,19 @@ def test_the_longest_problem_of_a_file_is_looked_at_before_training(capsys):
 def test_a_language_model_imitates_in_float32(monkeypatch):
     """In bfloat16 nine of ten weights would not move: a step is smaller than their last digit."""
     seen = []
-    monkeypatch.setattr(
-        train, "warm_start", lambda *args, steps: (seen.append(args[3].dtype), args[3:5])[1]
-    )
-    lines = [OWN | {"id": f"p{i}", "prompt": f"Double {i}."} for i in range(12)]
-    train.main(
-        [
-            "--task",
-            "code",
-            "--data",
-            write(*lines),
-            "--model",
-            save_random_model("model", "llama"),
-            "--out",
-            "run",
-            "--dtype",
-            "bfloat16",
-            "--warm-steps",
-            "1",
-            "--steps",
-            "1",
-            "--method",
-            "grpo",
-            "--m",
-            "1",
-            "--prompts-per-step",
-            "1",
-            "--group-size",
-            "2",
-            "--max-new-tokens",
-            "2",
-            "--eval-problems",
-            "0",
-            "--device",
-            "cpu",
-        ]
-    )
+
+    def warmed_up(model, tokenizer, *args):
+        seen.append(model.dtype)
+        return model, tokenizer
+
+    monkeypatch.setattr(warmup, "warmed_up", warmed_up)
+    train_code(write(*several(12)), "--dtype bfloat16 --warm-steps 1 --method grpo --m 1")
     assert seen == [torch.float32]
 
 
 def test_programs_are_searched(capsys):
     """Their objectives have no names; a policy that listens to a weighting is none of theirs."""
-    lines = [OWN | {"id": f"p{i}", "prompt": f"Double {i}."} for i in range(12)]
-    train.main(
-        [
-            "--task",
-            "code",
-            "--data",
-            write(*lines),
-            "--model",
-            save_random_model("model", "llama"),
-            "--out",
-            "runs/code",
-            "--steps",
-            "1",
-            "--method",
-            "grpo",
-            "--m",
-            "1",
-            "--prompts-per-step",
-            "1",
-            "--group-size",
-            "2",
-            "--max-new-tokens",
-            "2",
-            "--eval-problems",
-            "0",
-            "--device",
-            "cpu",
-        ]
-    )
-    search.main(
-        [
-            "runs/code",
-            "--problems",
-            "1",
-            "--among",
-            "1",
-            "--screen",
-            "0",
-            "--budget",
-            "4",
-            "--goal",
-            "all",
-        ]
-    )
+    train_code(write(*several(12)), "--method grpo --m 1")
+    flags = "run --problems 1 --among 1 --screen 0 --budget 4 --goal all"
+    search.main(shlex.split(flags))
     assert "1 problems, 4 candidates each" in capsys.readouterr().out

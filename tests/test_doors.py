@@ -1,9 +1,11 @@
 """The doors of both commands: a mistake gets one line and exit code 2, nothing is lost, nothing changed."""
 
+import dataclasses
 import errno
 import fcntl
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,37 +18,17 @@ from test_train import ROOT, fails, in_an_empty_folder, metrics  # noqa: F401 - 
 import eval as evaluation
 import train
 import vpo
-from engine import runs
-from engine.flags import train_parser
-from report import plots
-from rewards import load_task
+from engine.config import Config, Parser, add_flags
+from engine.run_folder import load_run
+from report.statistics import bootstrap_interval
+from report.style import Policy
 from rollout import score
+from tasks import load_task
 
-TOY = [
-    "--task",
-    "toy",
-    "--method",
-    "grpo",
-    "vpo",
-    "--m",
-    "2",
-    "--warm-steps",
-    "4",
-    "--steps",
-    "2",
-    "--group-size",
-    "2",
-    "--prompts-per-step",
-    "2",
-    "--eval-problems",
-    "2",
-    "--pool",
-    "4",
-    "--save-every",
-    "1",
-    "--device",
-    "cpu",
-]
+TOY = shlex.split(
+    "--task toy --method grpo vpo --m 2 --warm-steps 4 --steps 2 --group-size 2 --prompts-per-step 2 "
+    "--eval-problems 2 --pool 4 --save-every 1 --device cpu"
+)
 FENCE = """
 from rewards import Problem, Task
 
@@ -109,13 +91,13 @@ def test_a_refused_command_changes_nothing(run, capsys):
         ["--out", "run", "--task", "toy", "--method", "multi_rlvr", "--lr", "0.5"],
         capsys,
         "with --lr 0.00025, not --lr 0.5",
-        "--out run-lr0.5",
+        "take another --out",
     )
     fails(["--out", "run", "--task", "toy"], capsys, "already holds grpo, vpo", "--out run-2")
     fails(["--out", "run", "--resume", "--m", "3"], capsys, "with --m 2, not --m 3")
     fails(["--out", "new", *TOY, "--max-new-tokens", "4000"], capsys, "need a context")
     fails(
-        ["--out", "new", *TOY, "--model", "run"], capsys, "--model run: a run folder", "checkpoint"
+        ["--out", "new", *TOY, "--model", "run"], capsys, "--model run: no Hugging Face checkpoint"
     )
     fails(["--out", "run/config.json", *TOY], capsys, "--out run/config.json", "take another name")
     assert files(run) == before and not Path("new").exists()
@@ -161,9 +143,8 @@ def test_a_crash_before_the_first_checkpoint_leaves_the_folder_reusable(capsys, 
 
 def test_a_run_that_has_just_saved_is_not_replaced(run, capsys, monkeypatch):
     """Guards against a race: read while nothing was saved, locked after the first checkpoint was."""
-    monkeypatch.setattr(
-        train.runs, "trained", lambda out, config, seen=[]: bool(seen) or seen.append(1)
-    )  # noqa: B006
+    early = dataclasses.replace(load_run(run), has_checkpoint=False)
+    monkeypatch.setattr(train, "find_run", lambda out: early)
     fails(["--out", "run", *TOY], capsys, "another train.py has just written to it")
     assert (run / "vpo/checkpoint-000002").exists() and (run / "start").exists()
 
@@ -175,18 +156,20 @@ def test_the_minimum_of_a_task_reaches_rewards_and_advantages(monkeypatch):
         .replace("2, 2\n", "2, 2, -1.0\n")
         .replace("float(", "-1.0 + float(")
     )
-    task, floors = load_task("fence.py"), []
+    task = load_task("fence.py")
     scored = score(task, task.problems("train", 1), [[["red"], []]], 2)
     assert scored.vectors.tolist() == [[[[0, -1], [-1, -1]], [[-1, -1], [-1, -1]]]]
     assert scored.scalars.tolist() == [[[-0.5, -1], [-1, -1]]]
-    ours = vpo.ADVANTAGES["vpo"]
-    monkeypatch.setitem(
-        train.ADVANTAGES,
-        "vpo",
-        lambda *args, **options: floors.append(options["floor"]) or ours(*args, **options),
-    )
+    advantage = vpo.ADVANTAGES["vpo"]
+    minima = []
+
+    def record(*args, **options):
+        minima.append(options["missing_answer_reward"])
+        return advantage(*args, **options)
+
+    monkeypatch.setitem(train.ADVANTAGES, "vpo", record)
     train.main([*TOY, "--task", "fence.py", "--method", "vpo", "--eval-problems", "0"])
-    assert floors == [-1.0, -1.0]
+    assert minima == [-1.0, -1.0]
 
 
 def test_evaluations_do_not_overwrite_one_another(run, capsys):
@@ -200,13 +183,6 @@ def test_evaluations_do_not_overwrite_one_another(run, capsys):
     )
     assert {name: data for name, data in files(run).items() if "eval-" not in name} == before
     fails(["run", "./run"], capsys, "names a run twice", command=evaluation.main)
-    Path("a-file").touch()
-    fails(
-        ["run", "--out", "a-file"],
-        capsys,
-        "--out a-file: must be a folder",
-        command=evaluation.main,
-    )
 
 
 def test_a_read_only_run_is_evaluated(run, capsys, monkeypatch):
@@ -215,24 +191,21 @@ def test_a_read_only_run_is_evaluated(run, capsys, monkeypatch):
     def fail(path, text):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
-    monkeypatch.setattr(evaluation, "write_text", fail)
+    monkeypatch.setattr("report.evaluation.write_text", fail)
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
         evaluation.main(["run"])
     out, err = capsys.readouterr()
-    assert (
-        stop.value.code == 2
-        and "VPO" in out
-        and "Read-only" in err
-        and "--out" in err.splitlines()[-1]
-    )
+    assert stop.value.code == 2
+    assert "VPO" in out
+    assert "Read-only" in err and "--out" in err.splitlines()[-1]
 
 
 def test_a_full_disk_is_named_and_leaves_nothing_half(capsys, monkeypatch):
     def fail(*args, **kwargs):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(runs.torch, "save", fail)
+    monkeypatch.setattr(torch, "save", fail)
     fails(
         ["--out", "run", *TOY],
         capsys,
@@ -270,20 +243,10 @@ def test_a_lost_or_damaged_start_costs_no_trained_method(run, capsys):
     assert (run / "vpo/checkpoint-000002").exists()
 
 
-def test_a_checkpoint_is_no_run(run, capsys):
-    fails(
-        ["run/vpo/checkpoint-000002"], capsys, "a checkpoint; name its run", command=evaluation.main
-    )
-    fails(["run/start"], capsys, "a checkpoint; name its run", command=evaluation.main)
-
-
-@pytest.mark.parametrize("change", [{"m": 3}, {"m": "two"}, {"seed": 5}, {"seed": None}])
-def test_an_edited_config_is_noticed(run, change, capsys):
-    config = json.loads((run / "config.json").read_text())
-    config["flags"] |= change
-    (run / "config.json").write_text(json.dumps(config))
-    fails(["run"], capsys, "config.json: damaged", "edited", command=evaluation.main)
-    fails(["--out", "run", "--resume"], capsys, "config.json: damaged", "edited")
+@pytest.mark.parametrize("name", ["run/vpo/checkpoint-000002", "run/start"])
+def test_a_checkpoint_is_no_run(name, run, capsys):
+    text = f"{name}: no config.json of a run in it"
+    fails([name], capsys, text, "name the folder", command=evaluation.main)
 
 
 def test_a_cut_line_in_the_log_is_left_out(run, capsys):
@@ -330,18 +293,17 @@ def test_the_words_of_a_tiny_task_are_checked_when_the_run_starts(change, texts,
         "--m 99",
         "--kl nan",
         "--eval-temperature 0",
-        "--figs 1",
     ],
 )
 def test_extreme_flags_are_refused_at_once(flags, capsys):
-    fails(
-        [*TOY, *flags.split()],
-        capsys,
-        flags if "figs" not in flags else "unrecognized arguments: --figs 1",
-    )
+    fails([*TOY, *flags.split()], capsys, flags)
 
 
-def test_no_warm_start_at_all(capsys):
+def test_an_unknown_flag_is_named(capsys):
+    fails([*TOY, "--figs", "1"], capsys, "unrecognized arguments: --figs 1")
+
+
+def test_no_warm_up_at_all(capsys):
     """--warm-steps 0: a model of random weights; it learns nothing, and the table says so."""
     train.main(["--out", "run", *TOY, "--warm-steps", "0", "--eval-problems", "1", "--steps", "1"])
     assert "nothing was learnt" in capsys.readouterr().out
@@ -350,11 +312,11 @@ def test_no_warm_start_at_all(capsys):
 def test_max_new_tokens_is_per_answer():
     """A rollout of two answers may take twice as many; what ran into the limit is a metric."""
     train.main(["--out", "run", *TOY, "--max-new-tokens", "3", "--eval-problems", "0"])
-    grpo, vpo_row = (metrics(Path("run") / method)[0] for method in ("grpo", "vpo"))
-    assert 0 < grpo["cut_off"] <= 1 and grpo["tokens"] <= 3 * grpo["rollouts"]
-    assert (
-        vpo_row["tokens"] > 3 * vpo_row["rollouts"] and vpo_row["tokens"] <= 6 * vpo_row["rollouts"]
-    )
+    single = metrics(Path("run/grpo"))[0]
+    double = metrics(Path("run/vpo"))[0]
+    assert 0 < single["cut_off"] <= 1
+    assert single["tokens"] <= 3 * single["rollouts"]
+    assert 3 * double["rollouts"] < double["tokens"] <= 6 * double["rollouts"]
 
 
 def test_without_evaluation_the_checkpoints_are_named(run, capsys):
@@ -369,50 +331,78 @@ def test_without_evaluation_the_checkpoints_are_named(run, capsys):
     ]
 
 
+@pytest.mark.parametrize("command", [train, evaluation])
+def test_help(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        command.main(["--help"])
+    out = capsys.readouterr().out
+    assert stop.value.code == 0
+    assert out.startswith(f"usage: python {command.__name__}.py ") and "\n\n" in out
+
+
 @pytest.mark.parametrize(
-    "script, arguments",
+    "script, arguments, message",
     [
-        ("train.py", "--help"),
-        ("train.py", "--stepz 3"),
-        ("train.py", "--m 99"),
-        ("eval.py", "--help"),
-        ("eval.py", "run --pool 0"),
-        ("train.py", "--task maz"),
+        ("train.py", "--task maz", "train.py: error: --task maz: unknown"),
+        ("eval.py", "run --pool 0", "eval.py: error: --pool 0: must be"),
     ],
 )
-def test_help_and_mistakes_do_not_wait_for_torch(script, arguments):
-    code = (
-        f"import runpy, sys; sys.argv = {[script, *arguments.split()]}\ntry:\n"
-        f"    runpy.run_path({str(ROOT / script)!r}, run_name='__main__')\n"
-        "except SystemExit as stop:\n    assert 'torch' not in sys.modules\n"
-        "    assert stop.code == (2 if '--help' not in sys.argv else 0)"
-    )
+def test_a_script_says_a_mistake_in_one_line(script, arguments, message):
+    """As a process of its own, whose imports may print nothing either."""
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
+        [sys.executable, script, *arguments.split()],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
     )
-    assert done.returncode == 0, done.stderr
-    if "--help" in arguments:
-        assert done.stdout.startswith(f"usage: python {script} ") and "\n\n" in done.stdout
-    else:
-        assert len(done.stderr.splitlines()) == 1
+    assert done.returncode == 2 and done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith(message)
 
 
 def test_the_help_names_every_method_and_sampler():
-    """The flags are read before vpo.py, which imports torch, so they hold its names a second time."""
-    text = train_parser().format_help()
-    assert all(name in text for name in (*vpo.ADVANTAGES, *vpo.SAMPLERS))
+    """The flags hold the names of vpo.py a second time."""
+    parser = Parser("train.py")
+    add_flags(parser, Config)
+    text = parser.format_help()
+    for name in (*vpo.ADVANTAGES, *vpo.SAMPLERS):
+        assert name in text
     for value in vpo.ALPHAS:
-        train_parser().parse_args(["--alpha", str(value)])
-    assert all(plots.title(name) != name for name in vpo.ADVANTAGES)
+        assert parser.parse_args(["--alpha", str(value)]).alpha == value
+    for name in vpo.ADVANTAGES:
+        assert Policy(name).title != name
 
 
 def test_intervals_count_prompts_not_problems():
     """Ten problems that show one prompt are one observation: guards against intervals that are too narrow."""
     values = torch.randn(20, generator=torch.Generator().manual_seed(0)).repeat_interleave(10)
-    alone, together = (
-        evaluation.bootstrap_interval(values, groups) for groups in (None, torch.arange(200) // 10)
-    )
+    alone = bootstrap_interval(values, None)
+    together = bootstrap_interval(values, torch.arange(200) // 10)
     assert together[1] - together[0] > 2.5 * (alone[1] - alone[0])
     two = torch.stack([values, values + 1])
-    low, high = evaluation.bootstrap_interval(two)
+    low, high = bootstrap_interval(two)
     assert low < values.mean() + 0.2 and high > values.mean() + 0.8, "runs are resampled too"
+
+
+@pytest.mark.parametrize("change", [{"m": 3}, {"m": "two"}, {"seed": 5}, {"seed": None}])
+def test_an_edited_config_is_noticed(run, change, capsys):
+    config = json.loads((run / "config.json").read_text())
+    config["flags"] |= change
+    (run / "config.json").write_text(json.dumps(config))
+    fails(["run"], capsys, "config.json: damaged", "edited", command=evaluation.main)
+    fails(["--out", "run", "--resume"], capsys, "config.json: damaged", "edited")
+
+
+def test_means_are_not_written_into_a_file(run, capsys):
+    Path("a-file").touch()
+    text = "--out a-file: must be a folder"
+    fails(["run", "--out", "a-file"], capsys, text, command=evaluation.main)
+
+
+def test_a_config_with_a_flag_that_is_no_more(run, capsys):
+    """A run of an older version."""
+    record = json.loads((run / "config.json").read_text())
+    del record["checksum"]
+    record["flags"]["cuda_graph"] = True
+    (run / "config.json").write_text(json.dumps(record))
+    assert load_run(run).config.method == ["grpo", "vpo"]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import eval as evaluation
+from report.statistics import bootstrap_interval
 
 
 def random_rewards(seed: int, *shape: int) -> torch.Tensor:
@@ -57,12 +58,15 @@ def test_impossible_budgets_are_named(call, text):
 def test_weighted_best_at_k():
     """One objective: best@k itself. Two opposite specialists: E max(u, 1 - u) = 3/4 at k = 2, 1/2 at k = 1."""
     scores = random_rewards(2, 4, 6, 1)
+    one = torch.ones(4, 1, dtype=torch.bool)
     torch.testing.assert_close(
-        evaluation.weighted_best_at_k(scores, 3), evaluation.best_at_k(scores[..., 0], 3)
+        evaluation.weighted_best_at_k(scores, 3, one), evaluation.best_at_k(scores[..., 0], 3)
     )
     specialists = torch.eye(2)[None]
-    assert evaluation.weighted_best_at_k(specialists, 2).item() == pytest.approx(0.75, abs=0.01)
-    assert evaluation.weighted_best_at_k(specialists, 1).item() == pytest.approx(0.5, abs=0.01)
+    two = torch.ones(1, 2, dtype=torch.bool)
+    for k, expected in ((1, 0.5), (2, 0.75)):
+        value = evaluation.weighted_best_at_k(specialists, k, two).item()
+        assert value == pytest.approx(expected, abs=0.01)
 
 
 def test_diversity_is_the_mean_over_pairs():
@@ -91,5 +95,5 @@ def test_pareto_share_and_coverage():
 def test_bootstrap_interval_covers():
     """95% intervals of 300 samples of 50 normals: about 94% hold the truth; below 88% has odds of one in 10,000."""
     samples = torch.randn(300, 50, generator=torch.Generator().manual_seed(4))
-    held = sum(low <= 0 <= high for low, high in map(evaluation.bootstrap_interval, samples))
+    held = sum(low <= 0 <= high for low, high in map(bootstrap_interval, samples))
     assert 0.88 < held / 300 < 0.99

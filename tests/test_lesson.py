@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ pytest.importorskip(
 )
 
 ROOT = Path(__file__).parent.parent
+PROJECT = "vpo.py rollout.py rewards.py train.py eval.py search.py tasks engine report"
 SIZE = "--steps 2 --warm-steps 2 --prompts-per-step 2 --group-size 2 --eval-problems 4 --pool 8 --snapshots 2"
 SMALL = f"""
 MAZE = "train.py --task maze --method grpo vpo {SIZE}"
@@ -67,76 +69,85 @@ WRONG = {
 }
 
 
-def exercise(cell, kind: str) -> int | None:
-    """The number of the exercise of which this cell is the `kind`."""
-    tags = [tag for tag in cell.metadata.get("tags", []) if tag.startswith(f"{kind}-")]
-    return int(tags[0].split("-")[1]) if tags else None
+def number_of(cell, kind: str) -> int | None:
+    """The number of the exercise of which this cell is the `kind`, exercise or check; else None."""
+    for tag in cell.metadata.get("tags", []):
+        if tag.startswith(f"{kind}-"):
+            return int(tag.split("-")[1])
+    return None
 
 
-def said(cell) -> str:
+def printed(cell) -> str:
     return "".join(output.get("text", "") for output in cell.outputs)
 
 
+@dataclass
+class Attempt:
+    """A solution of an exercise, right or wrong, and the cell that checks it."""
+
+    exercise: int
+    source: str
+    is_right: bool
+    check: nbformat.NotebookNode
+
+
+def with_attempts(notebook, solutions: dict[str, str]) -> tuple[list, list[Attempt]]:
+    """The cells of the notebook with every solution checked, the stub and wrong ones first; small runs."""
+    cells = []
+    attempts = []
+    stub = ""
+    for cell in notebook.cells:
+        if number_of(cell, "exercise") is not None:
+            stub = cell.source
+            continue
+        n = number_of(cell, "check")
+        if n is None:
+            cells.append(cell)
+            if "parameters" in cell.metadata.get("tags", []):
+                cells.append(nbformat.v4.new_code_cell(SMALL))
+            continue
+        right = solutions[str(n)]
+        for source in (stub, *WRONG[n], right):
+            check = copy.deepcopy(cell)
+            cells += [nbformat.v4.new_code_cell(source), check]
+            attempts.append(Attempt(n, source, source == right, check))
+    return cells, attempts
+
+
+def check_verdict(attempt: Attempt) -> None:
+    """A right solution is called right; of a wrong one is said what is wrong."""
+    text = printed(attempt.check)
+    (verdict,) = [line for line in text.splitlines() if line.startswith("Exercise")]
+    if attempt.is_right:
+        assert verdict.startswith(f"Exercise {attempt.exercise}: right."), (attempt.source, text)
+        return
+    beginning = f"Exercise {attempt.exercise}: not yet. "
+    assert verdict.startswith(beginning), (attempt.source, text)
+    assert len(verdict.removeprefix(beginning)) > 20, f"no word of what is wrong: {verdict}"
+
+
 def test_the_lesson_runs_and_every_check_tells_right_from_wrong(tmp_path):
-    for name in (
-        "vpo.py",
-        "rollout.py",
-        "rewards.py",
-        "train.py",
-        "eval.py",
-        "search.py",
-        "tasks",
-        "engine",
-        "report",
-    ):
+    for name in PROJECT.split():
         (tmp_path / name).symlink_to(ROOT / name)  # so that runs/ is a folder of its own
     notebook = nbformat.read(ROOT / "lesson.ipynb", as_version=4)
     nbformat.validate(notebook)
     assert not any(cell.outputs for cell in notebook.cells if cell.cell_type == "code")
-    solutions = dict(
-        re.findall(
-            r"<summary>Exercise (\d)</summary>\n\n```python\n(.*?)\n```",
-            notebook.cells[-1].source,
-            re.DOTALL,
-        )
-    )
+    pattern = r"<summary>Exercise (\d)</summary>\n\n```python\n(.*?)\n```"
+    solutions = dict(re.findall(pattern, notebook.cells[-1].source, re.DOTALL))
     assert list(solutions) == [str(n) for n in range(1, 9)]
-    cells, tried = [], []
+
+    notebook.cells, attempts = with_attempts(notebook, solutions)
+    resources = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=300, resources=resources).execute()
+    for attempt in attempts:
+        check_verdict(attempt)
+    assert (tmp_path / "runs/lesson-maze/film.gif").exists()
+    assert (tmp_path / "runs/lesson-search/search.json").exists()
+    pictures = 0
     for cell in notebook.cells:
-        if (n := exercise(cell, "exercise")) is not None:
-            stub = copy.deepcopy(cell)
-        elif (n := exercise(cell, "check")) is not None:
-            for source in (stub.source, *WRONG[n], solutions[str(n)]):
-                cells += [nbformat.v4.new_code_cell(source), copy.deepcopy(cell)]
-                tried.append((n, source, cells[-1]))
-        else:
-            cells.append(cell)
-            if "parameters" in cell.metadata.get("tags", []):
-                cells.append(nbformat.v4.new_code_cell(SMALL))
-    notebook.cells = cells
-    nbclient.NotebookClient(
-        notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}
-    ).execute()
-    for n, source, cell in tried:
-        right = source == solutions[str(n)]
-        (verdict,) = (line for line in said(cell).splitlines() if line.startswith("Exercise"))
-        assert verdict.startswith(f"Exercise {n}: {'right.' if right else 'not yet. '}"), (
-            source,
-            said(cell),
-        )
-        assert right or len(verdict.split("not yet. ")[1]) > 20, (
-            f"no word of what is wrong: {verdict}"
-        )
-    assert (tmp_path / "runs/lesson-maze/film.gif").exists() and (
-        tmp_path / "runs/lesson-search/search.json"
-    ).exists()
-    pictures = [
-        output
-        for cell in cells
-        for output in cell.get("outputs", [])
-        if "image/png" in output.get("data", {})
-    ]
-    assert len(pictures) >= 5
+        for output in cell.get("outputs", []):
+            pictures += "image/png" in output.get("data", {})
+    assert pictures >= 5
 
 
 def test_the_notebook_is_what_the_teachers_page_says():

@@ -3,8 +3,8 @@
 import json
 import random
 import re
+import shlex
 import shutil
-import types
 from pathlib import Path
 
 import browser
@@ -12,50 +12,31 @@ import pytest
 import torch
 from PIL import Image
 from test_doors import FENCE
-from test_train import fails, in_an_empty_folder, metrics, weights  # noqa: F401 - the fixture applies by its name
+from test_train import (
+    assert_equal_weights,
+    fails,
+    in_an_empty_folder,  # noqa: F401 - the fixture applies by its name
+    metrics,
+    weights,
+    without_times,
+)
 
 import eval as evaluation
 import train
 import vpo
-from engine import runs
+from engine.checkpoints import checkpoints
+from engine.config import Config
+from engine.evaluations import Frame, Snapshots, is_snapshot_step
+from engine.files import read_log
 from report import page
-from rewards import Problem, Task, load_task, reward_vectors
+from rewards import Problem, Task, reward_vectors
+from tasks import load_task
 
-RUN = [
-    "--task",
-    "toy",
-    "--method",
-    "grpo",
-    "vpo",
-    "--m",
-    "2",
-    "--warm-steps",
-    "40",
-    "--steps",
-    "7",
-    "--group-size",
-    "3",
-    "--prompts-per-step",
-    "2",
-    "--eval-problems",
-    "0",
-    "--pool",
-    "7",
-    "--save-every",
-    "3",
-    "--device",
-    "cpu",
-    "--snapshots",
-    "4",
-]
-FLAGS = {
-    "m": 3,
-    "eval_temperature": 0.7,
-    "n_weights": 100,
-    "alpha": 1.0,
-    "sampler": "iid",
-    "seed": 0,
-}
+RUN = shlex.split(
+    "--task toy --method grpo vpo --m 2 --warm-steps 40 --steps 7 --group-size 3 --prompts-per-step 2 "
+    "--eval-problems 0 --pool 7 --save-every 3 --device cpu --snapshots 4"
+)
+CONFIG = Config(m=3)
 METHODS = ("grpo", "vpo", "group_vpo")
 needs_browser = pytest.mark.skipif(
     not browser.find(), reason="no Chromium: apt-get install chromium, or set CHROMIUM"
@@ -84,37 +65,54 @@ class Prose(Task):
         )
 
 
-def made(name: str, size: int = 30, steps: int = 4) -> tuple:
-    """A task, its problems, and frames and logs as of a training in which pools become one answer, GRPO's first."""
-    task = Prose() if name == "prose" else load_task(name)
-    problems = (
-        [Problem(str(k), k) for k in (1, 3, 5, 6)] if name == "prose" else task.problems("test", 4)
-    )
-    rng, frames = random.Random(0), []
+def made_snapshots(name: str, size: int = 30, steps: int = 4) -> Snapshots:
+    """Snapshots as of a training in which pools become one answer, GRPO's first."""
+    if name == "prose":
+        task = Prose()
+        problems = [Problem(str(k), k) for k in (1, 3, 5, 6)]
+    else:
+        task = load_task(name)
+        problems = task.problems("test", 4)
+    rng = random.Random(0)
+    frames = []
     for step in range(steps):
-        frames.append((1 + 10 * step, {}))
+        pools = {}
         for shrink, method in enumerate(METHODS):
             kinds = max(1, 24 - 8 * step // (1 + shrink))
-            records = frames[-1][1][method] = []
-            for problem in problems:
-                several = [task.demonstration(problem, rng) for _ in range(kinds)]
-                answers = [rng.choice(several) if rng.random() < 0.9 else None for _ in range(size)]
-                vectors = reward_vectors(task, [(problem, answer or "") for answer in answers])
-                rewards = [
-                    [round(x, 6) for x in vector]
-                    if answer is not None
-                    else [task.minimum] * len(vector)
-                    for answer, vector in zip(answers, vectors, strict=True)
-                ]
-                records.append({"id": problem.id, "answers": answers, "rewards": rewards})
-    logs = {
-        method: [
-            {"step": i + 1, "diversity": rng.random(), "reward": rng.random()}
-            for i in range(10 * steps)
-        ]
-        for method in METHODS
-    }
-    return task, problems, frames, logs
+            pools[method] = [made_record(task, problem, kinds, size, rng) for problem in problems]
+        frames.append(Frame(1 + 10 * step, pools))
+    return Snapshots(CONFIG, task, problems, frames, made_metrics(10 * steps))
+
+
+def made_record(task: Task, problem: Problem, kinds: int, size: int, rng: random.Random) -> dict:
+    """`size` answers to a problem, of so many kinds; every tenth is missing."""
+    several = [task.demonstration(problem, rng) for _ in range(kinds)]
+    answers = [rng.choice(several) if rng.random() < 0.9 else None for _ in range(size)]
+    vectors = reward_vectors(task, [(problem, answer or "") for answer in answers])
+    rewards = []
+    for answer, vector in zip(answers, vectors, strict=True):
+        if answer is None:
+            vector = [task.minimum] * len(vector)
+        rewards.append([round(value, 6) for value in vector])
+    return {"id": problem.id, "answers": answers, "rewards": rewards}
+
+
+def made_metrics(steps: int) -> dict[str, list[dict]]:
+    """Metrics of every method."""
+    rng = random.Random(1)
+    metrics = {}
+    for method in METHODS:
+        metrics[method] = []
+        for step in range(1, steps + 1):
+            row = {"step": step, "diversity": rng.random(), "reward": rng.random()}
+            metrics[method].append(row)
+    return metrics
+
+
+def open_page(tab, folder: Path, snapshots: Snapshots, width: int) -> None:
+    """Write the page of these snapshots and open it."""
+    page.write_page(folder / "report.html", snapshots)
+    tab.open(folder / "report.html", width)
 
 
 def data_of(path: Path) -> dict:
@@ -130,36 +128,23 @@ def data_of(path: Path) -> dict:
 def test_training_is_the_same_with_and_without_snapshots():
     train.main(["--out", "with", *RUN])
     train.main(["--out", "without", *RUN, "--snapshots", "0"])
-    volatile = ("seconds", "tokens_per_second")
     for method in ("grpo", "vpo"):
-        ours, theirs = (
-            weights(Path(name) / method / "checkpoint-000007") for name in ("with", "without")
-        )
-        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-        logs = [
-            [
-                {k: v for k, v in row.items() if k not in volatile}
-                for row in metrics(Path(name) / method)
-            ]
-            for name in ("with", "without")
-        ]
-        assert logs[0] == logs[1] and not runs.read_log(
-            Path("without") / method / "snapshots.jsonl"
-        )
-        rows = runs.read_log(Path("with") / method / "snapshots.jsonl")
+        checkpoint = Path(method) / "checkpoint-000007"
+        assert_equal_weights(weights("with" / checkpoint), weights("without" / checkpoint))
+        logs = [without_times(metrics(Path(name) / method)) for name in ("with", "without")]
+        assert logs[0] == logs[1]
+        assert not read_log(Path("without") / method / "snapshots.jsonl")
+        rows = read_log(Path("with") / method / "snapshots.jsonl")
         assert [row["step"] for row in rows] == [1, 3, 5, 7]
         task = load_task("toy")
         for problem, record in zip(task.problems("test", 4), rows[-1]["problems"], strict=True):
-            assert (
-                problem.id == record["id"] and len(record["answers"]) == len(record["rewards"]) == 7
-            )
-            expected = [
-                [0.0] * 3 if answer is None else task.reward(problem, answer)
-                for answer in record["answers"]
-            ]
-            assert torch.allclose(
-                torch.tensor(expected), torch.tensor(record["rewards"]), atol=1e-6
-            )
+            assert problem.id == record["id"]
+            assert len(record["answers"]) == len(record["rewards"]) == 7
+            expected = []
+            for answer in record["answers"]:
+                expected.append([0.0] * 3 if answer is None else task.reward(problem, answer))
+            rewards = torch.tensor(record["rewards"])
+            torch.testing.assert_close(rewards, torch.tensor(expected), atol=1e-6, rtol=1e-5)
 
 
 def test_a_resumed_run_ends_with_the_same_snapshots():
@@ -168,7 +153,7 @@ def test_a_resumed_run_ends_with_the_same_snapshots():
     whole = Path("whole/vpo/snapshots.jsonl").read_bytes()
     shutil.copytree("whole", "run")
     for _ in range(2):
-        shutil.rmtree(runs.checkpoints(Path("run/vpo"))[-1])
+        shutil.rmtree(checkpoints(Path("run/vpo"))[-1])
         with Path("run/vpo/snapshots.jsonl").open("a") as file:
             file.write('{"step": 9, "prob')
         train.main(["--out", "run", "--resume"])
@@ -178,35 +163,24 @@ def test_a_resumed_run_ends_with_the_same_snapshots():
 @pytest.mark.parametrize(
     "steps, n, expected", [(200, 3, [1, 100, 200]), (5, 1, [5]), (3, 20, [1, 2, 3]), (9, 0, [])]
 )
-def test_snapshots_are_evenly_spaced(steps, n, expected, tmp_path):
-    asked = []
-
-    def ask(name, policy, task, problems, flags, **rest):
-        asked.append(learner.step)
-        return types.SimpleNamespace(
-            problems=problems, answers=[["0"]] * 4, vectors=lambda: [torch.zeros(1, 3)] * 4
-        )
-
-    args = types.SimpleNamespace(snapshots=n, steps=steps, pool=30, m=3, eval_temperature=0.7)
-    for step in range(1, steps + 1):
-        learner = types.SimpleNamespace(step=step, model=None, tokenizer=None)
-        runs.snapshot("vpo", learner, load_task("toy"), args, tmp_path, ask)
-    assert asked == expected
+def test_snapshots_are_evenly_spaced(steps, n, expected):
+    config = Config(steps=steps, snapshots=n)
+    assert [step for step in range(1, steps + 1) if is_snapshot_step(config, step)] == expected
 
 
 def test_a_snapshot_needs_no_more_memory_than_a_step(monkeypatch):
     """In training no more rollouts at a time than --sampling-batch and the group; the evaluation as ever."""
-    asked, sample = [], evaluation.sample
-    monkeypatch.setattr(
-        evaluation,
-        "sample",
-        lambda *args, **options: (
-            asked.append((args[3], options["batch"])) or sample(*args, **options)
-        ),
-    )
+    calls = []
+    sample = evaluation.sample
+
+    def record(model, tokenizer, prompts, G, options):
+        calls.append((G, options.batch))
+        return sample(model, tokenizer, prompts, G, options)
+
+    monkeypatch.setattr(evaluation, "sample", record)
     train.main(["--out", "run", *RUN, "--method", "grpo", "--steps", "2", "--sampling-batch", "3"])
     evaluation.main(["run", "--problems", "2"])
-    assert set(asked[:-3]) == {(3, 3)} and asked[-3:] == [(7, 0), (4, 0), (7, 0)]
+    assert set(calls[:-3]) == {(3, 3)} and calls[-3:] == [(7, 0), (4, 0), (7, 0)]
 
 
 def test_the_page_of_a_run(capsys):
@@ -224,41 +198,41 @@ def test_the_page_of_a_run(capsys):
     for i, problem in enumerate(data["problems"]):
         for name in ("grpo", "vpo"):
             for row, pools in zip(
-                runs.read_log(Path(f"run/{name}/snapshots.jsonl")), problem["pools"], strict=True
+                read_log(Path(f"run/{name}/snapshots.jsonl")), problem["pools"], strict=True
             ):
                 record = row["problems"][i]
                 assert [problem["answers"][n] for n in pools[name]["answers"]] == record["answers"]
                 assert [problem["vectors"][n] for n in pools[name]["answers"]] == record["rewards"]
                 assert ("R" in pools[name]) == (name == "vpo")
-    pool, rewards = data["problems"][0]["pools"][-1]["vpo"], torch.tensor(record["rewards"])
-    exists = torch.tensor([answer is not None for answer in record["answers"]])[:6].view(1, 3, 2)
-    drawn = vpo.sample_weights(100, 3, generator=torch.Generator().manual_seed(0))
-    rewards = torch.tensor(
-        runs.read_log(Path("run/vpo/snapshots.jsonl"))[-1]["problems"][0]["rewards"]
-    )
-    R = vpo.set_reward(rewards[:6].view(1, 3, 2, 3), drawn[None], exists)
+    pool = data["problems"][0]["pools"][-1]["vpo"]
+    record = read_log(Path("run/vpo/snapshots.jsonl"))[-1]["problems"][0]
+    rewards = torch.tensor(record["rewards"])[:6].view(1, 3, 2, 3)
+    answer_mask = torch.tensor([answer is not None for answer in record["answers"]])[:6]
+    weights = vpo.sample_weights(100, 3, generator=torch.Generator().manual_seed(0))
+    R = vpo.set_reward(rewards, weights[None], answer_mask.view(1, 3, 2))
     assert pool["R"] == pytest.approx(R[0].tolist(), abs=1e-4)
     assert pool["A"] == pytest.approx(vpo.group_normalize(R)[0].tolist(), abs=1e-3)
 
 
 def test_a_long_page_leaves_out_frames(tmp_path, monkeypatch):
-    task, problems, frames, logs = made("maze", steps=10)
-    page.write_page(tmp_path / "whole.html", task, FLAGS, problems, frames, logs)
-    monkeypatch.setattr(page, "MOST", len((tmp_path / "whole.html").read_text()) - 1)
-    page.write_page(tmp_path / "half.html", task, FLAGS, problems, frames, logs)
+    snapshots = made_snapshots("maze", steps=10)
+    page.write_page(tmp_path / "whole.html", snapshots)
+    monkeypatch.setattr(page, "MAX_BYTES", len((tmp_path / "whole.html").read_text()) - 1)
+    page.write_page(tmp_path / "half.html", snapshots)
     assert data_of(tmp_path / "half.html")["steps"] == [1, 21, 41, 61, 81, 91]
 
 
 @pytest.mark.draws
-def test_the_film(tmp_path, monkeypatch, capsys):
-    task, problems, frames, _ = made("maze")
-    assert page.write_film(tmp_path / "film.gif", task, problems, frames)
-    with Image.open(tmp_path / "film.gif") as film:
-        assert film.n_frames == 4 and (tmp_path / "film.gif").stat().st_size < 2_000_000
+def test_the_film(tmp_path, monkeypatch):
+    snapshots = made_snapshots("maze")
+    path = tmp_path / "film.gif"
+    page.write_film(path, snapshots)
+    with Image.open(path) as film:
+        assert film.n_frames == 4 and path.stat().st_size < 2_000_000
         assert max(film.size) == 1000
-    monkeypatch.setattr(page, "MOST", (tmp_path / "film.gif").stat().st_size - 1)
-    assert page.write_film(tmp_path / "film.gif", task, problems, frames)
-    with Image.open(tmp_path / "film.gif") as film:
+    monkeypatch.setattr(page, "MAX_BYTES", path.stat().st_size - 1)
+    page.write_film(path, snapshots)
+    with Image.open(path) as film:
         assert film.n_frames == 3
 
 
@@ -269,14 +243,11 @@ def test_what_is_missing_is_named(capsys):
         fails(
             ["run", flag],
             capsys,
-            "run: no snapshots of grpo, vpo; training keeps them: python train.py",
-            "--snapshots 20 --out run-2",
+            "run: no snapshots; training with --snapshots 20 keeps them",
             command=evaluation.main,
         )
     train.main(["--out", "run", "--task", "toy", "--method", "multi_rlvr", "--snapshots", "4"])
-    capsys.readouterr()
     evaluation.main(["run", "--page"])
-    assert "no snapshots of grpo, vpo" in capsys.readouterr().err
     assert [method["name"] for method in data_of(Path("run/report.html"))["methods"]] == [
         "multi_rlvr"
     ]
@@ -292,34 +263,26 @@ def test_what_is_missing_is_named(capsys):
     fails(["run", "--snapshots", "-1"], capsys, "--snapshots -1")
 
 
-def test_a_log_that_ends_early_and_flags_that_would_be_ignored(capsys):
-    """All methods are shown up to where the shortest log ends; damaged lines count as missing."""
+def test_a_log_that_ends_early():
+    """Only steps that all methods share are shown; a line that a kill cut off counts as missing."""
     train.main(["--out", "run", *RUN])
-    log, metrics = Path("run/vpo/snapshots.jsonl"), Path("run/vpo/metrics.jsonl")
-    log.write_text(
-        "\n".join(
-            [*log.read_text().splitlines()[:2], '{"step": 5}', '{"step": 7, "problems": [{}, {}]}']
-        )
-    )
-    metrics.write_text(metrics.read_text() + '{"step": 8}\n')
-    capsys.readouterr()
+    log = Path("run/vpo/snapshots.jsonl")
+    log.write_text("\n".join([*log.read_text().splitlines()[:2], '{"step": 5, "prob']))
     evaluation.main(["run", "--page"])
-    told = capsys.readouterr().err
-    assert (
-        "run: snapshots of vpo end at step 3, all is shown to there" in told
-        and told.count("--out") == 1
-    )
     assert data_of(Path("run/report.html"))["steps"] == [1, 3]
-    before = Path("run/report.html").read_bytes()
-    for given in (
-        ["--page", "--pool", "7"],
-        ["--film", "--temperature", "2"],
-        ["--page", "--reward-geometry"],
-        ["--reward-geometry", "--figure-format", "svg"],
-        ["--film", "--split", "validation"],
-    ):
-        fails(["run", *given], capsys, "not used by", command=evaluation.main)
-    assert Path("run/report.html").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--page --pool 7",
+        "--film --temperature 2",
+        "--page --reward-geometry",
+        "--film --split validation",
+    ],
+)
+def test_flags_that_would_be_ignored_are_refused(flags, capsys):
+    fails(["run", *flags.split()], capsys, "not used by", command=evaluation.main)
 
 
 def test_a_task_of_ones_own_has_a_page():
@@ -374,9 +337,8 @@ def tab(tmp_path):
 @pytest.mark.parametrize("width", [1280, 390])
 def test_nothing_overlaps_or_is_cut_off(task, width, tab, tmp_path):
     """In every stage, at every problem, with draws; and every control has a name."""
-    task, problems, frames, logs = made(task)
-    page.write_page(tmp_path / "report.html", task, FLAGS, problems, frames, logs)
-    tab.open(tmp_path / "report.html", width)
+    snapshots = made_snapshots(task)
+    open_page(tab, tmp_path, snapshots, width)
     assert tab.run(LAYOUT) == []
     assert (
         tab.run(
@@ -386,7 +348,7 @@ def test_nothing_overlaps_or_is_cut_off(task, width, tab, tmp_path):
         == 0
     )
     tab.run("byId('once').click()")
-    for problem in range(len(problems)):
+    for problem in range(len(snapshots.problems)):
         tab.run(
             f"byId('problem').value = {problem}; byId('problem').dispatchEvent(new Event('change')); "
             "byId('next').click(); byId('any').click()"
@@ -396,9 +358,8 @@ def test_nothing_overlaps_or_is_cut_off(task, width, tab, tmp_path):
 
 @needs_browser
 def test_the_slider_the_keys_and_the_film_change_the_picture(tab, tmp_path):
-    task, problems, frames, logs = made("maze")
-    page.write_page(tmp_path / "report.html", task, FLAGS, problems, frames, logs)
-    tab.open(tmp_path / "report.html", 1280)
+    snapshots = made_snapshots("maze")
+    open_page(tab, tmp_path, snapshots, 1280)
     drawn = "byId('film').innerHTML"
     last, cursor = (
         tab.run(drawn),
@@ -420,13 +381,10 @@ def test_the_slider_the_keys_and_the_film_change_the_picture(tab, tmp_path):
     assert "Pause" in tab.run("byId('play').textContent")
     tab.run("new Promise((done) => setTimeout(done, 2500))")
     assert tab.run(drawn) == last and "Play" in tab.run("byId('play').textContent")
-    routes = sum(
-        1
-        for answer, rewards in zip(
-            frames[-1][1]["grpo"][0]["answers"], frames[-1][1]["grpo"][0]["rewards"], strict=True
-        )
-        if answer is not None and rewards[0]
-    )
+    record = snapshots.frames[-1].pools["grpo"][0]
+    routes = 0
+    for answer, rewards in zip(record["answers"], record["rewards"], strict=True):
+        routes += answer is not None and rewards[0] > 0
     assert (
         tab.run("document.querySelectorAll('#film figure')[0].querySelectorAll('path').length")
         == routes
@@ -436,9 +394,9 @@ def test_the_slider_the_keys_and_the_film_change_the_picture(tab, tmp_path):
 @needs_browser
 @pytest.mark.parametrize("name", ["maze", "prose"])
 def test_the_weighting_lights_up_what_python_would_choose(name, tab, tmp_path):
-    task, problems, frames, logs = made(name)
-    page.write_page(tmp_path / "report.html", task, FLAGS, problems, frames, logs)
-    tab.open(tmp_path / "report.html", 1280)
+    snapshots = made_snapshots(name)
+    pools = snapshots.frames[-1].pools
+    open_page(tab, tmp_path, snapshots, 1280)
     tab.run("byId('problem').value = 1; byId('problem').dispatchEvent(new Event('change'))")
     vectors, chosen = data_of(tmp_path / "report.html")["problems"][1]["vectors"], set()
     k, rng = len(vectors[0]), random.Random(1)
@@ -460,7 +418,7 @@ def test_the_weighting_lights_up_what_python_would_choose(name, tab, tmp_path):
         )
         chosen.add(tuple(shown))
         for method, answer, text in zip(METHODS, shown, worths, strict=True):
-            rewards = torch.tensor(frames[-1][1][method][1]["rewards"], dtype=torch.float64)
+            rewards = torch.tensor(pools[method][1]["rewards"], dtype=torch.float64)
             best = (rewards @ w).max().item()
             assert (torch.tensor(vectors[answer], dtype=torch.float64) @ w).item() == pytest.approx(
                 best
@@ -476,9 +434,9 @@ def test_the_weighting_lights_up_what_python_would_choose(name, tab, tmp_path):
 @needs_browser
 def test_draws_come_near_best_at_k(tab, tmp_path):
     """400 draws, always the same ones: the mean of the best within two standard errors of the exact value."""
-    task, problems, frames, logs = made("code")
-    page.write_page(tmp_path / "report.html", task, FLAGS, problems, frames, logs)
-    tab.open(tmp_path / "report.html", 1280)
+    snapshots = made_snapshots("code")
+    pools = snapshots.frames[-1].pools
+    open_page(tab, tmp_path, snapshots, 1280)
     for k in (3, 10, 30):
         tab.run(
             f"byId('k').value = {k}; byId('k').dispatchEvent(new Event('input')); "
@@ -486,8 +444,8 @@ def test_draws_come_near_best_at_k(tab, tmp_path):
         )
         assert tab.run("state.draws") == 400
         for method in METHODS:
-            scalars = task.scalar(
-                torch.tensor(frames[-1][1][method][0]["rewards"], dtype=torch.float64)
+            scalars = snapshots.task.scalar(
+                torch.tensor(pools[method][0]["rewards"], dtype=torch.float64)
             )
             exact, square = (
                 evaluation.best_at_k(values, k).item() for values in (scalars, scalars**2)
@@ -506,14 +464,13 @@ def test_draws_come_near_best_at_k(tab, tmp_path):
 
 @needs_browser
 def test_the_set_reward_is_shown_as_vpo_computes_it(tab, tmp_path):
-    task, problems, frames, logs = made("maze")
-    page.write_page(tmp_path / "report.html", task, FLAGS, problems, frames, logs)
-    tab.open(tmp_path / "report.html", 390)
+    snapshots = made_snapshots("maze")
+    open_page(tab, tmp_path, snapshots, 390)
     tab.run(
         "for (let i = 0; i < 4; i++) byId('next').click(); byId('rollout').value = 6; "
         "byId('rollout').dispatchEvent(new Event('input'))"
     )
-    rewards = torch.tensor(frames[-1][1]["vpo"][0]["rewards"]).view(1, 10, 3, 4)
+    rewards = torch.tensor(snapshots.frames[-1].pools["vpo"][0]["rewards"]).view(1, 10, 3, 4)
     drawn = vpo.sample_weights(100, 4, generator=torch.Generator().manual_seed(0))
     R = vpo.set_reward(rewards, drawn[None])
     assert float(tab.run("byId('R').textContent")) == pytest.approx(R[0, 6].item(), abs=6e-4)
@@ -534,13 +491,9 @@ def test_the_set_reward_is_shown_as_vpo_computes_it(tab, tmp_path):
         rewards[0, 6, place - 1] @ w == pytest.approx(top)
         for (_, place), w, top in zip(cells, drawn[:5], best.values, strict=True)
     )
-    page.write_page(
-        tmp_path / "none.html",
-        task,
-        FLAGS,
-        problems,
-        [(step, {"grpo": pools["grpo"]}) for step, pools in frames],
-        {"grpo": logs["grpo"]},
-    )
+    for frame in snapshots.frames:
+        frame.pools = {"grpo": frame.pools["grpo"]}
+    snapshots.metrics = {"grpo": snapshots.metrics["grpo"]}
+    page.write_page(tmp_path / "none.html", snapshots)
     tab.open(tmp_path / "none.html", 390)
     assert "train.py --method vpo" in tab.run("byId('stage-text').textContent")

@@ -1,5 +1,6 @@
 """The figures: what they say, that they are written, and that drawing leaves nothing behind."""
 
+import re
 import sys
 
 import pytest
@@ -9,6 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from report import plots
+from report.evaluation import EvalReport
+from report.style import LOOKS, Policy
 
 pytestmark = pytest.mark.draws
 
@@ -26,42 +29,22 @@ class Squares:
         return f"{rewards.shape[1]} objectives, costs $2, then $3"
 
 
-def make_report(
-    passes: float = 0.0,
-    seeds: int = 1,
-    names=("start", "start_sets", "grpo", "vpo"),
-    ks=(1, 2, 3, 5, 6),
-):
+def make_report(passes: float = 0.0, seeds: int = 1, policies=None, ks=(1, 2, 3, 5, 6)):
     """GRPO is level at 0.5, every other policy rises with k: it overtakes at k = 2."""
-
-    def value(name, kind, k):
-        mean = (
-            passes
-            if kind == "pass"
-            else 0.5
-            if name == "grpo"
-            else (0.3 if kind == "W" else 0.25) * k + 0.1
-        )
-        return {"mean": mean, "interval": [mean - 0.1, mean + 0.1]}
-
-    return {
-        "settings": {
-            "size": ks[-1],
-            "temperature": 0.7,
-            "problems": 20,
-            "split": "test",
-            "seeds": seeds,
-        },
-        "policies": {
-            name: {
-                f"{kind}@{k}": value(name, kind, k) for kind in ("best", "W", "pass") for k in ks
-            }
-            for name in names
-        },
-    }
+    slopes = {"best": 0.25, "W": 0.3}
+    measures = {}
+    for policy in policies or map(Policy, ("start", "start_sets", "grpo", "vpo")):
+        measures[policy] = {}
+        for k in ks:
+            means = {kind: slope * k + 0.1 for kind, slope in slopes.items()}
+            if policy.method == "grpo":
+                means = dict.fromkeys(slopes, 0.5)
+            for kind, mean in (means | {"pass": passes}).items():
+                measures[policy][f"{kind}@{k}"] = torch.full((seeds, 20), mean)
+    return EvalReport("run", "test", 20, ks[-1], 0.7, measures, groups=None)
 
 
-def make_pools(names=("start", "start_sets", "grpo", "vpo"), N=5, n=8, k=3):
+def make_pools(names=("start", "grpo", "vpo"), N=5, n=8, k=3):
     generator = torch.Generator().manual_seed(0)
     return {name: torch.rand(N, n, k, generator=generator).mul(3).round() / 3 for name in names}
 
@@ -101,37 +84,50 @@ def test_crossing(ours, theirs, position):
 
 
 def test_looks():
-    assert (
-        plots.title("start_sets") == "start model, sets" and plots.title("my_method") == "my_method"
-    )
-    names = [*plots.LOOKS, "my_method"]
-    assert len({plots.color(name) for name in names}) == len(names)
-    assert plots.color("my_method") == plots.color("my_method") != plots.color("vpo")
-    assert all(
-        len(plots.color(name)) == 7 and int(plots.color(name)[1:], 16) >= 0 for name in names
-    )
+    assert Policy("start_sets").title == "start model, sets"
+    assert Policy("my_method").title == "my_method"
+    colors = [Policy(name).color for name in (*LOOKS, "my_method")]
+    assert len(set(colors)) == len(colors)
+    assert all(re.fullmatch("#[0-9a-f]{6}", color) for color in colors)
+
+
+def test_a_learning_rate_changes_the_title_and_the_line_but_not_the_color():
+    main, other = Policy("grpo", 2e-5), Policy("grpo", 5e-5)
+    assert (main.title, other.title) == ("GRPO at 2e-05", "GRPO at 5e-05")
+    assert (main.line_style["ls"], other.line_style["ls"]) == ("-", ":")
+    assert main.color == other.color == Policy("grpo").color
+
+
+def test_best_at_k_of_several_learning_rates(tmp_path, drawn):
+    """The other rate is dotted, and no ring compares policies that differ in more than the method."""
+    policies = [Policy("grpo", 2e-5), Policy("vpo", 2e-5), Policy("vpo", 5e-5)]
+    plots.best_at_k(make_report(policies=policies), tmp_path / "rates.svg")
+    lines = drawn[0].axes[0].lines
+    assert [line.get_label() for line in lines] == [policy.title for policy in policies]
+    assert [line.get_linestyle() for line in lines] == ["-", "-", ":"]
 
 
 @pytest.mark.parametrize("suffix", ["svg", "pdf", "png"])
 def test_every_figure_is_written_and_none_stays_open(tmp_path, suffix, drawn):
     pools = make_pools()
     logs = {
-        "grpo": [{"step": i + 1, "diversity": 1 / (i + 1), "reward": i / 30} for i in range(30)],
-        "max_at_k": [],
+        Policy("grpo"): [
+            {"step": i + 1, "diversity": 1 / (i + 1), "reward": i / 30} for i in range(30)
+        ]
     }
     paths = [tmp_path / f"{name}.{suffix}" for name in ("best", "training", "vectors", "answers")]
     plots.best_at_k(make_report(), paths[0])
     plots.training(logs, 1.0, paths[1])
-    plots.reward_vectors(pools, ["a", "b", "c"], paths[2], 1)
+    plots.reward_vectors(pools, ["a", "b", "c"], paths[2])
     given = {name: ([["x"]] * 5, rewards) for name, rewards in pools.items()}
-    assert plots.answers(given, [1, 2, 3, 4, 5], Squares(), paths[3], columns=2)
+    assert plots.answers(given, [1, 2, 3, 4, 5], Squares(), paths[3])
     written = [path.read_bytes() for path in paths]
     assert all(len(data) > 1000 for data in written)
     if suffix == "svg":  # written again it is the same file
         plots.best_at_k(make_report(), paths[0])
         plots.training(logs, 1.0, paths[1])
-        plots.reward_vectors(pools, ["a", "b", "c"], paths[2], 1)
-        assert plots.answers(given, [1, 2, 3, 4, 5], Squares(), paths[3], columns=2)
+        plots.reward_vectors(pools, ["a", "b", "c"], paths[2])
+        assert plots.answers(given, [1, 2, 3, 4, 5], Squares(), paths[3])
         assert [path.read_bytes() for path in paths] == written
     assert (
         "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
@@ -147,8 +143,14 @@ def test_every_figure_is_written_and_none_stays_open(tmp_path, suffix, drawn):
 
 def test_best_at_k_marks_the_crossing_and_names_the_bands(tmp_path, drawn):
     plots.best_at_k(make_report(), tmp_path / "one.svg")
-    plots.best_at_k(make_report(passes=0.3, seeds=3, names=("grpo", "vpo")), tmp_path / "three.svg")
-    plots.best_at_k(make_report(names=("start", "multi_rlvr", "new")), tmp_path / "level.svg")
+    plots.best_at_k(
+        make_report(passes=0.3, seeds=3, policies=[Policy("grpo"), Policy("vpo")]),
+        tmp_path / "three.svg",
+    )
+    plots.best_at_k(
+        make_report(policies=[Policy("start"), Policy("multi_rlvr"), Policy("new")]),
+        tmp_path / "level.svg",
+    )
     one, three, level = drawn
     assert texts(one).count("k = 2") == 2 and any("over problems" in text for text in texts(one))
     assert [len(figure.axes) for figure in drawn] == [
@@ -173,7 +175,7 @@ def test_best_at_k_marks_the_crossing_and_names_the_bands(tmp_path, drawn):
 
 def test_training_smooths_around_the_step(tmp_path, drawn):
     rows = [{"step": i, "diversity": 2.0 * i, "reward": 0.5} for i in range(1, 21)]
-    plots.training({"vpo": rows, "new": rows[:1]}, 0.8, tmp_path / "training.png")
+    plots.training({Policy("vpo"): rows, Policy("new"): rows[:1]}, 0.8, tmp_path / "training.png")
     curve = next(line for line in drawn[0].axes[0].lines if line.get_label() == "VPO")
     assert curve.get_xydata()[0].tolist() == [5.5, 11.0] and len(curve.get_xdata()) == 11
     assert "temperature 0.8" in drawn[0].axes[0].get_title()
@@ -185,8 +187,8 @@ def test_reward_vectors_show_the_conflict(tmp_path, drawn):
     rewards = gold[:, [0, 2, 1]].expand(
         4, 4, 3
     )  # the first and the last objective exclude each other
-    pools = dict.fromkeys(("start", "start_sets", "vpo"), rewards)
-    plots.reward_vectors(pools, ["gold", "lava", "gems"], tmp_path / "a.png", 0)
+    pools = dict.fromkeys(("start", "vpo"), rewards)
+    plots.reward_vectors(pools, ["gold", "lava", "gems"], tmp_path / "a.png")
     axes = drawn[0].axes
     assert [ax.get_title() for ax in axes] == [
         f"{name}\n3 distinct, 2 in this view" for name in ("start model", "VPO")
@@ -197,7 +199,7 @@ def test_reward_vectors_show_the_conflict(tmp_path, drawn):
     padded = torch.zeros(2, 4, 4)  # k differs: the first problem has but two objectives
     padded[0, :, :2] = torch.tensor([[1, 0], [0, 1], [1, 1], [0, 1]])
     padded[1, :, :2] = padded[1, :2, 2] = padded[1, 2:, 3] = 1
-    plots.reward_vectors(dict.fromkeys("abcde", padded), [], tmp_path / "b.png", 0)
+    plots.reward_vectors(dict.fromkeys("abcde", padded), [], tmp_path / "b.png")
     axes = drawn[1].axes
     assert {axes[0].get_xlabel(), axes[0].get_ylabel()} == {"objective 1", "objective 2"}
     assert sum(ax.get_visible() for ax in axes) == 5
@@ -209,22 +211,22 @@ def test_reward_vectors_show_the_conflict(tmp_path, drawn):
         below.get_window_extent(renderer).width < drawn[0].bbox.width
     )  # a long line, but two panels
     plots.reward_vectors(
-        {"vpo": torch.ones(2, 4, 2)}, ["one", "two"], tmp_path / "c.png", 1
+        {"vpo": torch.ones(2, 4, 2)}, ["one", "two"], tmp_path / "c.png"
     )  # nothing varies
     assert {drawn[2].axes[0].get_xlabel(), drawn[2].axes[0].get_ylabel()} == {"one", "two"}
-    plots.reward_vectors({"vpo": torch.full((2, 4, 1), -2.0)}, ["one"], tmp_path / "d.png", 1)
+    plots.reward_vectors({"vpo": torch.full((2, 4, 1), -2.0)}, ["one"], tmp_path / "d.png")
 
 
 @pytest.mark.parametrize("wide", [False, True])
 def test_answers_count_the_problems_that_a_pool_solves(tmp_path, drawn, wide):
     task, pools = (
         Squares(),
-        {name: ([["x", "y"]] * 3, torch.zeros(3, 2, 2)) for name in ("start_sets", "grpo", "vpo")},
+        {name: ([["x", "y"]] * 3, torch.zeros(3, 2, 2)) for name in ("grpo", "vpo")},
     )
     task.wide = wide
-    assert plots.answers(pools, [1, 2, 3], task, tmp_path / "a.png", columns=2)
-    assert len(drawn[0].axes) == 4 and {"GRPO", "VPO"} <= {*texts(drawn[0])}
-    assert texts(drawn[0]).count(task.summary(torch.zeros(2, 2))) == 4
+    assert plots.answers(pools, [1, 2, 3], task, tmp_path / "a.png")
+    assert len(drawn[0].axes) == 6 and {"GRPO", "VPO"} <= {*texts(drawn[0])}
+    assert texts(drawn[0]).count(task.summary(torch.zeros(2, 2))) == 6
     pools["vpo"][1][:2, 1, 0] = 1  # half of it; all of it where a problem has but this objective
     own = {
         name: (given, [rewards[0][:, :1], *rewards[1:]]) for name, (given, rewards) in pools.items()

@@ -1,37 +1,55 @@
-"""The grid and the document: cells are distinct, results survive, a failure stays alone, tables follow from numbers."""
+"""The grid and the documents: cells are distinct, results survive, a failure stays alone, tables follow from numbers."""
 
+import csv
 import gzip
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import eval as evaluation
+import report.evaluation
 import reproduce
 import train
-from engine.flags import train_parser
-from report import results
+from engine.config import Config, Parser, parse
+from report import claims, documents, result_figures, result_tables, search_tables, stored
+from report.statistics import bootstrap_interval
+from report.stored import Difference, Result, Stored, TaskResults
+from report.style import Policy
+from reproduce import Cell, Store
 from rewards import UserError
 from vpo import ADVANTAGES
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def stored() -> results.Stored:
+@pytest.fixture(scope="module")
+def results() -> Stored:
     """What lies in results/, of this version."""
-    return results.Stored(reproduce.all_stored())
+    return reproduce.load_stored(Store(ROOT / "results"))
 
 
-@pytest.mark.parametrize("name", ["docs/results.md", "README.md"])
-def test_the_tables_follow_from_the_stored_results(name, monkeypatch):
+@pytest.mark.parametrize("path", documents.documents(ROOT), ids=lambda path: path.name)
+def test_the_tables_follow_from_the_stored_results(path, results):
     """Nothing typed by hand: every block made anew from results/ is what stands in the document."""
-    monkeypatch.chdir(ROOT)
-    assert results.fill(stored(), Path(name)) == Path(name).read_text(), (
+    assert documents.fill(results, path.read_text()) == path.read_text(), (
         "run: python reproduce.py --write"
     )
+
+
+@pytest.mark.parametrize("task", documents.SEED_TASKS)
+def test_the_tables_of_every_seed_follow_from_the_stored_results(task, results):
+    path = ROOT / f"docs/results/{task}_seeds.csv"
+    assert documents.seed_csv(results, task) == path.read_text(), "run: python reproduce.py --write"
+    rows = list(csv.DictReader(path.open()))
+    vpo = [float(row["best@30"]) for row in rows if row["method"] == "VPO"]
+    assert len(vpo) == 5
+    mean = results.task(task).mean(Policy("vpo"), "best@30")
+    assert sum(vpo) / 5 == pytest.approx(mean, abs=1e-3)
 
 
 def test_the_grid_is_sound():
@@ -39,25 +57,27 @@ def test_the_grid_is_sound():
     cells = reproduce.cells()
     assert len({cell.name for cell in cells}) == len(cells)
     for cell in cells:
-        args = train_parser().parse_args(cell.command)
-        assert (args.method, args.seed) == ([cell.method], cell.seed) and (
-            cell.seed < 100
-        ) != cell.tuning
+        args, _ = parse(Parser("train.py"), Config, cell.command)
+        assert args.method == [cell.method] and args.seed == cell.seed
+        assert (cell.seed < 100) != cell.tuning
         assert cell.task in ("maze", "code", "toy", "open_cases") or (ROOT / cell.task).is_file()
     assert {cell.method for cell in cells} == set(ADVANTAGES)
 
 
 @pytest.mark.parametrize("task", ["maze", "code", "open_cases"])
-def test_default_rates_are_those_that_validation_chose(task, monkeypatch):
+def test_default_rates_are_those_that_validation_chose(task, results):
     """For every method whose whole grid of rates is stored."""
-    monkeypatch.chdir(ROOT)
-    for method, rates in results.tuned(stored(), task).items():
-        common = reproduce.REAL_LR if task == "open_cases" else reproduce.RATES
-        if set(rates) >= {*common, *reproduce.MORE.get((task, method), ())}:
-            assert reproduce.LR[task][method] == results.best_rate(rates, method), method
+    validation = results.task(task, tuning=True)
+    rates: dict[str, set] = {}
+    for policy in validation.policies():
+        rates.setdefault(policy.method, set()).add(policy.lr)
+    assert len(rates) >= 4
+    for method in rates:
+        if rates[method] >= set(reproduce.tuning_rates(task, method)):
+            assert reproduce.LR[task][method] == result_tables.best_rate(validation, method), method
 
 
-class Small(reproduce.Cell):
+class Small(Cell):
     """A cell that trains for moments."""
 
     @property
@@ -98,152 +118,227 @@ def small(tmp_path, monkeypatch):
     return Small("maze", "grpo", 0)
 
 
+STORE = Store(Path("results"))  # of the folder in which a test runs
+
+
 def test_a_cell_is_measured_once_and_kept(small, monkeypatch):
     """The stored numbers are those of eval.py to a thousandth; other versions and settings are not taken for it."""
-    assert reproduce.load(small) is None
-    reproduce.measure_cell(small)
-    result = reproduce.load(small)
-    assert list(result["at"]) == ["0.7", "1", "1.3"] and list(result["at"]["0.7"]) == [
-        "start",
-        "start_sets",
-        "grpo",
-    ]
-    assert result["threads"] and result["date"] and result["tokens"] and result["steps"] == 2
-    before = reproduce.path_of(small).read_bytes()
-    reproduce.measure_cell(small)  # evaluated again, trained no more
-    again = reproduce.load(small)
-    assert again["at"] == result["at"] and len(before) < 5000
-    data = results.Stored({("maze", "grpo", 0, ()): result})
+    assert not STORE.current([small])
+    reproduce.measure_cell(small, STORE)
+    record = STORE.current([small])[small]
+    assert list(record["at"]) == ["0.7", "1", "1.3"]
+    assert list(record["at"]["0.7"]) == ["start", "start_sets", "grpo"]
+    assert record["threads"] and record["date"] and record["tokens"] and record["steps"] == 2
+    names = {"unseen_variance_share", "effective_objectives", "scalar_signal", "vector_signal"}
+    assert set(record["geometry"]) == names
+    before = STORE.path(small).read_bytes()
+    reproduce.measure_cell(small, STORE)  # evaluated again, trained no more
+    again = STORE.current([small])[small]
+    assert again["at"] == record["at"] and len(before) < 5000
+    data = TaskResults("maze", [reproduce.result_of(small, record)])
     evaluation.main([str(small.run), "--problems", "3"])
     report = json.loads(next(Path("runs").rglob("eval.json")).read_text())["policies"]
     for measure in ("best@1", "best@30", "pass@30", "W@30", "diversity"):
-        ours = data.mean("maze", "start", measure)
+        ours = data.mean(Policy("start"), measure)
         assert ours == pytest.approx(report["start"][measure]["mean"], abs=1e-3)
     monkeypatch.setattr(reproduce, "VERSION", 2)
-    assert reproduce.load(small) is None and reproduce.path_of(small).exists()
+    assert not STORE.current([small]) and small.name in STORE.read(STORE.path(small))
 
 
-def test_a_cell_that_fails_does_not_stop_the_others(tmp_path, monkeypatch, capsys):
-    """It is named with the command that failed; what was stored stays; the next call tries it alone."""
+def test_equal_results_are_equal_bytes_in_any_order(tmp_path):
+    cells = [cell for cell in reproduce.cells() if cell.task == "toy"][:5]
+    for folder, order in (("one", cells), ("two", cells[::-1])):
+        for cell in order:
+            Store(tmp_path / folder).add(cell, {"seed": cell.seed})
+    assert (tmp_path / "one/toy.json.gz").read_bytes() == (
+        tmp_path / "two/toy.json.gz"
+    ).read_bytes()
+
+
+def test_processes_that_store_at_once_lose_nothing(tmp_path):
+    """Four processes store ten cells each in one file."""
+    program = """
+import sys
+from pathlib import Path
+from reproduce import Cell, Store
+for seed in range(10):
+    Store(Path(sys.argv[1])).add(Cell("toy", sys.argv[2], seed), {"seed": seed})
+"""
+    methods = ("grpo", "vpo", "max_at_k", "group_vpo")
+    processes = [
+        subprocess.Popen([sys.executable, "-c", program, str(tmp_path), method], cwd=ROOT)
+        for method in methods
+    ]
+    assert [process.wait() for process in processes] == [0, 0, 0, 0]
+    grid = [Cell("toy", method, seed) for method in methods for seed in range(10)]
+    records = Store(tmp_path).read(tmp_path / "toy.json.gz")
+    assert [records[cell.name]["seed"] for cell in grid] == [cell.seed for cell in grid]
+    assert {path.name for path in tmp_path.iterdir()} == {"lock", "toy.json.gz"}
+
+
+@pytest.fixture
+def failing_grid(tmp_path, monkeypatch):
+    """An empty folder in which every cell but those of Max@K is measured at once."""
     monkeypatch.chdir(tmp_path)
 
     def call(command, **rest):
         cell = next(cell for cell in reproduce.cells() if cell.name == command[-1])
-        if "max_at_k" not in cell.name:
-            reproduce.store(cell, {"version": reproduce.VERSION, "command": cell.command})
-        return subprocess.CompletedProcess(command, int("max_at_k" in cell.name))
+        if "max_at_k" in cell.name:
+            return subprocess.CompletedProcess(command, 1)
+        record = {"version": reproduce.VERSION, "command": cell.command}
+        Store(reproduce.QUICK).add(cell, record)
+        return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(reproduce.subprocess, "run", call)
-    monkeypatch.setattr(reproduce, "write", lambda document: None)
-    monkeypatch.setattr(reproduce, "RESULTS", reproduce.RESULTS)  # it is moved by --quick
+    monkeypatch.setattr(reproduce, "write", lambda store, document: None)
+
+
+def test_a_cell_that_fails_does_not_stop_the_others(failing_grid, capsys):
+    """It is named with its log; what was stored stays; the next call tries it alone."""
     with pytest.raises(SystemExit) as stop:
         reproduce.main(["--quick", "--jobs", "1"])
-    told = capsys.readouterr()
-    assert stop.value.code == 2 and "1 of 4 cells failed" in told.err
-    assert "python train.py --task maze --method max_at_k --seed 0 --lr" in told.err
+    printed = capsys.readouterr()
+    assert stop.value.code == 2 and "1 cells failed" in printed.err
+    assert "maze-max_at_k-seed0  FAILED, see runs/reproduce/maze-max_at_k-seed0-" in printed.out
     reproduce.main(["--quick", "--list"])
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()].count("missing") == 1
-    cell = reproduce.Cell("maze", "vpo", 0)
-    reproduce.path_of(cell).write_bytes(
-        gzip.compress(json.dumps({"version": 0, "command": []}).encode())
-    )
+
+
+def test_results_of_another_version_are_left_out(failing_grid, capsys):
+    cell = Cell("maze", "vpo", 0)
+    Store(reproduce.QUICK).add(cell, {"version": 0, "command": []})
     reproduce.main(["--quick", "--list"])
-    assert "maze-vpo-seed0.json.gz: of another version or setting" in capsys.readouterr().out
-    for flags, text in (
+    printed = capsys.readouterr().out
+    assert "missing  maze-vpo-seed0" in printed
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
         (["--only", "nothing"], "--only nothing: no cell"),
-        (["--only", "["], "no regular expression"),
-        (["--list", "--write"], "not allowed with"),
         (["--out", "note"], "--out note: a file"),
-    ):
-        Path("note").touch()
-        with pytest.raises(SystemExit):
-            reproduce.main(flags)
-        assert text in capsys.readouterr().err
-    reproduce.RESULTS = Path("results")
-    reproduce.path_of(cell).parent.mkdir(exist_ok=True)
-    reproduce.path_of(cell).write_bytes(b"cut off")
-    with pytest.raises(UserError, match=r"maze-vpo-seed0.json.gz: damaged"):
-        reproduce.load(cell)
-    for flags, real in (
-        (["--list"], 0),
-        (["--list", "--only", "open_cases"], 15),
-    ):  # hours, for who asks
+    ],
+)
+def test_mistakes_are_answered_in_one_line(flags, text, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("note").touch()
+    with pytest.raises(SystemExit):
+        reproduce.main(flags)
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"cut off", gzip.compress(b"[1]", mtime=0)])
+def test_a_damaged_file_is_one_clear_line(content, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    STORE.folder.mkdir()
+    (STORE.folder / "maze.json.gz").write_bytes(content)
+    with pytest.raises(SystemExit) as stop:
+        reproduce.main(["--list"])
+    assert stop.value.code == 2
+    assert "results/maze.json.gz: damaged" in capsys.readouterr().err
+
+
+def test_cells_of_a_real_model_are_for_who_asks(capsys):
+    """They take hours."""
+    for flags, real in ((["--list"], 0), (["--list", "--only", "open_cases"], 15)):
         reproduce.main([*flags, "--out", "empty"])
         assert capsys.readouterr().out.count("open_cases") == real
+
+
+def result(task: str, policy: Policy, seed: int, **values: object) -> Result:
+    """A result with made-up defaults for what a test does not look at."""
+    defaults = {
+        "tuning": False,
+        "size": 30,
+        "measures": {},
+        "groups": None,
+        "geometry": {"unseen_variance_share": 0.5, "effective_objectives": 2.0},
+        "training": {},
+        "rollouts": 100,
+        "tokens": 1000,
+        "steps": 200,
+        "training_seconds": 10.0,
+    }
+    return Result(task, policy, seed, **(defaults | values))
 
 
 def test_differences_are_paired():
     """A constant gain on problems that differ a lot: the interval is narrow, though those of the means overlap."""
     values = (1000 * torch.rand(50, generator=torch.Generator().manual_seed(0))).round()
-
-    def result(method: str, gain: int) -> dict:
-        at = {method: {"best@1": (values + gain).long().tolist(), "passed": [3] * 50}}
-        return {"at": {"0.7": at, "1": at}, "size": 30, "groups": None}
-
-    data = results.Stored(
-        {
-            ("maze", method, seed, ()): result(method, gain + seed)
-            for method, gain in (("vpo", 20), ("grpo", 0))
-            for seed in range(3)
-        }
-    )
-    mean, low, high, seeds, firm = data.difference(
-        "maze", ("vpo", "0.7", ()), ("grpo", "1", ()), "best@1"
-    )
-    assert (mean, low, high, seeds, firm) == (*[pytest.approx(0.02)] * 3, 3, True)
-    assert data.mean("maze", "vpo", "pass@30") == 1 and data.mean(
-        "maze", "vpo", "pass@1"
-    ) == pytest.approx(0.1)
+    data = []
+    for method, gain in (("vpo", 20), ("grpo", 0)):
+        for seed in range(3):
+            thousandths = (values + gain + seed).long().tolist()
+            stored_values = {"best@1": thousandths, "passed": [3] * 50}
+            at = {method: reproduce.measures_of(stored_values, 30, tuning=False)}
+            measures = {"0.7": at, "1": at}
+            data.append(result("maze", Policy(method), seed, measures=measures))
+    data = TaskResults("maze", data)
+    vpo = Policy("vpo")
+    difference = data.summary(data.lead(vpo, Policy("grpo"), "best@1", ("0.7", "1")))
+    close = pytest.approx(0.02)
+    assert difference == Difference(close, close, close, firm=True)
+    assert data.mean(vpo, "pass@30") == 1
+    assert data.mean(vpo, "pass@1") == pytest.approx(0.1)
 
 
-def made_up(cells: list[reproduce.Cell]) -> results.Stored:
-    """Random results of cells, 12 problems each; VPO gains 0.2 at k = 30 and loses 0.2 at k = 1."""
-    found, draw = {}, torch.Generator().manual_seed(0)
+def made_up_measures(method: str, first: bool, draw: torch.Generator) -> dict[str, list]:
+    """Thousandths of 12 problems; VPO gains 0.2 at k = 30 and loses 0.2 at k = 1."""
+    gain = {"vpo": 200, "group_vpo": 150}.get(method, 0)
+    values = {}
+    for kind in ("best", "W"):
+        for k in reproduce.CURVE if first else (1, 30):
+            level = 300 + 5 * k + (gain if k > 3 else -gain)
+            noise = 9 * torch.rand(12, generator=draw)
+            values[f"{kind}@{k}"] = (level + noise).long().tolist()
+    values["diversity"] = [500 + gain] * 12
+    values["passed"] = [3 if gain else 0] * 12
+    return values
+
+
+def made_up_searches() -> dict[str, dict]:
+    """VPO alone solves ten problems of twelve in each run."""
+    rest = {"best": 12 * [[0.1, 0.2]], "behaviours": 12 * [[1, 2]]}
+    none = [{"solved": 12 * [0], **rest}] * 3
+    ten = [{"solved": [7] * 10 + [0, 0], **rest}] * 3
+    policies = {"start": none, "grpo": none, "vpo": ten, "group_vpo": none}
+    search = {"ticks": [1, 10], "settings": {"budget": 10}, "policies": policies}
+    return {"nested_scalar_evolve": search}
+
+
+def made_up(cells: list[Cell]) -> Stored:
+    """Random results of cells."""
+    draw = torch.Generator().manual_seed(0)
+    data = []
     for cell in cells:
-        at: dict = {}
+        names = [cell.method]
+        if cell.method == "grpo" and not cell.flags:
+            names = ["start", "start_sets", "grpo"]
+        measures: dict = {}
         for T in ("0.7", "1", "1.3")[: 1 if cell.tuning else 3]:
-            for name in (
-                ["start", "start_sets", "grpo"]
-                if cell.method == "grpo" and not cell.flags
-                else [cell.method]
-            ):
-                tilt = {"vpo": 200, "group_vpo": 150}.get(name, 0)
-                values = {
-                    f"{kind}@{k}": (
-                        300
-                        + 5 * k
-                        + tilt * (1 if k > 3 else -1)
-                        + 9 * torch.rand(12, generator=draw)
-                    )
-                    .long()
-                    .tolist()
-                    for kind in ("best", "W")
-                    for k in (reproduce.CURVE if T == "0.7" else (1, 30))
-                }
-                values |= {"diversity": [500 + tilt] * 12, "passed": [3 * (tilt > 0)] * 12}
-                at.setdefault(T, {})[name] = {
-                    key: [sum(v) / 12] if cell.tuning else v for key, v in values.items()
-                }
-        real = cell.task == "open_cases" and not cell.tuning
-        method, flags = (
-            (f"{cell.method} {cell.command[-1]}", ()) if real else (cell.method, cell.flags)
-        )
-        found[Path(cell.task).stem, method, cell.seed, flags] = {
-            "at": at,
-            "size": 30,
-            "groups": [i // 2 for i in range(12)],
-            "rollouts": 100,
-            "tokens": 1000,
-            "steps": 200,
-            "geometry": {"unseen": 0.5, "effective": 2.0},
-            "seconds": {"training": 10.0},
-            "training": {
-                "diversity": [1.0, 0.5 if cell.method != "vpo" else 0.9],
-                "reward": [0.1, 0.2],
-            }
-            | ({"answers": [0.5, 0.9]} if cell.task == "open_cases" else {}),
+            measures[T] = {}
+            for name in names:
+                values = made_up_measures(name, T == "0.7", draw)
+                if cell.tuning:
+                    values = {key: [sum(value) / 12] for key, value in values.items()}
+                measures[T][name] = reproduce.measures_of(values, 30, cell.tuning)
+        training = {
+            "diversity": [1.0, 0.9 if cell.method == "vpo" else 0.5],
+            "reward": [0.1, 0.2],
         }
-    return results.Stored(found)
+        if cell.task == "open_cases":
+            training["answers"] = [0.5, 0.9]
+        made = result(
+            Path(cell.task).stem,
+            reproduce.policy_of(cell),
+            cell.seed,
+            tuning=cell.tuning,
+            measures=measures,
+            groups=torch.arange(12) // 2,
+            training=training,
+        )
+        data.append(made)
+    return Stored(data, made_up_searches())
 
 
 def test_what_neither_grpo_nor_the_start_solves():
@@ -253,70 +348,74 @@ def test_what_neither_grpo_nor_the_start_solves():
         "vpo": [{"solved": [4, 4, 4]}] * 2,
         "grpo": [{"solved": [0, 0, 0]}, {"solved": [0, 0, 1]}],
     }
-    assert results.alone(found, "vpo") == [[1, 2, 3], [2]] and results.alone(
-        found, "vpo", True
-    ) == [[2], [2]]
-    assert (
-        results.alone({"vpo": found["vpo"]}, "vpo", True)
-        == [[1, 2, 3], [1, 2, 3]]
-        != results.alone(found, "grpo")
-    )
+    alone = search_tables.solved_alone
+    assert alone(found, "vpo") == [[1, 2, 3], [2]]
+    assert alone(found, "vpo", any_run=True) == [[2], [2]]
+    assert alone(found, "grpo") == [[], []]
+    assert alone({"vpo": found["vpo"]}, "vpo", any_run=True) == [[1, 2, 3], [1, 2, 3]]
 
 
-def test_every_table_and_figure_of_the_whole_grid(tmp_path, monkeypatch):
-    """On made-up numbers whose verdicts are known, and with half of the grid missing."""
-    monkeypatch.setattr(
-        results,
-        "bootstrap_interval",
-        lambda values, groups=None, **_: evaluation.bootstrap_interval(values, groups, samples=30),
-    )
+@pytest.fixture
+def few_samples(monkeypatch):
+    """Quicker intervals."""
+
+    def interval(values, groups=None, **_):
+        return bootstrap_interval(values, groups, samples=30)
+
+    for module in (stored, search_tables, report.evaluation):
+        monkeypatch.setattr(module, "bootstrap_interval", interval)
+
+
+def test_every_table_of_the_whole_grid(few_samples):
+    """On made-up numbers."""
     data = made_up(reproduce.cells())
-    for task, name in re.findall(
-        r"<!-- results:(\w+)-(\w+) -->", (ROOT / "docs/results.md").read_text()
-    ):
-        lines = results.TABLES[name](data, task).partition("\n\n")[0].splitlines()
-        assert len({line.count("|") for line in lines}) == 1 and len(lines) > 3, name
-    rest = {"best": 12 * [[0.1, 0.2]], "behaviours": 12 * [[1, 2]]}
-    none, ten = [{"solved": 12 * [0], **rest}] * 3, [{"solved": [7] * 10 + [0, 0], **rest}] * 3
-    monkeypatch.setattr(
-        results,
-        "searches",
-        lambda: {
-            "nested_scalar_evolve": {
-                "ticks": [1, 10],
-                "policies": {"start": none, "grpo": none, "vpo": ten, "group_vpo": none},
-            }
-        },
-    )
-    verdicts = {
-        line.split(" | ")[0][2:]: line.split("**")[-2]
-        for line in results.claims(data).splitlines()[2:]
+    for path in documents.documents(ROOT):
+        for task, name in re.findall(r"<!-- results:(\w+)-(\w+) -->", path.read_text()):
+            if name == "search":
+                task = "nested_scalar_evolve"
+            lines = documents.block(data, task, name).partition("\n\n")[0].splitlines()
+            assert len({line.count("|") for line in lines}) == 1, name
+            assert len(lines) > 3 or name == "searches", name
+    assert "**+0.2" in result_tables.differences(data.task("maze")).splitlines()[2]
+    rates = result_tables.learning_rates(data.task("maze", tuning=True))
+    assert rates.count("| **") == len(ADVANTAGES)
+
+
+def test_verdicts_follow_from_the_numbers(few_samples):
+    """On made-up numbers whose verdicts are known."""
+    data = made_up(reproduce.cells())
+    verdicts = {claim.id: claim.verdict for claim in claims.all_claims(data)}
+    assert verdicts == {
+        "C1": "holds",
+        "C2": "holds",
+        "C3": "holds",
+        "C4": "partly",
+        "C5": "holds",
+        "C6": "holds",
+        "C7": "fails",
+        "C8": "fails",
+        "C9": "open",
+        "C10": "holds",
     }
-    assert [verdicts[f"C{i}"] for i in range(1, 11)] == [
-        "holds",
-        "holds",
-        "holds",
-        "partly",
-        "holds",
-        "holds",
-        "fails",
-        "fails",
-        "open",
-        "holds",
-    ]
-    assert "**+0.2" in results.differences(data, "maze").splitlines()[2]
-    written = results.figures(data, tmp_path)
+    assert claims.all_claims(data)[3].decisive.endswith("not below half")
+    assert {claim.verdict for claim in claims.all_claims(Stored([], {}))} == {"open"}
+
+
+def test_every_figure_of_the_whole_grid(tmp_path, few_samples):
+    data = made_up(reproduce.cells())
+    written = result_figures.draw_figures(data, tmp_path)
     assert len(written) == 9 and all(path.exists() for path in written)
-    rates = results.learning_rates(data, "maze")
-    assert rates.count("| **") == len(results.tuned(data, "maze")) == len(ADVANTAGES)
-    monkeypatch.setattr(reproduce, "all_stored", dict)
-    with pytest.raises(UserError, match="nothing to write"):
-        reproduce.write(True)
+
+
+def test_half_of_the_grid_is_enough_for_tables(few_samples):
     few = made_up(
         [cell for cell in reproduce.cells() if cell.method in ("grpo", "vpo") and not cell.tuning]
     )
-    assert (
-        results.claims(few)
-        and results.differences(few, "code")
-        and results.learning_rates(few, "maze")
-    )
+    assert claims.finding_table(few)
+    assert result_tables.differences(few.task("code"))
+    assert result_tables.learning_rates(few.task("maze", tuning=True)) == "*Not measured yet.*"
+
+
+def test_without_results_nothing_is_written(tmp_path):
+    with pytest.raises(UserError, match="nothing to write"):
+        reproduce.write(Store(tmp_path), document=True)

@@ -1,58 +1,70 @@
 """The maze and the toy: construction and scoring by random cases; what is read out of rollouts and scored."""
 
+import collections
 import hashlib
 import itertools
 import json
+import math
 import random
 from pathlib import Path
 
 import pytest
 import torch
 
-from rewards import Problem, Task, UserError, load_task
-from rollout import parse_answers, score, write_answers
-from tasks import maze
+from rewards import Problem, Task, UserError, write_answers
+from rollout import parse_answers, score
+from tasks import load_task, maze
 from tasks.maze import Maze
 from tasks.toy import Toy
 
 
-def solve(task: Maze, problem: Problem, targets: list) -> int | None:
-    """Length of the shortest walk from S through the targets, in that order, to E."""
-    grid = "".join(problem.data["grid"])
-    stops, total = [grid.index("S"), *(r * task.size + c for r, c in targets), grid.index("E")], 0
-    for a, b in itertools.pairwise(stops):
-        distances = task.distances(grid, a)
-        if b not in distances:
-            return None
-        total += distances[b]
-    return total
+def steps_through(task: Maze, tiles: str, stops: list[int]) -> float:
+    """Length of the shortest walk through these cells, in this order."""
+    legs = itertools.pairwise(stops)
+    return sum(task.distances(tiles, one)[other] for one, other in legs)
 
 
 @pytest.mark.parametrize("size", [5, 6, 7, 8, 9])
 def test_mazes_keep_the_papers_promises(size):
     """Guards against mazes without the conflict: one corner fits the budget, both never do, a safe way exists."""
-    task, n = Maze(size), size - 1
+    task = Maze(size)
+    diagonals = [{0, size**2 - 1}, {size - 1, size**2 - size}]
     for problem in task.problems("test", 40, seed=3):
-        grid, budget = problem.data["grid"], problem.data["budget"]
-        assert len(grid) == size and all(len(row) == size for row in grid)
-        text = "".join(grid)
-        assert (
-            text.count("S") == text.count("E") == text.count("B") == 1
-            and grid[size // 2][size // 2] == "B"
-        )
-        assert (
-            3 <= text.count("G") <= 5 and 3 <= text.count("D") <= 5 and text.count("L") in (3, 4, 5)
-        )
-        ends = {(r, c) for r in (0, n) for c in (0, n) if grid[r][c] in "SE"}
-        assert ends in ({(0, 0), (n, n)}, {(0, n), (n, 0)})
-        corners = [corner for corner in ((0, 0), (0, n), (n, 0), (n, n)) if corner not in ends]
-        for tile in "GD":
-            found = [(r, c) for r in range(size) for c in range(size) if grid[r][c] == tile]
-            assert any(all(abs(r - a) + abs(c - b) <= 2 for r, c in found) for a, b in corners)
-        assert budget - task.slack == max(solve(task, problem, [corner]) for corner in corners)
-        assert min(solve(task, problem, corners), solve(task, problem, corners[::-1])) > budget
-        assert task.distances(text, text.index("S"), blocked="#L")[text.index("E")] <= budget
         json.dumps(problem.data)
+        grid = problem.data["grid"]
+        budget = problem.data["budget"]
+        assert [len(row) for row in grid] == [size] * size
+
+        tiles = "".join(grid)
+        counts = collections.Counter(tiles)
+        assert counts["S"] == counts["E"] == counts["B"] == 1
+        assert grid[size // 2][size // 2] == "B"
+        assert {counts["G"], counts["D"], counts["L"]} <= {3, 4, 5}
+
+        start = tiles.index("S")
+        end = tiles.index("E")
+        assert {start, end} in diagonals
+        (corners,) = [diagonal for diagonal in diagonals if start not in diagonal]
+        for tile in "GD":
+            assert any(lies_around(tiles, tile, divmod(corner, size)) for corner in corners)
+
+        one, other = corners
+        past_one = steps_through(task, tiles, [start, one, end])
+        past_other = steps_through(task, tiles, [start, other, end])
+        assert budget == max(past_one, past_other) + task.slack
+        assert steps_through(task, tiles, [start, one, other, end]) > budget
+        assert steps_through(task, tiles, [start, other, one, end]) > budget
+        assert task.distances(tiles, start, blocked="#L")[end] <= budget
+
+
+def lies_around(tiles: str, item: str, corner: tuple[int, int]) -> bool:
+    """Whether all tiles of this kind are at most two steps from a corner (row, column)."""
+    size = math.isqrt(len(tiles))
+    for cell, tile in enumerate(tiles):
+        row, column = divmod(cell, size)
+        if tile == item and abs(row - corner[0]) + abs(column - corner[1]) > 2:
+            return False
+    return True
 
 
 def test_splits_and_indices_are_stable():
@@ -72,15 +84,12 @@ def test_splits_and_indices_are_stable():
 def test_mazes_and_their_words_are_those_of_the_published_tables(size, expected):
     """Guards against a change to the generator or to the vocabulary: another order of words is another model."""
     task = Maze(size)
-    found = [
-        task.words,
-        [
-            [problem.data for problem in task.problems(split, 20, seed)]
-            for split in ("train", "demonstrations", "test", "validation")
-            for seed in (0, 1)
-        ],
-    ]
-    assert hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16] == expected
+    mazes = []
+    for split in ("train", "demonstrations", "test", "validation"):
+        for seed in (0, 1):
+            mazes.append([problem.data for problem in task.problems(split, 20, seed)])
+    text = json.dumps([task.words, mazes])
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == expected
 
 
 def grids(problems: list[Problem]) -> list[str]:
@@ -93,9 +102,9 @@ def test_no_held_out_maze_occurs_in_training(monkeypatch):
     The mazes that do not collide must be those of always: published tables rest on them.
     """
     task = Maze(5)
-    held_out = set(
-        grids(task.problems("test", maze.HELD_OUT) + task.problems("validation", maze.HELD_OUT))
-    )
+    test = task.problems("test", maze.HELD_OUT)
+    validation = task.problems("validation", maze.HELD_OUT)
+    held_out = set(grids(test + validation))
     train = grids(task.problems("train", 1500, seed=3))
     monkeypatch.setattr(maze, "_held_out", lambda size: frozenset())
     free = grids(task.problems("train", 1500, seed=3))
@@ -162,18 +171,18 @@ def test_a_route_is_the_cells_that_it_enters(one, other, same):
     task = Maze(5)
     assert (task.canonical(EXAMPLE, one) == task.canonical(EXAMPLE, other)) == same
     scored = score(task, [EXAMPLE], [[[one, other]]], 2)
-    assert scored.mask.tolist() == [[[True, not same]]]
+    assert scored.answer_mask.tolist() == [[[True, not same]]]
 
 
 def test_a_pool_of_routes_in_few_words():
     """Every route is counted once: those with neither or as much of both are no failures."""
-    pool = [[1, 1, 0, 1]] * 18 + [[1, 0.2, 0.5, 0]] * 9 + [[0, 0, 0, 0]] * 3
-    assert Maze(5).summary(torch.tensor(pool, dtype=torch.float)) == "gold 18, diamonds 9, failed 3"
-    pool += [[1, 0, 0, 1], [1, 0.5, 0.5, 1]]
-    assert (
-        Maze(5).summary(torch.tensor(pool, dtype=torch.float))
-        == "gold 18, diamonds 9, neither 2, failed 3"
-    )
+    gold = [[1.0, 1.0, 0.0, 1.0]]
+    diamonds = [[1.0, 0.2, 0.5, 0.0]]
+    failed = [[0.0] * 4]
+    pool = gold * 18 + diamonds * 9 + failed * 3
+    assert Maze(5).summary(torch.tensor(pool)) == "gold 18, diamonds 9, failed 3"
+    pool += [[1.0, 0.0, 0.0, 1.0], [1.0, 0.5, 0.5, 1.0]]
+    assert Maze(5).summary(torch.tensor(pool)) == "gold 18, diamonds 9, neither 2, failed 3"
 
 
 def test_a_drawing_shows_ways_not_wandering():
@@ -190,10 +199,11 @@ def test_a_drawing_shows_ways_not_wandering():
         lines[route] = [line.get_xydata().tolist() for line in axes.lines]
         pyplot.close(figure)
     plain, wander, gold, failed = lines.values()
-    assert len(plain) == 1 and len(plain[0]) == 9 and wander == plain and not failed
-    assert len(gold) == 2 and len(gold[0]) == 11 and gold[1] == [gold[0][1]], (
-        "a spur, and a dot where it ends"
-    )
+    assert [len(line) for line in plain] == [9]
+    assert wander == plain and not failed
+    spur, dot = gold
+    assert len(spur) == 11
+    assert dot == [spur[1]], "a dot where the spur ends"
 
 
 @pytest.mark.parametrize("size", [4, 10])
@@ -211,7 +221,8 @@ def test_items_count_once_and_lava_by_share():
 
 def test_random_routes_never_break_the_scorer():
     """Random words, good and bad: k numbers in [0, 1], all zero exactly where E was not reached."""
-    task, rng = Maze(6), random.Random(0)
+    task = Maze(6)
+    rng = random.Random(0)
     words = [*task.words, "UP", "DOWN", "LEFT", "RIGHT", "²", "\0", "<route_1>", "a", "zz9"]
     for problem in task.problems("test", 20):
         routes = [" ".join(rng.choices(words, k=rng.randrange(30))) for _ in range(50)]
@@ -225,7 +236,8 @@ def test_random_routes_never_break_the_scorer():
 @pytest.mark.parametrize("name", ["maze", "toy", "code"])
 def test_a_tiny_model_knows_every_word(name):
     """Guards against words that the vocabulary lacks: they would become padding, silently."""
-    task, rng = load_task(name), random.Random(1)
+    task = load_task(name)
+    rng = random.Random(1)
     for split in ("train", "demonstrations", "test"):
         for problem in task.problems(split, 100):
             answer = task.demonstration(problem, rng)
@@ -236,12 +248,11 @@ def test_a_tiny_model_knows_every_word(name):
 
 def test_toy_is_a_deceptive_valley():
     """Every bit that is set costs, until the block is full: 0.8, 0.4, 0, 1; the other blocks do not matter."""
-    task, problem = Toy(), Problem("toy", {})
-    values = [task.reward(problem, " ".join("000" + "1" * n + "0" * (6 - n))) for n in range(4)]
-    assert values == [
-        [pytest.approx(0.8), pytest.approx(value), pytest.approx(0.8)]
-        for value in (0.8, 0.4, 0.0, 1.0)
-    ]
+    task = Toy()
+    problem = Problem("toy", {})
+    for block, score_of_block in (("000", 0.8), ("100", 0.4), ("110", 0.0), ("111", 1.0)):
+        answer = " ".join("000" + block + "000")
+        assert task.reward(problem, answer) == pytest.approx([0.8, score_of_block, 0.8])
     for text in ("", "1", "1 1 1 1 1 1 1 1 2", "1 1 1 1 1 1 1 1 1 1"):
         assert task.reward(problem, text) == [0.0] * 3
 
@@ -295,15 +306,15 @@ def test_parsing_random_text():
 
 def test_scoring_a_batch():
     """Missing answers: zero rows, out of the mask. Duplicates: their reward, out of the mask."""
-    stub, perfect = " ".join("0" * 9), " ".join("1" * 9)
-    scored = score(
-        TOY, TOY.problems("test", 2), [[[stub, stub, perfect], []], [[perfect], [stub, perfect]]], 3
-    )
-    assert scored.vectors.shape == (2, 2, 3, 3) and scored.mask.tolist() == [
-        [[True, False, True], [False, False, False]],
-        [[True, False, False], [True, True, False]],
-    ]
-    torch.testing.assert_close(scored.scalars[0], torch.tensor([[0.8, 0.8, 1.0], [0.0, 0.0, 0.0]]))
+    stub = " ".join("0" * 9)
+    perfect = " ".join("1" * 9)
+    answers = [[[stub, stub, perfect], []], [[perfect], [stub, perfect]]]
+    scored = score(TOY, TOY.problems("test", 2), answers, 3)
+    assert scored.vectors.shape == (2, 2, 3, 3)
+    assert scored.answer_mask[0].tolist() == [[True, False, True], [False, False, False]]
+    assert scored.answer_mask[1].tolist() == [[True, False, False], [True, True, False]]
+    expected = torch.tensor([[0.8, 0.8, 1.0], [0.0, 0.0, 0.0]])
+    torch.testing.assert_close(scored.scalars[0], expected)
     assert scored.objective_mask.all()
 
 
@@ -314,11 +325,10 @@ def test_problems_may_differ_in_their_objectives():
         def reward(self, problem, answer):
             return [1.0] * problem.data
 
-    scored = score(Varying(), [Problem("a", 2), Problem("b", 3)], [[["x"]], [["x"]]], 1)
-    assert scored.vectors.tolist() == [
-        [[[1, 1, 0]]],
-        [[[1, 1, 1]]],
-    ] and scored.scalars.tolist() == [[[1]], [[1]]]
+    problems = [Problem("a", 2), Problem("b", 3)]
+    scored = score(Varying(), problems, [[["x"]], [["x"]]], 1)
+    assert scored.vectors.tolist() == [[[[1, 1, 0]]], [[[1, 1, 1]]]]
+    assert scored.scalars.tolist() == [[[1]], [[1]]]
     assert scored.objective_mask.tolist() == [[True, True, False], [True, True, True]]
 
 
@@ -326,17 +336,18 @@ def test_the_nested_programs_of_the_examples():
     """Judged at their own twelve places; a demonstration is a program of the task, seldom a right one."""
     task = load_task(str(Path(__file__).parent.parent / "examples" / "nested.py"))
     problems = task.problems("test", 20)
-    assert all(
-        vector == [1.0] * 12
-        for vector in task.rewards([(p, p.data["reference"]) for p in problems])
-    )
-    assert task.reward(problems[0], "") == [0.0] * len(task.objectives) == [0.0] * 12
-    shown = [task.demonstration(problem, random.Random(i)) for i, problem in enumerate(problems)]
-    assert all(
-        len(text.split()) <= task.answer_words and set(text.split()) <= set(task.words)
-        for text in shown
-    )
-    assert (
-        sum(min(vector) == 1 for vector in task.rewards(list(zip(problems, shown, strict=True))))
-        < 3
-    )
+    references = [problem.data["reference"] for problem in problems]
+    right = task.rewards(list(zip(problems, references, strict=True)))
+    assert right == [[1.0] * 12] * 20
+    assert len(task.objectives) == 12
+    assert task.reward(problems[0], "") == [0.0] * 12
+
+    demonstrations = []
+    for i, problem in enumerate(problems):
+        demonstrations.append(task.demonstration(problem, random.Random(i)))
+    for text in demonstrations:
+        words = text.split()
+        assert len(words) <= task.answer_words
+        assert set(words) <= set(task.words)
+    vectors = task.rewards(list(zip(problems, demonstrations, strict=True)))
+    assert sum(min(vector) == 1 for vector in vectors) < 3

@@ -1,35 +1,29 @@
-"""MuSiQue, EUREQA, ToolRL: every rule of scoring, the flaws of the official code, files, a step of training."""
+"""MuSiQue, EUREQA, ToolRL: the rules of scoring, known flaws of the official code, files, training."""
 
-import copy
 import json
 from pathlib import Path
 
 import pytest
 import torch
 from test_rollout import save_random_model
-from test_train import fails
 
 import train
-from rewards import UserError, load_task
-from rollout import parse_answers
+from rewards import Problem, Task, UserError, parse_answers
+from tasks import load_task
 from tasks.files import f1, normalized, tagged, word_f1
 from tasks.tool import match, parse_calls
 
 
 def musique(i: int, hops: int = 2) -> dict:
-    paragraphs = [
-        {"idx": j, "title": f"T{j}", "paragraph_text": f"Text {j}.", "is_supporting": j < hops}
-        for j in range(20)
-    ]
-    steps = [
-        {"id": j, "question": "?", "answer": "x", "paragraph_support_idx": 3 + 2 * j}
-        for j in range(hops)
-    ]
+    paragraphs = []
+    for index in range(20):
+        paragraphs.append({"idx": index, "title": f"T{index}", "paragraph_text": f"Text {index}."})
+    steps = [{"paragraph_support_idx": index} for index in (3, 5, 7, 9)]
     return {
         "id": f"{hops}hop__{i}",
         "question": f"Who {i}?",
         "paragraphs": paragraphs,
-        "question_decomposition": steps,
+        "question_decomposition": steps[:hops],
         "answer": "The River Thames",
         "answer_aliases": ["Thames", "Isis"],
         "answerable": True,
@@ -45,24 +39,30 @@ def eureqa(i: int) -> dict:
     }
 
 
-def tool(i: int, calls: list | None = None) -> dict:
-    calls = (
-        [{"name": "weather", "parameters": {"city": "Bonn", "days": 3}}] if calls is None else calls
-    )
-    block = "<tool_call>\n" + "\n".join(map(json.dumps, calls)) + "\n</tool_call>" if calls else ""
+FORECAST = [{"name": "weather", "parameters": {"city": "Bonn", "days": 3}}]
+
+
+def tool(i: int, calls: list = FORECAST) -> dict:
+    text = "\n".join(json.dumps(call) for call in calls)
+    section = f"<tool_call>\n{text}\n</tool_call>" if calls else ""
     return {
         "instruction": f"You have tools ({i}).",
         "input": "**user** weather?",
-        "output": f"<think> ... </think>\n{block}\n<response> ok </response>",
+        "output": f"<think> ... </think>\n{section}\n<response> ok </response>",
     }
 
 
 RECORDS = {"musique": musique, "eureqa": eureqa, "tool": tool}
 
 
-def written(name: str, n: int, path: str = "data.jsonl") -> str:
-    Path(path).write_text("".join(json.dumps(RECORDS[name](i)) + "\n" for i in range(n)))
+def write_records(path: str, records: list[dict]) -> str:
+    Path(path).write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
+
+
+def write(name: str, n: int, path: str = "data.jsonl") -> str:
+    """A file of n different records for a task."""
+    return write_records(path, [RECORDS[name](i) for i in range(n)])
 
 
 @pytest.fixture(autouse=True)
@@ -70,31 +70,45 @@ def in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def first(name: str, record: dict):
-    """The task over a record, and its problem."""
-    Path("one.json").write_text(json.dumps([record]))
-    task = load_task(name, data=written(name, 3), test_data="one.json")
+def task_and_problem(name: str, record: dict) -> tuple[Task, Problem]:
+    """The task, and the problem of a record that it holds out."""
+    test_data = write_records("one.jsonl", [record])
+    task = load_task(name, data=write(name, 3), test_data=test_data)
     return task, task.problems("test", 1)[0]
 
 
-def test_text_in_tags():
-    """Also where tags are opened again and again: 400,000 characters once took two minutes."""
-    assert (
-        tagged("<a>x</a><a>y</a>", "a") == "x"
-        and tagged("<a>x<a> y </A>", "a") == "y"
-        and tagged("<a>x", "a") == ""
-    )
-    assert tagged("<a>" * 100_000, "a") == ""
+@pytest.mark.parametrize(
+    "text, inside",
+    [
+        ("<a>x</a><a>y</a>", "x"),
+        ("<a>x<a> y </A>", "y"),
+        ("<a>x", ""),
+        ("<a>" * 100_000, ""),  # this once took two minutes
+    ],
+)
+def test_text_in_tags(text, inside):
+    assert tagged(text, "a") == inside
 
 
-def test_texts_are_compared_without_case_articles_and_punctuation():
-    assert (
-        normalized("  The U.S.  Army, an ally ") == "us army ally"
-        and normalized("Theatre") == "theatre"
-    )
-    assert word_f1("the", "a") == 1.0 and word_f1("", "x") == 0.0 and word_f1("x", "") == 0.0
-    assert word_f1("river Thames", "The Thames!") == pytest.approx(2 / 3)
-    assert f1("aab", "ab") == pytest.approx(0.8) and f1([], []) == 1.0 and f1([], "a") == 0.0
+@pytest.mark.parametrize(
+    "text, same",
+    [("  The U.S.  Army, an ally ", "us army ally"), ("Theatre", "theatre")],
+)
+def test_texts_are_compared_without_case_articles_and_punctuation(text, same):
+    assert normalized(text) == same
+
+
+@pytest.mark.parametrize(
+    "ours, gold, score",
+    [("the", "a", 1), ("", "x", 0), ("x", "", 0), ("river Thames", "The Thames!", 2 / 3)],
+)
+def test_f1_of_words(ours, gold, score):
+    assert word_f1(ours, gold) == pytest.approx(score)
+
+
+@pytest.mark.parametrize("ours, gold, score", [("aab", "ab", 0.8), ("", "", 1), ("", "a", 0)])
+def test_f1_of_multisets(ours, gold, score):
+    assert f1(ours, gold) == pytest.approx(score)
 
 
 @pytest.mark.parametrize(
@@ -124,54 +138,61 @@ def test_texts_are_compared_without_case_articles_and_punctuation():
     ],
 )
 def test_musique(answer, vector):
-    task, problem = first("musique", musique(0))
+    task, problem = task_and_problem("musique", musique(0))
     assert task.reward(problem, answer) == vector
-    assert task.scalar(torch.tensor(vector).float()).item() == pytest.approx(
-        (sum(vector[:4]) + 3 * vector[4]) / 7
-    )
+    *hops, answer_f1 = vector
+    scalar = task.scalar(torch.tensor(vector).float())
+    assert scalar.item() == pytest.approx((sum(hops) + 3 * answer_f1) / 7)
 
 
 def test_an_alias_that_is_no_word_pays_nothing():
     """Two texts without words are equal: an alias "The" paid for "<answer>!</answer>"."""
-    task, problem = first("musique", musique(0) | {"answer_aliases": ["", "The"]})
+    record = musique(0) | {"answer_aliases": ["", "The"]}
+    task, problem = task_and_problem("musique", record)
     assert task.reward(problem, "<answer>!</answer>")[-1] == 0
 
 
 def test_musique_holds_out_as_many_of_each_kind():
     """Guards against an evaluation on the first 300 rows, which are nearly all of two hops."""
-    counts = {2: 30, 3: 12, 4: 9}
-    Path("test.jsonl").write_text(
-        "".join(json.dumps(musique(i, hops)) + "\n" for hops, n in counts.items() for i in range(n))
-    )
-    task = load_task("musique", data=written("musique", 20), test_data="test.jsonl")
+    records = []
+    for hops, n in ((2, 30), (3, 12), (4, 9)):
+        records += [musique(i, hops) for i in range(n)]
+    test_data = write_records("test.jsonl", records)
+    task = load_task("musique", data=write("musique", 20), test_data=test_data)
+    assert task.eval_problems == 300, "the paper's"
     hops = [len(problem.data["support"]) for problem in task.problems("test", 27)]
     assert [hops.count(n) for n in (2, 3, 4)] == [9, 9, 9]
-    assert len({problem.id for problem in task.problems("test", 51)}) == 51
-    train, validation = (
-        {p.id for p in task.problems(split, n)} for split, n in (("train", 18), ("validation", 2))
-    )
-    assert len(train) == 18 and not train & validation
+    assert len(ids_of(task, "test", 51)) == 51
+    train = ids_of(task, "train", 18)
+    assert len(train) == 18
+    assert not train & ids_of(task, "validation", 2)
 
 
-def test_the_split_follows_the_ids_and_the_run_its_files():
-    """Guards against one that follows the order of the lines, and a run that goes on with other problems."""
-    lines = Path(written("tool", 200)).read_text().splitlines()
-    one = load_task("tool", data="data.jsonl")
+def ids_of(task: Task, split: str, n: int) -> set[str]:
+    return {problem.id for problem in task.problems(split, n)}
+
+
+def test_the_split_follows_the_ids():
+    """Guards against a split that follows the order of the lines."""
+    write("tool", 200)
+    task = load_task("tool", data="data.jsonl")
+    lines = Path("data.jsonl").read_text().splitlines()
     Path("data.jsonl").write_text("\n".join(lines[::-1]))
-    other = load_task("tool", data="data.jsonl")
-    assert one.parts == other.parts and one.fingerprint != other.fingerprint
-    held_out = {p["instruction"] for p in one.parts["test"]}
-    assert len(held_out) == 4 and held_out != {f"You have tools ({i})." for i in range(4)}
-    Path("data.jsonl").write_text("\n".join(lines))
-    files = {"data": "data.jsonl", "test_data": written("tool", 3, "test.jsonl")}
-    one = load_task("tool", **files).fingerprint
-    assert one == load_task("tool", **files).fingerprint
-    written("tool", 4, "test.jsonl")
-    assert one != load_task("tool", **files).fingerprint
+    reversed_task = load_task("tool", data="data.jsonl")
+    assert task.parts == reversed_task.parts
+    assert task.fingerprint != reversed_task.fingerprint
+    held_out = {problem["instruction"] for problem in task.parts["test"]}
+    assert len(held_out) == 4
+    assert held_out != {f"You have tools ({i})." for i in range(4)}
 
 
-def test_musique_is_judged_on_the_papers_three_hundred():
-    assert load_task("musique", data=written("musique", 20)).eval_problems == 300
+def test_the_fingerprint_follows_the_files():
+    """Guards against a run that goes on with other problems."""
+    files = {"data": write("tool", 200), "test_data": write("tool", 3, "test.jsonl")}
+    fingerprint = load_task("tool", **files).fingerprint
+    assert load_task("tool", **files).fingerprint == fingerprint
+    write("tool", 4, "test.jsonl")
+    assert load_task("tool", **files).fingerprint != fingerprint
 
 
 @pytest.mark.parametrize(
@@ -192,27 +213,34 @@ def test_musique_is_judged_on_the_papers_three_hundred():
     ],
 )
 def test_eureqa(answer, vector):
-    task, problem = first("eureqa", eureqa(0))
+    task, problem = task_and_problem("eureqa", eureqa(0))
     assert task.reward(problem, answer) == vector
 
 
 def test_eureqa_trains_on_half_of_the_hard_file():
-    Path("hard.json").write_text(
-        json.dumps([eureqa(i) | {"entities": ["Hard", *"bcdef"]} for i in range(9)])
-    )
-    task = load_task("eureqa", data=written("eureqa", 11), test_data="hard.json")
-    parts = {name: [p["entities"][0] == "Hard" for p in part] for name, part in task.parts.items()}
-    assert parts["test"] == [True] * 5 and sum(parts["train"] + parts["validation"]) == 4
-    assert len(parts["train"] + parts["validation"]) == 15
-    task = load_task(
-        "eureqa", data=written("eureqa", 100), test_data=written("eureqa", 200, "more.jsonl")
-    )
-    ids = [int(p["id"].split("-")[1]) for p in task.parts["validation"]]
-    assert 0 < sum(i < 100 for i in ids) < len(ids) == 20, "validation holds both kinds"
+    hard = [eureqa(i) | {"entities": ["Hard", *"bcdef"]} for i in range(9)]
+    Path("hard.json").write_text(json.dumps(hard))
+    task = load_task("eureqa", data=write("eureqa", 11), test_data="hard.json")
+    assert hardness(task.parts["test"]) == [True] * 5
+    training = hardness(task.parts["train"] + task.parts["validation"])
+    assert len(training) == 15
+    assert sum(training) == 4
+
+
+def hardness(problems: list[dict]) -> list[bool]:
+    return [problem["entities"][0] == "Hard" for problem in problems]
+
+
+def test_validation_holds_both_kinds():
+    test_data = write("eureqa", 200, "more.jsonl")
+    task = load_task("eureqa", data=write("eureqa", 100), test_data=test_data)
+    numbers = [int(problem["id"].split("-")[1]) for problem in task.parts["validation"]]
+    assert len(numbers) == 20
+    assert 0 < len([number for number in numbers if number < 100]) < 20
 
 
 def test_an_entity_without_words_can_be_named():
-    task, problem = first("eureqa", eureqa(0) | {"entities": ["!!!", *"bcdef"]})
+    task, problem = task_and_problem("eureqa", eureqa(0) | {"entities": ["!!!", *"bcdef"]})
     assert task.reward(problem, "<entity_A>!!!</entity_A><entity_C> </entity_C>") == [1, 0, 0, 0, 0]
 
 
@@ -222,16 +250,18 @@ WANTED = [
 ]
 
 
-def output(calls: object, think: str = "<think>so</think>") -> str:
-    text = "\n".join(map(json.dumps, calls)) if isinstance(calls, list) else str(calls)
+def output(calls: list | str, think: str = "<think>so</think>") -> str:
+    """What a policy writes: thoughts and calls."""
+    text = calls
+    if isinstance(calls, list):
+        text = "\n".join(json.dumps(call) for call in calls)
     return f"{think}<tool_call>{text}</tool_call>"
 
 
-def changed(**values) -> list:
-    calls = copy.deepcopy(WANTED)
-    for key, value in values.items():
-        calls[0]["parameters"][key] = value
-    return calls
+def changed(**values) -> list[dict]:
+    """WANTED with other values in the first call."""
+    first, second = WANTED
+    return [first | {"parameters": first["parameters"] | values}, second]
 
 
 @pytest.mark.parametrize(
@@ -280,7 +310,7 @@ def changed(**values) -> list:
     ],
 )
 def test_tool(answer, vector):
-    task, problem = first("tool", tool(0, WANTED))
+    task, problem = task_and_problem("tool", tool(0, WANTED))
     assert task.reward(problem, answer) == pytest.approx(vector)
 
 
@@ -295,23 +325,27 @@ def test_tool(answer, vector):
     ],
 )
 def test_tool_where_no_call_is_right(answer, vector):
-    task, problem = first("tool", tool(0, []))
+    task, problem = task_and_problem("tool", tool(0, []))
     assert task.reward(problem, answer) == vector
 
 
 @pytest.mark.parametrize(
     "ours, rest", [([1, 0], [1, 1, 1]), ([0], [2 / 3, 0.5, 0.5]), ([0, 0], [1, 1, 0.5])]
 )
-def test_calls_of_one_function_are_paired_by_what_they_share(ours, rest):
-    """Also with equal keys; a call is a partner once."""
+def test_calls_of_one_function_are_paired_by_their_values(ours, rest):
+    """A call is a partner once."""
     calls = [{"name": "find", "parameters": {"tag": tag}} for tag in ("xbox", "android", "mac")]
-    task, problem = first("tool", tool(0, calls[:2]))
-    assert task.reward(problem, output([calls[i] for i in ours])) == pytest.approx([1, *rest])
+    task, problem = task_and_problem("tool", tool(0, calls[:2]))
+    answer = output([calls[i] for i in ours])
+    assert task.reward(problem, answer) == pytest.approx([1, *rest])
+
+
+def test_calls_of_one_function_are_paired_by_their_keys():
     wanted = [
         {"name": "find", "parameters": {"tag": "xbox"}},
         {"name": "find", "parameters": {"sort": "new"}},
     ]
-    task, problem = first("tool", tool(1, wanted))
+    task, problem = task_and_problem("tool", tool(1, wanted))
     assert task.reward(problem, output(wanted[::-1])) == [1, 1, 1, 1]
 
 
@@ -339,166 +373,169 @@ def test_calls_of_one_function_are_paired_by_what_they_share(ours, rest):
         (True, 1, 0),
         (1, True, 0),
         (True, True, 1),
+        (["Bob", "the Ann"], ["ann", "bob"], 1),
+        (["ann"], ["ann", "bob"], 2 / 3),
+        ([1, "2"], [1.0, 2], 1),
+        ([True], [1], 0),
+        ({"a": 1}, {"a": 1, "b": 2}, 0.5),
+        ({}, {}, 1),
+        ({"a": {"b": 1}}, {"a": {"b": "1"}}, 1),
+        (None, None, 1),
+        (None, "", 0),
+        (0, False, 0),
+        ("x", ["x"], 0),
+        ("1e3", 1000, 1),
+        ("+5", 5, 1),
+        ("five", 5, 0),
     ],
 )
-def test_values_that_only_look_alike(ours, gold, same):
+def test_values_of_arguments(ours, gold, same):
+    """Some only look alike."""
     assert match(ours, gold) == pytest.approx(same)
 
 
-def test_values_of_arguments():
-    assert match(["Bob", "the Ann"], ["ann", "bob"]) == 1 and match(
-        ["ann"], ["ann", "bob"]
-    ) == pytest.approx(2 / 3)
-    assert match([1, "2"], [1.0, 2]) == 1 and match([True], [1]) == 0 and match([[1]], [[1]]) == 1
-    assert match({"a": 1}, {"a": 1, "b": 2}) == 0.5 and match({}, {}) == 1
-    assert match({"a": {"b": 1}}, {"a": {"b": "1"}}) == 1
-    assert (
-        match(None, None) == 1
-        and match(None, "") == 0
-        and match(0, False) == 0
-        and match("x", ["x"]) == 0
-    )
-    assert match("1e3", 1000) == 1 and match("+5", 5) == 1 and match("five", 5) == 0
-    calls = parse_calls('{"name": "f", "arguments": {"x": 1}}, {"name": 3}\n{"name": " g "}')
-    assert calls == ([["f", {"x": 1}], ["g", {}]], False)
-    assert parse_calls('[{"name": "f", "parameters": null}]') == (
-        [["f", {}]],
-        True,
-    ) and parse_calls("") == ([], True)
+@pytest.mark.parametrize(
+    "text, calls, is_complete",
+    [
+        (
+            '{"name": "f", "arguments": {"x": 1}}, {"name": 3}\n{"name": " g "}',
+            [["f", {"x": 1}], ["g", {}]],
+            False,
+        ),
+        ('[{"name": "f", "parameters": null}]', [["f", {}]], True),
+        ("", [], True),
+    ],
+)
+def test_calls_in_a_text(text, calls, is_complete):
+    assert parse_calls(text) == (calls, is_complete)
 
 
 @pytest.mark.parametrize(
-    "name, change, parts",
+    "name, change, part",
     [
-        ("musique", {"answer": ""}, ["field answer: must be text"]),
-        ("musique", {"answerable": False}, ["musique_ans"]),
+        ("musique", {"answer": ""}, "field answer: must be text"),
+        ("musique", {"answer": " "}, "field answer: must be text"),
+        ("musique", {"answerable": False}, "musique_ans"),
         (
             "musique",
             {"question_decomposition": [{"paragraph_support_idx": 99}]},
-            ["[99] are not up to 4"],
+            "[99] are not up to 4",
         ),
-        ("musique", {"paragraphs": [1]}, ["field idx"]),
-        ("musique", {"answer_aliases": "x"}, ["field answer_aliases"]),
-        ("eureqa", {"entities": ["a"]}, ["five or more"]),
-        ("eureqa", {"entities": ["a", " ", *"cde"]}, ["five or more"]),
-        ("eureqa", {"question": []}, ["must be texts"]),
-        ("musique", {"answer": " "}, ["field answer: must be text"]),
-        ("eureqa", {"idx": None}, ["field idx"]),
-        ("tool", {"output": 3}, ["field output: must be text"]),
-        *(
-            (
-                "tool",
-                {"output": f"<think> a <tool_call> </think> {output}"},
-                ["field output: a call is cut off, or no JSON"],
-            )
-            for output in (
-                "<tool_call>{</tool_call>",
-                "<tool_call></tool_call>",
-                '<tool_call>{"name": "f"}',
-                '<tool_call>{"name": "f"} {"name": "g", "para</tool_call>',  # a gold call less would pay the wrong
-                '<tool_call>{"name": "f", "parameters": [1]}</tool_call>',
-                '<tool_call>{"a": 1}</tool_call>',
-            )
-        ),
-        ("musique", {"question": "\ud800"}, ["can't encode"]),
-        ("tool", {"input": None}, ["field input"]),
+        ("musique", {"paragraphs": [1]}, "field idx"),
+        ("musique", {"answer_aliases": "x"}, "field answer_aliases"),
+        ("musique", {"question": "\ud800"}, "can't encode"),
+        ("eureqa", {"entities": ["a"]}, "five or more"),
+        ("eureqa", {"entities": ["a", " ", *"cde"]}, "five or more"),
+        ("eureqa", {"question": []}, "must be texts"),
+        ("eureqa", {"idx": None}, "field idx"),
+        ("tool", {"output": 3}, "field output: must be text"),
+        ("tool", {"input": None}, "field input"),
     ],
 )
-def test_a_bad_line_is_named(name, change, parts):
-    lines = Path(written(name, 6)).read_text().splitlines()
-    lines[3] = json.dumps(json.loads(lines[3]) | change)
-    Path("data.jsonl").write_text("\n".join(lines))
-    with pytest.raises(UserError) as told:
-        load_task(name, data="data.jsonl", test_data="")
-    assert all(part in str(told.value) for part in ["--data data.jsonl, line 4", *parts])
+def test_a_bad_line_is_named(name, change, part):
+    check_bad_line(name, change, part)
 
 
-def test_files_that_are_none(capsys):
-    for name in RECORDS:
-        with pytest.raises(
-            UserError, match=f"--task {name}: needs --data FILE .*(github|huggingface)"
-        ):
-            load_task(name)
-    for text, part in (
-        ("{", "line 1"),
-        ("[1]", "item 1, not a JSON object but 1"),
-        ("[", "cannot be read"),
-        ("", "too few"),
-        ("[" * 100_000, "cannot be read"),
-        (" \n[1]", "item 1, not a JSON object but"),
-        (json.dumps(musique(0)) + "\n" + json.dumps(musique(0) | {"question": "?"}), "there twice"),
-    ):
-        Path("bad.jsonl").write_text(text)
-        with pytest.raises(UserError, match="bad.jsonl") as told:
-            load_task("musique", data="bad.jsonl", test_data="")
-        assert part in str(told.value)
-    data = written("tool", 101)
-    with pytest.raises(
-        UserError, match="101 problems to train on, 101 held out: too few, or one file twice"
-    ):
-        load_task("tool", data=data, test_data=data)
-    Path(data).write_text(
-        Path(data).read_text() + json.dumps(tool(7))
-    )  # the same once more: the file has no ids
-    task = load_task("tool", data=data)
-    assert [len(task.parts[split]) for split in ("train", "validation", "test")] == [89, 9, 3], (
-        "one in fifty"
-    )
-    fails(
-        ["--task", "musique", "--data", "absent", "--model", "x"],
-        capsys,
-        "--data absent: cannot be read",
-    )
+def check_bad_line(name: str, change: dict, part: str) -> None:
+    """Of six records the fourth has a change, and the error names its line."""
+    records = [RECORDS[name](i) for i in range(6)]
+    records[3] |= change
+    data = write_records("data.jsonl", records)
+    with pytest.raises(UserError, match="--data data.jsonl, line 4") as error:
+        load_task(name, data=data, test_data="")
+    assert part in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        "<tool_call>{</tool_call>",
+        "<tool_call></tool_call>",
+        '<tool_call>{"name": "f"}',
+        # With one true call less, a wrong answer would be paid.
+        '<tool_call>{"name": "f"} {"name": "g", "para</tool_call>',
+        '<tool_call>{"name": "f", "parameters": [1]}</tool_call>',
+        '<tool_call>{"a": 1}</tool_call>',
+    ],
+)
+def test_a_call_that_is_cut_off_is_named(section):
+    change = {"output": f"<think> a <tool_call> </think> {section}"}
+    check_bad_line("tool", change, "field output: a call is cut off, or no JSON")
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_held_out_problems_that_are_trained_on_are_told(name, capsys):
-    """A copy of the file under another name; of EUREQA's second file half is trained on by design, so not told."""
-    load_task(name, data=written(name, 30), test_data=written(name, 10, "test.jsonl"))
-    n = 5 if name == "eureqa" else 10
-    assert (
-        f"test.jsonl: {n} of {n} held-out problems stand in training too: not held out"
-        in capsys.readouterr().err
-    )
-    load_task(name, data=written(name, 30))
+def test_a_task_without_a_file_says_where_to_find_it(name):
+    with pytest.raises(UserError, match=f"--task {name}: needs --data FILE .*(github|huggingface)"):
+        load_task(name)
+
+
+@pytest.mark.parametrize(
+    "text, part",
+    [
+        ("{", "line 1"),
+        ("[1]", "item 1, not a JSON object but 1"),
+        (" \n[1]", "item 1, not a JSON object but"),
+        ("[", "cannot be read"),
+        ("[" * 100_000, "cannot be read"),
+        ("", "too few"),
+    ],
+)
+def test_files_without_problems(text, part):
+    Path("bad.jsonl").write_text(text)
+    with pytest.raises(UserError, match="bad.jsonl") as error:
+        load_task("musique", data="bad.jsonl", test_data="")
+    assert part in str(error.value)
+
+
+def test_a_file_that_is_missing():
+    with pytest.raises(UserError, match="--data absent: cannot be read"):
+        load_task("musique", data="absent", test_data="")
+
+
+def test_an_id_that_stands_there_twice():
+    data = write_records("data.jsonl", [musique(0), musique(0) | {"question": "?"}])
+    with pytest.raises(UserError, match="line 2, field id: .* stands there twice"):
+        load_task("musique", data=data, test_data="")
+
+
+def test_of_tool_one_in_fifty_is_held_out():
+    """A record that stands there twice counts once: the file has no ids."""
+    data = write_records("data.jsonl", [tool(i) for i in range(101)] + [tool(7)])
+    parts = load_task("tool", data=data).parts
+    assert [len(parts[split]) for split in ("train", "validation", "test")] == [89, 9, 3]
+
+
+@pytest.mark.parametrize("name, n", [("musique", 10), ("eureqa", 5), ("tool", 10)])
+def test_held_out_problems_that_are_trained_on_are_reported(name, n, capsys):
+    """A copy of a file under another name. Half of EUREQA's second file is trained on by design."""
+    load_task(name, data=write(name, 30), test_data=write(name, 10, "test.jsonl"))
+    report = f"test.jsonl: {n} of {n} held-out problems stand in training too: not held out"
+    assert report in capsys.readouterr().err
+    with pytest.raises(UserError, match="or one file twice"):
+        load_task(name, data="test.jsonl", test_data="test.jsonl")
+    capsys.readouterr()
+    load_task(name, data=write(name, 30))
     assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", RECORDS)
+def test_the_form_that_a_prompt_shows_can_be_parsed(name):
+    task, problem = task_and_problem(name, RECORDS[name](5))
+    prompt = task.prompt(problem, 3)
+    form = prompt[prompt.index(f"<{task.tag}_1>") :]
+    answers = parse_answers(form, task, 3)
+    assert len(answers) == 3
+    assert len(task.reward(problem, answers[0])) == len(task.objectives)
+
+
+@pytest.mark.parametrize("name", RECORDS)
 def test_one_step_of_training(name, capsys):
-    """Read, asked, sampled, judged, evaluated with a small random model; the form that is asked for can be parsed."""
-    task = load_task(name, data=written(name, 30), test_data="")
-    prompt = task.prompt(task.problems("train", 1)[0], 3)
-    asked = parse_answers(prompt[prompt.index(f"<{task.tag}_1>") :], task, 3)
-    assert len(asked) == 3 and task.reward(task.problems("train", 1)[0], asked[0]) is not None
-    train.main(
-        [
-            "--task",
-            name,
-            "--data",
-            "data.jsonl",
-            "--model",
-            save_random_model(Path("m"), "llama"),
-            "--m",
-            "2",
-            "--out",
-            "run",
-            "--device",
-            "cpu",
-            "--steps",
-            "1",
-            "--method",
-            "vpo",
-            "--prompts-per-step",
-            "1",
-            "--group-size",
-            "2",
-            "--eval-problems",
-            "1",
-            "--pool",
-            "2",
-            "--max-new-tokens",
-            "4",
-        ]
+    """One step and an evaluation with a small random model."""
+    write(name, 30)
+    model = save_random_model(Path("m"), "llama")
+    flags = (
+        f"--task {name} --data data.jsonl --model {model} --out run --device cpu --method vpo --m 2 --steps 1 "
+        "--prompts-per-step 1 --group-size 2 --eval-problems 1 --pool 2 --max-new-tokens 4"
     )
+    train.main(flags.split())
     assert "1 test problems" in capsys.readouterr().out

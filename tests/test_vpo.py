@@ -37,8 +37,9 @@ def plain_advantage(
 # ---------------------------------------------------------------------------------------------------- weightings
 
 
-@pytest.mark.parametrize("sampler", vpo.SAMPLERS)
-@pytest.mark.parametrize("alpha", [0.01, 0.3, 1.0, 5.0, 1000.0])
+@pytest.mark.parametrize(
+    "sampler, alpha", [("sobol", 1.0), *(("iid", alpha) for alpha in (0.01, 0.3, 1.0, 5.0, 1000.0))]
+)
 @pytest.mark.parametrize("k", [1, 2, 5])
 def test_weights_are_dirichlet(sampler, alpha, k):
     """Guards against underflow at small alpha, a wrong simplex map, and Sobol with another distribution than iid."""
@@ -54,11 +55,10 @@ def test_weights_are_dirichlet(sampler, alpha, k):
     torch.testing.assert_close(w.var(0), torch.full((k,), variance), atol=1e-4, rtol=0.08)
 
 
-@pytest.mark.parametrize("sampler", vpo.SAMPLERS)
 @pytest.mark.parametrize("alpha", vpo.ALPHAS)
-def test_extreme_alphas_give_corners_and_the_centre(sampler, alpha):
-    """Guards against NaN weights where a quantile or a gamma draw underflows."""
-    w = vpo.sample_weights(500, 4, alpha=alpha, sampler=sampler, generator=generator())
+def test_extreme_alphas_give_corners_and_the_centre(alpha):
+    """Guards against NaN weights where a gamma draw underflows."""
+    w = vpo.sample_weights(500, 4, alpha=alpha, generator=generator())
     assert torch.isfinite(w).all() and torch.allclose(w.sum(-1), torch.ones(500), atol=1e-5)
     assert (
         (w.amax(-1) > 0.999).all()
@@ -124,7 +124,8 @@ def test_sharing_weights_within_a_group_cancels_noise():
         ({"n": 5, "k": 3, "alpha": 0.0}, "alpha = 0"),
         ({"n": 5, "k": 3, "alpha": math.nan}, "alpha = nan"),
         ({"n": 5, "k": 3, "alpha": 1e-40}, "alpha = 1e-40"),
-        ({"n": 5, "k": 3, "alpha": 1e31, "sampler": "sobol"}, "alpha = 1e"),
+        ({"n": 5, "k": 3, "alpha": 1e31}, "alpha = 1e"),
+        ({"n": 5, "k": 3, "alpha": 0.5, "sampler": "sobol"}, "needs alpha = 1"),
         ({"n": 5, "k": 3, "sampler": "halton"}, "halton"),
     ],
 )
@@ -139,11 +140,10 @@ def test_bad_weightings_are_named(arguments, text):
 def test_set_reward_matches_the_closed_form():
     """k = 2: the Monte-Carlo estimate against the area under the upper envelope; 200,000 draws, error about 0.001."""
     rewards = random_rewards(2, 6, 4, 5, 2) * 2 - 0.7  # negative rewards too
-    mask = random_rewards(3, 6, 4, 5) > 0.4
     weights = vpo.sample_weights(200_000, 2, generator=generator()).expand(6, -1, -1)
     torch.testing.assert_close(
-        vpo.set_reward(rewards, weights, mask),
-        vpo.set_reward_exact(rewards, mask),
+        vpo.set_reward(rewards, weights),
+        vpo.set_reward_exact(rewards),
         atol=5e-3,
         rtol=0,
     )
@@ -219,7 +219,7 @@ def test_an_empty_rollout_never_beats_an_answer():
     mask = torch.ones(3, 4, 2, dtype=torch.bool)
     mask[:, 2] = False
     for floor, best in ((0.0, True), (-1.0, False)):
-        A = vpo.vpo_advantage(rewards, mask, floor=floor, generator=generator())
+        A = vpo.vpo_advantage(rewards, mask, missing_answer_reward=floor, generator=generator())
         assert (A.argmax(1) == 2).all() == best and ((A.argmin(1) == 2).all() != best)
 
 
@@ -300,7 +300,7 @@ def test_group_vpo_equals_its_definition():
             for p in range(3)
         ]
     )
-    options = {"n_weights": 32, "floor": -1.0, "subset": 3}
+    options = {"n_weights": 32, "missing_answer_reward": -1.0, "subset": 3}
     for A in (
         vpo.group_vpo(rewards, None, mask, generator=generator(5), **options),
         vpo.vpo(rewards, None, mask, generator=generator(5), **options),
@@ -362,7 +362,9 @@ def test_dr_grpo_and_maxrl_by_hand():
     torch.testing.assert_close(
         A, torch.tensor([[-1.0, 1, -1, 1], [0] * 4, [0] * 4]), atol=1e-4, rtol=0
     )
-    torch.testing.assert_close(vpo.maxrl(scalars[..., None], scalars - 2, None, floor=-2.0), A)
+    torch.testing.assert_close(
+        vpo.maxrl(scalars[..., None], scalars - 2, None, missing_answer_reward=-2.0), A
+    )
 
 
 def test_gdpo_normalises_every_objective_then_the_batch():
@@ -391,7 +393,10 @@ def test_random_weighting_is_grpo_under_one_weighting():
     )
 
 
-@pytest.mark.parametrize("method", sorted(vpo.SINGLE_ANSWER - {"group_vpo", "goal_conditioned"}))
+@pytest.mark.parametrize(
+    "method",
+    sorted(vpo.ADVANTAGES.keys() - {*vpo.SEVERAL_ANSWERS, "group_vpo", "goal_conditioned"}),
+)
 def test_single_answer_methods_refuse_sets(method):
     with pytest.raises(ValueError, match=f"{method} takes one answer per rollout, not m = 2"):
         vpo.ADVANTAGES[method](
@@ -465,7 +470,7 @@ def test_shapes_are_checked():
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 @pytest.mark.parametrize(
     "options",
-    [{}, {"alpha": 0.5}, {"sampler": "sobol"}, {"sampler": "sobol", "alpha": 0.5}, {"subset": 2}],
+    [{}, {"alpha": 0.5}, {"sampler": "sobol"}, {"subset": 2}],
 )
 def test_one_traced_graph_with_the_same_numbers(options):
     """fullgraph=True raises at any graph break; the seed must draw the same weightings inside a graph as outside."""

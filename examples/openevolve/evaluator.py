@@ -1,4 +1,4 @@
-"""OpenEvolve on a checkpoint of ours: the policy proposes programs, our sandbox judges them, a feature per test.
+"""OpenEvolve with a trained policy: it proposes programs, the sandbox judges them test by test.
 
     pip install -r examples/requirements.txt
     vllm serve MODEL --generation-config vllm        on a GPU; on a CPU, after pip install "transformers[serving]":
@@ -6,12 +6,14 @@
     cd examples/openevolve && openevolve-run initial_program.py evaluator.py --config config.yaml --target-score 1
         --primary-model MODEL --api-base http://localhost:8000/v1 --iterations 100 --output ../../runs/openevolve
 
-MODEL is a language model's checkpoint with a chat template, as runs/code-qwen/vpo/checkpoint-000200. Training samples
-from the whole distribution: `transformers serve` samples at all only where generation_config.json says "do_sample":
-true, and heeds a top_k, top_p or repetition_penalty in it. So serve a copy of the checkpoint with do_sample and the
-eos_token_id alone in that file.
+MODEL is the checkpoint of a language model with a chat template, such as
+runs/code-qwen/vpo/checkpoint-000200. Training samples from the whole distribution. `transformers
+serve` samples only if generation_config.json says "do_sample": true, and it follows a top_k, top_p
+or repetition_penalty there. So serve a copy of the checkpoint whose generation_config.json has
+do_sample and eos_token_id alone.
 
-Another problem: its id here, its text and a feature per test in config.yaml, a first program in initial_program.py.
+For another problem change PROBLEM here, the text and the features (one per test) in config.yaml,
+and initial_program.py.
 """
 
 import argparse
@@ -32,56 +34,56 @@ from tasks.code_files import read_problems
 from tasks.sandbox import Sandbox
 
 HERE = Path(__file__).resolve().parent
+DATA = HERE.parents[1] / "tasks/open_cases.jsonl"
 PROBLEM = "lists-045"  # held out by train.py --task code --data tasks/open_cases.jsonl
-problem = next(
-    record
-    for record in read_problems(str(HERE.parents[1] / "tasks/open_cases.jsonl"))
-    if record["id"] == PROBLEM
-)
+PROBLEMS = {problem["id"]: problem for problem in read_problems(str(DATA))}
 
 
 def evaluate(program_path: str) -> dict[str, float]:
-    """The reward vector of a program, a metric per test, and their mean, which OpenEvolve climbs."""
+    """A metric per test of a program, and their mean, which OpenEvolve maximises."""
+    program = Path(program_path).read_text()
     with Sandbox(1) as sandbox:
-        (passed,) = sandbox.run([job(problem, Path(program_path).read_text())])
-    return {"combined_score": sum(passed) / len(passed)} | {
-        f"test_{i}": float(x) for i, x in enumerate(passed, 1)
-    }
+        (passed,) = sandbox.run([job(PROBLEMS[PROBLEM], program)])
+    metrics = {"combined_score": sum(passed) / len(passed)}
+    for number, verdict in enumerate(passed, 1):
+        metrics[f"test_{number}"] = float(verdict)
+    return metrics
 
 
-def told() -> tuple[str, str]:
-    """Where openevolve-run was told to find which model: its flags, or its configuration."""
-    flags = argparse.ArgumentParser(add_help=False)
-    flags.add_argument("--api-base")
-    flags.add_argument("--primary-model")
-    flags.add_argument("--config", "-c", default=HERE / "config.yaml")
-    given, _ = flags.parse_known_args()
-    if given.api_base and not given.primary_model:
+def address_and_model() -> tuple[str, str]:
+    """Where openevolve-run will ask which model: from its flags or its configuration."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--api-base")
+    parser.add_argument("--primary-model")
+    parser.add_argument("--config", "-c", default=HERE / "config.yaml")
+    flags, _ = parser.parse_known_args()
+    if flags.api_base and not flags.primary_model:
         raise SystemExit(
-            f"--api-base {given.api_base}: OpenEvolve heeds it only with --primary-model; give both"
+            f"--api-base {flags.api_base}: OpenEvolve heeds it only with --primary-model; give both"
         )
-    if not Path(given.config).is_file():
-        raise SystemExit(f"--config {given.config}: no such file")
-    known = yaml.safe_load(Path(given.config).read_text())["llm"]
-    return given.api_base or known["api_base"], given.primary_model or known["primary_model"]
+    if not Path(flags.config).is_file():
+        raise SystemExit(f"--config {flags.config}: no such file")
+    config = yaml.safe_load(Path(flags.config).read_text())["llm"]
+    return flags.api_base or config["api_base"], flags.primary_model or config["primary_model"]
 
 
 def check_server(address: str, model: str) -> None:
-    """Exit with one line if the model does not answer there: OpenEvolve would go on, and end with the initial
-    program."""
+    """Exit with one line if the model does not answer there.
+
+    OpenEvolve would go on without it, and end with the initial program.
+    """
     body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
     try:
-        urllib.request.urlopen(
-            urllib.request.Request(
-                f"{address}/chat/completions",
-                json.dumps(body).encode(),
-                {"Content-Type": "application/json", "Authorization": "Bearer none"},
-            ),
-            timeout=120,
-        ).close()
+        request = urllib.request.Request(
+            f"{address}/chat/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json", "Authorization": "Bearer none"},
+        )
+        urllib.request.urlopen(request, timeout=120).close()
     except urllib.error.HTTPError as error:
+        reply = error.read(200).decode(errors="replace")
         raise SystemExit(
-            f"{address}: refuses the model {model} ({error}: {error.read(200).decode(errors='replace')}); "
+            f"{address}: refuses the model {model} ({error}: {reply}); "
             "name the one that is served with --primary-model"
         ) from error
     except (OSError, ValueError, http.client.HTTPException) as error:
@@ -92,4 +94,4 @@ def check_server(address: str, model: str) -> None:
 
 
 if multiprocessing.parent_process() is None:  # once, not in each worker
-    check_server(*told())
+    check_server(*address_and_model())

@@ -1,28 +1,26 @@
-"""What the rewards of this folder share: the maze, its vector (completion, gold, diamond, avoid_lava) made another."""
+"""What the rewards of this folder share: each makes another reward vector of the maze's."""
 
 import hashlib
 
-from rewards import Task
+from rewards import Problem, Task
 from tasks.maze import Maze
 
 
 class Blended(Maze):
-    """A subclass says what becomes of the maze's vector. The start model, prompts and problems stay the maze's."""
+    """The maze, its prompts and its start model, with a reward vector that a subclass chooses."""
 
     objectives = ("one", "two", "three", "four")
-    summary, draw = Task.summary, Task.draw
+    summary = Task.summary
+    draw = Task.draw
 
-    def blend(self, vector: list[float], problem, answer: str) -> list[float]:
+    def blend(self, vector: list[float], problem: Problem, answer: str) -> list[float]:
+        """Another vector for the maze's (completion, gold, diamond, avoid_lava)."""
         raise NotImplementedError
 
-    def reward(self, problem, answer: str) -> list[float]:
+    def reward(self, problem: Problem, answer: str) -> list[float]:
         return self.blend(super().reward(problem, answer), problem, answer)
 
-    def noise(self, problem, answer: str, i: int) -> float:
-        """In [0, 1], the same for the same answer: an error of a reward model."""
-        return (
-            int.from_bytes(
-                hashlib.sha256(f"{problem.id} {answer} {i}".encode()).digest()[:4], "big"
-            )
-            / 2**32
-        )
+    def noise(self, problem: Problem, answer: str, i: int) -> float:
+        """A number in [0, 1] that depends on the answer alone: the error of a reward model."""
+        digest = hashlib.sha256(f"{problem.id} {answer} {i}".encode()).digest()
+        return int.from_bytes(digest[:4], "big") / 2**32

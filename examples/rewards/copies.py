@@ -1,4 +1,4 @@
-"""Four copies of one number, the maze's scalar: collinear, so that a vector can say nothing more."""
+"""Four copies of the maze's scalar: collinear objectives, so that a vector says nothing more."""
 
 from blended import Blended
 

@@ -1,4 +1,4 @@
-"""Every objective half its own, half the maze's scalar: between the copies and the maze."""
+"""Half of each objective is the maze's own, half is the maze's scalar: between copies and maze."""
 
 from blended import Blended
 

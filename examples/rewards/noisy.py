@@ -1,4 +1,4 @@
-"""Four copies of the maze's scalar, each with an error of its own of at most 0.05: near-collinear, as reward models."""
+"""Four copies of the maze's scalar, each with an error of at most 0.05, as reward models have."""
 
 from blended import Blended
 
@@ -7,6 +7,6 @@ class Noisy(Blended):
     name = "noisy"
 
     def blend(self, vector, problem, answer):
-        return [
-            sum(vector) / 4 + 0.05 * vector[0] * self.noise(problem, answer, i) for i in range(4)
-        ]
+        completion = vector[0]
+        scalar = sum(vector) / 4
+        return [scalar + 0.05 * completion * self.noise(problem, answer, copy) for copy in range(4)]

@@ -1,10 +1,11 @@
-"""What one objective gains the other loses: among routes that reach the exit the scalar is the same for all."""
+"""What one objective gains the other loses: all routes that reach the exit have the same scalar."""
 
 from blended import Blended
 
 
 class Tradeoff(Blended):
-    name, objectives = "tradeoff", ("rather gold", "rather diamond")
+    name = "tradeoff"
+    objectives = ("rather gold", "rather diamond")
 
     def blend(self, vector, problem, answer):
         completion, gold, diamond, _ = vector

@@ -1,0 +1,328 @@
+"""What a real language model costs and whether its numbers are right, measured side by side.
+
+    python benchmarks/real_model.py MODEL            a checkpoint's folder, or a Hub id
+    python benchmarks/real_model.py MODEL exact      these sections; not given: all but programs
+
+exact     log-probabilities while sampling against a fresh forward pass; the shared update's gradient against the plain
+          one; in float32, and what bfloat16 gives
+sampling  tokens per second against generate
+update    seconds of an update of VPO's rollouts (sets of three) at several --micro-batch-tokens
+plan      what --plan says against the peak memory of a real step
+trl       seconds of a whole GRPO step against TRL's GRPOTrainer, where trl is installed
+tasks     a step of VPO with each task for language models, HumanEval's format among them, on small files of our own
+programs  what the policies of docs/results.md wrote for three held-out problems, from results/; needs no MODEL
+
+The problems are tasks/open_cases.jsonl, two prompts with eight rollouts each.
+"""
+
+import contextlib
+import copy
+import functools
+import gzip
+import html
+import importlib.util
+import io
+import itertools
+import json
+import os
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from at_root import ROOT
+from plain import PlainUpdate
+from side_by_side import (
+    SharedUpdate,
+    compare_grpo_step,
+    compare_plan,
+    compare_sampling,
+    config_of,
+)
+from torch import Tensor
+from transformers.utils import logging as transformers_logging
+
+import train
+from engine import decoding
+from engine.evaluations import held_out
+from engine.models import load_policy
+from report.style import Policy
+from rewards import Task, UserError
+from rollout import build_prompt
+from tasks import load_task
+
+DATA = "tasks/open_cases.jsonl"
+P = 2
+G = 8
+TOKENS = 96
+FLAGS = f"--task code --data {DATA} --prompts-per-step {P} --max-new-tokens {TOKENS}"
+
+
+@functools.cache
+def loaded(name: str, dtype: str = "float32") -> tuple[Task, tuple]:
+    """The task, and the model with its tokenizer."""
+    task = load_task("code", data=DATA)
+    return task, load_policy(name, task, dtype=dtype)
+
+
+def prompts_of(task: Task, policy: tuple, m: int) -> list[str]:
+    """The prompts of the first problems that ask for m answers."""
+    _, tokenizer = policy
+    return [build_prompt(tokenizer, task, problem, m) for problem in task.problems("train", P)]
+
+
+def sample(policy: tuple, prompts: list[str], G: int, T: int, temperature=1.0):
+    """The same rollouts in every run."""
+    generator = torch.Generator().manual_seed(0)
+    options = decoding.SamplingOptions(T, temperature=temperature, generator=generator)
+    return decoding.sample(*policy, prompts, G, options)
+
+
+def random_advantages(n: int) -> Tensor:
+    return torch.randn(n, generator=torch.Generator().manual_seed(0))
+
+
+def exact(name: str) -> None:
+    """Differences relative to the norm of what they are compared with.
+
+    torch's log_softmax over 49,152 words in float32 is itself off by some 3e-5, so the plain
+    gradient is taken with a float64 softmax too.
+    """
+    compare_exactly(name, "float32", G, TOKENS)
+    compare_exactly(name, "bfloat16", 2, 24)  # ten times slower on many CPUs
+
+
+def compare_exactly(name: str, dtype: str, G: int, T: int) -> None:
+    task, policy = loaded(name, dtype)
+    model, _ = policy
+    rollouts = sample(policy, prompts_of(task, policy, 1), G, T)
+    sampled = rollouts.logprobs[rollouts.token_mask]
+    fresh = fresh_logprobs(model, rollouts)
+
+    float64 = PlainUpdate(rows=G, softmax=torch.float64)
+    ours = gradient(SharedUpdate(token_budget=512), model, rollouts)
+    plain = gradient(PlainUpdate(rows=G), model, rollouts)
+    exactly = gradient(float64, model, rollouts)
+    if dtype == "bfloat16":
+        # Both sides round. Which one is nearer to what float32 makes of the same weights?
+        whole = gradient(float64, copy.deepcopy(model).float(), rollouts)
+        print(
+            "bfloat16: from the float32 gradient of the same weights the shared one differs by "
+            f"{difference(ours, whole):.1e}, the plain one by {difference(plain, whole):.1e}"
+        )
+    print(
+        f"{dtype}, {P} x {G} rollouts of up to {T} tokens: log-probabilities differ by "
+        f"{difference(sampled, fresh):.1e}, at most {(sampled - fresh).abs().max():.1e} nats; "
+        f"the shared gradient from the plain one by {difference(ours, plain):.1e}, from that with "
+        f"a float64 softmax by {difference(ours, exactly):.1e} (the plain one from it: "
+        f"{difference(plain, exactly):.1e})",
+        flush=True,
+    )
+
+
+@torch.no_grad()
+def fresh_logprobs(model, rollouts: decoding.Rollouts) -> Tensor:
+    """Log-probabilities of all sampled tokens, each rollout in a forward pass of its own."""
+    logprobs = []
+    for row, length in enumerate(rollouts.lengths):
+        p = row // rollouts.group_size
+        prompt = rollouts.prompt_ids[p, -rollouts.prompt_lengths[p] :]
+        tokens = rollouts.tokens[row, :length]
+        logits = model(torch.cat([prompt, tokens])[None]).logits[0, len(prompt) - 1 : -1]
+        log_p = torch.log_softmax(logits.float(), -1)
+        logprobs.append(log_p.gather(1, tokens[:, None])[:, 0])
+    return torch.cat(logprobs)
+
+
+def gradient(update: SharedUpdate | PlainUpdate, model, rollouts: decoding.Rollouts) -> Tensor:
+    """The gradient of all weights in one vector."""
+    update.backward(model, None, rollouts, random_advantages(len(rollouts.tokens)))
+    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    flat = torch.cat([gradient.flatten().double() for gradient in gradients])
+    model.zero_grad()
+    return flat
+
+
+def difference(a: Tensor, b: Tensor) -> Tensor:
+    return (a - b).norm() / b.norm()
+
+
+def sampling(name: str) -> None:
+    """Both sides stop where a rollout ends."""
+    task, policy = loaded(name)
+    prompts = prompts_of(task, policy, 1)
+    row = f"{P} x {G} rollouts, up to {TOKENS} tokens; plain: generate"
+    compare_sampling(row, policy, prompts, TOKENS, 3)
+
+
+def micro_batches(name: str) -> None:
+    """The same rollouts, of lengths that differ as sets do; each size twice, there and back."""
+    task, policy = loaded(name)
+    model, _ = policy
+    rollouts = sample(policy, prompts_of(task, policy, 3), G, 3 * TOKENS, temperature=0.7)
+    lengths = f"{min(rollouts.lengths)} to {max(rollouts.lengths)}"
+    print(f"update of {P} x {G} rollouts of {lengths} tokens:", flush=True)
+    seconds: dict[int, list[str]] = {4096: [], 1024: [], 512: []}
+    for size in [*seconds, *reversed(seconds)]:
+        update = SharedUpdate(token_budget=size, temperature=0.7)
+        began = time.perf_counter()
+        update.backward(model, None, rollouts, random_advantages(P * G))
+        seconds[size].append(f"{time.perf_counter() - began:.1f}")
+        model.zero_grad()
+    for size, times in seconds.items():
+        print(f"--micro-batch-tokens {size}: {' and '.join(times)} s", flush=True)
+
+
+def plan(name: str) -> None:
+    """Settings that fit a laptop."""
+    compare_plan(f"--model {name} {FLAGS}")
+    if importlib.util.find_spec("peft"):
+        compare_plan(f"--model {name} {FLAGS} --lora-rank 16")
+
+
+def trl(name: str) -> None:
+    """The same model, prompts, rewards, group, lengths, KL and learning rate on both sides."""
+    if not importlib.util.find_spec("trl"):
+        print("trl is not installed: pip install trl")
+        return
+    task, policy = loaded(name)
+    flags = f"--model {name} {FLAGS} --m 1 --lr 1e-6 --micro-batch-tokens 512 --dtype float32"
+    config, _ = config_of(flags)
+    row = f"GRPO step, {P} x {G} rollouts of up to {TOKENS} tokens; plain: TRL"
+    compare_grpo_step(row, policy, config, task, steps=3)
+
+
+def tasks(name: str) -> None:
+    """Two prompts, four rollouts of two answers each, one held-out problem."""
+    from test_text_tasks import write  # here, because it needs pytest
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for task in ("musique", "eureqa", "tool", "code"):
+            if task == "code":
+                write_humaneval(30)
+            else:
+                write(task, 30)
+            flags = (
+                f"--task {task} --data data.jsonl --model {name} --out {task} --method vpo --m 2 "
+                "--steps 1 --prompts-per-step 2 --group-size 4 --eval-problems 1 --pool 2 "
+                "--max-new-tokens 64 --kl 0 --device cpu"
+            )
+            with contextlib.redirect_stdout(io.StringIO()):
+                train.main(flags.split())
+            row = json.loads(Path(task, "vpo", "metrics.jsonl").read_text().splitlines()[0])
+            print(
+                f"{task}: {row['seconds']:.0f} s, {row['tokens']:.0f} tokens, "
+                f"reward {row['reward']:.3f}, {row['answers']:.0%} of the slots filled, "
+                f"{row['cut_off']:.0%} cut off",
+                flush=True,
+            )
+
+
+def write_humaneval(n: int) -> None:
+    """A file of n problems in HumanEval's format."""
+    from test_code import HUMANEVAL  # here, because it needs pytest
+
+    lines = []
+    for i in range(n):
+        own = {"task_id": f"own/{i}", "prompt": HUMANEVAL["prompt"] + f"# {i}\n"}
+        lines.append(json.dumps(HUMANEVAL | own))
+    Path("data.jsonl").write_text("\n".join(lines))
+
+
+@dataclass
+class StoredPrograms:
+    """What a policy of docs/results.md wrote for the held-out problems."""
+
+    title: str
+    passed: list[int]  # per problem, of `size` candidates
+    size: int
+    programs: list[list]  # per problem the most frequent: [[program or None, reward], count]
+
+
+def stored_programs(method: str, file: str) -> StoredPrograms:
+    path = Path(f"results/open_cases-{file}.json.gz")
+    result = json.loads(gzip.decompress(path.read_bytes()))
+    lr = None if method == "start" else float(result["command"][-1])
+    passed = result["at"]["0.7"][method]["passed"]
+    return StoredPrograms(
+        Policy(method, lr).title, passed, result["size"], result["programs"][method]
+    )
+
+
+def programs(_: str) -> None:
+    """The first three held-out problems that some policies solve, but not all.
+
+    Of each policy its most frequent programs side by side, as HTML that stands in Markdown.
+    """
+    policies = [
+        stored_programs("start", "grpo-seed0"),
+        stored_programs("grpo", "grpo-seed0"),
+        stored_programs("grpo", "grpo-seed0-lr2e-05"),
+        stored_programs("max_at_k", "max_at_k-seed0"),
+        stored_programs("vpo", "vpo-seed0-lr2e-05"),
+        stored_programs("group_vpo", "group_vpo-seed0"),
+    ]
+    parts = []
+    for i, problem in enumerate(held_out(load_task("code", data=DATA), "test", 10**4)):
+        passed = [policy.passed[i] for policy in policies]
+        if any(passed) and not all(passed):
+            parts.append(f"**{problem.data['text']}**\n\n{programs_table(policies, i)}")
+    print("\n\n".join(parts[:3]))
+
+
+def programs_table(policies: list[StoredPrograms], i: int) -> str:
+    """Problem i: a column for each policy, its most frequent program first."""
+    columns = []
+    for policy in policies:
+        column = [f"{policy.title}: {policy.passed[i]} of {policy.size} pass"]
+        for (program, reward), count in policy.programs[i]:
+            code = html.escape(program or "(no program)").strip().replace("\n", "<br>")
+            times = "once" if count == 1 else f"{count} times"
+            column.append(f"{times}, {reward:.0%} of the tests<pre>{code}</pre>")
+        columns.append(column)
+    lines = ["<table>"]
+    for row in itertools.zip_longest(*columns, fillvalue=""):
+        cells = "".join(f"<td valign=top>{cell}</td>" for cell in row)
+        lines.append(f"<tr>{cells}</tr>")
+    return "\n".join([*lines, "</table>"])
+
+
+SECTIONS = {
+    "exact": exact,
+    "sampling": sampling,
+    "update": micro_batches,
+    "plan": plan,
+    "trl": trl,
+    "tasks": tasks,
+    "programs": programs,
+}
+
+
+def main(words: list[str]) -> None:
+    sections = [word for word in words if word in SECTIONS]
+    names = [word for word in words if word not in SECTIONS]
+    if len(names) != 1 and (names or sections != ["programs"]):
+        raise UserError(
+            f"{' '.join(words) or 'nothing given'}: name one MODEL, a checkpoint's folder or a Hub "
+            f"id, and sections of {', '.join(SECTIONS)}"
+        )
+    model = "".join(names)
+    if model and Path(model).exists():
+        model = str(Path(model).resolve())
+    os.chdir(ROOT)  # the problems and commands are named from there
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    if model:
+        print(f"torch {torch.__version__}, CPU, {torch.get_num_threads()} threads")
+    for section in sections or [name for name in SECTIONS if name != "programs"]:
+        SECTIONS[section](model)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except UserError as error:
+        print(f"real_model.py: error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,92 @@
+"""Checks of flags, device and task before minutes are spent. Each raises UserError."""
+
+import json
+
+import torch
+
+from engine.config import Config
+from engine.models import check_peft, is_adapter
+from rewards import Problem, Task, UserError, reward_vectors, take_problems
+
+
+def device_named(name: str) -> str:
+    """The device of --device; `auto` is cuda if there is one, else cpu."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return name
+
+
+def check_device(name: str, dtype: str = "float32") -> str:
+    """The device of this name.
+
+    Raises:
+        UserError: the machine does not have it, or it does not compute in this dtype.
+    """
+    device = device_named(name)
+    try:
+        torch.ones(1, device=device, dtype=getattr(torch, dtype)).square()
+    except (RuntimeError, TypeError, AssertionError) as error:
+        raise UserError(
+            f"--device {device}: this machine has none that computes in {dtype}; "
+            "take --device cpu or --dtype float32"
+        ) from error
+    return device
+
+
+def check_config(config: Config, task: Task) -> None:
+    """Flags that do not go together."""
+    if config.pool < config.m:
+        raise UserError(
+            f"--pool {config.pool}: must hold at least one rollout of --m {config.m} answers"
+        )
+    if config.sampler == "sobol" and config.alpha != 1:
+        raise UserError(f"--alpha {config.alpha:g}: --sampler sobol needs --alpha 1; take iid")
+    if (config.subset or 1) >= config.group_size:
+        raise UserError(
+            f"--subset {config.subset}: must be below --group-size {config.group_size}, or no signal is left"
+        )
+    forms_sets = {"max_at_k", "group_vpo"} & set(config.method)
+    if forms_sets and not config.subset and config.group_size < 3:
+        raise UserError(
+            f"--group-size {config.group_size}: {min(forms_sets)} forms sets of two or more, smaller "
+            "than the group; take 3 or more"
+        )
+    if len(set(config.method)) < len(config.method):
+        raise UserError(f"--method {' '.join(config.method)}: names a method twice")
+    if "goal_conditioned" in config.method and not task.objectives:
+        raise UserError(
+            f"--method goal_conditioned: task {config.task} names no objectives to be weighed"
+        )
+    file = config.data or config.test_data
+    if file and "data" not in task.flags:
+        raise UserError(f"--data {file}: task {config.task} takes no file, unlike code")
+    if config.lora_rank:
+        check_peft(f"--lora-rank {config.lora_rank}")
+    if is_adapter(config.model):
+        raise UserError(
+            f"--model {config.model}: an adapter, not a model; merge it first (merge_and_unload of peft)"
+        )
+
+
+def check_task(task: Task, m: int) -> None:
+    """Ask a task for all that a run will need."""
+    if len(task.tag.split()) != 1:
+        raise UserError(f"task {task.name}: the tag {task.tag!r} must be one word")
+    for split in ("train", "test"):
+        for problem in take_problems(task, split, 2):
+            check_problem(task, problem, m)
+
+
+def check_problem(task: Task, problem: Problem, m: int) -> None:
+    try:
+        json.dumps(problem.data)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"task {task.name}: data of {problem.id!r} is not plain JSON ({error})"
+        ) from error
+    prompt = task.prompt(problem, m)
+    if not isinstance(prompt, str):
+        raise UserError(
+            f"task {task.name}: prompt of problem {problem.id!r} must be text, not {prompt!r:.80}"
+        )
+    reward_vectors(task, [(problem, "")])

@@ -1,0 +1,26 @@
+"""Ctrl-C during training."""
+
+import signal
+import sys
+
+
+class StopRequest:
+    """The first Ctrl-C asks to stop after the current step, the second one stops at once."""
+
+    def __init__(self):
+        self.received = False
+
+    def __enter__(self) -> "StopRequest":
+        self.previous = signal.signal(signal.SIGINT, self.receive)
+        return self
+
+    def __exit__(self, *exception) -> None:
+        signal.signal(signal.SIGINT, self.previous)
+
+    def receive(self, number: int, frame) -> None:
+        self.received = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        print(
+            "\nfinishing this step, then saving (Ctrl-C again: at once, without saving)",
+            file=sys.stderr,
+        )

@@ -1,0 +1,181 @@
+"""What differs between the tiny model and a pretrained language model, in one object each."""
+
+from collections.abc import Callable
+
+from transformers import PreTrainedTokenizerBase as Tokenizer
+
+from engine.config import MAX_ANSWERS, Config
+from engine.tiny import is_tiny
+from rewards import Problem, Task, parse_answers
+from tasks import as_user_error
+
+StopRule = Callable[[str], bool]  # whether a rollout is finished, given its text so far
+# Peak learning rates of the tiny model: the best of a common grid on validation problems
+# (docs/results/learning_rates.md). Tasks that are not named take those of the maze.
+TINY_LR = {
+    "maze": {
+        "grpo": 1.2e-3,
+        "dr_grpo": 8e-4,
+        "maxrl": 8e-4,
+        "gdpo": 1.2e-3,
+        "max_at_k": 1.2e-3,
+        "random_weighting": 5e-4,
+        "goal_conditioned": 8e-4,
+        "multi_rlvr": 1.2e-3,
+        "vpo": 5e-4,
+        "group_vpo": 1.2e-3,
+    },
+    "code": {
+        "grpo": 5e-4,
+        "dr_grpo": 8e-4,
+        "maxrl": 1.2e-3,
+        "gdpo": 8e-4,
+        "max_at_k": 8e-4,
+        "random_weighting": 8e-4,
+        "goal_conditioned": 8e-4,
+        "multi_rlvr": 8e-4,
+        "vpo": 8e-4,
+        "group_vpo": 8e-4,
+    },
+}
+TINY_LR["nested"] = TINY_LR["code"]
+
+
+class LanguageModel:
+    """A pretrained model: prompts are text, and an SFT warm-up is an option."""
+
+    warmup_lr = 2e-5
+    warmup_prompts = 8  # per step of the warm-up
+    warmup_rollouts = 1  # demonstrations per prompt
+    warmup_micro_batch = 1  # demonstrations per backward pass: they may be long
+    is_pretrained = True  # it reads goals and, in a search, parents; its own answers can be shown
+    tokens_per_answer = 256  # where --max-new-tokens does not say
+    rollouts_per_batch = 96  # sampled at a time, where --sampling-batch does not say
+
+    def defaults(self, task: Task, cuda: bool) -> dict[str, object]:
+        """Values of the flags that depend on the model and were not given."""
+        return {
+            "dtype": "bfloat16" if cuda else "float32",
+            "warm_steps": 0,
+            "gradient_checkpointing": True,
+            "micro_batch_tokens": 4096 if cuda else 512,
+            "sampling_batch": self.rollouts_per_batch,
+        }
+
+    def peak_lr(self, config: Config, method: str) -> float:
+        """The peak learning rate where neither a flag nor the task says."""
+        return 1e-5 if config.lora_rank else 1e-6
+
+    def rollout_length(self, task: Task, m: int, max_new_tokens: int) -> int:
+        """New tokens that a rollout of m answers may take."""
+        return m * (max_new_tokens or self.tokens_per_answer)
+
+    def pool_batch(self, config: Config, m: int) -> int:
+        """Candidates that an evaluation samples at a time."""
+        return m * (config.sampling_batch or self.rollouts_per_batch)
+
+    def prompt(
+        self, tokenizer: Tokenizer, task: Task, problem: Problem, m: int, goal: list[float] | None
+    ) -> str:
+        """The task's prompt, inside a chat template if there is one."""
+        text = task.prompt(problem, m)
+        if goal:
+            shares = zip(task.objectives, goal, strict=True)
+            weights = ", ".join(f"{name} {share:.0%}" for name, share in shares)
+            text += f"\nThis time the answer is judged by: {weights}."
+        if tokenizer.chat_template is None:
+            return text + "\n"
+        with as_user_error(f"--model {tokenizer.name_or_path}: its chat template cannot be used"):
+            chat = tokenizer.apply_chat_template(
+                [{"role": "user", "content": text}],
+                tokenize=False,
+                add_generation_prompt=True,
+                enable_thinking=False,
+            )
+            if text.strip() not in chat:
+                raise ValueError("it leaves out what the user says")
+        return chat
+
+    def stop_rule(self, tokenizer: Tokenizer, task: Task, m: int) -> StopRule | None:
+        """Ends a rollout with its m-th answer: nobody reads what follows, so no reward teaches to end.
+
+        A model whose chat template knows thoughts must have closed them.
+        """
+        thinks = "<think>" in str(tokenizer.chat_template)
+
+        def is_finished(text: str) -> bool:
+            has_answers = len(parse_answers(text, task, m)) == m
+            return has_answers and (not thinks or "</think>" in text)
+
+        return is_finished
+
+
+class TinyModel(LanguageModel):
+    """The embedded model: prompts are a task's own words, and demonstrations teach it to read them."""
+
+    warmup_lr = 5e-3
+    warmup_prompts = 16
+    warmup_rollouts = 3
+    warmup_micro_batch = 48
+    is_pretrained = False  # in a search it writes the rest of a parent
+    rollouts_per_batch = 0  # all at once
+
+    def defaults(self, task: Task, cuda: bool) -> dict[str, object]:
+        return {
+            "lr": task.lr,
+            "dtype": "float32",
+            "warm_steps": task.warm_steps,
+            "gradient_checkpointing": False,
+            "micro_batch_tokens": 2048,
+            "sampling_batch": self.rollouts_per_batch,
+        }
+
+    def peak_lr(self, config: Config, method: str) -> float:
+        rates = TINY_LR.get(config.task_name, TINY_LR["maze"])
+        return rates.get(method, 5e-4)
+
+    def rollout_length(self, task: Task, m: int, max_new_tokens: int) -> int:
+        if max_new_tokens:
+            return m * max_new_tokens
+        return m * (task.answer_words + 2) + 1  # two tags for each answer, and the EOS
+
+    def pool_batch(self, config: Config, m: int) -> int:
+        return 750
+
+    def prompt(
+        self, tokenizer: Tokenizer, task: Task, problem: Problem, m: int, goal: list[float] | None
+    ) -> str:
+        """The number of answers, the problem, and a goal in words that the vocabulary has."""
+        words = [f"answers={m}", task.tiny_prompt(problem)]
+        for weight in goal or []:
+            level = 1 + round((MAX_ANSWERS - 1) * weight)
+            words.append(f"answers={level}")
+        return " ".join(words)
+
+    def stop_rule(self, tokenizer: Tokenizer, task: Task, m: int) -> StopRule | None:
+        return None  # its rollouts have no room for more
+
+
+def kind_of(tokenizer: Tokenizer) -> LanguageModel:
+    """The kind of the policy that a tokenizer belongs to."""
+    return TinyModel() if is_tiny(tokenizer) else LanguageModel()
+
+
+def kind_named(model: str) -> LanguageModel:
+    """The kind of the policy that --model names."""
+    return TinyModel() if model == "tiny" else LanguageModel()
+
+
+def fill_in(config: Config, task: Task, cuda: bool) -> None:
+    """Give the flags that depend on task, model and device, and were not given, their values."""
+    steps = config.steps or task.steps
+    values = {
+        "m": task.m,
+        "steps": task.steps,
+        "eval_problems": task.eval_problems,
+        "snapshots": min(20, max(2, steps // 6)),
+    }
+    values |= kind_named(config.model).defaults(task, cuda)
+    for name, value in values.items():
+        if getattr(config, name) is None:
+            setattr(config, name, value)

@@ -1,0 +1,238 @@
+"""The paper's claims, C1 to C10: what was measured of each, and the verdict that follows from it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from report.result_tables import GRPO, MAX_AT_K, VPO, flags_text, markdown
+from report.search_tables import solved_alone
+from report.stored import SINGLE, Difference, Stored, TaskResults
+from report.style import Policy
+
+MULTI_RLVR = Policy("multi_rlvr")
+ONE_ANSWER = Policy("vpo", flags=(("m", 1), ("prompts-per-step", 36), ("lr", 1.2e-3)))
+TWO_ANSWERS = Policy("vpo", flags=(("m", 2), ("prompts-per-step", 18)))
+FIVE_ANSWERS = Policy("vpo", flags=(("m", 5), ("prompts-per-step", 7)))
+FEW_WEIGHTS = Policy("vpo", flags=(("n-weights", 10),))
+SOBOL = Policy("vpo", flags=(("sampler", "sobol"),))
+
+LARGE_K = {"maze": "best@30", "code": "pass@30"}  # by what a search is measured in each task
+ALIKE = 0.02  # smaller differences count as none
+UNMEASURED = "not measured yet"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One measurement; `verdict` is None where it neither shows nor refutes the claim."""
+
+    text: str
+    verdict: bool | None
+
+
+@dataclass(frozen=True)
+class Claim:
+    id: str
+    text: str
+    findings: list[Finding]
+
+    @property
+    def verdict(self) -> str:
+        """Holds: shown in all findings. Partly: shown and refuted. Fails: refuted, never shown.
+
+        Open: never refuted, but not shown everywhere.
+        """
+        verdicts = {finding.verdict for finding in self.findings}
+        if verdicts == {True}:
+            return "holds"
+        if False not in verdicts:
+            return "open"
+        return "partly" if True in verdicts else "fails"
+
+    @property
+    def decisive(self) -> str:
+        """The finding that speaks most against the claim: refuted before undecided before shown."""
+        for verdict in (False, None, True):
+            for finding in self.findings:
+                if finding.verdict is verdict:
+                    return finding.text
+        return UNMEASURED
+
+
+def all_claims(stored: Stored) -> list[Claim]:
+    measured = {
+        "at k = 30 VPO matches or beats the strongest scalar baseline": beats_scalar_baselines,
+        "VPO's lead over the strongest scalar baseline widens with k": lead_widens_with_k,
+        "at k = 1 GRPO is ahead, and VPO overtakes it at about k = 3 (from 2 to 5)": curves_cross,
+        "diversity from the first ten steps of training to the last: GRPO's falls towards 0, "
+        "Multi-RLVR's stays low, VPO's stays high": diversity_in_training,
+        "in an evolutionary search VPO or Group VPO solves in every run ten problems that "
+        "neither GRPO nor the start model solves": search_solves_more,
+        "no extra training compute: tokens of VPO / tokens of Multi-RLVR within 10%": (
+            no_extra_compute
+        ),
+        "with collinear objectives VPO and GRPO are alike (within 0.02)": collinear_objectives,
+        "with m = 1 VPO is GRPO (within 0.02)": one_answer_is_grpo,
+        "more answers, more preference weights and low-discrepancy weights help": (
+            more_answers_and_weights
+        ),
+        "a valley in which partial progress scores worse: GRPO stays out, VPO crosses it": (
+            crosses_the_valley
+        ),
+    }
+    claims = []
+    for number, (text, measure) in enumerate(measured.items(), 1):
+        claims.append(Claim(f"C{number}", text, list(measure(stored))))
+    return claims
+
+
+def verdict_table(stored: Stored) -> str:
+    """The claims with their verdicts and one number each."""
+    rows = [
+        [claim.id, claim.text, f"**{claim.verdict}**", claim.decisive]
+        for claim in all_claims(stored)
+    ]
+    return markdown(["", "claim", "verdict", "the number that speaks most against it"], rows)
+
+
+def finding_table(stored: Stored) -> str:
+    """The claims with all that was measured of them."""
+    rows = []
+    for claim in all_claims(stored):
+        measured = "; ".join(finding.text for finding in claim.findings)
+        rows.append([claim.id, claim.text, measured or UNMEASURED, f"**{claim.verdict}**"])
+    return markdown(["", "claim", "measured", "verdict"], rows)
+
+
+def beats_scalar_baselines(stored: Stored) -> Iterator[Finding]:
+    for task in headline_tasks(stored):
+        scalar = strongest_scalar(task)
+        measure = LARGE_K[task.name]
+        lead = task.difference(VPO, scalar, measure)
+        verdict = None
+        if lead.low > -ALIKE:
+            verdict = True
+        elif lead.high < -ALIKE:
+            verdict = False
+        yield Finding(f"{task.name}, {measure}, against {scalar.title}: {lead}", verdict)
+
+
+def lead_widens_with_k(stored: Stored) -> Iterator[Finding]:
+    for task in headline_tasks(stored):
+        scalar = strongest_scalar(task)
+        lead_at_30 = task.lead(VPO, scalar, "best@30")
+        lead = task.summary(lead_at_30)
+        growth = task.summary(lead_at_30 - task.lead(VPO, scalar, "best@3"))
+        text = f"{task.name}, best@k: from k = 3 to k = 30 by {growth}, at k = 30 it is {lead}"
+        yield Finding(text, both(is_positive(growth), is_positive(lead)))
+
+
+def curves_cross(stored: Stored) -> Iterator[Finding]:
+    for task in headline_tasks(stored):
+        grpo_lead = task.difference(GRPO, VPO, "best@1")
+        ahead = [k for k in (2, 3, 5, 10, 30) if task.lead(VPO, GRPO, f"best@{k}").mean() > 0]
+        first = ahead[0] if ahead else "-"
+        text = f"{task.name}, GRPO - VPO at k = 1: {grpo_lead}, VPO ahead from k = {first}"
+        crosses_early = bool(ahead) and ahead[0] <= 5
+        yield Finding(text, both(is_positive(grpo_lead), crosses_early))
+
+
+def diversity_in_training(stored: Stored) -> Iterator[Finding]:
+    for task in headline_tasks(stored):
+        first = {}  # ten steps of training
+        last = {}
+        for policy in (GRPO, MULTI_RLVR, VPO):
+            first[policy] = task.average(policy, lambda run: run.training["diversity"][0])
+            last[policy] = task.average(policy, lambda run: run.training["diversity"][-1])
+        for policy, expectation, met in (
+            (GRPO, "below half", last[GRPO] < 0.5 * first[GRPO]),
+            (MULTI_RLVR, "below two thirds of VPO's", last[MULTI_RLVR] < 0.67 * last[VPO]),
+            (VPO, "kept", last[VPO] >= first[VPO]),
+        ):
+            outcome = expectation if met else f"not {expectation}"
+            change = f"{first[policy]:.2f} to {last[policy]:.2f}"
+            yield Finding(f"{task.name}, {policy.title}: {change}, {outcome}", met)
+
+
+def search_solves_more(stored: Stored) -> Iterator[Finding]:
+    for name, search in stored.searches.items():
+        if name.endswith("evolve"):
+            vpo = list(map(len, solved_alone(search["policies"], "vpo")))
+            group_vpo = list(map(len, solved_alone(search["policies"], "group_vpo")))
+            text = f"{name.replace('_', ', ')}: VPO {vpo}, Group VPO {group_vpo}"
+            yield Finding(text, min(vpo) >= 10 or min(group_vpo) >= 10)
+
+
+def no_extra_compute(stored: Stored) -> Iterator[Finding]:
+    for task in headline_tasks(stored):
+        vpo = task.average(VPO, lambda run: run.tokens)
+        ratio = vpo / task.average(MULTI_RLVR, lambda run: run.tokens)
+        yield Finding(f"{task.name}: {ratio:.2f}", 0.9 < ratio < 1.1)
+
+
+def collinear_objectives(stored: Stored) -> Iterator[Finding]:
+    for name in ("copies", "noisy"):
+        task = stored.task(name)
+        if task.shared_seeds(VPO, GRPO):
+            lead = task.difference(VPO, GRPO, "W@30")
+            yield Finding(f"{name}, W@30, VPO - GRPO: {lead}", is_alike(lead))
+
+
+def one_answer_is_grpo(stored: Stored) -> Iterator[Finding]:
+    maze = stored.task("maze")
+    if maze.shared_seeds(ONE_ANSWER, GRPO):
+        for measure in ("best@1", "W@30"):
+            lead = maze.difference(ONE_ANSWER, GRPO, measure)
+            yield Finding(f"maze, {measure}: {lead}", is_alike(lead))
+
+
+def more_answers_and_weights(stored: Stored) -> Iterator[Finding]:
+    maze = stored.task("maze")
+    for policy in (ONE_ANSWER, TWO_ANSWERS, FIVE_ANSWERS, FEW_WEIGHTS, SOBOL):
+        if maze.shared_seeds(policy, VPO):
+            lead = maze.difference(policy, VPO, "W@30")
+            verdict = is_positive(lead)
+            if policy not in (FIVE_ANSWERS, SOBOL) and verdict is not None:
+                verdict = not verdict  # these have less than the default
+            text = f"maze, W@30, {flags_text(policy)} against the default: {lead}"
+            yield Finding(text, verdict)
+
+
+def crosses_the_valley(stored: Stored) -> Iterator[Finding]:
+    toy = stored.task("toy")
+    if toy.shared_seeds(GRPO, MAX_AT_K, VPO):
+        grpo = toy.mean(GRPO, "pass@30")
+        max_at_k = toy.mean(MAX_AT_K, "pass@30")
+        vpo = toy.mean(VPO, "pass@30")
+        text = f"toy, pass@30: GRPO {grpo:.2f}, VPO {vpo:.2f}, and Max@K {max_at_k:.2f}"
+        yield Finding(text, grpo < 0.1 and vpo > 0.9)
+
+
+def headline_tasks(stored: Stored) -> list[TaskResults]:
+    """The maze and programs, as far as these four methods were measured in them."""
+    tasks = [stored.task(name) for name in LARGE_K]
+    return [task for task in tasks if task.shared_seeds(GRPO, MAX_AT_K, MULTI_RLVR, VPO)]
+
+
+def strongest_scalar(task: TaskResults) -> Policy:
+    """The best baseline at k = 30; not goal-conditioned, which is told a goal."""
+    baselines = [Policy(method) for method in SINGLE if method != "goal_conditioned"]
+    measured = [policy for policy in (*baselines, MULTI_RLVR) if task.runs(policy)]
+    return max(measured, key=lambda policy: task.mean(policy, LARGE_K[task.name]))
+
+
+def is_positive(difference: Difference) -> bool | None:
+    """The sign of a firm difference; None if it is not firm."""
+    return difference.mean > 0 if difference.firm else None
+
+
+def is_alike(difference: Difference) -> bool | None:
+    """Whether a difference is below 0.02; None if the interval does not say."""
+    if difference.low > -ALIKE and difference.high < ALIKE:
+        return True
+    if difference.low > ALIKE or difference.high < -ALIKE:
+        return False
+    return None
+
+
+def both(first: bool | None, second: bool | None) -> bool | None:
+    """Refuted if the first is, undecided if the first is; else what the second says."""
+    return second if first else first

@@ -1,0 +1,118 @@
+"""The figures of docs/results/, drawn from stored results by report/plots.py."""
+
+from pathlib import Path
+
+from report import plots
+from report.evaluation import EvalReport
+from report.result_tables import GRPO, VPO, geometry_tasks, unseen_share
+from report.stored import START, TEMPERATURES, Difference, Result, Stored, TaskResults
+from report.style import Policy
+
+DRAWN_SEARCHES = ("maze_diamond_87_evolve", "nested_scalar_evolve")
+# The flags that were varied in the maze, with the values that they have by default.
+DEFAULTS: dict[str, dict[str, object]] = {
+    "vpo": {
+        "m": 3,
+        "alpha": 1.0,
+        "n-weights": 100,
+        "sampler": "iid",
+        "subset": 1,
+        "credit": "rollout",
+    },
+    "group_vpo": {"subset": 4, "group-size": 8},
+}
+
+
+def draw_figures(stored: Stored, folder: Path) -> list[Path]:
+    """Draw all figures for which there are results. Returns their paths."""
+    written = []
+    for name in ("maze", "code", "open_cases"):
+        task = stored.task(name)
+        if len(task.policies()) > 3:  # more than GRPO and the start model
+            written.append(folder / f"{name}_best_at_k.png")
+            plots.best_at_k(report_of(task), written[-1])
+            written.append(folder / f"{name}_diversity.png")
+            draw_training(task, written[-1])
+    panels = ablation_panels(stored.task("maze"))
+    if panels:
+        written.append(folder / "ablations.png")
+        plots.ablations(panels, written[-1])
+    points = {}
+    for task in geometry_tasks(stored):
+        points[task.name] = (unseen_share(task), task.difference(VPO, GRPO, "W@30"))
+    if points:
+        written.append(folder / "reward_geometry.png")
+        plots.reward_geometry(points, written[-1])
+    for name in DRAWN_SEARCHES:
+        if name in stored.searches:
+            written.append(folder / f"search_{name}.png")
+            search = stored.searches[name]
+            plots.search(search["ticks"], search["policies"], written[-1])
+    return written
+
+
+def report_of(task: TaskResults) -> EvalReport:
+    """What was measured of all policies at temperature 0.7, over all seeds."""
+    policies = [policy for policy in task.policies() if policy.method != "start_sets"]
+    example = next(iter(task.runs(policies[0]).values()))
+    names = example.measures[TEMPERATURES[0]]["start"]
+    measures = {}
+    for policy in policies:
+        measures[policy] = {name: task.values(policy, name) for name in names}  # (seeds, N) each
+    return EvalReport(
+        name=task.name,
+        split="test",
+        problems=len(names["best@1"]),
+        pool=example.size,
+        temperature=float(TEMPERATURES[0]),
+        measures=measures,
+        groups=task.groups,
+    )
+
+
+def draw_training(task: TaskResults, path: Path) -> None:
+    """Draw training metrics of all methods, as means over seeds and ten steps."""
+    logs = {}
+    for policy in task.policies():
+        if policy.method not in START:
+            logs[policy] = mean_metrics(list(task.runs(policy).values()))
+    plots.training(logs, 0.7 if task.name == "open_cases" else 1.0, path, window=1)
+
+
+def mean_metrics(runs: list[Result]) -> list[dict[str, float]]:
+    """The means over runs of the training metrics, a record for every ten steps."""
+    training = runs[0].training
+    rows = []
+    for i in range(len(training["reward"])):
+        row = {"step": 10 * i + 5}
+        for name in training:
+            row[name] = sum(run.training[name][i] for run in runs) / len(runs)
+        rows.append(row)
+    return rows
+
+
+def ablation_panels(maze: TaskResults) -> dict[str, dict[str, dict[str, Difference]]]:
+    """A panel for every flag that was varied: heading -> value -> measure -> mean and interval."""
+    panels = {}
+    for method, flags in DEFAULTS.items():
+        for flag, default in flags.items():
+            variants = {default: Policy(method)}
+            for policy in maze.variants():
+                name, value = policy.flags[0]
+                if policy.method == method and name == flag:
+                    variants[value] = policy
+            seeds = maze.shared_seeds(*variants.values())
+            if len(variants) > 1 and seeds:
+                panels[f"{Policy(method).title}: {flag}"] = {
+                    str(value): panel_point(maze, variants[value], seeds)
+                    for value in sorted(variants)
+                }
+    return panels
+
+
+def panel_point(maze: TaskResults, policy: Policy, seeds: list[int]) -> dict[str, Difference]:
+    """Of three measures the mean over these seeds, and its interval."""
+    return {
+        measure: maze.summary(maze.values(policy, measure, seeds=seeds))
+        for measure in ("best@1", "best@30", "W@30")
+    }

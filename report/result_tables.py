@@ -1,0 +1,237 @@
+"""The tables of docs/results/ as Markdown, one function each, from stored results alone."""
+
+import torch
+
+from report.stored import METHODS, START, TEMPERATURES, Stored, TaskResults
+from report.style import Policy
+from vpo import SAMPLERS, answers_per_rollout, group_normalize, set_reward_exact, vpo_advantage
+
+GRPO = Policy("grpo")
+MAX_AT_K = Policy("max_at_k")
+VPO = Policy("vpo")
+GROUP_VPO = Policy("group_vpo")
+
+MEASURES = {
+    "maze": ("best@1", "best@3", "best@30", "W@30"),
+    "code": ("best@1", "best@30", "pass@1", "pass@30", "W@30"),
+    "toy": ("best@30", "pass@1", "pass@30"),
+    "open_cases": ("best@1", "best@30", "pass@30", "W@30"),
+}
+HEADLINE = {
+    "maze": ("best@1", "best@3", "best@30", "W@30", "diversity"),
+    "code": ("best@1", "best@30", "pass@30", "diversity"),
+}
+# By what a learning rate is chosen; for all other methods by best@1.
+CHOSEN_BY = {"vpo": "W@3", "group_vpo": "W@3", "max_at_k": "best@3"}
+
+
+def markdown(head: list[str], rows: list[list]) -> str:
+    """A Markdown table, floats with three digits; without rows the note that nothing was measured."""
+    if not rows:
+        return "*Not measured yet.*"
+    lines = [head, ["---"] * len(head)]
+    for row in rows:
+        lines.append([f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def headline(*tasks: TaskResults) -> str:
+    """The most important rows and columns of these tasks side by side."""
+    head = [""]
+    policies = (Policy("start"), GRPO, MAX_AT_K, VPO, GROUP_VPO)
+    rows: dict[Policy, list] = {policy: [policy.title] for policy in policies}
+    for task in tasks:
+        if not task.runs(GRPO):
+            continue
+        for measure in HEADLINE[task.name]:
+            head.append(f"{task.name} {measure}" if len(tasks) > 1 else measure)
+            for policy, row in rows.items():
+                row.append(task.mean(policy, measure) if task.runs(policy) else "")
+    return markdown(head, list(rows.values()))
+
+
+def means(task: TaskResults) -> str:
+    """All policies at temperature 0.7, the mean over their seeds."""
+    passes = [] if task.name == "maze" else ["pass@1", "pass@30"]
+    measures = ["best@1", "best@3", "best@10", "best@30", *passes, "W@30", "diversity"]
+    rows = []
+    for policy in task.policies():
+        values = [task.mean(policy, measure) for measure in measures]
+        rows.append([policy.title, len(task.runs(policy)), *values])
+    return markdown(["method", "seeds", *measures], rows)
+
+
+def seed_rows(task: TaskResults) -> list[list]:
+    """The table of every seed, its head first."""
+    measures = (*MEASURES[task.name], "diversity")
+    rows: list[list] = [["method", "seed", *measures]]
+    for policy in task.policies():
+        columns = [task.values(policy, measure).mean(1) for measure in measures]
+        for seed, values in zip(task.shared_seeds(policy), torch.stack(columns, 1), strict=True):
+            rows.append([policy.title, seed, *(f"{value:.3f}" for value in values)])
+    return rows
+
+
+def temperatures(task: TaskResults) -> str:
+    columns = []
+    for measure in ("best@1", "pass@30" if task.name == "code" else "best@30", "W@30", "diversity"):
+        columns += [(measure, temperature) for temperature in TEMPERATURES]
+    rows = []
+    for policy in task.policies():
+        rows.append([policy.title, *(task.mean(policy, *column) for column in columns)])
+    return markdown(["method", *(f"{measure} at {T}" for measure, T in columns)], rows)
+
+
+def differences(task: TaskResults) -> str:
+    """Paired differences at temperature 0.7, and with each policy at its best one for the measure."""
+    measures = MEASURES[task.name]
+    rows = []
+    for ours, theirs in compared_pairs(task):
+        heading = f"{ours.title} - {theirs.title}"
+        seeds = len(task.shared_seeds(ours, theirs))
+        cells = [task.difference(ours, theirs, measure) for measure in measures]
+        rows.append([heading, "0.7", seeds, *cells])
+        if task.name != "open_cases":  # of which one temperature is stored
+            best = [best_difference(task, ours, theirs, measure) for measure in measures]
+            rows.append([heading, "each its best", seeds, *best])
+    return markdown(["difference", "temperature", "seeds", *measures], rows)
+
+
+def compared_pairs(task: TaskResults) -> list[tuple[Policy, Policy]]:
+    """The pairs of policies whose differences are shown; only those that share a seed."""
+    names = [
+        ("vpo", "grpo"),
+        ("vpo", "max_at_k"),
+        ("group_vpo", "vpo"),
+        ("group_vpo", "max_at_k"),
+    ]
+    names += [(method, "grpo") for method in METHODS if method not in (*START, "grpo", "vpo")]
+    pairs = []
+    for lr in (None, 2e-5, 5e-5):
+        pairs += [(Policy(ours, lr), Policy(theirs, lr)) for ours, theirs in names]
+    if task.name == "open_cases":  # whose start model is pre-trained
+        pairs += [(policy, Policy("start")) for policy in task.policies() if policy.lr]
+    return [pair for pair in pairs if task.shared_seeds(*pair)]
+
+
+def best_difference(task: TaskResults, ours: Policy, theirs: Policy, measure: str) -> str:
+    """A difference with each policy at the temperature that is best for it, and these temperatures."""
+    if measure == "best@3":  # not stored at other temperatures
+        return ""
+
+    def best_temperature(policy: Policy) -> str:
+        return max(TEMPERATURES, key=lambda temperature: task.mean(policy, measure, temperature))
+
+    best = (best_temperature(ours), best_temperature(theirs))
+    difference = task.summary(task.lead(ours, theirs, measure, best))
+    return f"{difference} ({', '.join(best)})"
+
+
+def learning_rates(validation: TaskResults) -> str:
+    measures = ("best@1", "best@3", "best@30", "W@3", "W@30", "diversity")
+    rows = []
+    for policy in validation.policies():
+        values = [validation.mean(policy, measure) for measure in measures]
+        rate = f"{policy.lr:g}"
+        if policy.lr == best_rate(validation, policy.method):
+            rate = f"**{rate}**"
+        rows.append([policy.look.title, rate, *values])
+    return markdown(["method", "peak lr", *measures], rows)
+
+
+def best_rate(validation: TaskResults, method: str) -> float:
+    """The lowest rate that is within 0.005 of the best: less is noise."""
+    measure = CHOSEN_BY.get(method, "best@1")
+    utilities = {}
+    for policy in validation.policies():
+        if policy.method == method:
+            utilities[policy.lr] = validation.mean(policy, measure)
+    best = max(utilities.values())
+    return min(rate for rate, utility in utilities.items() if utility >= best - 0.005)
+
+
+def ablations(task: TaskResults) -> str:
+    """What every varied setting changes against its method's default, on the seeds that both have.
+
+    VPO with two answers per rollout, the best m, is compared with its rivals too.
+    """
+    measures = (*MEASURES[task.name], "diversity")
+    rows = []
+    for policy in task.variants():
+        others = [Policy(policy.method)]
+        if policy.flags[0] == ("m", 2):
+            others += [MAX_AT_K, GROUP_VPO]
+        for other in others:
+            cells = [task.difference(policy, other, measure) for measure in measures]
+            seeds = len(task.runs(policy))
+            rows.append([policy.title, flags_text(policy), other.title, seeds, *cells])
+    return markdown(["method", "setting", "minus", "seeds", *measures], rows)
+
+
+def flags_text(policy: Policy) -> str:
+    text = " ".join(f"--{name} {value}" for name, value in policy.flags)
+    return text.replace("--credit answer", "reward-to-go")  # examples/reward_to_go.py, no flag
+
+
+def cost(task: TaskResults) -> str:
+    """What every policy sampled in training, and how long it took; cells ran side by side."""
+    m = 5 if task.name == "toy" else 3
+    rows = []
+    for policy in task.policies():
+        if policy.method in START:
+            continue
+        rollouts = task.average(policy, lambda run: run.rollouts)
+        answers = rollouts * answers_per_rollout(policy.method, m)
+        tokens = task.average(policy, lambda run: run.tokens)
+        seconds = task.average(policy, lambda run: run.training_seconds / run.steps)
+        rows.append([policy.title, f"{answers:,.0f}", f"{tokens:,.0f}", f"{seconds:.2f}"])
+    return markdown(["method", "answers", "tokens", "seconds per step"], rows)
+
+
+def noise() -> str:
+    """Mean error of VPO's advantage by the number of preference weights K, for both samplers.
+
+    With k = 2 objectives the set reward has a closed form, from which the exact advantage follows.
+    """
+    rewards = torch.rand(256, 8, 3, 2, generator=torch.Generator().manual_seed(0))  # (P, G, m, k)
+    exact = group_normalize(set_reward_exact(rewards))  # (P, G)
+    counts = (10, 30, 100, 300, 1000)
+    rows = []
+    for sampler in SAMPLERS:
+        row = [sampler]
+        for n_weights in counts:
+            error = 0.0
+            for seed in range(5):
+                generator = torch.Generator().manual_seed(seed)
+                advantage = vpo_advantage(
+                    rewards, n_weights=n_weights, sampler=sampler, generator=generator
+                )
+                error += (advantage - exact).abs().mean().item()
+            row.append(f"{error / 5:.4f}")
+        rows.append(row)
+    return markdown(["sampler", *(f"K = {n_weights}" for n_weights in counts)], rows)
+
+
+def rewards(stored: Stored) -> str:
+    """What the start model's rollouts said of each reward, and what VPO then gained on GRPO in it."""
+    rows = []
+    for task in geometry_tasks(stored):
+        seeds = len(task.shared_seeds(VPO, GRPO))
+        effective = task.average(GRPO, lambda run: run.geometry["effective_objectives"])
+        gains = [task.difference(VPO, GRPO, measure) for measure in ("W@30", "best@30")]
+        rows.append([task.name, seeds, f"{unseen_share(task):.0%}", f"{effective:.2f}", *gains])
+    head = ["reward", "seeds", "unseen by the scalar", "effective objectives"]
+    return markdown([*head, "W@30, VPO - GRPO", "best@30, VPO - GRPO"], rows)
+
+
+def geometry_tasks(stored: Stored) -> list[TaskResults]:
+    """The tasks with a reward geometry; first the one whose scalar misses the least variance."""
+    names = ("maze", "code", "copies", "noisy", "halfway", "gems", "tradeoff")
+    tasks = [stored.task(name) for name in names]
+    measured = [task for task in tasks if task.shared_seeds(VPO, GRPO)]
+    return sorted(measured, key=unseen_share)
+
+
+def unseen_share(task: TaskResults) -> float:
+    """The share of the variance that the scalar misses; GRPO's results hold the start model."""
+    return task.average(GRPO, lambda run: run.geometry["unseen_variance_share"])

@@ -1,0 +1,104 @@
+"""Tables of searches: what each policy solved, and what it solved alone."""
+
+import torch
+from torch import Tensor
+
+from report.result_tables import markdown
+from report.statistics import bootstrap_interval
+from report.stored import Stored
+from report.style import Policy
+
+BUDGETS = (30, 100, 300)  # candidates; the whole budget is added
+ALONE = "Problems that neither GRPO nor the start of the same run solved, by number, run by run:"
+
+
+def solved_at(runs: list[dict]) -> Tensor:
+    """The candidate that solved each problem, counted from 1, or 0: (runs, N)."""
+    return torch.tensor([run["solved"] for run in runs])
+
+
+def solved_alone(
+    policies: dict[str, list[dict]], name: str, any_run: bool = False
+) -> list[list[int]]:
+    """Of each run the problems, from 1, that a policy solved and neither GRPO nor the start model did.
+
+    They are those of the same run, or with `any_run` of all runs.
+    """
+    ours = solved_at(policies[name]) > 0  # (runs, N)
+    others = torch.zeros_like(ours)
+    for other in ("grpo", "start"):
+        if other in policies:
+            others |= solved_at(policies[other]) > 0
+    if any_run:
+        others = others.any(0)
+    return [(row.nonzero().flatten() + 1).tolist() for row in ours & ~others]
+
+
+def is_compared(policies: dict[str, list[dict]]) -> bool:
+    """Whether GRPO and the start model were searched too."""
+    return {"grpo", "start"} <= policies.keys()
+
+
+def search_table(search: dict) -> str:
+    """What every policy of a search.json solved within budgets, and the problems it solved alone."""
+    policies = search["policies"]
+    last_budget = search["settings"]["budget"]
+    budgets = [budget for budget in BUDGETS if budget < last_budget]
+    budgets.append(last_budget)
+    head = ["", *(f"solved by {budget}" for budget in budgets)]
+    head += ["95% interval", "best score", "reward vectors"]
+    head += ["not by GRPO or start", "nor in any run"]
+    rows = []
+    lines = []
+    for name in policies:
+        rows.append(search_row(policies, name, budgets))
+        alone = solved_alone(policies, name)
+        if is_compared(policies) and any(alone):
+            numbers = [" ".join(map(str, problems)) or "none" for problems in alone]
+            lines.append(f"- {Policy(name).title}: {' / '.join(numbers)}")
+    if lines:
+        lines = ["", ALONE, "", *lines]
+    return "\n".join([markdown(head, rows), *lines])
+
+
+def search_row(policies: dict[str, list[dict]], name: str, budgets: list[int]) -> list:
+    runs = policies[name]
+    solved = solved_at(runs)  # (runs, N)
+    low, high = bootstrap_interval(solved > 0)
+    row = [Policy(name).title]
+    for budget in budgets:
+        within = (solved > 0) & (solved <= budget)
+        row.append(within.double().mean().item())
+    row += [f"[{low:.3f}, {high:.3f}]", final_mean(runs, "best")]
+    row.append(f"{final_mean(runs, 'behaviours'):.1f}")
+    for any_run in (False, True):
+        alone = solved_alone(policies, name, any_run) if is_compared(policies) else []
+        row.append(" ".join(str(len(problems)) for problems in alone))
+    return row
+
+
+def final_mean(runs: list[dict], key: str) -> float:
+    """The mean over runs and problems of what a curve reaches at the end of the budget."""
+    return torch.tensor([run[key] for run in runs], dtype=torch.float64)[..., -1].mean().item()
+
+
+def all_searches(stored: Stored) -> str:
+    """Of every stored search the share of problems that each policy solved, and some differences."""
+    names = ("start", "grpo", "max_at_k", "multi_rlvr", "vpo", "group_vpo")
+    pairs = (("vpo", "grpo"), ("group_vpo", "grpo"), ("group_vpo", "start"))
+    head = ["", *(Policy(name).title for name in names)]
+    head += [f"{Policy(ours).title} - {Policy(theirs).title}" for ours, theirs in pairs]
+    rows = []
+    for key, search in stored.searches.items():
+        solved = {name: (solved_at(runs) > 0).double() for name, runs in search["policies"].items()}
+        row = [key.replace("_", " ")]
+        row += [share(solved[name]) if name in solved else "" for name in names]
+        row += [share(solved[ours] - solved[theirs]) for ours, theirs in pairs]
+        rows.append(row)
+    return markdown(head, rows)
+
+
+def share(values: Tensor) -> str:
+    """The mean of values (runs, N) with its 95% interval."""
+    low, high = bootstrap_interval(values)
+    return f"{values.mean():.2f} [{low:.2f}, {high:.2f}]"
