@@ -524,8 +524,8 @@ def search_all(
         for evaluation in evaluations:
             policy = load(evaluation, name, goal, config.device)
             folder = Path(config.out) / evaluation.run.name
+            search = Search(config, policy, goal, problems, folder / f"{name}.jsonl")
             with writing(folder):
-                search = Search(config, policy, goal, problems, folder / f"{name}.jsonl")
                 of_runs.append(search.run())
     return populations
 

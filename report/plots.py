@@ -157,11 +157,12 @@ def training(
     step is the level of the start model.
 
     Args:
-        logs: the records of metrics.jsonl by policy.
+        logs: the records of metrics.jsonl by policy; those without a record are left out.
         temperature: at which the rollouts were sampled.
         path: the file that is written.
         window: steps per running mean; 1 if each record is already the mean of 10 steps.
     """
+    logs = {policy: rows for policy, rows in logs.items() if rows}
     keys = list(TRAINING_PANELS)
     if any("answers" not in rows[0] for rows in logs.values()):
         keys.remove("answers")  # which older logs lack
@@ -176,7 +177,7 @@ def training(
                 ax.plot(*curve.T, color=policy.color, alpha=0.2, lw=0.8)
                 every = max(1, len(smooth) // 10)
                 ax.plot(*smooth.T, **policy.line_style, markevery=every)
-            if key != "answers":  # rollouts of several answers lack more of them
+            if logs and key != "answers":  # rollouts of several answers lack more of them
                 starts = [rows[0][key] for rows in logs.values()]
                 level = sum(starts) / len(starts)
                 ax.axhline(level, color=Policy("start").color, ls="--", label=first)

@@ -406,3 +406,11 @@ def test_a_config_with_a_flag_that_is_no_more(run, capsys):
     record["flags"]["cuda_graph"] = True
     (run / "config.json").write_text(json.dumps(record))
     assert load_run(run).config.method == ["grpo", "vpo"]
+
+
+def test_a_run_without_its_metrics_is_evaluated(run):
+    """The curves of training are missing, the table is not."""
+    (run / "grpo" / "metrics.jsonl").unlink()
+    (run / "vpo" / "metrics.jsonl").write_text("")
+    evaluation.main(["run"])
+    assert (run / "eval.json").exists()
