@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 import zlib
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,7 @@ from engine.evaluations import EvalSettings, Evaluation
 from engine.files import read_log
 from engine.kinds import TINY_LR
 from engine.run_folder import load_run, task_of
-from eval import evaluate_run, measure, pass_at_k
+from eval import Pool, evaluate_run, measure, pass_at_k
 from report import documents
 from report.geometry import geometry
 from report.stored import Result, Stored
@@ -300,7 +301,20 @@ def evaluation_record(cell: Cell) -> dict:
         record["at"][f"{temperature:g}"] = condensed
         if result.groups is not None and not cell.tuning:
             record["groups"] = result.groups.tolist()
+        if cell.task == "open_cases" and not cell.tuning:
+            record["programs"] = {
+                name: frequent_answers(pool) for name, pool in result.pools.items()
+            }
     return record
+
+
+def frequent_answers(pool: Pool) -> list:
+    """For each problem the three most frequent answers with their share of passed tests, counted."""
+    frequent = []
+    for answers, rewards in zip(pool.answers, pool.vectors(), strict=True):
+        shares = rewards.mean(1).tolist()
+        frequent.append(Counter(zip(answers, shares, strict=True)).most_common(3))
+    return frequent
 
 
 def condense(values: dict[str, Tensor], cell: Cell, size: int) -> dict[str, list]:

@@ -16,6 +16,7 @@ import report.evaluation
 import reproduce
 import train
 from engine.config import Config, Parser, parse
+from eval import Pool
 from report import claims, documents, result_figures, result_tables, search_tables, stored
 from report.statistics import bootstrap_interval
 from report.stored import Difference, Result, Stored, TaskResults
@@ -419,3 +420,10 @@ def test_half_of_the_grid_is_enough_for_tables(few_samples):
 def test_without_results_nothing_is_written(tmp_path):
     with pytest.raises(UserError, match="nothing to write"):
         reproduce.write(Store(tmp_path), document=True)
+
+
+def test_frequent_answers_are_counted_with_their_rewards():
+    rewards = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]])
+    mask = torch.tensor([[True, True]])
+    pool = Pool([None], [["a", "a", None]], rewards, rewards.mean(-1), mask)
+    assert reproduce.frequent_answers(pool) == [[(("a", 0.5), 2), ((None, 0.0), 1)]]
