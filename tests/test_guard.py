@@ -1,8 +1,9 @@
 """The numbers of short runs, held against those that were stored: a change of the code may not change what is learnt.
 
-    python tests/test_guard.py     measures the stored numbers anew, after a change that was meant to alter them
+    python tests/test_guard.py     measures them on this machine, after a change that was meant to alter them
 
-On the kind of machine where the numbers were stored they must agree bit for bit, elsewhere to rounding."""
+On the kinds of machine where numbers were stored they must agree bit for bit. Elsewhere rounding may turn
+a sampled token and all that follows from it, so most of the numbers must agree."""
 
 import hashlib
 import importlib.util
@@ -28,6 +29,7 @@ import search
 import train
 
 STORED = Path(__file__).with_name("guard.json")
+SHARE_ELSEWHERE = 0.75  # of the numbers that agree on another kind of machine
 METHODS = [  # a method that is added later needs no numbers here
     "dr_grpo",
     "gdpo",
@@ -266,19 +268,20 @@ def folder(tmp_path_factory):
 def test_numbers_are_those_stored(name, folder):
     if name == "model-adapter" and not importlib.util.find_spec("peft"):
         pytest.skip("needs peft")
-    stored = json.loads(STORED.read_text())
-    expected = numbers(stored["parts"][name])
+    stored = json.loads(STORED.read_text())  # machine -> part -> numbers
+    parts = stored.get(machine()) or next(iter(stored.values()))
+    expected = numbers(parts[name])
     measured = numbers(json.loads(json.dumps(measure(name))))
-    assert measured.keys() == expected.keys()
-    if stored["machine"] == machine():
-        differing = {
-            place: (measured[place], expected[place])
-            for place in expected
-            if measured[place] != expected[place]
-        }
-        assert not differing
+    if machine() in stored:
+        assert measured == expected
     else:
-        assert measured == pytest.approx(expected, rel=1e-3, abs=1e-5)
+        n_equal = sum(is_close(measured.get(place), expected[place]) for place in expected)
+        assert n_equal > SHARE_ELSEWHERE * len(expected)
+
+
+def is_close(a, b) -> bool:
+    """Whether two values agree, numbers to rounding."""
+    return a == b if isinstance(b, str) else a == pytest.approx(b, rel=1e-3, abs=1e-5)
 
 
 def main() -> None:
@@ -287,10 +290,8 @@ def main() -> None:
         os.chdir(temporary)
         parts = {name: measure(name) for name in PARTS}
         os.chdir(before)
-    target = Path(sys.argv[1]) if len(sys.argv) > 1 else STORED
-    target.write_text(
-        json.dumps({"machine": machine(), "parts": parts}, indent=0, sort_keys=True) + "\n"
-    )
+    stored = json.loads(STORED.read_text()) | {machine(): parts}
+    STORED.write_text(json.dumps(stored, indent=0, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":
