@@ -35,7 +35,7 @@ from report import page, plots, style
 from report.evaluation import EvalReport, mean_of, training_cost
 from report.geometry import geometry_report
 from rewards import Problem, Task, take_problems
-from rollout import Scored, build_prompt, parse_answers, sample, sampling_options, score_texts
+from rollout import build_prompt, parse_texts, sample, sampling_options, score
 from vpo import ADVANTAGES, answers_per_rollout, sample_weights
 
 USAGE = "RUN [RUN ...] [--split SPLIT] [--out FOLDER] [--FLAG VALUE ...]"
@@ -185,7 +185,7 @@ def sample_pool(
         generator=generator,
     )
 
-    texts = []
+    answers = []  # of each rollout
     at_once = max(1, kind_of(policy.tokenizer).pool_batch(config, policy.m) // size)
     title = f"evaluate {style.Policy(policy.name).title}"
     for first in tqdm(
@@ -195,25 +195,27 @@ def sample_pool(
         for problem in problems[first : first + at_once]:
             for goal in goals:
                 prompts.append(build_prompt(policy.tokenizer, task, problem, policy.m, goal))
-        texts += sample(policy.model, policy.tokenizer, prompts, per_prompt, options).texts
-    return _pool_of(problems, texts, score_texts(task, problems, texts, policy.m), task, size)
+        rollouts = sample(policy.model, policy.tokenizer, prompts, per_prompt, options)
+        answers += parse_texts(task, rollouts.texts, policy.m, rollouts.ended)
+    return pool_of(problems, answers, task, policy.m, size)
 
 
-def _pool_of(
-    problems: list[Problem], texts: list[str], scored: Scored, task: Task, size: int
+def pool_of(
+    problems: list[Problem], answers: list[list[str]], task: Task, m: int, size: int
 ) -> Pool:
-    """Cut the rollouts of each problem to its first `size` candidates."""
-    _, G, m, _ = scored.vectors.shape
-    answers = []
-    for p in range(len(problems)):
-        candidates = []
-        for text in texts[p * G : (p + 1) * G]:
-            parsed = parse_answers(text, task, m)
-            candidates += [*parsed, *[None] * (m - len(parsed))]
-        answers.append(candidates[:size])
+    """Score the answers of P * G rollouts, and cut those of each problem to `size` candidates."""
+    G = len(answers) // len(problems)
+    groups = [answers[first : first + G] for first in range(0, len(answers), G)]  # (P, G)
+    scored = score(task, problems, groups, m)
+    candidates = []
+    for group in groups:
+        slots = []
+        for parsed in group:
+            slots += [*parsed, *[None] * (m - len(parsed))]
+        candidates.append(slots[:size])
     return Pool(
         problems,
-        answers,
+        candidates,
         scored.vectors.flatten(1, 2)[:, :size],
         scored.scalars.flatten(1, 2)[:, :size],
         scored.objective_mask,

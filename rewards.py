@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import numbers
 import random
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+NUMBERED_LINE = re.compile(r"\s*(\d{1,3})[.):](?!\d)\s*(\S.*?)\s*")  # "1. red blue" or "2) green"
+FIRST_NUMBER = "1."  # with it a prompt for lines ends, and the rollout goes on
 
 
 class UserError(Exception):
@@ -35,6 +40,7 @@ class Task:
     """
 
     name = "task"
+    form = "tags"  # how a language model writes its answers: "tags" or numbered "lines"
     tag = "answer"  # answers stand between <answer_1> and </answer_1>, <answer_2> and </answer_2>, ...
     objectives: tuple[str, ...] = ()  # names of the k components; empty: k differs between problems
     minimum = 0.0  # the least a component can be, and each component of an answer that is missing
@@ -42,6 +48,7 @@ class Task:
     fingerprint = (
         ""  # of the files that the problems come from; a run resumes with the same ones only
     )
+    reads_untagged = True  # whether numbered lines count where tags were asked for
     m = 3  # answers per rollout, where --m does not say
     steps = 200  # of RL, where --steps does not say
     eval_problems = 200  # held out, where --eval-problems does not say
@@ -58,6 +65,17 @@ class Task:
         """The text that asks a language model for m answers."""
         raise UserError(f"task {self.name}: the method prompt is missing")
 
+    def request(self, question: str, m: int, examples: list[str]) -> str:
+        """A prompt that asks a language model for m answers in the task's form.
+
+        Args:
+            examples: three answers or so that show what an answer is. They need not be good.
+        """
+        shown = "\n".join(number_answers(self, examples))
+        answers = "1 other answer" if m == 1 else f"{m} other answers"
+        form = "a numbered list" if self.form == "lines" else "this form"
+        return f"{question}\nFor example:\n{shown}\nGive {answers} as {form}, and nothing else."
+
     def reward(self, problem: Problem, answer: str) -> list[float]:
         """The reward vector (k) of one answer. It must not raise, whatever the text."""
         raise UserError(f"task {self.name}: the method reward is missing")
@@ -66,8 +84,13 @@ class Task:
         """The reward vectors of many answers, for tasks that score them faster together."""
         return [self.reward(problem, answer) for problem, answer in pairs]
 
-    def find_answers(self, text: str, m: int) -> list[str] | None:
-        """The answers in a rollout's text where they stand in no tags. None: they stand in tags."""
+    def find_answers(self, text: str, m: int, finished: bool) -> list[str] | None:
+        """The answers in a rollout's text, where it has a form of your own. None: the usual forms.
+
+        Args:
+            finished: whether the rollout has ended. While it is False the text still grows: return
+                only answers that no further text can change. The rollout ends with the m-th of them.
+        """
         return None
 
     def scalar(self, rewards: Tensor) -> Tensor:
@@ -117,31 +140,82 @@ class Task:
         )
 
 
-def parse_answers(text: str, task: Task, m: int) -> list[str]:
-    """The answers tagged 1 to m in a rollout's text, in that order. It never raises.
+def parse_answers(text: str, task: Task, m: int, finished: bool = True) -> list[str]:
+    """The up to m answers in a rollout's text, in their order.
 
-    An answer without both its tags is left out. So is one that holds another's tag: it was never
-    closed.
+    They are looked for in this order:
+
+    1. `task.find_answers`, a form of the task's own.
+    2. Tags, <answer_1> ... </answer_1>. An answer without both its tags is left out. So is one that
+       holds another's tag: it was never closed.
+    3. Where the text holds no tag: numbered lines, such as "1. red blue", after a model's thoughts.
+    4. Else, for m = 1, the whole text.
+
+    Args:
+        finished: whether the rollout has ended; else only answers that can no longer change count.
+
+    Raises:
+        UserError: find_answers gives something else. No text raises.
     """
-    untagged = task.find_answers(text, m)
-    if untagged is not None:
-        return [answer.strip() for answer in untagged[:m]]
+    own = task.find_answers(text, m, finished)
+    if own is not None:
+        if not isinstance(own, list) or not all(isinstance(answer, str) for answer in own):
+            raise UserError(
+                f"task {task.name}: find_answers must return a list of texts or None, not {own!r:.80}"
+            )
+        return [answer.strip() for answer in own[:m]]
+    has_tags = f"<{task.tag}_" in text or f"</{task.tag}_" in text
+    if has_tags or not task.reads_untagged:
+        return _tagged_answers(text, task.tag, m)
+    text = text.rpartition("</think>")[2]
+    if "<think>" in text:
+        return []
+    if task.form == "lines" and not NUMBERED_LINE.match(text):
+        text = FIRST_NUMBER + text
+    answers = _numbered_answers(text, m, finished)
+    if not answers and m == 1 and finished and text.strip():
+        return [text.strip()]
+    return answers
+
+
+def _tagged_answers(text: str, tag: str, m: int) -> list[str]:
     answers = []
     for i in range(1, m + 1):
-        _, opening, rest = text.partition(f"<{task.tag}_{i}>")
-        answer, closing, _ = rest.partition(f"</{task.tag}_{i}>")
-        is_open = f"<{task.tag}_" in answer or f"</{task.tag}_" in answer
+        _, opening, rest = text.partition(f"<{tag}_{i}>")
+        answer, closing, _ = rest.partition(f"</{tag}_{i}>")
+        is_open = f"<{tag}_" in answer or f"</{tag}_" in answer
         if opening and closing and not is_open:
             answers.append(answer.strip())
     return answers
+
+
+def _numbered_answers(text: str, m: int, finished: bool) -> list[str]:
+    """The lines that are numbered 1 to m."""
+    lines = text.split("\n")
+    if not finished:
+        lines.pop()  # no newline has ended it
+    by_number: dict[int, str] = {}
+    for line in lines:
+        numbered = NUMBERED_LINE.fullmatch(line)
+        if numbered:
+            by_number.setdefault(int(numbered[1]), numbered[2])
+    return [by_number[i] for i in range(1, m + 1) if i in by_number]
 
 
 def write_answers(task: Task, answers: list[str]) -> str:
     """The counterpart of `parse_answers`: the text that gives these answers. Code blocks need no tags."""
     if answers[0].startswith("```"):
         return "\n".join(answers)
-    tagged = [f"<{task.tag}_{i}> {answer} </{task.tag}_{i}>" for i, answer in enumerate(answers, 1)]
-    return " ".join(tagged)
+    if task.form == "lines":
+        return "\n".join(number_answers(task, answers)).removeprefix(FIRST_NUMBER)
+    return " ".join(number_answers(task, answers))
+
+
+def number_answers(task: Task, answers: list[str]) -> list[str]:
+    """Answers in their tags or with their numbers."""
+    if task.form == "lines":
+        return [f"{i}. {answer}" for i, answer in enumerate(answers, 1)]
+    return [f"<{task.tag}_{i}> {answer} </{task.tag}_{i}>" for i, answer in enumerate(answers, 1)]
 
 
 def take_problems(task: Task, split: str, n: int, seed: int = 0, start: int = 0) -> list[Problem]:

@@ -98,13 +98,34 @@ def score(task: Task, problems: list[Problem], answers: list[list[list[str]]], m
     return Scored(vectors, scalars, answer_mask, objective_mask)
 
 
-def score_texts(task: Task, problems: list[Problem], texts: list[str], m: int) -> Scored:
-    """Parse and score rollouts: texts (P * G), those of one problem side by side."""
+def score_texts(
+    task: Task,
+    problems: list[Problem],
+    texts: list[str],
+    m: int,
+    finished: list[bool] | None = None,
+) -> Scored:
+    """Parse and score rollouts.
+
+    Args:
+        texts: (P * G), those of one problem side by side.
+        finished: (P * G), False where a rollout was cut off; None: all have ended.
+    """
+    answers = parse_texts(task, texts, m, finished)
     G = len(texts) // len(problems)
-    answers = []
-    for first in range(0, len(texts), G):
-        answers.append([parse_answers(text, task, m) for text in texts[first : first + G]])
-    return score(task, problems, answers, m)
+    groups = [answers[first : first + G] for first in range(0, len(texts), G)]
+    return score(task, problems, groups, m)
+
+
+def parse_texts(
+    task: Task, texts: list[str], m: int, finished: list[bool] | None = None
+) -> list[list[str]]:
+    """The up to m answers of every rollout. The arguments are those of `score_texts`."""
+    finished = finished or [True] * len(texts)
+    return [
+        parse_answers(text, task, m, has_ended)
+        for text, has_ended in zip(texts, finished, strict=True)
+    ]
 
 
 def _score_distinct(

@@ -39,12 +39,13 @@ from report import plots
 from report.search_tables import search_table
 from rewards import Problem, Task, UserError
 from rollout import (
+    Rollouts,
     SamplingOptions,
     build_prompt,
-    parse_answers,
+    parse_texts,
     sample,
     sampling_options,
-    score_texts,
+    score,
 )
 from tasks import as_user_error
 
@@ -298,11 +299,11 @@ class Search:
 
     def propose(
         self, batch: int, populations: list[Population]
-    ) -> tuple[list[Candidate], list[str]]:
+    ) -> tuple[list[Candidate], list[list[str]]]:
         """Sample the rollouts of a batch, G for each of P unfinished problems.
 
-        Returns candidates (P * G * m), which have no answers yet, and the texts (P * G) that hold
-        the answers.
+        Returns candidates (P * G * m), which have no answers yet, and the up to m answers of every
+        rollout (P * G).
         """
         config = self.config
         m = self.policy.m
@@ -331,35 +332,39 @@ class Search:
 
         # Without parents the prompts of a problem are equal.
         per_prompt = 1 if config.selection else G
-        texts = self.sample(prompts[::per_prompt], per_prompt, batch)
-        return candidates, [prefix + text for prefix, text in zip(prefixes, texts, strict=True)]
+        rollouts = self.sample(prompts[::per_prompt], per_prompt, batch)
+        texts = [prefix + text for prefix, text in zip(prefixes, rollouts.texts, strict=True)]
+        return candidates, parse_texts(self.policy.task, texts, m, rollouts.ended)
 
-    def sample(self, prompts: list[str], G: int, batch: int) -> list[str]:
+    def sample(self, prompts: list[str], G: int, batch: int) -> Rollouts:
         """Sample G rollouts of every prompt with the random numbers of a batch."""
         model = self.policy.model
         seed = 2**40 + self.config.seed * 1_000_003 + batch
         generator = torch.Generator(model.device).manual_seed(seed)
         options = replace(self.policy.options, generator=generator)
-        return sample(model, self.policy.tokenizer, prompts, G, options).texts
+        return sample(model, self.policy.tokenizer, prompts, G, options)
 
     def score(
-        self, candidates: list[Candidate], texts: list[str], populations: list[Population]
+        self,
+        candidates: list[Candidate],
+        answers: list[list[str]],
+        populations: list[Population],
     ) -> None:
-        """Score the answers to P problems in texts (P * G), for their candidates (P * G * m)."""
+        """Score the answers of P * G rollouts, those of a problem side by side, for their candidates."""
         m = self.policy.m
-        task = self.policy.task
-        answers = []
-        for text in texts:
-            parsed = parse_answers(text, task, m)
-            answers += parsed + [""] * (m - len(parsed))
+        G = len(answers) // len(populations)
+        groups = [answers[first : first + G] for first in range(0, len(answers), G)]  # (P, G)
+        slots = []  # (P * G * m)
+        for parsed in answers:
+            slots += parsed + [""] * (m - len(parsed))
 
         problems = [population.problem for population in populations]
-        scored = score_texts(task, problems, texts, m)
+        scored = score(self.policy.task, problems, groups, m)
         vectors = []
         for of_problem, mask in zip(scored.vectors, scored.objective_mask, strict=True):
             vectors += of_problem[..., mask].flatten(0, 1).tolist()  # (G, m, k) -> (G * m, k)
 
-        for candidate, answer, vector in zip(candidates, answers, vectors, strict=True):
+        for candidate, answer, vector in zip(candidates, slots, vectors, strict=True):
             candidate.answer = answer
             candidate.rewards = [round(reward, 6) for reward in vector]
             candidate.score = self.goal.score(candidate.rewards, answer)

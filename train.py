@@ -31,6 +31,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from engine.advice import show_first_rollout, tell_unread
 from engine.checkpoints import TrainState, checkpoints, load_state, save_state
 from engine.checks import check_config, check_device, device_named
 from engine.config import Config, Parser, as_command, parse
@@ -78,7 +79,7 @@ def train_step(method: str, state: TrainState, task: Task, config: Config) -> St
         generator=rollout_generator(config, t, model.device),
     )
     rollouts = sample(model, state.tokenizer, prompts, config.group_size, options)  # P * G
-    scored = score_texts(task, problems, rollouts.texts, m)  # reward vectors (P, G, m, k)
+    scored = score_texts(task, problems, rollouts.texts, m, rollouts.ended)  # vectors (P, G, m, k)
     advantages = ADVANTAGES[method](
         scored.vectors,
         scored.scalars,
@@ -256,12 +257,7 @@ class Trainer:
                     f"saved; go on with: python train.py --resume --out {self.run.parent}"
                 )
         if first < config.steps and not n_answers:
-            print(
-                f"{self.method}: no rollout held an answer that could be read, so nothing was learnt: too "
-                f"few --warm-steps, or no room at --max-new-tokens {config.max_new_tokens}? See "
-                f"{self.run / 'samples.jsonl'}",
-                file=sys.stderr,
-            )
+            tell_unread(self.method, config, self.task, self.run / "samples.jsonl")
 
     @contextlib.contextmanager
     def located(self, t: int) -> Iterator[None]:
@@ -287,7 +283,7 @@ class Trainer:
             metrics[name] = value.item() if isinstance(value, torch.Tensor) else value
         seconds = time.perf_counter() - began
         if state.step == 1 and kind_named(self.config.model).is_pretrained:
-            print_first_rollout(self.method, self.config, result)
+            show_first_rollout(self.method, self.config, self.task, result.example, metrics)
         if not math.isfinite(metrics["loss"]) or not math.isfinite(metrics["grad_norm"]):
             raise UserError(
                 f"loss {metrics['loss']}, gradient norm {metrics['grad_norm']}: try a lower --lr"
@@ -323,18 +319,6 @@ class Trainer:
             )
         log = self.run / "snapshots.jsonl"
         write_snapshot(log, state.step, problems, pool.answers, pool.vectors())
-
-
-def print_first_rollout(method: str, config: Config, result: StepResult) -> None:
-    """Show a language model's first rollout, before minutes are spent."""
-    first = result.example["rollouts"][0]
-    print(
-        f"\n{method}, its first rollout:\n{first['text'][:1000]}\nrewards: {first['rewards']}\n"
-        f"of all: {result.metrics['answers']:.0%} of the slots hold an answer, "
-        f"{result.metrics['cut_off']:.0%} were cut off (--max-new-tokens "
-        f"{config.max_new_tokens or 256} per answer)",
-        file=sys.stderr,
-    )
 
 
 def run(argv: list[str], parser: Parser) -> None:

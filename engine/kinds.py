@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from engine.config import MAX_ANSWERS, Config
 from engine.tiny import is_tiny
-from rewards import Problem, Task, parse_answers
+from rewards import FIRST_NUMBER, Problem, Task, parse_answers
 from tasks import as_user_error
 
 StopRule = Callable[[str], bool]  # whether a rollout is finished, given its text so far
@@ -52,6 +52,9 @@ class LanguageModel:
     tokens_per_answer = 256  # where --max-new-tokens does not say
     rollouts_per_batch = 96  # sampled at a time, where --sampling-batch does not say
 
+    def adapt(self, task: Task) -> None:
+        """Set the form in which this kind of model writes its answers, whatever the task asks for."""
+
     def defaults(self, task: Task, cuda: bool) -> dict[str, object]:
         """Values of the flags that depend on the model and were not given."""
         return {
@@ -83,8 +86,11 @@ class LanguageModel:
             shares = zip(task.objectives, goal, strict=True)
             weights = ", ".join(f"{name} {share:.0%}" for name, share in shares)
             text += f"\nThis time the answer is judged by: {weights}."
+        opening = (
+            FIRST_NUMBER if task.form == "lines" else ""
+        )  # small models then go on with a list
         if tokenizer.chat_template is None:
-            return text + "\n"
+            return f"{text}\n{opening}"
         with as_user_error(f"--model {tokenizer.name_or_path}: its chat template cannot be used"):
             chat = tokenizer.apply_chat_template(
                 [{"role": "user", "content": text}],
@@ -94,7 +100,7 @@ class LanguageModel:
             )
             if text.strip() not in chat:
                 raise ValueError("it leaves out what the user says")
-        return chat
+        return chat + opening
 
     def stop_rule(self, tokenizer: Tokenizer, task: Task, m: int) -> StopRule | None:
         """Ends a rollout with its m-th answer: nobody reads what follows, so no reward teaches to end.
@@ -104,7 +110,7 @@ class LanguageModel:
         thinks = "<think>" in str(tokenizer.chat_template)
 
         def is_finished(text: str) -> bool:
-            has_answers = len(parse_answers(text, task, m)) == m
+            has_answers = len(parse_answers(text, task, m, finished=False)) == m
             return has_answers and (not thinks or "</think>" in text)
 
         return is_finished
@@ -119,6 +125,10 @@ class TinyModel(LanguageModel):
     warmup_micro_batch = 48
     is_pretrained = False  # in a search it writes the rest of a parent
     rollouts_per_batch = 0  # all at once
+
+    def adapt(self, task: Task) -> None:
+        task.form = "tags"  # which it imitates
+        task.reads_untagged = False
 
     def defaults(self, task: Task, cuda: bool) -> dict[str, object]:
         return {

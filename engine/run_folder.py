@@ -22,6 +22,7 @@ import torch
 from engine.checkpoints import checkpoints
 from engine.config import MAY_CHANGE, Config, text_of
 from engine.files import write_text, writing
+from engine.kinds import kind_named
 from rewards import Task, UserError
 from tasks import load_task
 
@@ -86,6 +87,7 @@ def task_of(config: Config) -> Task:
     if config.fingerprint not in ("", task.fingerprint):
         source = f"--data {config.data}" if config.data else f"--task {config.task}"
         raise UserError(f"{source}: has changed since the run began; restore it, or train again")
+    kind_named(config.model).adapt(task)
     return task
 
 

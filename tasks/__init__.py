@@ -4,6 +4,7 @@ import contextlib
 import functools
 import hashlib
 import importlib.util
+import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -51,12 +52,12 @@ def load_task(name: str, **options) -> Task:
         kind = _task_class(name)
         task = kind(**{flag: options[flag] for flag in kind.flags if flag in options})
     _check_attributes(task, name)
+    _check_signatures(task, name)
     if name not in NAMES:
         source = path.read_bytes() + task.fingerprint.encode()
         task.fingerprint = hashlib.sha256(source).hexdigest()
-    for method in vars(Task):
-        if callable(getattr(Task, method)) and not method.startswith("__"):
-            setattr(task, method, _with_user_errors(task, method))
+    for method in methods():
+        setattr(task, method, _with_user_errors(task, method))
     return task
 
 
@@ -72,8 +73,28 @@ def _check_attributes(task: Task, name: str) -> None:
             raise UserError(
                 f"--task {name}: {attribute} = {value!r:.60} is not what rewards.Task asks for"
             )
+    if task.form not in ("tags", "lines"):
+        raise UserError(f'--task {name}: form = {task.form!r:.60} must be "tags" or "lines"')
     if len(set(task.objectives)) < len(task.objectives):
         raise UserError(f"--task {name}: objectives = {task.objectives!r:.60} names one twice")
+
+
+def _check_signatures(task: Task, name: str) -> None:
+    """Raise UserError for a method that does not take the arguments of rewards.Task's."""
+    for method in methods():
+        expected = inspect.signature(getattr(Task, method))
+        arguments = list(expected.parameters)[1:]  # without self
+        try:
+            inspect.signature(getattr(task, method)).bind(*arguments)
+        except TypeError as error:
+            raise UserError(
+                f"--task {name}: {method} must take ({', '.join(['self', *arguments])}): {error}"
+            ) from error
+
+
+def methods() -> list[str]:
+    """The names of the methods that a task may define."""
+    return [name for name, value in vars(Task).items() if callable(value) and name[0] != "_"]
 
 
 def _task_class(name: str) -> type[Task]:

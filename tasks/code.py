@@ -110,8 +110,8 @@ class Code(FileTask):
             )
         return "\n\n".join([*parts, request])
 
-    def find_answers(self, text: str, m: int) -> list[str] | None:
-        return find_blocks(text)[:m] if "```" in text else None
+    def find_answers(self, text: str, m: int, finished: bool) -> list[str] | None:
+        return find_blocks(text)[:m] if "```" in text else None  # closed ones never change
 
     def canonical(self, problem: Problem, answer: str) -> str:
         return canonical(answer) or super().canonical(problem, answer)

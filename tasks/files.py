@@ -25,6 +25,7 @@ class FileTask(rewards.Task):
     """
 
     flags = ("data", "test_data")
+    reads_untagged = False  # its answers have parts, which no line of a list would hold
     source = ""  # which files the task takes, and where they can be found
     share = 5
     may_test_on_training = False  # one file may be given twice

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.checks import check_task
-from rewards import Problem, UserError, reward_vectors, take_problems
+from rewards import Problem, UserError, parse_answers, reward_vectors, take_problems
 from tasks import load_task
 
 RIGHT = """
@@ -177,8 +177,8 @@ def test_an_edited_file_has_another_fingerprint():
             "scalar.*IndexErr",
         ),
         (
-            method("def find_answers(self, text, m): return text[m]"),
-            lambda task, problem: task.find_answers("", 3),
+            method("def find_answers(self, text, m, finished): return text[m]"),
+            lambda task, problem: task.find_answers("", 3, True),
             "find_answers.*failed .*IndexError",
         ),
         (
@@ -208,6 +208,30 @@ def test_a_method_that_raises_is_named_with_problem_and_line(edit, call, message
     task = load_task(write(RIGHT, edit))
     with pytest.raises(UserError, match=f"^task echo: {message}"):
         call(task, task.problems("test", 1)[0])
+
+
+@pytest.mark.parametrize(
+    ("definition", "message"),
+    [
+        (
+            "def find_answers(self, text, m): return [text]",
+            r"find_answers must take \(self, text, m, finished\): too many",
+        ),
+        ("def canonical(self, answer): return answer", r"canonical must take \(self, problem, a"),
+    ],
+)
+def test_a_method_with_other_arguments_is_named(definition, message):
+    """A task that was written for an older version, for instance."""
+    path = write(RIGHT, method(definition))
+    with pytest.raises(UserError, match=message):
+        load_task(path)
+
+
+@pytest.mark.parametrize("answers", ["'red'", "[1]", "3"])
+def test_find_answers_that_gives_no_texts_is_named(answers):
+    task = load_task(write(RIGHT, method(f"def find_answers(self, *_): return {answers}")))
+    with pytest.raises(UserError, match="find_answers must return a list of texts or None, not"):
+        parse_answers("text", task, 2)
 
 
 @pytest.mark.parametrize("missing", ["problems", "prompt", "reward"])

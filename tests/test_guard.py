@@ -59,7 +59,7 @@ class Letters(Task):
     def prompt(self, problem, m):
         return f"Write {m} words that begin with {problem.data}."
 
-    def find_answers(self, text, m):
+    def find_answers(self, text, m, finished):
         return re.findall(r"(\\S+)\\s", text)[:m]
 
     def reward(self, problem, answer):

@@ -16,7 +16,7 @@ import rollout
 from engine import decoding, models
 from engine.checks import check_device
 from engine.tiny import is_tiny
-from rewards import UserError, write_answers
+from rewards import Task, UserError, write_answers
 from tasks.maze import Maze
 
 TASK = Maze(5)
@@ -330,6 +330,23 @@ def test_a_language_models_rollout_ends_with_its_last_answer(policy_pair, monkey
     monkeypatch.setattr(tokenizer, "chat_template", "{{ messages }}<think>")
     stop = rollout.sampling_options(tokenizer, TASK, 2, 9).stop
     assert [stop(text) for text in texts] == [False, False, False, True]
+
+
+class Lines(Task):
+    """A task of its own form: an answer on each line, which no closing tag ends."""
+
+    def find_answers(self, text: str, m: int, finished: bool) -> list[str]:
+        lines = text.split("\n")
+        return lines[:m] if finished else lines[:-1][:m]
+
+
+@pytest.mark.parametrize("task", [Lines(), Task()])
+def test_a_rollout_of_lines_goes_on_to_their_end(task):
+    """Guards against rollouts that are cut after the first token: a line is no answer before its end."""
+    _, tokenizer = load_random_model("qwen2")
+    stop = rollout.sampling_options(tokenizer, task, 2, 9).stop
+    texts = ("1", "1. re", "1. red\n", "1. red\n2. b", "1. red\n2. blue\n")
+    assert [stop(text) for text in texts] == [False, False, False, False, True]
 
 
 @pytest.mark.parametrize("policy_pair", ["tiny", "qwen2", "phi"], indirect=True)

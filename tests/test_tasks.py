@@ -289,6 +289,60 @@ def test_parsing_by_hand(text, m, expected):
     assert parse_answers(text, TOY, m) == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "m", "finished", "unfinished"),
+    [
+        ("1. red\n2) blue\n3: green", 3, ["red", "blue", "green"], ["red", "blue"]),
+        ("Sure:\n 1. red \n2. blue\n2. late\n4. beyond\n", 3, ["red", "blue"], ["red", "blue"]),
+        ("1. r", 1, ["r"], []),
+        ("1. red\n", 1, ["red"], ["red"]),
+        ("1.5 apples", 1, ["1.5 apples"], []),
+        ("1.red\n", 1, ["red"], ["red"]),
+        ("two\nlines", 1, ["two\nlines"], []),
+        ("no list", 3, [], []),
+        ("<answer_1> red </answer_1>\n2. blue\n", 2, ["red"], ["red"]),  # tags: lines do not count
+        ("<answer_1> red", 1, [], []),  # never closed
+        ("<think>1. no\n</think>1. red\n2. blue\n", 2, ["red", "blue"], ["red", "blue"]),
+        ("<think>1. no\n2. no\n", 2, [], []),
+        (" \n", 1, [], []),
+    ],
+)
+def test_answers_without_tags(text, m, finished, unfinished):
+    """What a text that still grows already holds never changes: a rollout may end with it."""
+    task = Task()
+    assert parse_answers(text, task, m) == finished
+    assert parse_answers(text, task, m, finished=False) == unfinished
+    task.reads_untagged = False
+    assert parse_answers(text, task, m) == (["red"] if "</answer" in text else [])
+
+
+@pytest.mark.parametrize("form", ["tags", "lines"])
+def test_what_is_written_is_read(form):
+    """A list's prompt ends with its first number; a model may write it again."""
+    task = Task()
+    task.form = form
+    for answers in (["red"], ["red", "blue"]):
+        text = write_answers(task, answers)
+        assert parse_answers(text, task, 2) == answers
+        assert text.startswith("<answer_1>" if form == "tags" else " red")
+    assert parse_answers("1. red\n2. blue", task, 2) == ["red", "blue"]
+    assert "2. blue" in task.request("Paint!", 1, ["red", "blue"]) or form == "tags"
+
+
+def test_an_answer_that_counts_stays_when_the_text_grows():
+    rng = random.Random(3)
+    pieces = ["1. ", "2. ", "red", " ", "\n", "<answer_1>", "</answer_1>", "</think>", "."]
+    for _ in range(2000):
+        text = ""
+        counted = []
+        for piece in rng.choices(pieces, k=12):
+            text += piece
+            parsed = parse_answers(text, Task(), 1, finished=False)
+            is_tagged = "answer_1>" in text or "</think>" in text
+            assert is_tagged or not counted or parsed == counted
+            counted = parsed
+
+
 def test_parsing_random_text():
     """Fragments of tags in random order: never an exception, at most m answers, each from the text."""
     rng = random.Random(2)

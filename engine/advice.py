@@ -1,0 +1,81 @@
+"""What a user is told about rollouts: the first one, and why no answer can be read."""
+
+import sys
+from pathlib import Path
+
+from engine.config import Config
+from engine.files import read_log
+from engine.kinds import kind_named
+from rewards import Task
+
+SHOWN = 1000  # characters of a rollout
+
+
+def show_first_rollout(
+    method: str, config: Config, task: Task, example: dict, metrics: dict[str, float]
+) -> None:
+    """Show a language model's first rollout, before minutes are spent.
+
+    Args:
+        example: the rollouts of the step's first problem, see `train.StepResult`.
+    """
+    first = example["rollouts"][0]
+    print(
+        f"\n{method}, its first rollout:\n{first['text'][:SHOWN]}\nrewards: {first['rewards']}\n"
+        f"of all: {metrics['answers']:.0%} of the slots hold an answer, "
+        f"{metrics['cut_off']:.0%} were cut off (--max-new-tokens "
+        f"{config.max_new_tokens or kind_named(config.model).tokens_per_answer} per answer)",
+        file=sys.stderr,
+    )
+    if not metrics["answers"]:
+        print(
+            f"{method}: no rollout of the first step holds an answer that can be read.\n"
+            f"{why_unread(config, task, first['text'])}",
+            file=sys.stderr,
+        )
+    elif not metrics["best_in_rollout"] > task.minimum:
+        print(
+            f"{method}: all answers of the first step earn the least, {task.minimum:g}. If the next "
+            "steps show no reward above it, nothing is learnt: look at what the answers lack in "
+            "samples.jsonl, show an example in the prompt, or choose an easier reward to begin with.",
+            file=sys.stderr,
+        )
+
+
+def why_unread(config: Config, task: Task, text: str) -> str:
+    """What to look at where no rollout holds an answer, the likeliest reason first.
+
+    Args:
+        text: one of the rollouts.
+    """
+    opening = f"<{task.tag}_1>"
+    if task.form == "lines":
+        reasons = ["no line begins with a number"]
+    elif opening in text:
+        reasons = [f"{opening} is there, but no </{task.tag}_1> after it"]
+    else:
+        reasons = [f"the tag {opening} is missing"]
+    reasons.append("does find_answers(text, m, finished) of the task read this form?")
+    reasons.append(
+        "does the prompt ask for this form, with examples? Task.request writes such a prompt; small "
+        'models follow form = "lines" best'
+    )
+    limit = config.max_new_tokens or "the default"
+    reasons.append(f"is --max-new-tokens {limit} per answer too few (metric cut_off)?")
+    if type(task).demonstration is not Task.demonstration:
+        reasons.append(f"are --warm-steps {config.warm_steps} too few?")
+    return "\n".join(f"- {reason}" for reason in reasons)
+
+
+def tell_unread(method: str, config: Config, task: Task, samples: Path) -> None:
+    """Say at the end of a training in which no answer was read that nothing was learnt.
+
+    Args:
+        samples: the method's samples.jsonl, whose last rollout is shown.
+    """
+    text = read_log(samples)[-1]["rollouts"][0]["text"]
+    print(
+        f"{method}: no rollout held an answer that could be read, so nothing was learnt. "
+        f"One of the last:\n{text[:SHOWN]}\n{why_unread(config, task, text)}",
+        file=sys.stderr,
+    )
