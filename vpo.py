@@ -468,7 +468,15 @@ def _single(scalars: Tensor, method: str) -> Tensor:
 
 
 def _check_rewards(rewards: Tensor, answer_mask: Tensor | None = None) -> torch.Size:
-    """The shape (P, G, m, k) of the rewards. Raises ValueError if they or the mask have another."""
+    """The shape (P, G, m, k) of the rewards. Raises ValueError if they or the mask have another.
+
+    Raises TypeError for what is no tensor, such as a numpy array.
+    """
+    for name, value in (("rewards", rewards), ("answer_mask", answer_mask)):
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(
+                f"{name}: expected a torch.Tensor, not {type(value).__name__}; take torch.as_tensor"
+            )
     if rewards.ndim != 4 or 0 in rewards.shape:
         raise ValueError(f"rewards {tuple(rewards.shape)}: expected (P, G, m, k), none of them 0")
     if answer_mask is not None and answer_mask.shape != rewards.shape[:3]:
@@ -538,3 +546,53 @@ def _sobol_net(K: int, d: int) -> Tensor:
     """The first K points of one scrambled Sobol net in d dimensions, (K, d), integers in [0, 2^23)."""
     net = torch.quasirandom.SobolEngine(d, scramble=True, seed=0)
     return (net.draw(K, dtype=torch.float64) * 2**UNIFORM_BITS).long()
+
+
+def main() -> None:
+    """Print the advantages that every method gives the same answers."""
+    specialist_a = [1.0, 0.0]
+    specialist_b = [0.0, 1.0]
+    compromise = [0.55, 0.55]
+    failure = [0.0, 0.0]
+    single = {
+        "A (1, 0)": [specialist_a],
+        "A again": [specialist_a],
+        "B (0, 1)": [specialist_b],
+        "C (.55, .55)": [compromise],
+        "F (0, 0)": [failure],
+    }
+    print("One group of five rollouts with one answer each; the advantage of each rollout:\n")
+    print_advantages(single, [name for name in ADVANTAGES if name not in SEVERAL_ANSWERS])
+    print(
+        "\nGRPO pays the compromise most, because its mean is highest. Max@K pays nothing else. Group "
+        "VPO\npays B most: without it nothing would serve those who want the second objective. The two "
+        "equal A\nshare one worth. Random weighting and goal-conditioned pay what one random w wants.\n"
+    )
+    sets = {
+        "A + B": [specialist_a, specialist_b],
+        "A + A": [specialist_a, specialist_a],
+        "A + C": [specialist_a, compromise],
+        "C + C": [compromise, compromise],
+        "F + F": [failure, failure],
+    }
+    print("One group of five rollouts with two answers each:\n")
+    print_advantages(sets, list(SEVERAL_ANSWERS))
+    print("\nMulti-RLVR pays two compromises most, VPO the two specialists.")
+
+
+def print_advantages(rollouts: dict[str, list[list[float]]], methods: list[str]) -> None:
+    """Print a row per method: the advantages of one group of rollouts, given by name."""
+    rewards = torch.tensor(list(rollouts.values()))[None]  # (1, G, m, k)
+    answer_mask = torch.ones(rewards.shape[:3], dtype=torch.bool)  # (1, G, m)
+    print(" " * 18 + "".join(f"{name:>14}" for name in rollouts))
+    for method in methods:
+        generator = torch.Generator().manual_seed(0)
+        advantages = ADVANTAGES[method](
+            rewards, rewards.mean(-1), answer_mask, n_weights=10_000, generator=generator
+        )
+        cells = [f"{advantage:14.2f}" for advantage in advantages[0].tolist()]
+        print(f"{method:18}" + "".join(cells))
+
+
+if __name__ == "__main__":
+    main()

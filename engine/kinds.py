@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import torch
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from engine.config import MAX_ANSWERS, Config
@@ -52,8 +53,8 @@ class LanguageModel:
     tokens_per_answer = 256  # where --max-new-tokens does not say
     rollouts_per_batch = 96  # sampled at a time, where --sampling-batch does not say
 
-    def adapt(self, task: Task) -> None:
-        """Set the form in which this kind of model writes its answers, whatever the task asks for."""
+    def prepare(self, task: Task) -> None:
+        """Set what this kind of model needs of the task and of the machine."""
 
     def defaults(self, task: Task, cuda: bool) -> dict[str, object]:
         """Values of the flags that depend on the model and were not given."""
@@ -126,9 +127,12 @@ class TinyModel(LanguageModel):
     is_pretrained = False  # in a search it writes the rest of a parent
     rollouts_per_batch = 0  # all at once
 
-    def adapt(self, task: Task) -> None:
+    def prepare(self, task: Task) -> None:
         task.form = "tags"  # which it imitates
         task.reads_untagged = False
+        # Its matrices are so small that threads would wait for one another, on a busy machine for
+        # long. And so its numbers do not depend on how many cores there are.
+        torch.set_num_threads(1)
 
     def defaults(self, task: Task, cuda: bool) -> dict[str, object]:
         return {

@@ -87,7 +87,7 @@ def task_of(config: Config) -> Task:
     if config.fingerprint not in ("", task.fingerprint):
         source = f"--data {config.data}" if config.data else f"--task {config.task}"
         raise UserError(f"{source}: has changed since the run began; restore it, or train again")
-    kind_named(config.model).adapt(task)
+    kind_named(config.model).prepare(task)
     return task
 
 

@@ -30,8 +30,8 @@ class EvalReport:
         n = self.pool
         columns = [f"best@{k}" for k in (1, 3, 10) if k < n] + [f"best@{n}"]
         if any(values[f"pass@{n}"].any() for values in self.measures.values()):
-            columns.append("pass@1")
-        columns += [f"pass@{n}", f"W@{n}", "diversity", "pareto_share", "coverage"]
+            columns += ["pass@1", f"pass@{n}"]
+        columns += [f"W@{n}", "diversity", "pareto_share", "coverage"]
 
         heading = (
             f"{self.name}: {self.problems} {self.split} problems, pool of {n} "
@@ -49,6 +49,36 @@ class EvalReport:
                 "all candidates of all policies earned the same: nothing was learnt, or nothing "
                 "can be"
             )
+        elif len(self.measures) > 1:
+            print(self.in_words())
+
+    def in_words(self) -> str:
+        """What the table says: whose variety is left, and who is best for one candidate and for all."""
+        n = self.pool
+        start = self.mean(Policy("start"), "diversity")
+        outcomes = []
+        for policy in self.measures:
+            if policy.method in ("start", "start_sets"):
+                continue
+            share = self.mean(policy, "diversity") / max(start, 1e-9)
+            outcomes.append(f"{policy.title} {share:.0%} ({variety(share)})")
+        return (
+            f"diversity, against the start model's: {', '.join(outcomes)}\n"
+            f"one candidate, best@1: {self.ranking('best@1')}\n"
+            f"{n} candidates for a user of unknown preferences, W@{n}: {self.ranking(f'W@{n}')}"
+        )
+
+    def ranking(self, measure: str) -> str:
+        """The policies from the best to the worst."""
+        means = {}
+        for policy in self.measures:
+            if policy.method != "start_sets":
+                means[policy.title] = self.mean(policy, measure)
+        ranked = sorted(means, key=means.get, reverse=True)
+        return ", ".join(f"{title} {means[title]:.3f}" for title in ranked)
+
+    def mean(self, policy: Policy, measure: str) -> float:
+        return self.measures[policy][measure].double().mean().item()
 
     def caption(self) -> str:
         """What curves of the measures were measured on, and what their bands are."""
@@ -85,6 +115,15 @@ class EvalReport:
                 summaries[measure] = {"mean": mean, "interval": self.interval(value)}
         report = {"settings": settings, "policies": policies}
         write_text(folder / "eval.json", json.dumps(report, indent=1))
+
+
+def variety(share: float) -> str:
+    """What became of a policy's diversity, given as a share of the start model's."""
+    if share < 0.25:
+        return "collapsed"
+    if share < 0.75:
+        return "narrowed"
+    return "kept"
 
 
 def mean_of(reports: list[EvalReport]) -> EvalReport:

@@ -1,5 +1,6 @@
 """The figures of an evaluation, of training and of the results, from plain numbers; SVG, PDF or PNG."""
 
+import json
 import math
 import textwrap
 from collections.abc import Sequence
@@ -307,7 +308,7 @@ def answers(
     path: Path,
     heading: str = "",
 ) -> bool:
-    """Let the task draw the answers to the first problems: a row per policy, or a column if wide.
+    """Let the task draw the answers to the first distinct problems: a row per policy, or a column if wide.
 
     Args:
         pools: by policy the answers (n) to each of the N problems, None where a slot was left
@@ -322,14 +323,16 @@ def answers(
         False if the task cannot draw answers; then nothing is written.
     """
     solved = {name: sum(map(_is_solved, rewards)) for name, (_, rewards) in pools.items()}
-    n_drawn = min(COLUMNS, len(problems))
+    distinct = distinct_problems(problems)
+    drawn = distinct[:COLUMNS]
+    n_drawn = len(drawn)
     rows, columns = (n_drawn, len(pools)) if task.wide else (len(pools), n_drawn)
     width, height = (3.9, 2.3) if task.wide else (2.4, 2.5)
     with style.new_figure(rows, columns, (width * columns, height * rows + 0.6)) as axes:
         by_policy = axes.T if task.wide else axes
         for of_policy, (name, (texts, rewards)) in zip(by_policy, pools.items(), strict=True):
             policy = Policy(name)
-            for i, ax in enumerate(of_policy):
+            for i, ax in zip(drawn, of_policy, strict=True):
                 parsed = [text for text in texts[i] if text is not None]
                 if not task.draw(ax, problems[i], parsed, policy.color):
                     return False
@@ -344,9 +347,19 @@ def answers(
                 label += f"\nsolves {solved[name]} of {len(problems)} problems"
             _label_policy(of_policy[0], label, task.wide)
         axes[0, 0].figure.suptitle(heading, **BOLD)
-        caption = f"{n_drawn} of {len(problems)} problems, {len(texts[0])} candidates per policy"
+        caption = f"{len(texts[0])} candidates per policy"
+        if n_drawn < len(distinct):
+            caption = f"{n_drawn} of {len(distinct)} problems, {caption}"
         style.finish(axes, path, caption)
     return True
+
+
+def distinct_problems(problems: list) -> list[int]:
+    """The indices of the problems whose data differ from those before."""
+    first: dict[str, int] = {}
+    for i, problem in enumerate(problems):
+        first.setdefault(json.dumps(problem.data), i)
+    return list(first.values())
 
 
 def _is_solved(rewards: Tensor) -> bool:

@@ -12,8 +12,13 @@ from matplotlib.text import Text
 from report import plots
 from report.evaluation import EvalReport
 from report.style import LOOKS, Policy
+from rewards import Problem
 
 pytestmark = pytest.mark.draws
+
+
+def problems(n: int) -> list[Problem]:
+    return [Problem(str(i), i) for i in range(n)]
 
 
 class Squares:
@@ -22,7 +27,7 @@ class Squares:
     wide = False
 
     def draw(self, axes, problem, answers, color):
-        axes.plot([0, len(answers)], [0, problem], color=color)
+        axes.plot([0, len(answers)], [0, problem.data or 0], color=color)
         return True
 
     def summary(self, rewards):
@@ -120,14 +125,14 @@ def test_every_figure_is_written_and_none_stays_open(tmp_path, suffix, drawn):
     plots.training(logs, 1.0, paths[1])
     plots.reward_vectors(pools, ["a", "b", "c"], paths[2])
     given = {name: ([["x"]] * 5, rewards) for name, rewards in pools.items()}
-    assert plots.answers(given, [1, 2, 3, 4, 5], Squares(), paths[3])
+    assert plots.answers(given, problems(5), Squares(), paths[3])
     written = [path.read_bytes() for path in paths]
     assert all(len(data) > 1000 for data in written)
     if suffix == "svg":  # written again it is the same file
         plots.best_at_k(make_report(), paths[0])
         plots.training(logs, 1.0, paths[1])
         plots.reward_vectors(pools, ["a", "b", "c"], paths[2])
-        assert plots.answers(given, [1, 2, 3, 4, 5], Squares(), paths[3])
+        assert plots.answers(given, problems(5), Squares(), paths[3])
         assert [path.read_bytes() for path in paths] == written
     assert (
         "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
@@ -224,14 +229,14 @@ def test_answers_count_the_problems_that_a_pool_solves(tmp_path, drawn, wide):
         {name: ([["x", "y"]] * 3, torch.zeros(3, 2, 2)) for name in ("grpo", "vpo")},
     )
     task.wide = wide
-    assert plots.answers(pools, [1, 2, 3], task, tmp_path / "a.png")
+    assert plots.answers(pools, problems(3), task, tmp_path / "a.png")
     assert len(drawn[0].axes) == 6 and {"GRPO", "VPO"} <= {*texts(drawn[0])}
     assert texts(drawn[0]).count(task.summary(torch.zeros(2, 2))) == 6
     pools["vpo"][1][:2, 1, 0] = 1  # half of it; all of it where a problem has but this objective
     own = {
         name: (given, [rewards[0][:, :1], *rewards[1:]]) for name, (given, rewards) in pools.items()
     }
-    plots.answers(own, [1, 2, 3], task, tmp_path / "b.png")
+    plots.answers(own, problems(3), task, tmp_path / "b.png")
     assert {"GRPO\nsolves 0 of 3 problems", "VPO\nsolves 1 of 3 problems"} <= {*texts(drawn[1])}
     assert any("1 objectives" in text for text in texts(drawn[1]))
 
@@ -241,10 +246,10 @@ def test_a_task_without_a_picture_or_with_a_broken_one_writes_nothing(tmp_path, 
 
     pools, size = {"vpo": ([["x"]], torch.zeros(1, 1, 1))}, matplotlib.rcParams["axes.titlesize"]
     monkeypatch.setattr(Squares, "draw", lambda *_: False)
-    assert plots.answers(pools, [1], Squares(), tmp_path / "a.svg") is False
+    assert plots.answers(pools, problems(1), Squares(), tmp_path / "a.svg") is False
     monkeypatch.setattr(Squares, "draw", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        plots.answers(pools, [1], Squares(), tmp_path / "a.svg")
+        plots.answers(pools, problems(1), Squares(), tmp_path / "a.svg")
     assert not drawn and not [*tmp_path.iterdir()] and matplotlib.rcParams["axes.titlesize"] == size
 
 
@@ -260,3 +265,23 @@ def test_the_typical_problem_is_the_one_with_the_median_gap():
         == 4
     )
     assert plots.typical_problem({"start": vpo, "vpo": vpo}) in range(5)
+
+
+def test_problems_that_look_alike_are_drawn_once(tmp_path, drawn):
+    pools = {"grpo": ([["x"]] * 3, torch.zeros(3, 1, 2))}
+    same = [Problem(str(i), None) for i in range(3)]
+    assert plots.answers(pools, same, Squares(), tmp_path / "a.png") is True
+    assert len(drawn[0].axes) == 1 and "1 candidates per policy" in texts(drawn[0])
+
+
+def test_a_table_says_in_words_what_it_shows():
+    values = {"start": (0.5, 0.4, 0.5), "grpo": (0.1, 0.6, 0.6), "vpo": (0.3, 0.5, 0.7)}
+    measures = {}
+    for name, (spread, first, all_of_them) in values.items():
+        numbers = {"diversity": spread, "best@1": first, "W@30": all_of_them}
+        measures[Policy(name)] = {key: torch.tensor([value]) for key, value in numbers.items()}
+    report = EvalReport("run", "test", 1, 30, 0.7, measures, groups=None)
+    diversity, one, several = report.in_words().splitlines()
+    assert diversity.endswith("GRPO 20% (collapsed), VPO 60% (narrowed)")
+    assert one.endswith("GRPO 0.600, VPO 0.500, start model 0.400")
+    assert several.endswith("W@30: VPO 0.700, GRPO 0.600, start model 0.500")

@@ -221,6 +221,7 @@ def test_the_task_of_the_readme():
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     (snippet,) = [block for block in blocks if "(Task)" in block]
     assert len(snippet.splitlines()) <= 50
+    assert (ROOT / "examples/fence.py").read_text().startswith(snippet)
     Path("fence.py").write_text(snippet)
     train.main(["--task", "fence.py", *QUICK, "--steps", "2"])
     assert Path("runs/fence-seed0/eval.json").exists()

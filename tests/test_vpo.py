@@ -571,3 +571,35 @@ def test_padding_cannot_poison_the_loss():
     (gradient,) = torch.autograd.grad(dirty, new)
     torch.testing.assert_close(dirty, clean)
     assert torch.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("name", ["rewards", "answer_mask"])
+def test_arrays_that_are_no_tensors_are_named(name):
+    arguments = {"rewards": torch.zeros(1, 2, 1, 2), "answer_mask": torch.ones(1, 2, 1)}
+    arguments[name] = arguments[name].numpy()
+    with pytest.raises(
+        TypeError, match=f"{name}: expected a torch.Tensor, not ndarray; .*as_tensor"
+    ):
+        vpo.vpo_advantage(**arguments)
+
+
+def test_the_printed_table_teaches_what_each_method_pays(capsys):
+    """GRPO and Max@K pay the compromise most, sets with a vector the specialist that nothing replaces."""
+    vpo.main()
+    rows = {}
+    for line in capsys.readouterr().out.splitlines():
+        words = line.split()
+        if words and words[0] in vpo.ADVANTAGES:
+            rows[words[0]] = [float(number) for number in words[1:]]
+    assert list(rows) == [m for m in vpo.ADVANTAGES if m not in ("multi_rlvr", "vpo")] + [
+        "multi_rlvr",
+        "vpo",
+    ]
+    a, again, b, compromise, failure = range(5)
+    for method in ("grpo", "dr_grpo", "maxrl", "gdpo", "max_at_k"):
+        assert max(rows[method]) == rows[method][compromise]
+    assert max(rows["group_vpo"]) == rows["group_vpo"][b]
+    assert rows["group_vpo"][a] == rows["group_vpo"][again] < rows["group_vpo"][compromise]
+    assert min(rows["group_vpo"]) == rows["group_vpo"][failure]
+    assert max(rows["vpo"]) == rows["vpo"][0], "the two specialists"
+    assert max(rows["multi_rlvr"]) > rows["multi_rlvr"][0]
