@@ -41,7 +41,7 @@ from engine.interrupt import StopRequest
 from engine.kinds import fill_in, kind_named
 from engine.memory import StepPrompts, explain_out_of_memory, print_plan, return_freed_memory
 from engine.models import Tokenizer, load_config_and_tokenizer
-from engine.run_folder import StoredRun, claim, find_run, is_joined, join_run, task_of
+from engine.run_folder import StoredRun, claim, find_run, is_joined, join_run, steps_done, task_of
 from engine.update import MicroBatch, micro_batches, rows_to_compute
 from engine.warmup import start_model, write_goal_start, write_start
 from eval import Policy, diversity, evaluate_runs, sample_pool
@@ -333,7 +333,6 @@ def run(argv: list[str], parser: Parser) -> None:
     if is_joined(config, stored):
         config = join_run(config, flags_given, stored)
     task = task_of(config)
-    config.fingerprint = task.fingerprint
     device = device_named(config.device)
     fill_in(config, task, cuda=device == "cuda")
     if not config.plan:  # a plan for a card of so many GiB needs no card
@@ -351,6 +350,12 @@ def train_run(
 ) -> None:
     """Write the start model if there is none yet, train all methods, and evaluate them."""
     out = Path(config.out)
+    if all(steps_done(out / method) == config.steps for method in config.method):
+        print(
+            f"{out}: all {config.steps} steps are done, nothing is left to train; to go on: "
+            f"python train.py --resume --steps {2 * config.steps} --out {out}",
+            file=sys.stderr,
+        )
     is_new = not is_joined(config, stored) or not (out / "start").exists()
     start = start_model(config, task, device) if is_new else None
     with claim(config, argv, stored):

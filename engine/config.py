@@ -239,6 +239,9 @@ class Config:
     )
     out: str = flag("", "run folder", default_text="runs/TASK-seedSEED")
     resume: bool = flag(False, "go on with the run in the folder --out, with its own flags", **YES)
+    changed_task: bool = flag(
+        False, "with --resume: go on although the task's problems or rewards have changed", **YES
+    )
     save_every: int = flag(25, "steps between checkpoints; the last two are kept", type=count(1))
     snapshots: int | None = flag(
         None,
@@ -261,6 +264,7 @@ MAY_CHANGE = (
     "resume",
     "out",
     "plan",
+    "changed_task",
     "device",
     "save_every",
     "snapshots",

@@ -22,11 +22,12 @@ import torch
 from engine.checkpoints import checkpoints
 from engine.config import MAY_CHANGE, Config, text_of
 from engine.files import write_text, writing
+from engine.fingerprints import changed_parts, fingerprint_of
 from engine.kinds import kind_named
 from rewards import Task, UserError
 from tasks import load_task
 
-NOT_STORED = ("resume", "out", "plan")
+NOT_STORED = ("resume", "out", "plan", "changed_task")
 
 
 @dataclass
@@ -56,6 +57,7 @@ def load_run(run: Path) -> StoredRun:
             raise ValueError("flags were edited")
         known = {field.name for field in dataclasses.fields(Config)}
         config = Config(**{name: value for name, value in flags.items() if name in known})
+        config.out = str(run)
         history = record["history"]
         has_checkpoint = any(checkpoints(run / method) for method in config.method)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -82,12 +84,22 @@ def find_run(out: Path) -> StoredRun | None:
 
 
 def task_of(config: Config) -> Task:
-    """The task of a configuration. Raises UserError if its files are not those of the run."""
+    """The task of a configuration, whose fingerprint is set where it has none yet.
+
+    Raises:
+        UserError: its problems or rewards are not those that the run began with.
+    """
     task = load_task(config.task, **dataclasses.asdict(config))
-    if config.fingerprint not in ("", task.fingerprint):
-        source = f"--data {config.data}" if config.data else f"--task {config.task}"
-        raise UserError(f"{source}: has changed since the run began; restore it, or train again")
     kind_named(config.model).prepare(task)
+    fingerprint = fingerprint_of(task, config.task)
+    changed = changed_parts(config.fingerprint, fingerprint, task, config.task)
+    if changed and not config.changed_task:
+        source = f"--data {config.data}" if config.data else f"--task {config.task}"
+        raise UserError(
+            f"{source}: the {', '.join(changed)} have changed since the run began; restore them, train "
+            f"again, or accept this with: python train.py --resume --changed-task --out {config.out}"
+        )
+    config.fingerprint = fingerprint
     return task
 
 
@@ -114,6 +126,8 @@ def join_run(config: Config, flags_given: set[str], stored: StoredRun) -> Config
         own = getattr(stored.config, name)
         if name in MAY_CHANGE:
             changes[name] = value
+        elif name == "steps" and config.resume:
+            changes[name] = extended_steps(value, out, stored.config)
         elif value != own:
             raise UserError(
                 f"--out {out}: holds another run, with {text_of(name, own)}, not "
@@ -132,6 +146,27 @@ def join_run(config: Config, flags_given: set[str], stored: StoredRun) -> Config
             "train again with another --out"
         )
     return joined
+
+
+def extended_steps(steps: int, out: Path, stored: Config) -> int:
+    """The steps of a run that goes on for longer, checked. Says what becomes of its learning rate."""
+    for method in stored.method:
+        done = steps_done(out / method)
+        if steps < done:
+            raise UserError(f"--steps {steps}: {method} has {done} already; give as many or more")
+    if steps != stored.steps and stored.lr_schedule == "linear":
+        print(
+            f"--steps {steps}: the learning rate now falls over {steps} steps; until here it fell over "
+            f"{stored.steps}, so this run is not the same as one that was begun with --steps {steps}",
+            file=sys.stderr,
+        )
+    return steps
+
+
+def steps_done(run: Path) -> int:
+    """The steps of a method's newest checkpoint, 0 if there is none."""
+    saved = checkpoints(run)
+    return int(saved[-1].name.removeprefix("checkpoint-")) if saved else 0
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import hashlib
 import importlib.util
 import inspect
 import sys
@@ -53,9 +52,6 @@ def load_task(name: str, **options) -> Task:
         task = kind(**{flag: options[flag] for flag in kind.flags if flag in options})
     _check_attributes(task, name)
     _check_signatures(task, name)
-    if name not in NAMES:
-        source = path.read_bytes() + task.fingerprint.encode()
-        task.fingerprint = hashlib.sha256(source).hexdigest()
     for method in methods():
         setattr(task, method, _with_user_errors(task, method))
     return task

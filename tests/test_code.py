@@ -447,13 +447,13 @@ def test_a_file_that_changes_under_a_run_is_noticed(capsys):
     fails(
         ["run"],
         capsys,
-        "--data problems.jsonl: has changed since the run began",
+        "--data problems.jsonl: the data files have changed since the run began",
         command=evaluation.main,
     )
     fails(
         ["--resume", "--out", "run"],
         capsys,
-        "--data problems.jsonl: has changed since the run began",
+        "--data problems.jsonl: the data files have changed since the run began",
     )
 
 

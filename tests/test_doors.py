@@ -69,19 +69,28 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_an_edited_task_is_noticed(capsys):
+def test_a_changed_task_is_noticed_and_can_be_accepted(capsys):
     Path("fence.py").write_text(FENCE)
     own = [*TOY, "--task", "fence.py", "--out", "run", "--method", "vpo"]
     train.main(own)
-    Path("fence.py").write_text(FENCE + "\n# edited\n")
+    Path("fence.py").write_text(FENCE + "\n# a comment changes nothing\n")
+    evaluation.main(["run"])
+    changed = FENCE.replace('float("red" in answer)', 'float("red" == answer) / 2')
+    assert changed != FENCE
+    Path("fence.py").write_text(changed)
     for command, arguments in (
         (train.main, ["--resume", "--out", "run"]),
         (evaluation.main, ["run"]),
         (train.main, ["--out", "run", "--method", "grpo"]),
     ):
-        fails(
-            arguments, capsys, "--task fence.py: has changed since the run began", command=command
-        )
+        message = "--task fence.py: the rewards have changed since the run began"
+        fails(arguments, capsys, message, "--resume --changed-task --out run", command=command)
+    train.main(["--resume", "--changed-task", "--out", "run"])
+    assert (
+        "--changed-task"
+        in json.loads(Path("run/config.json").read_text())["history"][-1]["command"]
+    )
+    evaluation.main(["run"])
 
 
 def test_a_refused_command_changes_nothing(run, capsys):

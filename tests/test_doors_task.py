@@ -1,5 +1,6 @@
 """The door of a task: whatever a task of one's own gets wrong is one line that names it, before or during a run."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from engine.checks import check_task
+from engine.fingerprints import fingerprint_of
 from rewards import Problem, UserError, parse_answers, reward_vectors, take_problems
 from tasks import load_task
 
@@ -141,11 +143,27 @@ def test_a_task_may_import_its_neighbours_and_a_task_of_ours():
     assert task.name == "short" and task.tiny_prompt(task.problems("test", 1)[0]) == "bits"
 
 
-def test_an_edited_file_has_another_fingerprint():
-    """Guards against a run that goes on with other rewards than it began with."""
-    before = load_task(write()).fingerprint
-    assert before and load_task(write(name="copy.py")).fingerprint == before
-    assert load_task(write(RIGHT, ("0.5", "0.25"))).fingerprint != before
+def test_a_fingerprint_follows_what_a_task_does():
+    """Guards against a run that goes on with other rewards, and one that a comment locks out."""
+
+    def parts(*edits, name="mine.py"):
+        path = write(RIGHT, *edits, name=name)
+        return json.loads(fingerprint_of(load_task(path), path))
+
+    before = parts()
+    assert parts(name="copy.py") == before
+    assert parts(("return [len", "# a comment\n        return [len")) == before
+    changes = {
+        "rewards": ("0.5", "0.25"),
+        "problems": ('"abc"', '"abd"'),
+        "prompts": ("times: ", "times, please: "),
+    }
+    for name, edit in changes.items():
+        after = parts(edit)
+        differing = [part for part in before if after[part] != before[part]]
+        assert name in differing and ("problems" in differing) == (name == "problems")
+    varying = ("return [len(answer) / 9, 0.5]", "import random; return [random.random(), 0.5]")
+    assert parts(varying)["rewards"] == "vary"
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ import vpo
 from engine.checkpoints import checkpoints
 from engine.decoding import rollouts_of_texts
 from engine.models import load_policy
+from engine.run_folder import load_run
 from engine.tiny import tiny_tokenizer
 from engine.update import token_logprobs
 from engine.warmup import Demonstrations, WarmUp, demonstrations, imitation_gradient
@@ -153,6 +154,19 @@ def test_a_killed_run_resumes_bit_for_bit():
     assert_equal_weights(weights("whole" / checkpoint), weights("killed" / checkpoint))
     whole = without_times(metrics(Path("whole/vpo")))
     assert whole == without_times(metrics(Path("killed/vpo")))
+
+
+def test_a_finished_run_goes_on(capsys):
+    """More steps, told what becomes of the learning rate; fewer are refused and change nothing."""
+    flags = ["--task", "toy", *QUICK, "--method", "vpo", "--out", "run", "--eval-problems", "0"]
+    train.main([*flags, "--steps", "2"])
+    train.main(["--resume", "--out", "run"])
+    assert "all 2 steps are done, nothing is left to train" in capsys.readouterr().err
+    fails(["--resume", "--out", "run", "--steps", "1"], capsys, "--steps 1: vpo has 2 already")
+    train.main(["--resume", "--out", "run", "--steps", "4"])
+    assert "the learning rate now falls over 4 steps" in capsys.readouterr().err
+    assert [row["step"] for row in metrics(Path("run/vpo"))] == [1, 2, 3, 4]
+    assert load_run(Path("run")).config.steps == 4
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(monkeypatch, capsys):
