@@ -1,6 +1,7 @@
 """Tasks on text whose problems come from local files: how they are read, held out and compared."""
 
 import collections
+import gzip
 import hashlib
 import json
 import math
@@ -8,12 +9,15 @@ import random
 import re
 import string
 import sys
+import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import rewards
 from rewards import Problem, UserError
+
+GZIP_MAGIC = b"\x1f\x8b"  # the first bytes of a file in gzip
 
 
 class FileTask(rewards.Task):
@@ -104,21 +108,24 @@ class FileTask(rewards.Task):
 
 
 def read_records(flag: str, path: str, read: Callable[[dict], dict]) -> list[dict]:
-    """What `read` returns for the records of a JSON Lines file, or of a JSON list.
+    """What `read` returns for the records of a JSON Lines file, or of a JSON list, also in gzip.
 
     Each result has an id of its own, else the file's name and the line. Equal ones count once.
     UserError names the flag, the file, the line and what is wrong.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")  # with a byte order mark or without
+        content = Path(path).read_bytes()
+        if content.startswith(GZIP_MAGIC):  # as HumanEval is published
+            content = gzip.decompress(content)
+        text = content.decode("utf-8-sig")  # with a byte order mark or without
         lines = text.split("\n")
         kind = "line"
         if text.lstrip().startswith("["):
             lines = [json.dumps(item) for item in json.loads(text)]
             kind = "item"
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
         raise UserError(
-            f"{flag} {path}: cannot be read ({error}); it must be a JSON Lines file"
+            f"{flag} {path}: cannot be read ({error}); it must be a JSON Lines file, or one in gzip"
         ) from error
 
     problems: dict[str, dict] = {}
