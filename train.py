@@ -42,6 +42,7 @@ from engine.kinds import fill_in, kind_named
 from engine.memory import StepPrompts, explain_out_of_memory, print_plan, return_freed_memory
 from engine.models import Tokenizer, load_config_and_tokenizer
 from engine.run_folder import StoredRun, claim, find_run, is_joined, join_run, steps_done, task_of
+from engine.trackers import check_tracker, open_tracker
 from engine.update import MicroBatch, micro_batches, rows_to_compute
 from engine.warmup import start_model, write_goal_start, write_start
 from eval import Policy, diversity, evaluate_runs, sample_pool
@@ -242,20 +243,22 @@ class Trainer:
             unit="step",
         )
         n_answers = 0.0
-        for t in bar:
-            with self.located(t):
-                metrics = self.step(state)
-                n_answers += metrics["answers"]
-                is_save_step = (t + 1) % config.save_every == 0 or t + 1 == config.steps
-                is_stopping = self.stop.received
-                if is_save_step or is_stopping:
-                    save_state(state, self.run)
-            bar.set_postfix({name: metrics[name] for name in SHOWN_METRICS})
-            if is_stopping:
-                raise KeyboardInterrupt(
-                    f"{self.method} stopped after step {t + 1} of {config.steps}, everything is "
-                    f"saved; go on with: python train.py --resume --out {self.run.parent}"
-                )
+        with contextlib.closing(open_tracker(config.log, self.run, first)) as tracker:
+            for t in bar:
+                with self.located(t):
+                    metrics = self.step(state)
+                    tracker.log(state.step, metrics)
+                    n_answers += metrics["answers"]
+                    is_save_step = (t + 1) % config.save_every == 0 or t + 1 == config.steps
+                    is_stopping = self.stop.received
+                    if is_save_step or is_stopping:
+                        save_state(state, self.run)
+                bar.set_postfix({name: metrics[name] for name in SHOWN_METRICS})
+                if is_stopping:
+                    raise KeyboardInterrupt(
+                        f"{self.method} stopped after step {t + 1} of {config.steps}, everything is "
+                        f"saved; go on with: python train.py --resume --out {self.run.parent}"
+                    )
         if first < config.steps and not n_answers:
             tell_unread(self.method, config, self.task, self.run / "samples.jsonl")
 
@@ -338,6 +341,7 @@ def run(argv: list[str], parser: Parser) -> None:
     if not config.plan:  # a plan for a card of so many GiB needs no card
         check_device(device, config.dtype)
     check_config(config, task)
+    check_tracker(config.log)
     if is_plan:
         print_plan(config, task, device, step_prompts(config, task))
         return

@@ -243,6 +243,11 @@ class Config:
         False, "with --resume: go on although the task's problems or rewards have changed", **YES
     )
     save_every: int = flag(25, "steps between checkpoints; the last two are kept", type=count(1))
+    log: str | None = flag(
+        None,
+        "send the metrics to TensorBoard or Weights & Biases, too",
+        choices=("tensorboard", "wandb"),
+    )
     snapshots: int | None = flag(
         None,
         "how many times answers to four held-out problems are kept for the page and the film",
@@ -267,6 +272,7 @@ MAY_CHANGE = (
     "changed_task",
     "device",
     "save_every",
+    "log",
     "snapshots",
     "eval_problems",
     "eval_temperature",

@@ -20,6 +20,7 @@ from test_rollout import save_random_model
 import eval as evaluation
 import train
 import vpo
+from engine import trackers
 from engine.checkpoints import checkpoints
 from engine.decoding import rollouts_of_texts
 from engine.models import load_policy
@@ -167,6 +168,51 @@ def test_a_finished_run_goes_on(capsys):
     assert "the learning rate now falls over 4 steps" in capsys.readouterr().err
     assert [row["step"] for row in metrics(Path("run/vpo"))] == [1, 2, 3, 4]
     assert load_run(Path("run")).config.steps == 4
+
+
+class FakeTrackers:
+    """Stands for wandb and for torch.utils.tensorboard: writes down what is logged."""
+
+    def __init__(self, *_, **options):
+        self.options = options
+        self.rows = []
+
+    SummaryWriter = init = lambda self, *arguments, **options: self.begin(options)
+
+    def begin(self, options):
+        self.options = options
+        return self
+
+    def add_scalar(self, name, value, step):
+        self.rows.append((step, name, value))
+
+    def log(self, metrics, step):
+        self.rows += [(step, name, value) for name, value in metrics.items()]
+
+    def close(self):
+        self.rows.append("closed")
+
+    finish = close
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_trackers_get_the_metrics_of_the_log(name, monkeypatch):
+    fake = FakeTrackers()
+    monkeypatch.setitem(sys.modules, trackers.MODULES[name], fake)
+    flags = ["--task", "toy", *QUICK, "--method", "vpo", "--out", "run", "--eval-problems", "0"]
+    train.main([*flags, "--steps", "2", "--log", name])
+    assert fake.rows.pop() == "closed"
+    logged = [(row.pop("step"), row) for row in metrics(Path("run/vpo"))]
+    assert fake.rows == [(step, *pair) for step, row in logged for pair in row.items()]
+    fake.rows.clear()
+    train.main(["--resume", "--out", "run", "--steps", "3", "--log", name])
+    assert {row[0] for row in fake.rows[:-1]} == {3}
+    assert fake.options.get("purge_step", 3) == 3
+
+
+def test_a_tracker_that_is_not_installed_is_refused_at_once(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    fails(["--log", "wandb"], capsys, "--log wandb: needs a package; pip install wandb")
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(monkeypatch, capsys):
