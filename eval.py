@@ -31,6 +31,7 @@ from engine.evaluations import (
 from engine.files import read_log, writing
 from engine.kinds import kind_of
 from engine.models import Model, Tokenizer, load_policy
+from engine.run_folder import progress
 from report import page, plots, style
 from report.evaluation import EvalReport, mean_of, training_cost
 from report.geometry import geometry_report
@@ -39,6 +40,7 @@ from rollout import build_prompt, parse_texts, sample, sampling_options, score
 from vpo import ADVANTAGES, answers_per_rollout, sample_weights
 
 USAGE = "RUN [RUN ...] [--split SPLIT] [--out FOLDER] [--FLAG VALUE ...]"
+PLOTTED = ("reward", "diversity", "answers", "rollouts", "tokens")  # metrics that a report needs
 BUDGETS = (1, 2, 3, 5, 8, 10, 15, 20, 30, 50, 100)
 
 
@@ -328,7 +330,7 @@ def report_run(evaluation: Evaluation, device: str, figure_format: str) -> EvalR
         policy = style.Policy(name)
         measures[policy] = measure(pool, evaluation.task, config.m)
         if name in ADVANTAGES:
-            logs[policy] = read_log(evaluation.run / name / "metrics.jsonl")
+            logs[policy] = read_log(evaluation.run / name / "metrics.jsonl", *PLOTTED)
             m = answers_per_rollout(name, config.m)
             costs.append(training_cost(name, logs[policy], m))
     report = EvalReport(
@@ -340,6 +342,9 @@ def report_run(evaluation: Evaluation, device: str, figure_format: str) -> EvalR
         measures,
         result.groups,
     )
+    unfinished = progress(evaluation.run, config)
+    if unfinished:
+        print(f"{evaluation.run} is not finished: {unfinished}")
     report.print_table()
     print(f"sampled in training: {'; '.join(costs)}")
     with writing(evaluation.folder):

@@ -18,6 +18,7 @@ import gzip
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -116,10 +117,10 @@ class Cell:
         return "-".join(words)
 
     @property
-    def run(self) -> Path:
-        """Where it is trained: what was trained by another version or setting lies elsewhere."""
+    def folder(self) -> str:
+        """The name of its run: what was trained by another version or setting has another."""
         digest = hashlib.sha256(f"{VERSION} {self.command}".encode()).hexdigest()
-        return RUNS / f"{self.name}-{digest[:8]}"
+        return f"{self.name}-{digest[:8]}"
 
     @property
     def script(self) -> str:
@@ -186,6 +187,11 @@ class Store:
 
     folder: Path
 
+    def run(self, cell: Cell) -> Path:
+        """Where a cell is trained. Other results than the project's own have runs of their own."""
+        runs = RUNS if self.folder in (RESULTS, QUICK) else self.folder / "runs"
+        return runs / cell.folder
+
     def path(self, cell: Cell) -> Path:
         """The file that holds a cell; the tasks of examples/rewards/ share one."""
         name = "rewards" if cell.task.startswith("examples/rewards/") else cell.task
@@ -233,19 +239,20 @@ def measure_cell(cell: Cell, store: Store) -> None:
 
     Raises UserError if the training failed.
     """
-    if checkpoints(cell.run / cell.method):
-        command = ["--resume", "--out", str(cell.run)]
+    run = store.run(cell)
+    if checkpoints(run / cell.method):
+        command = ["--resume", "--out", str(run)]
     else:
-        command = [*cell.command, "--eval-problems", "0", "--out", str(cell.run)]
+        command = [*cell.command, "--eval-problems", "0", "--out", str(run)]
     if subprocess.run([sys.executable, cell.script, *command]).returncode:
         raise UserError(f"{cell.name}: training failed: python train.py {' '.join(command)}")
-    store.add(cell, training_record(cell) | evaluation_record(cell))
+    store.add(cell, training_record(cell, run) | evaluation_record(cell, run))
 
 
-def training_record(cell: Cell) -> dict:
+def training_record(cell: Cell, folder: Path) -> dict:
     """The part of a cell's record that says how it was trained."""
-    run = load_run(cell.run)
-    steps = read_log(cell.run / cell.method / "metrics.jsonl")
+    run = load_run(folder)
+    steps = read_log(folder / cell.method / "metrics.jsonl")
     return {
         **run.history[-1],
         "version": VERSION,
@@ -268,13 +275,13 @@ def means_of_ten(steps: list[dict], key: str) -> list[float]:
     return means
 
 
-def evaluation_record(cell: Cell) -> dict:
+def evaluation_record(cell: Cell, folder: Path) -> dict:
     """The part of a cell's record that says what its policies did on held-out problems.
 
     Of GRPO it holds the start model too. "at" maps temperature -> policy -> measure -> thousandths
     per problem. "groups" says which problems share a prompt.
     """
-    config = load_run(cell.run).config
+    config = load_run(folder).config
     task = task_of(config)
     names = [cell.method]
     temperatures = TEMPERATURES[:1]
@@ -290,7 +297,7 @@ def evaluation_record(cell: Cell) -> dict:
             pool=config.pool,
             temperature=temperature,
         )
-        result = evaluate_run(Evaluation(cell.run, config, task, settings, cell.run), "cpu", names)
+        result = evaluate_run(Evaluation(folder, config, task, settings, folder), "cpu", names)
         condensed = {}
         for name, pool in result.pools.items():
             condensed[name] = condense(measure(pool, task, config.m), cell, config.pool)
@@ -334,22 +341,36 @@ def run_grid(pending: list[Cell], jobs: int, store: Store) -> int:
 
     Those that fail are named. They do not stop the others. Returns how many failed.
     """
-    for folder in (RUNS, store.folder):  # here, so that a bad --out costs no training
-        folder.mkdir(parents=True, exist_ok=True)
+    for cell in pending:  # here, so that a bad --out costs no training
+        store.run(cell).parent.mkdir(parents=True, exist_ok=True)
+    store.folder.mkdir(parents=True, exist_ok=True)
+
+    running: list[subprocess.Popen] = []  # all that were started; a signal to an ended one is lost
 
     def run_cell(cell: Cell) -> bool:
-        log = Path(f"{cell.run}.log")
+        log = Path(f"{store.run(cell)}.log")
         command = [sys.executable, "reproduce.py", "--out", str(store.folder), "--cell", cell.name]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         with log.open("w") as file:
-            process = subprocess.run(command, stdout=file, stderr=file, env=environment)
-        has_failed = process.returncode != 0
+            process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
+            running.append(process)
+            has_failed = process.wait() != 0
         outcome = f"FAILED, see {log}" if has_failed else "stored"
         print(f"{time.strftime('%H:%M')}  {cell.name}  {outcome}", flush=True)
         return has_failed
 
+    def stop(number: int, frame) -> None:
+        for process in running:
+            process.send_signal(signal.SIGINT)
+        raise KeyboardInterrupt("stopped; the same command goes on")
+
+    signal.signal(signal.SIGTERM, stop)
     with ThreadPoolExecutor(jobs) as workers:
-        return sum(workers.map(run_cell, pending))
+        try:
+            return sum(workers.map(run_cell, pending))
+        except KeyboardInterrupt:
+            workers.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def load_stored(store: Store) -> Stored:
@@ -359,7 +380,17 @@ def load_stored(store: Store) -> Stored:
 
 
 def result_of(cell: Cell, record: dict) -> Result:
-    """A record in the measures' own units, with pass@k."""
+    """A record in the measures' own units, with pass@k. Raises UserError if a part of it is missing."""
+    try:
+        return _result_of(cell, record)
+    except KeyError as error:
+        raise UserError(
+            f"results, cell {cell.name}: the record lacks {error}; restore the file, or delete the "
+            "record and measure the cell again"
+        ) from error
+
+
+def _result_of(cell: Cell, record: dict) -> Result:
     measures = {}
     for temperature, policies in record["at"].items():
         measures[temperature] = {}
@@ -473,4 +504,5 @@ def write(store: Store, document: bool) -> None:
 
 
 if __name__ == "__main__":
+    os.chdir(Path(__file__).resolve().parent)  # results/ and runs/ lie there
     main()

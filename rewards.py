@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+import difflib
 import numbers
 import random
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,12 @@ FIRST_NUMBER = "1."  # with it a prompt for lines ends, and the rollout goes on
 
 class UserError(Exception):
     """A mistake in what the user gave: reported as one line with exit code 2, without traceback."""
+
+
+def did_you_mean(word: str, names: Iterable[str]) -> str:
+    """The end of a message about a misspelt name: "; did you mean vpo?", or nothing."""
+    close = difflib.get_close_matches(word, list(names), 1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 @dataclass

@@ -36,8 +36,9 @@ from engine.files import checksum, write_text, writing
 from engine.kinds import kind_of
 from engine.models import Model, Tokenizer, load_policy
 from report import plots
+from report.result_tables import aligned
 from report.search_tables import search_table
-from rewards import Problem, Task, UserError
+from rewards import Problem, Task, UserError, did_you_mean
 from rollout import (
     Rollouts,
     SamplingOptions,
@@ -191,6 +192,7 @@ def objective_weights(text: str, objectives: tuple[str, ...]) -> list[float]:
         raise UserError(
             f"--goal {text}: take scalar, all, a Python file, one of {', '.join(objectives)}, or a "
             "weighting of these, as gold=2,diamond=1 (none negative, one above 0)"
+            f"{did_you_mean(text, ('scalar', 'all', *objectives))}"
         ) from error
     return [weight / sum(weights) for weight in weights]
 
@@ -593,9 +595,10 @@ def report(
         "policies": results,
     }
     out = Path(config.out)
+    runs = "1 run" if len(config.runs) == 1 else f"{len(config.runs)} runs"
     print(
-        f"\n{out}: {len(problems)} problems, {config.budget} candidates each, "
-        f"runs: {len(config.runs)}\n{search_table(document)}"
+        f"\n{out}: {len(problems)} problems, {config.budget} candidates each, {runs}\n"
+        f"{aligned(search_table(document))}"
     )
     write_text(out / "search.json", json.dumps(document))
     plots.search(ticks, results, out / "search.png")

@@ -41,7 +41,16 @@ from engine.interrupt import StopRequest
 from engine.kinds import fill_in, kind_named
 from engine.memory import StepPrompts, explain_out_of_memory, print_plan, return_freed_memory
 from engine.models import Tokenizer, load_config_and_tokenizer
-from engine.run_folder import StoredRun, claim, find_run, is_joined, join_run, steps_done, task_of
+from engine.run_folder import (
+    StoredRun,
+    claim,
+    find_run,
+    is_joined,
+    is_training,
+    join_run,
+    steps_done,
+    task_of,
+)
 from engine.trackers import check_tracker, open_tracker
 from engine.update import MicroBatch, micro_batches, rows_to_compute
 from engine.warmup import start_model, write_goal_start, write_start
@@ -331,6 +340,10 @@ def run(argv: list[str], parser: Parser) -> None:
     out = Path(config.out)
     is_plan = config.plan is not None
     stored = find_run(out) if not is_plan or config.resume else None
+    if not is_plan and is_training(out):
+        raise UserError(
+            f"--out {out}: another train.py is writing to it; wait, or take another name"
+        )
     if config.resume and stored is None:
         raise UserError(f"--resume: {out} holds no run; name the folder of one with --out")
     if is_joined(config, stored):

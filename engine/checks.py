@@ -8,6 +8,8 @@ from engine.config import Config
 from engine.models import check_peft, is_adapter
 from rewards import Problem, Task, UserError, reward_vectors, take_problems
 
+FORMS_SETS = {"max_at_k", "group_vpo", "vpo"}  # across the rollouts of a group, with --subset
+
 
 def device_named(name: str) -> str:
     """The device of --device; `auto` is cuda if there is one, else cpu."""
@@ -41,16 +43,7 @@ def check_config(config: Config, task: Task) -> None:
         )
     if config.sampler == "sobol" and config.alpha != 1:
         raise UserError(f"--alpha {config.alpha:g}: --sampler sobol needs --alpha 1; take iid")
-    if (config.subset or 1) >= config.group_size:
-        raise UserError(
-            f"--subset {config.subset}: must be below --group-size {config.group_size}, or no signal is left"
-        )
-    forms_sets = {"max_at_k", "group_vpo"} & set(config.method)
-    if forms_sets and not config.subset and config.group_size < 3:
-        raise UserError(
-            f"--group-size {config.group_size}: {min(forms_sets)} forms sets of two or more, smaller "
-            "than the group; take 3 or more"
-        )
+    check_sets(config)
     if len(set(config.method)) < len(config.method):
         raise UserError(f"--method {' '.join(config.method)}: names a method twice")
     if "goal_conditioned" in config.method and not task.objectives:
@@ -65,6 +58,25 @@ def check_config(config: Config, task: Task) -> None:
     if is_adapter(config.model):
         raise UserError(
             f"--model {config.model}: an adapter, not a model; merge it first (merge_and_unload of peft)"
+        )
+
+
+def check_sets(config: Config) -> None:
+    """Sets of rollouts: smaller than the group, and formed by a method that is trained."""
+    if (config.subset or 1) >= config.group_size:
+        raise UserError(
+            f"--subset {config.subset}: must be below --group-size {config.group_size}, or no signal is left"
+        )
+    forms_sets = {"max_at_k", "group_vpo"} & set(config.method)
+    if forms_sets and not config.subset and config.group_size < 3:
+        raise UserError(
+            f"--group-size {config.group_size}: {min(forms_sets)} forms sets of two or more, smaller "
+            "than the group; take 3 or more"
+        )
+    if config.subset and not FORMS_SETS & set(config.method):
+        raise UserError(
+            f"--subset {config.subset}: not used by {', '.join(config.method)}, only by "
+            f"{', '.join(sorted(FORMS_SETS))}; leave it out"
         )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rewards import UserError
+from rewards import UserError, did_you_mean
 from vpo import ADVANTAGES, SAMPLERS
 
 # torch keeps large tensors in huge pages, which malloc would otherwise keep after they were freed.
@@ -32,6 +32,23 @@ def number(kind: type, low: float, high: float) -> Callable[[str], float]:
         raise argparse.ArgumentTypeError(f"{text}: must be a {noun}, {low} to {high}")
 
     return parse
+
+
+def temperature(text: str) -> float:
+    """A type of argparse: a sampling temperature."""
+    if text.strip("0.") == "" and text:
+        raise argparse.ArgumentTypeError(
+            f"{text}: greedy decoding is not offered, because all candidates would be equal; take 0.001 "
+            "or more"
+        )
+    return number(float, 1e-3, 1e3)(text)
+
+
+def file_name(text: str) -> str:
+    """A type of argparse: the name of a file."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("is empty; name a file, or leave the flag out")
+    return text
 
 
 def count(low: int, high: int = 2**31 - 1) -> Callable[[str], float]:
@@ -59,7 +76,7 @@ def flag(
 
 YES = {"action": "store_true"}
 YES_NO = {"action": argparse.BooleanOptionalAction}
-TEMPERATURE = {"type": number(float, 1e-3, 1e3)}
+TEMPERATURE = {"type": temperature}
 AS_IN_RUN = "as in the run"
 
 
@@ -77,9 +94,13 @@ class Config:
         "",
         "file of problems for code, musique, eureqa and tool; its formats: docs/own.md",
         default_text="code: made-up problems; the others need a file",
+        type=file_name,
     )
     test_data: str = flag(
-        "", "file of held-out problems", default_text="a part of the file of --data"
+        "",
+        "file of held-out problems",
+        default_text="a part of the file of --data",
+        type=file_name,
     )
     seconds: float = flag(
         2.0, "CPU seconds that a program may take per test", type=number(float, 0.01, 1e5)
@@ -401,6 +422,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         message = re.sub(r"^argument (\S+): ", r"\1 ", message)
         message = message.replace("invalid choice: ", "").replace("'", "")
+        choice = re.search(r"(\S+) \(choose from (.*)\)", message)
+        if choice:
+            message += did_you_mean(choice[1], choice[2].split(", "))
         self.exit(2, f"{self.prog}: error: {message}; --help lists all flags\n")
 
 

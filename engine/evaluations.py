@@ -124,15 +124,18 @@ def _evaluation_of(run: Path, changes: dict) -> Evaluation:
 
 def _check_comparable(evaluation: Evaluation, first: Evaluation) -> None:
     """Raise UserError if a run's numbers cannot stand beside those of the first."""
+    for name in ("task", "m", *evaluation.task.flags):
+        own = getattr(evaluation.config, name, None)
+        others = getattr(first.config, name, None)
+        if own != others:
+            raise UserError(
+                f"{evaluation.run}: has --{name} {own}, and {first.run} has {others}; their mean says "
+                "nothing"
+            )
     if evaluation.settings != first.settings:
         raise UserError(
             f"{evaluation.run}: differs from {first.run} in --problems, --pool or --temperature: give them"
         )
-    for name in ("task", "m", *evaluation.task.flags):
-        if getattr(evaluation.config, name, None) != getattr(first.config, name, None):
-            raise UserError(
-                f"{evaluation.run}: has another --{name} than {first.run}, their mean says nothing"
-            )
 
 
 def start_of(name: str, task_name: str, cuda: bool) -> tuple[Config, Task, str]:

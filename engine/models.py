@@ -14,6 +14,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -84,7 +85,15 @@ def add_adapter(model: Model, rank: int) -> None:
 
 
 def save_policy(model: Model, tokenizer: Tokenizer, folder: str | Path) -> None:
-    """An ordinary Hugging Face checkpoint: AutoModelForCausalLM and AutoTokenizer load it."""
+    """An ordinary Hugging Face checkpoint: AutoModelForCausalLM and AutoTokenizer load it.
+
+    Of the base model's generation settings only the special tokens are kept: the policy was trained
+    at a plain temperature, without top-p, top-k or penalties.
+    """
+    own = model.generation_config
+    model.generation_config = GenerationConfig(
+        bos_token_id=own.bos_token_id, eos_token_id=own.eos_token_id, pad_token_id=own.pad_token_id
+    )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

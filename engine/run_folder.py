@@ -10,6 +10,7 @@ import dataclasses
 import fcntl
 import hashlib
 import json
+import os
 import shutil
 import sys
 import time
@@ -167,6 +168,31 @@ def steps_done(run: Path) -> int:
     """The steps of a method's newest checkpoint, 0 if there is none."""
     saved = checkpoints(run)
     return int(saved[-1].name.removeprefix("checkpoint-")) if saved else 0
+
+
+def is_training(out: Path) -> bool:
+    """Whether a process writes to a run folder now."""
+    path = out / "lock"
+    if not path.exists() or not os.access(path, os.W_OK):
+        return False
+    with path.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+def progress(out: Path, config: Config) -> str:
+    """Which methods of a run have steps left, such as "vpo: step 37 of 300, still training"."""
+    notes = []
+    for method in config.method:
+        done = steps_done(out / method)
+        if done < (config.steps or 0):
+            notes.append(f"{method}: step {done} of {config.steps}")
+    if notes and is_training(out):
+        notes.append("still training")
+    return ", ".join(notes)
 
 
 @contextlib.contextmanager

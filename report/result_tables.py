@@ -35,6 +35,26 @@ def markdown(head: list[str], rows: list[list]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def aligned(text: str) -> str:
+    """The tables of a Markdown text for a terminal: columns of equal width, no bars."""
+    lines = [
+        line.strip("|").split("|") if line.startswith("|") else line for line in text.split("\n")
+    ]
+    rows = [[cell.strip() for cell in line] for line in lines if isinstance(line, list)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    remaining = iter(rows)
+    printed = []
+    for line in lines:
+        if isinstance(line, str):
+            printed.append(line)
+            continue
+        row = next(remaining)
+        if set("".join(row)) != {"-"}:
+            cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+            printed.append("  ".join([row[0].ljust(widths[0]), *cells]).rstrip())
+    return "\n".join(printed)
+
+
 def headline(*tasks: TaskResults) -> str:
     """The most important rows and columns of these tasks side by side."""
     head = [""]

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from rewards import Problem, Task, UserError
+from rewards import Problem, Task, UserError, did_you_mean
 
 NAMES = ("code", "eureqa", "maze", "musique", "tool", "toy")
 
@@ -46,6 +46,7 @@ def load_task(name: str, **options) -> Task:
     if name not in NAMES and path.suffix != ".py":
         raise UserError(
             f"--task {name}: unknown; choose from {', '.join(NAMES)}, or name a Python file"
+            f"{did_you_mean(name, NAMES)}"
         )
     with as_user_error(f"--task {name}: cannot be loaded"):
         kind = _task_class(name)

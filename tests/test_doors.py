@@ -19,7 +19,8 @@ import eval as evaluation
 import train
 import vpo
 from engine.config import Config, Parser, add_flags
-from engine.run_folder import load_run
+from engine.models import load_policy, save_policy
+from engine.run_folder import checksum_of, load_run
 from report.statistics import bootstrap_interval
 from report.style import Policy
 from rollout import score
@@ -417,9 +418,49 @@ def test_a_config_with_a_flag_that_is_no_more(run, capsys):
     assert load_run(run).config.method == ["grpo", "vpo"]
 
 
+def test_a_run_that_is_not_finished_says_so(run, capsys):
+    """Of its newest checkpoint; while another process trains, a second one is refused at once."""
+    record = json.loads(Path("run/config.json").read_text())
+    record["flags"]["steps"] = 300
+    record["checksum"] = checksum_of(record["flags"])
+    Path("run/config.json").write_text(json.dumps(record))
+    with Path("run/lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        evaluation.main(["run"])
+        assert "step 2 of 300, still training" in capsys.readouterr().out
+        fails(["--resume", "--out", "run"], capsys, "another train.py is writing to it")
+    evaluation.main(["run"])
+    told = capsys.readouterr().out
+    assert "vpo: step 2 of 300" in told and "still training" not in told
+
+
 def test_a_run_without_its_metrics_is_evaluated(run):
     """The curves of training are missing, the table is not."""
     (run / "grpo" / "metrics.jsonl").unlink()
     (run / "vpo" / "metrics.jsonl").write_text("")
     evaluation.main(["run"])
     assert (run / "eval.json").exists()
+
+
+def test_metrics_that_lack_a_field_are_left_out(run):
+    """Guards against a KeyError after damaged bytes."""
+    log = Path("run/vpo/metrics.jsonl")
+    rows = log.read_text().splitlines()
+    log.write_text("\n".join([rows[0].replace('"answers"', '"answrs"'), *rows[1:]]) + "\n")
+    evaluation.main(["run"])
+
+
+def test_runs_of_two_tasks_are_told_apart_by_the_task(run, capsys):
+    train.main([*TOY, "--task", "maze", "--size", "5", "--method", "vpo", "--out", "other"])
+    fails(["run", "other"], capsys, "--task maze", "run has toy", command=evaluation.main)
+
+
+def test_checkpoints_carry_no_sampling_settings(tmp_path):
+    """A base model's top-p would change what a trained policy answers elsewhere."""
+    model, tokenizer = load_policy("tiny", load_task("toy"))
+    model.generation_config.top_p = 0.8
+    model.generation_config.temperature = 0.7
+    save_policy(model, tokenizer, tmp_path)
+    saved = json.loads((tmp_path / "generation_config.json").read_text())
+    assert "top_p" not in saved and "temperature" not in saved
+    assert saved["eos_token_id"] == tokenizer.eos_token_id

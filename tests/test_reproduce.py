@@ -3,9 +3,12 @@
 import csv
 import gzip
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -137,7 +140,7 @@ def test_a_cell_is_measured_once_and_kept(small, monkeypatch):
     again = STORE.current([small])[small]
     assert again["at"] == record["at"] and len(before) < 5000
     data = TaskResults("maze", [reproduce.result_of(small, record)])
-    evaluation.main([str(small.run), "--problems", "3"])
+    evaluation.main([str(reproduce.Store(reproduce.RESULTS).run(small)), "--problems", "3"])
     report = json.loads(next(Path("runs").rglob("eval.json")).read_text())["policies"]
     for measure in ("best@1", "best@30", "pass@30", "W@30", "diversity"):
         ours = data.mean(Policy("start"), measure)
@@ -182,15 +185,18 @@ def failing_grid(tmp_path, monkeypatch):
     """An empty folder in which every cell but those of Max@K is measured at once."""
     monkeypatch.chdir(tmp_path)
 
-    def call(command, **rest):
-        cell = next(cell for cell in reproduce.cells() if cell.name == command[-1])
-        if "max_at_k" in cell.name:
-            return subprocess.CompletedProcess(command, 1)
-        record = {"version": reproduce.VERSION, "command": cell.command}
-        Store(reproduce.QUICK).add(cell, record)
-        return subprocess.CompletedProcess(command, 0)
+    class Process:
+        def __init__(self, command, **rest):
+            self.cell = next(cell for cell in reproduce.cells() if cell.name == command[-1])
 
-    monkeypatch.setattr(reproduce.subprocess, "run", call)
+        def wait(self) -> int:
+            if "max_at_k" in self.cell.name:
+                return 1
+            record = {"version": reproduce.VERSION, "command": self.cell.command}
+            Store(reproduce.QUICK).add(self.cell, record)
+            return 0
+
+    monkeypatch.setattr(reproduce.subprocess, "Popen", Process)
     monkeypatch.setattr(reproduce, "write", lambda store, document: None)
 
 
@@ -203,6 +209,48 @@ def test_a_cell_that_fails_does_not_stop_the_others(failing_grid, capsys):
     assert "maze-max_at_k-seed0  FAILED, see runs/reproduce/maze-max_at_k-seed0-" in printed.out
     reproduce.main(["--quick", "--list"])
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()].count("missing") == 1
+
+
+def test_sigterm_ends_the_cells_that_run(tmp_path, monkeypatch):
+    """Guards against cells that go on without their parent, and cells that begin after its end."""
+    monkeypatch.chdir(tmp_path)
+    began = []
+
+    class Process:
+        def __init__(self, command, **rest):
+            self.stopped = threading.Event()
+            began.append(self)
+            if len(began) == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        def send_signal(self, number: int) -> None:
+            assert number == signal.SIGINT
+            self.stopped.set()
+
+        def wait(self) -> int:
+            assert self.stopped.wait(60)
+            return 1
+
+    monkeypatch.setattr(reproduce.subprocess, "Popen", Process)
+    before = signal.getsignal(signal.SIGTERM)
+    grid = [Cell("toy", "vpo", seed) for seed in range(6)]
+    with pytest.raises(KeyboardInterrupt, match="the same command goes on"):
+        reproduce.run_grid(grid, 2, Store(Path("again")))
+    signal.signal(signal.SIGTERM, before)
+    assert len(began) == 2
+
+
+def test_other_results_have_runs_of_their_own(tmp_path):
+    """Guards against a second measurement that takes what the first one trained."""
+    cell = Cell("toy", "vpo", 0)
+    own = Store(reproduce.RESULTS).run(cell)
+    assert own.parent == reproduce.RUNS
+    assert Store(tmp_path).run(cell) == tmp_path / "runs" / own.name
+
+
+def test_a_record_that_lacks_a_part_is_named():
+    with pytest.raises(UserError, match="cell toy-vpo-seed0: the record lacks 'at'"):
+        reproduce.result_of(Cell("toy", "vpo", 0), {})
 
 
 def test_results_of_another_version_are_left_out(failing_grid, capsys):

@@ -290,8 +290,11 @@ def test_the_task_of_the_readme():
 @pytest.mark.parametrize(
     "arguments, texts",
     [
-        (["--task", "maz"], ["--task maz: unknown; choose from code, eureqa, maze"]),
-        (["--method", "ppo"], ["--method ppo (choose from grpo, dr_grpo"]),
+        (["--task", "maz"], ["--task maz: unknown; choose from", "did you mean maze?"]),
+        (["--method", "ppo"], ["--method ppo (choose from grpo, dr_grpo", "did you mean vpo?"]),
+        (["--method", "grpo", "--subset", "2"], ["--subset 2: not used by grpo", "leave it out"]),
+        (["--temperature", "0"], ["--temperature 0: greedy decoding is not offered, because"]),
+        (["--task", "code", "--data", ""], ["--data is empty; name a file"]),
         (["--method", "vpo", "grpo", "vpo"], ["--method vpo grpo vpo: names a method twice"]),
         (["--sampler", "sobol", "--alpha", "2"], ["--alpha 2: --sampler sobol needs --alpha 1"]),
         (["--model", "no/such/model"], ["--model no/such/model"]),
