@@ -41,28 +41,36 @@ WRONG = {
         "def advantage(scores):\n    return scores - scores.mean()",
     ],
     4: [
+        "def set_rewards(sets, weights):\n    return sets.mean((1, 2))\n\n"
+        "def vpo_advantage(sets, weights):\n    return advantage(set_rewards(sets, weights))",
+        "def set_rewards(sets, weights):\n    return (sets @ weights.T).mean(-1).amax(1)\n\n"
+        "def vpo_advantage(sets, weights):\n    return advantage(set_rewards(sets, weights))",
+        "def set_rewards(sets, weights):\n    return (sets @ weights.T).amax(1).mean(-1)\n\n"
+        "def vpo_advantage(sets, weights):\n    return set_rewards(sets, weights)",
+    ],
+    5: [
         'earns = {"000 000 000": 0.8, "100 000 000": 0.9}\nbits_at_once = 3',
         'earns = {"000 000 000": 0.8}\nbits_at_once = 3',
         'earns = {"000 000 000": 0.8, "100 000 000": 0.667, "110 000 000": 0.533, "111 000 000": 0.867}\n'
         "bits_at_once = 1",
     ],
-    5: [
+    6: [
         "def distinct(pool):\n    return len(pool)",
         "def distinct(pool):\n    return len(set(pool))",
         "def distinct(pool):\n    return max(1, len(set(pool) - {None}))",
     ],
-    6: [
+    7: [
         "def best_of(scores, k):\n    return sum(sorted(scores)[-k:]) / k",
         "def best_of(scores, k):\n    return max(scores)",
         "def best_of(scores, k):\n    choices = list(itertools.product(scores, repeat=k))\n"
         "    return sum(map(max, choices)) / len(choices)",
     ],
-    7: [
+    8: [
         "def two_rewards(gold, diamond):\n    return gold, diamond",
         "def two_rewards(gold, diamond):\n    return 0.5, 0.5",
         "def two_rewards(gold, diamond):\n    return 1 + gold - diamond, 1 + diamond - gold",
     ],
-    8: [
+    9: [
         "def solved_within(solved, budget):\n    return sum(n <= budget for n in solved) / len(solved)",
         "def solved_within(solved, budget):\n    return sum(0 < n <= budget for n in solved)",
     ],
@@ -134,7 +142,7 @@ def test_the_lesson_runs_and_every_check_tells_right_from_wrong(tmp_path):
     assert not any(cell.outputs for cell in notebook.cells if cell.cell_type == "code")
     pattern = r"<summary>Exercise (\d)</summary>\n\n```python\n(.*?)\n```"
     solutions = dict(re.findall(pattern, notebook.cells[-1].source, re.DOTALL))
-    assert list(solutions) == [str(n) for n in range(1, 9)]
+    assert list(solutions) == [str(n) for n in range(1, 10)]
 
     notebook.cells, attempts = with_attempts(notebook, solutions)
     resources = {"metadata": {"path": str(tmp_path)}}
