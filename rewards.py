@@ -118,6 +118,8 @@ class Task:
 
     wide = False  # whether a drawing is wider than high: policies then stand side by side
 
+    legend = ""  # what the letters and colors of a drawing mean
+
     def draw(self, axes, problem: Problem, answers: list[str], color: str) -> bool:
         """Draw the answers to a problem on matplotlib axes. False if the task has no picture."""
         return False

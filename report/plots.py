@@ -4,6 +4,7 @@ import json
 import math
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from report import style
 from report.evaluation import EvalReport
 from report.stored import Difference
 from report.style import Policy
+from vpo import SEVERAL_ANSWERS
 
 HIGHLIGHTED = ("start", "grpo", "max_at_k", "vpo", "group_vpo")  # thick where curves are many
 COLUMNS = 4  # problems in a figure of answers; policies side by side in one of reward vectors
@@ -22,7 +24,7 @@ BOLD = {"fontsize": 12, "fontweight": "bold"}
 TRAINING_PANELS = {  # key in metrics.jsonl: title, label of the y axis
     "diversity": ("diversity of training rollouts", "mean pairwise L1 distance"),
     "reward": ("mean reward of training rollouts", "the task's own scalar"),
-    "answers": ("answers parsed in training", "share of those asked for"),
+    "answers": ("different answers in training", "share of those asked for"),
 }
 SEARCH_PANELS = {  # key in search.json: title
     "solved": "share of problems solved",
@@ -63,7 +65,7 @@ def run_figures(
 def best_at_k(report: EvalReport, path: Path) -> None:
     """Draw best@k, W@k and, if any candidate passes, pass@k against the number of candidates k.
 
-    A ring marks where VPO overtakes GRPO.
+    A ring marks where VPO overtakes GRPO, if its lead is clear in the end.
     """
     measures = next(iter(report.measures.values()))
     ks = [int(name.removeprefix("best@")) for name in measures if name.startswith("best@")]
@@ -80,8 +82,8 @@ def best_at_k(report: EvalReport, path: Path) -> None:
     with style.new_figure(1, len(headings), size) as axes:
         axes[0, 1].sharey(axes[0, 0])
         for ax, kind in zip(axes[0], headings, strict=True):
-            means = _draw_curves(ax, report, [f"{kind}@{k}" for k in ks], ks)
-            _mark_crossing(ax, ks, means)
+            curves = _draw_curves(ax, report, [f"{kind}@{k}" for k in ks], ks)
+            _mark_crossing(ax, ks, curves)
             ax.set(
                 title=headings[kind],
                 xlabel="candidates k",
@@ -104,37 +106,54 @@ def crossing(ours: Sequence[float], theirs: Sequence[float]) -> int | None:
     return None
 
 
+@dataclass(frozen=True)
+class Curve:
+    """A measure of one policy at every k."""
+
+    means: list[float]
+    low: Sequence[float]  # ends of the 95% intervals
+    high: Sequence[float]
+
+
 def _draw_curves(
     ax: Any, report: EvalReport, measures: list[str], ks: list[int]
-) -> dict[Policy, list[float]]:
-    """Draw the mean of every policy with the band of its intervals; returns the means."""
-    means = {}
+) -> dict[Policy, Curve]:
+    """Draw the mean of every policy with the band of its intervals."""
+    curves = {}
     for policy, values in report.measures.items():
-        means[policy] = [values[measure].double().mean().item() for measure in measures]
+        means = [values[measure].double().mean().item() for measure in measures]
         intervals = [report.interval(values[measure]) for measure in measures]
         low, high = zip(*intervals, strict=True)
+        curves[policy] = Curve(means, low, high)
         line_style = policy.line_style
         alpha = 0.15
         highlighted = policy.is_main and policy.method in HIGHLIGHTED
         if len(report.measures) > 7 and not highlighted:
             line_style |= {"lw": 0.7, "ms": 4}
             alpha = 0
-        ax.plot(ks, means[policy], **line_style)
+        ax.plot(ks, means, **line_style)
         ax.fill_between(ks, low, high, color=policy.color, alpha=alpha, lw=0)
-    return means
+    return curves
 
 
-def _mark_crossing(ax: Any, ks: list[int], means: dict[Policy, list[float]]) -> None:
-    """Draw a ring where VPO overtakes GRPO, in a figure that shows both."""
+def _mark_crossing(ax: Any, ks: list[int], curves: dict[Policy, Curve]) -> None:
+    """Draw a ring where VPO overtakes GRPO and the start model.
+
+    None is drawn if the bands of VPO and GRPO overlap at the largest k: the order may be noise.
+    """
     vpo = Policy("vpo")
     grpo = Policy("grpo")
-    if vpo not in means or grpo not in means:
+    start = Policy("start")
+    if vpo not in curves or grpo not in curves:
         return
-    i = crossing(means[vpo], means[grpo])
-    if i is None:
+    i = crossing(curves[vpo].means, curves[grpo].means)
+    is_clear = curves[vpo].low[-1] > curves[grpo].high[-1]
+    if i is None or not is_clear:
+        return
+    if start in curves and curves[vpo].means[i] <= curves[start].means[i]:
         return
 
-    point = (ks[i], means[vpo][i])
+    point = (ks[i], curves[vpo].means[i])
     bottom, top = ax.get_ylim()
     is_low = point[1] <= bottom + 0.2 * (top - bottom)  # too low for a label below the ring
     label = f"first k with {vpo.title} above {grpo.title}"
@@ -154,8 +173,8 @@ def training(
 ) -> None:
     """Draw the diversity and the reward of the training rollouts against the training step.
 
-    In step 1 every method still samples from the start model, so the mean of the methods in that
-    step is the level of the start model.
+    In step 1 every method still samples from the start model, so the methods' mean in that step is
+    the level of the start model: one of methods with single answers, one of those with sets.
 
     Args:
         logs: the records of metrics.jsonl by policy; those without a record are left out.
@@ -168,7 +187,7 @@ def training(
     if any("answers" not in rows[0] for rows in logs.values()):
         keys.remove("answers")  # which older logs lack
     means = "Running means" if window > 1 else "Means"
-    first = "start model (step 1)" if window > 1 else "mean of steps 1 to 10"
+    first = "step 1" if window > 1 else "steps 1 to 10"
     with style.new_figure(1, len(keys), (4.5 * len(keys), 4.1)) as axes:
         for ax, key in zip(axes[0], keys, strict=True):
             for policy, rows in logs.items():
@@ -178,10 +197,8 @@ def training(
                 ax.plot(*curve.T, color=policy.color, alpha=0.2, lw=0.8)
                 every = max(1, len(smooth) // 10)
                 ax.plot(*smooth.T, **policy.line_style, markevery=every)
-            if logs and key != "answers":  # rollouts of several answers lack more of them
-                starts = [rows[0][key] for rows in logs.values()]
-                level = sum(starts) / len(starts)
-                ax.axhline(level, color=Policy("start").color, ls="--", label=first)
+            if key != "answers":  # rollouts of several answers lack more of them
+                _draw_start_levels(ax, logs, key, first)
             heading, unit = TRAINING_PANELS[key]
             ax.set(
                 title=f"{heading} (temperature {temperature:g})",
@@ -195,6 +212,18 @@ def training(
             f"{means} of 10 steps; tables and other figures sample held-out problems, at their "
             "own temperature",
         )
+
+
+def _draw_start_levels(ax: Any, logs: dict[Policy, list[dict]], key: str, first: str) -> None:
+    """Draw what methods with single answers, and those with sets, have in their first record."""
+    levels: dict[str, list[float]] = {}
+    for policy, rows in logs.items():
+        name = "start_sets" if policy.method in SEVERAL_ANSWERS else "start"
+        levels.setdefault(name, []).append(rows[0][key])
+    for name, values in levels.items():
+        look = Policy(name).look
+        label = f"{look.title} ({first})"
+        ax.axhline(sum(values) / len(values), color=look.color, ls=look.line, label=label)
 
 
 def reward_vectors(pools: dict[str, Tensor], objectives: Sequence[str], path: Path) -> None:
@@ -348,6 +377,8 @@ def answers(
             _label_policy(of_policy[0], label, task.wide)
         axes[0, 0].figure.suptitle(heading, **BOLD)
         caption = f"{len(texts[0])} candidates per policy"
+        if task.legend:
+            caption += f"; {task.legend}"
         if n_drawn < len(distinct):
             caption = f"{n_drawn} of {len(distinct)} problems, {caption}"
         style.finish(axes, path, caption)

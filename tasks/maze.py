@@ -51,6 +51,7 @@ class Maze(Task):
     """
 
     name = "maze"
+    legend = "S start, E exit, G gold, D diamond, L lava; failed routes are not drawn"
     tag = "route"
     flags = ("size",)
     objectives = ("completion", "gold", "diamond", "avoid_lava")

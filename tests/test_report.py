@@ -25,6 +25,7 @@ class Squares:
     """A task whose answers can be drawn."""
 
     wide = False
+    legend = ""
 
     def draw(self, axes, problem, answers, color):
         axes.plot([0, len(answers)], [0, problem.data or 0], color=color)
@@ -44,6 +45,8 @@ def make_report(passes: float = 0.0, seeds: int = 1, policies=None, ks=(1, 2, 3,
             means = {kind: slope * k + 0.1 for kind, slope in slopes.items()}
             if policy.method == "grpo":
                 means = dict.fromkeys(slopes, 0.5)
+            if policy.method == "start":
+                means = {kind: 0.9 * mean for kind, mean in means.items()}
             for kind, mean in (means | {"pass": passes}).items():
                 measures[policy][f"{kind}@{k}"] = torch.full((seeds, 20), mean)
     return EvalReport("run", "test", 20, ks[-1], 0.7, measures, groups=None)
@@ -178,13 +181,27 @@ def test_best_at_k_marks_the_crossing_and_names_the_bands(tmp_path, drawn):
     )
 
 
+def test_no_ring_where_the_order_may_be_noise(tmp_path, drawn):
+    """VPO overtakes within the bands, or below the start model."""
+    noisy = make_report()
+    spread = torch.tensor([-9.0, 9.0]).repeat(10)
+    below = make_report()
+    for kind in ("best", "W"):
+        noisy.measures[Policy("vpo")][f"{kind}@6"] += spread
+        below.measures[Policy("start")][f"{kind}@2"] += 1
+    plots.best_at_k(noisy, tmp_path / "noisy.svg")
+    plots.best_at_k(below, tmp_path / "below.svg")
+    for figure in drawn:
+        assert not any(text.startswith("k = ") for text in texts(figure))
+
+
 def test_training_smooths_around_the_step(tmp_path, drawn):
     rows = [{"step": i, "diversity": 2.0 * i, "reward": 0.5} for i in range(1, 21)]
     plots.training({Policy("vpo"): rows, Policy("new"): rows[:1]}, 0.8, tmp_path / "training.png")
     curve = next(line for line in drawn[0].axes[0].lines if line.get_label() == "VPO")
     assert curve.get_xydata()[0].tolist() == [5.5, 11.0] and len(curve.get_xdata()) == 11
     assert "temperature 0.8" in drawn[0].axes[0].get_title()
-    assert {"VPO", "new", "start model (step 1)"} <= {*texts(drawn[0])}
+    assert {"VPO", "new", "start model (step 1)", "start model, sets (step 1)"} <= {*texts(drawn[0])}
 
 
 def test_reward_vectors_show_the_conflict(tmp_path, drawn):
