@@ -286,6 +286,9 @@ function drawLuck() {
     dots: draws ? methods.map(({ color, name }) => ({ color, points: [[k, sums[name] / draws]] })) : [],
   });
   byId("draws").replaceChildren(...methods.flatMap((method) => [el("small", {}, method.title), strip(method)]));
+  const [low, high] = [Math.min(0, ...problem().scalars), Math.max(...problem().scalars)];
+  byId("scale").textContent = `A bar is one of the ${scalars(methods[0]).length} candidates, as high as its score, from ` +
+    `${fixed(low, 2)} to ${fixed(high, 2)}. Those of the last draw are coloured, the best of them is framed.`;
   byId("means").replaceChildren(table(["", "this draw", `mean of ${draws}`, `best@${k}`], methods.map((method, i) => {
     const { name, title } = method, exact = curves[i][k - 1][1];
     const numbers = draws ? [scalars(method)[last[name].best], sums[name] / draws, exact] : [NaN, NaN, exact];
@@ -304,9 +307,20 @@ const STAGES = [
     "A = (R \u2212 mean of R) / deviation of R. Here the group is all rollouts of this pool.",
 ];
 
+/** The policy of part 4, if one writes sets. */
+function setMethod() {
+  const able = methods.filter((method) => sampled(method).R);
+  return able.find(({ name }) => name === "vpo") || able[0];
+}
+
+/** The rollout with the largest advantage: one in which something is learnt. */
+function chooseRollout() {
+  const A = setMethod() ? sampled(setMethod()).A : [0];
+  state.rollout = A.indexOf(Math.max(...A));
+}
+
 function drawSet() {
-  const able = methods.filter((method) => sampled(method).R); // that write sets
-  const method = able.find(({ name }) => name === "vpo") || able[0], stage = state.stage, last = STAGES.length - 1;
+  const method = setMethod(), stage = state.stage, last = STAGES.length - 1;
   const ends = { back: stage === 0, next: stage === last, rollout: false };
   for (const id in ends) byId(id).disabled = !method || ends[id];
   byId("stage-text").textContent = method ? `${stage + 1}/${last + 1} ${STAGES[stage]}` :
@@ -338,14 +352,19 @@ function drawSet() {
     ...when(stage >= 3, el("p", {}, count, el("strong", { id: "R" }, fixed(R[g])))));
   const bar = (x) => el("i", { class: "length",
     style: `width: ${(100 * Math.max(0, x)) / Math.max(1e-9, ...R)}%; background: ${method.color}` });
+  const mean = R.reduce((sum, x) => sum + x, 0) / R.length;
+  const deviation = Math.sqrt(R.reduce((sum, x) => sum + (x - mean) ** 2, 0) / R.length);
+  const sum = `mean of R = ${fixed(mean)}, deviation = ${fixed(deviation)}, so A of rollout ${g + 1} = (${fixed(R[g])} ` +
+    `\u2212 ${fixed(mean)}) / ${fixed(deviation)} = ${fixed(A[g], 2)}`;
   const group = R.map((x, i) => tr([i + 1, fixed(x), fixed(A[i], 2), bar(x)].map((cell) => td(cell)),
     i === g ? { class: "chosen" } : {}));
-  byId("group").replaceChildren(...when(stage === last, table(["rollout", "R(S)", "A", "R(S)"], group)));
+  byId("group").replaceChildren(...when(stage === last, table(["rollout", "R(S)", "A", "R(S)"], group), el("p", {}, sum)));
 }
 
 // ---- What is chosen -----------------------------------------------------------------------------------------------
 function setStep(step) {
   state.step = step;
+  chooseRollout();
   [drawFilm, drawTaste, startOver, drawSet].forEach((draw) => draw());
 }
 
