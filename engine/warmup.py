@@ -2,8 +2,10 @@
 
 import hashlib
 import itertools
+import os
 import random
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +18,8 @@ from engine.checks import check_task
 from engine.config import Config
 from engine.decoding import SamplingOptions, encode_prompts, rollouts_of_texts, sample
 from engine.evaluations import held_out
-from engine.files import write_folder
+from engine.files import write_folder, writing
+from engine.interrupt import StopRequest
 from engine.kinds import kind_of
 from engine.models import (
     Model,
@@ -29,6 +32,7 @@ from engine.update import token_logprobs
 from rewards import Problem, Task, UserError, parse_answers, take_problems, write_answers
 
 VERSION = 1  # of the cache: raised when a change of the code changes what a warm-up learns
+PARTIAL_EVERY = 60  # seconds between savings of an unfinished warm-up
 SET_EVERY = 3  # of so many steps one shows sets of answers
 
 
@@ -134,12 +138,15 @@ def warmed_up(
 
     Raises:
         UserError: the loss is not finite, or the cache is damaged.
+        KeyboardInterrupt: a stop was asked for. What was learnt is saved.
     """
     key = cache_key(model, tokenizer, task, warm_up)
     folder = Path("runs") / "start" / f"{task.name}-{key}"
     if not folder.exists():
-        imitate(model, tokenizer, task, warm_up)
+        partial = folder.with_name(f"{folder.name}.partial")
+        imitate(model, tokenizer, task, warm_up, partial)
         write_folder(folder, lambda path: save_policy(model, tokenizer, path))
+        partial.unlink(missing_ok=True)
     check_folder(folder)
     return load_policy(str(folder), task)
 
@@ -155,25 +162,76 @@ def cache_key(model: Model, tokenizer: Tokenizer, task: Task, warm_up: WarmUp) -
     return hashlib.sha256(repr(recipe).encode()).hexdigest()[:12]
 
 
-def imitate(model: Model, tokenizer: Tokenizer, task: Task, warm_up: WarmUp) -> None:
-    """Train on demonstrations: maximum likelihood with AdamW, a short ramp, then linear decay."""
+def imitate(model: Model, tokenizer: Tokenizer, task: Task, warm_up: WarmUp, partial: Path) -> None:
+    """Train on demonstrations: maximum likelihood with AdamW, a short ramp, then linear decay.
+
+    Args:
+        partial: a file that holds what was learnt so far, after a minute and when it is stopped. A
+            warm-up that was interrupted goes on from it.
+    """
     kind = kind_of(tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=kind.warmup_lr)
-    bar = tqdm(range(warm_up.steps), "SFT warm-up", unit="step")
-    for step in bar:
-        batch = demonstrations(task, tokenizer, warm_up, step, model)
-        ramp = min(1.0, (step + 1) / 20)
-        decay = 1 - 0.9 * step / warm_up.steps
-        optimizer.param_groups[0]["lr"] = kind.warmup_lr * ramp * decay
-        optimizer.zero_grad()
-        loss = imitation_gradient(model, tokenizer, batch, kind.warmup_micro_batch)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        bar.set_postfix(loss=f"{loss.item():.3f}")
-        if not loss.isfinite():
-            raise UserError(
-                f"SFT warm-up: loss {loss.item()}; are the demonstrations as they should be?"
-            )
+    first = load_partial(partial, model, optimizer)
+    saved = time.monotonic()
+    bar = tqdm(
+        range(first, warm_up.steps),
+        "SFT warm-up",
+        initial=first,
+        total=warm_up.steps,
+        unit="step",
+    )
+    with StopRequest() as stop:
+        for step in bar:
+            batch = demonstrations(task, tokenizer, warm_up, step, model)
+            ramp = min(1.0, (step + 1) / 20)
+            decay = 1 - 0.9 * step / warm_up.steps
+            optimizer.param_groups[0]["lr"] = kind.warmup_lr * ramp * decay
+            optimizer.zero_grad()
+            loss = imitation_gradient(model, tokenizer, batch, kind.warmup_micro_batch)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            bar.set_postfix(loss=f"{loss.item():.3f}")
+            if not loss.isfinite():
+                raise UserError(
+                    f"SFT warm-up: loss {loss.item()}; are the demonstrations as they should be?"
+                )
+            if stop.received or time.monotonic() - saved > PARTIAL_EVERY:
+                save_partial(partial, model, optimizer, step + 1)
+                saved = time.monotonic()
+            if stop.received:
+                raise KeyboardInterrupt(
+                    f"the SFT warm-up stopped after step {step + 1} of {warm_up.steps}, everything is "
+                    "saved; give the same command again"
+                )
+
+
+def save_partial(
+    path: Path, model: Model, optimizer: torch.optim.Optimizer, steps_done: int
+) -> None:
+    """Write what an unfinished warm-up needs to go on, as a whole or not at all."""
+    state = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "steps_done": steps_done,
+    }
+    temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
+    with writing(path.parent):
+        torch.save(state, temporary)
+        os.replace(temporary, path)
+
+
+def load_partial(path: Path, model: Model, optimizer: torch.optim.Optimizer) -> int:
+    """Take up an unfinished warm-up, if there is one. Returns the steps that are done."""
+    if not path.exists():
+        return 0
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+    except Exception as error:  # of a damaged file there are many kinds
+        raise UserError(f"{path}: damaged ({error!s:.100}); delete it") from error
+    print(f"SFT warm-up: goes on after step {state['steps_done']} ({path})", file=sys.stderr)
+    return state["steps_done"]
 
 
 def imitation_gradient(

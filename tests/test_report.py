@@ -201,7 +201,9 @@ def test_training_smooths_around_the_step(tmp_path, drawn):
     curve = next(line for line in drawn[0].axes[0].lines if line.get_label() == "VPO")
     assert curve.get_xydata()[0].tolist() == [5.5, 11.0] and len(curve.get_xdata()) == 11
     assert "temperature 0.8" in drawn[0].axes[0].get_title()
-    assert {"VPO", "new", "start model (step 1)", "start model, sets (step 1)"} <= {*texts(drawn[0])}
+    assert {"VPO", "new", "start model (step 1)", "start model, sets (step 1)"} <= {
+        *texts(drawn[0])
+    }
 
 
 def test_reward_vectors_show_the_conflict(tmp_path, drawn):

@@ -20,7 +20,7 @@ from test_rollout import save_random_model
 import eval as evaluation
 import train
 import vpo
-from engine import trackers
+from engine import trackers, warmup
 from engine.checkpoints import checkpoints
 from engine.decoding import rollouts_of_texts
 from engine.models import load_policy
@@ -502,6 +502,33 @@ def test_the_start_model_is_cached():
     c = weights(Path("c/start"))
     assert_equal_weights(a, weights(Path("b/start")))
     assert any(not torch.equal(a[name], c[name]) for name in a)
+
+
+def test_an_interrupted_warm_up_goes_on(monkeypatch, capsys):
+    """Ctrl-C in the SFT warm-up: the same command ends with the weights of an uninterrupted one."""
+    flags = ["--task", "toy", *QUICK, "--method", "vpo", "--warm-steps", "6", "--steps", "1"]
+    flags += ["--eval-problems", "0"]
+    train.main([*flags, "--out", "whole"])
+    shutil.rmtree("runs/start")
+    gradient = warmup.imitation_gradient
+    calls = []
+
+    def interrupted(*arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return gradient(*arguments)
+
+    monkeypatch.setattr(warmup, "imitation_gradient", interrupted)
+    with pytest.raises(SystemExit) as stopped:
+        train.main([*flags, "--out", "run"])
+    assert stopped.value.code == 130
+    assert "stopped after step 3 of 6" in capsys.readouterr().err
+    train.main([*flags, "--out", "run"])
+    assert "goes on after step 3" in capsys.readouterr().err and len(calls) == 6
+    weights = "start/model.safetensors"
+    assert_equal_weights(load_file(f"whole/{weights}"), load_file(f"run/{weights}"))
+    assert not list(Path("runs/start").glob("*.partial"))
 
 
 def test_a_language_model_imitates_every_token_alike():

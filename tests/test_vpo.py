@@ -1,5 +1,6 @@
 """The algorithm against closed forms and brute force; every test names the bug that it guards against."""
 
+import inspect
 import itertools
 import json
 import math
@@ -581,6 +582,15 @@ def test_arrays_that_are_no_tensors_are_named(name):
         TypeError, match=f"{name}: expected a torch.Tensor, not ndarray; .*as_tensor"
     ):
         vpo.vpo_advantage(**arguments)
+
+
+@pytest.mark.parametrize("method", vpo.ADVANTAGES)
+def test_every_method_takes_all_options(method):
+    """Guards against a method of one's own that fails in its first step."""
+    options = inspect.signature(vpo.vpo_advantage).parameters.keys() - {"rewards", "answer_mask"}
+    signature = inspect.signature(vpo.ADVANTAGES[method])
+    arguments = ("rewards", "scalars", "answer_mask")
+    assert signature.bind(*arguments, **dict.fromkeys(options)), f"{method} must take **options"
 
 
 def test_the_printed_table_teaches_what_each_method_pays(capsys):
