@@ -1,5 +1,6 @@
 """Checks of flags, device and task before minutes are spent. Each raises UserError."""
 
+import inspect
 import json
 
 import torch
@@ -7,6 +8,7 @@ import torch
 from engine.config import Config
 from engine.models import check_peft, is_adapter
 from rewards import Problem, Task, UserError, reward_vectors, take_problems
+from vpo import ADVANTAGES, vpo_advantage
 
 FORMS_SETS = {"max_at_k", "group_vpo", "vpo"}  # across the rollouts of a group, with --subset
 
@@ -44,6 +46,7 @@ def check_config(config: Config, task: Task) -> None:
     if config.sampler == "sobol" and config.alpha != 1:
         raise UserError(f"--alpha {config.alpha:g}: --sampler sobol needs --alpha 1; take iid")
     check_sets(config)
+    check_methods(config.method)
     if len(set(config.method)) < len(config.method):
         raise UserError(f"--method {' '.join(config.method)}: names a method twice")
     if "goal_conditioned" in config.method and not task.objectives:
@@ -59,6 +62,20 @@ def check_config(config: Config, task: Task) -> None:
         raise UserError(
             f"--model {config.model}: an adapter, not a model; merge it first (merge_and_unload of peft)"
         )
+
+
+def check_methods(names: list[str]) -> None:
+    """Every method must take what all methods get."""
+    options = inspect.signature(vpo_advantage).parameters.keys() - {"rewards", "answer_mask"}
+    for name in names:
+        try:
+            inspect.signature(ADVANTAGES[name]).bind(
+                "rewards", "scalars", "answer_mask", **dict.fromkeys(options)
+            )
+        except TypeError as error:
+            raise UserError(
+                f"--method {name}: must take (rewards, scalars, answer_mask, **options): {error}"
+            ) from error
 
 
 def check_sets(config: Config) -> None:

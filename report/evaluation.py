@@ -83,7 +83,8 @@ class EvalReport:
     def caption(self) -> str:
         """What curves of the measures were measured on, and what their bands are."""
         seeds = [len(torch.atleast_2d(values["best@1"])) for values in self.measures.values()]
-        bands = "one run, bands: 95% over problems"
+        mark = "lines at the right" if any(policy.lr for policy in self.measures) else "bands"
+        bands = f"one run, {mark}: 95% over problems"
         if min(seeds) > 1:
             least = "at least " if max(seeds) > min(seeds) else ""
             bands = f"mean of {least}{min(seeds)} seeds, bands: 95% over seeds and problems"

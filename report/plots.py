@@ -92,6 +92,8 @@ def best_at_k(report: EvalReport, path: Path) -> None:
             )
             ax.set_xticks(ticks, ticks)
             ax.minorticks_off()
+            if any(policy.lr for policy in curves):  # room for the lines
+                ax.set_xlim(0.9, 1.05 ** (len(curves) + 1) * ks[-1])
         axes[0, 0].set_ylabel("expected best of k")
         for ax in axes[0, 2:]:
             ax.set(ylabel="share of problems", ylim=(0, None))
@@ -118,7 +120,11 @@ class Curve:
 def _draw_curves(
     ax: Any, report: EvalReport, measures: list[str], ks: list[int]
 ) -> dict[Policy, Curve]:
-    """Draw the mean of every policy with the band of its intervals."""
+    """Draw the mean of every policy with the band of its intervals.
+
+    Where learning rates are compared, lines beside the largest k stand for its intervals.
+    """
+    is_crowded = any(policy.lr for policy in report.measures)
     curves = {}
     for policy, values in report.measures.items():
         means = [values[measure].double().mean().item() for measure in measures]
@@ -132,7 +138,11 @@ def _draw_curves(
             line_style |= {"lw": 0.7, "ms": 4}
             alpha = 0
         ax.plot(ks, means, **line_style)
-        ax.fill_between(ks, low, high, color=policy.color, alpha=alpha, lw=0)
+        if is_crowded:  # bands would hide one another
+            x = ks[-1] * 1.04 ** len(curves)
+            ax.plot([x, x], [low[-1], high[-1]], color=policy.color, lw=1.5, clip_on=False)
+        else:
+            ax.fill_between(ks, low, high, color=policy.color, alpha=alpha, lw=0)
     return curves
 
 

@@ -36,23 +36,24 @@ def markdown(head: list[str], rows: list[list]) -> str:
 
 
 def aligned(text: str) -> str:
-    """The tables of a Markdown text for a terminal: columns of equal width, no bars."""
-    lines = [
-        line.strip("|").split("|") if line.startswith("|") else line for line in text.split("\n")
-    ]
-    rows = [[cell.strip() for cell in line] for line in lines if isinstance(line, list)]
+    """The table of a Markdown text for a terminal: columns of equal width, no bars."""
+    lines = text.split("\n")
+    rows = [cells_of(line) for line in lines if line.startswith("|")]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    remaining = iter(rows)
     printed = []
     for line in lines:
-        if isinstance(line, str):
+        if not line.startswith("|"):
             printed.append(line)
-            continue
-        row = next(remaining)
-        if set("".join(row)) != {"-"}:
-            cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-            printed.append("  ".join([row[0].ljust(widths[0]), *cells]).rstrip())
+        elif not line.startswith("| ---"):
+            first, *others = cells_of(line)
+            cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+            printed.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
     return "\n".join(printed)
+
+
+def cells_of(line: str) -> list[str]:
+    """The cells of a line of a Markdown table."""
+    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 def headline(*tasks: TaskResults) -> str:

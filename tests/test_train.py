@@ -476,6 +476,15 @@ def test_a_new_method_slots_in(monkeypatch, capsys):
     assert "best_scalar" in capsys.readouterr().out and Path("run/answers.png").exists()
 
 
+def test_a_method_with_another_signature_is_named(monkeypatch, capsys):
+    monkeypatch.setitem(vpo.ADVANTAGES, "mine", lambda rewards, scalars, answer_mask: scalars)
+    fails(
+        ["--method", "mine"],
+        capsys,
+        "--method mine: must take (rewards, scalars, answer_mask, **options)",
+    )
+
+
 def test_eval_names_what_it_cannot_evaluate(capsys):
     train.main(["--out", "run", *QUICK, "--eval-problems", "0", "--steps", "1"])
     evaluation.main(["run", "--problems", "2"])  # trained without an evaluation: still possible
