@@ -111,8 +111,10 @@ def test_best_at_k_of_several_learning_rates(tmp_path, drawn):
     policies = [Policy("grpo", 2e-5), Policy("vpo", 2e-5), Policy("vpo", 5e-5)]
     plots.best_at_k(make_report(policies=policies), tmp_path / "rates.svg")
     lines = drawn[0].axes[0].lines
-    assert [line.get_label() for line in lines] == [policy.title for policy in policies]
-    assert [line.get_linestyle() for line in lines] == ["-", "-", ":"]
+    curves, intervals = lines[::2], lines[1::2]
+    assert [line.get_label() for line in curves] == [policy.title for policy in policies]
+    assert [line.get_linestyle() for line in curves] == ["-", "-", ":"]
+    assert all(line.get_xdata()[0] > 6 for line in intervals), "beside the largest k"
 
 
 @pytest.mark.parametrize("suffix", ["svg", "pdf", "png"])
