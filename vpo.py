@@ -564,9 +564,11 @@ def main() -> None:
     print("One group of five rollouts with one answer each; the advantage of each rollout:\n")
     print_advantages(single, [name for name in ADVANTAGES if name not in SEVERAL_ANSWERS])
     print(
-        "\nGRPO pays the compromise most, because its mean is highest. Max@K pays nothing else. Group "
-        "VPO\npays B most: without it nothing would serve those who want the second objective. The two "
-        "equal A\nshare one worth. Random weighting and goal-conditioned pay what one random w wants.\n"
+        "\ngrpo, dr_grpo and maxrl pay the compromise C most, because its mean is highest. max_at_k pays "
+        "nothing else.\ngdpo normalises each objective by itself, so it pays the rarer B more than A. "
+        "random_weighting and\ngoal_conditioned pay what one random w wants. group_vpo pays B most: only "
+        "B and C serve those who want\nthe second objective. The two A stand in for each other; one A "
+        "alone would be paid like B.\n"
     )
     sets = {
         "A + B": [specialist_a, specialist_b],
@@ -577,7 +579,7 @@ def main() -> None:
     }
     print("One group of five rollouts with two answers each:\n")
     print_advantages(sets, list(SEVERAL_ANSWERS))
-    print("\nMulti-RLVR pays two compromises most, VPO the two specialists.")
+    print("\nmulti_rlvr pays two compromises most, vpo the two specialists.")
 
 
 def print_advantages(rollouts: dict[str, list[list[float]]], methods: list[str]) -> None:

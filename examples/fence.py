@@ -39,6 +39,7 @@ class Fence(Task):
 
     # What follows is for the figures alone.
     wide = True  # policies stand side by side
+    legend = "ann likes red, bob blue, cid green"
 
     def draw(self, axes, problem, answers, color):
         """A row of six boards per answer, equal ones together; an answer of other words is blank."""

@@ -120,11 +120,11 @@ class EvalReport:
 
 def variety(share: float) -> str:
     """What became of a policy's diversity, given as a share of the start model's."""
-    if share < 0.25:
+    if share < 1 / 3:
         return "collapsed"
-    if share < 0.75:
+    if share < 0.9:
         return "narrowed"
-    return "kept"
+    return "kept" if share < 1.1 else "grew"
 
 
 def mean_of(reports: list[EvalReport]) -> EvalReport:

@@ -140,7 +140,8 @@ def _draw_curves(
         ax.plot(ks, means, **line_style)
         if is_crowded:  # bands would hide one another
             x = ks[-1] * 1.04 ** len(curves)
-            ax.plot([x, x], [low[-1], high[-1]], color=policy.color, lw=1.5, clip_on=False)
+            line = policy.line_style["ls"]
+            ax.plot([x, x], [low[-1], high[-1]], color=policy.color, ls=line, lw=1.5, clip_on=False)
         else:
             ax.fill_between(ks, low, high, color=policy.color, alpha=alpha, lw=0)
     return curves
@@ -166,7 +167,7 @@ def _mark_crossing(ax: Any, ks: list[int], curves: dict[Policy, Curve]) -> None:
     point = (ks[i], curves[vpo].means[i])
     bottom, top = ax.get_ylim()
     is_low = point[1] <= bottom + 0.2 * (top - bottom)  # too low for a label below the ring
-    label = f"first k with {vpo.title} above {grpo.title}"
+    label = f"first k with {vpo.title} above {grpo.title}, if clear at the last k"
     ax.plot(*point, "o", ms=13, mfc="none", mec="black", mew=1.3, zorder=4, label=label)
     ax.annotate(
         f"k = {ks[i]}",
