@@ -57,7 +57,7 @@ CURVE = (1, 2, 3, 5, 10, 30)  # the k of best@k, W@k and pass@k
 MEASURES = ("diversity", *(f"best@{k}" for k in CURVE), *(f"W@{k}" for k in CURVE))
 REWARDS = ("copies", "noisy", "halfway", "gems", "tradeoff")  # from collinear to conflicting
 
-RATES = (2.5e-4, 5e-4, 8e-4, 1.2e-3, 1.8e-3)  # peak learning rates that are compared
+RATES = (6e-5, 1.2e-4, 2.5e-4, 5e-4, 8e-4, 1.2e-3, 1.8e-3)  # peak learning rates that are compared
 REAL_RATES = (2e-5, 5e-5)
 LR = {
     **TINY_LR,
@@ -86,7 +86,7 @@ ABLATIONS = (
     ("vpo", 3, {"sampler": "sobol"}),
     ("vpo", 2, {"subset": 2}),
     ("vpo", 2, {"credit": "answer"}),  # no flag: examples/reward_to_go.py instead of train.py
-    ("group_vpo", 2, {"subset": 2}),
+    ("group_vpo", 5, {"subset": 2}),
     ("group_vpo", 2, {"subset": 6}),
     ("group_vpo", 2, {"group-size": 4, "prompts-per-step": 24}),
     ("group_vpo", 2, {"group-size": 16, "prompts-per-step": 6}),
@@ -152,8 +152,8 @@ def cells() -> list[Cell]:
     for method, n_seeds, flags in ABLATIONS:
         grid += [Cell("maze", method, seed, tuple(flags.items())) for seed in range(n_seeds)]
     for reward in REWARDS:
-        for method in ("grpo", "vpo"):
-            grid += [Cell(f"examples/rewards/{reward}.py", method, seed) for seed in range(2)]
+        for method in HEADLINE:
+            grid += [Cell(f"examples/rewards/{reward}.py", method, seed) for seed in range(5)]
 
     grid += [Cell("open_cases", method, 0) for method in HEADLINE]
     for method, rate in OTHER_REAL_RATES.items():
@@ -174,11 +174,11 @@ def tuning_cells() -> list[Cell]:
 
 
 def tuning_rates(task: str, method: str) -> tuple[float, ...]:
-    """The peak learning rates that are compared: three, and more while the highest is the best."""
+    """The peak learning rates that are compared: five, and more while the highest is the best."""
     if task == "open_cases":
         return REAL_RATES
     best = LR[task][method]
-    return tuple(rate for i, rate in enumerate(RATES) if i < 3 or RATES[i - 1] <= best)
+    return tuple(rate for i, rate in enumerate(RATES) if i < 5 or RATES[i - 1] <= best)
 
 
 @dataclass(frozen=True)
