@@ -38,7 +38,8 @@ def show_first_rollout(
         print(
             f"{method}: few slots hold an answer that can be read; the others earn the least, "
             f"{task.minimum:g}. Does the prompt ask for the form, with examples? Task.request writes "
-            'such a prompt; small models follow form = "lines" best.',
+            'such a prompt; small models follow form = "lines" best. If many were cut off, raise '
+            "--max-new-tokens.",
             file=sys.stderr,
         )
     elif not metrics["best_in_rollout"] > task.minimum:

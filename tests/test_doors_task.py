@@ -265,6 +265,7 @@ def test_few_answers_are_no_silence(share, told, capsys):
     advice = capsys.readouterr().err.partition("per answer)\n")[2]
     assert told in advice and bool(advice) == bool(told)
     assert ("Task.request writes such a prompt" in advice) == bool(told)
+    assert ("--max-new-tokens" in advice) == bool(told)
 
 
 @pytest.mark.parametrize("missing", ["problems", "prompt", "reward"])
