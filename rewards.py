@@ -222,8 +222,20 @@ def write_answers(task: Task, answers: list[str]) -> str:
 
 
 def number_answers(task: Task, answers: list[str]) -> list[str]:
-    """Answers in their tags or with their numbers."""
+    """Answers in their tags or with their numbers.
+
+    Raises:
+        UserError: they are no list of texts, or one has lines that would not be read again.
+    """
+    if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
+        raise UserError(f"task {task.name}: answers must be a list of texts, not {answers!r:.80}")
     if task.form == "lines":
+        for answer in answers:
+            if "\n" in answer.strip():
+                raise UserError(
+                    f"task {task.name}: the answer {answer!r:.80} has several lines, of which "
+                    'form = "lines" reads the first; write it in one line or take form = "tags"'
+                )
         return [f"{i}. {answer}" for i, answer in enumerate(answers, 1)]
     return [f"<{task.tag}_{i}> {answer} </{task.tag}_{i}>" for i, answer in enumerate(answers, 1)]
 

@@ -9,6 +9,7 @@ from engine.kinds import kind_named
 from rewards import Task
 
 SHOWN = 1000  # characters of a rollout
+FEW = 0.5  # share of the slots that hold an answer, below which the prompt should be looked at
 
 
 def show_first_rollout(
@@ -31,6 +32,14 @@ def show_first_rollout(
         print(
             f"{method}: no rollout of the first step holds an answer that can be read.\n"
             f"{why_unread(config, task, first['text'])}",
+            file=sys.stderr,
+        )
+    elif metrics["answers"] < FEW:
+        print(
+            f"{method}: few slots hold an answer that can be read; the others earn the least, "
+            f"{task.minimum:g}. Does the prompt ask for the form, with examples? Task.request writes "
+            'such a prompt; small models follow form = "lines" best. If many were cut off, raise '
+            "--max-new-tokens.",
             file=sys.stderr,
         )
     elif not metrics["best_in_rollout"] > task.minimum:

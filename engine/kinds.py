@@ -7,10 +7,11 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from engine.config import MAX_ANSWERS, Config
 from engine.tiny import is_tiny
-from rewards import FIRST_NUMBER, Problem, Task, parse_answers
+from rewards import FIRST_NUMBER, Problem, Task, UserError, parse_answers
 from tasks import as_user_error
 
 StopRule = Callable[[str], bool]  # whether a rollout is finished, given its text so far
+LATER = ("x", "1")  # letters that a growing text may go on with
 # Peak learning rates of the tiny model: the best of a common grid on validation problems
 # (docs/results/learning_rates.md). Tasks that are not named take those of the maze.
 TINY_LR = {
@@ -111,10 +112,31 @@ class LanguageModel:
         thinks = "<think>" in str(tokenizer.chat_template)
 
         def is_finished(text: str) -> bool:
-            has_answers = len(parse_answers(text, task, m, finished=False)) == m
-            return has_answers and (not thinks or "</think>" in text)
+            answers = parse_answers(text, task, m, finished=False)
+            if len(answers) < m or (thinks and "</think>" not in text):
+                return False
+            check_ended(task, text, answers)
+            return True
 
         return is_finished
+
+
+def check_ended(task: Task, text: str, answers: list[str]) -> None:
+    """Refuse answers that change with the next letter: they would cut each rollout there.
+
+    Args:
+        answers: the m answers in a text that may still grow.
+
+    Raises:
+        UserError: a find_answers that disregards `finished`.
+    """
+    for letter in LATER:
+        later = parse_answers(text + letter, task, len(answers), finished=False)
+        if len(later) == len(answers) and later != answers:
+            raise UserError(
+                f"task {task.name}: find_answers gave {answers!r:.80} with finished=False, but the next "
+                f"letter of the text {text!r:.80} may change them; return only answers that have ended"
+            )
 
 
 class TinyModel(LanguageModel):

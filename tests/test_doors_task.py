@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.advice import show_first_rollout
 from engine.checks import check_task
+from engine.config import Config
 from engine.fingerprints import fingerprint_of
 from rewards import Problem, UserError, parse_answers, reward_vectors, take_problems
 from tasks import load_task
@@ -250,6 +252,20 @@ def test_find_answers_that_gives_no_texts_is_named(answers):
     task = load_task(write(RIGHT, method(f"def find_answers(self, *_): return {answers}")))
     with pytest.raises(UserError, match="find_answers must return a list of texts or None, not"):
         parse_answers("text", task, 2)
+
+
+@pytest.mark.parametrize(
+    ("share", "told"), [(0.0, "no rollout of the first step"), (0.08, "few slots"), (0.5, "")]
+)
+def test_few_answers_are_no_silence(share, told, capsys):
+    """Guards against a prompt that asks for no form: a few lucky answers hid it."""
+    metrics = {"answers": share, "cut_off": 0.0, "best_in_rollout": 0.3}
+    example = {"rollouts": [{"text": "red, blue", "rewards": [[0.0, 0.0]]}]}
+    show_first_rollout("vpo", Config(model="m"), load_task(write()), example, metrics)
+    advice = capsys.readouterr().err.partition("per answer)\n")[2]
+    assert told in advice and bool(advice) == bool(told)
+    assert ("Task.request writes such a prompt" in advice) == bool(told)
+    assert ("--max-new-tokens" in advice) == bool(told)
 
 
 @pytest.mark.parametrize("missing", ["problems", "prompt", "reward"])

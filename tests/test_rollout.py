@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 import tempfile
 
 import pytest
@@ -347,6 +348,19 @@ def test_a_rollout_of_lines_goes_on_to_their_end(task):
     stop = rollout.sampling_options(tokenizer, task, 2, 9).stop
     texts = ("1", "1. re", "1. red\n", "1. red\n2. b", "1. red\n2. blue\n")
     assert [stop(text) for text in texts] == [False, False, False, False, True]
+
+
+@pytest.mark.parametrize("pattern", [r".+", r"\d+", r"\S+"])
+def test_answers_that_may_still_grow_are_refused(pattern):
+    """Guards against rollouts of one token, all of whose slots hold an answer: `finished` is not heeded."""
+    task = Task()
+    _, tokenizer = load_random_model("qwen2")
+    task.find_answers = lambda text, m, finished: re.findall(pattern, text)
+    stop = rollout.sampling_options(tokenizer, task, 1, 9).stop
+    with pytest.raises(UserError, match="find_answers gave .* with finished=False, but the next"):
+        stop("1")
+    task.find_answers = lambda text, m, finished: re.findall(r"\[(.*?)\]", text)
+    assert [stop(text) for text in ("[1", "[1]")] == [False, True]
 
 
 @pytest.mark.parametrize("policy_pair", ["tiny", "qwen2", "phi"], indirect=True)

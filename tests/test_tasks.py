@@ -329,6 +329,19 @@ def test_what_is_written_is_read(form):
     assert "2. blue" in task.request("Paint!", 1, ["red", "blue"]) or form == "tags"
 
 
+def test_what_would_not_be_read_is_not_written():
+    """A text in place of a list would be spelt out; of several lines a list reads the first."""
+    task = Task()
+    with pytest.raises(UserError, match="a list of texts, not 'red blue'"):
+        task.request("Paint!", 3, "red blue")
+    assert "red\nblue" in task.request("Paint!", 3, ["red\nblue"])
+    task.form = "lines"
+    for write in (task.request, lambda _, __, answers: write_answers(task, answers)):
+        with pytest.raises(UserError, match='several lines.* form = "tags"'):
+            write("Paint!", 3, ["red\nblue"])
+    assert parse_answers(write_answers(task, ["red\n"]), task, 1) == ["red"]
+
+
 def test_an_answer_that_counts_stays_when_the_text_grows():
     rng = random.Random(3)
     pieces = ["1. ", "2. ", "red", " ", "\n", "<answer_1>", "</answer_1>", "</think>", "."]
