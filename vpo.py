@@ -351,9 +351,21 @@ def goal_conditioned(rewards: Tensor, scalars: Tensor, answer_mask: Tensor, **op
     return random_weighting(rewards, scalars, answer_mask, **options)
 
 
-def multi_rlvr(rewards: Tensor, scalars: Tensor, answer_mask: Tensor, **options) -> Tensor:
-    """Multi-RLVR (arXiv 2605.22817, baselines): the sum of all m task scalars, equal answers too."""
-    return group_normalize(scalars.sum(-1))
+def multi_rlvr(
+    rewards: Tensor,
+    scalars: Tensor,
+    answer_mask: Tensor,
+    *,
+    missing_answer_reward: float = 0.0,
+    **options,
+) -> Tensor:
+    """Multi-RLVR (arXiv 2605.22817, baselines): the sum of the task scalars of the distinct answers.
+
+    The paper sums over all m answers. Its official code pays an answer that repeats another nothing,
+    and so does this function: a repeated answer is worth as much as a missing one.
+    """
+    paid = torch.where(answer_mask.bool(), scalars, missing_answer_reward)  # (P, G, m)
+    return group_normalize(paid.sum(-1))
 
 
 def vpo(

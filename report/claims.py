@@ -1,13 +1,15 @@
-"""The paper's claims, C1 to C10: what was measured of each, and the verdict that follows from it."""
+"""The paper's claims, C1 to C11: what was measured of each, and the verdict that follows from it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from report.result_tables import GRPO, MAX_AT_K, VPO, flags_text, markdown
-from report.search_tables import solved_alone
+from report.search_tables import RIVALS, counts_alone, counts_of_other_runs
+from report.statistics import t_test
 from report.stored import SINGLE, Difference, Stored, TaskResults
 from report.style import Policy
 
+START = Policy("start")
 MULTI_RLVR = Policy("multi_rlvr")
 ONE_ANSWER = Policy("vpo", flags=(("m", 1), ("prompts-per-step", 36), ("lr", 1.2e-3)))
 TWO_ANSWERS = Policy("vpo", flags=(("m", 2), ("prompts-per-step", 18)))
@@ -58,30 +60,54 @@ class Claim:
 
 
 def all_claims(stored: Stored) -> list[Claim]:
-    measured = {
-        "at k = 30 VPO matches or beats the strongest scalar baseline": beats_scalar_baselines,
-        "VPO's lead over the strongest scalar baseline widens with k": lead_widens_with_k,
-        "at k = 1 GRPO is ahead, and VPO overtakes it at about k = 3 (from 2 to 5)": curves_cross,
-        "diversity from the first ten steps of training to the last: GRPO's falls towards 0, "
-        "Multi-RLVR's stays low, VPO's stays high": diversity_in_training,
-        "in an evolutionary search VPO or Group VPO solves in every run ten problems that "
-        "neither GRPO nor the start model solves": search_solves_more,
-        "no extra training compute: tokens of VPO / tokens of Multi-RLVR within 10%": (
-            no_extra_compute
+    measured = (
+        (
+            "C1",
+            "at k = 30 VPO matches or beats the strongest scalar baseline",
+            beats_scalar_baselines,
         ),
-        "with collinear objectives VPO and GRPO are alike (within 0.02)": collinear_objectives,
-        "with m = 1 VPO is GRPO (within 0.02)": one_answer_is_grpo,
-        "more answers, more preference weights and low-discrepancy weights help": (
-            more_answers_and_weights
+        ("C2", "VPO's lead over the strongest scalar baseline widens with k", lead_widens_with_k),
+        (
+            "C3",
+            "at k = 1 GRPO is ahead, and VPO overtakes it at about k = 3 (from 2 to 5)",
+            curves_cross,
         ),
-        "a valley in which partial progress scores worse: GRPO stays out, VPO crosses it": (
-            crosses_the_valley
+        (
+            "C4",
+            "diversity from the first ten steps of training to the last: GRPO's falls towards 0, "
+            "Multi-RLVR's stays low, VPO's stays high",
+            diversity_in_training,
         ),
-    }
-    claims = []
-    for number, (text, measure) in enumerate(measured.items(), 1):
-        claims.append(Claim(f"C{number}", text, list(measure(stored))))
-    return claims
+        (
+            "C5",
+            "in an evolutionary search VPO solves problems that GRPO does not, more than chance",
+            vpo_solves_more,
+        ),
+        ("C5, Group VPO", "so does Group VPO", group_vpo_solves_more),
+        (
+            "C6",
+            "no extra training compute: tokens of VPO within 10% of Multi-RLVR's and of GRPO's",
+            no_extra_compute,
+        ),
+        (
+            "C7",
+            "with collinear objectives VPO and GRPO are alike (within 0.02)",
+            collinear_objectives,
+        ),
+        ("C8", "with m = 1 VPO is GRPO (within 0.02)", one_answer_is_grpo),
+        (
+            "C9",
+            "more answers, more preference weights and low-discrepancy weights help",
+            more_answers_and_weights,
+        ),
+        (
+            "C10",
+            "a valley in which partial progress scores worse: GRPO stays out, VPO crosses it",
+            crosses_the_valley,
+        ),
+        ("C11", "VPO's lead over GRPO is larger on harder problems", lead_grows_with_difficulty),
+    )
+    return [Claim(name, text, list(measure(stored))) for name, text, measure in measured]
 
 
 def verdict_table(stored: Stored) -> str:
@@ -152,20 +178,51 @@ def diversity_in_training(stored: Stored) -> Iterator[Finding]:
             yield Finding(f"{task.name}, {policy.title}: {change}, {outcome}", met)
 
 
-def search_solves_more(stored: Stored) -> Iterator[Finding]:
+def vpo_solves_more(stored: Stored) -> Iterator[Finding]:
+    return solves_more(stored, "vpo")
+
+
+def group_vpo_solves_more(stored: Stored) -> Iterator[Finding]:
+    return solves_more(stored, "group_vpo")
+
+
+def solves_more(stored: Stored, method: str) -> Iterator[Finding]:
+    """What a method solves and GRPO does not, held against what GRPO of another run solves."""
+    title = Policy(method).title
     for name, search in stored.searches.items():
-        if name.endswith("evolve"):
-            vpo = list(map(len, solved_alone(search["policies"], "vpo")))
-            group_vpo = list(map(len, solved_alone(search["policies"], "group_vpo")))
-            text = f"{name.replace('_', ', ')}: VPO {vpo}, Group VPO {group_vpo}"
-            yield Finding(text, min(vpo) >= 10 or min(group_vpo) >= 10)
+        if not name.endswith("evolve"):
+            continue
+        policies = search["policies"]
+        alone = counts_alone(policies, (method,), ("grpo",))
+        chance = counts_of_other_runs(policies, ("grpo",))
+        reverse = counts_alone(policies, ("grpo",), (method,))
+        neither = counts_alone(policies, (method,), RIVALS)
+        neither_by_chance = counts_of_other_runs(policies, RIVALS)
+        lost = counts_alone(policies, RIVALS, (method,))
+        text = (
+            f"{name.replace('_', ', ')}: not GRPO {alone} (another run's GRPO {chance}; "
+            f"GRPO and not {title} {reverse}); neither GRPO nor start {neither} (another run's "
+            f"{neither_by_chance}; these and not {title} {lost})"
+        )
+        is_more = [own > other for own, other in zip(alone, chance, strict=True)]
+        verdict = True if all(is_more) else None
+        if not any(is_more) and any(alone + chance):
+            verdict = False
+        yield Finding(text, verdict)
 
 
 def no_extra_compute(stored: Stored) -> Iterator[Finding]:
-    for task in headline_tasks(stored):
-        vpo = task.average(VPO, lambda run: run.tokens)
-        ratio = vpo / task.average(MULTI_RLVR, lambda run: run.tokens)
-        yield Finding(f"{task.name}: {ratio:.2f}", 0.9 < ratio < 1.1)
+    for task in (*headline_tasks(stored), stored.task("open_cases")):
+        for other in (MULTI_RLVR, GRPO):
+            lr = 2e-5 if task.name == "open_cases" else None  # the one rate that all have
+            ours = Policy("vpo", lr)
+            theirs = Policy(other.method, lr)
+            if not task.shared_seeds(ours, theirs):
+                continue
+            vpo_tokens = task.average(ours, lambda run: run.tokens)
+            ratio = vpo_tokens / task.average(theirs, lambda run: run.tokens)
+            text = f"{task.name}, tokens of VPO / {other.title}: {ratio:.2f}"
+            yield Finding(text, 0.9 < ratio < 1.1)
 
 
 def collinear_objectives(stored: Stored) -> Iterator[Finding]:
@@ -173,7 +230,10 @@ def collinear_objectives(stored: Stored) -> Iterator[Finding]:
         task = stored.task(name)
         if task.shared_seeds(VPO, GRPO):
             lead = task.difference(VPO, GRPO, "W@30")
-            yield Finding(f"{name}, W@30, VPO - GRPO: {lead}", is_alike(lead))
+            control = ""
+            if task.shared_seeds(VPO, MAX_AT_K):
+                control = f", VPO - Max@K: {task.difference(VPO, MAX_AT_K, 'W@30')}"
+            yield Finding(f"{name}, W@30, VPO - GRPO: {lead}{control}", is_alike(lead))
 
 
 def one_answer_is_grpo(stored: Stored) -> Iterator[Finding]:
@@ -204,6 +264,25 @@ def crosses_the_valley(stored: Stored) -> Iterator[Finding]:
         vpo = toy.mean(VPO, "pass@30")
         text = f"toy, pass@30: GRPO {grpo:.2f}, VPO {vpo:.2f}, and Max@K {max_at_k:.2f}"
         yield Finding(text, grpo < 0.1 and vpo > 0.9)
+
+
+def lead_grows_with_difficulty(stored: Stored) -> Iterator[Finding]:
+    """The lead in thirds of the problems, ordered by what the start model scores on them."""
+    for task, measure in ((stored.task("maze"), "W@30"), (stored.task("code"), "best@30")):
+        if not task.shared_seeds(VPO, GRPO):
+            continue
+        lead = task.lead(VPO, GRPO, measure)  # (seeds, N)
+        for start_measure in ("best@1", "best@30"):
+            order = task.values(START, start_measure).mean(0).argsort(stable=True)  # hard first
+            thirds = [lead[:, chosen].mean(1) for chosen in order.tensor_split(3)]  # (seeds) each
+            growth = thirds[0] - thirds[2]
+            means = ", ".join(f"{third.mean():+.3f}" for third in thirds)
+            p = t_test(growth)
+            text = (
+                f"{task.name}, {measure}, thirds from hard to easy by the start's {start_measure}: "
+                f"{means} (p = {p:.2f})"
+            )
+            yield Finding(text, growth.mean().item() > 0 if p < 0.05 else None)
 
 
 def headline_tasks(stored: Stored) -> list[TaskResults]:

@@ -21,6 +21,7 @@ GENERAL_TABLES = {
     "rewards": result_tables.rewards,
     "verdicts": claims.verdict_table,
     "findings": claims.finding_table,
+    "multiplicity": result_tables.multiplicity,
     "searches": search_tables.all_searches,
 }
 BLOCK = re.compile(r"(<!-- results:(\w+)-(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

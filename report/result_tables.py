@@ -2,6 +2,7 @@
 
 import torch
 
+from report.statistics import benjamini_hochberg, holm
 from report.stored import METHODS, START, TEMPERATURES, Stored, TaskResults
 from report.style import Policy
 from vpo import SAMPLERS, answers_per_rollout, group_normalize, set_reward_exact, vpo_advantage
@@ -116,6 +117,26 @@ def differences(task: TaskResults) -> str:
             best = [best_difference(task, ours, theirs, measure) for measure in measures]
             rows.append([heading, "each its best", seeds, *best])
     return markdown(["difference", "temperature", "seeds", *measures], rows)
+
+
+def multiplicity(stored: Stored) -> str:
+    """How many differences of the tables survive a correction for their number."""
+    p_values = []
+    n_firm = 0
+    for name in ("maze", "code"):
+        task = stored.task(name)
+        for ours, theirs in compared_pairs(task):
+            if len(task.shared_seeds(ours, theirs)) < 3:
+                continue
+            for measure in MEASURES[name]:
+                difference = task.difference(ours, theirs, measure)
+                p_values.append(difference.p)
+                n_firm += difference.firm
+    return (
+        f"Of {len(p_values)} differences at temperature 0.7 in the maze and on programs "
+        f"{n_firm} are firm. By the t-test alone {benjamini_hochberg(p_values)} survive "
+        f"Benjamini-Hochberg at a false discovery rate of 5%, and {holm(p_values)} survive Holm."
+    )
 
 
 def compared_pairs(task: TaskResults) -> list[tuple[Policy, Policy]]:

@@ -9,12 +9,19 @@ from report.stored import Stored
 from report.style import Policy
 
 BUDGETS = (30, 100, 300)  # candidates; the whole budget is added
+RIVALS = ("grpo", "start")
 ALONE = "Problems that neither GRPO nor the start of the same run solved, by number, run by run:"
 
 
 def solved_at(runs: list[dict]) -> Tensor:
     """The candidate that solved each problem, counted from 1, or 0: (runs, N)."""
     return torch.tensor([run["solved"] for run in runs])
+
+
+def solved_by(policies: dict[str, list[dict]], names: tuple[str, ...]) -> Tensor:
+    """Which problems at least one of some policies solved in each run: (runs, N) bool."""
+    solved = [solved_at(policies[name]) > 0 for name in names if name in policies]
+    return torch.stack(solved).any(0)
 
 
 def solved_alone(
@@ -24,19 +31,31 @@ def solved_alone(
 
     They are those of the same run, or with `any_run` of all runs.
     """
-    ours = solved_at(policies[name]) > 0  # (runs, N)
-    others = torch.zeros_like(ours)
-    for other in ("grpo", "start"):
-        if other in policies:
-            others |= solved_at(policies[other]) > 0
+    others = solved_by(policies, RIVALS)  # (runs, N)
     if any_run:
         others = others.any(0)
-    return [(row.nonzero().flatten() + 1).tolist() for row in ours & ~others]
+    alone = solved_by(policies, (name,)) & ~others
+    return [(row.nonzero().flatten() + 1).tolist() for row in alone]
+
+
+def counts_alone(
+    policies: dict[str, list[dict]], ours: tuple[str, ...], theirs: tuple[str, ...]
+) -> list[int]:
+    """How many problems one of `ours` solved in each run and none of `theirs` in the same run."""
+    alone = solved_by(policies, ours) & ~solved_by(policies, theirs)  # (runs, N)
+    return alone.sum(1).tolist()
+
+
+def counts_of_other_runs(policies: dict[str, list[dict]], names: tuple[str, ...]) -> list[int]:
+    """What chance gives: the most that the same policies of another run solved and this run's did not."""
+    solved = solved_by(policies, names)  # (runs, N)
+    new = solved[None] & ~solved[:, None]  # (this run, other run, N)
+    return new.sum(-1).amax(1).tolist()
 
 
 def is_compared(policies: dict[str, list[dict]]) -> bool:
     """Whether GRPO and the start model were searched too."""
-    return {"grpo", "start"} <= policies.keys()
+    return set(RIVALS) <= policies.keys()
 
 
 def search_table(search: dict) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from report.statistics import bootstrap_interval
+from report.statistics import bootstrap_interval, t_test
 from report.style import Policy
 
 TEMPERATURES = ("0.7", "1", "1.3")  # the first is that of the tables
@@ -39,14 +39,20 @@ class Result:
 class Difference:
     """The mean of paired differences with its 95% interval over seeds and problems.
 
-    So few seeds make the interval too narrow. A difference is firm only if the interval excludes 0
-    and three seeds or more all have its sign.
+    The interval is a bootstrap's. So few seeds make it too narrow. So a difference is firm only if
+    Student's t-test over three seeds or more rejects 0, too.
     """
 
     mean: float
     low: float
     high: float
-    firm: bool
+    p: float  # of the t-test over the means of the seeds
+    n_seeds: int
+
+    @property
+    def firm(self) -> bool:
+        excludes_zero = self.low > 0 or self.high < 0
+        return excludes_zero and self.p < 0.05 and self.n_seeds >= 3
 
     def __str__(self) -> str:
         text = f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
@@ -119,10 +125,7 @@ class TaskResults:
         """Mean and interval of values (seeds, N)."""
         low, high = bootstrap_interval(values, self.groups, samples=2000)
         seed_means = values.mean(1)
-        above = min(low, seed_means.min()) > 0
-        below = max(high, seed_means.max()) < 0
-        firm = len(seed_means) >= 3 and bool(above or below)
-        return Difference(values.mean().item(), low, high, firm)
+        return Difference(values.mean().item(), low, high, t_test(seed_means), len(seed_means))
 
     def difference(self, ours: Policy, theirs: Policy, measure: str) -> Difference:
         """The difference of two policies at the first temperature."""
