@@ -237,6 +237,7 @@ def measure(pool: Pool, task: Task, m: int) -> dict[str, Tensor]:
         values[f"best@{k}"] = best_at_k(pool.scalars, k)
         values[f"pass@{k}"] = torch.tensor([pass_at_k(n, c, k) for c in counts])
         values[f"W@{k}"] = weighted_best_at_k(pool.rewards, k, mask)
+    values["earned"] = (pool.rewards > 0).any(-1).double().mean(1)
     values["diversity"] = diversity(pool.rewards)
     values["pareto_share"] = pareto_share(pool.rewards)
     # Objectives that a problem lacks count as zeros in the mean over all objectives.
