@@ -59,6 +59,8 @@ CURVE = (1, 2, 3, 5, 10, 30)  # the k of best@k, W@k and pass@k
 MEASURES = ("diversity", "earned", *(f"best@{k}" for k in CURVE), *(f"W@{k}" for k in CURVE))
 REWARDS = ("copies", "noisy", "halfway", "gems", "tradeoff")  # from collinear to conflicting
 
+FIVE_SEEDS = (*HEADLINE, "multi_rlvr", "goal_conditioned")  # of each task; the others three
+
 RATES = (1.2e-4, 2.5e-4, 5e-4, 8e-4, 1.2e-3, 1.8e-3)  # peak learning rates that are compared
 LOW_RATES = {  # compared too, where the lowest rate was the best for best@30
     "maze": dict.fromkeys(("grpo", "gdpo", "goal_conditioned"), (6e-5,)),
@@ -78,7 +80,13 @@ LR_AT_30 = {
         "gdpo": 5e-4,
         "random_weighting": 2.5e-4,
     },
-    "code": {"multi_rlvr": 5e-4, "group_vpo": 1.2e-3},
+    "code": {
+        "grpo": 6e-5,
+        "multi_rlvr": 5e-4,
+        "group_vpo": 1.2e-3,
+        "goal_conditioned": 6e-5,
+        "random_weighting": 6e-5,
+    },
 }
 OTHER_REAL_RATES = {"grpo": 2e-5, "max_at_k": 5e-5, "vpo": 2e-5}  # compared on held-out problems
 TUNING_SEED = 100  # it and those above: validation problems, to choose a learning rate
@@ -102,7 +110,13 @@ ABLATIONS = (
     ("vpo", 3, {"n-weights": 1000}),
     ("vpo", 3, {"sampler": "sobol"}),
     ("vpo", 2, {"subset": 2}),
-    ("vpo", 2, {"credit": "answer"}),  # no flag: examples/reward_to_go.py instead of train.py
+    # No flags, but scripts of examples/ in place of train.py.
+    ("vpo", 2, {"credit": "answer"}),
+    ("vpo", 2, {"credit": "shapley"}),
+    ("vpo", 2, {"variant": "shared_mean"}),
+    ("group_vpo", 2, {"variant": "tchebycheff"}),
+    ("group_vpo", 2, {"variant": "annealed"}),
+    ("multi_rlvr", 1, {"variant": "literal_sum"}),
     ("group_vpo", 5, {"subset": 2}),
     ("group_vpo", 2, {"subset": 6}),
     ("group_vpo", 2, {"group-size": 4, "prompts-per-step": 24}),
@@ -144,8 +158,13 @@ class Cell:
         return f"{self.name}-{digest[:8]}"
 
     @property
-    def script(self) -> str:
-        return "examples/reward_to_go.py" if "credit" in dict(self.flags) else "train.py"
+    def script(self) -> list[str]:
+        """The script that trains it, with its first argument."""
+        flags = dict(self.flags)
+        if "variant" in flags:
+            return ["examples/variants.py", flags["variant"]]
+        scripts = {"answer": "examples/reward_to_go.py", "shapley": "examples/shapley.py"}
+        return [scripts.get(flags.get("credit"), "train.py")]
 
     @property
     def command(self) -> list[str]:
@@ -156,7 +175,8 @@ class Cell:
             text = f"{text} {REAL_FLAGS} {steps}".replace("open_cases", "code", 1)
         flags = dict(self.flags)
         flags.pop("credit", None)
-        if self.task != "toy":
+        flags.pop("variant", None)
+        if self.task not in ("toy", "examples/fence.py"):  # which have one rate for all methods
             flags.setdefault("lr", LR.get(self.task, LR["maze"])[self.method])
         words = [text_of(name, value) for name, value in flags.items()]
         return " ".join([text, *words]).split()
@@ -167,7 +187,7 @@ def cells() -> list[Cell]:
     grid = tuning_cells()
     for task in ("maze", "code", "toy"):
         for method in HEADLINE + OTHERS:
-            n_seeds = 3 if method in OTHERS[1:] and task != "toy" else 5
+            n_seeds = 5 if method in FIVE_SEEDS or task == "toy" else 3
             grid += [Cell(task, method, seed) for seed in range(n_seeds)]
 
     for method, n_seeds, flags in ABLATIONS:
@@ -175,10 +195,11 @@ def cells() -> list[Cell]:
     grid += [Cell("code", "group_vpo", seed, (("subset", 2),)) for seed in range(5)]
     for task, rates in LR_AT_30.items():
         for method, rate in rates.items():
-            grid += [Cell(task, method, seed, (("lr", rate),)) for seed in range(5)]
-    for reward in REWARDS:
+            n_seeds = 5 if method in FIVE_SEEDS else 3
+            grid += [Cell(task, method, seed, (("lr", rate),)) for seed in range(n_seeds)]
+    for task in (*(f"examples/rewards/{reward}.py" for reward in REWARDS), "examples/fence.py"):
         for method in HEADLINE:
-            grid += [Cell(f"examples/rewards/{reward}.py", method, seed) for seed in range(5)]
+            grid += [Cell(task, method, seed) for seed in range(5)]
 
     grid += [Cell("open_cases", method, 0) for method in HEADLINE]
     for method, rate in OTHER_REAL_RATES.items():
@@ -271,8 +292,9 @@ def measure_cell(cell: Cell, store: Store) -> None:
         command = ["--resume", "--out", str(run)]
     else:
         command = [*cell.command, "--eval-problems", "0", "--out", str(run)]
-    if subprocess.run([sys.executable, cell.script, *command]).returncode:
-        raise UserError(f"{cell.name}: training failed: python train.py {' '.join(command)}")
+    if subprocess.run([sys.executable, *cell.script, *command]).returncode:
+        words = " ".join([*cell.script, *command])
+        raise UserError(f"{cell.name}: training failed: python {words}")
     store.add(cell, training_record(cell, run) | evaluation_record(cell, run))
 
 

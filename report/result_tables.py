@@ -211,8 +211,17 @@ def ablations(task: TaskResults) -> str:
 
 
 def flags_text(policy: Policy) -> str:
-    text = " ".join(f"--{name} {value}" for name, value in policy.flags)
-    return text.replace("--credit answer", "reward-to-go")  # examples/reward_to_go.py, no flag
+    """The flags of a variant, or the name of the script of examples/ that trained it."""
+    scripts = {"answer": "reward-to-go", "shapley": "Shapley credit"}
+    words = []
+    for name, value in policy.flags:
+        if name == "credit":
+            words.append(scripts[value])
+        elif name == "variant":
+            words.append(value.replace("_", " "))
+        else:
+            words.append(f"--{name} {value}")
+    return " ".join(words)
 
 
 def cost(task: TaskResults) -> str:
