@@ -193,6 +193,7 @@ def cells() -> list[Cell]:
     for method, n_seeds, flags in ABLATIONS:
         grid += [Cell("maze", method, seed, tuple(flags.items())) for seed in range(n_seeds)]
     grid += [Cell("code", "group_vpo", seed, (("subset", 2),)) for seed in range(5)]
+    grid += [Cell("code", "maxrl", seed, (("variant", "passes"),)) for seed in range(3)]
     for task, rates in LR_AT_30.items():
         for method, rate in rates.items():
             n_seeds = 5 if method in FIVE_SEEDS else 3

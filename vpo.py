@@ -16,13 +16,16 @@ Four methods form one family. They differ in what a set S is and in its utility:
     VPO         the m answers of one rollout       the best w . r in the set, averaged over w
     Group VPO   s rollouts of the group            the best w . r in the set, averaged over w
 
-Group VPO is not in the paper. `subset_best` forms the sets of s rollouts. Every token of a rollout gets
-the rollout's advantage, whichever of its answers it belongs to.
+Group VPO is not in the paper. It is max@k applied under each random weighting: a set-RL objective
+(arXiv 2509.25424) with f(S) = E_w max w . r. We know of no publication of this combination. `subset_best`
+forms the sets of s rollouts. Every token of a rollout gets the rollout's advantage, whichever of its
+answers it belongs to.
 
-Departures from the paper and its official code:
-1. The standard deviation of a group is the population's (correction 0). TRL and veRL use correction 1.
-2. `sampler="sobol"` shifts one scrambled net at random for every prompt. The expectation is the same,
-   the noise is lower.
+E_w max w . r is known elsewhere as the R2 indicator with linear utilities. It is a monotone submodular
+function of the set. An answer that is best under no linear utility, because it lies inside the convex hull
+of the others' rewards, adds nothing to it.
+
+docs/reference.md lists the departures from the paper and its official code.
 """
 
 import functools
@@ -150,9 +153,12 @@ def set_reward_exact(rewards: Tensor) -> Tensor:
 def subset_best(scores: Tensor, s: int) -> Tensor:
     """B(g): the best score in a subset of s rollouts, averaged over all subsets that contain g.
 
-    As the reward of g it maximises the expected best of s rollouts (arXiv 2510.23393). The average is
-    exact: sort the group and count ranks from 0. Of the C(G-1, s-1) subsets that contain rank i, rank i
-    is the best of C(i, s-1), and a higher rank j is the best of C(j-1, s-2).
+    As the reward of g it maximises the expected best of s rollouts (arXiv 2505.15201, 2510.23393). The
+    average is exact: sort the group and count ranks from 0. Of the C(G-1, s-1) subsets that contain rank
+    i, rank i is the best of C(i, s-1), and a higher rank j is the best of C(j-1, s-2).
+
+    Centring B in the group is a leave-one-out baseline, so the gradient is unbiased up to a constant
+    factor: B(g) - mean B = (1 - s/G) (B(g) - the mean of the best over the s-subsets without g).
 
     Args:
         scores: (P, G, ...).
@@ -292,7 +298,7 @@ def maxrl(
     missing_answer_reward: float = 0.0,
     **options,
 ) -> Tensor:
-    """MaxRL (arXiv 2602.02710): (r - mean r) / mean r, meant for r in {0, 1}.
+    """MaxRL (arXiv 2602.02710): (r - mean r) / mean r, meant for r in {0, 1}, here with the task scalar.
 
     r is counted from `missing_answer_reward`. The advantages are 0 where the mean is.
     """
@@ -331,7 +337,7 @@ def max_at_k(
     subset: int | None = None,
     **options,
 ) -> Tensor:
-    """Max@K (arXiv 2510.23393): the best task scalar in subsets of the group, normalised."""
+    """Max@K (arXiv 2510.23393, 2505.15201): the best task scalar in subsets of the group, normalised."""
     r = _single(scalars, "max_at_k")
     return group_normalize(subset_best(r, subset or half_of(r.shape[1])))
 
@@ -591,13 +597,19 @@ def main() -> None:
     }
     print("One group of five rollouts with two answers each:\n")
     print_advantages(sets, list(SEVERAL_ANSWERS))
-    print("\nmulti_rlvr pays two compromises most, vpo the two specialists.")
+    print(
+        "\nmulti_rlvr adds up the means of the distinct answers, so it pays a specialist with the "
+        "compromise most,\nand C + C as one C. vpo pays the two specialists most."
+    )
 
 
 def print_advantages(rollouts: dict[str, list[list[float]]], methods: list[str]) -> None:
     """Print a row per method: the advantages of one group of rollouts, given by name."""
     rewards = torch.tensor(list(rollouts.values()))[None]  # (1, G, m, k)
     answer_mask = torch.ones(rewards.shape[:3], dtype=torch.bool)  # (1, G, m)
+    for g, answers in enumerate(rollouts.values()):
+        for i, answer in enumerate(answers):
+            answer_mask[0, g, i] = answer not in answers[:i]
     print(" " * 18 + "".join(f"{name:>14}" for name in rollouts))
     for method in methods:
         generator = torch.Generator().manual_seed(0)

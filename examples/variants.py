@@ -6,6 +6,7 @@
     shared_mean   vpo          R = 3/4 E_w max w.r + 1/4 of the mean over the m answers
     tchebycheff   group_vpo    utility -max_i w_i (1 - r_i) instead of w.r, for rewards up to 1
     annealed      group_vpo    sets of s rollouts, s from half the group down to 1 over the training
+    passes        maxrl        r = 1 where an answer is perfect in every objective, else 0
 
 Each replaces one function of vpo.py in this process. `python reproduce.py --only variant` measures them
 beside the method that they vary.
@@ -81,6 +82,21 @@ def annealed(
     return vpo.vpo_advantage(rewards, answer_mask, subset=s, **options)
 
 
+def passes(
+    rewards: Tensor,
+    scalars: Tensor,
+    answer_mask: Tensor,
+    *,
+    objective_mask: Tensor | None = None,
+    **options,
+) -> Tensor:
+    """MaxRL with the binary reward that it is meant for, such as a program that passes all tests."""
+    is_perfect = rewards >= 1  # (P, G, 1, k)
+    if objective_mask is not None:
+        is_perfect = is_perfect | ~objective_mask[:, None, None].bool()
+    return maxrl(rewards, is_perfect.all(-1).float(), answer_mask)
+
+
 def use(variant: str) -> None:
     """Let train.py compute a variant. Raises UserError for an unknown name."""
     if variant == "literal_sum":
@@ -91,9 +107,12 @@ def use(variant: str) -> None:
         vpo.set_scores = tchebycheff
     elif variant == "annealed":
         train.train_step = annealed_train_step
+    elif variant == "passes":
+        vpo.ADVANTAGES["maxrl"] = passes
     else:
         raise UserError(
-            f"{variant}: unknown; choose from literal_sum, shared_mean, tchebycheff and annealed"
+            f"{variant}: unknown; choose from literal_sum, shared_mean, tchebycheff, annealed and "
+            "passes"
         )
 
 
@@ -108,6 +127,7 @@ def annealed_train_step(method, state, task, config):
 
 
 train_step = train.train_step
+maxrl = vpo.maxrl
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or sys.argv[1].startswith("-"):

@@ -292,9 +292,9 @@ def headline_tasks(stored: Stored) -> list[TaskResults]:
 
 
 def strongest_scalar(task: TaskResults) -> Policy:
-    """The best baseline at k = 30; not goal-conditioned, which is told a goal."""
-    baselines = [Policy(method) for method in SINGLE if method != "goal_conditioned"]
-    measured = [policy for policy in (*baselines, MULTI_RLVR) if task.runs(policy)]
+    """The best baseline at k = 30 of all rates; not goal-conditioned, which is told a goal."""
+    methods = {*SINGLE, "multi_rlvr"} - {"goal_conditioned"}
+    measured = [policy for policy in task.policies() if policy.method in methods]
     return max(measured, key=lambda policy: task.mean(policy, LARGE_K[task.name]))
 
 

@@ -12,6 +12,8 @@ from report.stored import Stored
 TASK_TABLES = {
     "headline": result_tables.headline,
     "mean": result_tables.means,
+    "completion": result_tables.completion,
+    "pairs": result_tables.pairs,
     "differences": result_tables.differences,
     "temperatures": result_tables.temperatures,
     "ablations": result_tables.ablations,

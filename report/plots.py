@@ -419,32 +419,62 @@ def _label_policy(ax: Any, label: str, wide: bool) -> None:
     ax.annotate(label, (0, 1), above, "axes fraction", "offset points", **BOLD)
 
 
-def reward_geometry(points: dict[str, tuple[float, Difference]], path: Path) -> None:
-    """Draw what VPO gained on GRPO against how much of the reward's variance the scalar misses.
+def two_halves(points: dict[str, tuple[float, Difference, Difference]], path: Path) -> None:
+    """Draw what sets gained and what the vector gained, by how much of the variance the scalar misses.
 
     Args:
-        points: by reward the variance share, and the gain in W@30.
+        points: by reward the variance share, Max@K - GRPO and Group VPO - Max@K, both in W@30.
         path: the file that is written.
     """
-    with style.new_figure(1, 1, (6.4, 4.2)) as axes:
-        ax = axes[0, 0]
-        for i, (name, (x, gain)) in enumerate(points.items()):
-            y = gain.mean
-            interval = [[y - gain.low], [gain.high - y]]
-            ax.errorbar(x, y, interval, fmt="o", color=Policy("vpo").color, capsize=3)
-            offset = (6, -15 if i % 2 else 6)  # in turn above and below, so that names keep apart
-            ax.annotate(name, (x, y), offset, textcoords="offset points")
-        ax.axhline(0, color="#999999", lw=0.8)
-        ax.set(
-            xlabel="variance among good answers unseen by the scalar, before training",
-            ylabel="W@30 after training, VPO - GRPO",
+    halves = (
+        ("a set instead of single answers: Max@K - GRPO", "max_at_k"),
+        ("a vector instead of the scalar: Group VPO - Max@K", "group_vpo"),
+    )
+    with style.new_figure(1, 2, (10.4, 4.2), sharey=True) as axes:
+        for half, (ax, (heading, method)) in enumerate(zip(axes[0], halves, strict=True)):
+            policy = Policy(method)
+            for i, (name, (x, *gains)) in enumerate(points.items()):
+                gain = gains[half]
+                interval = [[gain.mean - gain.low], [gain.high - gain.mean]]
+                ax.errorbar(
+                    x, gain.mean, interval, fmt=policy.look.marker, color=policy.color, capsize=3
+                )
+                offset = (6, -15 if i % 2 else 6)  # in turn, so that names keep apart
+                ax.annotate(name, (x, gain.mean), offset, textcoords="offset points")
+            ax.axhline(0, color="#999999", lw=0.8)
+            ax.set(title=heading, xlabel="variance that the scalar does not see, before training")
+            ax.xaxis.set_major_formatter("{x:.0%}")
+            ax.margins(x=0.15)
+        axes[0, 0].set_ylabel("difference in W@30 after training")
+        style.finish(axes, path, "a point per reward, 95% intervals")
+
+
+def frontier(rows: list[dict[str, dict[Policy, Tensor]]], measure: str, path: Path) -> None:
+    """Draw what each method reaches with one candidate against what it reaches with thirty.
+
+    Args:
+        rows: in each row of axes: heading -> policy -> (settings, 2): best@1 and the measure. The settings,
+            such as learning rates, are in the order in which they are joined.
+        measure: the name of the measure at k = 30.
+        path: the file that is written.
+    """
+    with style.new_figure(len(rows), len(rows[0]), (10.4, 3.9 * len(rows))) as axes:
+        for row, panels in enumerate(rows):
+            for column, (heading, curves) in enumerate(panels.items()):
+                ax = axes[row, column]
+                ax.set(title=heading, xlabel="best@1", ylabel=measure)
+                ax.grid(alpha=0.25, lw=0.6)
+                for policy, points in curves.items():
+                    look = policy.line_style
+                    if policy.method not in (*HIGHLIGHTED, "multi_rlvr"):
+                        look |= {"lw": 1, "ms": 3.5, "alpha": 0.55}
+                    ax.plot(points[:, 0], points[:, 1], **look)
+        caption = (
+            "The best choice lies at the top right. Above: a point per peak learning rate, validation "
+            "problems, temperature 0.7, GRPO in the maze two seeds, else one. Below: temperatures 0.7 "
+            "(right end), 1 and 1.3, held-out problems, three or five seeds."
         )
-        ax.margins(x=0.15)
-        style.finish(
-            axes,
-            path,
-            "The start model's rollouts against the measured gain; a point per reward, 95% intervals",
-        )
+        style.finish(axes, path, caption)
 
 
 def ablations(panels: dict[str, dict[str, dict[str, Difference]]], path: Path) -> None:

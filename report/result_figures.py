@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from report import plots
 from report.evaluation import EvalReport
-from report.result_tables import GRPO, VPO, geometry_tasks, unseen_share
+from report.result_tables import GROUP_VPO, GRPO, MAX_AT_K, geometry_tasks, unseen_share
 from report.stored import START, TEMPERATURES, Difference, Result, Stored, TaskResults
 from report.style import Policy
 
@@ -39,16 +42,56 @@ def draw_figures(stored: Stored, folder: Path) -> list[Path]:
         plots.ablations(panels, written[-1])
     points = {}
     for task in geometry_tasks(stored):
-        points[task.name] = (unseen_share(task), task.difference(VPO, GRPO, "W@30"))
+        set_gain = task.difference(MAX_AT_K, GRPO, "W@30")
+        vector_gain = task.difference(GROUP_VPO, MAX_AT_K, "W@30")
+        points[task.name] = (unseen_share(task), set_gain, vector_gain)
     if points:
-        written.append(folder / "reward_geometry.png")
-        plots.reward_geometry(points, written[-1])
+        written.append(folder / "two_halves.png")
+        plots.two_halves(points, written[-1])
+    for measure, name in (("best@30", "frontier.png"), ("W@30", "frontier_weighted.png")):
+        rows = frontier_rows(stored, measure)
+        if all(rows[0].values()) and all(rows[1].values()):
+            written.append(folder / name)
+            plots.frontier(rows, measure, written[-1])
     for name in DRAWN_SEARCHES:
         if name in stored.searches:
             written.append(folder / f"search_{name}.png")
             search = stored.searches[name]
             plots.search(search["ticks"], search["policies"], written[-1])
     return written
+
+
+def frontier_rows(stored: Stored, measure: str) -> list[dict[str, dict[Policy, Tensor]]]:
+    """The curves over learning rates, and those over temperatures, of the maze and of programs."""
+    rates = {}
+    temperatures = {}
+    for name, title in (("maze", "maze"), ("code", "programs")):
+        validation = stored.task(name, tuning=True)
+        rates[f"{title}: learning rates"] = rate_curves(validation, measure)
+        temperatures[f"{title}: temperatures"] = temperature_curves(stored.task(name), measure)
+    return [rates, temperatures]
+
+
+def rate_curves(validation: TaskResults, measure: str) -> dict[Policy, Tensor]:
+    """What each method reached at every learning rate, from the lowest to the highest."""
+    curves: dict[Policy, list] = {}
+    for policy in validation.policies():  # in the order of their rates
+        point = [validation.mean(policy, name) for name in ("best@1", measure)]
+        curves.setdefault(Policy(policy.method), []).append(point)
+    return {policy: torch.tensor(points) for policy, points in curves.items()}
+
+
+def temperature_curves(task: TaskResults, measure: str) -> dict[Policy, Tensor]:
+    """What each method reaches at every temperature with its own rate, from the lowest to the highest."""
+    curves = {}
+    for policy in task.policies():
+        if policy.lr is None and policy.method != "start_sets":
+            points = []
+            for temperature in TEMPERATURES:
+                names = ("best@1", measure)
+                points.append([task.mean(policy, name, temperature) for name in names])
+            curves[policy] = torch.tensor(points)
+    return curves
 
 
 def report_of(task: TaskResults) -> EvalReport:

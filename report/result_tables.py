@@ -83,6 +83,18 @@ def means(task: TaskResults) -> str:
     return markdown(["method", "seeds", *measures], rows)
 
 
+def completion(task: TaskResults) -> str:
+    """How many candidates earn anything, and how much those earn on average, at temperature 0.7."""
+    rows = []
+    for policy in task.policies():
+        shares = task.share_that_earns(policy)
+        if shares:
+            seeds, earned, best = shares
+            rows.append([policy.title, seeds, earned, best / earned, best])
+    head = ["method", "seeds", "candidates that earn anything", "their mean score", "best@1"]
+    return markdown(head, rows)
+
+
 def seed_rows(task: TaskResults) -> list[list]:
     """The table of every seed, its head first."""
     measures = (*MEASURES[task.name], "diversity")
@@ -105,7 +117,7 @@ def temperatures(task: TaskResults) -> str:
 
 
 def differences(task: TaskResults) -> str:
-    """Paired differences at temperature 0.7, and with each policy at its best one for the measure."""
+    """Paired differences at temperature 0.7, and with each method at its best setting for the measure."""
     measures = MEASURES[task.name]
     rows = []
     for ours, theirs in compared_pairs(task):
@@ -117,6 +129,19 @@ def differences(task: TaskResults) -> str:
             best = [best_difference(task, ours, theirs, measure) for measure in measures]
             rows.append([heading, "each its best", seeds, *best])
     return markdown(["difference", "temperature", "seeds", *measures], rows)
+
+
+def pairs(task: TaskResults) -> str:
+    """Group VPO with sets of two rollouts against the others: is there a method without a price?"""
+    measures = ("best@1", "best@3", "best@10", "best@30", "W@3", "W@30")
+    ours = Policy("group_vpo", flags=(("subset", 2),))
+    rows = []
+    for theirs in (GRPO, MAX_AT_K, VPO, GROUP_VPO):
+        seeds = len(task.shared_seeds(ours, theirs))
+        if seeds:
+            cells = [task.difference(ours, theirs, measure) for measure in measures]
+            rows.append([theirs.title, seeds, *cells])
+    return markdown(["minus", "seeds", *measures], rows)
 
 
 def multiplicity(stored: Stored) -> str:
@@ -147,6 +172,7 @@ def compared_pairs(task: TaskResults) -> list[tuple[Policy, Policy]]:
         ("group_vpo", "vpo"),
         ("group_vpo", "max_at_k"),
     ]
+    names.append(("vpo", "goal_conditioned"))
     names += [(method, "grpo") for method in METHODS if method not in (*START, "grpo", "vpo")]
     pairs = []
     for lr in (None, 2e-5, 5e-5):
@@ -157,16 +183,31 @@ def compared_pairs(task: TaskResults) -> list[tuple[Policy, Policy]]:
 
 
 def best_difference(task: TaskResults, ours: Policy, theirs: Policy, measure: str) -> str:
-    """A difference with each policy at the temperature that is best for it, and these temperatures."""
+    """A difference with each method at the rate and temperature that are best for this measure."""
     if measure == "best@3":  # not stored at other temperatures
         return ""
+    our_best, our_temperature = best_setting(task, ours, measure)
+    their_best, their_temperature = best_setting(task, theirs, measure)
+    lead = task.lead(our_best, their_best, measure, (our_temperature, their_temperature))
+    our_text = setting_text(our_best, our_temperature)
+    their_text = setting_text(their_best, their_temperature)
+    return f"{task.summary(lead)} ({our_text}; {their_text})"
 
-    def best_temperature(policy: Policy) -> str:
-        return max(TEMPERATURES, key=lambda temperature: task.mean(policy, measure, temperature))
 
-    best = (best_temperature(ours), best_temperature(theirs))
-    difference = task.summary(task.lead(ours, theirs, measure, best))
-    return f"{difference} ({', '.join(best)})"
+def best_setting(task: TaskResults, policy: Policy, measure: str) -> tuple[Policy, str]:
+    """The learning rate and the temperature at which a policy's method has the highest mean."""
+    settings = []
+    for rival in task.policies():
+        if rival.method == policy.method:
+            settings += [(rival, temperature) for temperature in TEMPERATURES]
+    return max(settings, key=lambda setting: task.mean(setting[0], measure, setting[1]))
+
+
+def setting_text(policy: Policy, temperature: str) -> str:
+    """A temperature, with the learning rate where it is not the method's own."""
+    if policy.lr is None:
+        return temperature
+    return f"{temperature} at {policy.lr:g}"
 
 
 def learning_rates(validation: TaskResults) -> str:
@@ -264,22 +305,22 @@ def noise() -> str:
 
 
 def rewards(stored: Stored) -> str:
-    """What the start model's rollouts said of each reward, and what VPO then gained on GRPO in it."""
+    """What the start model's rollouts said of each reward, and what sets and vectors then gained."""
+    pairs = ((VPO, GRPO), (MAX_AT_K, GRPO), (GROUP_VPO, MAX_AT_K), (VPO, MAX_AT_K))
     rows = []
     for task in geometry_tasks(stored):
-        seeds = len(task.shared_seeds(VPO, GRPO))
-        effective = task.average(GRPO, lambda run: run.geometry["effective_objectives"])
-        gains = [task.difference(VPO, GRPO, measure) for measure in ("W@30", "best@30")]
-        rows.append([task.name, seeds, f"{unseen_share(task):.0%}", f"{effective:.2f}", *gains])
-    head = ["reward", "seeds", "unseen by the scalar", "effective objectives"]
-    return markdown([*head, "W@30, VPO - GRPO", "best@30, VPO - GRPO"], rows)
+        seeds = len(task.shared_seeds(VPO, GRPO, MAX_AT_K, GROUP_VPO))
+        gains = [task.difference(*pair, "W@30") for pair in pairs]
+        rows.append([task.name, seeds, f"{unseen_share(task):.0%}", *gains])
+    head = [f"{ours.title} - {theirs.title}" for ours, theirs in pairs]
+    return markdown(["reward", "seeds", "unseen by the scalar", *head], rows)
 
 
 def geometry_tasks(stored: Stored) -> list[TaskResults]:
     """The tasks with a reward geometry; first the one whose scalar misses the least variance."""
-    names = ("maze", "code", "copies", "noisy", "halfway", "gems", "tradeoff")
+    names = ("maze", "code", "copies", "noisy", "halfway", "gems", "tradeoff", "fence")
     tasks = [stored.task(name) for name in names]
-    measured = [task for task in tasks if task.shared_seeds(VPO, GRPO)]
+    measured = [task for task in tasks if task.shared_seeds(VPO, GRPO, MAX_AT_K, GROUP_VPO)]
     return sorted(measured, key=unseen_share)
 
 

@@ -109,6 +109,19 @@ class TaskResults:
         runs = self.runs(policy).values()
         return sum(value(run) for run in runs) / len(runs)
 
+    def share_that_earns(self, policy: Policy) -> tuple[int, float, float] | None:
+        """Of the seeds for which it is stored: their number, "earned" and best@1. None if there is none."""
+        earned = []
+        best = []
+        for run in self.runs(policy).values():
+            measures = run.measures[TEMPERATURES[0]][policy.method]
+            if "earned" in measures:
+                earned.append(measures["earned"].mean().item())
+                best.append(measures["best@1"].mean().item())
+        if not earned:
+            return None
+        return len(earned), sum(earned) / len(earned), sum(best) / len(best)
+
     def lead(
         self,
         ours: Policy,

@@ -265,6 +265,21 @@ def test_one_answer_is_grpo_on_the_mean():
     )
 
 
+@pytest.mark.parametrize("s", [1, 2, 4, 6])
+def test_group_centring_is_the_leave_one_out_baseline(s):
+    """B - mean B = (1 - s/G) (B - mean over the s-subsets without g): group normalisation adds no bias."""
+    G = 7
+    scores = random_rewards(5, 1, G).double()
+    B = vpo.subset_best(scores, s)[0]  # (G)
+    for g in range(G):
+        others = [i for i in range(G) if i != g]
+        without = [scores[0, list(rows)].max() for rows in itertools.combinations(others, s)]
+        leave_one_out = torch.stack(without).mean()
+        torch.testing.assert_close(
+            B[g] - B.mean(), (1 - s / G) * (B[g] - leave_one_out), atol=1e-12, rtol=0
+        )
+
+
 def plain_subset_best(scores: torch.Tensor, s: int) -> torch.Tensor:
     """The definition: every subset of s rollouts, its best, averaged over those with g. scores (G) -> (G)."""
     subsets = list(itertools.combinations(range(len(scores)), s))
@@ -405,14 +420,16 @@ def test_single_answer_methods_refuse_sets(method):
         )
 
 
-def test_multi_rlvr_sums_all_answers():
-    """All m answers are paid, as in the paper: guards against leaving out those that repeat another (the mask)."""
+def test_multi_rlvr_pays_distinct_answers():
+    """As in the official code: a repeated answer earns what a missing one does."""
     scalars, mask = random_rewards(11, 3, 4, 2), torch.ones(3, 4, 2, dtype=torch.bool)
     mask[0, 0, 1] = False
-    expected = vpo.group_normalize(scalars.sum(-1))
-    torch.testing.assert_close(
-        vpo.ADVANTAGES["multi_rlvr"](scalars[..., None], scalars, mask), expected
+    paid = scalars.clone()
+    paid[0, 0, 1] = -0.5
+    advantages = vpo.ADVANTAGES["multi_rlvr"](
+        scalars[..., None], scalars, mask, missing_answer_reward=-0.5
     )
+    torch.testing.assert_close(advantages, vpo.group_normalize(paid.sum(-1)))
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, 1234567.1, -3.3])
