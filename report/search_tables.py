@@ -20,8 +20,11 @@ def solved_at(runs: list[dict]) -> Tensor:
 
 def solved_by(policies: dict[str, list[dict]], names: tuple[str, ...]) -> Tensor:
     """Which problems at least one of some policies solved in each run: (runs, N) bool."""
-    solved = [solved_at(policies[name]) > 0 for name in names if name in policies]
-    return torch.stack(solved).any(0)
+    solved = torch.zeros_like(solved_at(next(iter(policies.values()))), dtype=torch.bool)
+    for name in names:
+        if name in policies:
+            solved |= solved_at(policies[name]) > 0
+    return solved
 
 
 def solved_alone(

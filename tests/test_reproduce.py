@@ -21,7 +21,7 @@ import train
 from engine.config import Config, Parser, parse
 from eval import Pool
 from report import claims, documents, result_figures, result_tables, search_tables, stored
-from report.statistics import bootstrap_interval
+from report.statistics import benjamini_hochberg, bootstrap_interval, holm, t_test
 from report.stored import Difference, Result, Stored, TaskResults
 from report.style import Policy
 from reproduce import Cell, Store
@@ -326,9 +326,36 @@ def test_differences_are_paired():
     vpo = Policy("vpo")
     difference = data.summary(data.lead(vpo, Policy("grpo"), "best@1", ("0.7", "1")))
     close = pytest.approx(0.02)
-    assert difference == Difference(close, close, close, firm=True)
+    assert difference == Difference(close, close, close, pytest.approx(0, abs=1e-6), n_seeds=3)
+    assert difference.firm
     assert data.mean(vpo, "pass@30") == 1
     assert data.mean(vpo, "pass@1") == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("n", "t", "p"), [(3, 4.303, 0.05), (5, 2.776, 0.05), (5, 4.604, 0.01)])
+def test_the_t_test_has_the_values_of_the_printed_tables(n, t, p):
+    """Critical values of Student's distribution with n - 1 degrees of freedom."""
+    values = torch.linspace(-1, 1, n).double()
+    values = values / (values.std() / n**0.5) + t  # a standard error of 1 and a mean of t
+    assert t_test(values) == pytest.approx(p, abs=2e-4)
+    assert t_test(-values) == pytest.approx(p, abs=2e-4)
+
+
+def test_a_difference_is_firm_only_if_the_t_test_says_so_too():
+    """Three seeds whose differences vary: the bootstrap of few seeds is too narrow, t is not."""
+    assert Difference(0.02, 0.01, 0.03, p=0.04, n_seeds=3).firm
+    assert not Difference(0.02, 0.01, 0.03, p=0.06, n_seeds=3).firm
+    assert not Difference(0.02, -0.01, 0.05, p=0.01, n_seeds=5).firm
+    assert not Difference(0.02, 0.01, 0.03, p=0.01, n_seeds=2).firm
+    assert t_test(torch.tensor([0.3])) == 1
+
+
+def test_corrections_for_many_tests():
+    """The example of Benjamini and Hochberg (1995), table 1: four survive, three survive Bonferroni's kin."""
+    p_values = [0.0001, 0.0004, 0.0019, 0.0095, 0.0201, 0.0278, 0.0298, 0.0344]
+    p_values += [0.0459, 0.3240, 0.4262, 0.5719, 0.6528, 0.7590, 1.0]
+    assert benjamini_hochberg(p_values) == 4
+    assert holm(p_values) == 3
 
 
 def made_up_measures(method: str, first: bool, draw: torch.Generator) -> dict[str, list]:
@@ -404,6 +431,17 @@ def test_what_neither_grpo_nor_the_start_solves():
     assert alone({"vpo": found["vpo"]}, "vpo", any_run=True) == [[1, 2, 3], [1, 2, 3]]
 
 
+def test_what_another_run_solves_is_what_chance_gives():
+    """GRPO's first run solves problem 1, its second problems 2 and 3: each is new to the other run."""
+    found = {
+        "grpo": [{"solved": [5, 0, 0]}, {"solved": [0, 8, 8]}],
+        "vpo": [{"solved": [4, 4, 4]}, {"solved": [4, 0, 0]}],
+    }
+    assert search_tables.counts_of_other_runs(found, ("grpo",)) == [2, 1]
+    assert search_tables.counts_alone(found, ("vpo",), ("grpo",)) == [2, 1]
+    assert search_tables.counts_alone(found, ("grpo",), ("vpo",)) == [0, 2]
+
+
 @pytest.fixture
 def few_samples(monkeypatch):
     """Quicker intervals."""
@@ -440,11 +478,13 @@ def test_verdicts_follow_from_the_numbers(few_samples):
         "C3": "holds",
         "C4": "partly",
         "C5": "holds",
+        "C5, Group VPO": "open",
         "C6": "holds",
         "C7": "fails",
         "C8": "fails",
         "C9": "open",
         "C10": "holds",
+        "C11": "open",
     }
     assert claims.all_claims(data)[3].decisive.endswith("not below half")
     assert {claim.verdict for claim in claims.all_claims(Stored([], {}))} == {"open"}
@@ -453,7 +493,7 @@ def test_verdicts_follow_from_the_numbers(few_samples):
 def test_every_figure_of_the_whole_grid(tmp_path, few_samples):
     data = made_up(reproduce.cells())
     written = result_figures.draw_figures(data, tmp_path)
-    assert len(written) == 9 and all(path.exists() for path in written)
+    assert len(written) == 11 and all(path.exists() for path in written)
 
 
 def test_half_of_the_grid_is_enough_for_tables(few_samples):
