@@ -86,7 +86,7 @@ def all_claims(stored: Stored) -> list[Claim]:
         ("C5, Group VPO", "so does Group VPO", group_vpo_solves_more),
         (
             "C6",
-            "no extra training compute: tokens of VPO within 10% of Multi-RLVR's and of GRPO's",
+            "no extra training compute: at most 10% more tokens than Multi-RLVR and GRPO",
             no_extra_compute,
         ),
         (
@@ -222,7 +222,7 @@ def no_extra_compute(stored: Stored) -> Iterator[Finding]:
             vpo_tokens = task.average(ours, lambda run: run.tokens)
             ratio = vpo_tokens / task.average(theirs, lambda run: run.tokens)
             text = f"{task.name}, tokens of VPO / {other.title}: {ratio:.2f}"
-            yield Finding(text, 0.9 < ratio < 1.1)
+            yield Finding(text, ratio < 1.1)
 
 
 def collinear_objectives(stored: Stored) -> Iterator[Finding]:

@@ -178,7 +178,9 @@ def compared_pairs(task: TaskResults) -> list[tuple[Policy, Policy]]:
     for lr in (None, 2e-5, 5e-5):
         pairs += [(Policy(ours, lr), Policy(theirs, lr)) for ours, theirs in names]
     if task.name == "open_cases":  # whose start model is pre-trained
-        pairs += [(policy, Policy("start")) for policy in task.policies() if policy.lr]
+        trained = [policy for policy in task.policies() if policy.lr]
+        pairs += [(policy, Policy("start")) for policy in trained]
+        pairs += [(policy, Policy("start_sets")) for policy in trained if policy.method == "vpo"]
     return [pair for pair in pairs if task.shared_seeds(*pair)]
 
 
