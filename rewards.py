@@ -60,6 +60,8 @@ class Task:
     m = 3  # answers per rollout, where --m does not say
     steps = 200  # of RL, where --steps does not say
     eval_problems = 200  # held out, where --eval-problems does not say
+    tokens_per_answer = 256  # of a language model, where --max-new-tokens does not say
+    language_flags: dict[str, object] = {}  # of train.py, for a language model: name -> default
 
     def problems(self, split: str, n: int, seed: int = 0, start: int = 0) -> list[Problem]:
         """Problems start .. start + n - 1 of a split. A finite data set wraps around.

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from engine.config import Config
 from engine.files import read_log
-from engine.kinds import kind_named
 from rewards import Task
 
 SHOWN = 1000  # characters of a rollout
@@ -25,7 +24,7 @@ def show_first_rollout(
         f"\n{method}, its first rollout:\n{first['text'][:SHOWN]}\nrewards: {first['rewards']}\n"
         f"of all: {metrics['answers']:.0%} of the slots hold an answer, "
         f"{metrics['cut_off']:.0%} were cut off (--max-new-tokens "
-        f"{config.max_new_tokens or kind_named(config.model).tokens_per_answer} per answer)",
+        f"{config.max_new_tokens or task.tokens_per_answer} per answer)",
         file=sys.stderr,
     )
     if not metrics["answers"]:

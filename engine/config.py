@@ -86,14 +86,15 @@ class Config:
 
     task: str = flag(
         "maze",
-        "maze, toy, code, musique, eureqa, tool, or a Python file that defines a Task",
+        "maze, toy, code, headline, musique, eureqa, tool, or a Python file that defines a Task",
         begins_group="task and model",
     )
     size: int = flag(7, "rows of a maze; other tasks ignore it", type=count(5, 9))
     data: str = flag(
         "",
-        "file of problems for code, musique, eureqa and tool; its formats: docs/own.md",
-        default_text="code: made-up problems; the others need a file",
+        "file of problems for code, musique, eureqa and tool, of words for headline; its formats: "
+        "docs/own.md",
+        default_text="code, headline: made-up problems; the others need a file",
         type=file_name,
     )
     test_data: str = flag(
@@ -161,18 +162,19 @@ class Config:
         None,
         "updates, one per batch of rollouts",
         begins_group="optimisation",
-        default_text="maze 200, code 300, toy 60",
+        default_text="maze 200, code 300, toy 60, headline 150",
         type=count(1, 999_999),
     )
-    prompts_per_step: int = flag(
-        12,
+    prompts_per_step: int | None = flag(
+        None,
         "P of methods with m answers per rollout; the others get m times as many",
+        default_text="12; headline with a language model 2",
         type=count(1, 65536),
     )
     lr: float | None = flag(
         None,
         "peak learning rate",
-        default_text="the task's; else tiny its best per method, others 1e-6, adapters 1e-5",
+        default_text="the task's; else tiny its best per method, headline 5e-5, others 1e-6, adapters 1e-5",
         type=number(float, 1e-12, 1.0),
     )
     lr_schedule: str = flag(
@@ -209,7 +211,7 @@ class Config:
     gradient_checkpointing: bool | None = flag(
         None,
         "compute layers again in the backward pass, which takes less memory",
-        default_text="yes, except tiny",
+        default_text="yes, except tiny and headline",
         **YES_NO,
     )
     micro_batch_tokens: int | None = flag(
@@ -225,22 +227,23 @@ class Config:
         type=count(0),
     )
 
-    temperature: float = flag(
-        1.0,
+    temperature: float | None = flag(
+        None,
         "sampling temperature of the rollouts in training",
         begins_group="sampling and evaluation",
+        default_text="1; headline with a language model 0.7",
         **TEMPERATURE,
     )
     max_new_tokens: int = flag(
         0,
         "tokens per answer; a rollout of m answers may take m times as many; 0: the default",
-        default_text="tiny what the longest answer needs, others 256",
+        default_text="tiny what the longest answer needs, headline 16, others 256",
         type=count(0, 2**20),
     )
     eval_problems: int | None = flag(
         None,
         "held-out problems of the evaluation; 0: no evaluation",
-        default_text="code 500, others 200",
+        default_text="code 500, headline 40, others 200",
         type=count(0, 2**20),
     )
     eval_temperature: float = flag(

@@ -1,5 +1,6 @@
 """What differs between the tiny model and a pretrained language model, in one object each."""
 
+import dataclasses
 from collections.abc import Callable
 
 import torch
@@ -51,7 +52,6 @@ class LanguageModel:
     warmup_rollouts = 1  # demonstrations per prompt
     warmup_micro_batch = 1  # demonstrations per backward pass: they may be long
     is_pretrained = True  # it reads goals and, in a search, parents; its own answers can be shown
-    tokens_per_answer = 256  # where --max-new-tokens does not say
     rollouts_per_batch = 96  # sampled at a time, where --sampling-batch does not say
 
     def prepare(self, task: Task) -> None:
@@ -65,6 +65,7 @@ class LanguageModel:
             "gradient_checkpointing": True,
             "micro_batch_tokens": 4096 if cuda else 512,
             "sampling_batch": self.rollouts_per_batch,
+            **task.language_flags,
         }
 
     def peak_lr(self, config: Config, method: str) -> float:
@@ -73,7 +74,7 @@ class LanguageModel:
 
     def rollout_length(self, task: Task, m: int, max_new_tokens: int) -> int:
         """New tokens that a rollout of m answers may take."""
-        return m * (max_new_tokens or self.tokens_per_answer)
+        return m * (max_new_tokens or task.tokens_per_answer)
 
     def pool_batch(self, config: Config, m: int) -> int:
         """Candidates that an evaluation samples at a time."""
@@ -203,12 +204,25 @@ def kind_named(model: str) -> LanguageModel:
 
 
 def fill_in(config: Config, task: Task, cuda: bool) -> None:
-    """Give the flags that depend on task, model and device, and were not given, their values."""
+    """Give the flags that depend on task, model and device, and were not given, their values.
+
+    Raises:
+        UserError: the task has a default for what is no such flag.
+    """
+    depending = {field.name for field in dataclasses.fields(Config) if field.default is None}
+    for name in task.language_flags:
+        if name not in depending:
+            raise UserError(
+                f"task {task.name}: language_flags has {name!r}; it can have "
+                f"{', '.join(sorted(depending))}"
+            )
     steps = config.steps or task.steps
     values = {
         "m": task.m,
         "steps": task.steps,
         "eval_problems": task.eval_problems,
+        "prompts_per_step": 12,
+        "temperature": 1.0,
         "snapshots": min(20, max(2, steps // 6)),
     }
     values |= kind_named(config.model).defaults(task, cuda)

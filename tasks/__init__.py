@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rewards import Problem, Task, UserError, did_you_mean
 
-NAMES = ("code", "eureqa", "maze", "musique", "tool", "toy")
+NAMES = ("code", "eureqa", "headline", "maze", "musique", "tool", "toy")
 
 ATTRIBUTES = {  # that a task may set, and their types
     "name": str,
@@ -25,6 +25,8 @@ ATTRIBUTES = {  # that a task may set, and their types
     "warm_steps": int,
     "eval_problems": int,
     "answer_words": int,
+    "tokens_per_answer": int,
+    "language_flags": dict,
 }
 
 
@@ -65,7 +67,7 @@ def _check_attributes(task: Task, name: str) -> None:
         is_missing = attribute == "lr" and value is None
         if is_missing:
             continue
-        must_be_positive = attribute in ("m", "steps", "eval_problems", "lr")
+        must_be_positive = attribute in ("m", "steps", "eval_problems", "lr", "tokens_per_answer")
         if not isinstance(value, kind) or (must_be_positive and value <= 0):
             raise UserError(
                 f"--task {name}: {attribute} = {value!r:.60} is not what rewards.Task asks for"

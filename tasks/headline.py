@@ -1,0 +1,409 @@
+"""A headline for unknown readers: a short text tells six facts, and six words cannot hold them all.
+
+Each objective is a reader who cares for one fact: the event, the place, the day, the person, the number or
+the cause. A headline pays every reader whose fact it tells. At most four facts fit into six words of plain
+English, so which four is a choice.
+
+`problem.data` holds the six facts and "text", the text that tells them.
+"""
+
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+from torch import Tensor
+
+from rewards import Problem, Task, UserError
+
+MAX_WORDS = 6
+DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+# Of each list three fifths are for training, one fifth for validation and one fifth is held out.
+FACTS = {
+    "event": [
+        "fire",
+        "flood",
+        "crash",
+        "blackout",
+        "collapse",
+        "explosion",
+        "panic",
+        "evacuation",
+        "rescue",
+        "leak",
+        "stampede",
+        "outage",
+        "accident",
+        "delay",
+        "closure",
+        "landslide",
+        "derailment",
+        "breakdown",
+        "scare",
+        "alarm",
+    ],
+    "place": [
+        "market",
+        "harbor",
+        "museum",
+        "station",
+        "school",
+        "library",
+        "bridge",
+        "airport",
+        "stadium",
+        "castle",
+        "hospital",
+        "factory",
+        "theater",
+        "park",
+        "hotel",
+        "church",
+        "bakery",
+        "zoo",
+        "mall",
+        "prison",
+    ],
+    "person": [
+        "teacher",
+        "baker",
+        "sailor",
+        "doctor",
+        "farmer",
+        "mayor",
+        "nurse",
+        "driver",
+        "singer",
+        "student",
+        "lawyer",
+        "pilot",
+        "priest",
+        "butcher",
+        "painter",
+        "banker",
+        "waiter",
+        "plumber",
+        "tailor",
+        "judge",
+    ],
+    "number": [
+        "two",
+        "three",
+        "four",
+        "five",
+        "six",
+        "seven",
+        "eight",
+        "nine",
+        "ten",
+        "eleven",
+        "twelve",
+        "fifteen",
+        "twenty",
+        "thirty",
+        "forty",
+        "fifty",
+        "sixty",
+        "seventy",
+        "eighty",
+        "ninety",
+    ],
+    "cause": [
+        "lightning",
+        "rain",
+        "snow",
+        "wind",
+        "ice",
+        "smoke",
+        "heat",
+        "fog",
+        "mud",
+        "dust",
+        "rats",
+        "wasps",
+        "bees",
+        "bats",
+        "mice",
+        "crows",
+        "frost",
+        "hail",
+        "pigeons",
+        "squirrels",
+    ],
+}
+TEXTS = (
+    "There was {an_event} at the {place} on {day}. The cause was {cause}. {A_person} saw it, and so did "
+    "{number} other people.",
+    "On {day} {cause} led to {an_event} at the {place}. {A_person} and {number} other people saw it.",
+    "{A_person} and {number} other people saw {an_event} at the {place} on {day}. It was caused by {cause}.",
+)
+PLURAL_CAUSES = ("rats", "wasps", "bees", "bats", "mice", "crows", "pigeons", "squirrels")
+# The kinds of word that may follow one another, articles aside: facts in capitals, all other words as they
+# are. What is not here is no English, or not what the text says.
+FOLLOWERS = {
+    "EVENT": ("at", "in", "on", "after", "from", "amid", "hits", "seen"),
+    "PLACE": ("on", "after", "in", "amid", "seen"),
+    "DAY": ("at", "in", "after", "seen"),
+    "PERSON": ("and", "at", "in", "on", "saw", "sees"),
+    "NUMBER": ("people", "and", "at", "in", "on", "saw", "see"),
+    "people": ("and", "at", "in", "on", "saw", "see"),
+    "CAUSE": ("at", "in", "on", "seen", "hits", "causes"),
+    "CAUSES": ("at", "in", "on", "seen", "hit", "cause"),
+    "at": ("PLACE", "EVENT"),
+    "in": ("PLACE", "EVENT", "CAUSE"),
+    "on": ("DAY",),
+    "after": ("EVENT", "CAUSE", "CAUSES"),
+    "from": ("CAUSE", "CAUSES"),
+    "amid": ("CAUSE", "CAUSES"),
+    "by": ("PERSON", "NUMBER"),
+    "seen": ("at", "in", "on", "by"),
+    "and": ("PERSON", "NUMBER"),
+    "saw": ("EVENT", "CAUSE", "CAUSES"),
+    "see": ("EVENT", "CAUSE", "CAUSES"),
+    "sees": ("EVENT", "CAUSE", "CAUSES"),
+    "hit": ("PLACE",),
+    "hits": ("PLACE",),
+    "cause": ("EVENT",),
+    "causes": ("EVENT",),
+}
+OPENERS = ("EVENT", "PERSON", "NUMBER", "CAUSE", "CAUSES")
+NOUNS = (*OPENERS, "PLACE", "DAY", "people")
+MODIFIERS = ("DAY", "PLACE", "CAUSE")  # in front of the event: "Monday fire", "market fire"
+ARTICLES = {  # and the kinds of word that they stand before
+    "a": ("EVENT", "PLACE", "PERSON"),
+    "an": ("EVENT", "PLACE", "PERSON"),
+    "the": ("EVENT", "PLACE", "PERSON", "CAUSE", "CAUSES"),
+}
+VERBS = ("saw", "see", "sees", "seen", "hit", "hits", "cause", "causes")  # at most one of them
+COLORS = {  # of the facts in a drawing
+    "event": "#b2182b",
+    "place": "#1b7837",
+    "day": "#7b3294",
+    "person": "#2166ac",
+    "number": "#8c510a",
+    "cause": "#e08214",
+}
+LINES = 7  # headlines in a drawing
+MIN_WORDS = 10  # in a list of one's own
+
+
+class Headline(Task):
+    """
+    A headline of at most six words.
+
+    The reward vector has a 1 for every fact that the headline tells. It is zero if the headline is longer
+    than six words, is not plain English, or says what the text does not say.
+
+    Args:
+        data: a JSON file with words of your own: event, place, person, number and cause, each a list.
+
+    Raises:
+        UserError: the file cannot be read, a list is missing or short, or a word is there twice.
+    """
+
+    name = "headline"
+    form = "lines"
+    tag = "headline"
+    flags = ("data",)
+    objectives = ("event", "place", "day", "person", "number", "cause")
+    wide = True
+    legend = "equal headlines are counted; a colored word tells a fact, grey headlines earn nothing"
+    answer_words = MAX_WORDS
+    steps = 150
+    eval_problems = 40
+    tokens_per_answer = 16
+    language_flags = {
+        "lr": 5e-5,
+        "prompts_per_step": 2,
+        "temperature": 0.7,  # at 1 a small model often loses the thread
+        "gradient_checkpointing": False,
+    }
+
+    def __init__(self, data: str = ""):
+        self.facts = read_words(Path(data)) if data else FACTS
+        self.words = (*DAYS, *ARTICLES, *(word for word in FOLLOWERS if word.islower()))
+        for words in self.facts.values():
+            self.words += tuple(words)
+
+    def problems(self, split: str, n: int, seed: int = 0, start: int = 0) -> list[Problem]:
+        found = []
+        for i in range(start, start + n):
+            id = f"{split}-{seed}-{i}"
+            rng = Random(id)
+            facts = {name: rng.choice(share_of(words, split)) for name, words in self.facts.items()}
+            facts["day"] = rng.choice(DAYS)
+            facts["text"] = rng.choice(TEXTS).format(
+                **facts | {"day": facts["day"].capitalize()},
+                an_event=with_article(facts["event"]),
+                A_person=with_article(facts["person"]).capitalize(),
+            )
+            found.append(Problem(id, facts))
+        return found
+
+    def prompt(self, problem: Problem, m: int) -> str:
+        """Examples that tell one or two facts show a small model what earns something."""
+        rng = Random(problem.id)
+        examples: list[str] = []
+        while len(examples) < 3:
+            example = self.demonstration(problem, rng).capitalize()
+            if example not in examples:
+                examples.append(example)
+        question = f"{problem.data['text']}\nWrite a headline of at most six words."
+        return self.request(question, m, examples)
+
+    def reward(self, problem: Problem, answer: str) -> list[float]:
+        told = facts_told(problem.data, answer)
+        return [float(name in told) for name in self.objectives]
+
+    def canonical(self, problem: Problem, answer: str) -> str:
+        return " ".join(words_of(answer))
+
+    def draw(self, axes, problem: Problem, answers: list[str], color: str) -> bool:
+        """Draw the most frequent headlines with their counts."""
+        counts: dict[str, int] = {}
+        for answer in answers:
+            headline = " ".join(words_of(answer)) or "(nothing)"
+            counts[headline] = counts.get(headline, 0) + 1
+        ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+        for row, (headline, count) in enumerate(ranked[:LINES]):
+            draw_line(axes, row, f"{count:2}\u00d7", headline, problem.data)
+        n_hidden = len(ranked) - LINES
+        if n_hidden > 0:
+            axes.text(0, LINES, f"and {n_hidden} more", va="center", fontsize=8, color="#666666")
+        axes.set(xlim=(0, 42), ylim=(LINES + 0.6, -0.6), xticks=[], yticks=[])
+        return True
+
+    def summary(self, rewards: Tensor) -> str:
+        facts = rewards.sum(-1)  # (n)
+        n_failed = int((facts == 0).sum())
+        told = int((rewards > 0).any(0).sum())
+        return f"{told} of 6 facts told by some headline, {n_failed} of {len(facts)} earn nothing"
+
+    def tiny_prompt(self, problem: Problem) -> str:
+        return " ".join(problem.data[name] for name in self.objectives)
+
+    def demonstration(self, problem: Problem, rng: Random) -> str:
+        """A headline that tells two facts."""
+        facts = problem.data
+        return rng.choice(
+            (
+                f"{facts['event']} at the {facts['place']}",
+                f"{facts['event']} on {facts['day']}",
+                f"{facts['cause']} at the {facts['place']}",
+                f"{facts['cause']} on {facts['day']}",
+                f"{facts['person']} at the {facts['place']}",
+                f"{facts['number']} people at the {facts['place']}",
+                f"{facts['number']} people saw {facts['cause']}",
+                f"{facts['number']} people saw the {facts['event']}",
+                f"{facts['person']} saw {facts['cause']}",
+                f"{facts['person']} saw the {facts['event']}",
+            )
+        )
+
+
+def share_of(words: list[str], split: str) -> list[str]:
+    """The words of a split: no held-out fact but the day occurs in training."""
+    fifth = len(words) // 5
+    if split == "test":
+        return words[:fifth]
+    if split == "validation":
+        return words[fifth : 2 * fifth]
+    return words[2 * fifth :]
+
+
+def with_article(noun: str) -> str:
+    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
+
+
+def words_of(answer: str) -> list[str]:
+    """The words of an answer in small letters, without punctuation; empty if it holds anything else."""
+    if not re.fullmatch(r"[A-Za-z ,.:;!?'\"*-]*", answer):
+        return []
+    return re.findall(r"[a-z]+", answer.lower())
+
+
+def facts_told(facts: dict[str, str], answer: str) -> set[str]:
+    """The names of the facts that a headline tells; empty if it is not one."""
+    words = words_of(answer)
+    names = {facts[name]: name for name in Headline.objectives}
+    told = [names[word] for word in words if word in names]
+    is_headline = 2 <= len(words) <= MAX_WORDS and len(told) == len(set(told))
+    if is_headline and is_english(kinds_of(words, names)):
+        return set(told)
+    return set()
+
+
+def kinds_of(words: list[str], names: dict[str, str]) -> list[str]:
+    """The kinds of the words as in FOLLOWERS. The event and a fact that stands before it are one kind."""
+    kinds = []
+    for word in words:
+        kind = names[word].upper() if word in names else word
+        if word in names and word in PLURAL_CAUSES:
+            kind = "CAUSES"
+        if kind == "EVENT" and kinds and kinds[-1] in MODIFIERS:
+            kinds.pop()
+        kinds.append(kind)
+    return kinds
+
+
+def is_english(kinds: list[str]) -> bool:
+    """Whether the words of a headline, given by their kinds, follow one another as FOLLOWERS says."""
+    sequence = []  # without articles
+    for i, kind in enumerate(kinds):
+        if kind in ARTICLES:
+            following = kinds[i + 1] if i + 1 < len(kinds) else ""
+            if following not in ARTICLES[kind]:
+                return False
+        elif kind in FOLLOWERS:
+            sequence.append(kind)
+        else:
+            return False
+    if not sequence or sequence[0] not in OPENERS or sequence[-1] not in NOUNS:
+        return False
+    if sum(kind in VERBS for kind in sequence) > 1:
+        return False
+    return all(after in FOLLOWERS[before] for before, after in pairwise(sequence))
+
+
+def draw_line(axes, row: int, count: str, headline: str, facts: dict[str, str]) -> None:
+    """Draw one headline; a word that tells a fact has the fact's color."""
+    style = {"va": "center", "fontsize": 8, "family": "monospace", "parse_math": False}
+    axes.text(0, row, count, **style)
+    told = facts_told(facts, headline)
+    names = {facts[name]: name for name in told}
+    column = 4
+    for word in headline.split():
+        color = "#222222" if told else "#aaaaaa"
+        weight = "normal"
+        if word in names:
+            color = COLORS[names[word]]
+            weight = "bold"
+        axes.text(column, row, word, color=color, weight=weight, **style)
+        column += len(word) + 1
+
+
+def read_words(path: Path) -> dict[str, list[str]]:
+    """The words of one's own. Raises UserError for a list that is missing, short or holds a word twice."""
+    try:
+        facts = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"--data {path}: cannot be read as JSON: {error}") from error
+    if not isinstance(facts, dict) or set(facts) != set(FACTS):
+        raise UserError(f"--data {path}: must hold the lists {', '.join(FACTS)}, and nothing else")
+    seen = dict.fromkeys((*FOLLOWERS, *ARTICLES, *DAYS), "a word of headlines")
+    for name, words in facts.items():
+        if not isinstance(words, list) or len(words) < MIN_WORDS:
+            raise UserError(
+                f"--data {path}: {name} must be a list of {MIN_WORDS} words or more, because a fifth is "
+                "held out and a fifth is for validation"
+            )
+        for word in words:
+            if not isinstance(word, str) or not re.fullmatch("[a-z]+", word):
+                raise UserError(
+                    f"--data {path}: {name} holds {word!r}; a word has small letters from a to z"
+                )
+            if word in seen:
+                raise UserError(f"--data {path}: {word!r} of {name} is also {seen[word]}")
+            seen[word] = f"of {name}"
+    return facts
