@@ -62,6 +62,7 @@ def headline(*tasks: TaskResults) -> str:
     head = [""]
     policies = (Policy("start"), GRPO, MAX_AT_K, VPO, GROUP_VPO)
     rows: dict[Policy, list] = {policy: [policy.title] for policy in policies}
+    low_rate: list = ["GRPO at its rate for k = 30"]
     for task in tasks:
         if not task.runs(GRPO):
             continue
@@ -69,7 +70,12 @@ def headline(*tasks: TaskResults) -> str:
             head.append(f"{task.name} {measure}" if len(tasks) > 1 else measure)
             for policy, row in rows.items():
                 row.append(task.mean(policy, measure) if task.runs(policy) else "")
-    return markdown(head, list(rows.values()))
+            others = [rival for rival in task.policies() if rival.method == "grpo" and rival.lr]
+            low_rate.append(task.mean(others[0], measure) if others else "")
+    lines = list(rows.values())
+    if any(low_rate[1:]):
+        lines.insert(2, low_rate)
+    return markdown(head, lines)
 
 
 def means(task: TaskResults) -> str:

@@ -214,7 +214,8 @@ class Headline(Task):
     eval_problems = 40
     tokens_per_answer = 16
     language_flags = {
-        "lr": 5e-5,
+        "lr": 2e-5,
+        "warm_steps": 30,
         "prompts_per_step": 2,
         "temperature": 0.7,  # at 1 a small model often loses the thread
         "gradient_checkpointing": False,
@@ -242,15 +243,12 @@ class Headline(Task):
         return found
 
     def prompt(self, problem: Problem, m: int) -> str:
-        """Examples that tell one or two facts show a small model what earns something."""
-        rng = Random(problem.id)
-        examples: list[str] = []
-        while len(examples) < 3:
-            example = self.demonstration(problem, rng).capitalize()
-            if example not in examples:
-                examples.append(example)
-        question = f"{problem.data['text']}\nWrite a headline of at most six words."
-        return self.request(question, m, examples)
+        if m == 1:
+            return f"{problem.data['text']}\nWrite a headline of at most six words."
+        return (
+            f"{problem.data['text']}\nWrite {m} different headlines of at most six words each, as a "
+            "numbered list."
+        )
 
     def reward(self, problem: Problem, answer: str) -> list[float]:
         told = facts_told(problem.data, answer)
