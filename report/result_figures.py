@@ -7,7 +7,14 @@ from torch import Tensor
 
 from report import plots
 from report.evaluation import EvalReport
-from report.result_tables import GROUP_VPO, GRPO, MAX_AT_K, geometry_tasks, unseen_share
+from report.result_tables import (
+    GROUP_VPO,
+    GRPO,
+    MAX_AT_K,
+    geometry_tasks,
+    grpo_for_many,
+    unseen_share,
+)
 from report.stored import START, TEMPERATURES, Difference, Result, Stored, TaskResults
 from report.style import Policy
 
@@ -82,10 +89,15 @@ def rate_curves(validation: TaskResults, measure: str) -> dict[Policy, Tensor]:
 
 
 def temperature_curves(task: TaskResults, measure: str) -> dict[Policy, Tensor]:
-    """What each method reaches at every temperature with its own rate, from the lowest to the highest."""
+    """What each method reaches at every temperature, from the lowest to the highest.
+
+    Each has its own rate. GRPO has a second curve at its rate for k = 30.
+    """
+    low_rate_grpo = grpo_for_many(task)
     curves = {}
     for policy in task.policies():
-        if policy.lr is None and policy.method != "start_sets":
+        is_drawn = policy.lr is None or policy == low_rate_grpo
+        if is_drawn and policy.method != "start_sets":
             points = []
             for temperature in TEMPERATURES:
                 names = ("best@1", measure)
