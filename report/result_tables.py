@@ -229,11 +229,30 @@ def learning_rates(validation: TaskResults) -> str:
     rows = []
     for policy in validation.policies():
         values = [validation.mean(policy, measure) for measure in measures]
-        rate = f"{policy.lr:g}"
+        uses = []
         if policy.lr == best_rate(validation, policy.method):
-            rate = f"**{rate}**"
-        rows.append([policy.look.title, rate, *values])
-    return markdown(["method", "peak lr", *measures], rows)
+            uses.append("few")
+        if policy.lr == best_rate_for_many(validation, policy.method):
+            uses.append("30")
+        rate = f"**{policy.lr:g}**" if uses else f"{policy.lr:g}"
+        rows.append([policy.look.title, rate, ", ".join(uses), *values])
+    return markdown(["method", "peak lr", "chosen for", *measures], rows)
+
+
+def best_rate_for_many(validation: TaskResults, method: str) -> float:
+    """The rate with the highest best@30, of those within 0.002 the highest one.
+
+    It is the rate for few candidates if that is within 0.005.
+    """
+    utilities = {}
+    for policy in validation.policies():
+        if policy.method == method:
+            utilities[policy.lr] = validation.mean(policy, "best@30")
+    highest = max(utilities.values())
+    usual = best_rate(validation, method)
+    if utilities[usual] >= highest - 0.005:
+        return usual
+    return max(rate for rate, utility in utilities.items() if utility >= highest - 0.002)
 
 
 def best_rate(validation: TaskResults, method: str) -> float:

@@ -79,6 +79,9 @@ def test_default_rates_are_those_that_validation_chose(task, results):
     for method in rates:
         if rates[method] >= set(reproduce.tuning_rates(task, method)):
             assert reproduce.LR[task][method] == result_tables.best_rate(validation, method), method
+            many = reproduce.LR_AT_30.get(task, {}).get(method)
+            if many:
+                assert many == result_tables.best_rate_for_many(validation, method), method
 
 
 class Small(Cell):
