@@ -167,7 +167,7 @@ def _mark_crossing(ax: Any, ks: list[int], curves: dict[Policy, Curve]) -> None:
     point = (ks[i], curves[vpo].means[i])
     bottom, top = ax.get_ylim()
     is_low = point[1] <= bottom + 0.2 * (top - bottom)  # too low for a label below the ring
-    label = f"first k with {vpo.title} above {grpo.title}, if clear at the last k"
+    label = f"{vpo.title} passes {grpo.title}"
     ax.plot(*point, "o", ms=13, mfc="none", mec="black", mew=1.3, zorder=4, label=label)
     ax.annotate(
         f"k = {ks[i]}",

@@ -93,11 +93,9 @@ def temperature_curves(task: TaskResults, measure: str) -> dict[Policy, Tensor]:
 
     Each has its own rate. GRPO has a second curve at its rate for k = 30.
     """
-    low_rate_grpo = grpo_for_many(task)
     curves = {}
-    for policy in task.policies():
-        is_drawn = policy.lr is None or policy == low_rate_grpo
-        if is_drawn and policy.method != "start_sets":
+    for policy in drawn_policies(task):
+        if policy.method != "start_sets":
             points = []
             for temperature in TEMPERATURES:
                 names = ("best@1", measure)
@@ -106,9 +104,17 @@ def temperature_curves(task: TaskResults, measure: str) -> dict[Policy, Tensor]:
     return curves
 
 
+def drawn_policies(task: TaskResults) -> list[Policy]:
+    """The policies at their own rates, and GRPO at that for k = 30; of the real model all."""
+    if task.name == "open_cases":
+        return task.policies()
+    low_rate_grpo = grpo_for_many(task)
+    return [policy for policy in task.policies() if policy.lr is None or policy == low_rate_grpo]
+
+
 def report_of(task: TaskResults) -> EvalReport:
     """What was measured of all policies at temperature 0.7, over all seeds."""
-    policies = [policy for policy in task.policies() if policy.method != "start_sets"]
+    policies = [policy for policy in drawn_policies(task) if policy.method != "start_sets"]
     example = next(iter(task.runs(policies[0]).values()))
     names = example.measures[TEMPERATURES[0]]["start"]
     measures = {}
@@ -128,7 +134,7 @@ def report_of(task: TaskResults) -> EvalReport:
 def draw_training(task: TaskResults, path: Path) -> None:
     """Draw training metrics of all methods, as means over seeds and ten steps."""
     logs = {}
-    for policy in task.policies():
+    for policy in drawn_policies(task):
         if policy.method not in START:
             logs[policy] = mean_metrics(list(task.runs(policy).values()))
     plots.training(logs, 0.7 if task.name == "open_cases" else 1.0, path, window=1)

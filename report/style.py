@@ -121,7 +121,7 @@ def finish(axes: Any, path: Path, caption: str) -> None:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             handles[label] = handle
     if handles:
-        rows = math.ceil(len(handles) / (width // 1.7))
+        rows = math.ceil(len(handles) / (width // 1.9))
         columns = math.ceil(len(handles) / rows)
         figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=columns)
     write(figure, path)
