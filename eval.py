@@ -9,6 +9,8 @@ is a candidate with the minimal reward, and a duplicate is a candidate like any 
 cost the search an evaluation.
 """
 
+import dataclasses
+import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,7 @@ from engine.checks import check_device
 from engine.config import Config, EvalConfig, Parser, as_command, check_used, parse
 from engine.evaluations import (
     Evaluation,
+    StoredPolicy,
     comparable,
     held_out,
     policies,
@@ -30,8 +33,9 @@ from engine.evaluations import (
 )
 from engine.files import read_log, writing
 from engine.kinds import kind_of
-from engine.models import Model, Tokenizer, load_policy
-from engine.run_folder import progress
+from engine.models import Model, Tokenizer, load_config_and_tokenizer, load_policy
+from engine.processes import jobs_of, progress_line, run_all, set_threads
+from engine.run_folder import progress, task_like
 from report import page, plots, style
 from report.evaluation import EvalReport, mean_of, training_cost
 from report.geometry import geometry_report
@@ -191,7 +195,11 @@ def sample_pool(
     at_once = max(1, kind_of(policy.tokenizer).pool_batch(config, policy.m) // size)
     title = f"evaluate {style.Policy(policy.name).title}"
     for first in tqdm(
-        range(0, len(problems), at_once), title, leave=False, disable=batch is not None
+        range(0, len(problems), at_once),
+        title,
+        leave=False,
+        disable=batch is not None,
+        position=progress_line(),
     ):
         prompts = []
         for problem in problems[first : first + at_once]:
@@ -255,8 +263,13 @@ class RunPools:
     groups: Tensor | None  # (N) problems of one group have equal prompts; None if all are alike
 
 
-def evaluate_run(evaluation: Evaluation, device: str, names: list[str] | None = None) -> RunPools:
+def evaluate_run(
+    evaluation: Evaluation, device: str, names: list[str] | None = None, jobs: int = 1
+) -> RunPools:
     """Sample the pools of the start model and of every method of a run, or of `names`.
+
+    Args:
+        jobs: policies that are evaluated at a time.
 
     Raises:
         UserError: a checkpoint is damaged.
@@ -269,15 +282,13 @@ def evaluate_run(evaluation: Evaluation, device: str, names: list[str] | None = 
     for name in names:
         check_folder(stored[name].folder)
     problems = held_out(task, settings.split, settings.problems)
-    pools = {}
+    jobs = min(jobs, len(names))
+    evaluate = evaluate_policy if jobs == 1 else evaluate_alone
+    work = {}
     for name in names:
-        model, tokenizer = load_policy(
-            str(stored[name].folder), task, device=device, dtype=config.dtype
-        )
-        policy = Policy(name, model, tokenizer, stored[name].m)
-        pools[name] = sample_pool(
-            policy, task, problems, config, size=settings.pool, temperature=settings.temperature
-        )
+        work[name] = functools.partial(evaluate, name, stored[name], evaluation, problems, device)
+    pools = run_all(work, jobs)
+    _, tokenizer = load_config_and_tokenizer(str(stored[names[0]].folder), task)
     prompts = [build_prompt(tokenizer, task, problem, 1) for problem in problems]
     distinct = list(dict.fromkeys(prompts))
     groups = None
@@ -286,10 +297,47 @@ def evaluate_run(evaluation: Evaluation, device: str, names: list[str] | None = 
     return RunPools(pools, groups)
 
 
+def evaluate_policy(
+    name: str,
+    stored: StoredPolicy,
+    evaluation: Evaluation,
+    problems: list[Problem],
+    device: str,
+) -> Pool:
+    """Sample the pool of one policy."""
+    config = evaluation.config
+    settings = evaluation.settings
+    model, tokenizer = load_policy(
+        str(stored.folder), evaluation.task, device=device, dtype=config.dtype
+    )
+    return sample_pool(
+        Policy(name, model, tokenizer, stored.m),
+        evaluation.task,
+        problems,
+        config,
+        size=settings.pool,
+        temperature=settings.temperature,
+    )
+
+
+def evaluate_alone(
+    name: str,
+    stored: StoredPolicy,
+    evaluation: Evaluation,
+    problems: list[Problem],
+    device: str,
+) -> Pool:
+    """`evaluate_policy` in a process of its own, where the task has a sandbox of its own."""
+    task = task_like(evaluation.config)
+    own = dataclasses.replace(evaluation, task=task)
+    return evaluate_policy(name, stored, own, problems, device)
+
+
 def evaluate_runs(
     runs: list[Path],
     *,
     device: str = "cpu",
+    jobs: int | None = None,
     out: Path | None = None,
     figure_format: str = "png",
     **changes: str | float | None,
@@ -297,6 +345,7 @@ def evaluate_runs(
     """Evaluate run folders: print tables, write eval.json and figures. Of several runs the means, too.
 
     Args:
+        jobs: policies that are evaluated at a time; None: the default of train.py --jobs.
         changes: fields of EvalSettings that differ from the runs' own.
 
     Raises:
@@ -307,6 +356,7 @@ def evaluate_runs(
     for evaluation in evaluations:
         if out is not None:
             evaluation.folder = out if len(runs) == 1 else out / evaluation.run.name
+        evaluation.config.jobs = jobs
         reports.append(report_run(evaluation, device, figure_format))
     if len(runs) > 1:
         means = mean_of(reports)
@@ -323,7 +373,8 @@ def report_run(evaluation: Evaluation, device: str, figure_format: str) -> EvalR
     """Evaluate one run, print its table, and write its eval.json and figures."""
     config = evaluation.config
     settings = evaluation.settings
-    result = evaluate_run(evaluation, device)
+    set_threads(config, device)
+    result = evaluate_run(evaluation, device, jobs=jobs_of(config, device))
     measures = {}
     logs = {}
     costs = []

@@ -21,6 +21,7 @@ and t are all that a resume needs.
 
 import contextlib
 import dataclasses
+import functools
 import math
 import sys
 import time
@@ -39,8 +40,22 @@ from engine.evaluations import held_out, is_snapshot_step, write_snapshot
 from engine.files import append
 from engine.interrupt import StopRequest
 from engine.kinds import fill_in, kind_named
-from engine.memory import StepPrompts, explain_out_of_memory, print_plan, return_freed_memory
+from engine.memory import (
+    StepPrompts,
+    explain_out_of_memory,
+    memory_limit,
+    planned_bytes,
+    print_plan,
+    return_freed_memory,
+)
 from engine.models import Tokenizer, load_config_and_tokenizer
+from engine.processes import (
+    check_jobs,
+    jobs_of,
+    progress_line,
+    run_all,
+    set_threads,
+)
 from engine.run_folder import (
     StoredRun,
     claim,
@@ -49,6 +64,7 @@ from engine.run_folder import (
     is_training,
     join_run,
     steps_done,
+    task_like,
     task_of,
 )
 from engine.trackers import check_tracker, open_tracker
@@ -250,6 +266,7 @@ class Trainer:
             total=config.steps,
             desc=self.method,
             unit="step",
+            position=progress_line(),
         )
         n_answers = 0.0
         with contextlib.closing(open_tracker(config.log, self.run, first)) as tracker:
@@ -354,10 +371,17 @@ def run(argv: list[str], parser: Parser) -> None:
     if not config.plan:  # a plan for a card of so many GiB needs no card
         check_device(device, config.dtype)
     check_config(config, task)
+    set_threads(config, device)
     check_tracker(config.log)
     if is_plan:
         print_plan(config, task, device, step_prompts(config, task))
         return
+    check_jobs(
+        config,
+        device,
+        need=lambda: planned_bytes(config, task, device, step_prompts(config, task)),
+        limit=memory_limit(config, device),
+    )
     with explain_out_of_memory(device):
         train_run(config, task, device, argv, stored)
 
@@ -380,17 +404,28 @@ def train_run(
             write_start(config, task, out / "start", start)
             del start  # makes room
         with StopRequest() as stop:
-            for method in config.method:
-                Trainer(method, config, task, out / method, device, stop).train()
+            train_methods(config, task, device, stop)
         if stop.received:
             raise KeyboardInterrupt(
                 f"training is complete; for the table and figures: python eval.py {out}"
             )
     if config.eval_problems:
-        evaluate_runs([out], device=device)
+        evaluate_runs([out], device=device, jobs=config.jobs)
         return
     newest = [str(checkpoints(out / method)[-1]) for method in config.method]
     print(f"checkpoints: {', '.join(newest)}\ntable and figures: python eval.py {out}")
+
+
+def train_methods(config: Config, task: Task, device: str, stop: StopRequest) -> None:
+    """Train all methods, several at a time where --jobs says so."""
+    jobs = jobs_of(config, device)
+
+    def train(method: str) -> None:
+        own_task = task if jobs == 1 else task_like(config)  # a process needs a sandbox of its own
+        Trainer(method, config, own_task, Path(config.out) / method, device, stop).train()
+
+    work = {method: functools.partial(train, method) for method in config.method}
+    run_all(work, jobs, stop)
 
 
 def step_prompts(config: Config, task: Task) -> dict[str, StepPrompts]:

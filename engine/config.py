@@ -266,6 +266,13 @@ class Config:
     changed_task: bool = flag(
         False, "with --resume: go on although the task's problems or rewards have changed", **YES
     )
+    jobs: int | None = flag(
+        None,
+        "methods that are trained and evaluated at a time, each in a process with one thread; the "
+        "numbers do not depend on it",
+        default_text="on a CPU with Linux as many as it has cores, a language model on up to 4; else 1",
+        type=count(1, 64),
+    )
     save_every: int = flag(25, "steps between checkpoints; the last two are kept", type=count(1))
     log: str | None = flag(
         None,
@@ -296,6 +303,7 @@ MAY_CHANGE = (
     "changed_task",
     "device",
     "save_every",
+    "jobs",
     "log",
     "snapshots",
     "eval_problems",

@@ -9,6 +9,7 @@ class StopRequest:
 
     def __init__(self):
         self.received = False
+        self.is_announced = False
 
     def __enter__(self) -> "StopRequest":
         self.previous = signal.signal(signal.SIGINT, self.receive)
@@ -20,7 +21,8 @@ class StopRequest:
     def receive(self, number: int, frame) -> None:
         self.received = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        print(
-            "\nfinishing this step, then saving (Ctrl-C again: at once, without saving)",
-            file=sys.stderr,
-        )
+        if not self.is_announced:
+            print(
+                "\nfinishing this step, then saving (Ctrl-C again: at once, without saving)",
+                file=sys.stderr,
+            )

@@ -51,12 +51,7 @@ def print_plan(
     Args:
         step_prompts: method -> the prompts of its first step.
     """
-    plan = {}
-    for method, step in step_prompts.items():
-        for phase, rows in step_memory(config, task, step).items():
-            rows = {row: rows.get(row, 0) for row in ROWS}
-            rows["process, libraries"] = process_memory(device)
-            plan[f"{method} {phase}"] = rows | {"total": sum(rows.values())}
+    plan = plan_of(config, task, device, step_prompts)
     print_table(config, plan)
 
     need = max(rows["total"] for rows in plan.values())
@@ -70,6 +65,25 @@ def print_plan(
             f"--sampling-batch {2 * config.group_size}; then --kl 0 or --lora-rank 16 (needs peft), "
             "a lower --max-new-tokens, a smaller --model"
         )
+
+
+def plan_of(config: Config, task: Task, device: str, step_prompts: dict[str, StepPrompts]) -> Plan:
+    """What each phase of each method's first step takes."""
+    plan = {}
+    for method, step in step_prompts.items():
+        for phase, rows in step_memory(config, task, step).items():
+            rows = {row: rows.get(row, 0) for row in ROWS}
+            rows["process, libraries"] = process_memory(device)
+            plan[f"{method} {phase}"] = rows | {"total": sum(rows.values())}
+    return plan
+
+
+def planned_bytes(
+    config: Config, task: Task, device: str, step_prompts: dict[str, StepPrompts]
+) -> int:
+    """The most that a method's training takes."""
+    plan = plan_of(config, task, device, step_prompts)
+    return max(rows["total"] for rows in plan.values())
 
 
 def print_table(config: Config, plan: Plan) -> None:

@@ -28,7 +28,7 @@ from engine.kinds import kind_named
 from rewards import Task, UserError
 from tasks import load_task
 
-NOT_STORED = ("resume", "out", "plan", "changed_task")
+NOT_STORED = ("resume", "out", "plan", "changed_task", "jobs")
 
 
 @dataclass
@@ -90,8 +90,7 @@ def task_of(config: Config) -> Task:
     Raises:
         UserError: its problems or rewards are not those that the run began with.
     """
-    task = load_task(config.task, **dataclasses.asdict(config))
-    kind_named(config.model).prepare(task)
+    task = task_like(config)
     fingerprint = fingerprint_of(task, config.task)
     changed = changed_parts(config.fingerprint, fingerprint, task, config.task)
     if changed and not config.changed_task:
@@ -101,6 +100,13 @@ def task_of(config: Config) -> Task:
             f"again, or accept this with: python train.py --resume --changed-task --out {config.out}"
         )
     config.fingerprint = fingerprint
+    return task
+
+
+def task_like(config: Config) -> Task:
+    """The task of a configuration whose fingerprint has been looked at."""
+    task = load_task(config.task, **dataclasses.asdict(config))
+    kind_named(config.model).prepare(task)
     return task
 
 

@@ -73,7 +73,7 @@ def test_the_projects_own_tasks_pass(name):
 @pytest.mark.parametrize("name", ["maz", "sandbox", "code_files", "__init__", "", "."])
 def test_an_unknown_task_is_told_the_known_ones(name):
     """Guards against a helper file taken for a task, and against a traceback for a mistyped name."""
-    known = "code, eureqa, maze, musique, tool, toy"
+    known = "code, eureqa, headline, maze, musique, tool, toy"
     with pytest.raises(
         UserError, match=rf"^--task {name}: unknown; choose from {known}, or name a Python"
     ):

@@ -1,0 +1,228 @@
+"""Methods side by side: on a CPU each is trained and evaluated in a process of its own."""
+
+import ctypes
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+
+from engine.config import Config
+from engine.interrupt import StopRequest
+from rewards import UserError
+
+GIB = 2**30
+PR_SET_PDEATHSIG = 1  # of Linux's prctl: a signal for this process when its parent dies
+WAKE_UP = 0.2  # seconds between looks at a stop request
+FEW_CORES = 4  # on more, one real model at a time uses them better
+
+
+def cores() -> int:
+    """The CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def jobs_by_default(config: Config, device: str) -> int:
+    """How many methods are computed at a time where --jobs does not say."""
+    can_fork = device == "cpu" and sys.platform == "linux"
+    is_real = config.model != "tiny"
+    if not can_fork or (is_real and cores() > FEW_CORES):
+        return 1
+    return min(len(config.method), cores())
+
+
+def jobs_of(config: Config, device: str) -> int:
+    """How many methods are computed at a time."""
+    if config.jobs is None:
+        return jobs_by_default(config, device)
+    return min(config.jobs, len(config.method))
+
+
+def check_jobs(config: Config, device: str, need: Callable[[], int], limit: int) -> None:
+    """Refuse more jobs than the device or its memory holds.
+
+    Args:
+        need: gives the bytes that the training of one method takes.
+        limit: bytes that there are.
+
+    Raises:
+        UserError: --jobs cannot be followed.
+    """
+    jobs = config.jobs or 1
+    if jobs == 1:
+        return
+    if device != "cpu" or sys.platform != "linux":
+        raise UserError(
+            f"--jobs {jobs}: on {device} and {sys.platform} methods go one by one; leave it out"
+        )
+    total = min(jobs, len(config.method)) * need()
+    if total > limit:
+        raise UserError(
+            f"--jobs {jobs}: these methods take {total / GIB:.1f} GiB together, and there are "
+            f"{limit / GIB:.1f} GiB; take fewer jobs"
+        )
+
+
+def set_threads(config: Config, device: str) -> None:
+    """One thread for each method wherever methods go side by side by default, whatever --jobs says.
+
+    So no number depends on --jobs.
+    """
+    if jobs_by_default(config, device) > 1:
+        torch.set_num_threads(1)
+
+
+_line = 0  # of the terminal, for the progress bars of this process
+
+
+def progress_line() -> int:
+    """The line below the first that the progress bars of this process may use."""
+    return _line
+
+
+def run_all(
+    work: dict[str, Callable[[], Any]], jobs: int, stop: StopRequest | None = None
+) -> dict[str, Any]:
+    """Call functions: one after the other, or at most `jobs` at a time in processes of their own.
+
+    Args:
+        work: name -> a function.
+        stop: asked for, no more begin, and those that run are asked to stop, too.
+
+    Returns:
+        name -> what the function returned.
+
+    Raises:
+        UserError: what functions raised, or processes that died; side by side after all have ended.
+        KeyboardInterrupt: the stop was asked for.
+    """
+    if jobs == 1:
+        return {name: function() for name, function in work.items()}
+    return SideBySide(work, jobs, stop).run()
+
+
+@dataclass
+class Running:
+    """A process, the end of a pipe on which it sends its outcome, and the line of its bar."""
+
+    process: multiprocessing.Process
+    outcome: Connection
+    line: int
+
+
+class SideBySide:
+    """Functions in processes. The first ones begin first, the next when one has ended."""
+
+    def __init__(self, work: dict[str, Callable[[], Any]], jobs: int, stop: StopRequest | None):
+        self.names = list(work)
+        self.waiting = dict(work)
+        self.stop = stop
+        self.free_lines = list(range(jobs))
+        self.running: dict[str, Running] = {}
+        # What the processes sent.
+        self.results: dict[str, Any] = {}
+        self.errors: list[str] = []
+        self.stops: list[str] = []
+
+    def run(self) -> dict[str, Any]:
+        """Call all functions, see `run_all`."""
+        were_told = False
+        try:
+            self.start_more()
+            while self.running:
+                if self.is_stopped() and not were_told:
+                    were_told = True
+                    for job in self.running.values():
+                        os.kill(job.process.pid, signal.SIGINT)
+                self.collect()
+                self.start_more()
+        finally:
+            for job in self.running.values():  # a second Ctrl-C: at once
+                job.process.kill()
+        if self.errors:
+            raise UserError("; ".join(self.errors))
+        if self.is_stopped():
+            raise KeyboardInterrupt("\n".join(self.stops))
+        return {name: self.results[name] for name in self.names}
+
+    def is_stopped(self) -> bool:
+        return self.stop is not None and self.stop.received
+
+    def start_more(self) -> None:
+        """Begin with what waits, while there is room."""
+        # A fork begins at once and knows what the user's script has changed. With one thread it is safe.
+        context = multiprocessing.get_context("fork")
+        while self.waiting and self.free_lines and not self.is_stopped():
+            name = next(iter(self.waiting))
+            function = self.waiting.pop(name)
+            line = self.free_lines.pop(0)
+            ours, theirs = context.Pipe(duplex=False)
+            arguments = (function, line, theirs, os.getpid(), self.stop)
+            process = context.Process(target=_run, args=arguments, name=name)
+            process.start()
+            theirs.close()
+            self.running[name] = Running(process, ours, line)
+
+    def collect(self) -> None:
+        """Wait a moment for outcomes."""
+        ready = wait([job.outcome for job in self.running.values()], WAKE_UP)
+        ended = [name for name, job in self.running.items() if job.outcome in ready]
+        for name in ended:
+            job = self.running[name]
+            kind, value = _outcome_of(name, job)
+            if kind == "result":
+                self.results[name] = value
+            elif kind == "error":
+                self.errors.append(value)
+            else:
+                self.stops.append(value)
+            del self.running[name]
+            self.free_lines = sorted([*self.free_lines, job.line])
+
+
+def _run(
+    function: Callable[[], Any],
+    line: int,
+    outcome: Connection,
+    parent: int,
+    stop: StopRequest | None,
+) -> None:
+    """What a process does: it sends its result, an error or where it stopped."""
+    global _line
+    _line = line
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        return  # it died in between
+    os.setsid()  # Ctrl-C reaches the parent alone, which asks for a stop
+    torch.set_num_threads(1)
+    if stop is not None:
+        stop.is_announced = True  # by the parent
+    try:
+        message = ("result", function())
+    except UserError as error:
+        message = ("error", str(error))
+    except KeyboardInterrupt as error:
+        message = ("stop", str(error))
+    # Plain bytes: a pipe would send a tensor as a name of memory that this process frees as it ends.
+    outcome.send_bytes(pickle.dumps(message))
+
+
+def _outcome_of(name: str, job: Running) -> tuple[str, Any]:
+    """What a process sent: "result", "error" or "stop", and a value. It may have died instead."""
+    try:
+        outcome = pickle.loads(job.outcome.recv_bytes())
+    except EOFError:
+        job.process.join()
+        code = job.process.exitcode
+        how = (
+            f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        )
+        return "error", f"{name}: its process {how}; --resume goes on from its last checkpoint"
+    job.process.join()
+    return outcome
