@@ -144,7 +144,7 @@ def test_a_crash_before_the_first_checkpoint_leaves_the_folder_reusable(capsys, 
 
     monkeypatch.setattr(train, "train_step", fail)
     with pytest.raises(RuntimeError, match="boom"):
-        train.main(["--out", "run", *TOY])
+        train.main(["--out", "run", *TOY, "--jobs", "1"])
     monkeypatch.setattr(train, "train_step", step)
     train.main(["--out", "run", *TOY, "--lr", "0.001"])
     assert json.loads(Path("run/config.json").read_text())["flags"]["lr"] == 0.001

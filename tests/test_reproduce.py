@@ -371,6 +371,7 @@ def made_up_measures(method: str, first: bool, draw: torch.Generator) -> dict[st
             noise = 9 * torch.rand(12, generator=draw)
             values[f"{kind}@{k}"] = (level + noise).long().tolist()
     values["diversity"] = [500 + gain] * 12
+    values["earned"] = [900] * 12
     values["passed"] = [3 if gain else 0] * 12
     return values
 
