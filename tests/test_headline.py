@@ -1,0 +1,189 @@
+"""The headlines: what earns, which cheats earn nothing, held-out words, words of one's own."""
+
+import json
+from random import Random
+
+import matplotlib
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+import train
+from engine.config import Config
+from engine.kinds import fill_in
+from rewards import UserError
+from tasks import load_task
+from tasks.headline import FACTS, Headline, facts_told
+
+STORY = {
+    "event": "fire",
+    "place": "market",
+    "day": "monday",
+    "person": "nurse",
+    "number": "twelve",
+    "cause": "lightning",
+}
+RATS = STORY | {"cause": "rats"}
+
+
+@pytest.mark.parametrize(
+    ("headline", "told"),
+    [
+        ("Fire at the market on Monday", "event place day"),
+        ("**Fire at market**", "event place"),
+        ("Nurse saw Monday fire at market.", "person day event place"),
+        ("Nurse and twelve saw market fire", "person number place event"),
+        ("Lightning causes Monday fire at market", "cause day event place"),
+        ("Fire seen by nurse on Monday", "event person day"),
+        ("Twelve people saw the fire", "number event"),
+        ("Crash", ""),
+        # Each of these would earn more if the reward did not look at English or at the truth.
+        ("fire market Monday nurse twelve lightning", ""),  # a list of keywords
+        ("Fire at market on Monday: nurse", ""),  # a keyword at the end
+        ("Fire, market, Monday", ""),
+        ("Nurse at fire at market on Monday", ""),  # seven words
+        ("Fire at fire", ""),
+        ("A plane at the airport", ""),  # not in the text
+        ("Fire at the market in Paris", ""),
+        ("Forty people saw the fire", ""),  # another number
+        ("event at place", ""),  # the names of the facts
+        ("12 people saw the fire", ""),
+        ("Fire by nurse", ""),  # she did not light it
+        ("Fire on the market", ""),
+        ("Fire at the", ""),
+        ("On Monday", ""),
+        ("Fire at market\nNurse saw the fire", ""),  # two headlines
+        ("", ""),
+    ],
+)
+def test_what_a_headline_tells(headline, told):
+    assert facts_told(STORY, headline) == set(told.split())
+
+
+def test_verbs_agree_with_their_cause():
+    assert facts_told(RATS, "Rats cause fire at the market") == {"cause", "event", "place"}
+    assert not facts_told(RATS, "Rats causes fire")
+    assert not facts_told(STORY, "Lightning cause fire")
+    assert not facts_told(RATS, "A rats at the market")
+
+
+def test_six_words_tell_at_most_four_facts():
+    """Random headlines of the words that there are: the conflict is real."""
+    rng = Random(0)
+    words = [
+        *STORY.values(),
+        *[
+            "at",
+            "on",
+            "in",
+            "saw",
+            "and",
+            "people",
+            "after",
+            "from",
+            "causes",
+            "hits",
+            "by",
+            "seen",
+            "amid",
+        ],
+    ]
+    told = [facts_told(STORY, " ".join(rng.sample(words, 6))) for _ in range(20_000)]
+    assert max(map(len, told)) <= 4
+    assert facts_told(STORY, "Nurse saw Monday fire at market") == {
+        "person",
+        "day",
+        "event",
+        "place",
+    }
+
+
+def test_the_splits_share_no_word_but_the_days():
+    task = load_task("headline")
+    seen = {}
+    for split in ("train", "validation", "test"):
+        problems = task.problems(split, 300)
+        for name in FACTS:
+            seen[split, name] = {problem.data[name] for problem in problems}
+    for name in FACTS:
+        assert seen["train", name].isdisjoint(seen["test", name] | seen["validation", name])
+        assert seen["validation", name].isdisjoint(seen["test", name])
+    assert task.problems("train", 3, start=5)[0] == task.problems("train", 8)[5]
+
+
+def test_demonstrations_tell_two_facts():
+    task = load_task("headline")
+    for problem in task.problems("demonstrations", 50):
+        for seed in range(10):
+            assert sum(task.reward(problem, task.demonstration(problem, Random(seed)))) == 2
+            text = problem.data["text"].lower()
+            assert all(problem.data[name] in text for name in task.objectives)
+
+
+def test_a_language_model_gets_the_tasks_defaults():
+    """One command without other flags; flags that are given win."""
+    task = load_task("headline")
+    config = Config(task="headline", model="a/model", temperature=0.9)
+    fill_in(config, task, cuda=False)
+    assert (config.prompts_per_step, config.temperature, config.steps) == (2, 0.9, 150)
+    tiny = Config(task="headline")
+    fill_in(tiny, task, cuda=False)
+    assert (tiny.prompts_per_step, tiny.temperature) == (12, 1.0)
+    task.language_flags = {"speed": 2}
+    with pytest.raises(UserError, match="language_flags has 'speed'; it can have"):
+        fill_in(Config(model="a/model"), task, cuda=False)
+
+
+def words_of_ones_own(path, **changes):
+    letters = "bcdefghijk"
+    facts = {name: [f"{name}{letter}" for letter in letters] for name in FACTS} | changes
+    path.write_text(json.dumps(facts))
+    return str(path)
+
+
+def test_words_of_ones_own(tmp_path):
+    path = words_of_ones_own(tmp_path / "words.json")
+    problem = load_task("headline", data=path).problems("test", 1)[0]
+    assert problem.data["event"] in ("eventb", "eventc")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"event": ["a", "b"]}, "event must be a list of 10 words or more"),
+        ({"event": [*"bcdefghij", "placeb"]}, "'placeb' of place is also of event"),
+        ({"event": [*"bcdefghiji"]}, "'i' of event is also of event"),
+        ({"event": [*"bcdefghij", "saw"]}, "'saw' of event is also a word of headlines"),
+        ({"event": [*"bcdefghij", "Big Fire"]}, "event holds 'Big Fire'; a word has small letters"),
+        ({"events": []}, "must hold the lists event, place, person, number, cause"),
+    ],
+)
+def test_bad_words_are_refused_by_name(tmp_path, changes, message):
+    path = words_of_ones_own(tmp_path / "words.json", **changes)
+    with pytest.raises(UserError, match=message):
+        load_task("headline", data=path)
+
+
+def test_a_drawing_counts_equal_headlines():
+    task = load_task("headline")
+    problem = task.problems("test", 1)[0]
+    best = f"{problem.data['event']} at the {problem.data['place']}"
+    figure = Figure()
+    axes = figure.subplots()
+    assert task.draw(axes, problem, [best.upper(), best, "nonsense"], "black")
+    shown = [text.get_text() for text in axes.texts]
+    assert shown[0] == " 2\u00d7" and problem.data["event"] in shown and "nonsense" in shown
+    colors = {text.get_text(): text.get_color() for text in axes.texts}
+    assert matplotlib.colors.to_hex(colors["nonsense"]) == "#aaaaaa"
+    assert task.summary(torch.tensor([[1.0] * 2 + [0.0] * 4, [0.0] * 6])) == (
+        "2 of 6 facts told by some headline, 1 of 2 earn nothing"
+    )
+
+
+def test_the_tiny_model_learns_headlines_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = (
+        "--task headline --warm-steps 2 --steps 1 --prompts-per-step 1 --eval-problems 1 --pool 3"
+    )
+    train.main([*flags.split(), "--method", "vpo", "--out", "run"])
+    assert Headline.objectives[0] in (tmp_path / "run/eval.json").read_text()
