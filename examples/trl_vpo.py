@@ -230,8 +230,9 @@ class SetReward:
         log_metric("scalar", scored.scalars.mean().item())
         log_metric("best_in_rollout", scored.scalars.amax(-1).mean().item())
         log_metric("set_diversity", diversity(scored.vectors[:, 0]).mean().item())
-        if self.config.method != "vpo":
-            return scored.scalars.sum((1, 2)).tolist()
+        if self.config.method != "vpo":  # Multi-RLVR pays distinct answers, GRPO has one
+            paid = torch.where(scored.answer_mask, scored.scalars, self.task.minimum)  # (B, 1, m)
+            return paid.sum((1, 2)).tolist()
 
         B, _, _, k = scored.vectors.shape
         weights = torch.zeros(B, self.config.n_weights, k)
