@@ -14,6 +14,7 @@ import threading
 import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -132,6 +133,21 @@ def letters(tmp_path_factory) -> Path:
     model, tokenizer = load_policy("tiny", load_task(str(folder / "letters.py")))
     save_policy(model, tokenizer, folder / "start")
     return folder
+
+
+@needs_trl
+def test_multi_rlvr_in_trl_pays_distinct_answers():
+    """As vpo.multi_rlvr does: the second answer repeats the first."""
+    trl_vpo = example("trl_vpo")
+    task = load_task(str(ROOT / "examples/fence.py"))
+    config = SimpleNamespace(method="multi_rlvr")
+    reward = trl_vpo.SetReward(config, task, task.problems("train", 1), m=2)
+    texts = [
+        "1. red red red red red red\n2. red red red red red red",
+        "1. grey grey grey grey grey grey",
+    ]
+    once, grey = reward(texts, [0, 0], log_metric=lambda *_: None)
+    assert once == pytest.approx(1 / 3) and grey == pytest.approx(0.35)
 
 
 @needs_trl
