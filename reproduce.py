@@ -242,8 +242,8 @@ class Store:
         return runs / cell.folder
 
     def path(self, cell: Cell) -> Path:
-        """The file that holds a cell; the tasks of examples/rewards/ share one."""
-        name = "rewards" if cell.task.startswith("examples/rewards/") else cell.task
+        """The file that holds a cell; the tasks of examples/ share one."""
+        name = "rewards" if cell.task.startswith("examples/") else cell.task
         return self.folder / f"{name}.json.gz"
 
     def read(self, path: Path) -> dict[str, dict]:
