@@ -50,11 +50,10 @@ from engine.memory import (
 )
 from engine.models import Tokenizer, load_config_and_tokenizer
 from engine.processes import (
-    check_jobs,
     jobs_of,
     progress_line,
     run_all,
-    set_threads,
+    settle_jobs,
 )
 from engine.run_folder import (
     StoredRun,
@@ -371,12 +370,11 @@ def run(argv: list[str], parser: Parser) -> None:
     if not config.plan:  # a plan for a card of so many GiB needs no card
         check_device(device, config.dtype)
     check_config(config, task)
-    set_threads(config, device)
     check_tracker(config.log)
     if is_plan:
         print_plan(config, task, device, step_prompts(config, task))
         return
-    check_jobs(
+    settle_jobs(
         config,
         device,
         need=lambda: planned_bytes(config, task, device, step_prompts(config, task)),

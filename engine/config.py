@@ -268,9 +268,10 @@ class Config:
     )
     jobs: int | None = flag(
         None,
-        "methods that are trained and evaluated at a time, each in a process with one thread; the "
-        "numbers do not depend on it",
-        default_text="on a CPU with Linux as many as it has cores, a language model on up to 4; else 1",
+        "methods that are trained and evaluated at a time, each in a process with one thread; no "
+        "number of the tiny model depends on it",
+        default_text="on Linux without a GPU one for each core; with a language model only up to 4 cores "
+        "and where they fit into memory; else 1",
         type=count(1, 64),
     )
     save_every: int = flag(25, "steps between checkpoints; the last two are kept", type=count(1))

@@ -44,29 +44,31 @@ def jobs_of(config: Config, device: str) -> int:
     return min(config.jobs, len(config.method))
 
 
-def check_jobs(config: Config, device: str, need: Callable[[], int], limit: int) -> None:
-    """Refuse more jobs than the device or its memory holds.
+def settle_jobs(config: Config, device: str, need: Callable[[], int], limit: int) -> None:
+    """Check --jobs, or choose it, and set the number of threads.
 
     Args:
         need: gives the bytes that the training of one method takes.
         limit: bytes that there are.
 
     Raises:
-        UserError: --jobs cannot be followed.
+        UserError: the device or its memory does not hold so many jobs.
     """
-    jobs = config.jobs or 1
-    if jobs == 1:
-        return
-    if device != "cpu" or sys.platform != "linux":
+    jobs = jobs_of(config, device)
+    if jobs > 1 and (device != "cpu" or sys.platform != "linux"):
         raise UserError(
             f"--jobs {jobs}: on {device} and {sys.platform} methods go one by one; leave it out"
         )
-    total = min(jobs, len(config.method)) * need()
-    if total > limit:
+    is_known_to_fit = config.model == "tiny" and config.jobs is None
+    if jobs > 1 and not is_known_to_fit and jobs * need() > limit:
+        if config.jobs is None:
+            config.jobs = 1
+            return
         raise UserError(
-            f"--jobs {jobs}: these methods take {total / GIB:.1f} GiB together, and there are "
+            f"--jobs {jobs}: these methods take {jobs * need() / GIB:.1f} GiB together, and there are "
             f"{limit / GIB:.1f} GiB; take fewer jobs"
         )
+    set_threads(config, device)
 
 
 def set_threads(config: Config, device: str) -> None:

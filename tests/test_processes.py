@@ -16,7 +16,7 @@ import train
 from engine import processes
 from engine.config import Config
 from engine.interrupt import StopRequest
-from engine.processes import check_jobs, jobs_by_default, run_all
+from engine.processes import jobs_by_default, run_all, settle_jobs
 from rewards import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -146,11 +146,11 @@ def is_alive(pid: str) -> bool:
 def test_jobs_that_cannot_be_had_are_refused(monkeypatch, capsys):
     """Before anything is computed."""
     config = Config(method=["grpo", "vpo"], jobs=2)
-    check_jobs(config, "cpu", need=lambda: 10, limit=20)
+    settle_jobs(config, "cpu", need=lambda: 10, limit=20)
     with pytest.raises(UserError, match=r"--jobs 2: these methods take .* GiB together"):
-        check_jobs(config, "cpu", need=lambda: 11, limit=20)
+        settle_jobs(config, "cpu", need=lambda: 11, limit=20)
     with pytest.raises(UserError, match="--jobs 2: on cuda"):
-        check_jobs(config, "cuda", need=lambda: 1, limit=20)
+        settle_jobs(config, "cuda", need=lambda: 1, limit=20)
     with pytest.raises(SystemExit):
         train.main(["--jobs", "0"])
     assert "--jobs 0: must be a whole number, 1 to 64" in capsys.readouterr().err
@@ -163,6 +163,9 @@ def test_how_many_go_side_by_side_where_nobody_says(monkeypatch):
     monkeypatch.setattr(processes, "cores", lambda: 2)
     assert jobs_by_default(tiny, "cpu") == jobs_by_default(real, "cpu") == 2
     assert jobs_by_default(tiny, "cuda") == 1
+    settle_jobs(real, "cpu", need=lambda: 11, limit=20)
+    assert real.jobs == 1  # two do not fit
+    real.jobs = None
     monkeypatch.setattr(processes, "cores", lambda: 16)
     assert jobs_by_default(tiny, "cpu") == 3
     assert jobs_by_default(real, "cpu") == 1
