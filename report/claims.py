@@ -51,7 +51,7 @@ class Claim:
 
     @property
     def decisive(self) -> str:
-        """The finding that speaks most against the claim: refuted before undecided before shown."""
+        """The first finding that is refuted; else the first undecided one; else the first."""
         for verdict in (False, None, True):
             for finding in self.findings:
                 if finding.verdict is verdict:
@@ -116,7 +116,9 @@ def verdict_table(stored: Stored) -> str:
         [claim.id, claim.text, f"**{claim.verdict}**", claim.decisive]
         for claim in all_claims(stored)
     ]
-    return markdown(["", "claim", "verdict", "the number that speaks most against it"], rows)
+    return markdown(
+        ["", "claim", "verdict", "the first measurement that does not support it"], rows
+    )
 
 
 def finding_table(stored: Stored) -> str:
@@ -200,9 +202,9 @@ def solves_more(stored: Stored, method: str) -> Iterator[Finding]:
         neither_by_chance = counts_of_other_runs(policies, RIVALS)
         lost = counts_alone(policies, RIVALS, (method,))
         text = (
-            f"{name.replace('_', ', ')}: not GRPO {alone} (another run's GRPO {chance}; "
-            f"GRPO and not {title} {reverse}); neither GRPO nor start {neither} (another run's "
-            f"{neither_by_chance}; these and not {title} {lost})"
+            f"{name.replace('_', ', ')}: not by GRPO {alone} (another run's GRPO {chance}; "
+            f"by GRPO and not by {title} {reverse}); by neither GRPO nor start {neither} (another run's "
+            f"{neither_by_chance}; by these and not by {title} {lost})"
         )
         is_more = [own > other for own, other in zip(alone, chance, strict=True)]
         verdict = True if all(is_more) else None
@@ -294,7 +296,11 @@ def headline_tasks(stored: Stored) -> list[TaskResults]:
 def strongest_scalar(task: TaskResults) -> Policy:
     """The best baseline at k = 30 of all rates; not goal-conditioned, which is told a goal."""
     methods = {*SINGLE, "multi_rlvr"} - {"goal_conditioned"}
-    measured = [policy for policy in task.policies() if policy.method in methods]
+    seeds = task.shared_seeds(VPO)
+    measured = []
+    for policy in task.policies():
+        if policy.method in methods and task.shared_seeds(policy, VPO) == seeds:
+            measured.append(policy)
     return max(measured, key=lambda policy: task.mean(policy, LARGE_K[task.name]))
 
 
