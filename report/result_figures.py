@@ -116,7 +116,8 @@ def report_of(task: TaskResults) -> EvalReport:
     """What was measured of all policies at temperature 0.7, over all seeds."""
     policies = [policy for policy in drawn_policies(task) if policy.method != "start_sets"]
     example = next(iter(task.runs(policies[0]).values()))
-    names = example.measures[TEMPERATURES[0]]["start"]
+    names = dict(example.measures[TEMPERATURES[0]]["start"])
+    names.pop("earned", None)  # of which older results know nothing
     measures = {}
     for policy in policies:
         measures[policy] = {name: task.values(policy, name) for name in names}  # (seeds, N) each
