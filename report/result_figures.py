@@ -143,11 +143,11 @@ def draw_training(task: TaskResults, path: Path) -> None:
 
 def mean_metrics(runs: list[Result]) -> list[dict[str, float]]:
     """The means over runs of the training metrics, a record for every ten steps."""
-    training = runs[0].training
+    names = [name for name in runs[0].training if all(name in run.training for run in runs)]
     rows = []
-    for i in range(len(training["reward"])):
+    for i in range(len(runs[0].training["reward"])):
         row = {"step": 10 * i + 5}
-        for name in training:
+        for name in names:
             row[name] = sum(run.training[name][i] for run in runs) / len(runs)
         rows.append(row)
     return rows
