@@ -439,8 +439,9 @@ def two_halves(points: dict[str, tuple[float, Difference, Difference]], path: Pa
                 ax.errorbar(
                     x, gain.mean, interval, fmt=policy.look.marker, color=policy.color, capsize=3
                 )
-                offset = (6, -15 if i % 2 else 6)  # in turn, so that names keep apart
-                ax.annotate(name, (x, gain.mean), offset, textcoords="offset points")
+                # In turn to the left and to the right, so that names keep apart.
+                offset, side = ((6, -3), "left") if i % 2 else ((-6, -3), "right")
+                ax.annotate(name, (x, gain.mean), offset, textcoords="offset points", ha=side)
             ax.axhline(0, color="#999999", lw=0.8)
             ax.set(title=heading, xlabel="variance that the scalar does not see, before training")
             ax.xaxis.set_major_formatter("{x:.0%}")
