@@ -36,7 +36,7 @@ TINY_LR = {
         "max_at_k": 8e-4,
         "random_weighting": 8e-4,
         "goal_conditioned": 8e-4,
-        "multi_rlvr": 8e-4,
+        "multi_rlvr": 1.2e-3,
         "vpo": 8e-4,
         "group_vpo": 8e-4,
     },
