@@ -24,3 +24,9 @@ def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """Figures are made up to their rendering, which would take a third of the tests' time."""
     if not request.node.get_closest_marker("draws"):
         monkeypatch.setattr("report.style.write", lambda figure, path: path.touch())
+
+
+@pytest.fixture(autouse=True)
+def _one_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Methods go one by one where --jobs does not say: other tests run on the other cores."""
+    monkeypatch.setattr("engine.processes.cores", lambda: 1)
