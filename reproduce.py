@@ -113,7 +113,7 @@ ABLATIONS = (
     # No flags, but scripts of examples/ in place of train.py.
     ("vpo", 2, {"credit": "answer"}),
     ("vpo", 2, {"credit": "shapley"}),
-    ("vpo", 2, {"variant": "shared_mean"}),
+    ("vpo", 5, {"variant": "shared_mean"}),
     ("group_vpo", 2, {"variant": "tchebycheff"}),
     ("group_vpo", 2, {"variant": "annealed"}),
     ("multi_rlvr", 1, {"variant": "literal_sum"}),
