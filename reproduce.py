@@ -38,11 +38,12 @@ from engine.files import read_log
 from engine.kinds import TINY_LR
 from engine.run_folder import load_run, task_of
 from eval import Pool, evaluate_run, measure, pass_at_k
-from report import documents
+from report import documents, plots
 from report.geometry import geometry
 from report.stored import SINGLE, Result, Stored
 from report.style import Policy
-from rewards import UserError
+from rewards import UserError, take_problems
+from tasks import load_task
 
 # Of the results: raised when a change of the code changes what a run learns.
 VERSION = 1
@@ -57,6 +58,7 @@ OTHERS = ("multi_rlvr", "dr_grpo", "maxrl", "gdpo", "random_weighting", "goal_co
 TEMPERATURES = (0.7, 1.0, 1.3)  # the first is the table's
 CURVE = (1, 2, 3, 5, 10, 30)  # the k of best@k, W@k and pass@k
 MEASURES = ("diversity", "earned", *(f"best@{k}" for k in CURVE), *(f"W@{k}" for k in CURVE))
+TRAINING = ("diversity", "reward", "answers", "entropy")
 REWARDS = ("copies", "noisy", "halfway", "gems", "tradeoff")  # from collinear to conflicting
 
 FIVE_SEEDS = (*HEADLINE, "multi_rlvr", "goal_conditioned")  # of each task; the others three
@@ -66,10 +68,11 @@ LOW_RATES = {  # compared too, where the lowest rate was the best for best@30
     "maze": dict.fromkeys(("grpo", "gdpo", "goal_conditioned"), (6e-5,)),
     "code": dict.fromkeys(SINGLE[:-1], (3e-5, 6e-5)),
 }
-REAL_RATES = (2e-5, 5e-5)
+REAL_RATES = {"open_cases": (2e-5, 5e-5), "headline": (1e-5, 2e-5, 4e-5)}
 LR = {
     **TINY_LR,
     "open_cases": {"grpo": 5e-5, "max_at_k": 2e-5, "vpo": 5e-5, "group_vpo": 2e-5},
+    "headline": dict.fromkeys(("grpo", "max_at_k", "multi_rlvr", "vpo", "group_vpo"), 2e-5),
 }
 # What validation prefers for best@30 by more than .005. LR is chosen for best@1, or for m answers.
 LR_AT_30 = {
@@ -91,12 +94,16 @@ LR_AT_30 = {
 OTHER_REAL_RATES = {"grpo": 2e-5, "max_at_k": 5e-5, "vpo": 2e-5}  # compared on held-out problems
 TUNING_SEED = 100  # it and those above: validation problems, to choose a learning rate
 
-# An hour, VPO more, on one core for 60 steps.
-REAL_FLAGS = (
+# A real language model, half an hour to an hour and a half for a run on one core.
+REAL_TASKS = tuple(REAL_RATES)
+REAL_MODEL = "--model HuggingFaceTB/SmolLM2-135M-Instruct --snapshots 0"
+OPEN_CASES = (
     "--data tasks/open_cases.jsonl --model HuggingFaceTB/SmolLM2-135M-Instruct --warm-steps 36 "
     "--prompts-per-step 2 --max-new-tokens 96 --temperature 0.7 --kl 0 --save-every 10 "
     "--no-gradient-checkpointing --snapshots 0 --steps"
 )
+STORED_TEXTS = 6  # problems of the headline task whose answers are stored, of which
+DRAWN_TEXTS = 2  # are in the figure
 
 # One setting changed at a time: method, seeds, flags. Five seeds where a claim rests on it.
 ABLATIONS = (
@@ -172,7 +179,9 @@ class Cell:
         text = f"--task {self.task} --method {self.method} --seed {self.seed}"
         if self.task == "open_cases":
             steps = 20 if self.tuning else 60
-            text = f"{text} {REAL_FLAGS} {steps}".replace("open_cases", "code", 1)
+            text = f"{text} {OPEN_CASES} {steps}".replace("open_cases", "code", 1)
+        if self.task == "headline":
+            text = f"{text} {REAL_MODEL}"
         flags = dict(self.flags)
         flags.pop("credit", None)
         flags.pop("variant", None)
@@ -205,13 +214,15 @@ def cells() -> list[Cell]:
     grid += [Cell("open_cases", method, 0) for method in HEADLINE]
     for method, rate in OTHER_REAL_RATES.items():
         grid.append(Cell("open_cases", method, 0, (("lr", rate),)))
+    for method in LR["headline"]:
+        grid += [Cell("headline", method, seed) for seed in range(3)]
     return grid
 
 
 def tuning_cells() -> list[Cell]:
     """The runs that choose the learning rates."""
     grid = []
-    for task in ("maze", "code", "open_cases"):
+    for task in ("maze", "code", *REAL_TASKS):
         for method in LR[task]:
             for rate in tuning_rates(task, method):
                 grid.append(Cell(task, method, TUNING_SEED, (("lr", rate),)))
@@ -222,8 +233,8 @@ def tuning_cells() -> list[Cell]:
 
 def tuning_rates(task: str, method: str) -> tuple[float, ...]:
     """The peak learning rates that are compared: four, and more while the best is at an edge."""
-    if task == "open_cases":
-        return REAL_RATES
+    if task in REAL_TASKS:
+        return REAL_RATES[task]
     best = LR[task][method]
     low_rates = LOW_RATES[task].get(method, ())
     rates = [rate for i, rate in enumerate(RATES) if i < 4 or RATES[i - 1] <= best]
@@ -312,7 +323,7 @@ def training_record(cell: Cell, folder: Path) -> dict:
         "seconds": {"training": round(sum(step["seconds"] for step in steps), 1)},
         "rollouts": sum(step["rollouts"] for step in steps),
         "tokens": sum(step["tokens"] for step in steps),
-        "training": {key: means_of_ten(steps, key) for key in ("diversity", "reward", "answers")},
+        "training": {key: means_of_ten(steps, key) for key in TRAINING},
     }
 
 
@@ -361,6 +372,10 @@ def evaluation_record(cell: Cell, folder: Path) -> dict:
         if cell.task == "open_cases" and not cell.tuning:
             record["programs"] = {
                 name: frequent_answers(pool) for name, pool in result.pools.items()
+            }
+        if cell.task == "headline" and temperature == TEMPERATURES[0]:
+            record["answers"] = {
+                name: pool.answers[:STORED_TEXTS] for name, pool in result.pools.items()
             }
     return record
 
@@ -494,7 +509,7 @@ class ReproduceConfig:
     only: str = flag(
         "",
         "cells whose names contain this; not given: all but those of a real language model "
-        "(open_cases), which take hours more",
+        f"({', '.join(REAL_TASKS)}), which take hours more",
     )
     jobs: int = flag(2, "cells side by side, one thread each", type=count(1, 256))
     write: bool = flag(False, "write the document from what is stored, train nothing", **YES)
@@ -525,7 +540,7 @@ def run(config: ReproduceConfig) -> None:
     if config.only:
         grid = [cell for cell in grid if config.only in cell.name]
     else:
-        grid = [cell for cell in grid if cell.task != "open_cases"]
+        grid = [cell for cell in grid if cell.task not in REAL_TASKS]
     if not grid:
         raise UserError(f"--only {config.only}: no cell has such a name; --list shows them")
     current = store.current(grid)
@@ -551,7 +566,33 @@ def write(store: Store, document: bool) -> None:
     print(f"\n{documents.block(stored, 'all', 'headline')}")
     if document:
         written = documents.write(stored, Path("."))
+        written += draw_headlines(store, Path("docs/figures/headlines.png"))
         print(f"\n{len(stored.results)} cells stored; written: {', '.join(map(str, written))}")
+
+
+def draw_headlines(store: Store, path: Path) -> list[Path]:
+    """Draw what the policies of seed 0 wrote for the first held-out texts, once all are stored."""
+    records = store.current([Cell("headline", method, 0) for method in HEADLINE])
+    if len(records) < len(HEADLINE):
+        return []
+    answers = {}
+    for cell, record in records.items():  # GRPO's record holds the start model too
+        names = ("start", "grpo") if cell.method == "grpo" else (cell.method,)
+        for name in names:
+            answers[name] = record["answers"][name][:DRAWN_TEXTS]
+
+    task = load_task("headline")
+    problems = take_problems(task, "test", DRAWN_TEXTS)
+    pools = {}
+    for name, texts in answers.items():
+        rewards = []
+        for problem, candidates in zip(problems, texts, strict=True):
+            vectors = [task.reward(problem, text or "") for text in candidates]
+            rewards.append(torch.tensor(vectors))
+        pools[name] = (texts, rewards)
+    texts = [problem.data["text"] for problem in problems]
+    plots.answers(pools, problems, task, path, columns=texts)
+    return [path]
 
 
 if __name__ == "__main__":

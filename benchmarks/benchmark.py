@@ -28,7 +28,7 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import plain
@@ -122,7 +122,7 @@ def sandbox() -> None:
     def run(jobs: list[Job]) -> None:
         """With a comment that makes the programs new, so that no verdict is remembered."""
         call = next(calls)
-        jobs = [job._replace(program=f"{job.program}\n# {call}") for job in jobs]
+        jobs = [replace(job, program=f"{job.program}\n# {call}") for job in jobs]
         assert all(map(all, box.run(jobs)))
 
     with Sandbox() as box:

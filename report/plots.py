@@ -25,6 +25,7 @@ TRAINING_PANELS = {  # key in metrics.jsonl: title, label of the y axis
     "diversity": ("diversity of training rollouts", "mean pairwise L1 distance"),
     "reward": ("mean reward of training rollouts", "the task's own scalar"),
     "answers": ("different answers in training", "share of those asked for"),
+    "entropy": ("entropy of the policy in training", "nats per token"),
 }
 SEARCH_PANELS = {  # key in search.json: title
     "solved": "share of problems solved",
@@ -182,7 +183,7 @@ def _mark_crossing(ax: Any, ks: list[int], curves: dict[Policy, Curve]) -> None:
 def training(
     logs: dict[Policy, list[dict]], temperature: float, path: Path, window: int = 10
 ) -> None:
-    """Draw the diversity and the reward of the training rollouts against the training step.
+    """Draw diversity, reward, different answers and entropy of the training rollouts by training step.
 
     In step 1 every method still samples from the start model, so the methods' mean in that step is
     the level of the start model: one of methods with single answers, one of those with sets.
@@ -194,13 +195,17 @@ def training(
         window: steps per running mean; 1 if each record is already the mean of 10 steps.
     """
     logs = {policy: rows for policy, rows in logs.items() if rows}
-    keys = list(TRAINING_PANELS)
-    if any("answers" not in rows[0] for rows in logs.values()):
-        keys.remove("answers")  # which older logs lack
+    keys = []  # older logs lack some
+    for key in TRAINING_PANELS:
+        if all(key in rows[0] for rows in logs.values()):
+            keys.append(key)
+    n_columns = 2 if len(keys) == 4 else len(keys)
+    n_rows = len(keys) // n_columns
     means = "Running means" if window > 1 else "Means"
     first = "step 1" if window > 1 else "steps 1 to 10"
-    with style.new_figure(1, len(keys), (4.5 * len(keys), 4.1)) as axes:
-        for ax, key in zip(axes[0], keys, strict=True):
+    size = (4.5 * n_columns, 0.6 + 3.5 * n_rows)
+    with style.new_figure(n_rows, n_columns, size) as axes:
+        for ax, key in zip(axes.flat, keys, strict=True):
             for policy, rows in logs.items():
                 points = [(row["step"], row[key]) for row in rows]
                 curve = torch.tensor(points)  # (steps, 2)
@@ -347,8 +352,9 @@ def answers(
     task: Any,
     path: Path,
     heading: str = "",
+    columns: list[str] | None = None,
 ) -> bool:
-    """Let the task draw the answers to the first distinct problems: a row per policy, or a column if wide.
+    """Let the task draw the answers to the first distinct problems.
 
     Args:
         pools: by policy the answers (n) to each of the N problems, None where a slot was left
@@ -358,6 +364,8 @@ def answers(
         path: the file that is written.
         heading: stands above the whole figure, which then leaves room for titles of two lines,
             so that nothing moves from one picture of a film to the next.
+        columns: headings of the problems, each of which then has a column; None: if drawings are
+            wide, each policy has one.
 
     Returns:
         False if the task cannot draw answers; then nothing is written.
@@ -365,11 +373,13 @@ def answers(
     solved = {name: sum(map(_is_solved, rewards)) for name, (_, rewards) in pools.items()}
     distinct = distinct_problems(problems)
     drawn = distinct[:COLUMNS]
-    n_drawn = len(drawn)
-    rows, columns = (n_drawn, len(pools)) if task.wide else (len(pools), n_drawn)
+    policies_in_rows = columns is not None or not task.wide
+    shape = (len(pools), len(drawn)) if policies_in_rows else (len(drawn), len(pools))
     width, height = (3.9, 2.3) if task.wide else (2.4, 2.5)
-    with style.new_figure(rows, columns, (width * columns, height * rows + 0.6)) as axes:
-        by_policy = axes.T if task.wide else axes
+    if columns is not None:
+        height = 1.75
+    with style.new_figure(*shape, (width * shape[1], height * shape[0] + 0.6)) as axes:
+        by_policy = axes if policies_in_rows else axes.T
         for of_policy, (name, (texts, rewards)) in zip(by_policy, pools.items(), strict=True):
             policy = Policy(name)
             for i, ax in zip(drawn, of_policy, strict=True):
@@ -385,13 +395,16 @@ def answers(
             label = policy.title
             if any(solved.values()):
                 label += f"\nsolves {solved[name]} of {len(problems)} problems"
-            _label_policy(of_policy[0], label, task.wide)
+            _label_policy(of_policy[0], label, above=not policies_in_rows)
         axes[0, 0].figure.suptitle(heading, **BOLD)
+        for ax, text in zip(axes[0], columns or [], strict=False):
+            above = textwrap.fill(text, int(13 * width))
+            ax.set_title(f"{above}\n\n{ax.get_title('left')}", loc="left", fontsize=style.SMALL)
         caption = f"{len(texts[0])} candidates per policy"
         if task.legend:
             caption += f"; {task.legend}"
-        if n_drawn < len(distinct):
-            caption = f"{n_drawn} of {len(distinct)} problems, {caption}"
+        if len(drawn) < len(distinct):
+            caption = f"{len(drawn)} of {len(distinct)} problems, {caption}"
         style.finish(axes, path, caption)
     return True
 
@@ -409,14 +422,14 @@ def _is_solved(rewards: Tensor) -> bool:
     return bool((rewards >= 1).all(-1).any())
 
 
-def _label_policy(ax: Any, label: str, wide: bool) -> None:
-    """Write a policy's name above the title of its first drawing if wide, else beside it."""
-    if not wide:
+def _label_policy(ax: Any, label: str, above: bool) -> None:
+    """Write a policy's name above the title of its first drawing, or beside it."""
+    if not above:
         ax.set_ylabel(label, **BOLD)
         return
     lines = 1 + ax.get_title("left").count("\n")
-    above = (0, 10 + 12 * lines)
-    ax.annotate(label, (0, 1), above, "axes fraction", "offset points", **BOLD)
+    position = (0, 10 + 12 * lines)
+    ax.annotate(label, (0, 1), position, "axes fraction", "offset points", **BOLD)
 
 
 def two_halves(points: dict[str, tuple[float, Difference, Difference]], path: Path) -> None:

@@ -11,6 +11,7 @@ from report.result_tables import (
     GROUP_VPO,
     GRPO,
     MAX_AT_K,
+    PRETRAINED,
     geometry_tasks,
     grpo_for_many,
     unseen_share,
@@ -36,7 +37,7 @@ DEFAULTS: dict[str, dict[str, object]] = {
 def draw_figures(stored: Stored, folder: Path) -> list[Path]:
     """Draw all figures for which there are results. Returns their paths."""
     written = []
-    for name in ("maze", "code", "open_cases"):
+    for name in ("maze", "code", *PRETRAINED):
         task = stored.task(name)
         if len(task.policies()) > 3:  # more than GRPO and the start model
             written.append(folder / f"{name}_best_at_k.png")
@@ -138,7 +139,7 @@ def draw_training(task: TaskResults, path: Path) -> None:
     for policy in drawn_policies(task):
         if policy.method not in START:
             logs[policy] = mean_metrics(list(task.runs(policy).values()))
-    plots.training(logs, 0.7 if task.name == "open_cases" else 1.0, path, window=1)
+    plots.training(logs, 0.7 if task.name in PRETRAINED else 1.0, path, window=1)
 
 
 def mean_metrics(runs: list[Result]) -> list[dict[str, float]]:

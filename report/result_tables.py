@@ -5,7 +5,14 @@ import torch
 from report.statistics import benjamini_hochberg, holm
 from report.stored import METHODS, START, TEMPERATURES, Stored, TaskResults
 from report.style import Policy
-from vpo import SAMPLERS, answers_per_rollout, group_normalize, set_reward_exact, vpo_advantage
+from vpo import (
+    SAMPLERS,
+    SEVERAL_ANSWERS,
+    answers_per_rollout,
+    group_normalize,
+    set_reward_exact,
+    vpo_advantage,
+)
 
 GRPO = Policy("grpo")
 MAX_AT_K = Policy("max_at_k")
@@ -17,7 +24,10 @@ MEASURES = {
     "code": ("best@1", "best@30", "pass@1", "pass@30", "W@30"),
     "toy": ("best@30", "pass@1", "pass@30"),
     "open_cases": ("best@1", "best@30", "pass@30", "W@30"),
+    "headline": ("best@1", "best@3", "best@30", "W@30"),
 }
+PRETRAINED = ("open_cases", "headline")  # whose start model is a pretrained one
+WITHOUT_PASSES = ("maze", "headline")  # where no answer has the full reward in all objectives
 HEADLINE = {
     "maze": ("best@1", "best@3", "best@30", "W@30", "diversity"),
     "code": ("best@1", "best@30", "pass@30", "W@30", "diversity"),
@@ -86,7 +96,7 @@ def grpo_for_many(task: TaskResults) -> Policy | None:
 
 def means(task: TaskResults) -> str:
     """All policies at temperature 0.7, the mean over their seeds."""
-    passes = [] if task.name == "maze" else ["pass@1", "pass@30"]
+    passes = [] if task.name in WITHOUT_PASSES else ["pass@1", "pass@30"]
     measures = ["best@1", "best@3", "best@10", "best@30", *passes, "W@30", "diversity"]
     rows = []
     for policy in task.policies():
@@ -189,10 +199,11 @@ def compared_pairs(task: TaskResults) -> list[tuple[Policy, Policy]]:
     pairs = []
     for lr in (None, 2e-5, 5e-5):
         pairs += [(Policy(ours, lr), Policy(theirs, lr)) for ours, theirs in names]
-    if task.name == "open_cases":  # whose start model is pre-trained
-        trained = [policy for policy in task.policies() if policy.lr]
+    if task.name in PRETRAINED:
+        trained = [policy for policy in task.policies() if policy.method not in START]
         pairs += [(policy, Policy("start")) for policy in trained]
-        pairs += [(policy, Policy("start_sets")) for policy in trained if policy.method == "vpo"]
+        with_sets = [policy for policy in trained if policy.method in SEVERAL_ANSWERS]
+        pairs += [(policy, Policy("start_sets")) for policy in with_sets]
     return [pair for pair in pairs if task.shared_seeds(*pair)]
 
 

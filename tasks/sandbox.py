@@ -19,18 +19,20 @@ import json
 import math
 import os
 import reprlib
+import secrets
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 import weakref
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tasks.sandbox_child import is_plain
+from tasks.sandbox_child import SCRIPTS_PER_CHILD, is_plain
 
 CHILD = Path(__file__).resolve().with_name("sandbox_child.py")
 MAX_OUTPUT = 4 * 2**20  # bytes that one child may write
@@ -348,39 +350,60 @@ class _Helper:
 
         None: no answer. OSError: the helper died.
         """
-        if request.entry_point is None:
-            return [self._script_output(request.program, stdin) for stdin in request.inputs]
-
+        run = self._function_outputs if request.entry_point else self._script_outputs
         outputs: list[bytes | None] = []
         while len(outputs) < len(request.inputs):
             # One child runs all tests. If it dies, the next child goes on where it died.
-            rest = request.inputs[len(outputs) :]
-            written, _ = self._run_child(replace(request, inputs=rest))
-            lines = written.split(b"\n")[:-1]  # the last one is empty or was cut off
-            if not lines:
-                outputs.append(None)
-            for line in lines[: len(rest)]:
-                outputs.append(line[1:] if line.startswith(b"=") else None)
+            outputs += run(replace(request, inputs=request.inputs[len(outputs) :]))
         return outputs
 
-    def _script_output(self, program: str, stdin: str) -> bytes | None:
-        with _temporary_file() as file:
-            file.write(stdin.encode(errors="surrogatepass"))
-            file.seek(0)
-            output, status = self._run_child(Request(program, None, ()), file)
-        return output if status == 0 and len(output) < MAX_OUTPUT else None
+    def _function_outputs(self, request: Request) -> list[bytes | None]:
+        """The results of the first tests, of one at least, from one child."""
+        written, _ = self._run_child(request)
+        lines = written.split(b"\n")[:-1]  # the last one is empty or was cut off
+        if not lines:
+            return [None]
+        outputs = []
+        for line in lines[: len(request.inputs)]:
+            outputs.append(line[1:] if line.startswith(b"=") else None)
+        return outputs
 
-    def _run_child(self, request: Request, stdin: BinaryIO | None = None) -> tuple[bytes, int]:
+    def _script_outputs(self, request: Request) -> list[bytes | None]:
+        """What the script wrote in the first tests, in one at least, in one child.
+
+        The child writes a mark after each test that ended with status 0. No honest script writes
+        the mark, which is random. One that finds it can change its own outputs alone.
+        """
+        mark = secrets.token_hex(16)
+        with contextlib.ExitStack() as stack:
+            files = []
+            for stdin in request.inputs[:SCRIPTS_PER_CHILD]:
+                file = stack.enter_context(_temporary_file())
+                file.write(stdin.encode(errors="surrogatepass"))
+                file.seek(0)
+                files.append(file)
+            written, status = self._run_child(replace(request, inputs=(mark,)), files)
+        *outputs, rest = written.split(mark.encode())
+        if outputs:
+            return outputs[: len(files)]
+        if status == 0 and len(rest) < MAX_OUTPUT:  # it has left by os._exit
+            return [rest]
+        return [None]
+
+    def _run_child(self, request: Request, files: Sequence[BinaryIO] = ()) -> tuple[bytes, int]:
         """Run one child. Return up to MAX_OUTPUT bytes that it wrote, and its exit status.
 
         The status is -1 if a signal ended the child. OSError: the helper died.
+
+        Args:
+            files: the stdin of every test of a script.
         """
         ours, theirs = socket.socketpair()
         with ours, ours.makefile("rb") as reader:
             ours.settimeout(self.control.gettimeout())
             with theirs:
-                files = [file.fileno() for file in (theirs, stdin) if file]
-                socket.send_fds(self.control, [b"job"], files)
+                descriptors = [theirs.fileno(), *(file.fileno() for file in files)]
+                socket.send_fds(self.control, [b"job"], descriptors)
             first_line = json.dumps([request.program, request.entry_point])
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may end early
                 ours.sendall("\n".join([first_line, *request.inputs]).encode())

@@ -26,8 +26,11 @@ import threading
 import time
 import types
 from collections.abc import Callable
+from typing import TextIO
 
+RECURSION_LIMIT = sys.getrecursionlimit()
 MAX_DEPTH = 200  # of nested lists and dictionaries
+SCRIPTS_PER_CHILD = 8  # tests of a script; each has a descriptor, and a child may have 16
 NOBODY = 65534  # user and group
 
 # A child cannot open files. It can import these modules, the ones imported above, and those that
@@ -51,6 +54,8 @@ ALLOWED = """
     mprotect           10  226
     madvise            28  233
     close               3   57
+    dup2               33   24
+    dup3              292   24
     fstat               5   80
     lseek               8   62
     clock_gettime     228  113
@@ -124,8 +129,8 @@ def is_plain(value: object, depth: int = 0) -> bool:
 def serve(control: socket.socket, seconds: float, memory_mb: int, unconfined: bool) -> None:
     """Run one child after the other until the trainer is gone.
 
-    Each message on `control` carries the descriptor of a socket for the job, and for a script a
-    second descriptor, its stdin. The answer is the child's exit status.
+    Each message on `control` carries the descriptor of a socket for the job, and for a script those
+    of stdin in every test. The answer is the child's exit status.
     """
     for name in PRELOADED.split():
         __import__(name)
@@ -148,7 +153,7 @@ def serve(control: socket.socket, seconds: float, memory_mb: int, unconfined: bo
     helper = os.getpid()
     control.send(b"ready")
     while True:
-        message, descriptors, _, _ = socket.recv_fds(control, 3, 2)
+        message, descriptors, _, _ = socket.recv_fds(control, 3, 1 + SCRIPTS_PER_CHILD)
         if not message:
             return
         pid = _fork()
@@ -327,13 +332,10 @@ def _run_job(descriptors: list[int], confine: Callable[[], int] | None) -> None:
     job, *inputs = b"".join(parts).decode().split("\n")
     program, entry_point = json.loads(job)
     sys.argv = ["solution.py"]
-    if entry_point is None:
-        os.dup2(descriptors[1], 0)
-        os.dup2(channel.fileno(), 1)
     if confine is not None and confine() != 0:
         return
     if entry_point is None:
-        _run_script(program)
+        _run_script(program, descriptors[1:], channel.detach(), inputs[0])
     else:
         _run_function(program, entry_point, inputs, channel.detach())
 
@@ -380,28 +382,71 @@ def _compiled(program: str) -> types.CodeType:
     return compile(program, "solution.py", "exec", dont_inherit=True)
 
 
-def _run_script(program: str) -> None:
-    """Run a script and end as an interpreter does.
+def _run_script(program: str, inputs: list[int], channel: int, mark: str) -> None:
+    """Run a script once per test, and write the mark after each run that ends with status 0.
 
-    Threads are joined, exit handlers run, and output is flushed. An exception gives status 1.
+    A run that could change the next one is the last of this process. The trainer starts another.
+
+    Args:
+        inputs: descriptors of stdin in every test.
+        channel: descriptor of stdout.
     """
-    module = sys.modules["__main__"] = types.ModuleType("__main__")
-    status = 0
+    usual_builtins = dict(vars(builtins))
+    n_callbacks = atexit._ncallbacks()
+    for number, stdin in enumerate(inputs):
+        os.dup2(stdin, 0)
+        os.dup2(channel, 1)  # the run before may have closed it
+        stdout = _start_anew()
+        module = sys.modules["__main__"] = types.ModuleType("__main__")
+        status = _status_of(program, module)
+        if status != 0 and number > 0:  # an earlier run may be to blame
+            os._exit(1)
+        has_threads = threading.active_count() > 1
+        is_last = has_threads or atexit._ncallbacks() > n_callbacks
+        if is_last:  # as at the end of an interpreter
+            threading._shutdown()
+            atexit._run_exitfuncs()
+        module.__dict__.clear()  # closes the files that the script opened on descriptor 1
+        gc.collect()
+        for stream in (sys.stdout, stdout):
+            # The script may have closed it or put something else in its place.
+            with contextlib.suppress(ValueError, AttributeError):
+                stream.flush()
+        if status != 0:
+            os._exit(status)
+        try:
+            os.write(channel, mark.encode())
+        except OSError:  # the script closed all descriptors
+            os._exit(0)
+        if is_last or vars(builtins) != usual_builtins:
+            os._exit(0)
+    os._exit(0)
+
+
+def _start_anew() -> TextIO:
+    """Set streams, random numbers and limits as in a new interpreter. Returns stdout."""
+    sys.stdin = sys.__stdin__ = _stream(0, "r")
+    sys.stdout = sys.__stdout__ = _stream(1, "w")
+    sys.argv = ["solution.py"]
+    sys.setrecursionlimit(RECURSION_LIMIT)
+    sys.set_int_max_str_digits(sys.int_info.default_max_str_digits)
+    random.seed(0)
+    return sys.stdout
+
+
+def _stream(descriptor: int, mode: str) -> TextIO:
+    return open(descriptor, mode, errors="surrogateescape", closefd=False)
+
+
+def _status_of(program: str, module: types.ModuleType) -> int:
+    """Run a script in a module. Returns the status with which an interpreter would end."""
     try:
         exec(_compiled(program), module.__dict__)
     except SystemExit as stop:
-        status = _exit_status(stop.code)
+        return _exit_status(stop.code)
     except BaseException:
-        status = 1
-    threading._shutdown()
-    atexit._run_exitfuncs()
-    module.__dict__.clear()  # closes the files that the script opened on descriptor 1
-    gc.collect()
-    for stream in (sys.stdout, sys.__stdout__):
-        # The script may have closed it or put something else in its place.
-        with contextlib.suppress(ValueError, AttributeError):
-            stream.flush()
-    os._exit(status)
+        return 1
+    return 0
 
 
 def _exit_status(code: object) -> int:

@@ -412,6 +412,47 @@ HONEST_SCRIPTS = {
     "unicode": ("print(input()[::-1])", [("é😀", "😀é")]),
     "blank lines": ("print()\nprint('a ')\nprint()\nprint('b')\nprint()", [("", "\na\n\nb")]),
     "no output": ("pass", [("", "")]),
+    "many tests": (ADD, [(f"{i} 1\n", f"{i + 1}\n") for i in range(20)]),
+    "loops in the third test": (
+        "n = int(input())\nwhile n == 2: pass\nprint(n)",
+        [(f"{n}\n", f"{n}\n") for n in range(4)],
+        [True, True, False, True],
+    ),
+    "fails in the second test": (
+        "n = int(input())\nprint(n)\nassert n != 1",
+        [(f"{n}\n", f"{n}\n") for n in range(3)],
+        [True, False, True],
+    ),
+    "leaves a builtin": (
+        f"import builtins\nfirst = not hasattr(builtins, 'x')\nbuiltins.x = 1\nif first:\n    {ADD.replace(chr(10), chr(10) + '    ')}",
+        STDIO,
+    ),
+    "fails over what it left": (
+        f"import heapq\nassert not hasattr(heapq, 'x')\nheapq.x = 1\n{ADD}",
+        STDIO,
+    ),
+    "random numbers": (
+        f"import random\nif random.random() > 0.84 and random.random() > 0.75:\n    {ADD.replace(chr(10), chr(10) + '    ')}",
+        STDIO,
+    ),
+    "replaces its streams": (
+        (
+            "import io, sys\nsys.stdin = io.StringIO(sys.stdin.read())\n"
+            f"out, sys.stdout = sys.stdout, io.StringIO()\n{ADD}\nout.write(sys.stdout.getvalue())"
+        ),
+        STDIO,
+    ),
+    "closes all descriptors": (
+        f"import os\n{ADD}\nimport sys\nsys.stdout.flush()\nos.closerange(0, 99)",
+        STDIO,
+    ),
+    "leaves a thread": (
+        (
+            "import threading, time\nthreading.Thread(target=time.sleep, args=(99,), daemon=True).start()\n"
+            f"{ADD}"
+        ),
+        STDIO,
+    ),
     "loops once": (
         "a, b = map(int, input().split())\nwhile a == 2: pass\nprint(a + b)",
         STDIO,

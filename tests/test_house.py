@@ -20,7 +20,7 @@ MAY_KNOW = {
     "eval": ("vpo", "rewards", "rollout", "engine/", "report/"),
     "train": ("vpo", "rewards", "rollout", "engine/", "eval"),
     "search": ("rewards", "rollout", "tasks", "engine/", "report/"),
-    "reproduce": ("rewards", "engine/", "eval", "report/"),
+    "reproduce": ("rewards", "tasks", "engine/", "eval", "report/"),
 }
 
 
