@@ -121,6 +121,7 @@ ABLATIONS = (
     ("vpo", 2, {"credit": "answer"}),
     ("vpo", 2, {"credit": "shapley"}),
     ("vpo", 5, {"variant": "shared_mean"}),
+    ("vpo", 2, {"variant": "half_mean"}),
     ("group_vpo", 2, {"variant": "tchebycheff"}),
     ("group_vpo", 2, {"variant": "annealed"}),
     ("multi_rlvr", 1, {"variant": "literal_sum"}),
@@ -202,6 +203,7 @@ def cells() -> list[Cell]:
     for method, n_seeds, flags in ABLATIONS:
         grid += [Cell("maze", method, seed, tuple(flags.items())) for seed in range(n_seeds)]
     grid += [Cell("code", "group_vpo", seed, (("subset", 2),)) for seed in range(5)]
+    grid += [Cell("code", "vpo", seed, (("variant", "shared_mean"),)) for seed in range(5)]
     grid += [Cell("code", "maxrl", seed, (("variant", "passes"),)) for seed in range(3)]
     for task, rates in LR_AT_30.items():
         for method, rate in rates.items():

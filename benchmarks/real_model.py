@@ -6,6 +6,7 @@
 exact     log-probabilities while sampling against a fresh forward pass; the shared update's gradient against the plain
           one; in float32, and what bfloat16 gives
 sampling  tokens per second against generate
+limit     share of the time that the matrix products of sampling and of an update alone would take
 update    seconds of an update of VPO's rollouts (sets of three) at several --micro-batch-tokens
 plan      what --plan says against the peak memory of a real step
 trl       seconds of a whole GRPO step against TRL's GRPOTrainer, where trl is installed
@@ -33,6 +34,7 @@ from pathlib import Path
 
 import torch
 from at_root import ROOT
+from limit import share_of_limit
 from plain import PlainUpdate
 from side_by_side import (
     SharedUpdate,
@@ -157,6 +159,24 @@ def sampling(name: str) -> None:
     compare_sampling(row, policy, prompts, TOKENS, 3)
 
 
+def limit(name: str) -> None:
+    """Sampling, an update, and sampling at four times the batch."""
+    task, policy = loaded(name)
+    model, _ = policy
+    prompts = prompts_of(task, policy, 1)
+    rollouts = sample(policy, prompts, G, TOKENS)
+    update = SharedUpdate(token_budget=512)
+
+    def learn() -> None:
+        update.backward(model, None, rollouts, random_advantages(P * G))
+        model.zero_grad()
+
+    for group_size in (G, 4 * G):
+        share = share_of_limit(functools.partial(sample, policy, prompts, group_size, TOKENS))
+        print(f"sampling, {P} x {group_size}: {share:.0%} of the matmul limit", flush=True)
+    print(f"update, {P} x {G}: {share_of_limit(learn):.0%} of the matmul limit", flush=True)
+
+
 def micro_batches(name: str) -> None:
     """The same rollouts, of lengths that differ as sets do; each size twice, there and back."""
     task, policy = loaded(name)
@@ -242,8 +262,8 @@ class StoredPrograms:
 
 
 def stored_programs(method: str, file: str) -> StoredPrograms:
-    path = Path(f"results/open_cases-{file}.json.gz")
-    result = json.loads(gzip.decompress(path.read_bytes()))
+    records = json.loads(gzip.decompress(Path("results/open_cases.json.gz").read_bytes()))
+    result = records[f"open_cases-{file}"]
     lr = None if method == "start" else float(result["command"][-1])
     passed = result["at"]["0.7"][method]["passed"]
     return StoredPrograms(
@@ -292,6 +312,7 @@ def programs_table(policies: list[StoredPrograms], i: int) -> str:
 SECTIONS = {
     "exact": exact,
     "sampling": sampling,
+    "limit": limit,
     "update": micro_batches,
     "plan": plan,
     "trl": trl,

@@ -4,6 +4,7 @@
 
     literal_sum   multi_rlvr   pays repeated answers too, as the paper's formula has it
     shared_mean   vpo          R = 3/4 E_w max w.r + 1/4 of the mean over the m answers
+    half_mean     vpo          the same with 1/2 and 1/2
     tchebycheff   group_vpo    utility -max_i w_i (1 - r_i) instead of w.r, for rewards up to 1
     annealed      group_vpo    sets of s rollouts, s from half the group down to 1 over the training
     passes        maxrl        r = 1 where an answer is perfect in every objective, else 0
@@ -12,6 +13,7 @@ Each replaces one function of vpo.py in this process. `python reproduce.py --onl
 beside the method that they vary.
 """
 
+import functools
 import sys
 from pathlib import Path
 
@@ -24,7 +26,7 @@ import train
 import vpo
 from rewards import UserError
 
-SHARE = 0.25  # of the mean in shared_mean
+MEAN_SHARES = {"shared_mean": 0.25, "half_mean": 0.5}
 
 
 def literal_sum(rewards: Tensor, scalars: Tensor, answer_mask: Tensor, **options) -> Tensor:
@@ -37,6 +39,7 @@ def shared_mean(
     scalars: Tensor,
     answer_mask: Tensor,
     *,
+    mean_share: float,
     n_weights: int,
     missing_answer_reward: float = 0.0,
     generator: torch.Generator | None = None,
@@ -47,7 +50,7 @@ def shared_mean(
     weights = vpo.sample_weights(P * n_weights, k, generator=generator).view(P, n_weights, k)
     best = vpo.set_reward(rewards, weights, answer_mask, missing_answer_reward)  # (P, G)
     mean = torch.where(answer_mask, rewards.mean(-1), missing_answer_reward).mean(-1)  # (P, G)
-    return vpo.group_normalize((1 - SHARE) * best + SHARE * mean)
+    return vpo.group_normalize((1 - mean_share) * best + mean_share * mean)
 
 
 def tchebycheff(
@@ -101,8 +104,9 @@ def use(variant: str) -> None:
     """Let train.py compute a variant. Raises UserError for an unknown name."""
     if variant == "literal_sum":
         vpo.ADVANTAGES["multi_rlvr"] = literal_sum
-    elif variant == "shared_mean":
-        vpo.ADVANTAGES["vpo"] = shared_mean
+    elif variant in MEAN_SHARES:
+        mean_share = MEAN_SHARES[variant]
+        vpo.ADVANTAGES["vpo"] = functools.partial(shared_mean, mean_share=mean_share)
     elif variant == "tchebycheff":
         vpo.set_scores = tchebycheff
     elif variant == "annealed":
@@ -111,8 +115,8 @@ def use(variant: str) -> None:
         vpo.ADVANTAGES["maxrl"] = passes
     else:
         raise UserError(
-            f"{variant}: unknown; choose from literal_sum, shared_mean, tchebycheff, annealed and "
-            "passes"
+            f"{variant}: unknown; choose from literal_sum, shared_mean, half_mean, tchebycheff, "
+            "annealed and passes"
         )
 
 
