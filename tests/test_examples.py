@@ -25,7 +25,7 @@ from rollout import Scored, score_texts
 from tasks import load_task
 from tasks.code import Code
 from tasks.code_files import read_problems
-from vpo import ADVANTAGES, group_normalize, sample_weights, set_reward
+from vpo import ADVANTAGES, group_normalize, sample_weights, set_reward, vpo_advantage
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
@@ -148,6 +148,29 @@ def test_multi_rlvr_in_trl_pays_distinct_answers():
     ]
     once, grey = reward(texts, [0, 0], log_metric=lambda *_: None)
     assert once == pytest.approx(1 / 3) and grey == pytest.approx(0.35)
+
+
+def test_variants_without_their_change_are_vpo():
+    """A share of 0 for the mean gives VPO's advantage; half of it prefers the set without a bad answer."""
+    variants = example("variants")
+    rewards = torch.rand(2, 4, 3, 2, generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(2, 4, 3, dtype=torch.bool)
+    expected = vpo_advantage(rewards, mask, generator=torch.Generator().manual_seed(1))
+    A = variants.shared_mean(
+        rewards,
+        rewards.mean(-1),
+        mask,
+        mean_share=0.0,
+        n_weights=100,
+        generator=torch.Generator().manual_seed(1),
+    )
+    assert torch.allclose(A, expected)
+
+    best = torch.ones(1, 2, 2, 1)
+    best[0, 1, 1] = 0  # the second rollout holds an answer that earns nothing
+    scalars = best.mean(-1)
+    A = variants.shared_mean(best, scalars, scalars >= 0, mean_share=0.5, n_weights=10)
+    assert A[0, 0] > 0 > A[0, 1]
 
 
 @needs_trl

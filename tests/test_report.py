@@ -262,6 +262,26 @@ def test_answers_count_the_problems_that_a_pool_solves(tmp_path, drawn, wide):
     assert any("1 objectives" in text for text in texts(drawn[1]))
 
 
+def test_problems_in_columns_have_their_own_headings(tmp_path, drawn):
+    task = Squares()
+    task.wide = True
+    pools = {name: ([["x"]] * 2, torch.zeros(2, 1, 2)) for name in ("start", "grpo", "vpo")}
+    plots.answers(pools, problems(2), task, tmp_path / "a.png", columns=["one text", "another"])
+    axes = drawn[0].axes
+    assert [ax.get_ylabel() for ax in axes[::2]] == ["start model", "GRPO", "VPO"]
+    assert axes[0].get_title("left").startswith("one text\n")
+    assert axes[1].get_title("left").startswith("another\n")
+
+
+def test_training_draws_entropy_where_all_logs_have_it(tmp_path, drawn):
+    rows = [{"step": 1, "diversity": 1.0, "reward": 0.5, "answers": 1.0, "entropy": 2.0}]
+    without = [{"step": 1, "diversity": 1.0, "reward": 0.5, "answers": 1.0}]
+    plots.training({Policy("vpo"): rows}, 1.0, tmp_path / "a.png")
+    plots.training({Policy("vpo"): rows, Policy("grpo"): without}, 1.0, tmp_path / "b.png")
+    assert [len(figure.axes) for figure in drawn] == [4, 3]
+    assert drawn[0].axes[3].get_ylabel() == "nats per token"
+
+
 def test_a_task_without_a_picture_or_with_a_broken_one_writes_nothing(tmp_path, monkeypatch, drawn):
     import matplotlib
 

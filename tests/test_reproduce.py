@@ -64,7 +64,8 @@ def test_the_grid_is_sound():
         args, _ = parse(Parser("train.py"), Config, cell.command)
         assert args.method == [cell.method] and args.seed == cell.seed
         assert (cell.seed < 100) != cell.tuning
-        assert cell.task in ("maze", "code", "toy", "open_cases") or (ROOT / cell.task).is_file()
+        is_ours = cell.task in ("maze", "code", "toy", *reproduce.REAL_TASKS)
+        assert is_ours or (ROOT / cell.task).is_file()
     assert {cell.method for cell in cells} == set(ADVANTAGES)
 
 
@@ -292,9 +293,44 @@ def test_a_damaged_file_is_one_clear_line(content, tmp_path, monkeypatch, capsys
 
 def test_cells_of_a_real_model_are_for_who_asks(capsys):
     """They take hours."""
-    for flags, real in ((["--list"], 0), (["--list", "--only", "open_cases"], 15)):
-        reproduce.main([*flags, "--out", "empty"])
-        assert capsys.readouterr().out.count("open_cases") == real
+    reproduce.main(["--list", "--out", "empty"])
+    listed = capsys.readouterr().out
+    for task in reproduce.REAL_TASKS:
+        assert task not in listed
+        reproduce.main(["--list", "--only", task, "--out", "empty"])
+        assert capsys.readouterr().out.count(task) >= 15
+
+
+def test_headlines_are_drawn_once_all_policies_are_stored(tmp_path, drawn_answers):
+    store = Store(tmp_path)
+    figure = tmp_path / "headlines.png"
+    assert reproduce.draw_headlines(store, figure) == []
+    texts = [["fire at the church", None]] * reproduce.STORED_TEXTS
+    for method in reproduce.HEADLINE:
+        cell = Cell("headline", method, 0)
+        names = ("start", "start_sets", "grpo") if method == "grpo" else (method,)
+        record = {"version": cell.version, "command": cell.command}
+        store.add(cell, record | {"answers": dict.fromkeys(names, texts)})
+    assert reproduce.draw_headlines(store, figure) == [figure]
+    pools, problems = drawn_answers[0]
+    assert [*pools] == ["start", *reproduce.HEADLINE]
+    assert len(problems) == reproduce.DRAWN_TEXTS
+    answers, rewards = pools["vpo"]
+    assert answers == texts[: len(problems)]
+    assert rewards[0].shape == (2, 6) and not rewards[0][1].any()
+
+
+@pytest.fixture
+def drawn_answers(monkeypatch):
+    """The pools and problems of the figures of answers that are drawn."""
+    calls = []
+
+    def answers(pools, problems, *_, **options):
+        assert len(options["columns"]) == len(problems)
+        calls.append((pools, problems))
+
+    monkeypatch.setattr(reproduce.plots, "answers", answers)
+    return calls
 
 
 def result(task: str, policy: Policy, seed: int, **values: object) -> Result:
@@ -502,7 +538,7 @@ def test_verdicts_follow_from_the_numbers(few_samples):
 def test_every_figure_of_the_whole_grid(tmp_path, few_samples):
     data = made_up(reproduce.cells())
     written = result_figures.draw_figures(data, tmp_path)
-    assert len(written) == 11 and all(path.exists() for path in written)
+    assert len(written) == 13 and all(path.exists() for path in written)
 
 
 def test_half_of_the_grid_is_enough_for_tables(few_samples):
