@@ -23,7 +23,6 @@ import functools
 import importlib.util
 import itertools
 import json
-import resource
 import statistics
 import sys
 import tempfile
@@ -41,6 +40,7 @@ from side_by_side import (
     compare_plan,
     compare_sampling,
     config_of,
+    most_bytes,
     run_python,
     seconds_per_call,
 )
@@ -279,13 +279,6 @@ def print_peak(name: str, rows: int) -> None:
     before = most_bytes()
     UPDATES[name].backward(model, None, rollouts, torch.ones(rows, device=DEVICE))
     print(most_bytes() - before)
-
-
-def most_bytes() -> int:
-    """The most that this process has taken so far."""
-    if DEVICE == "cuda":
-        return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def trl() -> None:

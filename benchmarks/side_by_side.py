@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 import statistics
 import subprocess
 import sys
@@ -59,6 +60,13 @@ def seconds_per_call(function: Callable[[], object]) -> float:
         seconds = time.perf_counter() - began
         if seconds >= 0.1:
             return seconds / n_calls
+
+
+def most_bytes() -> int:
+    """The most that this process has taken so far."""
+    if DEVICE == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def compare(
