@@ -37,7 +37,7 @@ class Setting:
 
     model: str = "tiny"
     group_size: int = 8
-    m: int = 3
+    m: int = 1
     tokens: int = 8  # of each answer
 
 
@@ -93,7 +93,7 @@ def main(words: list[str]) -> None:
         print(json.dumps(measure(Setting(**json.loads(words[1])))))
         return
     base = Setting(words[0] if words else "tiny")
-    factors = (1, 2, 4) if words else (1, 2, 4, 8)
+    factors = (1, 2, 4, 8)
     print(f"{base}; torch {torch.__version__}, {torch.get_num_threads()} threads")
     print("| setting | n | seconds a step | GiB |\n| --- | --- | --- | --- |")
     for name in ("group_size", "m", "tokens"):
