@@ -89,6 +89,9 @@ LR_AT_30 = {
         "group_vpo": 1.2e-3,
         "goal_conditioned": 6e-5,
         "random_weighting": 6e-5,
+        "dr_grpo": 6e-5,
+        "maxrl": 3e-5,
+        "gdpo": 6e-5,
     },
 }
 OTHER_REAL_RATES = {"grpo": 2e-5, "max_at_k": 5e-5, "vpo": 2e-5}  # compared on held-out problems

@@ -174,7 +174,7 @@ class Config:
     lr: float | None = flag(
         None,
         "peak learning rate",
-        default_text="the task's; else tiny its best per method, headline 5e-5, others 1e-6, adapters 1e-5",
+        default_text="the task's; else tiny its best per method, headline 2e-5, others 1e-6, adapters 1e-5",
         type=number(float, 1e-12, 1.0),
     )
     lr_schedule: str = flag(
@@ -182,9 +182,10 @@ class Config:
         "after 10 steps of rise; linear falls to a tenth",
         choices=("linear", "constant"),
     )
-    kl: float = flag(
-        1e-3,
+    kl: float | None = flag(
+        None,
         "weight of KL(policy || reference policy) in the loss; 0: no reference policy is kept",
+        default_text="0.001; headline with a language model 0",
         type=number(float, 0.0, 1e6),
     )
     warm_steps: int | None = flag(

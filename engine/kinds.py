@@ -223,6 +223,7 @@ def fill_in(config: Config, task: Task, cuda: bool) -> None:
         "eval_problems": task.eval_problems,
         "prompts_per_step": 12,
         "temperature": 1.0,
+        "kl": 1e-3,
         "snapshots": min(20, max(2, steps // 6)),
     }
     values |= kind_named(config.model).defaults(task, cuda)

@@ -31,7 +31,7 @@ from engine.models import (
 from engine.update import token_logprobs
 from rewards import Problem, Task, UserError, parse_answers, take_problems, write_answers
 
-VERSION = 1  # of the cache: raised when a change of the code changes what a warm-up learns
+VERSION = 2  # of the cache: raised when a change of the code changes what a warm-up learns
 PARTIAL_EVERY = 60  # seconds between savings of an unfinished warm-up
 SET_EVERY = 3  # of so many steps one shows sets of answers
 
@@ -255,9 +255,9 @@ def demonstrations(
 ) -> Demonstrations:
     """What one step imitates. One step in three shows sets of m independent answers.
 
-    Nothing in a set is diverse on purpose. For a language model, which has one reference per problem,
-    a set holds m single answers that the model itself samples; where they cannot all be read, the
-    step shows the reference alone.
+    Nothing in a set is diverse on purpose. Where a task has one reference per problem, a set of a
+    language model holds m single answers that the model itself samples; where they cannot all be
+    read, the step shows the reference alone.
 
     Args:
         model: a language model for sets; None: only single answers are shown.
@@ -280,7 +280,7 @@ def demonstrations(
             sets.append([task.demonstration(problem, rng) for _ in range(m)])
     if not kind.is_pretrained:
         _check_lengths(sets, task)
-    elif m > 1:
+    elif m > 1 and all(len(set(answers)) == 1 for answers in sets):
         options = SamplingOptions(
             max_new_tokens=kind.rollout_length(task, 1, warm_up.max_new_tokens),
             temperature=warm_up.temperature,

@@ -7,11 +7,14 @@ import matplotlib
 import pytest
 import torch
 from matplotlib.figure import Figure
+from test_rollout import save_random_model
 
 import train
 from engine.config import Config
 from engine.kinds import fill_in
-from rewards import UserError
+from engine.models import load_policy
+from engine.warmup import WarmUp, demonstrations
+from rewards import UserError, parse_answers, take_problems
 from tasks import load_task
 from tasks.headline import FACTS, Headline, facts_told
 
@@ -118,6 +121,23 @@ def test_demonstrations_tell_two_facts():
             assert sum(task.reward(problem, task.demonstration(problem, Random(seed)))) == 2
             text = problem.data["text"].lower()
             assert all(problem.data[name] in text for name in task.objectives)
+
+
+def test_sets_that_a_language_model_imitates(tmp_path, monkeypatch):
+    """They hold demonstrations as single answers do. Sets of its own answers, from before it had learnt any, earned a
+    tenth of what single answers did."""
+    monkeypatch.chdir(tmp_path)
+    task = load_task("headline")
+    model, tokenizer = load_policy(save_random_model("model", "llama"), task)
+    warm_up = WarmUp(steps=3, m=3, seed=0)
+    shown = demonstrations(task, tokenizer, warm_up, 2, model)
+    problems = take_problems(task, "demonstrations", 8, 0, 16)
+    assert len(shown.texts) == 8
+    for problem, prompt, text in zip(problems, shown.prompts, shown.texts, strict=True):
+        assert "3 different headlines" in prompt
+        answers = parse_answers(text, task, 3)
+        assert [sum(task.reward(problem, answer)) for answer in answers] == [2, 2, 2]
+    assert len(set(shown.texts)) == 8
 
 
 def test_a_language_model_gets_the_tasks_defaults():
