@@ -45,6 +45,7 @@ def check_config(config: Config, task: Task) -> None:
         )
     if config.sampler == "sobol" and config.alpha != 1:
         raise UserError(f"--alpha {config.alpha:g}: --sampler sobol needs --alpha 1; take iid")
+    check_warm_up(config)
     check_sets(config)
     check_methods(config.method)
     if len(set(config.method)) < len(config.method):
@@ -61,6 +62,18 @@ def check_config(config: Config, task: Task) -> None:
     if is_adapter(config.model):
         raise UserError(
             f"--model {config.model}: an adapter, not a model; merge it first (merge_and_unload of peft)"
+        )
+
+
+def check_warm_up(config: Config) -> None:
+    """A language model's warm-up takes steps that are too small for weights in bfloat16.
+
+    It is done in float32. Rounded to bfloat16, most weights are what they were before.
+    """
+    if config.model != "tiny" and config.warm_steps and config.dtype == "bfloat16":
+        raise UserError(
+            f"--dtype bfloat16 --warm-steps {config.warm_steps}: rounding to bfloat16 would take back "
+            "most of what the warm-up teaches; take --dtype float32, or --warm-steps 0"
         )
 
 

@@ -112,7 +112,7 @@ class Config:
     dtype: str | None = flag(
         None,
         "type of the weights and of the computation",
-        default_text="bfloat16 on cuda, except tiny; else float32",
+        default_text="bfloat16 on cuda, except tiny and after an SFT warm-up; else float32",
         choices=("float32", "bfloat16"),
     )
     device: str = flag(

@@ -57,10 +57,14 @@ class LanguageModel:
     def prepare(self, task: Task) -> None:
         """Set what this kind of model needs of the task and of the machine."""
 
-    def defaults(self, task: Task, cuda: bool) -> dict[str, object]:
+    def defaults(self, config: Config, task: Task, cuda: bool) -> dict[str, object]:
         """Values of the flags that depend on the model and were not given."""
+        warm_steps = config.warm_steps
+        if warm_steps is None:
+            warm_steps = task.language_flags.get("warm_steps", 0)
         return {
-            "dtype": "bfloat16" if cuda else "float32",
+            # In bfloat16 the warm-up would be lost (check_warm_up).
+            "dtype": "bfloat16" if cuda and not warm_steps else "float32",
             "warm_steps": 0,
             "gradient_checkpointing": True,
             "micro_batch_tokens": 4096 if cuda else 512,
@@ -157,7 +161,7 @@ class TinyModel(LanguageModel):
         # long. And so its numbers do not depend on how many cores there are.
         torch.set_num_threads(1)
 
-    def defaults(self, task: Task, cuda: bool) -> dict[str, object]:
+    def defaults(self, config: Config, task: Task, cuda: bool) -> dict[str, object]:
         return {
             "lr": task.lr,
             "dtype": "float32",
@@ -226,7 +230,7 @@ def fill_in(config: Config, task: Task, cuda: bool) -> None:
         "kl": 1e-3,
         "snapshots": min(20, max(2, steps // 6)),
     }
-    values |= kind_named(config.model).defaults(task, cuda)
+    values |= kind_named(config.model).defaults(config, task, cuda)
     for name, value in values.items():
         if getattr(config, name) is None:
             setattr(config, name, value)

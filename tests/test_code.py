@@ -24,12 +24,14 @@ import eval as evaluation
 import search
 import train
 from engine import warmup
+from engine.config import Config
+from engine.kinds import fill_in
 from engine.models import load_policy
 from engine.warmup import WarmUp
 from rewards import Problem, UserError
 from rollout import parse_answers, score
 from tasks import code as code_module
-from tasks import code_files, small_programs
+from tasks import code_files, load_task, small_programs
 from tasks.code import Code, canonical, find_blocks, job, pack
 from tasks.code_files import read_problems
 from tasks.sandbox import Sandbox
@@ -883,17 +885,20 @@ def test_the_longest_problem_of_a_file_is_looked_at_before_training(capsys):
     assert not Path("run").exists()
 
 
-def test_a_language_model_imitates_in_float32(monkeypatch):
+def test_a_warm_up_of_a_language_model_is_not_rounded_away(capsys):
     """In bfloat16 nine of ten weights would not move: a step is smaller than their last digit."""
-    seen = []
+    data = write(*several(12))
+    model = save_random_model("model", "llama")
+    flags = ["--task", "code", "--data", data, "--model", model, "--out", "run"]
+    flags += ["--dtype", "bfloat16", "--warm-steps", "1", "--max-new-tokens", "9"]
+    fails(flags, capsys, "--dtype bfloat16 --warm-steps 1: rounding")
+    assert not Path("run").exists()
 
-    def warmed_up(model, tokenizer, *args):
-        seen.append(model.dtype)
-        return model, tokenizer
-
-    monkeypatch.setattr(warmup, "warmed_up", warmed_up)
-    train_code(write(*several(12)), "--dtype bfloat16 --warm-steps 1 --method grpo --m 1")
-    assert seen == [torch.float32]
+    task = load_task("code", data=data)
+    for warm_steps, dtype in ((None, "bfloat16"), (0, "bfloat16"), (1, "float32")):
+        config = Config(task="code", model="some/model", warm_steps=warm_steps)
+        fill_in(config, task, cuda=True)
+        assert config.dtype == dtype
 
 
 def test_programs_are_searched(capsys):
