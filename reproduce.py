@@ -105,6 +105,7 @@ OPEN_CASES = (
     "--prompts-per-step 2 --max-new-tokens 96 --temperature 0.7 --kl 0 --save-every 10 "
     "--no-gradient-checkpointing --snapshots 0 --steps"
 )
+TUNING_STEPS = 60  # of 150: the headline task is learnt, or lost, by then
 STORED_TEXTS = 6  # problems of the headline task whose answers are stored, of which
 DRAWN_TEXTS = 2  # are in the figure
 
@@ -186,6 +187,8 @@ class Cell:
             text = f"{text} {OPEN_CASES} {steps}".replace("open_cases", "code", 1)
         if self.task == "headline":
             text = f"{text} {REAL_MODEL}"
+            if self.tuning:
+                text = f"{text} --steps {TUNING_STEPS}"
         flags = dict(self.flags)
         flags.pop("credit", None)
         flags.pop("variant", None)
