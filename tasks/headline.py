@@ -185,6 +185,8 @@ COLORS = {  # of the facts in a drawing
     "cause": "#e08214",
 }
 LINES = 7  # headlines in a drawing
+FONT_SIZE = 8  # points
+LETTER_WIDTH = 0.602 * FONT_SIZE  # of the monospaced font
 MIN_WORDS = 10  # in a list of one's own
 
 
@@ -209,7 +211,6 @@ class Headline(Task):
     objectives = ("event", "place", "day", "person", "number", "cause")
     wide = True
     legend = "equal headlines are counted; a colored word tells a fact, grey headlines earn nothing"
-    answer_words = MAX_WORDS
     steps = 150
     eval_problems = 40
     tokens_per_answer = 16
@@ -224,9 +225,6 @@ class Headline(Task):
 
     def __init__(self, data: str = ""):
         self.facts = read_words(Path(data)) if data else FACTS
-        self.words = (*DAYS, *ARTICLES, *(word for word in FOLLOWERS if word.islower()))
-        for words in self.facts.values():
-            self.words += tuple(words)
 
     def problems(self, split: str, n: int, seed: int = 0, start: int = 0) -> list[Problem]:
         found = []
@@ -270,7 +268,7 @@ class Headline(Task):
         n_hidden = len(ranked) - LINES
         if n_hidden > 0:
             axes.text(0, LINES, f"and {n_hidden} more", va="center", fontsize=8, color="#666666")
-        axes.set(xlim=(0, 42), ylim=(LINES + 0.6, -0.6), xticks=[], yticks=[])
+        axes.set(xlim=(0, 1), ylim=(LINES + 0.6, -0.6), xticks=[], yticks=[])
         return True
 
     def summary(self, rewards: Tensor) -> str:
@@ -278,9 +276,6 @@ class Headline(Task):
         n_failed = int((facts == 0).sum())
         told = int((rewards > 0).any(0).sum())
         return f"{told} of 6 facts told by some headline, {n_failed} of {len(facts)} earn nothing"
-
-    def tiny_prompt(self, problem: Problem) -> str:
-        return " ".join(problem.data[name] for name in self.objectives)
 
     def demonstration(self, problem: Problem, rng: Random) -> str:
         """A headline that tells two facts."""
@@ -367,18 +362,26 @@ def is_english(kinds: list[str]) -> bool:
 
 def draw_line(axes, row: int, count: str, headline: str, facts: dict[str, str]) -> None:
     """Draw one headline; a word that tells a fact has the fact's color."""
-    style = {"va": "center", "fontsize": 8, "family": "monospace", "parse_math": False}
-    axes.text(0, row, count, **style)
+    style = {
+        "xy": (0, row),
+        "textcoords": "offset points",
+        "va": "center",
+        "fontsize": FONT_SIZE,
+        "family": "monospace",
+        "parse_math": False,
+    }
+    axes.annotate(count, xytext=(0, 0), **style)
     told = facts_told(facts, headline)
     names = {facts[name]: name for name in told}
-    column = 4
+    column = len(count) + 1
     for word in headline.split():
         color = "#222222" if told else "#aaaaaa"
         weight = "normal"
         if word in names:
             color = COLORS[names[word]]
             weight = "bold"
-        axes.text(column, row, word, color=color, weight=weight, **style)
+        place = (column * LETTER_WIDTH, 0)
+        axes.annotate(word, xytext=place, color=color, weight=weight, **style)
         column += len(word) + 1
 
 
