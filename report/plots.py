@@ -456,7 +456,7 @@ def two_halves(points: dict[str, tuple[float, Difference, Difference]], path: Pa
                 # On the side of the farther neighbour, so that names keep apart.
                 before = x - shares[i - 1] if i else 1
                 after = shares[i + 1] - x if i + 1 < len(shares) else 1
-                offset, side = ((6, -3), "left") if after > 1.05 * before else ((-6, -3), "right")
+                offset, side = ((6, -3), "left") if after > before else ((-6, -3), "right")
                 ax.annotate(name, (x, gain.mean), offset, textcoords="offset points", ha=side)
             ax.axhline(0, color="#999999", lw=0.8)
             ax.set(title=heading, xlabel="variance that the scalar does not see, before training")
