@@ -14,6 +14,7 @@ TASK_TABLES = {
     "mean": result_tables.means,
     "completion": result_tables.completion,
     "pairs": result_tables.pairs,
+    "every_k": result_tables.every_k,
     "differences": result_tables.differences,
     "temperatures": result_tables.temperatures,
     "ablations": result_tables.ablations,

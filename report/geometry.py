@@ -74,12 +74,12 @@ def verdict(measures: dict[str, float]) -> str:
         )
     if measures["unseen_variance_share"] < 0.2:
         return (
-            "The objectives rise and fall together: expect VPO to do what GRPO does, or a little "
-            "worse. Keep the scalar; Max@K if you will search."
+            "The objectives rise and fall together: expect no gain of the vector. Keep the scalar: "
+            "GRPO for one answer, Max@K for a search."
         )
     return (
-        "Good answers trade one objective for another: expect a vector to keep what a scalar "
-        "averages away, at a loss at k = 1 and a gain at large k."
+        "Good answers trade one objective for another: a vector may keep what a scalar averages "
+        "away, at a loss at k = 1 and a gain at large k."
     )
 
 

@@ -443,17 +443,20 @@ def two_halves(points: dict[str, tuple[float, Difference, Difference]], path: Pa
         ("a set instead of single answers: Max@K - GRPO", "max_at_k"),
         ("a vector instead of the scalar: Group VPO - Max@K", "group_vpo"),
     )
+    shares = sorted(x for x, *_ in points.values())
     with style.new_figure(1, 2, (10.4, 4.2), sharey=True) as axes:
         for half, (ax, (heading, method)) in enumerate(zip(axes[0], halves, strict=True)):
             policy = Policy(method)
-            for i, (name, (x, *gains)) in enumerate(points.items()):
+            for i, (name, (x, *gains)) in enumerate(points.items()):  # by rising x
                 gain = gains[half]
                 interval = [[gain.mean - gain.low], [gain.high - gain.mean]]
                 ax.errorbar(
                     x, gain.mean, interval, fmt=policy.look.marker, color=policy.color, capsize=3
                 )
-                # In turn to the left and to the right, so that names keep apart.
-                offset, side = ((6, -3), "left") if i % 2 else ((-6, -3), "right")
+                # On the side of the farther neighbour, so that names keep apart.
+                before = x - shares[i - 1] if i else 1
+                after = shares[i + 1] - x if i + 1 < len(shares) else 1
+                offset, side = ((6, -3), "left") if after > before else ((-6, -3), "right")
                 ax.annotate(name, (x, gain.mean), offset, textcoords="offset points", ha=side)
             ax.axhline(0, color="#999999", lw=0.8)
             ax.set(title=heading, xlabel="variance that the scalar does not see, before training")
@@ -485,8 +488,8 @@ def frontier(rows: list[dict[str, dict[Policy, Tensor]]], measure: str, path: Pa
                     ax.plot(points[:, 0], points[:, 1], **look)
         caption = (
             "The best choice lies at the top right. Above: a point per peak learning rate, validation "
-            "problems, temperature 0.7, GRPO in the maze two seeds, else one. Below: temperatures 0.7 "
-            "(right end), 1 and 1.3, held-out problems, three or five seeds."
+            "problems, temperature 0.7, one seed, for most of GRPO's rates in the maze two. Below: "
+            "temperatures 0.7 (right end), 1 and 1.3, held-out problems, three or five seeds."
         )
         style.finish(axes, path, caption)
 

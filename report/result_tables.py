@@ -108,11 +108,12 @@ def means(task: TaskResults) -> str:
 def completion(task: TaskResults) -> str:
     """How many candidates earn anything, and how much those earn on average, at temperature 0.7."""
     rows = []
-    for policy in task.policies():
+    for policy in (*task.policies(), *task.variants()):
         shares = task.share_that_earns(policy)
         if shares:
             seeds, earned, best = shares
-            rows.append([policy.title, seeds, earned, best / earned, best])
+            name = f"{policy.title}, {flags_text(policy)}" if policy.flags else policy.title
+            rows.append([name, seeds, earned, best / earned, best])
     head = ["method", "seeds", "candidates that earn anything", "their mean score", "best@1"]
     return markdown(head, rows)
 
@@ -164,6 +165,19 @@ def pairs(task: TaskResults) -> str:
             cells = [task.difference(ours, theirs, measure) for measure in measures]
             rows.append([theirs.title, seeds, *cells])
     return markdown(["minus", "seeds", *measures], rows)
+
+
+def every_k(task: TaskResults) -> str:
+    """The methods with sets against GRPO, at its own rate and at that for thirty candidates."""
+    passes = [] if task.name in WITHOUT_PASSES else ["pass@1", "pass@30"]
+    measures = (*(f"best@{k}" for k in (1, 2, 3, 5, 10, 30)), *passes, "W@3", "W@30")
+    rows = []
+    for theirs in (GRPO, grpo_for_many(task)):
+        for ours in (MAX_AT_K, VPO, GROUP_VPO):
+            if theirs and task.shared_seeds(ours, theirs):
+                cells = [task.difference(ours, theirs, measure) for measure in measures]
+                rows.append([f"{ours.title} - {theirs.title}", *cells])
+    return markdown(["difference", *measures], rows)
 
 
 def multiplicity(stored: Stored) -> str:

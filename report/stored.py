@@ -40,7 +40,8 @@ class Difference:
     """The mean of paired differences with its 95% interval over seeds and problems.
 
     The interval is a bootstrap's. So few seeds make it too narrow. So a difference is firm only if
-    Student's t-test over three seeds or more rejects 0, too.
+    Student's t-test over three seeds or more rejects 0, too. In the tables it is bold if it is firm
+    and has five seeds.
     """
 
     mean: float
@@ -56,7 +57,7 @@ class Difference:
 
     def __str__(self) -> str:
         text = f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
-        return f"**{text}**" if self.firm else text
+        return f"**{text}**" if self.firm and self.n_seeds >= 5 else text
 
 
 class TaskResults:

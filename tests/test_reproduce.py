@@ -386,6 +386,12 @@ def test_a_difference_is_firm_only_if_the_t_test_says_so_too():
     assert not Difference(0.02, 0.01, 0.03, p=0.06, n_seeds=3).firm
     assert not Difference(0.02, -0.01, 0.05, p=0.01, n_seeds=5).firm
     assert not Difference(0.02, 0.01, 0.03, p=0.01, n_seeds=2).firm
+
+
+def test_what_is_firm_is_bold_with_five_seeds():
+    assert str(Difference(0.02, 0.01, 0.03, p=0.04, n_seeds=5)) == "**+0.020 [+0.010, +0.030]**"
+    assert str(Difference(0.02, 0.01, 0.03, p=0.06, n_seeds=5)) == "+0.020 [+0.010, +0.030]"
+    assert str(Difference(0.02, 0.01, 0.03, p=0.04, n_seeds=3)) == "+0.020 [+0.010, +0.030]"
     assert t_test(torch.tensor([0.3])) == 1
 
 
