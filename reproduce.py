@@ -64,9 +64,16 @@ REWARDS = ("copies", "noisy", "halfway", "gems", "tradeoff")  # from collinear t
 FIVE_SEEDS = (*HEADLINE, "multi_rlvr", "goal_conditioned")  # of each task; the others three
 
 RATES = (1.2e-4, 2.5e-4, 5e-4, 8e-4, 1.2e-3, 1.8e-3)  # peak learning rates that are compared
-LOW_RATES = {  # compared too, where the lowest rate was the best for best@30
-    "maze": dict.fromkeys(("grpo", "gdpo", "goal_conditioned"), (6e-5,)),
-    "code": dict.fromkeys(SINGLE[:-1], (3e-5, 6e-5)),
+MORE_RATES = {  # compared too, where a rate at an edge was the best for best@30
+    "maze": {
+        **dict.fromkeys(("grpo", "gdpo", "goal_conditioned"), (6e-5,)),
+        "multi_rlvr": (2.5e-3,),
+    },
+    "code": {
+        **dict.fromkeys(SINGLE[:-1], (3e-5, 6e-5)),
+        "maxrl": (1.5e-5, 3e-5, 6e-5),
+        "group_vpo": (1.8e-3,),
+    },
 }
 REAL_RATES = {"open_cases": (2e-5, 5e-5), "headline": (1e-5, 2e-5, 4e-5)}
 LR = {
@@ -114,7 +121,7 @@ ABLATIONS = (
     # These three sample as many answers as the default.
     ("vpo", 5, {"m": 2, "prompts-per-step": 18}),
     ("vpo", 3, {"m": 5, "prompts-per-step": 7}),
-    ("vpo", 3, {"m": 1, "prompts-per-step": 36, "lr": 1.2e-3}),  # C8: GRPO's data and learning rate
+    ("vpo", 5, {"m": 1, "prompts-per-step": 36, "lr": 1.2e-3}),  # C8: GRPO's data and learning rate
     ("vpo", 2, {"alpha": 0.3}),
     ("vpo", 2, {"alpha": 3.0}),
     ("vpo", 3, {"n-weights": 10}),
@@ -244,9 +251,8 @@ def tuning_rates(task: str, method: str) -> tuple[float, ...]:
     if task in REAL_TASKS:
         return REAL_RATES[task]
     best = LR[task][method]
-    low_rates = LOW_RATES[task].get(method, ())
     rates = [rate for i, rate in enumerate(RATES) if i < 4 or RATES[i - 1] <= best]
-    return (*low_rates, *rates)
+    return tuple(sorted([*rates, *MORE_RATES[task].get(method, ())]))
 
 
 @dataclass(frozen=True)
