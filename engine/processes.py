@@ -29,10 +29,17 @@ def cores() -> int:
 
 
 def jobs_by_default(config: Config, device: str) -> int:
-    """How many methods are computed at a time where --jobs does not say."""
+    """How many methods are computed at a time where --jobs does not say.
+
+    With the tiny model these are all. The system divides the cores among them, so that none of the
+    cores idles while the last method is trained.
+    """
     can_fork = device == "cpu" and sys.platform == "linux"
-    is_real = config.model != "tiny"
-    if not can_fork or (is_real and cores() > FEW_CORES):
+    if not can_fork or cores() == 1:
+        return 1
+    if config.model == "tiny":
+        return len(config.method)
+    if cores() > FEW_CORES:
         return 1
     return min(len(config.method), cores())
 

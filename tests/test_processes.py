@@ -157,11 +157,12 @@ def test_jobs_that_cannot_be_had_are_refused(monkeypatch, capsys):
 
 
 def test_how_many_go_side_by_side_where_nobody_says(monkeypatch):
-    """As many as there are methods and cores; a real model not where it can use many cores itself."""
+    """All of the tiny model; of a real model one per core, unless it can use many cores itself."""
     tiny = Config(method=["grpo", "vpo", "group_vpo"])
     real = Config(method=["grpo", "vpo"], model="a/model")
     monkeypatch.setattr(processes, "cores", lambda: 2)
-    assert jobs_by_default(tiny, "cpu") == jobs_by_default(real, "cpu") == 2
+    assert jobs_by_default(tiny, "cpu") == 3
+    assert jobs_by_default(real, "cpu") == 2
     assert jobs_by_default(tiny, "cuda") == 1
     settle_jobs(real, "cpu", need=lambda: 11, limit=20)
     assert real.jobs == 1  # two do not fit
@@ -169,3 +170,5 @@ def test_how_many_go_side_by_side_where_nobody_says(monkeypatch):
     monkeypatch.setattr(processes, "cores", lambda: 16)
     assert jobs_by_default(tiny, "cpu") == 3
     assert jobs_by_default(real, "cpu") == 1
+    monkeypatch.setattr(processes, "cores", lambda: 1)
+    assert jobs_by_default(tiny, "cpu") == 1
