@@ -353,6 +353,12 @@ class EvalConfig:
     device: str = flag(
         "cpu", "where to compute; auto: cuda if there is one, else cpu", choices=DEVICES
     )
+    jobs: int | None = flag(
+        None,
+        "policies that are evaluated at a time, at most as many as the run has methods",
+        default_text="that of train.py",
+        type=count(1, 64),
+    )
     out: str = flag(
         "",
         "folder for what is written; several runs get a folder each in it",

@@ -61,11 +61,8 @@ def settle_jobs(config: Config, device: str, need: Callable[[], int], limit: int
     Raises:
         UserError: the device or its memory does not hold so many jobs.
     """
+    check_device_of_jobs(config, device)
     jobs = jobs_of(config, device)
-    if jobs > 1 and (device != "cpu" or sys.platform != "linux"):
-        raise UserError(
-            f"--jobs {jobs}: on {device} and {sys.platform} methods go one by one; leave it out"
-        )
     is_known_to_fit = config.model == "tiny" and config.jobs is None
     if jobs > 1 and not is_known_to_fit and jobs * need() > limit:
         if config.jobs is None:
@@ -76,6 +73,15 @@ def settle_jobs(config: Config, device: str, need: Callable[[], int], limit: int
             f"{limit / GIB:.1f} GiB; take fewer jobs"
         )
     set_threads(config, device)
+
+
+def check_device_of_jobs(config: Config, device: str) -> None:
+    """Raise UserError for several jobs on a device that they cannot share."""
+    jobs = jobs_of(config, device)
+    if jobs > 1 and (device != "cpu" or sys.platform != "linux"):
+        raise UserError(
+            f"--jobs {jobs}: on {device} and {sys.platform} methods go one by one; leave it out"
+        )
 
 
 def set_threads(config: Config, device: str) -> None:

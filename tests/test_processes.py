@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import eval as evaluation
 import train
 from engine import processes
 from engine.config import Config
@@ -111,6 +112,8 @@ def test_numbers_do_not_depend_on_jobs():
     reports = [json.loads(Path(f"jobs{jobs}/eval.json").read_text()) for jobs in (1, 3)]
     assert list(reports[0]["policies"]) == list(reports[1]["policies"])
     assert reports[0]["policies"] == reports[1]["policies"]
+    evaluation.main(["jobs1", "--jobs", "2"])
+    assert json.loads(Path("jobs1/eval.json").read_text())["policies"] == reports[0]["policies"]
 
 
 def test_a_killed_run_leaves_no_process_and_resumes_bit_for_bit():
