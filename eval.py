@@ -34,7 +34,13 @@ from engine.evaluations import (
 from engine.files import read_log, writing
 from engine.kinds import kind_of
 from engine.models import Model, Tokenizer, load_config_and_tokenizer, load_policy
-from engine.processes import jobs_of, progress_line, run_all, set_threads
+from engine.processes import (
+    check_device_of_jobs,
+    jobs_of,
+    progress_line,
+    run_all,
+    set_threads,
+)
 from engine.run_folder import progress, task_like
 from report import page, plots, style
 from report.evaluation import EvalReport, mean_of, training_cost
@@ -357,6 +363,7 @@ def evaluate_runs(
         if out is not None:
             evaluation.folder = out if len(runs) == 1 else out / evaluation.run.name
         evaluation.config.jobs = jobs
+        check_device_of_jobs(evaluation.config, device)
         reports.append(report_run(evaluation, device, figure_format))
     if len(runs) > 1:
         means = mean_of(reports)
@@ -459,6 +466,7 @@ def run(config: EvalConfig) -> None:
         evaluate_runs(
             runs,
             device=check_device(config.device),
+            jobs=config.jobs,
             out=out,
             figure_format=config.figure_format,
             split=config.split,

@@ -271,8 +271,8 @@ class Config:
         None,
         "methods that are trained and evaluated at a time, each in a process with one thread; no "
         "number of the tiny model depends on it",
-        default_text="on Linux without a GPU one for each core; with a language model only up to 4 cores "
-        "and where they fit into memory; else 1",
+        default_text="tiny, on Linux without a GPU and with more than one core: all; a language model on "
+        "2 to 4 cores: one for each core where they fit into memory; else 1",
         type=count(1, 64),
     )
     save_every: int = flag(25, "steps between checkpoints; the last two are kept", type=count(1))
@@ -352,6 +352,12 @@ class EvalConfig:
     )
     device: str = flag(
         "cpu", "where to compute; auto: cuda if there is one, else cpu", choices=DEVICES
+    )
+    jobs: int | None = flag(
+        None,
+        "policies that are evaluated at a time, at most as many as the run has methods",
+        default_text="that of train.py",
+        type=count(1, 64),
     )
     out: str = flag(
         "",

@@ -29,10 +29,17 @@ def cores() -> int:
 
 
 def jobs_by_default(config: Config, device: str) -> int:
-    """How many methods are computed at a time where --jobs does not say."""
+    """How many methods are computed at a time where --jobs does not say.
+
+    With the tiny model these are all. The system divides the cores among them, so that none of the
+    cores idles while the last method is trained.
+    """
     can_fork = device == "cpu" and sys.platform == "linux"
-    is_real = config.model != "tiny"
-    if not can_fork or (is_real and cores() > FEW_CORES):
+    if not can_fork or cores() == 1:
+        return 1
+    if config.model == "tiny":
+        return len(config.method)
+    if cores() > FEW_CORES:
         return 1
     return min(len(config.method), cores())
 
@@ -54,11 +61,8 @@ def settle_jobs(config: Config, device: str, need: Callable[[], int], limit: int
     Raises:
         UserError: the device or its memory does not hold so many jobs.
     """
+    check_device_of_jobs(config, device)
     jobs = jobs_of(config, device)
-    if jobs > 1 and (device != "cpu" or sys.platform != "linux"):
-        raise UserError(
-            f"--jobs {jobs}: on {device} and {sys.platform} methods go one by one; leave it out"
-        )
     is_known_to_fit = config.model == "tiny" and config.jobs is None
     if jobs > 1 and not is_known_to_fit and jobs * need() > limit:
         if config.jobs is None:
@@ -69,6 +73,15 @@ def settle_jobs(config: Config, device: str, need: Callable[[], int], limit: int
             f"{limit / GIB:.1f} GiB; take fewer jobs"
         )
     set_threads(config, device)
+
+
+def check_device_of_jobs(config: Config, device: str) -> None:
+    """Raise UserError for several jobs on a device that they cannot share."""
+    jobs = jobs_of(config, device)
+    if jobs > 1 and (device != "cpu" or sys.platform != "linux"):
+        raise UserError(
+            f"--jobs {jobs}: on {device} and {sys.platform} methods go one by one; leave it out"
+        )
 
 
 def set_threads(config: Config, device: str) -> None:

@@ -228,12 +228,13 @@ class Maze(Task):
 
     def distances(self, tiles: Sequence[str], start: int, blocked: str = "#") -> dict[int, int]:
         """Steps from a cell to every cell that can be reached without the blocked tiles."""
+        is_open = [tile not in blocked for tile in tiles]
         distances = {start: 0}
         queue = deque([start])
         while queue:
             cell = queue.popleft()
-            for neighbour in self._neighbours(tiles, cell, blocked):
-                if neighbour not in distances:
+            for neighbour in self.moves[cell].values():
+                if is_open[neighbour] and neighbour not in distances:
                     distances[neighbour] = distances[cell] + 1
                     queue.append(neighbour)
         return distances
@@ -338,11 +339,12 @@ class Maze(Task):
     def _budget(self, tiles: list[str], corners: tuple[int, ...], walled: bool) -> int | None:
         """The steps that a route may take; None if a corner is cut off or one route passes both."""
         start, end, gold, diamond = corners
+        distances = {corner: self.distances(tiles, corner) for corner in (start, gold, diamond)}
 
         def steps(*stops: int) -> float:
             """The length of the shortest way past these corners to the exit, infinite if none."""
             legs = itertools.pairwise([start, *stops, end])
-            return sum(self.distances(tiles, a).get(b, math.inf) for a, b in legs)
+            return sum(distances[a].get(b, math.inf) for a, b in legs)
 
         past_both = min(steps(gold, diamond), steps(diamond, gold))
         if math.isinf(past_both):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import eval as evaluation
 import train
 from engine import processes
 from engine.config import Config
@@ -111,6 +112,8 @@ def test_numbers_do_not_depend_on_jobs():
     reports = [json.loads(Path(f"jobs{jobs}/eval.json").read_text()) for jobs in (1, 3)]
     assert list(reports[0]["policies"]) == list(reports[1]["policies"])
     assert reports[0]["policies"] == reports[1]["policies"]
+    evaluation.main(["jobs1", "--jobs", "2"])
+    assert json.loads(Path("jobs1/eval.json").read_text())["policies"] == reports[0]["policies"]
 
 
 def test_a_killed_run_leaves_no_process_and_resumes_bit_for_bit():
@@ -157,11 +160,12 @@ def test_jobs_that_cannot_be_had_are_refused(monkeypatch, capsys):
 
 
 def test_how_many_go_side_by_side_where_nobody_says(monkeypatch):
-    """As many as there are methods and cores; a real model not where it can use many cores itself."""
+    """All of the tiny model; of a real model one per core, unless it can use many cores itself."""
     tiny = Config(method=["grpo", "vpo", "group_vpo"])
     real = Config(method=["grpo", "vpo"], model="a/model")
     monkeypatch.setattr(processes, "cores", lambda: 2)
-    assert jobs_by_default(tiny, "cpu") == jobs_by_default(real, "cpu") == 2
+    assert jobs_by_default(tiny, "cpu") == 3
+    assert jobs_by_default(real, "cpu") == 2
     assert jobs_by_default(tiny, "cuda") == 1
     settle_jobs(real, "cpu", need=lambda: 11, limit=20)
     assert real.jobs == 1  # two do not fit
@@ -169,3 +173,5 @@ def test_how_many_go_side_by_side_where_nobody_says(monkeypatch):
     monkeypatch.setattr(processes, "cores", lambda: 16)
     assert jobs_by_default(tiny, "cpu") == 3
     assert jobs_by_default(real, "cpu") == 1
+    monkeypatch.setattr(processes, "cores", lambda: 1)
+    assert jobs_by_default(tiny, "cpu") == 1
