@@ -178,15 +178,8 @@ def sample_pool(
     Args:
         batch: rollouts sampled at a time, as in a training step; None: as many as the model allows.
     """
-    generator = torch.Generator(policy.model.device).manual_seed(config.seed)
-    n_rollouts = math.ceil(size / policy.m)  # for a problem
-    goals = [None]
-    if policy.name == "goal_conditioned":
-        weights_generator = torch.Generator().manual_seed(config.seed)
-        goals = sample_weights(size, len(task.objectives), generator=weights_generator).tolist()
-    elif batch is not None:  # the same prompt several times, no more rollouts each than in training
-        goals = [None] * math.ceil(n_rollouts / config.group_size)
-    per_prompt = math.ceil(n_rollouts / len(goals))
+    goals = pool_goals(policy, task, config, size, batch)  # a prompt of a problem for each
+    per_prompt = math.ceil(size / (policy.m * len(goals)))  # rollouts
     options = sampling_options(
         policy.tokenizer,
         task,
@@ -194,26 +187,41 @@ def sample_pool(
         config.max_new_tokens,
         temperature=temperature,
         batch=batch or 0,
-        generator=generator,
+        generator=torch.Generator(policy.model.device).manual_seed(config.seed),
     )
 
-    answers = []  # of each rollout
-    at_once = max(1, kind_of(policy.tokenizer).pool_batch(config, policy.m) // size)
+    prompts = []  # those of a problem side by side
+    for problem in problems:
+        prompts += [build_prompt(policy.tokenizer, task, problem, policy.m, goal) for goal in goals]
+    at_once = max(1, kind_of(policy.tokenizer).pool_batch(config, policy.m) // size)  # problems
+    chunk = at_once * len(goals)
     title = f"evaluate {style.Policy(policy.name).title}"
-    for first in tqdm(
-        range(0, len(problems), at_once),
+    bar = tqdm(
+        range(0, len(prompts), chunk),
         title,
         leave=False,
         disable=batch is not None,
         position=progress_line(),
-    ):
-        prompts = []
-        for problem in problems[first : first + at_once]:
-            for goal in goals:
-                prompts.append(build_prompt(policy.tokenizer, task, problem, policy.m, goal))
-        rollouts = sample(policy.model, policy.tokenizer, prompts, per_prompt, options)
+    )
+    answers = []  # of each rollout
+    for first in bar:
+        asked = prompts[first : first + chunk]
+        rollouts = sample(policy.model, policy.tokenizer, asked, per_prompt, options)
         answers += parse_texts(task, rollouts.texts, policy.m, rollouts.ended)
     return pool_of(problems, answers, task, policy.m, size)
+
+
+def pool_goals(
+    policy: Policy, task: Task, config: Config, size: int, batch: int | None
+) -> list[list[float]] | list[None]:
+    """The preference weights that each prompt of a problem tells. The arguments are `sample_pool`'s."""
+    if policy.name == "goal_conditioned":
+        generator = torch.Generator().manual_seed(config.seed)
+        return sample_weights(size, len(task.objectives), generator=generator).tolist()
+    if batch is None:
+        return [None]
+    # The same prompt several times, for no more rollouts each than in training.
+    return [None] * math.ceil(size / (policy.m * config.group_size))
 
 
 def pool_of(

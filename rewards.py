@@ -282,9 +282,8 @@ def reward_vectors(task: Task, pairs: list[tuple[Problem, str]]) -> list[list[fl
 
 def _mistake_in(vector: Any, task: Task, problem: Problem, sizes: dict[str, int]) -> str:
     """What is wrong with a reward vector, empty if nothing is."""
-    if not isinstance(vector, list | tuple):
-        return "must be a list of numbers"
-    if not all(isinstance(value, numbers.Real) for value in vector):
+    is_list = isinstance(vector, list | tuple)
+    if not is_list or not all(isinstance(value, numbers.Real) for value in vector):
         return "must be a list of numbers"
     size = len(task.objectives) or sizes.setdefault(problem.id, len(vector) or 1)
     if len(vector) != size:

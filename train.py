@@ -71,7 +71,15 @@ from engine.update import MicroBatch, micro_batches, rows_to_compute
 from engine.warmup import start_model, write_goal_start, write_start
 from eval import Policy, diversity, evaluate_runs, sample_pool
 from rewards import Problem, Task, UserError, take_problems
-from rollout import Rollouts, Scored, build_prompt, sample, sampling_options, score_texts
+from rollout import (
+    Rollouts,
+    SamplingOptions,
+    Scored,
+    build_prompt,
+    sample,
+    sampling_options,
+    score_texts,
+)
 from vpo import ADVANTAGES, answers_per_rollout, policy_loss, sample_weights
 
 SHOWN_METRICS = ("reward", "diversity", "entropy", "tokens_per_second")
@@ -94,29 +102,10 @@ def train_step(method: str, state: TrainState, task: Task, config: Config) -> St
     m = answers_per_rollout(method, config.m)
 
     problems, prompts = build_batch(method, state.tokenizer, task, config, t)  # P each
-    options = sampling_options(
-        state.tokenizer,
-        task,
-        m,
-        config.max_new_tokens,
-        temperature=config.temperature,
-        batch=config.sampling_batch,
-        generator=rollout_generator(config, t, model.device),
-    )
+    options = step_options(state, task, config, m)
     rollouts = sample(model, state.tokenizer, prompts, config.group_size, options)  # P * G
     scored = score_texts(task, problems, rollouts.texts, m, rollouts.ended)  # vectors (P, G, m, k)
-    advantages = ADVANTAGES[method](
-        scored.vectors,
-        scored.scalars,
-        scored.answer_mask,
-        objective_mask=scored.objective_mask,
-        n_weights=config.n_weights,
-        alpha=config.alpha,
-        sampler=config.sampler,
-        subset=config.subset,
-        missing_answer_reward=task.minimum,
-        generator=weight_generator(config, t),
-    )  # (P, G)
+    advantages = step_advantages(method, scored, task, config, t)  # (P, G)
 
     row_advantages = advantages.flatten().to(model.device)  # (P * G), row p * G + g
     rows = rows_to_compute(row_advantages, with_reference=state.reference is not None)
@@ -143,7 +132,8 @@ def train_step(method: str, state: TrainState, task: Task, config: Config) -> St
         )
         loss.backward()
         loss_metrics |= {"loss": loss.detach(), "entropy": mean_entropy(batch, rollouts, rows)}
-        add_to(metrics, loss_metrics)
+        for name, value in loss_metrics.items():
+            metrics[name] = metrics.get(name, 0.0) + value
 
     metrics["grad_norm"] = torch.nn.utils.clip_grad_norm_(state.optimizer.parameters, 1.0)
     lr = learning_rate(config, method, t)
@@ -173,6 +163,37 @@ def build_batch(
     return problems, prompts
 
 
+def step_options(state: TrainState, task: Task, config: Config, m: int) -> SamplingOptions:
+    """How the rollouts of a step are sampled."""
+    return sampling_options(
+        state.tokenizer,
+        task,
+        m,
+        config.max_new_tokens,
+        temperature=config.temperature,
+        batch=config.sampling_batch,
+        generator=rollout_generator(config, state.step, state.model.device),
+    )
+
+
+def step_advantages(
+    method: str, scored: Scored, task: Task, config: Config, t: int
+) -> torch.Tensor:
+    """The advantages (P, G) of a step's rollouts, from the method's function in vpo.py."""
+    return ADVANTAGES[method](
+        scored.vectors,
+        scored.scalars,
+        scored.answer_mask,
+        objective_mask=scored.objective_mask,
+        n_weights=config.n_weights,
+        alpha=config.alpha,
+        sampler=config.sampler,
+        subset=config.subset,
+        missing_answer_reward=task.minimum,
+        generator=weight_generator(config, t),
+    )
+
+
 def rollout_generator(config: Config, t: int, device: torch.device) -> torch.Generator:
     """What the rollouts of step t are drawn from."""
     return torch.Generator(device).manual_seed(2 * (config.seed * 1_000_003 + t))
@@ -198,11 +219,6 @@ def mean_entropy(batch: MicroBatch, rollouts: Rollouts, rows: list[int]) -> torc
     The loss is a mean over all tokens instead: rows without a gradient count as zeros there.
     """
     return batch.entropy.sum() / sum(rollouts.lengths[row] for row in rows)
-
-
-def add_to(totals: dict[str, float], metrics: dict[str, torch.Tensor]) -> None:
-    for name, value in metrics.items():
-        totals[name] = totals.get(name, 0.0) + value
 
 
 def step_metrics(

@@ -253,16 +253,7 @@ def vpo_advantage(  # noqa: PLR0913 - the public estimator: every argument is on
     P, _, _, k = _check_rewards(rewards, answer_mask)
     log_weights = _log_weights((P, n_weights, k), alpha, sampler, generator, rewards.device)
     if objective_mask is not None:
-        if objective_mask.shape != (P, k):
-            raise ValueError(
-                f"objective_mask {tuple(objective_mask.shape)}: expected (P, k) = ({P}, {k})"
-            )
-        absent = ~objective_mask.bool()  # (P, k), for instance of a program with fewer tests
-        rewards = rewards.masked_fill(absent[:, None, None], 0.0)
-        # A Dirichlet that loses some components and is rescaled is the Dirichlet of the others.
-        # A prompt without any objective keeps all weights: its answers earn 0 under each.
-        no_weight = absent & ~absent.all(-1, keepdim=True)
-        log_weights = log_weights.masked_fill(no_weight[:, None], -math.inf)
+        rewards, log_weights = _without_absent(rewards, log_weights, objective_mask)
     weights = (log_weights - log_weights.amax(-1, keepdim=True)).exp()
     weights = weights / weights.sum(-1, keepdim=True)  # (P, K, k), faster than softmax on a CPU
 
@@ -502,6 +493,23 @@ def _check_rewards(rewards: Tensor, answer_mask: Tensor | None = None) -> torch.
             f"answer_mask {tuple(answer_mask.shape)}: expected (P, G, m) = {tuple(rewards.shape[:3])}"
         )
     return rewards.shape
+
+
+def _without_absent(
+    rewards: Tensor, log_weights: Tensor, objective_mask: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Rewards (P, G, m, k) and log weights (P, K, k) without the objectives that a prompt lacks."""
+    P, _, _, k = rewards.shape
+    if objective_mask.shape != (P, k):
+        raise ValueError(
+            f"objective_mask {tuple(objective_mask.shape)}: expected (P, k) = ({P}, {k})"
+        )
+    absent = ~objective_mask.bool()  # (P, k), for instance of a program with fewer tests
+    rewards = rewards.masked_fill(absent[:, None, None], 0.0)
+    # A Dirichlet that loses some components and is rescaled is the Dirichlet of the others.
+    # A prompt without any objective keeps all weights: its answers earn 0 under each.
+    no_weight = absent & ~absent.all(-1, keepdim=True)
+    return rewards, log_weights.masked_fill(no_weight[:, None], -math.inf)
 
 
 def _log_permutations(n: Tensor, c: int) -> Tensor:

@@ -370,7 +370,6 @@ def answers(
     Returns:
         False if the task cannot draw answers; then nothing is written.
     """
-    solved = {name: sum(map(_is_solved, rewards)) for name, (_, rewards) in pools.items()}
     distinct = distinct_problems(problems)
     drawn = distinct[:COLUMNS]
     policies_in_rows = columns is not None or not task.wide
@@ -381,32 +380,69 @@ def answers(
     with style.new_figure(*shape, (width * shape[1], height * shape[0] + 0.6)) as axes:
         by_policy = axes if policies_in_rows else axes.T
         for of_policy, (name, (texts, rewards)) in zip(by_policy, pools.items(), strict=True):
-            policy = Policy(name)
             for i, ax in zip(drawn, of_policy, strict=True):
                 parsed = [text for text in texts[i] if text is not None]
-                if not task.draw(ax, problems[i], parsed, policy.color):
+                if not task.draw(ax, problems[i], parsed, Policy(name).color):
                     return False
-                ax.spines[:].set_visible(False)
-                summary = textwrap.fill(task.summary(rewards[i]), int(15 * width))
-                if heading and "\n" not in summary:
-                    summary = f"\n{summary}"
-                side = "left" if task.wide else "center"
-                ax.set_title(summary, loc=side, fontsize=style.SMALL)
-            label = policy.title
-            if any(solved.values()):
-                label += f"\nsolves {solved[name]} of {len(problems)} problems"
+                _finish_drawing(ax, task, rewards[i], width, two_lines=bool(heading))
+        labels = _policy_labels({name: rewards for name, (_, rewards) in pools.items()})
+        for of_policy, label in zip(by_policy, labels, strict=True):
             _label_policy(of_policy[0], label, above=not policies_in_rows)
         axes[0, 0].figure.suptitle(heading, **BOLD)
         for ax, text in zip(axes[0], columns or [], strict=False):
             above = textwrap.fill(text, int(13 * width))
             ax.set_title(f"{above}\n\n{ax.get_title('left')}", loc="left", fontsize=style.SMALL)
-        caption = f"{len(texts[0])} candidates per policy"
-        if task.legend:
-            caption += f"; {task.legend}"
-        if len(drawn) < len(distinct):
-            caption = f"{len(drawn)} of {len(distinct)} problems, {caption}"
+        caption = _answers_caption(len(texts[0]), len(drawn), len(distinct), task.legend)
         style.finish(axes, path, caption)
     return True
+
+
+def _answers_caption(n: int, n_drawn: int, n_problems: int, legend: str) -> str:
+    """What a figure of n answers per policy and problem shows."""
+    caption = f"{n} candidates per policy"
+    if legend:
+        caption += f"; {legend}"
+    if n_drawn < n_problems:
+        caption = f"{n_drawn} of {n_problems} problems, {caption}"
+    return caption
+
+
+def _finish_drawing(ax: Any, task: Any, rewards: Tensor, width: float, two_lines: bool) -> None:
+    """Take the frame from a drawing of answers, and write their summary above it.
+
+    Args:
+        ax: the axes with the drawing.
+        task: makes the summary.
+        rewards: (n, k), of the answers.
+        width: of the drawing, in inches.
+        two_lines: whether the title has the height of two lines at least.
+    """
+    ax.spines[:].set_visible(False)
+    summary = textwrap.fill(task.summary(rewards), int(15 * width))
+    if two_lines and "\n" not in summary:
+        summary = f"\n{summary}"
+    side = "left" if task.wide else "center"
+    ax.set_title(summary, loc=side, fontsize=style.SMALL)
+
+
+def _policy_labels(rewards: dict[str, list[Tensor]]) -> list[str]:
+    """The titles of policies, with how many problems each solves if any solves one.
+
+    A problem is solved if a candidate earns the full reward in every objective.
+
+    Args:
+        rewards: by policy the rewards (n, k) of the N problems.
+    """
+    solved = {}
+    for name, of_problems in rewards.items():
+        solved[name] = sum(bool((vectors >= 1).all(-1).any()) for vectors in of_problems)
+    labels = []
+    for name, count in solved.items():
+        label = Policy(name).title
+        if any(solved.values()):
+            label += f"\nsolves {count} of {len(rewards[name])} problems"
+        labels.append(label)
+    return labels
 
 
 def distinct_problems(problems: list) -> list[int]:
@@ -415,11 +451,6 @@ def distinct_problems(problems: list) -> list[int]:
     for i, problem in enumerate(problems):
         first.setdefault(json.dumps(problem.data), i)
     return list(first.values())
-
-
-def _is_solved(rewards: Tensor) -> bool:
-    """Whether any candidate earns the full reward in every objective: rewards (n, k)."""
-    return bool((rewards >= 1).all(-1).any())
 
 
 def _label_policy(ax: Any, label: str, above: bool) -> None:

@@ -269,10 +269,7 @@ def best_rate_for_many(validation: TaskResults, method: str) -> float:
 
     It is the rate for few candidates if that is within 0.005.
     """
-    utilities = {}
-    for policy in validation.policies():
-        if policy.method == method:
-            utilities[policy.lr] = validation.mean(policy, "best@30")
+    utilities = means_by_rate(validation, method, "best@30")
     highest = max(utilities.values())
     usual = best_rate(validation, method)
     if utilities[usual] >= highest - 0.005:
@@ -282,13 +279,15 @@ def best_rate_for_many(validation: TaskResults, method: str) -> float:
 
 def best_rate(validation: TaskResults, method: str) -> float:
     """The lowest rate that is within 0.005 of the best: less is noise."""
-    measure = CHOSEN_BY.get(method, "best@1")
-    utilities = {}
-    for policy in validation.policies():
-        if policy.method == method:
-            utilities[policy.lr] = validation.mean(policy, measure)
+    utilities = means_by_rate(validation, method, CHOSEN_BY.get(method, "best@1"))
     best = max(utilities.values())
     return min(rate for rate, utility in utilities.items() if utility >= best - 0.005)
+
+
+def means_by_rate(validation: TaskResults, method: str, measure: str) -> dict[float, float]:
+    """The mean of a measure at every learning rate of a method."""
+    policies = [policy for policy in validation.policies() if policy.method == method]
+    return {policy.lr: validation.mean(policy, measure) for policy in policies}
 
 
 def ablations(task: TaskResults) -> str:

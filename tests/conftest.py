@@ -13,10 +13,33 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
+SLOW_FILES = (  # the slowest first
+    "test_train.py",
+    "test_guard.py",
+    "test_lesson.py",
+    "test_memory.py",
+    "test_page.py",
+    "test_doors.py",
+    "test_reproduce.py",
+    "test_processes.py",
+    "test_examples.py",
+)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "draws: figures are rendered; elsewhere an empty file stands for each"
     )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long begin first: at the end no process waits for another's last file."""
+
+    def place(item: pytest.Item) -> int:
+        name = item.path.name
+        return SLOW_FILES.index(name) if name in SLOW_FILES else len(SLOW_FILES)
+
+    items.sort(key=place)
 
 
 @pytest.fixture(autouse=True)

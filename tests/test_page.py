@@ -1,5 +1,6 @@
 """Snapshots, the page and the film; the page in a real browser, where there is one."""
 
+import contextlib
 import json
 import random
 import re
@@ -125,9 +126,25 @@ def data_of(path: Path) -> dict:
     return json.loads(data)
 
 
-def test_training_is_the_same_with_and_without_snapshots():
-    train.main(["--out", "with", *RUN])
-    train.main(["--out", "without", *RUN, "--snapshots", "0"])
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A folder with finished runs, to be copied: with/ snapshots and without/."""
+    folder = tmp_path_factory.mktemp("trained")
+    with contextlib.chdir(folder):
+        train.main(["--out", "with", *RUN])
+        train.main(["--out", "without", *RUN, "--snapshots", "0"])
+    return folder
+
+
+@pytest.fixture
+def run(trained) -> Path:
+    """A copy of the run with snapshots as ./run."""
+    shutil.copytree(trained / "with", "run")
+    return Path("run")
+
+
+def test_training_is_the_same_with_and_without_snapshots(trained):
+    shutil.copytree(trained, ".", dirs_exist_ok=True)
     for method in ("grpo", "vpo"):
         checkpoint = Path(method) / "checkpoint-000007"
         assert_equal_weights(weights("with" / checkpoint), weights("without" / checkpoint))
@@ -147,11 +164,9 @@ def test_training_is_the_same_with_and_without_snapshots():
             torch.testing.assert_close(rewards, torch.tensor(expected), atol=1e-6, rtol=1e-5)
 
 
-def test_a_resumed_run_ends_with_the_same_snapshots():
+def test_a_resumed_run_ends_with_the_same_snapshots(run):
     """Back to the checkpoint of step 6, or 3: what was kept later is dropped and taken again, byte for byte."""
-    train.main(["--out", "whole", *RUN, "--method", "vpo"])
-    whole = Path("whole/vpo/snapshots.jsonl").read_bytes()
-    shutil.copytree("whole", "run")
+    whole = Path("run/vpo/snapshots.jsonl").read_bytes()
     for _ in range(2):
         shutil.rmtree(checkpoints(Path("run/vpo"))[-1])
         with Path("run/vpo/snapshots.jsonl").open("a") as file:
@@ -183,9 +198,8 @@ def test_a_snapshot_needs_no_more_memory_than_a_step(monkeypatch):
     assert set(calls[:-3]) == {(3, 3)} and calls[-3:] == [(7, 0), (4, 0), (7, 0)]
 
 
-def test_the_page_of_a_run(capsys):
+def test_the_page_of_a_run(run, capsys):
     """From the snapshots of a real run; and its numbers are those of vpo.py."""
-    train.main(["--out", "run", *RUN])
     capsys.readouterr()
     evaluation.main(["run", "--page"])
     assert capsys.readouterr().out == "written: run/report.html\n"
@@ -224,21 +238,21 @@ def test_a_long_page_leaves_out_frames(tmp_path, monkeypatch):
 
 @pytest.mark.draws
 def test_the_film(tmp_path, monkeypatch):
-    snapshots = made_snapshots("maze")
+    snapshots = made_snapshots("maze", size=10, steps=3)
     path = tmp_path / "film.gif"
     page.write_film(path, snapshots)
     with Image.open(path) as film:
-        assert film.n_frames == 4 and path.stat().st_size < 2_000_000
+        assert film.n_frames == 3 and path.stat().st_size < 2_000_000
         assert max(film.size) == 1000
     monkeypatch.setattr(page, "MAX_BYTES", path.stat().st_size - 1)
     page.write_film(path, snapshots)
     with Image.open(path) as film:
-        assert film.n_frames == 3
+        assert film.n_frames == 2
 
 
-def test_what_is_missing_is_named(capsys):
+def test_what_is_missing_is_named(trained, capsys):
     """A run from before there were snapshots; one method without; a task that draws nothing; several runs."""
-    train.main(["--out", "run", *RUN, "--snapshots", "0"])
+    shutil.copytree(trained / "without", "run")
     for flag in ("--page", "--film"):
         fails(
             ["run", flag],
@@ -263,9 +277,8 @@ def test_what_is_missing_is_named(capsys):
     fails(["run", "--snapshots", "-1"], capsys, "--snapshots -1")
 
 
-def test_a_log_that_ends_early():
+def test_a_log_that_ends_early(run):
     """Only steps that all methods share are shown; a line that a kill cut off counts as missing."""
-    train.main(["--out", "run", *RUN])
     log = Path("run/vpo/snapshots.jsonl")
     log.write_text("\n".join([*log.read_text().splitlines()[:2], '{"step": 5, "prob']))
     evaluation.main(["run", "--page"])

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_train import train_in_a_process
 
 import eval as evaluation
 import train
@@ -20,7 +21,6 @@ from engine.interrupt import StopRequest
 from engine.processes import jobs_by_default, run_all, settle_jobs
 from rewards import UserError
 
-ROOT = Path(__file__).resolve().parent.parent
 QUICK = shlex.split(
     "--task toy --warm-steps 20 --steps 8 --prompts-per-step 2 --group-size 4 --save-every 3 "
     "--eval-problems 3 --pool 5 --device cpu --method grpo vpo max_at_k"
@@ -36,10 +36,10 @@ def in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def logs(run: str) -> dict[str, list[dict]]:
+def logs(run: Path) -> dict[str, list[dict]]:
     """The metrics of every method without those of time."""
     by_method = {}
-    for path in sorted(Path(run).glob("*/metrics.jsonl")):
+    for path in sorted(run.glob("*/metrics.jsonl")):
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         for row in rows:
             del row["seconds"], row["tokens_per_second"]
@@ -104,38 +104,49 @@ def test_a_stop_reaches_those_that_run_and_nobody_begins(tmp_path):
     assert (tmp_path / "begun").exists() and not later.exists()
 
 
-def test_numbers_do_not_depend_on_jobs():
+@pytest.fixture(scope="module")
+def shared_folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("shared")
+
+
+@pytest.fixture
+def alone(shared_folder) -> Path:
+    """A run whose methods went one by one, trained once for all tests that compare theirs with it."""
+    out = shared_folder / "alone"
+    if not out.exists():
+        train.main([*QUICK, "--jobs", "1", "--out", str(out)])
+    return out
+
+
+def test_numbers_do_not_depend_on_jobs(alone):
     """Training and evaluation, bit for bit; the tables are printed in the same order."""
-    for jobs in ("1", "3"):
-        train.main([*QUICK, "--jobs", jobs, "--out", f"jobs{jobs}"])
-    assert logs("jobs1") == logs("jobs3") and len(logs("jobs1")) == 3
-    reports = [json.loads(Path(f"jobs{jobs}/eval.json").read_text()) for jobs in (1, 3)]
+    together = Path("jobs3")
+    train.main([*QUICK, "--jobs", "3", "--out", str(together)])
+    assert logs(alone) == logs(together) and len(logs(alone)) == 3
+    reports = [json.loads((run / "eval.json").read_text()) for run in (alone, together)]
     assert list(reports[0]["policies"]) == list(reports[1]["policies"])
     assert reports[0]["policies"] == reports[1]["policies"]
     evaluation.main(["jobs1", "--jobs", "2"])
     assert json.loads(Path("jobs1/eval.json").read_text())["policies"] == reports[0]["policies"]
 
 
-def test_a_killed_run_leaves_no_process_and_resumes_bit_for_bit():
+def test_a_killed_run_leaves_no_process_and_resumes_bit_for_bit(alone):
     """SIGKILL of the parent: its processes die with it, so that a resume has the folder for itself."""
-    train.main([*QUICK, "--jobs", "1", "--eval-problems", "0", "--out", "whole"])
-    steps = ["--steps", "8", "--eval-problems", "0", "--jobs", "3", "--out", "killed"]
-    command = [sys.executable, str(ROOT / "train.py"), *QUICK, *steps]
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    child = train_in_a_process([*QUICK, "--eval-problems", "0", "--jobs", "3", "--out", "killed"])
     log = Path("killed/vpo/metrics.jsonl")
     while not log.exists() or log.read_text().count("\n") < 4:
-        assert child.poll() is None, "the run ended before it could be killed"
+        assert child.is_alive(), "the run ended before it could be killed"
         time.sleep(0.01)
     children = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
-    os.kill(child.pid, signal.SIGKILL)
-    child.wait()
+    child.kill()
+    child.join()
     assert children
     deadline = time.monotonic() + 20
     while any(Path(f"/proc/{pid}").exists() and is_alive(pid) for pid in children):
         assert time.monotonic() < deadline, "a process outlived its parent"
         time.sleep(0.05)
     train.main(["--resume", "--out", "killed", "--jobs", "2"])
-    assert logs("killed") == logs("whole")
+    assert logs(Path("killed")) == logs(alone)
 
 
 def is_alive(pid: str) -> bool:

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -163,21 +164,24 @@ def test_equal_results_are_equal_bytes_in_any_order(tmp_path):
     ).read_bytes()
 
 
+def store_ten(folder: Path, method: str) -> None:
+    for seed in range(10):
+        Store(folder).add(Cell("toy", method, seed), {"seed": seed})
+
+
 def test_processes_that_store_at_once_lose_nothing(tmp_path):
     """Four processes store ten cells each in one file."""
-    program = """
-import sys
-from pathlib import Path
-from reproduce import Cell, Store
-for seed in range(10):
-    Store(Path(sys.argv[1])).add(Cell("toy", sys.argv[2], seed), {"seed": seed})
-"""
     methods = ("grpo", "vpo", "max_at_k", "group_vpo")
-    processes = [
-        subprocess.Popen([sys.executable, "-c", program, str(tmp_path), method], cwd=ROOT)
-        for method in methods
-    ]
-    assert [process.wait() for process in processes] == [0, 0, 0, 0]
+    kind = "fork" if sys.platform == "linux" else "spawn"  # a fork has imported everything already
+    processes = []
+    for method in methods:
+        arguments = (tmp_path, method)
+        process = multiprocessing.get_context(kind).Process(target=store_ten, args=arguments)
+        process.start()
+        processes.append(process)
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0, 0, 0]
     grid = [Cell("toy", method, seed) for method in methods for seed in range(10)]
     records = Store(tmp_path).read(tmp_path / "toy.json.gz")
     assert [records[cell.name]["seed"] for cell in grid] == [cell.seed for cell in grid]

@@ -1,13 +1,14 @@
 """The commands end to end: train, evaluate, kill, resume, and every mistake that a user may make."""
 
+import contextlib
 import fcntl
 import json
+import multiprocessing
 import os
 import re
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -64,6 +65,14 @@ def without_times(rows: list[dict]) -> list[dict]:
     return rows
 
 
+def train_in_a_process(arguments: list[str]) -> multiprocessing.Process:
+    """Begin a training that can be killed. A fork has imported everything already."""
+    kind = "fork" if sys.platform == "linux" else "spawn"
+    child = multiprocessing.get_context(kind).Process(target=train.main, args=(arguments,))
+    child.start()
+    return child
+
+
 def fails(arguments: list[str], capsys, *texts: str, command=train.main) -> None:
     """The command ends with code 2 and one line that holds the texts."""
     capsys.readouterr()
@@ -116,7 +125,8 @@ def test_the_main_job(capsys):
 
 def test_methods_spend_equal_answers():
     """Guards against giving one method more candidates per step: answers per step are G * P * m for every method."""
-    train.main(["--out", "run", *QUICK, "--steps", "2", "--eval-problems", "0"])
+    flags = "--method grpo vpo --steps 1 --eval-problems 0"
+    train.main(["--out", "run", *QUICK, *flags.split()])
     for method, rollouts in (("grpo", 2 * 2 * 3), ("vpo", 2 * 3)):
         sample = json.loads((Path("run") / method / "samples.jsonl").read_text().splitlines()[0])
         assert len(sample["rollouts"]) == 3
@@ -133,19 +143,15 @@ def test_a_killed_run_resumes_bit_for_bit():
         "the test wants steps that learn something"
     )
     log = Path("killed/vpo/metrics.jsonl")
-    child = subprocess.Popen(
-        [sys.executable, str(ROOT / "train.py"), "--out", "killed", *arguments],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    child = train_in_a_process(["--out", "killed", *arguments])
     deadline = time.monotonic() + 120
     while not (log.exists() and len(log.read_text().splitlines()) >= 5):
-        assert child.poll() is None and time.monotonic() < deadline, (
+        assert child.is_alive() and time.monotonic() < deadline, (
             "the child ended before it could be killed"
         )
         time.sleep(0.005)
-    os.kill(child.pid, signal.SIGKILL)
-    child.wait()
+    child.kill()
+    child.join()
     log.write_text(log.read_text() + '{"step": 99, "rew')  # a line that the kill cut off
     assert not Path("killed/vpo/checkpoint-000010").exists(), (
         "the kill came too late for the test to say anything"
@@ -335,7 +341,7 @@ def test_bad_flags_are_named_before_any_minute_is_spent(arguments, texts, capsys
 
 def test_an_occupied_folder_is_refused(capsys):
     """Nothing that a run wrote is ever overwritten."""
-    train.main(["--out", "run", *QUICK, "--eval-problems", "0"])
+    train.main(["--out", "run", *QUICK, "--method", "grpo", "vpo", "--eval-problems", "0"])
     before = {path: path.stat().st_mtime_ns for path in Path("run").rglob("*")}
     fails(["--out", "run", *QUICK], capsys, "already holds grpo, vpo", "--resume")
     fails(["--out", "run", *QUICK, "--lr", "0.1"], capsys, "another run", "--lr")
@@ -347,11 +353,19 @@ def test_an_occupied_folder_is_refused(capsys):
     assert [path.name for path in Path("notes").iterdir()] == ["thesis.txt"]
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A finished run of VPO, to be copied."""
+    folder = tmp_path_factory.mktemp("trained")
+    with contextlib.chdir(folder):
+        train.main(["--out", "run", *QUICK, "--method", "vpo", "--eval-problems", "0"])
+    return folder / "run"
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "trainer.pt", "checksums.json"])
-def test_a_damaged_checkpoint_is_named(name, capsys):
+def test_a_damaged_checkpoint_is_named(name, trained, capsys):
     """One flipped byte, or a lost file: the file is named, and the checkpoint before it is offered and works."""
-    arguments = ["--out", "run", *QUICK, "--method", "vpo", "--eval-problems", "0"]
-    train.main(arguments)
+    shutil.copytree(trained, "run")
     last = Path("run/vpo/checkpoint-000004")
     if name == "checksums.json":
         (last / name).unlink()
@@ -486,7 +500,8 @@ def test_a_method_with_another_signature_is_named(monkeypatch, capsys):
 
 
 def test_eval_names_what_it_cannot_evaluate(capsys):
-    train.main(["--out", "run", *QUICK, "--eval-problems", "0", "--steps", "1"])
+    flags = "--method vpo --steps 1 --eval-problems 0"
+    train.main(["--out", "run", *QUICK, *flags.split()])
     evaluation.main(["run", "--problems", "2"])  # trained without an evaluation: still possible
     fails(["run", "--pool", "1"], capsys, "--pool 1", command=evaluation.main)
     fails(["run", "--device", "tpu"], capsys, "--device tpu", command=evaluation.main)
