@@ -270,7 +270,9 @@ def test_numbers_are_those_stored(name, folder):
         pytest.skip("needs peft")
     stored = json.loads(STORED.read_text())  # machine -> part -> numbers
     if name == "model-bfloat16" and machine() not in stored:
-        pytest.skip("bfloat16 rounds so coarsely that another kind of processor samples other texts")
+        pytest.skip(
+            "bfloat16 rounds so coarsely that another kind of processor samples other texts"
+        )
     parts = stored.get(machine()) or next(iter(stored.values()))
     expected = numbers(parts[name])
     measured = numbers(json.loads(json.dumps(measure(name))))
