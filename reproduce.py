@@ -75,11 +75,17 @@ MORE_RATES = {  # compared too, where a rate at an edge was the best for best@30
         "group_vpo": (1.8e-3,),
     },
 }
-REAL_RATES = {"open_cases": (2e-5, 5e-5), "headline": (1e-5, 2e-5, 4e-5)}
+REAL_RATES = {"open_cases": (2e-5, 5e-5), "headline": (1e-5, 2e-5, 4e-5, 8e-5)}
 LR = {
     **TINY_LR,
     "open_cases": {"grpo": 5e-5, "max_at_k": 2e-5, "vpo": 5e-5, "group_vpo": 2e-5},
-    "headline": dict.fromkeys(("grpo", "max_at_k", "multi_rlvr", "vpo", "group_vpo"), 2e-5),
+    "headline": {
+        "grpo": 2e-5,
+        "max_at_k": 2e-5,
+        "multi_rlvr": 2e-5,
+        "vpo": 4e-5,
+        "group_vpo": 4e-5,
+    },
 }
 # What validation prefers for best@30 by more than .005. LR is chosen for best@1, or for m answers.
 LR_AT_30 = {
