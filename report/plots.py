@@ -376,7 +376,7 @@ def answers(
     shape = (len(pools), len(drawn)) if policies_in_rows else (len(drawn), len(pools))
     width, height = (3.9, 2.3) if task.wide else (2.4, 2.5)
     if columns is not None:
-        height = 1.75
+        height = 1.45
     with style.new_figure(*shape, (width * shape[1], height * shape[0] + 0.6)) as axes:
         by_policy = axes if policies_in_rows else axes.T
         for of_policy, (name, (texts, rewards)) in zip(by_policy, pools.items(), strict=True):

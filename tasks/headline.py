@@ -184,7 +184,7 @@ COLORS = {  # of the facts in a drawing
     "number": "#8c510a",
     "cause": "#e08214",
 }
-LINES = 7  # headlines in a drawing
+LINES = 5  # headlines in a drawing
 FONT_SIZE = 8  # points
 LETTER_WIDTH = 0.602 * FONT_SIZE  # of the monospaced font
 MIN_WORDS = 10  # in a list of one's own
