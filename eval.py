@@ -7,6 +7,8 @@ Every policy answers the same held-out problems with the same number of candidat
 answers, or rollouts of m. The budget counts candidates, not rollouts. A slot that a rollout left empty
 is a candidate with the minimal reward, and a duplicate is a candidate like any other, because both have
 cost the search an evaluation.
+
+In names such as best@k the letter k counts candidates. In shapes n is the pool, and k the objectives.
 """
 
 import dataclasses
@@ -84,7 +86,8 @@ def best_at_k(scores: Tensor, k: int) -> Tensor:
 def weighted_best_at_k(rewards: Tensor, k: int, objective_mask: Tensor) -> Tensor:
     """W@k: best@k of the utility w . r, averaged over w ~ Dirichlet(1).
 
-    This is what a pool is worth to a user whose preferences were unknown in training.
+    This is what a pool is worth to a user whose preferences were unknown in training, whatever its
+    --alpha was.
 
     Args:
         rewards: (N, n, objectives).
@@ -262,7 +265,7 @@ def measure(pool: Pool, task: Task, m: int) -> dict[str, Tensor]:
     values["earned"] = (pool.rewards > 0).any(-1).double().mean(1)
     values["diversity"] = diversity(pool.rewards)
     values["pareto_share"] = pareto_share(pool.rewards)
-    # Objectives that a problem lacks count as zeros in the mean over all objectives.
+    # coverage divides by all objectives. A problem that lacks some is divided by its own.
     values["coverage"] = coverage(pool.rewards, m) * mask.shape[1] / mask.sum(1)
     for i, name in enumerate(task.objectives):
         values[f"reward_{name}"] = pool.rewards[..., i].mean(1)

@@ -108,11 +108,12 @@ def train_step(method: str, state: TrainState, task: Task, config: Config) -> St
     advantages = step_advantages(method, scored, task, config, t)  # (P, G)
 
     row_advantages = advantages.flatten().to(model.device)  # (P * G), row p * G + g
+    # Without a KL term a rollout whose advantage is 0 has no gradient. It counts in the mean all the same.
     rows = rows_to_compute(row_advantages, with_reference=state.reference is not None)
     n_tokens = sum(rollouts.lengths)
     metrics = dict.fromkeys(LOSS_METRICS, 0.0)  # there may be no row to compute
-    # A prompt is computed once for all its rollouts. The generator adds its part of the gradient after
-    # the last micro-batch of the prompt, so the loop must run to its end.
+    # A prompt is computed once for all its rollouts. The generator itself adds the prompt's part of the
+    # gradient after the last of its micro-batches, so the loop must run to its end.
     for batch in micro_batches(
         model,
         state.reference,
@@ -130,7 +131,7 @@ def train_step(method: str, state: TrainState, task: Task, config: Config) -> St
             ref_logprobs=batch.ref_logprobs,
             kl_coef=config.kl,
         )
-        loss.backward()
+        loss.backward()  # as far as the prompts
         loss_metrics |= {"loss": loss.detach(), "entropy": mean_entropy(batch, rollouts, rows)}
         for name, value in loss_metrics.items():
             metrics[name] = metrics.get(name, 0.0) + value

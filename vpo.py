@@ -123,7 +123,8 @@ def set_reward_exact(rewards: Tensor) -> Tensor:
 
     The utility of an answer under w = (u, 1 - u) is a line in u. The best of m answers is the upper
     envelope of m lines, and R is the area under it on [0, 1]. The envelope is straight between the
-    points where two lines cross, so the trapezoidal rule is exact.
+    points where two lines cross, so the trapezoidal rule is exact. Training samples R instead: this is
+    a check.
 
     Args:
         rewards: (P, G, m, 2).
@@ -251,6 +252,7 @@ def vpo_advantage(  # noqa: PLR0913 - the public estimator: every argument is on
         ValueError: shapes do not fit, G < 2, subset >= G, or an argument of `sample_weights` is wrong.
     """
     P, _, _, k = _check_rewards(rewards, answer_mask)
+    # `sample_weights` for P prompts. It is done in logarithms, so that absent objectives can be left out.
     log_weights = _log_weights((P, n_weights, k), alpha, sampler, generator, rewards.device)
     if objective_mask is not None:
         rewards, log_weights = _without_absent(rewards, log_weights, objective_mask)
@@ -464,7 +466,7 @@ def policy_loss(  # noqa: PLR0913 - the public loss: every argument is one symbo
     return loss + kl_coef * kl, metrics
 
 
-# A first reading can stop here.
+# A first reading can stop here. `main`, at the end, is what `python vpo.py` prints.
 
 
 def _single(scalars: Tensor, method: str) -> Tensor:
