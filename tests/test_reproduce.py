@@ -305,7 +305,7 @@ def test_cells_of_a_real_model_are_for_who_asks(capsys):
         assert capsys.readouterr().out.count(task) >= 15
 
 
-def test_headlines_are_drawn_once_all_policies_are_stored(tmp_path, drawn_answers):
+def test_headlines_of_the_policies_that_are_stored_are_drawn(tmp_path, drawn_answers):
     store = Store(tmp_path)
     figure = tmp_path / "headlines.png"
     assert reproduce.draw_headlines(store, figure) == []
@@ -315,8 +315,9 @@ def test_headlines_are_drawn_once_all_policies_are_stored(tmp_path, drawn_answer
         names = ("start", "start_sets", "grpo") if method == "grpo" else (method,)
         record = {"version": cell.version, "command": cell.command}
         store.add(cell, record | {"answers": dict.fromkeys(names, texts)})
-    assert reproduce.draw_headlines(store, figure) == [figure]
-    pools, problems = drawn_answers[0]
+        assert reproduce.draw_headlines(store, figure) == [figure]
+    assert [*drawn_answers[0][0]] == ["start", "grpo"]
+    pools, problems = drawn_answers[-1]
     assert [*pools] == ["start", *reproduce.HEADLINE]
     assert len(problems) == reproduce.DRAWN_TEXTS
     answers, rewards = pools["vpo"]
