@@ -127,7 +127,7 @@ ABLATIONS = (
     # These three sample as many answers as the default.
     ("vpo", 5, {"m": 2, "prompts-per-step": 18}),
     ("vpo", 3, {"m": 5, "prompts-per-step": 7}),
-    ("vpo", 5, {"m": 1, "prompts-per-step": 36, "lr": 1.2e-3}),  # C8: GRPO's data and learning rate
+    ("vpo", 3, {"m": 1, "prompts-per-step": 36, "lr": 1.2e-3}),  # C8: GRPO's data and learning rate
     ("vpo", 2, {"alpha": 0.3}),
     ("vpo", 2, {"alpha": 3.0}),
     ("vpo", 3, {"n-weights": 10}),
