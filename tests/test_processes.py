@@ -126,8 +126,9 @@ def test_numbers_do_not_depend_on_jobs(alone):
     reports = [json.loads((run / "eval.json").read_text()) for run in (alone, together)]
     assert list(reports[0]["policies"]) == list(reports[1]["policies"])
     assert reports[0]["policies"] == reports[1]["policies"]
-    evaluation.main(["jobs1", "--jobs", "2"])
-    assert json.loads(Path("jobs1/eval.json").read_text())["policies"] == reports[0]["policies"]
+    evaluation.main([str(together), "--jobs", "2"])
+    evaluated = json.loads((together / "eval.json").read_text())
+    assert evaluated["policies"] == reports[0]["policies"]
 
 
 def test_a_killed_run_leaves_no_process_and_resumes_bit_for_bit(alone):
