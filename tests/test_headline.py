@@ -1,6 +1,8 @@
 """The headlines: what earns, which cheats earn nothing, held-out words, words of one's own."""
 
 import json
+from collections import Counter
+from itertools import pairwise
 from random import Random
 
 import matplotlib
@@ -16,7 +18,7 @@ from engine.models import load_policy
 from engine.warmup import WarmUp, demonstrations
 from rewards import UserError, parse_answers, take_problems
 from tasks import load_task
-from tasks.headline import FACTS, facts_told
+from tasks.headline import FACTS, FOLLOWERS, MAX_WORDS, MODIFIERS, facts_told, kinds_of
 
 STORY = {
     "event": "fire",
@@ -52,6 +54,13 @@ RATS = STORY | {"cause": "rats"}
         ("event at place", ""),  # the names of the facts
         ("12 people saw the fire", ""),
         ("Fire by nurse", ""),  # she did not light it
+        ("Nurse saw lightning fire at market", ""),  # two facts in one
+        ("Lightning on Monday after fire", ""),  # the other way round
+        ("Nurse in fire at market", ""),  # she only saw it
+        ("Nurse in lightning causes fire", ""),
+        ("Nurse at market seen by twelve", ""),
+        ("Nurse saw lightning at market fire", ""),
+        ("Nurse and twelve sees fire", ""),
         ("Fire on the market", ""),
         ("Fire at the", ""),
         ("On Monday", ""),
@@ -70,35 +79,36 @@ def test_verbs_agree_with_their_cause():
     assert not facts_told(RATS, "A rats at the market")
 
 
-def test_six_words_tell_at_most_four_facts():
-    """Random headlines of the words that there are: the conflict is real."""
-    rng = Random(0)
-    words = [
-        *STORY.values(),
-        *[
-            "at",
-            "on",
-            "in",
-            "saw",
-            "and",
-            "people",
-            "after",
-            "from",
-            "causes",
-            "hits",
-            "by",
-            "seen",
-            "amid",
-        ],
-    ]
-    told = [facts_told(STORY, " ".join(rng.sample(words, 6))) for _ in range(20_000)]
-    assert max(map(len, told)) <= 4
-    assert facts_told(STORY, "Nurse saw Monday fire at market") == {
-        "person",
-        "day",
-        "event",
-        "place",
-    }
+def accepted_headlines(words: list[str]) -> list[str]:
+    """All headlines without articles that earn something and begin with some words."""
+    headlines = []
+    if facts_told(STORY, " ".join(words)):
+        headlines.append(" ".join(words))
+    if len(words) < MAX_WORDS and may_go_on(words):
+        for word in [*STORY.values(), *FOLLOWERS]:
+            headlines += accepted_headlines([*words, word])
+    return headlines
+
+
+def may_go_on(words: list[str]) -> bool:
+    """Whether some words can begin a headline: if the last of them modifies an event, that comes next."""
+    names = {word: name for name, word in STORY.items()}
+    told = [word for word in words if word in names]
+    if len(told) > len(set(told)):
+        return False
+    kinds = kinds_of(words, names)
+    if kinds and kinds[-1] in MODIFIERS:
+        kinds.pop()
+    return all(after in FOLLOWERS[before] for before, after in pairwise(kinds))
+
+
+def test_all_headlines_that_earn_anything():
+    """There are 357 of a text, which were read: each is English and says what the text says. None tells five facts,
+    so the conflict is real."""
+    headlines = accepted_headlines([])
+    counts = Counter(len(facts_told(STORY, headline)) for headline in headlines)
+    assert counts == {1: 1, 2: 50, 3: 250, 4: 56}
+    assert "nurse saw monday fire at market" in headlines
 
 
 def test_the_splits_share_no_word_but_the_days():
