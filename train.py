@@ -34,12 +34,11 @@ from tqdm import tqdm
 
 from engine.advice import show_first_rollout, tell_unread
 from engine.checkpoints import TrainState, checkpoints, load_state, save_state
-from engine.checks import check_config, check_device, device_named
 from engine.config import Config, Parser, as_command, parse
 from engine.evaluations import held_out, is_snapshot_step, write_snapshot
 from engine.files import append
 from engine.interrupt import StopRequest
-from engine.kinds import fill_in, kind_named
+from engine.kinds import kind_named
 from engine.memory import (
     StepPrompts,
     explain_out_of_memory,
@@ -49,24 +48,15 @@ from engine.memory import (
     return_freed_memory,
 )
 from engine.models import Tokenizer, load_config_and_tokenizer
+from engine.prepare import Job, prepare
 from engine.processes import (
     jobs_of,
     progress_line,
     run_all,
     settle_jobs,
 )
-from engine.run_folder import (
-    StoredRun,
-    claim,
-    find_run,
-    is_joined,
-    is_training,
-    join_run,
-    steps_done,
-    task_like,
-    task_of,
-)
-from engine.trackers import check_tracker, open_tracker
+from engine.run_folder import claim, steps_done, task_like
+from engine.trackers import open_tracker
 from engine.update import MicroBatch, micro_batches, rows_to_compute
 from engine.warmup import start_model, write_goal_start, write_start
 from eval import Policy, diversity, evaluate_runs, sample_pool
@@ -370,42 +360,24 @@ class Trainer:
 def run(argv: list[str], parser: Parser) -> None:
     """Train what the flags ask for, then evaluate it."""
     config, flags_given = parse(parser, Config, argv)
-    config.out = config.out or f"runs/{config.task_name}-seed{config.seed}"
-    out = Path(config.out)
-    is_plan = config.plan is not None
-    stored = find_run(out) if not is_plan or config.resume else None
-    if not is_plan and is_training(out):
-        raise UserError(
-            f"--out {out}: another train.py is writing to it; wait, or take another name"
-        )
-    if config.resume and stored is None:
-        raise UserError(f"--resume: {out} holds no run; name the folder of one with --out")
-    if is_joined(config, stored):
-        config = join_run(config, flags_given, stored)
-    task = task_of(config)
-    device = device_named(config.device)
-    fill_in(config, task, cuda=device == "cuda")
-    if not config.plan:  # a plan for a card of so many GiB needs no card
-        check_device(device, config.dtype)
-    check_config(config, task)
-    check_tracker(config.log)
-    if is_plan:
-        print_plan(config, task, device, step_prompts(config, task))
+    job = prepare(config, flags_given)
+    config = job.config
+    if config.plan is not None:
+        print_plan(config, job.task, job.device, step_prompts(config, job.task))
         return
     settle_jobs(
         config,
-        device,
-        need=lambda: planned_bytes(config, task, device, step_prompts(config, task)),
-        limit=memory_limit(config, device),
+        job.device,
+        need=lambda: planned_bytes(config, job.task, job.device, step_prompts(config, job.task)),
+        limit=memory_limit(config, job.device),
     )
-    with explain_out_of_memory(device):
-        train_run(config, task, device, argv, stored)
+    with explain_out_of_memory(job.device):
+        train_run(job, argv)
 
 
-def train_run(
-    config: Config, task: Task, device: str, argv: list[str], stored: StoredRun | None
-) -> None:
+def train_run(job: Job, argv: list[str]) -> None:
     """Write the start model if there is none yet, train all methods, and evaluate them."""
+    config = job.config
     out = Path(config.out)
     if all(steps_done(out / method) == config.steps for method in config.method):
         print(
@@ -413,20 +385,20 @@ def train_run(
             f"python train.py --resume --steps {2 * config.steps} --out {out}",
             file=sys.stderr,
         )
-    is_new = not is_joined(config, stored) or not (out / "start").exists()
-    start = start_model(config, task, device) if is_new else None
-    with claim(config, argv, stored):
+    is_new = job.is_new
+    start = start_model(config, job.task, job.device) if is_new else None
+    with claim(config, argv, job.stored):
         if is_new:
-            write_start(config, task, out / "start", start)
+            write_start(config, job.task, out / "start", start)
             del start  # makes room
         with StopRequest() as stop:
-            train_methods(config, task, device, stop)
+            train_methods(config, job.task, job.device, stop)
         if stop.received:
             raise KeyboardInterrupt(
                 f"training is complete; for the table and figures: python eval.py {out}"
             )
     if config.eval_problems:
-        evaluate_runs([out], device=device, jobs=config.jobs)
+        evaluate_runs([out], device=job.device, jobs=config.jobs)
         return
     newest = [str(checkpoints(out / method)[-1]) for method in config.method]
     print(f"checkpoints: {', '.join(newest)}\ntable and figures: python eval.py {out}")

@@ -211,7 +211,7 @@ def head() -> None:
     def run(kind, model, reference, rollouts: Rollouts) -> None:
         lm_head.HeadLogProbs = kind
         ones = torch.ones(len(rollouts.tokens), device=rollouts.tokens.device)
-        SharedUpdate(1e-3).backward(model, reference, rollouts, ones)
+        SharedUpdate(1e-3, all_rows=True).backward(model, reference, rollouts, ones)
         lm_head.HeadLogProbs = own
 
     start = start_of("maze")
@@ -247,7 +247,7 @@ def random_rollouts(rows: int, T: int = 1024) -> Rollouts:
 
 def computed_gib(backward) -> float:
     """GiB that an update of 8 x 1024 tokens adds, on tensors without contents."""
-    with FakeTensorMode(), memory.Tally() as tally:
+    with FakeTensorMode(allow_non_fake_inputs=True), memory.Tally() as tally:
         model = small_qwen()
         rollouts = random_rollouts(8)
         before = tally.begin()
@@ -255,7 +255,7 @@ def computed_gib(backward) -> float:
     return (tally.peak - before) / memory.GIB
 
 
-UPDATES = {"ours": SharedUpdate(), "plain": plain.PlainUpdate()}
+UPDATES = {"ours": SharedUpdate(all_rows=True), "plain": plain.PlainUpdate()}
 
 
 def vocabulary() -> None:
@@ -308,7 +308,7 @@ def searching() -> None:
         goal=None,
         options=options,
     )
-    config = SearchConfig(strategy="best_of_n", selection="", budget=48)
+    config = SearchConfig(runs=[], strategy="best_of_n", selection="", budget=48)
 
     def ours() -> None:
         with tempfile.TemporaryDirectory() as folder:

@@ -116,10 +116,13 @@ class SharedUpdate:
     kl: float = 0.0
     token_budget: int = 4096
     temperature: float = 1.0
+    all_rows: bool = False  # those without a gradient, too: tensors without contents do not tell
 
     def backward(self, model, reference, rollouts, advantages: torch.Tensor) -> None:
         """Add the gradient of all rollouts; advantages (P * G)."""
-        rows = update.rows_to_compute(advantages, with_reference=reference is not None)
+        rows = list(range(len(advantages)))
+        if not self.all_rows:
+            rows = update.rows_to_compute(advantages, with_reference=reference is not None)
         for batch in update.micro_batches(
             model,
             reference,

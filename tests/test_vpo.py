@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import vpo
+from examples import advantages
 
 
 def random_rewards(seed: int, *shape: int) -> torch.Tensor:
@@ -612,7 +613,7 @@ def test_every_method_takes_all_options(method):
 
 def test_the_printed_table_teaches_what_each_method_pays(capsys):
     """GRPO and Max@K pay the compromise most, sets with a vector the specialist that nothing replaces."""
-    vpo.main()
+    advantages.main()
     rows = {}
     for line in capsys.readouterr().out.splitlines():
         words = line.split()
