@@ -198,7 +198,7 @@ def sample_pool(
         prompts += [build_prompt(policy.tokenizer, task, problem, policy.m, goal) for goal in goals]
     at_once = max(1, kind_of(policy.tokenizer).pool_batch(config, policy.m) // size)  # problems
     chunk = at_once * len(goals)
-    title = f"evaluate {style.Policy(policy.name).title}"
+    title = f"evaluate {style.Entry(policy.name).title}"
     bar = tqdm(
         range(0, len(prompts), chunk),
         title,
@@ -397,7 +397,7 @@ def report_run(evaluation: Evaluation, device: str, figure_format: str) -> EvalR
     logs = {}
     costs = []
     for name, pool in result.pools.items():
-        policy = style.Policy(name)
+        policy = style.Entry(name)
         measures[policy] = measure(pool, evaluation.task, config.m)
         if name in ADVANTAGES:
             logs[policy] = read_log(evaluation.run / name / "metrics.jsonl", *PLOTTED)

@@ -41,7 +41,7 @@ from eval import Pool, evaluate_run, measure, pass_at_k
 from report import documents, plots
 from report.geometry import geometry
 from report.stored import SINGLE, Result, Stored
-from report.style import Policy
+from report.style import Entry
 from rewards import UserError, take_problems
 from tasks import load_task
 
@@ -499,12 +499,12 @@ def _result_of(cell: Cell, record: dict) -> Result:
     )
 
 
-def policy_of(cell: Cell) -> Policy:
+def policy_of(cell: Cell) -> Entry:
     """What the tables call a cell's policy: with the learning rate where several are compared."""
     flags = dict(cell.flags)
     if cell.task == "open_cases" or set(flags) == {"lr"}:
-        return Policy(cell.method, float(cell.command[-1]))
-    return Policy(cell.method, flags=cell.flags)
+        return Entry(cell.method, float(cell.command[-1]))
+    return Entry(cell.method, flags=cell.flags)
 
 
 def measures_of(values: dict[str, list], size: int, tuning: bool) -> dict[str, Tensor]:

@@ -220,7 +220,7 @@ def own_goal(path: str) -> Goal:
 
 
 @dataclass
-class Policy:
+class SearchPolicy:
     """A policy, and how its rollouts are sampled."""
 
     model: Model
@@ -241,7 +241,7 @@ class Search:
     """
 
     config: SearchConfig
-    policy: Policy
+    policy: SearchPolicy
     goal: Goal
     problems: list[Problem]
     log: Path
@@ -383,7 +383,7 @@ class Search:
 
 
 def child_prompt(
-    policy: Policy, problem: Problem, parent: Candidate | None, rng: random.Random
+    policy: SearchPolicy, problem: Problem, parent: Candidate | None, rng: random.Random
 ) -> tuple[str, str]:
     """Return the prompt for a child, and the words at its end with which the rollout begins.
 
@@ -537,7 +537,7 @@ def search_all(
     return populations
 
 
-def load(evaluation: Evaluation, name: str, goal: Goal, device: str) -> Policy:
+def load(evaluation: Evaluation, name: str, goal: Goal, device: str) -> SearchPolicy:
     """Load a policy of a run."""
     config = evaluation.config
     task = evaluation.task
@@ -557,7 +557,7 @@ def load(evaluation: Evaluation, name: str, goal: Goal, device: str) -> Policy:
         batch=config.sampling_batch,
     )
     files = checksum(stored.folder / "checksums.json")
-    return Policy(model, tokenizer, files, task, stored.m, weights, options)
+    return SearchPolicy(model, tokenizer, files, task, stored.m, weights, options)
 
 
 def unsolved(

@@ -299,7 +299,7 @@ def searching() -> None:
     goal = search.make_goal("scalar", start.task)
     goal.target = 5.0
     options = sampling_options(start.tokenizer, start.task, 1, 0, temperature=0.7)
-    policy = search.Policy(
+    policy = search.SearchPolicy(
         start.model,
         start.tokenizer,
         weights="",

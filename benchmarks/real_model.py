@@ -50,7 +50,7 @@ import train
 from engine import decoding
 from engine.evaluations import held_out
 from engine.models import load_policy
-from report.style import Policy
+from report.style import Entry
 from rewards import Task, UserError
 from rollout import build_prompt
 from tasks import load_task
@@ -267,7 +267,7 @@ def stored_programs(method: str, file: str) -> StoredPrograms:
     lr = None if method == "start" else float(result["command"][-1])
     passed = result["at"]["0.7"][method]["passed"]
     return StoredPrograms(
-        Policy(method, lr).title, passed, result["size"], result["programs"][method]
+        Entry(method, lr).title, passed, result["size"], result["programs"][method]
     )
 
 

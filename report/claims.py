@@ -7,15 +7,15 @@ from report.result_tables import GRPO, MAX_AT_K, VPO, flags_text, markdown
 from report.search_tables import RIVALS, counts_alone, counts_of_other_runs
 from report.statistics import t_test
 from report.stored import SINGLE, Difference, Stored, TaskResults
-from report.style import Policy
+from report.style import Entry
 
-START = Policy("start")
-MULTI_RLVR = Policy("multi_rlvr")
-ONE_ANSWER = Policy("vpo", flags=(("m", 1), ("prompts-per-step", 36), ("lr", 1.2e-3)))
-TWO_ANSWERS = Policy("vpo", flags=(("m", 2), ("prompts-per-step", 18)))
-FIVE_ANSWERS = Policy("vpo", flags=(("m", 5), ("prompts-per-step", 7)))
-FEW_WEIGHTS = Policy("vpo", flags=(("n-weights", 10),))
-SOBOL = Policy("vpo", flags=(("sampler", "sobol"),))
+START = Entry("start")
+MULTI_RLVR = Entry("multi_rlvr")
+ONE_ANSWER = Entry("vpo", flags=(("m", 1), ("prompts-per-step", 36), ("lr", 1.2e-3)))
+TWO_ANSWERS = Entry("vpo", flags=(("m", 2), ("prompts-per-step", 18)))
+FIVE_ANSWERS = Entry("vpo", flags=(("m", 5), ("prompts-per-step", 7)))
+FEW_WEIGHTS = Entry("vpo", flags=(("n-weights", 10),))
+SOBOL = Entry("vpo", flags=(("sampler", "sobol"),))
 
 LARGE_K = {"maze": "best@30", "code": "pass@30"}  # by what a search is measured in each task
 ALIKE = 0.02  # smaller differences count as none
@@ -190,7 +190,7 @@ def group_vpo_solves_more(stored: Stored) -> Iterator[Finding]:
 
 def solves_more(stored: Stored, method: str) -> Iterator[Finding]:
     """What a method solves and GRPO does not, held against what GRPO of another run solves."""
-    title = Policy(method).title
+    title = Entry(method).title
     for name, search in stored.searches.items():
         if not name.endswith("evolve"):
             continue
@@ -217,9 +217,9 @@ def no_extra_compute(stored: Stored) -> Iterator[Finding]:
     measured = [(task, None) for task in headline_tasks(stored)]
     measured += [(stored.task("open_cases"), lr) for lr in (2e-5, 5e-5)]  # two rates, no own one
     for task, lr in measured:
-        ours = Policy("vpo", lr)
+        ours = Entry("vpo", lr)
         for other in (MULTI_RLVR, GRPO):
-            theirs = Policy(other.method, lr)
+            theirs = Entry(other.method, lr)
             if not task.shared_seeds(ours, theirs):
                 continue
             vpo_tokens = task.average(ours, lambda run: run.tokens)
@@ -294,7 +294,7 @@ def headline_tasks(stored: Stored) -> list[TaskResults]:
     return [task for task in tasks if task.shared_seeds(GRPO, MAX_AT_K, MULTI_RLVR, VPO)]
 
 
-def strongest_scalar(task: TaskResults) -> Policy:
+def strongest_scalar(task: TaskResults) -> Entry:
     """The best baseline at k = 30 of all rates; not goal-conditioned, which is told a goal."""
     methods = {*SINGLE, "multi_rlvr"} - {"goal_conditioned"}
     seeds = task.shared_seeds(VPO)

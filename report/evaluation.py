@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.files import write_text
 from report.statistics import bootstrap_interval
-from report.style import Policy
+from report.style import Entry
 
 
 @dataclass
@@ -21,7 +21,7 @@ class EvalReport:
     problems: int  # N
     pool: int  # candidates per problem
     temperature: float
-    measures: dict[Policy, dict[str, Tensor]]  # policy -> measure -> values (N) or (runs, N)
+    measures: dict[Entry, dict[str, Tensor]]  # policy -> measure -> values (N) or (runs, N)
     groups: Tensor | None  # (N) problems of one group show the same prompt; None: all problems do
     runs: list[str] | None = None  # of several
 
@@ -55,7 +55,7 @@ class EvalReport:
     def in_words(self) -> str:
         """What the table says: whose variety is left, and who is best for one candidate and for all."""
         n = self.pool
-        start = self.mean(Policy("start"), "diversity")
+        start = self.mean(Entry("start"), "diversity")
         outcomes = []
         for policy in self.measures:
             if policy.method in ("start", "start_sets"):
@@ -77,7 +77,7 @@ class EvalReport:
         ranked = sorted(means, key=means.get, reverse=True)
         return ", ".join(f"{title} {means[title]:.3f}" for title in ranked)
 
-    def mean(self, policy: Policy, measure: str) -> float:
+    def mean(self, policy: Entry, measure: str) -> float:
         return self.measures[policy][measure].double().mean().item()
 
     def caption(self) -> str:
@@ -151,4 +151,4 @@ def training_cost(method: str, rows: list[dict], m: int) -> str:
     """
     answers = m * sum(row["rollouts"] for row in rows)
     tokens = sum(row["tokens"] for row in rows)
-    return f"{Policy(method).title} {len(rows)} steps, {answers:,} answers, {tokens:,} tokens"
+    return f"{Entry(method).title} {len(rows)} steps, {answers:,} answers, {tokens:,} tokens"

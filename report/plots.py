@@ -15,7 +15,7 @@ from torch import Tensor
 from report import style
 from report.evaluation import EvalReport
 from report.stored import Difference
-from report.style import Policy
+from report.style import Entry
 from vpo import SEVERAL_ANSWERS
 
 HIGHLIGHTED = ("start", "grpo", "max_at_k", "vpo", "group_vpo")  # thick where curves are many
@@ -37,7 +37,7 @@ SEARCH_PANELS = {  # key in search.json: title
 def run_figures(
     evaluation: Any,
     report: EvalReport,
-    logs: dict[Policy, list[dict]],
+    logs: dict[Entry, list[dict]],
     pools: dict[str, Any],
     suffix: str,
 ) -> None:
@@ -120,7 +120,7 @@ class Curve:
 
 def _draw_curves(
     ax: Any, report: EvalReport, measures: list[str], ks: list[int]
-) -> dict[Policy, Curve]:
+) -> dict[Entry, Curve]:
     """Draw the mean of every policy with the band of its intervals.
 
     Where learning rates are compared, lines beside the largest k stand for its intervals.
@@ -148,14 +148,14 @@ def _draw_curves(
     return curves
 
 
-def _mark_crossing(ax: Any, ks: list[int], curves: dict[Policy, Curve]) -> None:
+def _mark_crossing(ax: Any, ks: list[int], curves: dict[Entry, Curve]) -> None:
     """Draw a ring where VPO overtakes GRPO and the start model.
 
     None is drawn if the bands of VPO and GRPO overlap at the largest k: the order may be noise.
     """
-    vpo = Policy("vpo")
-    grpo = Policy("grpo")
-    start = Policy("start")
+    vpo = Entry("vpo")
+    grpo = Entry("grpo")
+    start = Entry("start")
     if vpo not in curves or grpo not in curves:
         return
     i = crossing(curves[vpo].means, curves[grpo].means)
@@ -181,7 +181,7 @@ def _mark_crossing(ax: Any, ks: list[int], curves: dict[Policy, Curve]) -> None:
 
 
 def training(
-    logs: dict[Policy, list[dict]], temperature: float, path: Path, window: int = 10
+    logs: dict[Entry, list[dict]], temperature: float, path: Path, window: int = 10
 ) -> None:
     """Draw diversity, reward, different answers and entropy of the training rollouts by training step.
 
@@ -230,14 +230,14 @@ def training(
         )
 
 
-def _draw_start_levels(ax: Any, logs: dict[Policy, list[dict]], key: str, first: str) -> None:
+def _draw_start_levels(ax: Any, logs: dict[Entry, list[dict]], key: str, first: str) -> None:
     """Draw what methods with single answers, and those with sets, have in their first record."""
     levels: dict[str, list[float]] = {}
     for policy, rows in logs.items():
         name = "start_sets" if policy.method in SEVERAL_ANSWERS else "start"
         levels.setdefault(name, []).append(rows[0][key])
     for name, values in levels.items():
-        look = Policy(name).look
+        look = Entry(name).look
         label = f"{look.title} ({first})"
         ax.axhline(sum(values) / len(values), color=look.color, ls=look.line, label=label)
 
@@ -271,7 +271,7 @@ def reward_vectors(pools: dict[str, Tensor], objectives: Sequence[str], path: Pa
         for ax in axes.flat[len(pools) :]:
             ax.set_visible(False)
         for ax, name, all_objectives, view in zip(axes.flat, pools, vectors, views, strict=False):
-            policy = Policy(name)
+            policy = Entry(name)
             seen = _draw_vectors(ax, view, policy.color)
             distinct = len(all_objectives.unique(dim=0))
             heading = f"{policy.title}\n{distinct} distinct"
@@ -382,7 +382,7 @@ def answers(
         for of_policy, (name, (texts, rewards)) in zip(by_policy, pools.items(), strict=True):
             for i, ax in zip(drawn, of_policy, strict=True):
                 parsed = [text for text in texts[i] if text is not None]
-                if not task.draw(ax, problems[i], parsed, Policy(name).color):
+                if not task.draw(ax, problems[i], parsed, Entry(name).color):
                     return False
                 _finish_drawing(ax, task, rewards[i], width, two_lines=bool(heading))
         labels = _policy_labels({name: rewards for name, (_, rewards) in pools.items()})
@@ -438,7 +438,7 @@ def _policy_labels(rewards: dict[str, list[Tensor]]) -> list[str]:
         solved[name] = sum(bool((vectors >= 1).all(-1).any()) for vectors in of_problems)
     labels = []
     for name, count in solved.items():
-        label = Policy(name).title
+        label = Entry(name).title
         if any(solved.values()):
             label += f"\nsolves {count} of {len(rewards[name])} problems"
         labels.append(label)
@@ -477,7 +477,7 @@ def two_halves(points: dict[str, tuple[float, Difference, Difference]], path: Pa
     shares = sorted(x for x, *_ in points.values())
     with style.new_figure(1, 2, (10.4, 4.2), sharey=True) as axes:
         for half, (ax, (heading, method)) in enumerate(zip(axes[0], halves, strict=True)):
-            policy = Policy(method)
+            policy = Entry(method)
             for i, (name, (x, *gains)) in enumerate(points.items()):  # by rising x
                 gain = gains[half]
                 interval = [[gain.mean - gain.low], [gain.high - gain.mean]]
@@ -497,7 +497,7 @@ def two_halves(points: dict[str, tuple[float, Difference, Difference]], path: Pa
         style.finish(axes, path, "a point per reward, 95% intervals")
 
 
-def frontier(rows: list[dict[str, dict[Policy, Tensor]]], measure: str, path: Path) -> None:
+def frontier(rows: list[dict[str, dict[Entry, Tensor]]], measure: str, path: Path) -> None:
     """Draw what each method reaches with one candidate against what it reaches with thirty.
 
     Args:
@@ -547,7 +547,7 @@ def ablations(panels: dict[str, dict[str, dict[str, Difference]]], path: Path) -
                     [means - low, high - means],
                     label=name,
                     marker=marker,
-                    color=Policy(method).color,
+                    color=Entry(method).color,
                     capsize=3,
                 )
             ax.set_title(heading)
@@ -574,7 +574,7 @@ def search(ticks: list[int], policies: dict[str, list[dict]], path: Path) -> Non
                     after = values[..., None]
                     values = ((after > 0) & (after <= torch.tensor(ticks))).double()
                 curves = values.mean(1).float()  # (runs, N, ticks) -> (runs, ticks)
-                policy = Policy(name)
+                policy = Entry(name)
                 ax.plot(ticks, curves.T, color=policy.color, alpha=0.3, lw=0.8)
                 line_style = policy.line_style | {"marker": ""}
                 ax.plot(ticks, curves.mean(0), **line_style)

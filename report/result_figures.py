@@ -17,7 +17,7 @@ from report.result_tables import (
     unseen_share,
 )
 from report.stored import START, TEMPERATURES, Difference, Result, Stored, TaskResults
-from report.style import Policy
+from report.style import Entry
 
 DRAWN_SEARCHES = ("maze_diamond_87_evolve", "nested_scalar_evolve")
 # The flags that were varied in the maze, with the values that they have by default.
@@ -69,7 +69,7 @@ def draw_figures(stored: Stored, folder: Path) -> list[Path]:
     return written
 
 
-def frontier_rows(stored: Stored, measure: str) -> list[dict[str, dict[Policy, Tensor]]]:
+def frontier_rows(stored: Stored, measure: str) -> list[dict[str, dict[Entry, Tensor]]]:
     """The curves over learning rates, and those over temperatures, of the maze and of programs."""
     rates = {}
     temperatures = {}
@@ -80,16 +80,16 @@ def frontier_rows(stored: Stored, measure: str) -> list[dict[str, dict[Policy, T
     return [rates, temperatures]
 
 
-def rate_curves(validation: TaskResults, measure: str) -> dict[Policy, Tensor]:
+def rate_curves(validation: TaskResults, measure: str) -> dict[Entry, Tensor]:
     """What each method reached at every learning rate, from the lowest to the highest."""
-    curves: dict[Policy, list] = {}
+    curves: dict[Entry, list] = {}
     for policy in validation.policies():  # in the order of their rates
         point = [validation.mean(policy, name) for name in ("best@1", measure)]
-        curves.setdefault(Policy(policy.method), []).append(point)
+        curves.setdefault(Entry(policy.method), []).append(point)
     return {policy: torch.tensor(points) for policy, points in curves.items()}
 
 
-def temperature_curves(task: TaskResults, measure: str) -> dict[Policy, Tensor]:
+def temperature_curves(task: TaskResults, measure: str) -> dict[Entry, Tensor]:
     """What each method reaches at every temperature, from the lowest to the highest.
 
     Each has its own rate. GRPO has a second curve at its rate for k = 30.
@@ -105,7 +105,7 @@ def temperature_curves(task: TaskResults, measure: str) -> dict[Policy, Tensor]:
     return curves
 
 
-def drawn_policies(task: TaskResults) -> list[Policy]:
+def drawn_policies(task: TaskResults) -> list[Entry]:
     """The policies at their own rates, and GRPO at that for k = 30; of the real model all."""
     if task.name == "open_cases":
         return task.policies()
@@ -159,21 +159,21 @@ def ablation_panels(maze: TaskResults) -> dict[str, dict[str, dict[str, Differen
     panels = {}
     for method, flags in DEFAULTS.items():
         for flag, default in flags.items():
-            variants = {default: Policy(method)}
+            variants = {default: Entry(method)}
             for policy in maze.variants():
                 name, value = policy.flags[0]
                 if policy.method == method and name == flag:
                     variants[value] = policy
             seeds = maze.shared_seeds(*variants.values())
             if len(variants) > 1 and seeds:
-                panels[f"{Policy(method).title}: {flag}"] = {
+                panels[f"{Entry(method).title}: {flag}"] = {
                     str(value): panel_point(maze, variants[value], seeds)
                     for value in sorted(variants)
                 }
     return panels
 
 
-def panel_point(maze: TaskResults, policy: Policy, seeds: list[int]) -> dict[str, Difference]:
+def panel_point(maze: TaskResults, policy: Entry, seeds: list[int]) -> dict[str, Difference]:
     """Of three measures the mean over these seeds, and its interval."""
     return {
         measure: maze.summary(maze.values(policy, measure, seeds=seeds))

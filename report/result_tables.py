@@ -4,7 +4,7 @@ import torch
 
 from report.statistics import benjamini_hochberg, holm
 from report.stored import METHODS, START, TEMPERATURES, Stored, TaskResults
-from report.style import Policy
+from report.style import Entry
 from vpo import (
     SAMPLERS,
     SEVERAL_ANSWERS,
@@ -14,10 +14,10 @@ from vpo import (
     vpo_advantage,
 )
 
-GRPO = Policy("grpo")
-MAX_AT_K = Policy("max_at_k")
-VPO = Policy("vpo")
-GROUP_VPO = Policy("group_vpo")
+GRPO = Entry("grpo")
+MAX_AT_K = Entry("max_at_k")
+VPO = Entry("vpo")
+GROUP_VPO = Entry("group_vpo")
 
 MEASURES = {
     "maze": ("best@1", "best@3", "best@30", "W@30"),
@@ -70,8 +70,8 @@ def cells_of(line: str) -> list[str]:
 def headline(*tasks: TaskResults) -> str:
     """The most important rows and columns of these tasks side by side."""
     head = [""]
-    policies = (Policy("start"), GRPO, MAX_AT_K, VPO, GROUP_VPO)
-    rows: dict[Policy, list] = {policy: [policy.title] for policy in policies}
+    policies = (Entry("start"), GRPO, MAX_AT_K, VPO, GROUP_VPO)
+    rows: dict[Entry, list] = {policy: [policy.title] for policy in policies}
     low_rate: list = ["GRPO at its rate for k = 30"]
     for task in tasks:
         if not task.runs(GRPO):
@@ -88,7 +88,7 @@ def headline(*tasks: TaskResults) -> str:
     return markdown(head, lines)
 
 
-def grpo_for_many(task: TaskResults) -> Policy | None:
+def grpo_for_many(task: TaskResults) -> Entry | None:
     """GRPO at the rate that is best for thirty candidates, if it was trained so."""
     rates = [policy for policy in task.policies() if policy.method == "grpo" and policy.lr]
     return rates[0] if rates else None
@@ -157,7 +157,7 @@ def differences(task: TaskResults) -> str:
 def pairs(task: TaskResults) -> str:
     """Group VPO with sets of two rollouts against the others: is there a method without a price?"""
     measures = ("best@1", "best@3", "best@10", "best@30", "W@3", "W@30")
-    ours = Policy("group_vpo", flags=(("subset", 2),))
+    ours = Entry("group_vpo", flags=(("subset", 2),))
     rows = []
     for theirs in (GRPO, MAX_AT_K, VPO, GROUP_VPO):
         seeds = len(task.shared_seeds(ours, theirs))
@@ -200,7 +200,7 @@ def multiplicity(stored: Stored) -> str:
     )
 
 
-def compared_pairs(task: TaskResults) -> list[tuple[Policy, Policy]]:
+def compared_pairs(task: TaskResults) -> list[tuple[Entry, Entry]]:
     """The pairs of policies whose differences are shown; only those that share a seed."""
     names = [
         ("vpo", "grpo"),
@@ -212,16 +212,16 @@ def compared_pairs(task: TaskResults) -> list[tuple[Policy, Policy]]:
     names += [(method, "grpo") for method in METHODS if method not in (*START, "grpo", "vpo")]
     pairs = []
     for lr in (None, 2e-5, 5e-5):
-        pairs += [(Policy(ours, lr), Policy(theirs, lr)) for ours, theirs in names]
+        pairs += [(Entry(ours, lr), Entry(theirs, lr)) for ours, theirs in names]
     if task.name in PRETRAINED:
         trained = [policy for policy in task.policies() if policy.method not in START]
-        pairs += [(policy, Policy("start")) for policy in trained]
+        pairs += [(policy, Entry("start")) for policy in trained]
         with_sets = [policy for policy in trained if policy.method in SEVERAL_ANSWERS]
-        pairs += [(policy, Policy("start_sets")) for policy in with_sets]
+        pairs += [(policy, Entry("start_sets")) for policy in with_sets]
     return [pair for pair in pairs if task.shared_seeds(*pair)]
 
 
-def best_difference(task: TaskResults, ours: Policy, theirs: Policy, measure: str) -> str:
+def best_difference(task: TaskResults, ours: Entry, theirs: Entry, measure: str) -> str:
     """A difference with each method at the rate and temperature that are best for this measure."""
     if measure == "best@3":  # not stored at other temperatures
         return ""
@@ -233,7 +233,7 @@ def best_difference(task: TaskResults, ours: Policy, theirs: Policy, measure: st
     return f"{task.summary(lead)} ({our_text}; {their_text})"
 
 
-def best_setting(task: TaskResults, policy: Policy, measure: str) -> tuple[Policy, str]:
+def best_setting(task: TaskResults, policy: Entry, measure: str) -> tuple[Entry, str]:
     """The learning rate and the temperature at which a policy's method has the highest mean."""
     settings = []
     for rival in task.policies():
@@ -242,7 +242,7 @@ def best_setting(task: TaskResults, policy: Policy, measure: str) -> tuple[Polic
     return max(settings, key=lambda setting: task.mean(setting[0], measure, setting[1]))
 
 
-def setting_text(policy: Policy, temperature: str) -> str:
+def setting_text(policy: Entry, temperature: str) -> str:
     """A temperature, with the learning rate where it is not the method's own."""
     if policy.lr is None:
         return temperature
@@ -298,7 +298,7 @@ def ablations(task: TaskResults) -> str:
     measures = (*MEASURES[task.name], "diversity")
     rows = []
     for policy in task.variants():
-        others = [Policy(policy.method)]
+        others = [Entry(policy.method)]
         if policy.flags[0] == ("m", 2):
             others += [MAX_AT_K, GROUP_VPO]
         for other in others:
@@ -308,7 +308,7 @@ def ablations(task: TaskResults) -> str:
     return markdown(["method", "setting", "minus", "seeds", *measures], rows)
 
 
-def flags_text(policy: Policy) -> str:
+def flags_text(policy: Entry) -> str:
     """The flags of a variant, or the name of the script of examples/ that trained it."""
     scripts = {"answer": "reward-to-go", "shapley": "Shapley credit"}
     words = []

@@ -6,7 +6,7 @@ from torch import Tensor
 from report.result_tables import markdown
 from report.statistics import bootstrap_interval
 from report.stored import Stored
-from report.style import Policy
+from report.style import Entry
 
 BUDGETS = (30, 100, 300)  # candidates; the whole budget is added
 RIVALS = ("grpo", "start")
@@ -77,7 +77,7 @@ def search_table(search: dict) -> str:
         alone = solved_alone(policies, name)
         if is_compared(policies) and any(alone):
             numbers = [" ".join(map(str, problems)) or "none" for problems in alone]
-            lines.append(f"- {Policy(name).title}: {' / '.join(numbers)}")
+            lines.append(f"- {Entry(name).title}: {' / '.join(numbers)}")
     if lines:
         lines = ["", ALONE, "", *lines]
     return "\n".join([markdown(head, rows), *lines])
@@ -87,7 +87,7 @@ def search_row(policies: dict[str, list[dict]], name: str, budgets: list[int]) -
     runs = policies[name]
     solved = solved_at(runs)  # (runs, N)
     low, high = bootstrap_interval(solved > 0)
-    row = [Policy(name).title]
+    row = [Entry(name).title]
     for budget in budgets:
         within = (solved > 0) & (solved <= budget)
         row.append(within.double().mean().item())
@@ -108,8 +108,8 @@ def all_searches(stored: Stored) -> str:
     """Of every stored search the share of problems that each policy solved, and some differences."""
     names = ("start", "grpo", "max_at_k", "multi_rlvr", "vpo", "group_vpo")
     pairs = (("vpo", "grpo"), ("group_vpo", "grpo"), ("group_vpo", "start"))
-    head = ["", *(Policy(name).title for name in names)]
-    head += [f"{Policy(ours).title} - {Policy(theirs).title}" for ours, theirs in pairs]
+    head = ["", *(Entry(name).title for name in names)]
+    head += [f"{Entry(ours).title} - {Entry(theirs).title}" for ours, theirs in pairs]
     rows = []
     for key, search in stored.searches.items():
         solved = {name: (solved_at(runs) > 0).double() for name, runs in search["policies"].items()}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from report.statistics import bootstrap_interval, t_test
-from report.style import Policy
+from report.style import Entry
 
 TEMPERATURES = ("0.7", "1", "1.3")  # the first is that of the tables
 START = ("start", "start_sets")  # the start model, asked for single answers or for sets
@@ -20,7 +20,7 @@ class Result:
     """What was measured of one training run."""
 
     task: str
-    policy: Policy
+    policy: Entry
     seed: int
     tuning: bool  # measured on validation problems, only to choose a learning rate
     size: int  # candidates per problem
@@ -66,32 +66,32 @@ class TaskResults:
     def __init__(self, name: str, results: list[Result]):
         self.name = name
         self.groups = results[0].groups if results else None  # (N), equal in all results
-        self._runs: dict[Policy, dict[int, Result]] = {}
+        self._runs: dict[Entry, dict[int, Result]] = {}
         for result in results:
             for method in result.measures[TEMPERATURES[0]]:  # GRPO's hold the start model's too
-                policy = Policy(method) if method in START else result.policy
+                policy = Entry(method) if method in START else result.policy
                 self._runs.setdefault(policy, {})[result.seed] = result
 
-    def policies(self) -> list[Policy]:
+    def policies(self) -> list[Entry]:
         """The policies that were trained with their method's default flags, in the tables' order."""
         return sorted((policy for policy in self._runs if not policy.flags), key=table_order)
 
-    def variants(self) -> list[Policy]:
+    def variants(self) -> list[Entry]:
         """The policies that were trained with other flags, in the tables' order."""
         return sorted((policy for policy in self._runs if policy.flags), key=table_order)
 
-    def runs(self, policy: Policy) -> dict[int, Result]:
+    def runs(self, policy: Entry) -> dict[int, Result]:
         """The results that hold a policy, by seed."""
         return self._runs.get(policy, {})
 
-    def shared_seeds(self, *policies: Policy) -> list[int]:
+    def shared_seeds(self, *policies: Entry) -> list[int]:
         """The seeds that all these policies have."""
         seeds = [set(self.runs(policy)) for policy in policies]
         return sorted(set.intersection(*seeds))
 
     def values(
         self,
-        policy: Policy,
+        policy: Entry,
         measure: str,
         temperature: str = TEMPERATURES[0],
         seeds: list[int] | None = None,
@@ -101,16 +101,16 @@ class TaskResults:
         chosen = [runs[seed] for seed in seeds or sorted(runs)]
         return torch.stack([run.measures[temperature][policy.method][measure] for run in chosen])
 
-    def mean(self, policy: Policy, measure: str, temperature: str = TEMPERATURES[0]) -> float:
+    def mean(self, policy: Entry, measure: str, temperature: str = TEMPERATURES[0]) -> float:
         """The mean of a measure over seeds and problems."""
         return self.values(policy, measure, temperature).mean().item()
 
-    def average(self, policy: Policy, value: Callable[[Result], float]) -> float:
+    def average(self, policy: Entry, value: Callable[[Result], float]) -> float:
         """The mean over seeds of a value of each result."""
         runs = self.runs(policy).values()
         return sum(value(run) for run in runs) / len(runs)
 
-    def share_that_earns(self, policy: Policy) -> tuple[int, float, float] | None:
+    def share_that_earns(self, policy: Entry) -> tuple[int, float, float] | None:
         """Of the seeds for which it is stored: their number, "earned" and best@1. None if there is none."""
         earned = []
         best = []
@@ -125,8 +125,8 @@ class TaskResults:
 
     def lead(
         self,
-        ours: Policy,
-        theirs: Policy,
+        ours: Entry,
+        theirs: Entry,
         measure: str,
         temperatures: tuple[str, str] = (TEMPERATURES[0], TEMPERATURES[0]),
     ) -> Tensor:
@@ -141,7 +141,7 @@ class TaskResults:
         seed_means = values.mean(1)
         return Difference(values.mean().item(), low, high, t_test(seed_means), len(seed_means))
 
-    def difference(self, ours: Policy, theirs: Policy, measure: str) -> Difference:
+    def difference(self, ours: Entry, theirs: Entry, measure: str) -> Difference:
         """The difference of two policies at the first temperature."""
         return self.summary(self.lead(ours, theirs, measure))
 
@@ -159,6 +159,6 @@ class Stored:
         return TaskResults(name, chosen)
 
 
-def table_order(policy: Policy) -> tuple:
+def table_order(policy: Entry) -> tuple:
     """By method, learning rate and flags."""
     return METHODS.index(policy.method), policy.lr or 0, str(policy.flags)

@@ -47,7 +47,7 @@ STYLE = {
 
 
 @dataclass(frozen=True)
-class Policy:
+class Entry:
     """A row of a table or a curve of a figure: the start model, or what a method trained."""
 
     method: str  # or "start" or "start_sets"

@@ -23,7 +23,7 @@ from engine.config import Config, Parser, add_flags
 from engine.models import load_policy, save_policy
 from engine.run_folder import checksum_of, load_run
 from report.statistics import bootstrap_interval
-from report.style import Policy
+from report.style import Entry
 from rollout import score
 from tasks import load_task
 
@@ -375,7 +375,7 @@ def test_the_help_names_every_method_and_sampler():
     for value in vpo.ALPHAS:
         assert parser.parse_args(["--alpha", str(value)]).alpha == value
     for name in vpo.ADVANTAGES:
-        assert Policy(name).title != name
+        assert Entry(name).title != name
 
 
 def test_intervals_count_prompts_not_problems():

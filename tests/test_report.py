@@ -11,7 +11,7 @@ from matplotlib.text import Text
 
 from report import plots
 from report.evaluation import EvalReport
-from report.style import LOOKS, Policy
+from report.style import LOOKS, Entry
 from rewards import Problem
 
 pytestmark = pytest.mark.draws
@@ -39,7 +39,7 @@ def make_report(passes: float = 0.0, seeds: int = 1, policies=None, ks=(1, 2, 3,
     """GRPO is level at 0.5, every other policy rises with k: it overtakes at k = 2."""
     slopes = {"best": 0.25, "W": 0.3}
     measures = {}
-    for policy in policies or map(Policy, ("start", "start_sets", "grpo", "vpo")):
+    for policy in policies or map(Entry, ("start", "start_sets", "grpo", "vpo")):
         measures[policy] = {}
         for k in ks:
             means = {kind: slope * k + 0.1 for kind, slope in slopes.items()}
@@ -92,23 +92,23 @@ def test_crossing(ours, theirs, position):
 
 
 def test_looks():
-    assert Policy("start_sets").title == "start model, sets"
-    assert Policy("my_method").title == "my_method"
-    colors = [Policy(name).color for name in (*LOOKS, "my_method")]
+    assert Entry("start_sets").title == "start model, sets"
+    assert Entry("my_method").title == "my_method"
+    colors = [Entry(name).color for name in (*LOOKS, "my_method")]
     assert len(set(colors)) == len(colors)
     assert all(re.fullmatch("#[0-9a-f]{6}", color) for color in colors)
 
 
 def test_a_learning_rate_changes_the_title_and_the_line_but_not_the_color():
-    main, other = Policy("grpo", 2e-5), Policy("grpo", 5e-5)
+    main, other = Entry("grpo", 2e-5), Entry("grpo", 5e-5)
     assert (main.title, other.title) == ("GRPO at 2e-05", "GRPO at 5e-05")
     assert (main.line_style["ls"], other.line_style["ls"]) == ("-", ":")
-    assert main.color == other.color == Policy("grpo").color
+    assert main.color == other.color == Entry("grpo").color
 
 
 def test_best_at_k_of_several_learning_rates(tmp_path, drawn):
     """The other rate is dotted, and no ring compares policies that differ in more than the method."""
-    policies = [Policy("grpo", 2e-5), Policy("vpo", 2e-5), Policy("vpo", 5e-5)]
+    policies = [Entry("grpo", 2e-5), Entry("vpo", 2e-5), Entry("vpo", 5e-5)]
     plots.best_at_k(make_report(policies=policies), tmp_path / "rates.svg")
     lines = drawn[0].axes[0].lines
     curves, intervals = lines[::2], lines[1::2]
@@ -121,7 +121,7 @@ def test_best_at_k_of_several_learning_rates(tmp_path, drawn):
 def test_every_figure_is_written_and_none_stays_open(tmp_path, suffix, drawn):
     pools = make_pools()
     logs = {
-        Policy("grpo"): [
+        Entry("grpo"): [
             {"step": i + 1, "diversity": 1 / (i + 1), "reward": i / 30} for i in range(30)
         ]
     }
@@ -154,11 +154,11 @@ def test_every_figure_is_written_and_none_stays_open(tmp_path, suffix, drawn):
 def test_best_at_k_marks_the_crossing_and_names_the_bands(tmp_path, drawn):
     plots.best_at_k(make_report(), tmp_path / "one.svg")
     plots.best_at_k(
-        make_report(passes=0.3, seeds=3, policies=[Policy("grpo"), Policy("vpo")]),
+        make_report(passes=0.3, seeds=3, policies=[Entry("grpo"), Entry("vpo")]),
         tmp_path / "three.svg",
     )
     plots.best_at_k(
-        make_report(policies=[Policy("start"), Policy("multi_rlvr"), Policy("new")]),
+        make_report(policies=[Entry("start"), Entry("multi_rlvr"), Entry("new")]),
         tmp_path / "level.svg",
     )
     one, three, level = drawn
@@ -189,8 +189,8 @@ def test_no_ring_where_the_order_may_be_noise(tmp_path, drawn):
     spread = torch.tensor([-9.0, 9.0]).repeat(10)
     below = make_report()
     for kind in ("best", "W"):
-        noisy.measures[Policy("vpo")][f"{kind}@6"] += spread
-        below.measures[Policy("start")][f"{kind}@2"] += 1
+        noisy.measures[Entry("vpo")][f"{kind}@6"] += spread
+        below.measures[Entry("start")][f"{kind}@2"] += 1
     plots.best_at_k(noisy, tmp_path / "noisy.svg")
     plots.best_at_k(below, tmp_path / "below.svg")
     for figure in drawn:
@@ -199,7 +199,7 @@ def test_no_ring_where_the_order_may_be_noise(tmp_path, drawn):
 
 def test_training_smooths_around_the_step(tmp_path, drawn):
     rows = [{"step": i, "diversity": 2.0 * i, "reward": 0.5} for i in range(1, 21)]
-    plots.training({Policy("vpo"): rows, Policy("new"): rows[:1]}, 0.8, tmp_path / "training.png")
+    plots.training({Entry("vpo"): rows, Entry("new"): rows[:1]}, 0.8, tmp_path / "training.png")
     curve = next(line for line in drawn[0].axes[0].lines if line.get_label() == "VPO")
     assert curve.get_xydata()[0].tolist() == [5.5, 11.0] and len(curve.get_xdata()) == 11
     assert "temperature 0.8" in drawn[0].axes[0].get_title()
@@ -276,8 +276,8 @@ def test_problems_in_columns_have_their_own_headings(tmp_path, drawn):
 def test_training_draws_entropy_where_all_logs_have_it(tmp_path, drawn):
     rows = [{"step": 1, "diversity": 1.0, "reward": 0.5, "answers": 1.0, "entropy": 2.0}]
     without = [{"step": 1, "diversity": 1.0, "reward": 0.5, "answers": 1.0}]
-    plots.training({Policy("vpo"): rows}, 1.0, tmp_path / "a.png")
-    plots.training({Policy("vpo"): rows, Policy("grpo"): without}, 1.0, tmp_path / "b.png")
+    plots.training({Entry("vpo"): rows}, 1.0, tmp_path / "a.png")
+    plots.training({Entry("vpo"): rows, Entry("grpo"): without}, 1.0, tmp_path / "b.png")
     assert [len(figure.axes) for figure in drawn] == [4, 3]
     assert drawn[0].axes[3].get_ylabel() == "nats per token"
 
@@ -320,7 +320,7 @@ def test_a_table_says_in_words_what_it_shows():
     measures = {}
     for name, (spread, first, all_of_them) in values.items():
         numbers = {"diversity": spread, "best@1": first, "W@30": all_of_them}
-        measures[Policy(name)] = {key: torch.tensor([value]) for key, value in numbers.items()}
+        measures[Entry(name)] = {key: torch.tensor([value]) for key, value in numbers.items()}
     report = EvalReport("run", "test", 1, 30, 0.7, measures, groups=None)
     diversity, one, several = report.in_words().splitlines()
     assert diversity.endswith("GRPO 20% (collapsed), VPO 60% (narrowed)")

@@ -24,7 +24,7 @@ from eval import Pool
 from report import claims, documents, result_figures, result_tables, search_tables, stored
 from report.statistics import benjamini_hochberg, bootstrap_interval, holm, t_test
 from report.stored import Difference, Result, Stored, TaskResults
-from report.style import Policy
+from report.style import Entry
 from reproduce import Cell, Store
 from rewards import UserError
 from vpo import ADVANTAGES
@@ -53,7 +53,7 @@ def test_the_tables_of_every_seed_follow_from_the_stored_results(task, results):
     rows = list(csv.DictReader(path.open()))
     vpo = [float(row["best@30"]) for row in rows if row["method"] == "VPO"]
     assert len(vpo) == 5
-    mean = results.task(task).mean(Policy("vpo"), "best@30")
+    mean = results.task(task).mean(Entry("vpo"), "best@30")
     assert sum(vpo) / 5 == pytest.approx(mean, abs=1e-3)
 
 
@@ -148,7 +148,7 @@ def test_a_cell_is_measured_once_and_kept(small, monkeypatch):
     evaluation.main([str(reproduce.Store(reproduce.RESULTS).run(small)), "--problems", "3"])
     report = json.loads(next(Path("runs").rglob("eval.json")).read_text())["policies"]
     for measure in ("best@1", "best@30", "pass@30", "W@30", "diversity"):
-        ours = data.mean(Policy("start"), measure)
+        ours = data.mean(Entry("start"), measure)
         assert ours == pytest.approx(report["start"][measure]["mean"], abs=1e-3)
     monkeypatch.setattr(reproduce, "VERSION", 2)
     assert not STORE.current([small]) and small.name in STORE.read(STORE.path(small))
@@ -338,7 +338,7 @@ def drawn_answers(monkeypatch):
     return calls
 
 
-def result(task: str, policy: Policy, seed: int, **values: object) -> Result:
+def result(task: str, policy: Entry, seed: int, **values: object) -> Result:
     """A result with made-up defaults for what a test does not look at."""
     defaults = {
         "tuning": False,
@@ -365,10 +365,10 @@ def test_differences_are_paired():
             stored_values = {"best@1": thousandths, "passed": [3] * 50}
             at = {method: reproduce.measures_of(stored_values, 30, tuning=False)}
             measures = {"0.7": at, "1": at}
-            data.append(result("maze", Policy(method), seed, measures=measures))
+            data.append(result("maze", Entry(method), seed, measures=measures))
     data = TaskResults("maze", data)
-    vpo = Policy("vpo")
-    difference = data.summary(data.lead(vpo, Policy("grpo"), "best@1", ("0.7", "1")))
+    vpo = Entry("vpo")
+    difference = data.summary(data.lead(vpo, Entry("grpo"), "best@1", ("0.7", "1")))
     close = pytest.approx(0.02)
     assert difference == Difference(close, close, close, pytest.approx(0, abs=1e-6), n_seeds=3)
     assert difference.firm

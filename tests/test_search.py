@@ -14,7 +14,7 @@ import search
 import train
 from rewards import Problem, take_problems
 from rollout import SamplingOptions, build_prompt
-from search import Candidate, Policy, Population
+from search import Candidate, Population, SearchPolicy
 from tasks import load_task
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -332,7 +332,7 @@ def test_a_language_model_reads_the_parent_in_its_prompt(tmp_path):
     save_random_model(tmp_path / "model", "llama")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     task = load_task("maze")
-    policy = Policy(None, tokenizer, "", task, 1, None, SamplingOptions(9))
+    policy = SearchPolicy(None, tokenizer, "", task, 1, None, SamplingOptions(9))
     problem = task.problems("test", 1)[0]
     plain = build_prompt(tokenizer, task, problem, 1)
     assert search.child_prompt(policy, problem, None, random.Random(0)) == (plain, "")
