@@ -28,6 +28,9 @@ SLOW_FILES = (  # the slowest first
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
+        "markers", "guard: compares numbers bit for bit; takes long, and runs where -m asks for it"
+    )
+    config.addinivalue_line(
         "markers", "draws: figures are rendered; elsewhere an empty file stands for each"
     )
 

@@ -1,6 +1,7 @@
 """The numbers of short runs, held against those that were stored: a change of the code may not change what is learnt.
 
-    python tests/test_guard.py     measures them on this machine, after a change that was meant to alter them
+    python -m pytest -m guard tests/test_guard.py     compares
+    python tests/test_guard.py                        measures anew, after a change that was meant to alter them
 
 On the kinds of machine where numbers were stored they must agree bit for bit. Elsewhere rounding may turn
 a sampled token and all that follows from it, so most of the numbers must agree."""
@@ -28,6 +29,7 @@ import eval as evaluation
 import search
 import train
 
+pytestmark = pytest.mark.guard
 STORED = Path(__file__).with_name("guard.json")
 SHARE_ELSEWHERE = 0.75  # of the numbers that agree on another kind of machine
 METHODS = [  # a method that is added later needs no numbers here

@@ -82,7 +82,8 @@ def test_verbs_agree_with_their_cause():
 def accepted_headlines(words: list[str]) -> list[str]:
     """All headlines without articles that earn something and begin with some words."""
     headlines = []
-    if facts_told(STORY, " ".join(words)):
+    ends = (*STORY.values(), "people")  # any other last word earns nothing, which saves time
+    if words and words[-1] in ends and facts_told(STORY, " ".join(words)):
         headlines.append(" ".join(words))
     if len(words) < MAX_WORDS and may_go_on(words):
         for word in [*STORY.values(), *FOLLOWERS]:
