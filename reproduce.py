@@ -592,7 +592,7 @@ def write(store: Store, document: bool) -> None:
 
 def draw_headlines(store: Store, path: Path) -> list[Path]:
     """Draw what the policies of seed 0 wrote for the first held-out texts, as far as they are stored."""
-    records = store.current([Cell("headline", method, 0) for method in HEADLINE])
+    records = store.current([Cell("headline", method, 0) for method in LR["headline"]])
     if not records:
         return []
     answers = {}
