@@ -328,7 +328,7 @@ def facts_told(facts: dict[str, str], answer: str) -> set[str]:
 
 
 def kinds_of(words: list[str], names: dict[str, str]) -> list[str]:
-    """The kinds of the words as in FOLLOWERS. The event and a fact that stands before it are one kind."""
+    """The kinds of the words as in FOLLOWERS. An event and the day or place before it are one kind."""
     kinds = []
     for word in words:
         kind = names[word].upper() if word in names else word
