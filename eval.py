@@ -262,7 +262,8 @@ def measure(pool: Pool, task: Task, m: int) -> dict[str, Tensor]:
         values[f"best@{k}"] = best_at_k(pool.scalars, k)
         values[f"pass@{k}"] = torch.tensor([pass_at_k(n, c, k) for c in counts])
         values[f"W@{k}"] = weighted_best_at_k(pool.rewards, k, mask)
-    values["earned"] = (pool.rewards > 0).any(-1).double().mean(1)
+    is_earning = (pool.rewards > task.minimum) & mask[:, None]  # (N, n, k)
+    values["earned"] = is_earning.any(-1).double().mean(1)
     values["diversity"] = diversity(pool.rewards)
     values["pareto_share"] = pareto_share(pool.rewards)
     # coverage divides by all objectives. A problem that lacks some is divided by its own.

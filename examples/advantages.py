@@ -1,4 +1,4 @@
-"""The advantages that every method gives the same answers, printed in a few seconds.
+"""The advantages of all methods on two small groups, printed in a few seconds.
 
 python examples/advantages.py
 """
@@ -13,7 +13,7 @@ from vpo import ADVANTAGES, SEVERAL_ANSWERS
 
 
 def main() -> None:
-    """Print the advantages that every method gives the same answers."""
+    """Print a table of single answers and one of pairs of answers."""
     specialist_a = [1.0, 0.0]
     specialist_b = [0.0, 1.0]
     compromise = [0.55, 0.55]
