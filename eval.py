@@ -181,7 +181,7 @@ def sample_pool(
     Args:
         batch: rollouts sampled at a time, as in a training step; None: as many as the model allows.
     """
-    goals = pool_goals(policy, task, config, size, batch)  # a prompt of a problem for each
+    goals = goals_of_prompts(policy, task, config, size, batch)  # a prompt of a problem for each
     per_prompt = math.ceil(size / (policy.m * len(goals)))  # rollouts
     options = sampling_options(
         policy.tokenizer,
@@ -214,7 +214,7 @@ def sample_pool(
     return pool_of(problems, answers, task, policy.m, size)
 
 
-def pool_goals(
+def goals_of_prompts(
     policy: Policy, task: Task, config: Config, size: int, batch: int | None
 ) -> list[list[float]] | list[None]:
     """The preference weights that each prompt of a problem tells. The arguments are `sample_pool`'s."""
@@ -278,7 +278,7 @@ class RunPools:
     """The pools of one run's policies, and which of the problems show the same prompt."""
 
     pools: dict[str, Pool]
-    groups: Tensor | None  # (N) problems of one group have equal prompts; None if all are alike
+    prompt_ids: Tensor | None  # (N), equal where two problems show the same prompt; None: all do
 
 
 def evaluate_run(
@@ -309,10 +309,10 @@ def evaluate_run(
     _, tokenizer = load_config_and_tokenizer(str(stored[names[0]].folder), task)
     prompts = [build_prompt(tokenizer, task, problem, 1) for problem in problems]
     distinct = list(dict.fromkeys(prompts))
-    groups = None
+    prompt_ids = None
     if len(distinct) > 1:
-        groups = torch.tensor([distinct.index(prompt) for prompt in prompts])
-    return RunPools(pools, groups)
+        prompt_ids = torch.tensor([distinct.index(prompt) for prompt in prompts])
+    return RunPools(pools, prompt_ids)
 
 
 def evaluate_policy(
@@ -398,12 +398,12 @@ def report_run(evaluation: Evaluation, device: str, figure_format: str) -> EvalR
     logs = {}
     costs = []
     for name, pool in result.pools.items():
-        policy = style.Entry(name)
-        measures[policy] = measure(pool, evaluation.task, config.m)
+        entry = style.Entry(name)
+        measures[entry] = measure(pool, evaluation.task, config.m)
         if name in ADVANTAGES:
-            logs[policy] = read_log(evaluation.run / name / "metrics.jsonl", *PLOTTED)
+            logs[entry] = read_log(evaluation.run / name / "metrics.jsonl", *PLOTTED)
             m = answers_per_rollout(name, config.m)
-            costs.append(training_cost(name, logs[policy], m))
+            costs.append(training_cost(name, logs[entry], m))
     report = EvalReport(
         str(evaluation.run),
         settings.split,
@@ -411,7 +411,7 @@ def report_run(evaluation: Evaluation, device: str, figure_format: str) -> EvalR
         settings.pool,
         settings.temperature,
         measures,
-        result.groups,
+        result.prompt_ids,
     )
     unfinished = progress(evaluation.run, config)
     if unfinished:

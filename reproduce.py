@@ -387,8 +387,8 @@ def evaluation_record(cell: Cell, folder: Path) -> dict:
                     pool.rewards, pool.objective_mask, pool.scalars, config.group_size
                 )
         record["at"][f"{temperature:g}"] = condensed
-        if result.groups is not None and not cell.tuning:
-            record["groups"] = result.groups.tolist()
+        if result.prompt_ids is not None and not cell.tuning:
+            record["groups"] = result.prompt_ids.tolist()
         if cell.task == "open_cases" and not cell.tuning:
             record["programs"] = {
                 name: frequent_answers(pool) for name, pool in result.pools.items()
@@ -481,7 +481,7 @@ def _result_of(cell: Cell, record: dict) -> Result:
         measures[temperature] = {}
         for name, values in policies.items():
             measures[temperature][name] = measures_of(values, record["size"], cell.tuning)
-    groups = record.get("groups")
+    prompt_ids = record.get("groups")
     return Result(
         task=Path(cell.task).stem,
         policy=policy_of(cell),
@@ -489,7 +489,7 @@ def _result_of(cell: Cell, record: dict) -> Result:
         tuning=cell.tuning,
         size=record["size"],
         measures=measures,
-        groups=None if groups is None else torch.tensor(groups),
+        prompt_ids=None if prompt_ids is None else torch.tensor(prompt_ids),
         geometry=record.get("geometry"),
         training=record["training"],
         rollouts=record["rollouts"],

@@ -43,8 +43,8 @@ class Problem:
 class Task:
     """What a task must offer. A reward is a list of k floats, higher is better, none below `minimum`.
 
-    A language model needs the first block alone. `--model tiny` starts from nothing and needs the
-    second block, too.
+    A language model needs `problems`, `prompt` and `reward`. `--model tiny` starts from nothing and
+    needs `words`, `answer_words`, `tiny_prompt` and `demonstration`, too. The rest has defaults.
     """
 
     name = "task"
@@ -53,9 +53,7 @@ class Task:
     objectives: tuple[str, ...] = ()  # names of the k components; empty: k differs between problems
     minimum = 0.0  # the least a component can be, and each component of an answer that is missing
     flags: tuple[str, ...] = ()  # flags of train.py that the constructor takes
-    fingerprint = (
-        ""  # of the files that the problems come from; a run resumes with the same ones only
-    )
+    fingerprint = ""  # of the files with the problems; a run resumes with the same ones only
     reads_untagged = True  # whether numbered lines count where tags were asked for
     m = 3  # answers per rollout, where --m does not say
     steps = 200  # of RL, where --steps does not say
@@ -160,8 +158,10 @@ def parse_answers(text: str, task: Task, m: int, finished: bool = True) -> list[
     1. `task.find_answers`, a form of the task's own.
     2. Tags, <answer_1> ... </answer_1>. An answer without both its tags is left out. So is one that
        holds another's tag: it was never closed.
-    3. Where the text holds no tag: numbered lines, such as "1. red blue", after a model's thoughts.
-    4. Else, for m = 1, the whole text.
+    3. Numbered lines, such as "1. red blue", where the text holds no tag and `task.reads_untagged`.
+       Thoughts up to </think> are left out. A text in lines that begins with no number begins with
+       the first answer, because the prompt ended with "1.".
+    4. Else, for m = 1 and a finished rollout, the whole text.
 
     Args:
         finished: whether the rollout has ended; else only answers that can no longer change count.

@@ -57,9 +57,8 @@ def sampling_options(
 class Scored:
     """The rewards of P problems, G rollouts each, m answers each, k objectives. Tensors on the CPU."""
 
-    vectors: (
-        Tensor  # (P, G, m, k) the task's minimum where an answer is missing, 0 beyond a problem's k
-    )
+    # (P, G, m, k) the task's minimum where an answer is missing, 0 beyond a problem's own k
+    vectors: Tensor
     scalars: Tensor  # (P, G, m) the task scalar
     answer_mask: Tensor  # (P, G, m) bool, the distinct answers: they form the set
     objective_mask: Tensor  # (P, k) bool, the objectives that each problem has
@@ -68,8 +67,8 @@ class Scored:
 def score(task: Task, problems: list[Problem], answers: list[list[list[str]]], m: int) -> Scored:
     """Reward vectors of answers[p][g], the up to m answers of every rollout.
 
-    An answer whose canonical form already stands in its rollout keeps its vector, but leaves the set, so
-    that the metric `answers` counts distinct ones.
+    An answer whose canonical form already stands in its rollout keeps its vector, but leaves the set:
+    Multi-RLVR does not pay it again, and the metric `answers` does not count it.
 
     Raises:
         UserError: a reward vector or a task scalar is not what it should be.

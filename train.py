@@ -48,7 +48,7 @@ from engine.memory import (
     return_freed_memory,
 )
 from engine.models import Tokenizer, load_config_and_tokenizer
-from engine.prepare import Job, prepare
+from engine.prepare import PreparedRun, prepare
 from engine.processes import (
     jobs_of,
     progress_line,
@@ -133,7 +133,7 @@ def train_step(method: str, state: TrainState, task: Task, config: Config) -> St
     state.step += 1
     metrics["lr"] = lr
     metrics |= step_metrics(task, rollouts, scored, advantages)
-    return StepResult(metrics, first_problem(problems, rollouts, scored, advantages))
+    return StepResult(metrics, sample_record(problems, rollouts, scored, advantages))
 
 
 def build_batch(
@@ -232,7 +232,7 @@ def step_metrics(
     return metrics
 
 
-def first_problem(
+def sample_record(
     problems: list[Problem], rollouts: Rollouts, scored: Scored, advantages: torch.Tensor
 ) -> dict:
     """The rollouts of a step's first problem, for samples.jsonl."""
@@ -245,12 +245,12 @@ def first_problem(
 
 @dataclass
 class Trainer:
-    """The training of one method: its logs and checkpoints go to run = OUT/METHOD."""
+    """The training of one method: its logs and checkpoints go to folder = OUT/METHOD."""
 
     method: str
     config: Config
     task: Task
-    run: Path
+    folder: Path
     device: str
     stop: StopRequest
 
@@ -262,9 +262,9 @@ class Trainer:
             KeyboardInterrupt: a stop was asked for. Everything is saved.
         """
         config = self.config
-        self.run.mkdir(exist_ok=True)
-        write_goal_start(self.method, config, self.task, self.run)
-        state = load_state(config, self.task, self.run, self.device)
+        self.folder.mkdir(exist_ok=True)
+        write_goal_start(self.method, config, self.task, self.folder)
+        state = load_state(config, self.task, self.folder, self.device)
         first = state.step
         bar = tqdm(
             range(first, config.steps),
@@ -274,25 +274,25 @@ class Trainer:
             unit="step",
             position=progress_line(),
         )
-        n_answers = 0.0
-        with contextlib.closing(open_tracker(config.log, self.run, first)) as tracker:
+        could_read = False  # an answer, in any step
+        with contextlib.closing(open_tracker(config.log, self.folder, first)) as tracker:
             for t in bar:
                 with self.located(t):
                     metrics = self.step(state)
                     tracker.log(state.step, metrics)
-                    n_answers += metrics["answers"]
+                    could_read = could_read or metrics["answers"] > 0
                     is_save_step = (t + 1) % config.save_every == 0 or t + 1 == config.steps
                     is_stopping = self.stop.received
                     if is_save_step or is_stopping:
-                        save_state(state, self.run)
+                        save_state(state, self.folder)
                 bar.set_postfix({name: metrics[name] for name in SHOWN_METRICS})
                 if is_stopping:
                     raise KeyboardInterrupt(
                         f"{self.method} stopped after step {t + 1} of {config.steps}, everything is "
-                        f"saved; go on with: python train.py --resume --out {self.run.parent}"
+                        f"saved; go on with: python train.py --resume --out {self.folder.parent}"
                     )
-        if first < config.steps and not n_answers:
-            tell_unread(self.method, config, self.task, self.run / "samples.jsonl")
+        if first < config.steps and not could_read:
+            tell_unread(self.method, config, self.task, self.folder / "samples.jsonl")
 
     @contextlib.contextmanager
     def located(self, t: int) -> Iterator[None]:
@@ -300,7 +300,7 @@ class Trainer:
         try:
             yield
         except UserError as error:
-            saved = checkpoints(self.run)
+            saved = checkpoints(self.folder)
             good = saved[-1] if saved else "none was due yet"
             raise UserError(
                 f"{self.method}, step {t + 1}: {error}; the last good checkpoint: {good}"
@@ -326,9 +326,9 @@ class Trainer:
             )
         metrics["tokens_per_second"] = metrics["tokens"] / seconds
         metrics["seconds"] = seconds
-        append(self.run / "metrics.jsonl", {"step": state.step} | metrics)
+        append(self.folder / "metrics.jsonl", {"step": state.step} | metrics)
         if state.step % 10 == 1 or state.step == self.config.steps:
-            append(self.run / "samples.jsonl", {"step": state.step} | result.example)
+            append(self.folder / "samples.jsonl", {"step": state.step} | result.example)
         if is_snapshot_step(self.config, state.step):
             self.take_snapshot(state)
         return metrics
@@ -353,31 +353,33 @@ class Trainer:
                 temperature=config.eval_temperature,
                 batch=config.sampling_batch,
             )
-        log = self.run / "snapshots.jsonl"
+        log = self.folder / "snapshots.jsonl"
         write_snapshot(log, state.step, problems, pool.answers, pool.vectors())
 
 
 def run(argv: list[str], parser: Parser) -> None:
     """Train what the flags ask for, then evaluate it."""
     config, flags_given = parse(parser, Config, argv)
-    job = prepare(config, flags_given)
-    config = job.config
+    prepared = prepare(config, flags_given)
+    config = prepared.config
     if config.plan is not None:
-        print_plan(config, job.task, job.device, step_prompts(config, job.task))
+        print_plan(config, prepared.task, prepared.device, step_prompts(config, prepared.task))
         return
     settle_jobs(
         config,
-        job.device,
-        need=lambda: planned_bytes(config, job.task, job.device, step_prompts(config, job.task)),
-        limit=memory_limit(config, job.device),
+        prepared.device,
+        need=lambda: planned_bytes(
+            config, prepared.task, prepared.device, step_prompts(config, prepared.task)
+        ),
+        limit=memory_limit(config, prepared.device),
     )
-    with explain_out_of_memory(job.device):
-        train_run(job, argv)
+    with explain_out_of_memory(prepared.device):
+        train_run(prepared, argv)
 
 
-def train_run(job: Job, argv: list[str]) -> None:
+def train_run(prepared: PreparedRun, argv: list[str]) -> None:
     """Write the start model if there is none yet, train all methods, and evaluate them."""
-    config = job.config
+    config = prepared.config
     out = Path(config.out)
     if all(steps_done(out / method) == config.steps for method in config.method):
         print(
@@ -385,20 +387,20 @@ def train_run(job: Job, argv: list[str]) -> None:
             f"python train.py --resume --steps {2 * config.steps} --out {out}",
             file=sys.stderr,
         )
-    is_new = job.is_new
-    start = start_model(config, job.task, job.device) if is_new else None
-    with claim(config, argv, job.stored):
-        if is_new:
-            write_start(config, job.task, out / "start", start)
+    needs_start = prepared.needs_start()
+    start = start_model(config, prepared.task, prepared.device) if needs_start else None
+    with claim(config, argv, prepared.stored):
+        if needs_start:
+            write_start(config, prepared.task, out / "start", start)
             del start  # makes room
         with StopRequest() as stop:
-            train_methods(config, job.task, job.device, stop)
+            train_methods(config, prepared.task, prepared.device, stop)
         if stop.received:
             raise KeyboardInterrupt(
                 f"training is complete; for the table and figures: python eval.py {out}"
             )
     if config.eval_problems:
-        evaluate_runs([out], device=job.device, jobs=config.jobs)
+        evaluate_runs([out], device=prepared.device, jobs=config.jobs)
         return
     newest = [str(checkpoints(out / method)[-1]) for method in config.method]
     print(f"checkpoints: {', '.join(newest)}\ntable and figures: python eval.py {out}")

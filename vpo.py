@@ -178,14 +178,14 @@ def subset_best(scores: Tensor, s: int) -> Tensor:
         )
     if s == 1:
         return scores
-    # C(i, s-1) / C(G-1, s-1) and C(j-1, s-2) / C(G-1, s-1). In logarithms they cannot overflow.
+    # C(i, s-1) / C(G-1, s-1) and C(j-1, s-2) / C(G-1, s-1). In logarithms they cannot overflow. A
+    # permutation counts each subset (s-1)! times above and below, or (s-2)! times above: hence s - 1.
     rank = torch.arange(G, dtype=torch.float64)
-    log_all = _log_permutations(rank[-1], s - 1)  # C(G-1, s-1) times (s-1)!, which cancels
+    log_all = _log_permutations(rank[-1], s - 1)
     own = (_log_permutations(rank, s - 1) - log_all).exp()  # (G)
-    higher = (s - 1) * (_log_permutations(rank - 1, s - 2) - log_all).exp()  # (G)
-    share = own.diag() + higher.expand(G, G).triu(
-        1
-    )  # (G, G), row i: how often each rank is the best
+    higher = (s - 1) * (_log_permutations(rank - 1, s - 2) - log_all).exp()  # (G), NaN at rank 0
+    # Row i: how often each rank is the best. Ranks above i alone count, so triu drops the NaN, too.
+    share = own.diag() + higher.expand(G, G).triu(1)  # (G, G)
 
     first = scores[:, :1]  # subtracted so that equal scores stay equal after rounding
     ranked, order = (scores - first).transpose(1, -1).contiguous().sort(-1)  # (P, ..., G)

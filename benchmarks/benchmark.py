@@ -1,6 +1,6 @@
 """Speed and memory, measured side by side in one run and printed as ratios.
 
-    python benchmarks/benchmark.py                      everything, some eight minutes on two cores
+    python benchmarks/benchmark.py                      all up to phases, four minutes on two cores
     python benchmarks/benchmark.py sampling update      only these
 
 advantage  vpo_advantage against a plain loop over the prompt groups, at P, G, m, k, K = 128, 8, 3, 4, 100
@@ -12,8 +12,9 @@ vocabulary peak memory of an update at a vocabulary of 151,936 and 8 x 1024 toke
 trl        a whole GRPO step against TRL's GRPOTrainer, where trl is installed
 search     candidates per second of search.py against one problem and one sample at a time
 phases     where the seconds of a training step go, in the maze and in code
+
 plan       what --plan says against the peak memory of a real step, in three settings
-cards      the table of docs/hardware.md
+cards      the table of docs/hardware.md; both take a quarter of an hour or more
 
 Maze and code start from a model that is warmed up here once (half a minute).
 """
@@ -268,7 +269,8 @@ def vocabulary() -> None:
         f"plain {computed['plain']:.2f}, {computed['plain'] / computed['ours']:.1f} times less"
     )
     for name, rows in (("ours", 8), ("plain", 2)):
-        gib = int(run_python(__file__, f"peak-{name}-{rows}").split()[-1]) / memory.GIB
+        *_, added = run_python(__file__, f"peak-{name}-{rows}").split()
+        gib = int(added) / memory.GIB
         print(f"{'':60}{name}, {rows} x 1024 tokens, measured: {gib:.2f} GiB")
 
 
@@ -432,6 +434,7 @@ SECTIONS = {
     "plan": plan,
     "cards": cards,
 }
+BY_NAME_ALONE = ("plan", "cards")
 
 
 def main() -> None:
@@ -444,14 +447,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("sections", nargs="*", help=f"of {', '.join(SECTIONS)}; none: all")
-    chosen = parser.parse_args().sections
+    without_names = [name for name in SECTIONS if name not in BY_NAME_ALONE]
+    sections_help = f"of {', '.join(SECTIONS)}; none: all but {' and '.join(BY_NAME_ALONE)}"
+    parser.add_argument("sections", nargs="*", help=sections_help)
+    chosen = parser.parse_args().sections or without_names
     for name in chosen:
         if name not in SECTIONS:
             parser.error(f"{name}: unknown; choose from {', '.join(SECTIONS)}")
     device = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU"
     print(f"torch {torch.__version__}, {device}, {torch.get_num_threads()} threads")
-    for name in chosen or SECTIONS:
+    for name in chosen:
         SECTIONS[name]()
 
 

@@ -8,7 +8,7 @@ from engine.files import read_log
 from rewards import Task
 
 SHOWN = 1000  # characters of a rollout
-FEW = 0.5  # share of the slots that hold an answer, below which the prompt should be looked at
+FEW = 0.5  # share of the slots that hold a distinct answer, below which the prompt should be looked at
 
 
 def show_first_rollout(
@@ -22,7 +22,7 @@ def show_first_rollout(
     first = example["rollouts"][0]
     print(
         f"\n{method}, its first rollout:\n{first['text'][:SHOWN]}\nrewards: {first['rewards']}\n"
-        f"of all: {metrics['answers']:.0%} of the slots hold an answer, "
+        f"of all: {metrics['answers']:.0%} of the slots hold a distinct answer, "
         f"{metrics['cut_off']:.0%} were cut off (--max-new-tokens "
         f"{config.max_new_tokens or task.tokens_per_answer} per answer)",
         file=sys.stderr,
@@ -35,8 +35,8 @@ def show_first_rollout(
         )
     elif metrics["answers"] < FEW:
         print(
-            f"{method}: few slots hold an answer that can be read; the others earn the least, "
-            f"{task.minimum:g}. Does the prompt ask for the form, with examples? Task.request writes "
+            f"{method}: few slots hold a distinct answer; the others hold none that can be read, which "
+            f"earns the least, {task.minimum:g}, or repeat one of their rollout. Does the prompt ask for the form, with examples? Task.request writes "
             'such a prompt; small models follow form = "lines" best. If many were cut off, raise '
             "--max-new-tokens.",
             file=sys.stderr,

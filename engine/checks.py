@@ -10,7 +10,8 @@ from engine.models import check_peft, is_adapter
 from rewards import Problem, Task, UserError, reward_vectors, take_problems
 from vpo import ADVANTAGES, vpo_advantage
 
-FORMS_SETS = {"max_at_k", "group_vpo", "vpo"}  # across the rollouts of a group, with --subset
+FORM_SETS = {"max_at_k", "group_vpo"}  # across the rollouts of a group
+TAKE_SUBSET = FORM_SETS | {"vpo"}  # which forms such sets with --subset alone
 
 
 def device_named(name: str) -> str:
@@ -97,16 +98,16 @@ def check_sets(config: Config) -> None:
         raise UserError(
             f"--subset {config.subset}: must be below --group-size {config.group_size}, or no signal is left"
         )
-    forms_sets = {"max_at_k", "group_vpo"} & set(config.method)
-    if forms_sets and not config.subset and config.group_size < 3:
+    forming = FORM_SETS & set(config.method)
+    if forming and not config.subset and config.group_size < 3:
         raise UserError(
-            f"--group-size {config.group_size}: {min(forms_sets)} forms sets of two or more, smaller "
+            f"--group-size {config.group_size}: {min(forming)} forms sets of two or more, smaller "
             "than the group; take 3 or more"
         )
-    if config.subset and not FORMS_SETS & set(config.method):
+    if config.subset and not TAKE_SUBSET & set(config.method):
         raise UserError(
             f"--subset {config.subset}: not used by {', '.join(config.method)}, only by "
-            f"{', '.join(sorted(FORMS_SETS))}; leave it out"
+            f"{', '.join(sorted(TAKE_SUBSET))}; leave it out"
         )
 
 

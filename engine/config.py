@@ -191,7 +191,8 @@ class Config:
     warm_steps: int | None = flag(
         None,
         "steps of the SFT warm-up before RL; 0: none",
-        default_text="tiny: maze 700, code 1500, toy 150, others 300; other models 0",
+        default_text="tiny: maze 700, code 1500, toy 150, others 300; headline with a language model 30; "
+        "other models 0",
         type=count(0),
     )
 

@@ -12,22 +12,21 @@ from rewards import Task, UserError
 
 
 @dataclass
-class Job:
-    """What a command of train.py asks for."""
+class PreparedRun:
+    """What a command of train.py asks for, filled in and checked."""
 
     config: Config
     task: Task
     device: str
     stored: StoredRun | None  # the run that is in its folder already
 
-    @property
-    def is_new(self) -> bool:
-        """Whether its start model has to be made."""
+    def needs_start(self) -> bool:
+        """Whether its start model has to be made, as its folder says."""
         has_start = (Path(self.config.out) / "start").exists()
         return not is_joined(self.config, self.stored) or not has_start
 
 
-def prepare(config: Config, flags_given: set[str]) -> Job:
+def prepare(config: Config, flags_given: set[str]) -> PreparedRun:
     """Fill in what the flags leave open, and check all of it.
 
     Raises:
@@ -52,4 +51,4 @@ def prepare(config: Config, flags_given: set[str]) -> Job:
         check_device(device, config.dtype)
     check_config(config, task)
     check_tracker(config.log)
-    return Job(config, task, device, stored)
+    return PreparedRun(config, task, device, stored)

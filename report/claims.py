@@ -28,6 +28,14 @@ class Finding:
 
     text: str
     verdict: bool | None
+    detail: str = ""  # more numbers, without which the verdict is understood
+
+    @property
+    def outcome(self) -> str:
+        """The verdict as a word."""
+        if self.verdict is None:
+            return "undecided"
+        return "shown" if self.verdict else "refuted"
 
 
 @dataclass(frozen=True)
@@ -112,22 +120,22 @@ def all_claims(stored: Stored) -> list[Claim]:
 
 def verdict_table(stored: Stored) -> str:
     """The claims with their verdicts and one number each."""
-    rows = [
-        [claim.id, claim.text, f"**{claim.verdict}**", claim.decisive]
-        for claim in all_claims(stored)
-    ]
-    return markdown(
-        ["", "claim", "verdict", "the first measurement that does not support it"], rows
-    )
+    head = ["", "claim", "verdict", "the first measurement that does not support it"]
+    rows = []
+    for claim in all_claims(stored):
+        rows.append([claim.id, claim.text, f"**{claim.verdict}**", claim.decisive])
+    return markdown(head, rows)
 
 
 def finding_table(stored: Stored) -> str:
-    """The claims with all that was measured of them."""
+    """The claims, and below each a row for everything that was measured of it."""
     rows = []
     for claim in all_claims(stored):
-        measured = "; ".join(finding.text for finding in claim.findings)
-        rows.append([claim.id, claim.text, measured or UNMEASURED, f"**{claim.verdict}**"])
-    return markdown(["", "claim", "measured", "verdict"], rows)
+        rows.append([claim.id, f"**{claim.text}**", f"**{claim.verdict}**"])
+        for finding in claim.findings:
+            measured = f"{finding.text}; {finding.detail}" if finding.detail else finding.text
+            rows.append(["", measured, finding.outcome])
+    return markdown(["", "claim and measurements", "verdict"], rows)
 
 
 def beats_scalar_baselines(stored: Stored) -> Iterator[Finding]:
@@ -197,20 +205,29 @@ def solves_more(stored: Stored, method: str) -> Iterator[Finding]:
         policies = search["policies"]
         alone = counts_alone(policies, (method,), ("grpo",))
         chance = counts_of_other_runs(policies, ("grpo",))
+        text = (
+            f"{name.replace('_', ', ')}: in three runs {title} solves {listed(alone)} that GRPO does "
+            f"not; GRPO of another run {listed(chance)}"
+        )
         reverse = counts_alone(policies, ("grpo",), (method,))
         neither = counts_alone(policies, (method,), RIVALS)
         neither_by_chance = counts_of_other_runs(policies, RIVALS)
         lost = counts_alone(policies, RIVALS, (method,))
-        text = (
-            f"{name.replace('_', ', ')}: not by GRPO {alone} (another run's GRPO {chance}; "
-            f"by GRPO and not by {title} {reverse}); by neither GRPO nor start {neither} (another run's "
-            f"{neither_by_chance}; by these and not by {title} {lost})"
+        detail = (
+            f"GRPO solves {listed(reverse)} that {title} does not; beside GRPO and the start model "
+            f"{title} solves {listed(neither)}, these two in another run {listed(neither_by_chance)}, "
+            f"and {listed(lost)} that {title} does not"
         )
         is_more = [own > other for own, other in zip(alone, chance, strict=True)]
         verdict = True if all(is_more) else None
         if not any(is_more) and any(alone + chance):
             verdict = False
-        yield Finding(text, verdict)
+        yield Finding(text, verdict, detail)
+
+
+def listed(counts: list[int]) -> str:
+    """Counts in a sentence."""
+    return ", ".join(map(str, counts))
 
 
 def no_extra_compute(stored: Stored) -> Iterator[Finding]:

@@ -22,7 +22,7 @@ class EvalReport:
     pool: int  # candidates per problem
     temperature: float
     measures: dict[Entry, dict[str, Tensor]]  # policy -> measure -> values (N) or (runs, N)
-    groups: Tensor | None  # (N) problems of one group show the same prompt; None: all problems do
+    prompt_ids: Tensor | None  # (N), equal where two problems show the same prompt; None: all do
     runs: list[str] | None = None  # of several
 
     def print_table(self) -> None:
@@ -95,7 +95,7 @@ class EvalReport:
 
     def interval(self, values: Tensor) -> tuple[float, float]:
         """The 95% interval of the mean of values (N) or (runs, N)."""
-        return bootstrap_interval(values, self.groups)
+        return bootstrap_interval(values, self.prompt_ids)
 
     def write(self, folder: Path) -> None:
         """Write eval.json: settings, and of every measure mean and 95% interval."""

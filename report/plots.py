@@ -341,9 +341,14 @@ def typical_problem(pools: dict[str, Tensor]) -> int:
         pools: rewards (N, n, k) by policy.
     """
     methods = [rewards for name, rewards in pools.items() if not name.startswith("start")]
-    first, last = (torch.cdist(r, r, p=1).sum((1, 2)) for r in (methods[0], methods[-1]))  # (N)
-    order = (last - first).argsort(stable=True)
+    gap = _sum_of_distances(methods[-1]) - _sum_of_distances(methods[0])  # (N)
+    order = gap.argsort(stable=True)
     return int(order[len(order) // 2])
+
+
+def _sum_of_distances(rewards: Tensor) -> Tensor:
+    """The L1 distances between all candidates of a pool, added up: (N, n, k) -> (N)."""
+    return torch.cdist(rewards, rewards, p=1).sum((1, 2))
 
 
 def answers(
@@ -435,7 +440,8 @@ def _policy_labels(rewards: dict[str, list[Tensor]]) -> list[str]:
     """
     solved = {}
     for name, of_problems in rewards.items():
-        solved[name] = sum(bool((vectors >= 1).all(-1).any()) for vectors in of_problems)
+        is_solved = [(vectors >= 1).all(-1).any().item() for vectors in of_problems]
+        solved[name] = sum(is_solved)
     labels = []
     for name, count in solved.items():
         label = Entry(name).title

@@ -129,7 +129,7 @@ def report_of(task: TaskResults) -> EvalReport:
         pool=example.size,
         temperature=float(TEMPERATURES[0]),
         measures=measures,
-        groups=task.groups,
+        prompt_ids=task.prompt_ids,
     )
 
 

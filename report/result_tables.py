@@ -32,6 +32,7 @@ HEADLINE = {
     "maze": ("best@1", "best@3", "best@30", "W@30", "diversity"),
     "code": ("best@1", "best@30", "pass@30", "W@30", "diversity"),
 }
+SIDE_BY_SIDE = ("best@1", "best@30", "W@30", "diversity")  # where a table holds several tasks
 # By what a learning rate is chosen; for all other methods by best@1.
 CHOSEN_BY = {"vpo": "W@3", "group_vpo": "W@3", "max_at_k": "best@3"}
 
@@ -76,8 +77,9 @@ def headline(*tasks: TaskResults) -> str:
     for task in tasks:
         if not task.runs(GRPO):
             continue
-        for measure in HEADLINE[task.name]:
-            head.append(f"{task.name} {measure}" if len(tasks) > 1 else measure)
+        several = len(tasks) > 1
+        for measure in SIDE_BY_SIDE if several else HEADLINE[task.name]:
+            head.append(f"{task.name} {measure}" if several else measure)
             for policy, row in rows.items():
                 row.append(task.mean(policy, measure) if task.runs(policy) else "")
             other = grpo_for_many(task)

@@ -26,7 +26,7 @@ class Result:
     size: int  # candidates per problem
     # temperature -> the method or one of START -> measure -> (N), of a tuning run (1)
     measures: dict[str, dict[str, dict[str, Tensor]]]
-    groups: Tensor | None  # (N), which problems share a prompt
+    prompt_ids: Tensor | None  # (N), equal where two problems show the same prompt
     geometry: dict[str, float] | None
     training: dict[str, list[float]]  # means over ten steps each
     rollouts: int
@@ -65,7 +65,7 @@ class TaskResults:
 
     def __init__(self, name: str, results: list[Result]):
         self.name = name
-        self.groups = results[0].groups if results else None  # (N), equal in all results
+        self.prompt_ids = results[0].prompt_ids if results else None  # (N), equal in all results
         self._runs: dict[Entry, dict[int, Result]] = {}
         for result in results:
             for method in result.measures[TEMPERATURES[0]]:  # GRPO's hold the start model's too
@@ -137,7 +137,7 @@ class TaskResults:
 
     def summary(self, values: Tensor) -> Difference:
         """Mean and interval of values (seeds, N)."""
-        low, high = bootstrap_interval(values, self.groups, samples=2000)
+        low, high = bootstrap_interval(values, self.prompt_ids, samples=2000)
         seed_means = values.mean(1)
         return Difference(values.mean().item(), low, high, t_test(seed_means), len(seed_means))
 

@@ -49,7 +49,7 @@ def make_report(passes: float = 0.0, seeds: int = 1, policies=None, ks=(1, 2, 3,
                 means = {kind: 0.9 * mean for kind, mean in means.items()}
             for kind, mean in (means | {"pass": passes}).items():
                 measures[policy][f"{kind}@{k}"] = torch.full((seeds, 20), mean)
-    return EvalReport("run", "test", 20, ks[-1], 0.7, measures, groups=None)
+    return EvalReport("run", "test", 20, ks[-1], 0.7, measures, prompt_ids=None)
 
 
 def make_pools(names=("start", "grpo", "vpo"), N=5, n=8, k=3):
@@ -321,7 +321,7 @@ def test_a_table_says_in_words_what_it_shows():
     for name, (spread, first, all_of_them) in values.items():
         numbers = {"diversity": spread, "best@1": first, "W@30": all_of_them}
         measures[Entry(name)] = {key: torch.tensor([value]) for key, value in numbers.items()}
-    report = EvalReport("run", "test", 1, 30, 0.7, measures, groups=None)
+    report = EvalReport("run", "test", 1, 30, 0.7, measures, prompt_ids=None)
     diversity, one, several = report.in_words().splitlines()
     assert diversity.endswith("GRPO 20% (collapsed), VPO 60% (narrowed)")
     assert one.endswith("GRPO 0.600, VPO 0.500, start model 0.400")

@@ -461,7 +461,7 @@ def made_up(cells: list[Cell]) -> Stored:
             cell.seed,
             tuning=cell.tuning,
             measures=measures,
-            groups=torch.arange(12) // 2,
+            prompt_ids=torch.arange(12) // 2,
             training=training,
         )
         data.append(made)
@@ -497,8 +497,8 @@ def test_what_another_run_solves_is_what_chance_gives():
 def few_samples(monkeypatch):
     """Quicker intervals."""
 
-    def interval(values, groups=None, **_):
-        return bootstrap_interval(values, groups, samples=30)
+    def interval(values, clusters=None, **_):
+        return bootstrap_interval(values, clusters, samples=30)
 
     for module in (stored, search_tables, report.evaluation):
         monkeypatch.setattr(module, "bootstrap_interval", interval)
