@@ -344,7 +344,7 @@ def result(task: str, policy: Entry, seed: int, **values: object) -> Result:
         "tuning": False,
         "size": 30,
         "measures": {},
-        "groups": None,
+        "prompt_ids": None,
         "geometry": {"unseen_variance_share": 0.5, "effective_objectives": 2.0},
         "training": {},
         "rollouts": 100,
