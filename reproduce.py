@@ -53,7 +53,7 @@ RUNS = Path("runs/reproduce")
 QUICK = RUNS / "quick"
 USAGE = "[--quick] [--only TEXT] [--jobs N] [--list] [--write] [--out FOLDER]"
 
-HEADLINE = ("grpo", "max_at_k", "vpo", "group_vpo")
+MAIN_METHODS = ("grpo", "max_at_k", "vpo", "group_vpo")
 OTHERS = ("multi_rlvr", "dr_grpo", "maxrl", "gdpo", "random_weighting", "goal_conditioned")
 TEMPERATURES = (0.7, 1.0, 1.3)  # the first is the table's
 CURVE = (1, 2, 3, 5, 10, 30)  # the k of best@k, W@k and pass@k
@@ -61,7 +61,7 @@ MEASURES = ("diversity", "earned", *(f"best@{k}" for k in CURVE), *(f"W@{k}" for
 TRAINING = ("diversity", "reward", "answers", "entropy")
 REWARDS = ("copies", "noisy", "halfway", "gems", "tradeoff")  # from collinear to conflicting
 
-FIVE_SEEDS = (*HEADLINE, "multi_rlvr", "goal_conditioned")  # of each task; the others three
+FIVE_SEEDS = (*MAIN_METHODS, "multi_rlvr", "goal_conditioned")  # of each task; the others three
 
 RATES = (1.2e-4, 2.5e-4, 5e-4, 8e-4, 1.2e-3, 1.8e-3)  # peak learning rates that are compared
 MORE_RATES = {  # compared too, where a rate at an edge was the best for best@30
@@ -215,7 +215,7 @@ def cells() -> list[Cell]:
     """The whole grid: learning rates, main comparison, ablations, reward geometry, real model."""
     grid = tuning_cells()
     for task in ("maze", "code", "toy"):
-        for method in HEADLINE + OTHERS:
+        for method in MAIN_METHODS + OTHERS:
             n_seeds = 5 if method in FIVE_SEEDS or task == "toy" else 3
             grid += [Cell(task, method, seed) for seed in range(n_seeds)]
 
@@ -229,10 +229,10 @@ def cells() -> list[Cell]:
             n_seeds = 5 if method in FIVE_SEEDS else 3
             grid += [Cell(task, method, seed, (("lr", rate),)) for seed in range(n_seeds)]
     for task in (*(f"examples/rewards/{reward}.py" for reward in REWARDS), "examples/fence.py"):
-        for method in HEADLINE:
+        for method in MAIN_METHODS:
             grid += [Cell(task, method, seed) for seed in range(5)]
 
-    grid += [Cell("open_cases", method, 0) for method in HEADLINE]
+    grid += [Cell("open_cases", method, 0) for method in MAIN_METHODS]
     for method, rate in OTHER_REAL_RATES.items():
         grid.append(Cell("open_cases", method, 0, (("lr", rate),)))
     for method in LR["headline"]:
@@ -524,7 +524,7 @@ def measures_of(values: dict[str, list], size: int, tuning: bool) -> dict[str, T
 class ReproduceConfig:
     """All flags of reproduce.py."""
 
-    quick: bool = flag(False, f"one seed of the headline, anew, into {QUICK}", **YES)
+    quick: bool = flag(False, f"one seed of the main comparison, anew, into {QUICK}", **YES)
     out: str = flag("", "folder of the results; not given: results, and the document follows")
     only: str = flag(
         "",
@@ -551,7 +551,7 @@ def run(config: ReproduceConfig) -> None:
     store = Store(Path(config.out or default))
     if store.folder.is_file():
         raise UserError(f"--out {store.folder}: a file; name a folder")
-    grid = [Cell("maze", method, 0) for method in HEADLINE] if config.quick else cells()
+    grid = [Cell("maze", method, 0) for method in MAIN_METHODS] if config.quick else cells()
     if config.cell:
         cell = next(cell for cell in grid if cell.name == config.cell)
         measure_cell(cell, store)
@@ -579,11 +579,11 @@ def run(config: ReproduceConfig) -> None:
 
 
 def write(store: Store, document: bool) -> None:
-    """Print the headline; if `document`, also write all documents, tables and figures."""
+    """Print the main table; if `document`, also write all documents, tables and figures."""
     stored = load_stored(store)
     if not stored.results:
         raise UserError(f"{store.folder}: holds no result of this version, nothing to write")
-    print(f"\n{documents.block(stored, 'all', 'headline')}")
+    print(f"\n{documents.block(stored, 'all', 'main')}")
     if document:
         written = documents.write(stored, Path("."))
         written += draw_headlines(store, Path("docs/figures/headlines.png"))

@@ -139,7 +139,7 @@ def finding_table(stored: Stored) -> str:
 
 
 def beats_scalar_baselines(stored: Stored) -> Iterator[Finding]:
-    for task in headline_tasks(stored):
+    for task in main_tasks(stored):
         scalar = strongest_scalar(task)
         measure = LARGE_K[task.name]
         lead = task.difference(VPO, scalar, measure)
@@ -152,7 +152,7 @@ def beats_scalar_baselines(stored: Stored) -> Iterator[Finding]:
 
 
 def lead_widens_with_k(stored: Stored) -> Iterator[Finding]:
-    for task in headline_tasks(stored):
+    for task in main_tasks(stored):
         scalar = strongest_scalar(task)
         lead_at_30 = task.lead(VPO, scalar, "best@30")
         lead = task.summary(lead_at_30)
@@ -162,7 +162,7 @@ def lead_widens_with_k(stored: Stored) -> Iterator[Finding]:
 
 
 def curves_cross(stored: Stored) -> Iterator[Finding]:
-    for task in headline_tasks(stored):
+    for task in main_tasks(stored):
         grpo_lead = task.difference(GRPO, VPO, "best@1")
         ahead = [k for k in (2, 3, 5, 10, 30) if task.lead(VPO, GRPO, f"best@{k}").mean() > 0]
         first = ahead[0] if ahead else "-"
@@ -172,7 +172,7 @@ def curves_cross(stored: Stored) -> Iterator[Finding]:
 
 
 def diversity_in_training(stored: Stored) -> Iterator[Finding]:
-    for task in headline_tasks(stored):
+    for task in main_tasks(stored):
         first = {}  # ten steps of training
         last = {}
         for policy in (GRPO, MULTI_RLVR, VPO):
@@ -231,7 +231,7 @@ def listed(counts: list[int]) -> str:
 
 
 def no_extra_compute(stored: Stored) -> Iterator[Finding]:
-    measured = [(task, None) for task in headline_tasks(stored)]
+    measured = [(task, None) for task in main_tasks(stored)]
     measured += [(stored.task("open_cases"), lr) for lr in (2e-5, 5e-5)]  # two rates, no own one
     for task, lr in measured:
         ours = Entry("vpo", lr)
@@ -305,7 +305,7 @@ def lead_grows_with_difficulty(stored: Stored) -> Iterator[Finding]:
             yield Finding(text, growth.mean().item() > 0 if p < 0.05 else None)
 
 
-def headline_tasks(stored: Stored) -> list[TaskResults]:
+def main_tasks(stored: Stored) -> list[TaskResults]:
     """The maze and programs, as far as these four methods were measured in them."""
     tasks = [stored.task(name) for name in LARGE_K]
     return [task for task in tasks if task.shared_seeds(GRPO, MAX_AT_K, MULTI_RLVR, VPO)]

@@ -10,7 +10,7 @@ from report.result_figures import draw_figures
 from report.stored import Stored
 
 TASK_TABLES = {
-    "headline": result_tables.headline,
+    "main": result_tables.main_table,
     "mean": result_tables.means,
     "completion": result_tables.completion,
     "pairs": result_tables.pairs,
@@ -68,7 +68,7 @@ def block(stored: Stored, subject: str, table: str) -> str:
     if table == "noise":
         return result_tables.noise()
     if subject == "all":
-        return result_tables.headline(stored.task("maze"), stored.task("code"))
+        return result_tables.main_table(stored.task("maze"), stored.task("code"))
     return TASK_TABLES[table](stored.task(subject))
 
 

@@ -28,7 +28,7 @@ MEASURES = {
 }
 PRETRAINED = ("open_cases", "headline")  # whose start model is a pretrained one
 WITHOUT_PASSES = ("maze", "headline")  # where no answer has the full reward in all objectives
-HEADLINE = {
+MAIN_MEASURES = {
     "maze": ("best@1", "best@3", "best@30", "W@30", "diversity"),
     "code": ("best@1", "best@30", "pass@30", "W@30", "diversity"),
 }
@@ -68,7 +68,7 @@ def cells_of(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def headline(*tasks: TaskResults) -> str:
+def main_table(*tasks: TaskResults) -> str:
     """The most important rows and columns of these tasks side by side."""
     head = [""]
     policies = (Entry("start"), GRPO, MAX_AT_K, VPO, GROUP_VPO)
@@ -78,7 +78,7 @@ def headline(*tasks: TaskResults) -> str:
         if not task.runs(GRPO):
             continue
         several = len(tasks) > 1
-        for measure in SIDE_BY_SIDE if several else HEADLINE[task.name]:
+        for measure in SIDE_BY_SIDE if several else MAIN_MEASURES[task.name]:
             head.append(f"{task.name} {measure}" if several else measure)
             for policy, row in rows.items():
                 row.append(task.mean(policy, measure) if task.runs(policy) else "")

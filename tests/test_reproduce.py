@@ -310,7 +310,7 @@ def test_headlines_of_the_policies_that_are_stored_are_drawn(tmp_path, drawn_ans
     figure = tmp_path / "headlines.png"
     assert reproduce.draw_headlines(store, figure) == []
     texts = [["fire at the church", None]] * reproduce.STORED_TEXTS
-    for method in reproduce.HEADLINE:
+    for method in reproduce.MAIN_METHODS:
         cell = Cell("headline", method, 0)
         names = ("start", "start_sets", "grpo") if method == "grpo" else (method,)
         record = {"version": cell.version, "command": cell.command}
@@ -318,7 +318,7 @@ def test_headlines_of_the_policies_that_are_stored_are_drawn(tmp_path, drawn_ans
         assert reproduce.draw_headlines(store, figure) == [figure]
     assert [*drawn_answers[0][0]] == ["start", "grpo"]
     pools, problems = drawn_answers[-1]
-    assert [*pools] == ["start", *reproduce.HEADLINE]
+    assert [*pools] == ["start", *reproduce.MAIN_METHODS]
     assert len(problems) == reproduce.DRAWN_TEXTS
     answers, rewards = pools["vpo"]
     assert answers == texts[: len(problems)]
