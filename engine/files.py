@@ -43,12 +43,32 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
             os.replace(temporary, folder)
     except (
         Exception
-    ) as error:  # torch, safetensors and the system each have their own for a full disk
+    ) as error:  # torch, safetensors and the system: each has its own for a full disk
         raise UserError(
             f"{folder}: cannot be written ({error!s:.200}); make room and --resume"
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def replaced_file(path: Path) -> Iterator[Path]:
+    """A temporary file to write to, which takes the place of `path` when the block ends.
+
+    Raises:
+        UserError: it cannot be written, for instance because the disk is full. The old file stays.
+    """
+    temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        os.replace(temporary, path)
+    except Exception as error:  # torch and the system each have their own for a full disk
+        raise UserError(
+            f"{path}: cannot be written ({error!s:.200}); make room and give the same command again"
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

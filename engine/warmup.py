@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import os
 import random
 import sys
 import time
@@ -18,7 +17,7 @@ from engine.checks import check_task
 from engine.config import Config
 from engine.decoding import SamplingOptions, encode_prompts, rollouts_of_texts, sample
 from engine.evaluations import held_out
-from engine.files import write_folder, writing
+from engine.files import replaced_file, write_folder
 from engine.interrupt import StopRequest
 from engine.kinds import kind_of
 from engine.models import (
@@ -214,10 +213,8 @@ def save_partial(
         "optimizer": optimizer.state_dict(),
         "steps_done": steps_done,
     }
-    temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
-    with writing(path.parent):
+    with replaced_file(path) as temporary:
         torch.save(state, temporary)
-        os.replace(temporary, path)
 
 
 def load_partial(path: Path, model: Model, optimizer: torch.optim.Optimizer) -> int:

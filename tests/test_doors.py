@@ -18,7 +18,7 @@ from test_train import ROOT, fails, in_an_empty_folder, metrics  # noqa: F401 - 
 import eval as evaluation
 import train
 import vpo
-from engine import prepare
+from engine import prepare, warmup
 from engine.config import Config, Parser, add_flags
 from engine.models import load_policy, save_policy
 from engine.run_folder import checksum_of, load_run
@@ -225,6 +225,21 @@ def test_a_full_disk_is_named_and_leaves_nothing_half(capsys, monkeypatch):
         "No space left",
     )
     assert not list(Path("run").rglob("*.tmp*")) and not list(Path("run/grpo").glob("checkpoint-*"))
+
+
+def test_a_full_disk_is_named_in_the_warm_up(capsys, monkeypatch):
+    """torch.save leaves a part of the file and raises an error of its own."""
+
+    def fail(state, path):
+        Path(path).write_bytes(b"a part")
+        raise RuntimeError(
+            "[enforce fail at inline_container.cc] . unexpected pos 122624 vs 122518"
+        )
+
+    monkeypatch.setattr(torch, "save", fail)
+    monkeypatch.setattr(warmup, "PARTIAL_EVERY", 0)
+    fails(["--out", "run", *TOY], capsys, ".partial: cannot be written", "make room")
+    assert not list(Path("runs").rglob("*.tmp*")) and not Path("run/start").exists()
 
 
 def test_a_drawing_that_raises_comes_after_the_table(capsys):
