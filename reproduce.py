@@ -18,6 +18,7 @@ import gzip
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -317,6 +318,8 @@ class Store:
 def measure_cell(cell: Cell, store: Store) -> None:
     """Train a cell, or go on with it, evaluate it, and store what was measured.
 
+    The run of a real model is deleted then, because its checkpoints take several gigabytes.
+
     Raises UserError if the training failed.
     """
     run = store.run(cell)
@@ -328,6 +331,8 @@ def measure_cell(cell: Cell, store: Store) -> None:
         words = " ".join([*cell.script, *command])
         raise UserError(f"{cell.name}: training failed: python {words}")
     store.add(cell, training_record(cell, run) | evaluation_record(cell, run))
+    if cell.task in REAL_TASKS:
+        shutil.rmtree(run)
 
 
 def training_record(cell: Cell, folder: Path) -> dict:

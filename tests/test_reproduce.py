@@ -154,6 +154,14 @@ def test_a_cell_is_measured_once_and_kept(small, monkeypatch):
     assert not STORE.current([small]) and small.name in STORE.read(STORE.path(small))
 
 
+def test_the_checkpoints_of_a_real_model_are_deleted_once_measured(small, monkeypatch):
+    """36 runs of several gigabytes fill a disk."""
+    monkeypatch.setattr(reproduce, "REAL_TASKS", ("maze",))
+    monkeypatch.setattr(reproduce, "TEMPERATURES", (0.7,))
+    reproduce.measure_cell(small, STORE)
+    assert STORE.current([small]) and not STORE.run(small).exists()
+
+
 def test_equal_results_are_equal_bytes_in_any_order(tmp_path):
     cells = [cell for cell in reproduce.cells() if cell.task == "toy"][:5]
     for folder, order in (("one", cells), ("two", cells[::-1])):
