@@ -179,7 +179,8 @@ def sample_pool(
     A goal-conditioned policy is told other preference weights for each candidate.
 
     Args:
-        batch: rollouts sampled at a time, as in a training step; None: as many as the model allows.
+        batch: rollouts sampled at a time, as in a training step, 0: no limit; None: as many as the
+            model allows, with all rollouts of a prompt together.
     """
     goals = goals_of_prompts(policy, task, config, size, batch)  # a prompt of a problem for each
     per_prompt = math.ceil(size / (policy.m * len(goals)))  # rollouts

@@ -1,4 +1,4 @@
-"""Every claim of the paper in miniature: trains a grid of runs and fills docs/results.md.
+"""The runs behind docs/results.md, except the searches: trains a grid, stores it, makes the tables.
 
     python reproduce.py --quick       one seed of the main comparison in the maze, in minutes
     python reproduce.py               the cells of the tiny model that are not stored yet
@@ -530,14 +530,16 @@ class ReproduceConfig:
     """All flags of reproduce.py."""
 
     quick: bool = flag(False, f"one seed of the main comparison, anew, into {QUICK}", **YES)
-    out: str = flag("", "folder of the results; not given: results, and the document follows")
+    out: str = flag(
+        "", "folder of the results; not given: results, and the tables in docs/ are written too"
+    )
     only: str = flag(
         "",
         "cells whose names contain this; not given: all but those of a real language model "
         f"({', '.join(REAL_TASKS)}), which take hours more",
     )
     jobs: int = flag(2, "cells side by side, one thread each", type=count(1, 256))
-    write: bool = flag(False, "write the document from what is stored, train nothing", **YES)
+    write: bool = flag(False, "write tables and figures from what is stored, train nothing", **YES)
     list: bool = flag(False, "say what is stored, train nothing", **YES)
     cell: str = flag("", argparse.SUPPRESS)
 

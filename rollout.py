@@ -60,7 +60,7 @@ class Scored:
     # (P, G, m, k) the task's minimum where an answer is missing, 0 beyond a problem's own k
     vectors: Tensor
     scalars: Tensor  # (P, G, m) the task scalar
-    answer_mask: Tensor  # (P, G, m) bool, the distinct answers: they form the set
+    answer_mask: Tensor  # (P, G, m) bool, the first of equal answers: these form the set
     objective_mask: Tensor  # (P, k) bool, the objectives that each problem has
 
 

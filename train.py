@@ -121,7 +121,7 @@ def train_step(method: str, state: TrainState, task: Task, config: Config) -> St
             ref_logprobs=batch.ref_logprobs,
             kl_coef=config.kl,
         )
-        loss.backward()  # as far as the prompts
+        loss.backward()  # to the prompts' keys and values; micro_batches goes on from there
         loss_metrics |= {"loss": loss.detach(), "entropy": mean_entropy(batch, rollouts, rows)}
         for name, value in loss_metrics.items():
             metrics[name] = metrics.get(name, 0.0) + value
@@ -196,7 +196,10 @@ def weight_generator(config: Config, t: int) -> torch.Generator:
 
 
 def learning_rate(config: Config, method: str, t: int) -> float:
-    """Of step t, counted from 0: 10 steps of rise, then constant or linear decay to a tenth of the peak."""
+    """Of step t, counted from 0: the peak, times a rise over 10 steps, times the decay.
+
+    A linear decay falls from 1 to a tenth over all steps, so the peak itself is not reached.
+    """
     peak = config.lr or kind_named(config.model).peak_lr(config, method)
     decay = 1.0
     if config.lr_schedule == "linear":
@@ -274,7 +277,7 @@ class Trainer:
             unit="step",
             position=progress_line(),
         )
-        could_read = False  # an answer, in any step
+        could_read = False  # an answer, in any step of this command
         with contextlib.closing(open_tracker(config.log, self.folder, first)) as tracker:
             for t in bar:
                 with self.located(t):

@@ -178,8 +178,8 @@ def subset_best(scores: Tensor, s: int) -> Tensor:
         )
     if s == 1:
         return scores
-    # C(i, s-1) / C(G-1, s-1) and C(j-1, s-2) / C(G-1, s-1). In logarithms they cannot overflow. A
-    # permutation counts each subset (s-1)! times above and below, or (s-2)! times above: hence s - 1.
+    # C(i, s-1) / C(G-1, s-1) and C(j-1, s-2) / C(G-1, s-1). In logarithms they cannot overflow. Both
+    # are ratios of permutations, C(n, c) c!: in the first (s-1)! cancels, in the second s - 1 is left.
     rank = torch.arange(G, dtype=torch.float64)
     log_all = _log_permutations(rank[-1], s - 1)
     own = (_log_permutations(rank, s - 1) - log_all).exp()  # (G)
@@ -268,7 +268,7 @@ def vpo_advantage(  # noqa: PLR0913 - the public estimator: every argument is on
 
 # One function per method: (rewards (P, G, m, k), scalars (P, G, m), answer_mask (P, G, m)) -> (P, G).
 # `scalars` are the task scalars of the answers. `answer_mask` marks answers that exist and repeat no
-# other answer of their rollout. The options are the keyword arguments of `vpo_advantage`; a method
+# earlier answer of their rollout. The options are the keyword arguments of `vpo_advantage`; a method
 # ignores those that it has no use for, and subset = None means the method's own default.
 
 
@@ -308,7 +308,7 @@ def gdpo(
     objective_mask: Tensor | None = None,
     **options,
 ) -> Tensor:
-    """GDPO (arXiv 2601.05242): normalise every objective in the group, then their sum over the batch.
+    """GDPO (arXiv 2601.05242): normalise each objective in the group, add them up, normalise over the batch.
 
     The batch is one of rollouts, not of tokens, so that long rollouts do not weigh more.
     """
@@ -360,8 +360,8 @@ def multi_rlvr(
 ) -> Tensor:
     """Multi-RLVR (arXiv 2605.22817, baselines): the sum of the task scalars of the distinct answers.
 
-    The paper sums over all m answers. Its official code pays an answer that repeats another nothing,
-    and so does this function: a repeated answer is worth as much as a missing one.
+    The paper sums over all m answers. Its official code pays nothing for an answer that repeats
+    an earlier one, and so does this function: a repeated answer is worth as much as a missing one.
     """
     paid = torch.where(answer_mask.bool(), scalars, missing_answer_reward)  # (P, G, m)
     return group_normalize(paid.sum(-1))

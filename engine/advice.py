@@ -58,7 +58,7 @@ def why_unread(config: Config, task: Task, text: str) -> str:
     """
     opening = f"<{task.tag}_1>"
     if task.form == "lines":
-        reasons = ["no line begins with a number"]
+        reasons = ["the first line is empty, a <think> is not closed, or the line was cut off"]
     elif opening in text:
         reasons = [f"{opening} is there, but no </{task.tag}_1> after it"]
     else:
@@ -68,7 +68,7 @@ def why_unread(config: Config, task: Task, text: str) -> str:
         "does the prompt ask for this form, with examples? Task.request writes such a prompt; small "
         'models follow form = "lines" best'
     )
-    limit = config.max_new_tokens or "the default"
+    limit = config.max_new_tokens or task.tokens_per_answer
     reasons.append(f"is --max-new-tokens {limit} per answer too few (metric cut_off)?")
     if type(task).demonstration is not Task.demonstration:
         reasons.append(f"are --warm-steps {config.warm_steps} too few?")

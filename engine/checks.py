@@ -39,7 +39,7 @@ def check_device(name: str, dtype: str = "float32") -> str:
 
 
 def check_config(config: Config, task: Task) -> None:
-    """Flags that do not go together."""
+    """Raise UserError for flags that do not fit one another, the task or the model."""
     if config.pool < config.m:
         raise UserError(
             f"--pool {config.pool}: must hold at least one rollout of --m {config.m} answers"
@@ -55,9 +55,9 @@ def check_config(config: Config, task: Task) -> None:
         raise UserError(
             f"--method goal_conditioned: task {config.task} names no objectives to be weighed"
         )
-    file = config.data or config.test_data
-    if file and "data" not in task.flags:
-        raise UserError(f"--data {file}: task {config.task} takes no file, unlike code")
+    for name, file in (("--data", config.data), ("--test-data", config.test_data)):
+        if file and "data" not in task.flags:
+            raise UserError(f"{name} {file}: task {config.task} takes no file, unlike code")
     if config.lora_rank:
         check_peft(f"--lora-rank {config.lora_rank}")
     if is_adapter(config.model):

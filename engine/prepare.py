@@ -47,7 +47,8 @@ def prepare(config: Config, flags_given: set[str]) -> PreparedRun:
     task = task_of(config)
     device = device_named(config.device)
     fill_in(config, task, cuda=device == "cuda")
-    if not config.plan:  # a plan for a card of so many GiB needs no card
+    plans_for_a_card = bool(config.plan)  # --plan GIB, which needs no card; a bare --plan is 0
+    if not plans_for_a_card:
         check_device(device, config.dtype)
     check_config(config, task)
     check_tracker(config.log)

@@ -14,6 +14,7 @@ from vpo import (
     vpo_advantage,
 )
 
+START_MODEL = Entry("start")
 GRPO = Entry("grpo")
 MAX_AT_K = Entry("max_at_k")
 VPO = Entry("vpo")
@@ -370,9 +371,12 @@ def rewards(stored: Stored) -> str:
     for task in geometry_tasks(stored):
         seeds = len(task.shared_seeds(VPO, GRPO, MAX_AT_K, GROUP_VPO))
         gains = [task.difference(*pair, "W@30") for pair in pairs]
-        rows.append([task.name, seeds, f"{unseen_share(task):.0%}", *gains])
-    head = [f"{ours.title} - {theirs.title}" for ours, theirs in pairs]
-    return markdown(["reward", "seeds", "unseen by the scalar", *head], rows)
+        levels = [task.mean(policy, "W@30") for policy in (START_MODEL, MAX_AT_K)]
+        rows.append([task.name, seeds, f"{unseen_share(task):.0%}", *gains, *levels])
+    head = ["reward", "seeds", "unseen by the scalar"]
+    head += [f"{ours.title} - {theirs.title}" for ours, theirs in pairs]
+    head += ["start model", "Max@K"]
+    return markdown(head, rows)
 
 
 def geometry_tasks(stored: Stored) -> list[TaskResults]:
