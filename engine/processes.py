@@ -1,17 +1,21 @@
 """Methods side by side: on a CPU each is trained and evaluated in a process of its own."""
 
 import ctypes
+import fcntl
 import multiprocessing
 import os
 import pickle
 import signal
 import sys
+import tempfile
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from engine.config import Config
 from engine.interrupt import StopRequest
@@ -92,6 +96,44 @@ def set_threads(config: Config, device: str) -> None:
     if jobs_by_default(config, device) > 1:
         torch.set_num_threads(1)
 
+
+class DrawingLock:
+    """Lets one thread of one process at a time draw progress bars.
+
+    The system frees it when a process is killed. tqdm's own lock then stays locked, and all other
+    processes wait for ever.
+    """
+
+    def __init__(self) -> None:
+        self.file = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the process ends
+        self._forget()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        """What the threads of the parent hold is nothing to a child."""
+        self.threads = threading.RLock()
+        self.depth = 0  # how often the thread that holds it has acquired it
+
+    def acquire(self) -> None:
+        self.threads.acquire()
+        if self.depth == 0:
+            fcntl.lockf(self.file, fcntl.LOCK_EX)
+        self.depth += 1
+
+    def release(self) -> None:
+        self.depth -= 1
+        if self.depth == 0:
+            fcntl.lockf(self.file, fcntl.LOCK_UN)
+        self.threads.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+
+tqdm.set_lock(DrawingLock())
 
 _line = 0  # of the terminal, for the progress bars of this process
 

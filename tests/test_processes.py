@@ -1,6 +1,7 @@
 """Methods side by side: the same numbers, and nobody is lost when one process ends badly."""
 
 import json
+import multiprocessing
 import os
 import shlex
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from test_train import train_in_a_process
+from tqdm import tqdm
 
 import eval as evaluation
 import train
@@ -54,6 +56,52 @@ def test_results_come_in_the_order_of_the_work(jobs):
     results = run_all(work, jobs)
     assert list(results) == ["slow", "quick"] and results["quick"] == 2
     assert results["slow"].sum() == 3
+
+
+def test_a_process_that_is_killed_while_it_draws_stops_no_other():
+    """SIGKILL between the two halves of a progress bar; guards against a lock that nobody frees."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+
+    def draw_for_ever():
+        tqdm.get_lock().acquire()
+        theirs.send("drawing")
+        time.sleep(60)
+
+    def draw():
+        for _ in tqdm(range(2)):
+            pass
+
+    killed = context.Process(target=draw_for_ever)
+    killed.start()
+    assert ours.poll(30)
+    killed.kill()
+    killed.join()
+    other = context.Process(target=draw)
+    other.start()
+    other.join(30)
+    is_stuck = other.is_alive()
+    other.kill()
+    assert not is_stuck and other.exitcode == 0
+
+
+def test_two_processes_do_not_draw_at_once():
+    context = multiprocessing.get_context("fork")
+
+    def take_turns(log):
+        for _ in range(200):
+            with tqdm.get_lock(), tqdm.get_lock():
+                with open(log, "a") as file:
+                    file.write("in\n")
+                with open(log, "a") as file:
+                    file.write("out\n")
+
+    drawing = [context.Process(target=take_turns, args=("log",)) for _ in range(2)]
+    for process in drawing:
+        process.start()
+    for process in drawing:
+        process.join(30)
+    assert Path("log").read_text() == "in\nout\n" * 400
 
 
 def test_an_error_is_told_after_the_others_have_ended(tmp_path):
