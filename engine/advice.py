@@ -35,10 +35,10 @@ def show_first_rollout(
         )
     elif metrics["answers"] < FEW:
         print(
-            f"{method}: few slots hold a distinct answer; the others hold none that can be read, which "
-            f"earns the least, {task.minimum:g}, or repeat one of their rollout. Does the prompt ask for the form, with examples? Task.request writes "
-            'such a prompt; small models follow form = "lines" best. If many were cut off, raise '
-            "--max-new-tokens.",
+            f"{method}: few slots hold a distinct answer. The others repeat one of their rollout, or "
+            f"hold none that can be read, which earns the least, {task.minimum:g}. Does the prompt ask "
+            "for the form, with examples? Task.request writes such a prompt; small models follow "
+            'form = "lines" best. If many were cut off, raise --max-new-tokens.',
             file=sys.stderr,
         )
     elif not metrics["best_in_rollout"] > task.minimum:

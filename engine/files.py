@@ -41,9 +41,7 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
         (temporary / "checksums.json").write_text(json.dumps(sums, indent=1))
         if not folder.exists():
             os.replace(temporary, folder)
-    except (
-        Exception
-    ) as error:  # torch, safetensors and the system: each has its own for a full disk
+    except Exception as error:  # torch, safetensors and the system have kinds of their own
         raise UserError(
             f"{folder}: cannot be written ({error!s:.200}); make room and --resume"
         ) from error
@@ -63,7 +61,7 @@ def replaced_file(path: Path) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         os.replace(temporary, path)
-    except Exception as error:  # torch and the system each have their own for a full disk
+    except Exception as error:  # torch and the system have kinds of their own for a full disk
         raise UserError(
             f"{path}: cannot be written ({error!s:.200}); make room and give the same command again"
         ) from error

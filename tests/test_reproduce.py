@@ -155,7 +155,7 @@ def test_a_cell_is_measured_once_and_kept(small, monkeypatch):
 
 
 def test_the_checkpoints_of_a_real_model_are_deleted_once_measured(small, monkeypatch):
-    """36 runs of several gigabytes fill a disk."""
+    """All runs of the grid together would fill a disk."""
     monkeypatch.setattr(reproduce, "REAL_TASKS", ("maze",))
     monkeypatch.setattr(reproduce, "TEMPERATURES", (0.7,))
     reproduce.measure_cell(small, STORE)
