@@ -430,7 +430,9 @@ def test_bad_flags(capsys):
     )
     for flag in ("--data", "--test-data"):
         fails(
-            ["--task", "maze", flag, "no.jsonl"], capsys, "--data no.jsonl: task maze takes no file"
+            ["--task", "maze", flag, "no.jsonl"],
+            capsys,
+            f"error: {flag} no.jsonl: task maze takes no file",
         )
     fails(["--task", "code", "--seconds", "0"], capsys, "--seconds")
     fails(["--task", "code", "--memory-mb", "5"], capsys, "--memory-mb", "5")
