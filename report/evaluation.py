@@ -85,9 +85,10 @@ class EvalReport:
         seeds = [len(torch.atleast_2d(values["best@1"])) for values in self.measures.values()]
         mark = "lines at the right" if any(policy.lr for policy in self.measures) else "bands"
         bands = f"one run, {mark}: 95% over problems"
-        if min(seeds) > 1:
+        if max(seeds) > 1:
             least = "at least " if max(seeds) > min(seeds) else ""
-            bands = f"mean of {least}{min(seeds)} seeds, bands: 95% over seeds and problems"
+            several = "seeds" if min(seeds) > 1 else "seed"
+            bands = f"mean of {least}{min(seeds)} {several}, {mark}: 95% over seeds and problems"
         return (
             f"{self.problems} {self.split} problems, {self.pool} candidates each "
             f"at temperature {self.temperature:g}; {bands}"

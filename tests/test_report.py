@@ -151,6 +151,15 @@ def test_every_figure_is_written_and_none_stays_open(tmp_path, suffix, drawn):
     assert len(drawn) == 4 * (1 + (suffix == "svg")) and not small
 
 
+def test_a_caption_counts_the_seeds_of_every_policy():
+    report = make_report(seeds=2)
+    assert "mean of 2 seeds" in report.caption()
+    for name, values in report.measures[Entry("vpo")].items():
+        report.measures[Entry("vpo")][name] = values[:1]
+    assert "mean of at least 1 seed, bands: 95% over seeds and problems" in report.caption()
+    assert "one run, bands: 95% over problems" in make_report(seeds=1).caption()
+
+
 def test_best_at_k_marks_the_crossing_and_names_the_bands(tmp_path, drawn):
     plots.best_at_k(make_report(), tmp_path / "one.svg")
     plots.best_at_k(
