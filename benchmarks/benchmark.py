@@ -285,9 +285,6 @@ def print_peak(name: str, rows: int) -> None:
 
 def trl() -> None:
     """The same model, prompts, rewards, group, lengths, KL and learning rate on both sides."""
-    if not importlib.util.find_spec("trl"):
-        print("trl is not installed: pip install trl")
-        return
     start = start_of("maze")
     start.config.lr = 1e-5
     name = "GRPO step of the maze; plain: GRPOTrainer of TRL"

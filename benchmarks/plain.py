@@ -173,7 +173,6 @@ def trl_steps(policy: tuple, prompts: list[str], reward: Callable, **options) ->
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         config = GRPOConfig(
             output_dir=folder,
-            temperature=1.0,
             lr_scheduler_type="constant",
             bf16=False,
             gradient_checkpointing=False,

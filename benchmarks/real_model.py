@@ -1,7 +1,7 @@
 """What a real language model costs and whether its numbers are right, measured side by side.
 
     python benchmarks/real_model.py MODEL            a checkpoint's folder, or a Hub id
-    python benchmarks/real_model.py MODEL exact      these sections; not given: all but programs
+    python benchmarks/real_model.py MODEL exact      these sections; not given: all
 
 exact     log-probabilities while sampling against a fresh forward pass; the shared update's gradient against the plain
           one; in float32, and what bfloat16 gives
@@ -10,26 +10,22 @@ limit     share of the time that the matrix products of sampling and of an updat
 update    seconds of an update of VPO's rollouts (sets of three) at several --micro-batch-tokens
 plan      what --plan says against the peak memory of a real step
 trl       seconds of a whole GRPO step against TRL's GRPOTrainer, where trl is installed
+headlines the same for the headline task, with its own settings, after its SFT warm-up
 tasks     a step of VPO with each task for language models, HumanEval's format among them, on small files of our own
-programs  what the policies of docs/results.md wrote for three held-out problems, from results/; needs no MODEL
 
-The problems are tasks/open_cases.jsonl, two prompts with eight rollouts each.
+The problems are tasks/open_cases.jsonl, two prompts with eight rollouts each, where nothing else is said.
 """
 
 import contextlib
 import copy
 import functools
-import gzip
-import html
 import importlib.util
 import io
-import itertools
 import json
 import os
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -48,9 +44,8 @@ from transformers.utils import logging as transformers_logging
 
 import train
 from engine import decoding
-from engine.evaluations import held_out
 from engine.models import load_policy
-from report.style import Entry
+from engine.warmup import start_model, write_start
 from rewards import Task, UserError
 from rollout import build_prompt
 from tasks import load_task
@@ -204,13 +199,20 @@ def plan(name: str) -> None:
 
 def trl(name: str) -> None:
     """The same model, prompts, rewards, group, lengths, KL and learning rate on both sides."""
-    if not importlib.util.find_spec("trl"):
-        print("trl is not installed: pip install trl")
-        return
     task, policy = loaded(name)
     flags = f"--model {name} {FLAGS} --m 1 --lr 1e-6 --micro-batch-tokens 512 --dtype float32"
     config, _ = config_of(flags)
     row = f"GRPO step, {P} x {G} rollouts of up to {TOKENS} tokens; plain: TRL"
+    compare_grpo_step(row, policy, config, task, steps=3)
+
+
+def headlines(name: str) -> None:
+    """Six prompts with eight headlines each. Before the warm-up few headlines earn anything."""
+    config, task = config_of(f"--task headline --model {name}")
+    with tempfile.TemporaryDirectory() as folder:
+        write_start(config, task, Path(folder), start_model(config, task, "cpu"))
+        policy = load_policy(folder, task)
+    row = "GRPO step of the headline task, 6 x 8 rollouts; plain: TRL"
     compare_grpo_step(row, policy, config, task, steps=3)
 
 
@@ -251,64 +253,6 @@ def write_humaneval(n: int) -> None:
     Path("data.jsonl").write_text("\n".join(lines))
 
 
-@dataclass
-class StoredPrograms:
-    """What a policy of docs/results.md wrote for the held-out problems."""
-
-    title: str
-    passed: list[int]  # per problem, of `size` candidates
-    size: int
-    programs: list[list]  # per problem the most frequent: [[program or None, reward], count]
-
-
-def stored_programs(method: str, file: str) -> StoredPrograms:
-    records = json.loads(gzip.decompress(Path("results/open_cases.json.gz").read_bytes()))
-    result = records[f"open_cases-{file}"]
-    lr = None if method == "start" else float(result["command"][-1])
-    passed = result["at"]["0.7"][method]["passed"]
-    return StoredPrograms(
-        Entry(method, lr).title, passed, result["size"], result["programs"][method]
-    )
-
-
-def programs(_: str) -> None:
-    """The first three held-out problems that some policies solve, but not all.
-
-    Of each policy its most frequent programs side by side, as HTML that stands in Markdown.
-    """
-    policies = [
-        stored_programs("start", "grpo-seed0"),
-        stored_programs("grpo", "grpo-seed0"),
-        stored_programs("grpo", "grpo-seed0-lr2e-05"),
-        stored_programs("max_at_k", "max_at_k-seed0"),
-        stored_programs("vpo", "vpo-seed0-lr2e-05"),
-        stored_programs("group_vpo", "group_vpo-seed0"),
-    ]
-    parts = []
-    for i, problem in enumerate(held_out(load_task("code", data=DATA), "test", 10**4)):
-        passed = [policy.passed[i] for policy in policies]
-        if any(passed) and not all(passed):
-            parts.append(f"**{problem.data['text']}**\n\n{programs_table(policies, i)}")
-    print("\n\n".join(parts[:3]))
-
-
-def programs_table(policies: list[StoredPrograms], i: int) -> str:
-    """Problem i: a column for each policy, its most frequent program first."""
-    columns = []
-    for policy in policies:
-        column = [f"{policy.title}: {policy.passed[i]} of {policy.size} pass"]
-        for (program, reward), count in policy.programs[i]:
-            code = html.escape(program or "(no program)").strip().replace("\n", "<br>")
-            times = "once" if count == 1 else f"{count} times"
-            column.append(f"{times}, {reward:.0%} of the tests<pre>{code}</pre>")
-        columns.append(column)
-    lines = ["<table>"]
-    for row in itertools.zip_longest(*columns, fillvalue=""):
-        cells = "".join(f"<td valign=top>{cell}</td>" for cell in row)
-        lines.append(f"<tr>{cells}</tr>")
-    return "\n".join([*lines, "</table>"])
-
-
 SECTIONS = {
     "exact": exact,
     "sampling": sampling,
@@ -316,28 +260,27 @@ SECTIONS = {
     "update": micro_batches,
     "plan": plan,
     "trl": trl,
+    "headlines": headlines,
     "tasks": tasks,
-    "programs": programs,
 }
 
 
 def main(words: list[str]) -> None:
     sections = [word for word in words if word in SECTIONS]
     names = [word for word in words if word not in SECTIONS]
-    if len(names) != 1 and (names or sections != ["programs"]):
+    if len(names) != 1:
         raise UserError(
             f"{' '.join(words) or 'nothing given'}: name one MODEL, a checkpoint's folder or a Hub "
             f"id, and sections of {', '.join(SECTIONS)}"
         )
-    model = "".join(names)
-    if model and Path(model).exists():
+    model = names[0]
+    if Path(model).exists():
         model = str(Path(model).resolve())
     os.chdir(ROOT)  # the problems and commands are named from there
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    if model:
-        print(f"torch {torch.__version__}, CPU, {torch.get_num_threads()} threads")
-    for section in sections or [name for name in SECTIONS if name != "programs"]:
+    print(f"torch {torch.__version__}, CPU, {torch.get_num_threads()} threads")
+    for section in sections or SECTIONS:
         SECTIONS[section](model)
 
 

@@ -1,5 +1,6 @@
 """What the benchmarks share: clocks, the two sides of each comparison, and plans held against runs."""
 
+import importlib.util
 import json
 import re
 import statistics
@@ -149,6 +150,9 @@ class SharedUpdate:
 
 def compare_grpo_step(name: str, policy: tuple, config: Config, task: Task, steps: int) -> None:
     """A whole GRPO step against GRPOTrainer of TRL: the same prompts, rewards, lengths and KL."""
+    if not importlib.util.find_spec("trl"):
+        print("trl is not installed: pip install trl")
+        return
     model, tokenizer = policy
     problem_of = {}
     prompts = []
@@ -170,12 +174,15 @@ def compare_grpo_step(name: str, policy: tuple, config: Config, task: Task, step
         num_generations=config.group_size,
         max_steps=steps,
         beta=config.kl,
+        temperature=config.temperature,
         learning_rate=config.lr,
         max_completion_length=max_new_tokens,
         use_cpu=DEVICE == "cpu",
     )
 
-    reference, _ = load_policy(config.model, task, device=DEVICE)
+    reference = None
+    if config.kl:
+        reference, _ = load_policy(config.model, task, device=DEVICE)
     state = TrainState(model, tokenizer, reference, AdamW(model), step=0)
     ours = []
     for _ in range(steps):

@@ -1,4 +1,4 @@
-"""Tables of searches: what each policy solved, and what it solved alone."""
+"""Tables of searches: what each policy solved, and how much of it no rival solved."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,6 @@ from report.style import Entry
 
 BUDGETS = (30, 100, 300)  # candidates; the whole budget is added
 RIVALS = ("grpo", "start")
-ALONE = "Problems that neither GRPO nor the start of the same run solved, by number, run by run:"
 
 
 def solved_at(runs: list[dict]) -> Tensor:
@@ -27,25 +26,21 @@ def solved_by(policies: dict[str, list[dict]], names: tuple[str, ...]) -> Tensor
     return solved
 
 
-def solved_alone(
-    policies: dict[str, list[dict]], name: str, any_run: bool = False
-) -> list[list[int]]:
-    """Of each run the problems, from 1, that a policy solved and neither GRPO nor the start model did.
-
-    They are those of the same run, or with `any_run` of all runs.
-    """
-    others = solved_by(policies, RIVALS)  # (runs, N)
-    if any_run:
-        others = others.any(0)
-    alone = solved_by(policies, (name,)) & ~others
-    return [(row.nonzero().flatten() + 1).tolist() for row in alone]
-
-
 def counts_alone(
-    policies: dict[str, list[dict]], ours: tuple[str, ...], theirs: tuple[str, ...]
+    policies: dict[str, list[dict]],
+    ours: tuple[str, ...],
+    theirs: tuple[str, ...],
+    any_run: bool = False,
 ) -> list[int]:
-    """How many problems one of `ours` solved in each run and none of `theirs` in the same run."""
-    alone = solved_by(policies, ours) & ~solved_by(policies, theirs)  # (runs, N)
+    """How many problems one of `ours` solved in each run, and none of `theirs` did.
+
+    Args:
+        any_run: whether to leave out what `theirs` solved in another run, too.
+    """
+    solved = solved_by(policies, theirs)  # (runs, N)
+    if any_run:
+        solved = solved.any(0)  # (N)
+    alone = solved_by(policies, ours) & ~solved  # (runs, N)
     return alone.sum(1).tolist()
 
 
@@ -62,7 +57,7 @@ def is_compared(policies: dict[str, list[dict]]) -> bool:
 
 
 def search_table(search: dict) -> str:
-    """What every policy of a search.json solved within budgets, and the problems it solved alone."""
+    """What every policy of a search.json solved within budgets, and how much of it no rival did."""
     policies = search["policies"]
     last_budget = search["settings"]["budget"]
     budgets = [budget for budget in BUDGETS if budget < last_budget]
@@ -70,17 +65,8 @@ def search_table(search: dict) -> str:
     head = ["", *(f"solved by {budget}" for budget in budgets)]
     head += ["95% interval", "best score", "reward vectors"]
     head += ["not by GRPO or start", "nor in any run"]
-    rows = []
-    lines = []
-    for name in policies:
-        rows.append(search_row(policies, name, budgets))
-        alone = solved_alone(policies, name)
-        if is_compared(policies) and any(alone):
-            numbers = [" ".join(map(str, problems)) or "none" for problems in alone]
-            lines.append(f"- {Entry(name).title}: {' / '.join(numbers)}")
-    if lines:
-        lines = ["", ALONE, "", *lines]
-    return "\n".join([markdown(head, rows), *lines])
+    rows = [search_row(policies, name, budgets) for name in policies]
+    return markdown(head, rows)
 
 
 def search_row(policies: dict[str, list[dict]], name: str, budgets: list[int]) -> list:
@@ -94,8 +80,10 @@ def search_row(policies: dict[str, list[dict]], name: str, budgets: list[int]) -
     row += [f"[{low:.3f}, {high:.3f}]", final_mean(runs, "best")]
     row.append(f"{final_mean(runs, 'behaviours'):.1f}")
     for any_run in (False, True):
-        alone = solved_alone(policies, name, any_run) if is_compared(policies) else []
-        row.append(" ".join(str(len(problems)) for problems in alone))
+        counts = []
+        if is_compared(policies):
+            counts = counts_alone(policies, (name,), RIVALS, any_run)
+        row.append(" ".join(str(count) for count in counts))
     return row
 
 

@@ -20,7 +20,6 @@ import report.evaluation
 import reproduce
 import train
 from engine.config import Config, Parser, parse
-from eval import Pool
 from report import claims, documents, result_figures, result_tables, search_tables, stored
 from report.statistics import benjamini_hochberg, bootstrap_interval, holm, t_test
 from report.stored import Difference, Result, Stored, TaskResults
@@ -483,11 +482,11 @@ def test_what_neither_grpo_nor_the_start_solves():
         "vpo": [{"solved": [4, 4, 4]}] * 2,
         "grpo": [{"solved": [0, 0, 0]}, {"solved": [0, 0, 1]}],
     }
-    alone = search_tables.solved_alone
-    assert alone(found, "vpo") == [[1, 2, 3], [2]]
-    assert alone(found, "vpo", any_run=True) == [[2], [2]]
-    assert alone(found, "grpo") == [[], []]
-    assert alone({"vpo": found["vpo"]}, "vpo", any_run=True) == [[1, 2, 3], [1, 2, 3]]
+    alone = search_tables.counts_alone
+    assert alone(found, ("vpo",), search_tables.RIVALS) == [3, 1]
+    assert alone(found, ("vpo",), search_tables.RIVALS, any_run=True) == [1, 1]
+    assert alone(found, ("grpo",), search_tables.RIVALS) == [0, 0]
+    assert alone({"vpo": found["vpo"]}, ("vpo",), search_tables.RIVALS, any_run=True) == [3, 3]
 
 
 def test_what_another_run_solves_is_what_chance_gives():
@@ -572,10 +571,3 @@ def test_half_of_the_grid_is_enough_for_tables(few_samples):
 def test_without_results_nothing_is_written(tmp_path):
     with pytest.raises(UserError, match="nothing to write"):
         reproduce.write(Store(tmp_path), document=True)
-
-
-def test_frequent_answers_are_counted_with_their_rewards():
-    rewards = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]])
-    mask = torch.tensor([[True, True]])
-    pool = Pool([None], [["a", "a", None]], rewards, rewards.mean(-1), mask)
-    assert reproduce.frequent_answers(pool) == [[(("a", 0.5), 2), ((None, 0.0), 1)]]
