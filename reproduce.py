@@ -35,7 +35,7 @@ from engine.checkpoints import checkpoints
 from engine.config import YES, Parser, as_command, count, flag, parse, text_of
 from engine.evaluations import EvalSettings, Evaluation
 from engine.files import read_log
-from engine.kinds import TINY_LR
+from engine.kinds import LANGUAGE_LR, TINY_LR
 from engine.run_folder import load_run, task_of
 from eval import evaluate_run, measure, pass_at_k
 from report import documents, plots
@@ -87,14 +87,8 @@ REAL_RATES = {  # fewer: a run takes a quarter of an hour
 }
 LR = {
     **TINY_LR,
+    **LANGUAGE_LR,
     "open_cases": {"grpo": 5e-5, "max_at_k": 2e-5, "vpo": 5e-5, "group_vpo": 2e-5},
-    "headline": {
-        "grpo": 2e-5,
-        "max_at_k": 1e-5,
-        "multi_rlvr": 2e-5,
-        "vpo": 4e-5,
-        "group_vpo": 2e-5,
-    },
 }
 # What validation prefers for best@30 by more than .005. LR is chosen for best@1, or for m answers.
 LR_AT_30 = {

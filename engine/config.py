@@ -174,7 +174,7 @@ class Config:
     lr: float | None = flag(
         None,
         "peak learning rate",
-        default_text="the task's; else tiny its best per method, headline 4e-5, others 1e-6, adapters 1e-5",
+        default_text="the task's; else tiny and headline the best per method, others 1e-6, adapters 1e-5",
         type=number(float, 1e-12, 1.0),
     )
     lr_schedule: str = flag(

@@ -42,6 +42,16 @@ TINY_LR = {
     },
 }
 TINY_LR["nested"] = TINY_LR["code"]
+# Those of a language model, chosen with SmolLM2-135M (docs/results/headlines.md).
+LANGUAGE_LR = {
+    "headline": {
+        "grpo": 2e-5,
+        "max_at_k": 1e-5,
+        "multi_rlvr": 2e-5,
+        "vpo": 4e-5,
+        "group_vpo": 2e-5,
+    },
+}
 
 
 class LanguageModel:
@@ -74,6 +84,9 @@ class LanguageModel:
 
     def peak_lr(self, config: Config, method: str) -> float:
         """The peak learning rate where neither a flag nor the task says."""
+        rates = LANGUAGE_LR.get(config.task_name)
+        if rates:
+            return rates.get(method, 2e-5)
         return 1e-5 if config.lora_rank else 1e-6
 
     def rollout_length(self, task: Task, m: int, max_new_tokens: int) -> int:

@@ -214,7 +214,6 @@ class Headline(Task):
     eval_problems = 40
     tokens_per_answer = 16
     language_flags = {
-        "lr": 4e-5,
         "warm_steps": 30,
         "prompts_per_step": 2,
         "kl": 0.0,  # a fifth of a step would go to the reference policy

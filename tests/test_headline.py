@@ -13,7 +13,7 @@ from test_rollout import save_random_model
 
 import train
 from engine.config import Config
-from engine.kinds import fill_in
+from engine.kinds import fill_in, kind_named
 from engine.models import load_policy
 from engine.warmup import WarmUp, demonstrations
 from rewards import UserError, parse_answers, take_problems
@@ -157,6 +157,9 @@ def test_a_language_model_gets_the_tasks_defaults():
     config = Config(task="headline", model="a/model", temperature=0.9)
     fill_in(config, task, cuda=False)
     assert (config.prompts_per_step, config.temperature, config.steps) == (2, 0.9, 150)
+    kind = kind_named("a/model")
+    assert kind.peak_lr(config, "vpo") == 2 * kind.peak_lr(config, "grpo")
+    assert kind.peak_lr(config, "gdpo") == 2e-5  # not tuned
     tiny = Config(task="headline")
     fill_in(tiny, task, cuda=False)
     assert (tiny.prompts_per_step, tiny.temperature) == (12, 1.0)

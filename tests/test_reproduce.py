@@ -69,7 +69,7 @@ def test_the_grid_is_sound():
     assert {cell.method for cell in cells} == set(ADVANTAGES)
 
 
-@pytest.mark.parametrize("task", ["maze", "code", "open_cases"])
+@pytest.mark.parametrize("task", ["maze", "code", "open_cases", "headline"])
 def test_default_rates_are_those_that_validation_chose(task, results):
     """For every method whose whole grid of rates is stored."""
     validation = results.task(task, tuning=True)
