@@ -52,14 +52,14 @@ class Task:
     tag = "answer"  # answers stand between <answer_1> and </answer_1>, <answer_2> and </answer_2>, ...
     objectives: tuple[str, ...] = ()  # names of the k components; empty: k differs between problems
     minimum = 0.0  # the least a component can be, and each component of an answer that is missing
-    flags: tuple[str, ...] = ()  # flags of train.py that the constructor takes
-    fingerprint = ""  # of the files with the problems; a run resumes with the same ones only
+    flags: tuple[str, ...] = ()  # the flags of train.py that the constructor takes
+    fingerprint = ""  # a digest of the files with the problems; --resume refuses other files
     reads_untagged = True  # whether numbered lines count where tags were asked for
     m = 3  # answers per rollout, where --m does not say
     steps = 200  # of RL, where --steps does not say
     eval_problems = 200  # held out, where --eval-problems does not say
     tokens_per_answer = 256  # of a language model, where --max-new-tokens does not say
-    language_flags: dict[str, object] = {}  # of train.py, for a language model: name -> default
+    language_flags: dict[str, object] = {}  # defaults of train.py's flags for a language model
 
     def problems(self, split: str, n: int, seed: int = 0, start: int = 0) -> list[Problem]:
         """Problems start .. start + n - 1 of a split. A finite data set wraps around.

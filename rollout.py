@@ -60,15 +60,17 @@ class Scored:
     # (P, G, m, k) the task's minimum where an answer is missing, 0 beyond a problem's own k
     vectors: Tensor
     scalars: Tensor  # (P, G, m) the task scalar
-    answer_mask: Tensor  # (P, G, m) bool, the first of equal answers: these form the set
+    answer_mask: Tensor  # (P, G, m) bool, False on repeated and missing answers
     objective_mask: Tensor  # (P, k) bool, the objectives that each problem has
 
 
 def score(task: Task, problems: list[Problem], answers: list[list[list[str]]], m: int) -> Scored:
     """Reward vectors of answers[p][g], the up to m answers of every rollout.
 
-    An answer whose canonical form already stands in its rollout keeps its vector, but leaves the set:
-    Multi-RLVR does not pay it again, and the metric `answers` does not count it.
+    An answer that repeats an earlier one of its rollout, by its canonical form, keeps its vector but is
+    False in `answer_mask`. So Multi-RLVR does not pay it again, and the metric `answers` does not count
+    it. The best answer of a set, which VPO pays, is the same with and without it. Answers of different
+    rollouts are not compared.
 
     Raises:
         UserError: a reward vector or a task scalar is not what it should be.

@@ -10,10 +10,13 @@ One step: problems -> prompts -> rollouts -> answers -> reward vectors -> advant
 Departures from the paper:
 1. Every method samples the same number of answers per step: a single-answer method gets m times as
    many prompts.
-2. The learning rate rises for 10 steps and falls linearly to a tenth. `--lr-schedule constant` keeps
-   the paper's.
+2. The learning rate rises for 10 steps and falls linearly to a tenth. With `--lr-schedule constant` it
+   does not fall, as in the paper.
 3. `--model tiny` has no pre-training, so it first imitates demonstrations. The result is the start of
    all methods, and their reference policy.
+4. There is one update per batch of rollouts. The paper makes two. So the ratio is 1, and nothing is
+   clipped.
+docs/reference.md has the whole list.
 
 All random numbers of step t come from generators seeded by (seed, t). Weights, the optimizer's moments
 and t are all that a resume needs.
@@ -94,16 +97,19 @@ def train_step(method: str, state: TrainState, task: Task, config: Config) -> St
     problems, prompts = build_batch(method, state.tokenizer, task, config, t)  # P each
     options = step_options(state, task, config, m)
     rollouts = sample(model, state.tokenizer, prompts, config.group_size, options)  # P * G
-    scored = score_texts(task, problems, rollouts.texts, m, rollouts.ended)  # vectors (P, G, m, k)
+    scored = score_texts(  # vectors (P, G, m, k)
+        task, problems, rollouts.texts, m, finished=rollouts.ended
+    )
     advantages = step_advantages(method, scored, task, config, t)  # (P, G)
 
     row_advantages = advantages.flatten().to(model.device)  # (P * G), row p * G + g
-    # Without a KL term a rollout whose advantage is 0 has no gradient. It counts in the mean all the same.
+    # Without a KL term a rollout whose advantage is 0 has no gradient and is left out. Its tokens count.
     rows = rows_to_compute(row_advantages, with_reference=state.reference is not None)
     n_tokens = sum(rollouts.lengths)
     metrics = dict.fromkeys(LOSS_METRICS, 0.0)  # there may be no row to compute
-    # A prompt is computed once for all its rollouts. The generator itself adds the prompt's part of the
-    # gradient after the last of its micro-batches, so the loop must run to its end.
+    # A prompt is computed once for all its rollouts. `loss.backward` stops at the prompt's keys and values.
+    # After the last micro-batch of a prompt the generator itself passes the gradient on through the
+    # prompt, so the loop must run to its end.
     for batch in micro_batches(
         model,
         state.reference,
@@ -121,10 +127,10 @@ def train_step(method: str, state: TrainState, task: Task, config: Config) -> St
             ref_logprobs=batch.ref_logprobs,
             kl_coef=config.kl,
         )
-        loss.backward()  # to the prompts' keys and values; micro_batches goes on from there
+        loss.backward()
         loss_metrics |= {"loss": loss.detach(), "entropy": mean_entropy(batch, rollouts, rows)}
         for name, value in loss_metrics.items():
-            metrics[name] = metrics.get(name, 0.0) + value
+            metrics[name] = metrics.get(name, 0.0) + value  # only a KL term adds the name kl
 
     metrics["grad_norm"] = torch.nn.utils.clip_grad_norm_(state.optimizer.parameters, 1.0)
     lr = learning_rate(config, method, t)
@@ -141,7 +147,9 @@ def build_batch(
 ) -> tuple[list[Problem], list[str]]:
     """The problems and prompts of step t, P each, so that every method samples equally many answers."""
     m = answers_per_rollout(method, config.m)
-    P = config.prompts_per_step * config.m // m  # with --m 3: VPO 12, GRPO 36
+    P = config.prompts_per_step  # by default 12
+    if m == 1:
+        P *= config.m  # with --m 3 GRPO has 36
     problems = take_problems(task, "train", P, config.seed, t * P)
     goals = [None] * P
     if method == "goal_conditioned":  # the preference weights that its advantage will draw
@@ -324,9 +332,10 @@ class Trainer:
         if state.step == 1 and kind_named(self.config.model).is_pretrained:
             show_first_rollout(self.method, self.config, self.task, result.example, metrics)
         if not math.isfinite(metrics["loss"]) or not math.isfinite(metrics["grad_norm"]):
-            raise UserError(
-                f"loss {metrics['loss']}, gradient norm {metrics['grad_norm']}: try a lower --lr"
-            )
+            fix = "try a lower --lr"
+            if state.step == 1:
+                fix = "no update came before, so look for the cause in the model or the loss"
+            raise UserError(f"loss {metrics['loss']}, gradient norm {metrics['grad_norm']}: {fix}")
         metrics["tokens_per_second"] = metrics["tokens"] / seconds
         metrics["seconds"] = seconds
         append(self.folder / "metrics.jsonl", {"step": state.step} | metrics)

@@ -4,7 +4,7 @@
     u_j(g) = max_{y in S} w_j . r(y)         set_scores         S = the m answers of rollout g
     R_g = 1/K sum_j u_j(g)                   set_reward
     A_g = (R_g - mean R) / (std R + eps)     group_normalize    over the G rollouts of one prompt
-    loss = PPO-clip(A) + beta KL(pi || ref)  policy_loss        mean over all sampled tokens
+    loss = PPO-clip(A) + c KL(pi || ref)     policy_loss        mean over all sampled tokens
 
 Letters in shapes: P prompts, G rollouts per prompt (the group), m answers per rollout,
 k objectives (components of a reward vector), K preference weights, T tokens.
@@ -51,6 +51,8 @@ def sample_weights(
 ) -> Tensor:
     """Draw n preference weights over k objectives, w ~ Dirichlet(alpha).
 
+    `vpo_advantage` draws those of P prompts at once, in the same way.
+
     Args:
         alpha: 1 is uniform on the simplex, less favours its corners, more its centre.
         sampler: `iid` draws independently. `sobol` takes a scrambled low-discrepancy net, alpha = 1.
@@ -77,7 +79,8 @@ def set_scores(
     Args:
         rewards: (P, G, m, k) reward vectors.
         weights: (P, K, k) preference weights of each prompt.
-        answer_mask: (P, G, m) bool, which answers form the set; the others do not exist.
+        answer_mask: (P, G, m) bool, False on a missing answer. A repeated answer may be True or
+            False, because it cannot raise the maximum.
         missing_answer_reward: the utility of a rollout without answers. Give the least that a
             component of a reward can be, so that silence never beats an answer.
 
@@ -112,6 +115,8 @@ def set_reward(
 
     Two specialists, r = (1, 0) and (0, 1), are worth E max(w_1, w_2) = 3/4 together. Two equal
     compromises, r = (1/2, 1/2), are worth 1/2. With the mean inside both sets would be worth 1/2.
+
+    `vpo_advantage` takes the same two steps, and forms sets of rollouts in between.
 
     The arguments are those of `set_scores`.
     """
@@ -237,13 +242,13 @@ def vpo_advantage(  # noqa: PLR0913 - the public estimator: every argument is on
 
     Args:
         rewards: (P, G, m, k) reward vectors.
-        answer_mask: (P, G, m) bool, which answers form the set.
+        answer_mask: (P, G, m) bool, see `set_scores`.
         objective_mask: (P, k) bool, which objectives a prompt has. The others get no weight.
         n_weights: K, preference weights per prompt.
         alpha: of their Dirichlet distribution.
         sampler: of `sample_weights`.
         missing_answer_reward: the utility of a rollout without answers, see `set_scores`.
-        subset: s, rollouts that form a set together. 1 is VPO.
+        subset: s, rollouts that form a set together, with all their answers. 1 is VPO.
 
     Returns:
         (P, G).
@@ -259,7 +264,6 @@ def vpo_advantage(  # noqa: PLR0913 - the public estimator: every argument is on
     weights = (log_weights - log_weights.amax(-1, keepdim=True)).exp()
     weights = weights / weights.sum(-1, keepdim=True)  # (P, K, k), faster than softmax on a CPU
 
-    # The steps of `set_reward`, with sets of rollouts in between.
     utilities = set_scores(rewards, weights, answer_mask, missing_answer_reward)  # (P, G, K)
     utilities = subset_best(utilities, subset)  # (P, G, K), unchanged if subset = 1
     set_rewards = utilities.mean(-1)  # (P, G)
@@ -267,9 +271,10 @@ def vpo_advantage(  # noqa: PLR0913 - the public estimator: every argument is on
 
 
 # One function per method: (rewards (P, G, m, k), scalars (P, G, m), answer_mask (P, G, m)) -> (P, G).
-# `scalars` are the task scalars of the answers. `answer_mask` marks answers that exist and repeat no
-# earlier answer of their rollout. The options are the keyword arguments of `vpo_advantage`; a method
-# ignores those that it has no use for, and subset = None means the method's own default.
+#   scalars       the task scalars of the answers
+#   answer_mask   True on the first of equal answers of a rollout, False on a repeated or missing one
+#   options       the keyword arguments of `vpo_advantage`; a method ignores those that it does not need
+# subset = None stands for the method's own default.
 
 
 def grpo(rewards: Tensor, scalars: Tensor, answer_mask: Tensor, **options) -> Tensor:
@@ -345,7 +350,8 @@ def random_weighting(rewards: Tensor, scalars: Tensor, answer_mask: Tensor, **op
 def goal_conditioned(rewards: Tensor, scalars: Tensor, answer_mask: Tensor, **options) -> Tensor:
     """Goal-conditioned (arXiv 2605.22817, baselines): random weighting, and the prompt tells w.
 
-    `train.build_batch` writes w into the prompt. It draws the same w from an equally seeded generator.
+    `train.build_batch` writes w into the prompt. Both draw the same w, because both seed a generator
+    with the number of the step and draw one w for each prompt.
     """
     return random_weighting(rewards, scalars, answer_mask, **options)
 
@@ -387,7 +393,10 @@ def group_vpo(
     subset: int | None = None,
     **options,
 ) -> Tensor:
-    """Group VPO (ours): VPO with a set across the rollouts of the group, one answer in each."""
+    """Group VPO (ours): the sets are formed across the group's rollouts, which hold one answer each.
+
+    Under each w a rollout is paid the mean utility of all sets of s rollouts that contain it.
+    """
     return vpo_advantage(
         rewards, answer_mask, subset=subset or half_of(rewards.shape[1]), **options
     )
@@ -432,14 +441,15 @@ def policy_loss(  # noqa: PLR0913 - the public loss: every argument is one symbo
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO-clip with dual clip, plus kl_coef times an estimate of KL(policy || reference policy).
 
-    With one update per batch of rollouts the ratio stays near 1, and the clip acts only on tokens whose
-    probability rounding has moved. Dual clip (arXiv 1912.09729) bounds the loss where the advantage is
-    negative. The estimate of KL, called k3, is x - log x - 1 with x = reference / policy.
+    `train.train_step` makes one update per batch of rollouts, so its ratios are 1 up to rounding and
+    nothing is clipped. The clips are for trainers that make several. Dual clip (arXiv 1912.09729) bounds
+    the loss where the advantage is negative. The estimate of KL, called k3, is x - log x - 1 with
+    x = reference / policy.
 
     Args:
         logprobs, old_logprobs, ref_logprobs: (B, T) of the sampled tokens, in nats.
         advantages: (B,).
-        token_mask: (B, T) bool, which tokens were sampled.
+        token_mask: (B, T) bool, which tokens were sampled. A row may have none.
         n_tokens: sampled tokens in the WHOLE batch, so that micro-batches add up to one gradient.
 
     Returns:
@@ -460,8 +470,8 @@ def policy_loss(  # noqa: PLR0913 - the public loss: every argument is one symbo
     metrics = {"policy_loss": loss.detach(), "clip_fraction": clip_fraction}
     if ref_logprobs is None:
         return loss, metrics
-    log_ratio = (ref_logprobs - logprobs).masked_fill(~token_mask, 0.0)
-    kl = (log_ratio.exp() - log_ratio - 1).sum() / n_tokens
+    log_x = (ref_logprobs - logprobs).masked_fill(~token_mask, 0.0)
+    kl = (log_x.exp() - log_x - 1).sum() / n_tokens
     metrics["kl"] = kl.detach()
     return loss + kl_coef * kl, metrics
 

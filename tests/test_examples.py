@@ -19,7 +19,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import train
+from engine.checkpoints import TrainState
+from engine.config import Config
+from engine.kinds import fill_in
 from engine.models import load_policy, save_policy
+from engine.optimizer import AdamW
 from rewards import Problem, Task, UserError, take_problems, write_answers
 from rollout import Scored, score_texts
 from tasks import load_task
@@ -171,6 +176,30 @@ def test_variants_without_their_change_are_vpo():
     scalars = best.mean(-1)
     A = variants.shared_mean(best, scalars, scalars >= 0, mean_share=0.5, n_weights=10)
     assert A[0, 0] > 0 > A[0, 1]
+
+
+@pytest.mark.parametrize("script", ["reward_to_go", "shapley"])
+def test_credit_for_each_answer_of_one_is_vpo(letters, monkeypatch, script):
+    """The steps of both are then equal. Guards the loss, which gets every token as a rollout of its own."""
+    task = load_task(str(letters / "letters.py"))
+    task.minimum = 0.0
+    task.reward = lambda problem, answer: [answer.count("a") / 4, answer.count("b") / 4]
+    config = Config(task="letters", m=1, group_size=8, prompts_per_step=4, kl=0.1)
+    fill_in(config, task, cuda=False)
+
+    def gradient_norm(train_step) -> float:
+        model, tokenizer = load_policy(str(letters / "start"), task)
+        reference, _ = load_policy(str(letters / "start"), task)
+        state = TrainState(model, tokenizer, reference, AdamW(model), step=0)
+        return float(train_step("vpo", state, task, config).metrics["grad_norm"])
+
+    expected = gradient_norm(train.train_step)
+    monkeypatch.setattr(train, "train_step", train.train_step)  # the examples replace it
+    monkeypatch.delitem(sys.modules, "examples.reward_to_go", raising=False)
+    example(script)
+    assert train.train_step.__name__ == "credited_train_step"
+    assert gradient_norm(train.train_step) == pytest.approx(expected, rel=1e-4)
+    assert expected > 0.01
 
 
 @needs_trl

@@ -521,16 +521,20 @@ def test_on_policy_gradient_is_reinforce():
 
 
 def test_clipping_token_by_token():
-    """Both clips by hand: ratio 1.5 at A > 0 and 0.5 at A < 0 are clipped, 4 at A < 0 stops at the dual clip 3."""
-    log_ratio = torch.tensor([[1.5], [0.5], [4.0], [1.5]]).log().requires_grad_()
-    A = torch.tensor([1.0, -1.0, -1.0, -1.0])
+    """Both clips by hand: ratio 1.5 at A > 0 and 0.5 at A < 0 are clipped, 4 at A < 0 stops at the dual clip 3.
+
+    The tokens of a rollout have different ratios: guards against one ratio for all of them.
+    """
+    log_ratio = torch.tensor([[1.5, 0.9], [0.5, 4.0], [1.5, 1.0]]).log().requires_grad_()
+    A = torch.tensor([1.0, -1.0, -1.0])
     loss, metrics = vpo.policy_loss(
-        log_ratio, torch.zeros(4, 1), A, torch.ones(4, 1, dtype=torch.bool), 4
+        log_ratio, torch.zeros(3, 2), A, torch.ones(3, 2, dtype=torch.bool), 6
     )
     loss.backward()
-    assert loss.item() == pytest.approx((-1.2 + 0.8 + 3.0 + 1.5) / 4)
-    assert (log_ratio.grad[:3] == 0).all() and log_ratio.grad[3] > 0
-    assert metrics["clip_fraction"] == pytest.approx(0.75)
+    assert loss.item() == pytest.approx((-1.2 - 0.9 + 0.8 + 3.0 + 1.5 + 1.0) / 6)
+    has_gradient = torch.tensor([[False, True], [False, False], [True, True]])
+    assert torch.equal(log_ratio.grad != 0, has_gradient)
+    assert metrics["clip_fraction"] == pytest.approx(0.5)
 
 
 def test_kl_is_k3():
