@@ -70,7 +70,7 @@ MORE_RATES = {  # compared too, where a rate at an edge was the best for best@30
         "multi_rlvr": (2.5e-3,),
     },
     "code": {
-        **dict.fromkeys(SINGLE[:-1], (3e-5, 6e-5)),
+        **dict.fromkeys(set(SINGLE) - {"max_at_k"}, (3e-5, 6e-5)),
         "maxrl": (1.5e-5, 3e-5, 6e-5),
         "group_vpo": (1.8e-3,),
     },

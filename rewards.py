@@ -255,6 +255,13 @@ def take_problems(task: Task, split: str, n: int, seed: int = 0, start: int = 0)
         raise UserError(
             f"task {task.name}: problems({split!r}, n={n}, start={start}) gave {len(problems)}; {fix}"
         )
+    by_id = {problem.id: problem for problem in problems}
+    for problem in problems:
+        if problem.data != by_id[problem.id].data:
+            raise UserError(
+                f"task {task.name}: problems({split!r}, ...) gave two with the id {problem.id!r} and "
+                "different data; give each an id of its own"
+            )
     return problems
 
 
@@ -284,11 +291,14 @@ def _mistake_in(vector: Any, task: Task, problem: Problem, sizes: dict[str, int]
     """What is wrong with a reward vector, empty if nothing is."""
     is_list = isinstance(vector, list | tuple)
     if not is_list or not all(isinstance(value, numbers.Real) for value in vector):
-        return "must be a list of numbers"
+        return "must be a list of numbers; of a tensor or array return .tolist()"
     size = len(task.objectives) or sizes.setdefault(problem.id, len(vector) or 1)
     if len(vector) != size:
         return f"has {len(vector)} numbers for {size} objectives"
     for value in vector:
         if not task.minimum <= value < 1e30:  # false for NaN, too
-            return f"holds {value}; each must be finite and at least Task.minimum = {task.minimum}"
+            return (
+                f"holds {value}; each must be finite and at least Task.minimum = {task.minimum}, which "
+                "the task may set"
+            )
     return ""

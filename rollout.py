@@ -18,10 +18,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.checks import task_scalars
 from engine.decoding import Rollouts, SamplingOptions, sample  # noqa: F401 - handed on
 from engine.kinds import kind_of
 from engine.models import Tokenizer
-from rewards import Problem, Task, UserError, parse_answers, reward_vectors
+from rewards import Problem, Task, parse_answers, reward_vectors
 
 
 def build_prompt(
@@ -95,7 +96,7 @@ def score(task: Task, problems: list[Problem], answers: list[list[list[str]]], m
                 answer_mask[p, g, j] = form not in forms
                 forms.add(form)
         vectors[p, :, :, : sizes[p]] = own
-        scalars[p] = _task_scalars(task, own)
+        scalars[p] = task_scalars(task, own)
     return Scored(vectors, scalars, answer_mask, objective_mask)
 
 
@@ -145,14 +146,3 @@ def _score_distinct(
     for (p, answer), vector in zip(keys, vectors, strict=True):
         by_answer[p][answer] = vector
     return by_answer
-
-
-def _task_scalars(task: Task, rewards: Tensor) -> Tensor:
-    """task.scalar of rewards (G, m, k), checked: (G, m)."""
-    scalars = task.scalar(rewards)
-    is_tensor = isinstance(scalars, Tensor)
-    if not is_tensor or scalars.shape != rewards.shape[:2] or not scalars.isfinite().all():
-        raise UserError(
-            f"task {task.name}: scalar must turn (..., k) into finite numbers (...), not {scalars!r:.60}"
-        )
-    return scalars

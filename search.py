@@ -199,6 +199,8 @@ def objective_weights(text: str, objectives: tuple[str, ...]) -> list[float]:
 
 def own_goal(path: str) -> Goal:
     """Return the goal of a user's file: its score(rewards, answer), and its `target`, if any."""
+    if not Path(path).is_file():
+        raise UserError(f"--goal {path}: there is no such file")
     with as_user_error(
         f"--goal {path}: cannot be used; it must be a Python file with a function "
         "score(rewards, answer), and may set target"

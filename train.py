@@ -37,6 +37,7 @@ from tqdm import tqdm
 
 from engine.advice import show_first_rollout, tell_unread
 from engine.checkpoints import TrainState, checkpoints, load_state, save_state
+from engine.checks import check_advantages
 from engine.config import Config, Parser, as_command, parse
 from engine.evaluations import held_out, is_snapshot_step, write_snapshot
 from engine.files import append
@@ -73,6 +74,7 @@ from rollout import (
     sampling_options,
     score_texts,
 )
+from tasks import as_user_error
 from vpo import ADVANTAGES, answers_per_rollout, policy_loss, sample_weights
 
 SHOWN_METRICS = ("reward", "diversity", "entropy", "tokens_per_second")
@@ -179,18 +181,21 @@ def step_advantages(
     method: str, scored: Scored, task: Task, config: Config, t: int
 ) -> torch.Tensor:
     """The advantages (P, G) of a step's rollouts, from the method's function in vpo.py."""
-    return ADVANTAGES[method](
-        scored.vectors,
-        scored.scalars,
-        scored.answer_mask,
-        objective_mask=scored.objective_mask,
-        n_weights=config.n_weights,
-        alpha=config.alpha,
-        sampler=config.sampler,
-        subset=config.subset,
-        missing_answer_reward=task.minimum,
-        generator=weight_generator(config, t),
-    )
+    with as_user_error(f"method {method} failed"):
+        advantages = ADVANTAGES[method](
+            scored.vectors,
+            scored.scalars,
+            scored.answer_mask,
+            objective_mask=scored.objective_mask,
+            n_weights=config.n_weights,
+            alpha=config.alpha,
+            sampler=config.sampler,
+            subset=config.subset,
+            missing_answer_reward=task.minimum,
+            generator=weight_generator(config, t),
+        )
+    check_advantages(method, advantages, scored.scalars.shape[:2])
+    return advantages
 
 
 def rollout_generator(config: Config, t: int, device: torch.device) -> torch.Generator:

@@ -57,6 +57,13 @@ def why_unread(config: Config, task: Task, text: str) -> str:
         text: one of the rollouts.
     """
     opening = f"<{task.tag}_1>"
+    if config.model == "tiny":
+        reasons = [
+            f"are --warm-steps {config.warm_steps} too few, so that it cannot write the tags yet?"
+        ]
+        if config.max_new_tokens:
+            reasons.append(f"is --max-new-tokens {config.max_new_tokens} per answer too few?")
+        return "\n".join(f"- {reason}" for reason in reasons)
     if task.form == "lines":
         reasons = ["the first line is empty, a <think> is not closed, or the line was cut off"]
     elif opening in text:

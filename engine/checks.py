@@ -4,6 +4,7 @@ import inspect
 import json
 
 import torch
+from torch import Tensor
 
 from engine.config import Config
 from engine.models import check_peft, is_adapter
@@ -11,6 +12,7 @@ from rewards import Problem, Task, UserError, reward_vectors, take_problems
 from vpo import ADVANTAGES, vpo_advantage
 
 FORM_SETS = {"max_at_k", "group_vpo"}  # across the rollouts of a group
+RESERVED = ("start", "start_sets", "screen")  # folders and policies that are no methods
 TAKE_SUBSET = FORM_SETS | {"vpo"}  # which forms such sets with --subset alone
 
 
@@ -79,9 +81,13 @@ def check_warm_up(config: Config) -> None:
 
 
 def check_methods(names: list[str]) -> None:
-    """Every method must take what all methods get."""
+    """Every method must take what all methods get, and its name is that of a folder and a column."""
     options = inspect.signature(vpo_advantage).parameters.keys() - {"rewards", "answer_mask"}
     for name in names:
+        if not name.isidentifier() or name in RESERVED:
+            raise UserError(
+                f"--method {name}: must be a name such as my_method, and no other policy's"
+            )
         try:
             inspect.signature(ADVANTAGES[name]).bind(
                 "rewards", "scalars", "answer_mask", **dict.fromkeys(options)
@@ -127,9 +133,43 @@ def check_problem(task: Task, problem: Problem, m: int) -> None:
         raise UserError(
             f"task {task.name}: data of {problem.id!r} is not plain JSON ({error})"
         ) from error
-    prompt = task.prompt(problem, m)
-    if not isinstance(prompt, str):
+    check_text(task, "prompt", problem, task.prompt(problem, m))
+    vectors = reward_vectors(task, [(problem, "")])
+    task_scalars(task, torch.tensor(vectors, dtype=torch.float32))
+
+
+def check_text(task: Task, method: str, problem: Problem, value: object) -> None:
+    """Raise UserError unless a method of a task returned text."""
+    if not isinstance(value, str):
         raise UserError(
-            f"task {task.name}: prompt of problem {problem.id!r} must be text, not {prompt!r:.80}"
+            f"task {task.name}: {method} of problem {problem.id!r} must be text, not {value!r:.80}"
         )
-    reward_vectors(task, [(problem, "")])
+
+
+def task_scalars(task: Task, rewards: Tensor) -> Tensor:
+    """task.scalar of rewards (..., k), checked: (...).
+
+    Raises:
+        UserError: it is no tensor of this shape, or a number in it is not finite.
+    """
+    scalars = task.scalar(rewards)
+    is_tensor = isinstance(scalars, Tensor)
+    if not is_tensor or scalars.shape != rewards.shape[:-1] or not scalars.isfinite().all():
+        given = " ".join(f"{scalars!r:.80}".split())
+        raise UserError(
+            f"task {task.name}: scalar must turn (..., k) into finite numbers (...), not {given}"
+        )
+    return scalars
+
+
+def check_advantages(method: str, advantages: Tensor, shape: tuple[int, int]) -> None:
+    """Raise UserError unless a method's advantages are finite numbers of this shape (P, G)."""
+    if not isinstance(advantages, Tensor) or not advantages.is_floating_point():
+        raise UserError(f"method {method}: must return a tensor of floats, not {advantages!r:.60}")
+    if advantages.shape != shape:
+        raise UserError(
+            f"method {method}: its advantages have the shape {tuple(advantages.shape)}, not "
+            f"(P, G) = {tuple(shape)}"
+        )
+    if not advantages.isfinite().all():
+        raise UserError(f"method {method}: an advantage is not finite; look for a division by 0")

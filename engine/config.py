@@ -443,8 +443,13 @@ class Parser(argparse.ArgumentParser):
         message = re.sub(r"^argument (\S+): ", r"\1 ", message)
         message = message.replace("invalid choice: ", "").replace("'", "")
         choice = re.search(r"(\S+) \(choose from (.*)\)", message)
-        if choice:
+        unknown = re.search(r"unrecognized arguments: (--[^\s=]+)", message)
+        if choice and "," in choice[1]:
+            message += "; separate them by blanks"
+        elif choice:
             message += did_you_mean(choice[1], choice[2].split(", "))
+        elif unknown:
+            message += did_you_mean(unknown[1], self._option_string_actions)
         self.exit(2, f"{self.prog}: error: {message}; --help lists all flags\n")
 
 

@@ -5,7 +5,8 @@ import json
 import random
 from pathlib import Path
 
-from rewards import Problem, Task, reward_vectors
+from engine.checks import check_task, check_text
+from rewards import Problem, Task, reward_vectors, take_problems
 
 N_PROBLEMS = 3  # of each split that are compared
 VARYING = "vary"  # of rewards that differ from call to call: their change cannot be noticed
@@ -24,9 +25,10 @@ def fingerprint_of(task: Task, source: str) -> str:
     if task.fingerprint:
         parts["data files"] = task.fingerprint[:16]
     if Path(source).suffix == ".py":
+        check_task(task, m=2)
         problems = []
         for split in ("train", "test"):
-            problems += task.problems(split, N_PROBLEMS)
+            problems += take_problems(task, split, N_PROBLEMS)
         parts["problems"] = digest([[problem.id, problem.data] for problem in problems])
         parts["prompts"] = digest([task.prompt(problem, 2) for problem in problems])
         parts["rewards"] = digest(sample_rewards(task, problems))
@@ -43,7 +45,10 @@ def sample_rewards(task: Task, problems: list[Problem]) -> list[list[float]]:
         words = task.prompt(problem, 1).split()
         answers = ["", "1", " ".join(words), " ".join(words[:5]), " ".join(words[-5:])]
         if has_demonstrations:
-            answers += [task.demonstration(problem, random.Random(seed)) for seed in range(4)]
+            for seed in range(4):
+                demonstration = task.demonstration(problem, random.Random(seed))
+                check_text(task, "demonstration", problem, demonstration)
+                answers.append(demonstration)
         pairs += [(problem, answer) for answer in answers]
     return reward_vectors(task, pairs)
 

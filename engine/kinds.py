@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
+from engine.checks import check_text
 from engine.config import MAX_ANSWERS, Config
 from engine.tiny import is_tiny
 from rewards import FIRST_NUMBER, Problem, Task, UserError, parse_answers
@@ -200,7 +201,9 @@ class TinyModel(LanguageModel):
         self, tokenizer: Tokenizer, task: Task, problem: Problem, m: int, goal: list[float] | None
     ) -> str:
         """The number of answers, the problem, and a goal in words that the vocabulary has."""
-        words = [f"answers={m}", task.tiny_prompt(problem)]
+        text = task.tiny_prompt(problem)
+        check_text(task, "tiny_prompt", problem, text)
+        words = [f"answers={m}", text]
         for weight in goal or []:
             level = 1 + round((MAX_ANSWERS - 1) * weight)
             words.append(f"answers={level}")

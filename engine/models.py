@@ -132,6 +132,8 @@ def _check_name(name: str) -> None:
     """Raise UserError for a folder that holds no checkpoint."""
     file = Path(name) / "config.json"
     is_checkpoint = file.is_file() and '"flags"' not in file.read_text(errors="replace")
+    if name.startswith(("/", "./", "../", "~")) and not Path(name).exists():
+        raise UserError(f"--model {name}: there is no such folder")
     if Path(name).exists() and not is_checkpoint and not is_adapter(name):
         raise UserError(
             f"--model {name}: no Hugging Face checkpoint; of a run folder name a checkpoint in it, "

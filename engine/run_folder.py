@@ -27,6 +27,7 @@ from engine.fingerprints import changed_parts, fingerprint_of
 from engine.kinds import kind_named
 from rewards import Task, UserError
 from tasks import load_task
+from vpo import ADVANTAGES
 
 NOT_STORED = ("resume", "out", "plan", "changed_task", "jobs")
 
@@ -41,7 +42,11 @@ class StoredRun:
 
 
 def load_run(run: Path) -> StoredRun:
-    """The config.json of a run folder. Raises UserError if there is none, or it is damaged or edited."""
+    """The config.json of a run folder.
+
+    Raises:
+        UserError: there is none, it is damaged or edited, or a method of the run is unknown.
+    """
     path = run / "config.json"
     is_model = (run / "trainer.pt").exists() or run.name == "start"
     if path.is_file():
@@ -63,6 +68,12 @@ def load_run(run: Path) -> StoredRun:
         has_checkpoint = any(checkpoints(run / method) for method in config.method)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: damaged ({error}); restore it or train again") from error
+    for method in config.method:
+        if method not in ADVANTAGES:
+            raise UserError(
+                f"{run}: has the method {method}, which only the file that defines it knows; give the "
+                "command from there (docs/own.md, Your own method)"
+            )
     return StoredRun(config, history, has_checkpoint)
 
 
@@ -235,7 +246,7 @@ def claim(config: Config, argv: list[str], stored: StoredRun | None) -> Iterator
 
 def _write_config(config: Config, argv: list[str], joined: StoredRun | None) -> None:
     command = {
-        "command": " ".join(["python train.py", *argv]),
+        "command": " ".join(["python", sys.argv[0], *argv]),
         "date": time.strftime("%Y-%m-%d"),
         "python": sys.version.split()[0],
         "torch": torch.__version__,

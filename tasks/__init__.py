@@ -1,32 +1,54 @@
 """One file per task, found by its name: `--task maze` is tasks/maze.py, `--task my_task.py` is yours."""
 
 import contextlib
+import difflib
 import functools
 import importlib.util
 import inspect
+import math
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import UnionType
 
 from rewards import Problem, Task, UserError, did_you_mean
 
 NAMES = ("code", "eureqa", "headline", "maze", "musique", "tool", "toy")
 
-ATTRIBUTES = {  # that a task may set, and their types
-    "name": str,
-    "tag": str,
-    "fingerprint": str,
-    "objectives": tuple | list,
-    "minimum": int | float,
-    "lr": int | float,
-    "m": int,
-    "steps": int,
-    "warm_steps": int,
-    "eval_problems": int,
-    "answer_words": int,
-    "tokens_per_answer": int,
-    "language_flags": dict,
+
+@dataclass(frozen=True)
+class Expected:
+    """What an attribute of a task may be."""
+
+    description: str
+    types: type | UnionType
+    at_least: float = -math.inf
+    at_most: float = math.inf
+
+    def allows(self, value: object) -> bool:
+        """Whether a value of the right type is in the range, if it is a number."""
+        return not isinstance(value, int | float) or self.at_least <= value <= self.at_most
+
+
+TEXT = Expected("text", str)
+WHOLE = Expected("a whole number", int, 0)
+POSITIVE = Expected("a whole number above 0", int, 1)
+ATTRIBUTES = {  # that a task may set
+    "name": TEXT,
+    "tag": TEXT,
+    "fingerprint": TEXT,
+    "objectives": Expected('a tuple of names, such as ("speed",)', tuple | list),
+    "minimum": Expected("a number", int | float),
+    "lr": Expected("a number above 0", int | float, 1e-12),
+    "m": Expected("a whole number from 1 to 8", int, 1, 8),
+    "steps": POSITIVE,
+    "warm_steps": WHOLE,
+    "eval_problems": POSITIVE,
+    "answer_words": WHOLE,
+    "tokens_per_answer": POSITIVE,
+    "language_flags": Expected("a dictionary", dict),
 }
 
 
@@ -44,7 +66,7 @@ def load_task(name: str, **options) -> Task:
     """
     path = Path(name)
     if path.suffix == ".py" and not path.is_file():
-        raise UserError(f"--task {name}: there is no such file")
+        raise UserError(f"--task {name}: there is no such file, looked for from {Path.cwd()}")
     if name not in NAMES and path.suffix != ".py":
         raise UserError(
             f"--task {name}: unknown; choose from {', '.join(NAMES)}, or name a Python file"
@@ -53,6 +75,7 @@ def load_task(name: str, **options) -> Task:
     with as_user_error(f"--task {name}: cannot be loaded"):
         kind = _task_class(name)
         task = kind(**{flag: options[flag] for flag in kind.flags if flag in options})
+    _check_names(task, name)
     _check_attributes(task, name)
     _check_signatures(task, name)
     for method in methods():
@@ -62,20 +85,35 @@ def load_task(name: str, **options) -> Task:
 
 def _check_attributes(task: Task, name: str) -> None:
     """Raise UserError for an attribute that is not what rewards.Task asks for."""
-    for attribute, kind in ATTRIBUTES.items():
+    for attribute, expected in ATTRIBUTES.items():
         value = getattr(task, attribute)
         is_missing = attribute == "lr" and value is None
         if is_missing:
             continue
-        must_be_positive = attribute in ("m", "steps", "eval_problems", "lr", "tokens_per_answer")
-        if not isinstance(value, kind) or (must_be_positive and value <= 0):
+        if not isinstance(value, expected.types) or not expected.allows(value):
             raise UserError(
-                f"--task {name}: {attribute} = {value!r:.60} is not what rewards.Task asks for"
+                f"--task {name}: {attribute} = {value!r:.60} must be {expected.description}"
             )
     if task.form not in ("tags", "lines"):
         raise UserError(f'--task {name}: form = {task.form!r:.60} must be "tags" or "lines"')
     if len(set(task.objectives)) < len(task.objectives):
         raise UserError(f"--task {name}: objectives = {task.objectives!r:.60} names one twice")
+
+
+def _check_names(task: Task, name: str) -> None:
+    """Raise UserError for a misspelt name: one that is close to a name of Task that the file lacks."""
+    kind = type(task)
+    known = {attribute for attribute in vars(Task) if attribute[0] != "_"}
+    lacking = known - vars(kind).keys()
+    for attribute in vars(kind).keys() - known:
+        if attribute[0] == "_":
+            continue
+        close = difflib.get_close_matches(attribute, lacking, n=1, cutoff=0.83)
+        if close:
+            raise UserError(
+                f"--task {name}: {attribute} is not in rewards.Task; did you mean {close[0]}? If not, "
+                f"call it _{attribute}"
+            )
 
 
 def _check_signatures(task: Task, name: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import reproduce
 from engine.config import (
     Config,
     EvalConfig,
@@ -18,6 +19,10 @@ from engine.config import (
     is_required,
     name_of,
 )
+from engine.kinds import TINY_LR
+from report.stored import METHODS
+from report.style import LOOKS
+from vpo import ADVANTAGES
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference.md"
@@ -98,6 +103,19 @@ def table_row(field: dataclasses.Field) -> str:
     if not all(choice in meaning for choice in choices):
         meaning += f" ({', '.join(choices)})"
     return f"| `{name}` | {default_text_of(field)} | {meaning} |"
+
+
+@pytest.mark.parametrize("method", ADVANTAGES)
+def test_a_method_is_entered_in_every_place(method):
+    """Guards against a new method that fails only when a table or a figure is made."""
+    assert method in LOOKS, "LOOKS of report/style.py"
+    assert method in METHODS, "SINGLE or METHODS of report/stored.py"
+    assert method in reproduce.MAIN_METHODS + reproduce.OTHERS, "OTHERS of reproduce.py"
+    for task, rates in TINY_LR.items():
+        assert method in rates, f"TINY_LR of engine/kinds.py, {task}"
+    assert f"| `{method}` (" in (ROOT / "docs/reference.md").read_text(), (
+        "docs/reference.md#methods"
+    )
 
 
 if __name__ == "__main__":

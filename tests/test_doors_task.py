@@ -1,16 +1,19 @@
 """The door of a task: whatever a task of one's own gets wrong is one line that names it, before or during a run."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+import train
 from engine.advice import show_first_rollout
 from engine.checks import check_task
 from engine.config import Config
 from engine.fingerprints import fingerprint_of
+from engine.kinds import kind_named
 from rewards import Problem, UserError, parse_answers, reward_vectors, take_problems
 from tasks import load_task
 
@@ -392,7 +395,80 @@ def test_data_that_is_no_json_is_named(data):
         check_task(load_task(source), 3)
 
 
-@pytest.mark.parametrize("line", ["m = 0", "steps = '9'", "lr = -1.0", "minimum = None"])
-def test_an_attribute_of_another_kind_is_named(line):
-    with pytest.raises(UserError, match=f"--task mine.py: {line.split()[0]} = "):
-        load_task(write(RIGHT, method(line)))
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("m = 0", "m = 0 must be a whole number from 1 to 8"),
+        ("m = 9", "m = 9 must be a whole number from 1 to 8"),
+        ("steps = '9'", "steps = '9' must be a whole number above 0"),
+        ("warm_steps = -1", "warm_steps = -1 must be a whole number"),
+        ("lr = -1.0", "lr = -1.0 must be a number above 0"),
+        ("minimum = None", "minimum = None must be a number"),
+        ("objectives = ('length')", "objectives = 'length' must be a tuple of names, such as"),
+    ],
+)
+def test_an_attribute_of_another_kind_is_named(line, message):
+    source = RIGHT.replace('objectives = ("length", "capitals")', "pass")
+    with pytest.raises(UserError, match=f"--task mine.py: {message}"):
+        load_task(write(source, method(line)))
+
+
+@pytest.mark.parametrize(
+    ("edit", "wrong", "right"),
+    [
+        (method("minimun = -1"), "minimun", "minimum"),
+        (("def reward(", "def revard("), "revard", "reward"),
+        (('objectives = ("', 'objective = ("'), "objective", "objectives"),
+        (method("def find_answer(self, text, m, finished): pass"), "find_answer", "find_answers"),
+    ],
+)
+def test_a_misspelt_member_is_named(edit, wrong, right):
+    """Guards against one that is silently without effect."""
+    message = f"{wrong} is not in rewards.Task; did you mean {right}?"
+    with pytest.raises(UserError, match=re.escape(message)):
+        load_task(write(RIGHT, edit))
+
+
+def test_helpers_of_a_task_are_no_misspelt_members():
+    """A name beside the member that it resembles, and names that resemble none."""
+    source = "def problem(self): pass\n    letters = 3\n    _names = ()"
+    load_task(write(RIGHT, method(source)))
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (("        return f", "        f"), "prompt of problem 'train-0' must be text, not None"),
+        (("        return [Problem", "        [Problem"), "must be a list of Problem, not None"),
+        (('"abc"}', '"abc", (1, 2): 3}'), "data of 'train-0' is not plain JSON"),
+        (
+            method("def demonstration(self, problem, rng): return ['abc']"),
+            "demonstration of problem 'train-0' must be text, not \\['abc'\\]",
+        ),
+        (
+            method("def scalar(self, rewards): return rewards.log().sum(-1)"),
+            "scalar must turn .* into finite numbers .*, not tensor\\(\\[-inf\\]\\)",
+        ),
+    ],
+)
+def test_train_names_what_a_task_gives_before_it_makes_a_folder(edit, message, capsys):
+    """Guards against a look at the task that comes before its checks, and ends in a traceback."""
+    with pytest.raises(SystemExit) as stopped:
+        train.main(["--task", write(RIGHT, edit), "--out", "run"])
+    assert stopped.value.code == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert not Path("run").exists()
+
+
+def test_different_problems_of_one_id_are_named():
+    """Guards against an evaluation on one problem, because equal ids stand for equal problems."""
+    source = write(RIGHT, ('f"{split}-{start + i}"', "split"), ('"abc"}', '"a" * i}'))
+    with pytest.raises(UserError, match="two with the id 'test' and different data"):
+        take_problems(load_task(source), "test", 2)
+
+
+def test_a_tiny_prompt_that_is_no_text_is_named():
+    task = load_task(write(RIGHT, method("def tiny_prompt(self, problem): pass")))
+    problem = task.problems("test", 1)[0]
+    with pytest.raises(UserError, match="tiny_prompt of problem 'test-0' must be text, not None"):
+        kind_named("tiny").prompt(None, task, problem, 1, None)

@@ -18,7 +18,7 @@ MAY_KNOW = {
     "report/": ("vpo", "rewards", "engine.files", "report/"),
     "rollout": ("rewards", "engine/"),
     "eval": ("vpo", "rewards", "rollout", "engine/", "report/"),
-    "train": ("vpo", "rewards", "rollout", "engine/", "eval"),
+    "train": ("vpo", "rewards", "rollout", "tasks", "engine/", "eval"),
     "search": ("rewards", "rollout", "tasks", "engine/", "report/"),
     "reproduce": ("rewards", "tasks", "engine/", "eval", "report/"),
 }
