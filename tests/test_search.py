@@ -303,7 +303,7 @@ def test_a_scorer_that_fails_is_named(trained, text, parts, capsys):
 @pytest.mark.parametrize(
     "flags, parts",
     [
-        ("--goal own.py", ["--goal own.py: cannot be used"]),
+        ("--goal own.py", ["--goal own.py: there is no such file"]),
         ("--budget 1", ["--budget 1: less than a rollout of vpo holds, 2 answers"]),
         ("--goal gold", ["--goal gold: take scalar, all", "block_1"]),
         ("--goal block_1=a", ["--goal block_1=a"]),
