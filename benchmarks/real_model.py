@@ -208,10 +208,11 @@ def trl(name: str) -> None:
 
 def headlines(name: str) -> None:
     """Six prompts with eight headlines each. Before the warm-up few headlines earn anything."""
-    config, task = config_of(f"--task headline --model {name}")
+    config, task = config_of(f"--task headline --model {name} --lr 2e-5")
     with tempfile.TemporaryDirectory() as folder:
-        write_start(config, task, Path(folder), start_model(config, task, "cpu"))
-        policy = load_policy(folder, task)
+        start = Path(folder, "start")
+        write_start(config, task, start, start_model(config, task, "cpu"))
+        policy = load_policy(str(start), task)
     row = "GRPO step of the headline task, 6 x 8 rollouts; plain: TRL"
     compare_grpo_step(row, policy, config, task, steps=3)
 
