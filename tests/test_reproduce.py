@@ -51,7 +51,7 @@ def test_the_tables_of_every_seed_follow_from_the_stored_results(task, results):
     assert documents.seed_csv(results, task) == path.read_text(), "run: python reproduce.py --write"
     rows = list(csv.DictReader(path.open()))
     vpo = [float(row["best@30"]) for row in rows if row["method"] == "VPO"]
-    assert len(vpo) == 5
+    assert len(vpo) == (3 if task == "headline" else 5)
     mean = results.task(task).mean(Entry("vpo"), "best@30")
     assert sum(vpo) / 5 == pytest.approx(mean, abs=1e-3)
 
