@@ -53,7 +53,7 @@ def test_the_tables_of_every_seed_follow_from_the_stored_results(task, results):
     vpo = [float(row["best@30"]) for row in rows if row["method"] == "VPO"]
     assert len(vpo) == (3 if task == "headline" else 5)
     mean = results.task(task).mean(Entry("vpo"), "best@30")
-    assert sum(vpo) / 5 == pytest.approx(mean, abs=1e-3)
+    assert sum(vpo) / len(vpo) == pytest.approx(mean, abs=1e-3)
 
 
 def test_the_grid_is_sound():
