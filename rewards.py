@@ -239,7 +239,11 @@ def number_answers(task: Task, answers: list[str]) -> list[str]:
                     'form = "lines" reads the first; write it in one line or take form = "tags"'
                 )
         return [f"{i}. {answer}" for i, answer in enumerate(answers, 1)]
-    return [f"<{task.tag}_{i}> {answer} </{task.tag}_{i}>" for i, answer in enumerate(answers, 1)]
+    tagged = []
+    for i, answer in enumerate(answers, 1):
+        tag = f"{task.tag}_{i}"
+        tagged.append(f"<{tag}> {answer} </{tag}>")
+    return tagged
 
 
 def take_problems(task: Task, split: str, n: int, seed: int = 0, start: int = 0) -> list[Problem]:

@@ -586,7 +586,8 @@ def report(
     config: SearchConfig, problems: list[Problem], found: dict[str, list[list[Population]]]
 ) -> None:
     """Print the table, and write search.json and its figure."""
-    ticks = sorted({min(config.budget, round(10 ** (i / 8))) for i in range(49)})
+    candidates = [round(10 ** (i / 8)) for i in range(49)]  # 1 to a million, even on a log scale
+    ticks = sorted({min(config.budget, n) for n in candidates})
     results = {}
     for name, of_runs in found.items():
         results[name] = [curves(populations, ticks) for populations in of_runs]

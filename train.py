@@ -99,9 +99,7 @@ def train_step(method: str, state: TrainState, task: Task, config: Config) -> St
     problems, prompts = build_batch(method, state.tokenizer, task, config, t)  # P each
     options = step_options(state, task, config, m)
     rollouts = sample(model, state.tokenizer, prompts, config.group_size, options)  # P * G
-    scored = score_texts(  # vectors (P, G, m, k)
-        task, problems, rollouts.texts, m, finished=rollouts.ended
-    )
+    scored = score_texts(task, problems, rollouts.texts, m, finished=rollouts.ended)  # (P, G, m)
     advantages = step_advantages(method, scored, task, config, t)  # (P, G)
 
     row_advantages = advantages.flatten().to(model.device)  # (P * G), row p * G + g
@@ -109,9 +107,8 @@ def train_step(method: str, state: TrainState, task: Task, config: Config) -> St
     rows = rows_to_compute(row_advantages, with_reference=state.reference is not None)
     n_tokens = sum(rollouts.lengths)
     metrics = dict.fromkeys(LOSS_METRICS, 0.0)  # there may be no row to compute
-    # A prompt is computed once for all its rollouts. `loss.backward` stops at the prompt's keys and values.
-    # After the last micro-batch of a prompt the generator itself passes the gradient on through the
-    # prompt, so the loop must run to its end.
+    # A prompt is computed once for its rollouts, and `loss.backward` stops at its keys and values. The
+    # generator passes the gradient on through the prompt at last, so the loop must run to its end.
     for batch in micro_batches(
         model,
         state.reference,
@@ -149,9 +146,8 @@ def build_batch(
 ) -> tuple[list[Problem], list[str]]:
     """The problems and prompts of step t, P each, so that every method samples equally many answers."""
     m = answers_per_rollout(method, config.m)
-    P = config.prompts_per_step  # by default 12
-    if m == 1:
-        P *= config.m  # with --m 3 GRPO has 36
+    answers = config.prompts_per_step * config.m  # times G, of every method
+    P = answers // m  # with 12 prompts per step and --m 3: VPO 12, GRPO 36
     problems = take_problems(task, "train", P, config.seed, t * P)
     goals = [None] * P
     if method == "goal_conditioned":  # the preference weights that its advantage will draw

@@ -350,8 +350,8 @@ def random_weighting(rewards: Tensor, scalars: Tensor, answer_mask: Tensor, **op
 def goal_conditioned(rewards: Tensor, scalars: Tensor, answer_mask: Tensor, **options) -> Tensor:
     """Goal-conditioned (arXiv 2605.22817, baselines): random weighting, and the prompt tells w.
 
-    `train.build_batch` writes w into the prompt. Both draw the same w, because both seed a generator
-    with the number of the step and draw one w for each prompt.
+    `train.build_batch` writes w into the prompt. It seeds its generator as `train.step_advantages` does
+    and draws one w for each prompt, so it is the same w.
     """
     return random_weighting(rewards, scalars, answer_mask, **options)
 

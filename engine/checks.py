@@ -12,8 +12,8 @@ from rewards import Problem, Task, UserError, reward_vectors, take_problems
 from vpo import ADVANTAGES, vpo_advantage
 
 FORM_SETS = {"max_at_k", "group_vpo"}  # across the rollouts of a group
-RESERVED = ("start", "start_sets", "screen")  # folders and policies that are no methods
 TAKE_SUBSET = FORM_SETS | {"vpo"}  # which forms such sets with --subset alone
+RESERVED = ("start", "start_sets")  # policies of every run that are no methods
 
 
 def device_named(name: str) -> str:

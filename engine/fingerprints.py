@@ -43,7 +43,8 @@ def sample_rewards(task: Task, problems: list[Problem]) -> list[list[float]]:
     pairs = []
     for problem in problems:
         words = task.prompt(problem, 1).split()
-        answers = ["", "1", " ".join(words), " ".join(words[:5]), " ".join(words[-5:])]
+        answers = ["", "1"]
+        answers += [" ".join(part) for part in (words, words[:5], words[-5:])]
         if has_demonstrations:
             for seed in range(4):
                 demonstration = task.demonstration(problem, random.Random(seed))

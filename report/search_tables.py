@@ -89,7 +89,8 @@ def search_row(policies: dict[str, list[dict]], name: str, budgets: list[int]) -
 
 def final_mean(runs: list[dict], key: str) -> float:
     """The mean over runs and problems of what a curve reaches at the end of the budget."""
-    return torch.tensor([run[key] for run in runs], dtype=torch.float64)[..., -1].mean().item()
+    curves = torch.tensor([run[key] for run in runs], dtype=torch.float64)  # (runs, N, ticks)
+    return curves[..., -1].mean().item()
 
 
 def all_searches(stored: Stored) -> str:

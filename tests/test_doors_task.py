@@ -11,11 +11,11 @@ import torch
 import train
 from engine.advice import show_first_rollout
 from engine.checks import check_task
-from engine.config import Config
+from engine.config import MAX_ANSWERS, Config
 from engine.fingerprints import fingerprint_of
 from engine.kinds import kind_named
 from rewards import Problem, UserError, parse_answers, reward_vectors, take_problems
-from tasks import load_task
+from tasks import ATTRIBUTES, load_task
 
 RIGHT = """
 from rewards import Problem, Task
@@ -411,6 +411,10 @@ def test_an_attribute_of_another_kind_is_named(line, message):
     source = RIGHT.replace('objectives = ("length", "capitals")', "pass")
     with pytest.raises(UserError, match=f"--task mine.py: {message}"):
         load_task(write(source, method(line)))
+
+
+def test_a_task_may_ask_for_as_many_answers_as_the_flag():
+    assert ATTRIBUTES["m"].at_most == MAX_ANSWERS
 
 
 @pytest.mark.parametrize(

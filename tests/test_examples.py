@@ -304,7 +304,7 @@ def expected_advantages(task: Task, method: str, scored: Scored, seed: int) -> t
         ({"method": "goal_conditioned"}, "--method goal_conditioned: choose from grpo"),
         ({"task": "mazes"}, "--task mazes: unknown"),
         ({"model": "tiny"}, "--model tiny: no checkpoint"),
-        ({"model": "./nowhere"}, "--model ./nowhere: cannot be loaded"),
+        ({"model": "./nowhere"}, "--model ./nowhere: there is no such folder"),
         ({"steps": 0}, "--steps 0"),
         ({"alpha": 0.0}, "alpha = 0"),
         ({"subset": 8, "num_generations": 8}, "subset s = 8"),

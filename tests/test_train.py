@@ -22,6 +22,7 @@ import eval as evaluation
 import train
 import vpo
 from engine import trackers, warmup
+from engine.advice import why_unread
 from engine.checkpoints import checkpoints
 from engine.config import Config
 from engine.decoding import rollouts_of_texts
@@ -500,6 +501,26 @@ def test_a_method_with_another_signature_is_named(monkeypatch, capsys):
         capsys,
         "--method mine: must take (rewards, scalars, answer_mask, **options)",
     )
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--metod vpo", "unrecognized arguments: --metod vpo; did you mean --method?"),
+        ("--method grpo,vpo", "; separate them by blanks"),
+        ("--model ./nowhere", "--model ./nowhere: there is no such folder"),
+    ],
+)
+def test_likely_slips_of_the_keyboard_get_their_fix(capsys, flags, message):
+    fails(["--out", "run", *flags.split()], capsys, message)
+    assert not Path("run").exists()
+
+
+def test_a_tiny_model_that_writes_no_answer_is_told_of_its_warm_up():
+    """Guards against advice for language models, whose forms the tiny model never writes."""
+    config = Config(task="toy", warm_steps=7)
+    assert why_unread(config, load_task("toy"), "1 0 1").startswith("- are --warm-steps 7 too few")
+    assert "Task.request" not in why_unread(config, load_task("toy"), "1 0 1")
 
 
 @pytest.mark.parametrize("name", ["my/m", "start"])
