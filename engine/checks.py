@@ -33,10 +33,14 @@ def check_device(name: str, dtype: str = "float32") -> str:
     try:
         torch.ones(1, device=device, dtype=getattr(torch, dtype)).square()
     except (RuntimeError, TypeError, AssertionError) as error:
-        raise UserError(
-            f"--device {device}: this machine has none that computes in {dtype}; "
-            "take --device cpu or --dtype float32"
-        ) from error
+        if dtype == "float32":
+            message = f"--device {device}: this machine has none; take --device cpu"
+        else:
+            message = (
+                f"--device {device}: this machine has none that computes in {dtype}; "
+                "take --device cpu or --dtype float32"
+            )
+        raise UserError(message) from error
     return device
 
 

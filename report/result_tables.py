@@ -210,8 +210,9 @@ def compared_pairs(task: TaskResults) -> list[tuple[Entry, Entry]]:
         ("vpo", "max_at_k"),
         ("group_vpo", "vpo"),
         ("group_vpo", "max_at_k"),
+        ("vpo", "multi_rlvr"),
+        ("vpo", "goal_conditioned"),
     ]
-    names.append(("vpo", "goal_conditioned"))
     names += [(method, "grpo") for method in METHODS if method not in (*START, "grpo", "vpo")]
     pairs = []
     for lr in (None, 2e-5, 5e-5):
