@@ -29,6 +29,7 @@ from engine.evaluations import (
     StoredPolicy,
     comparable,
     held_out,
+    output_folders,
     policies,
     read_snapshots,
     start_of,
@@ -47,7 +48,7 @@ from engine.run_folder import progress, task_like
 from report import page, plots, style
 from report.evaluation import EvalReport, mean_of, training_cost
 from report.geometry import geometry_report
-from rewards import Problem, Task, take_problems
+from rewards import Problem, Task
 from rollout import build_prompt, parse_texts, sample, sampling_options, score
 from vpo import ADVANTAGES, answers_per_rollout, sample_weights
 
@@ -172,17 +173,18 @@ def sample_pool(
     *,
     size: int,
     temperature: float,
-    batch: int | None = None,
+    in_training: bool = False,
 ) -> Pool:
     """Sample `size` candidates for each problem.
 
     A goal-conditioned policy is told other preference weights for each candidate.
 
     Args:
-        batch: rollouts sampled at a time, as in a training step, 0: no limit; None: as many as the
-            model allows, with all rollouts of a prompt together.
+        in_training: sample no more rollouts at a time than a training step does, and draw no
+            progress bar.
     """
-    goals = goals_of_prompts(policy, task, config, size, batch)  # a prompt of a problem for each
+    # A prompt of a problem for each of them.
+    goals = goals_of_prompts(policy, task, config, size, in_training)
     per_prompt = math.ceil(size / (policy.m * len(goals)))  # rollouts
     options = sampling_options(
         policy.tokenizer,
@@ -190,7 +192,7 @@ def sample_pool(
         policy.m,
         config.max_new_tokens,
         temperature=temperature,
-        batch=batch or 0,
+        batch=config.sampling_batch if in_training else 0,
         generator=torch.Generator(policy.model.device).manual_seed(config.seed),
     )
 
@@ -204,7 +206,7 @@ def sample_pool(
         range(0, len(prompts), chunk),
         title,
         leave=False,
-        disable=batch is not None,
+        disable=in_training,
         position=progress_line(),
     )
     answers = []  # of each rollout
@@ -216,13 +218,13 @@ def sample_pool(
 
 
 def goals_of_prompts(
-    policy: Policy, task: Task, config: Config, size: int, batch: int | None
+    policy: Policy, task: Task, config: Config, size: int, in_training: bool
 ) -> list[list[float]] | list[None]:
     """The preference weights that each prompt of a problem tells. The arguments are `sample_pool`'s."""
     if policy.name == "goal_conditioned":
         generator = torch.Generator().manual_seed(config.seed)
         return sample_weights(size, len(task.objectives), generator=generator).tolist()
-    if batch is None:
+    if not in_training:
         return [None]
     # The same prompt several times, for no more rollouts each than in training.
     return [None] * math.ceil(size / (policy.m * config.group_size))
@@ -232,15 +234,14 @@ def pool_of(
     problems: list[Problem], answers: list[list[str]], task: Task, m: int, size: int
 ) -> Pool:
     """Score the answers of P * G rollouts, and cut those of each problem to `size` candidates."""
-    G = len(answers) // len(problems)
-    groups = [answers[first : first + G] for first in range(0, len(answers), G)]  # (P, G)
-    scored = score(task, problems, groups, m)
+    scored = score(task, problems, answers, m)
+    slots = []  # (P * G * m)
+    for parsed in answers:
+        slots += [*parsed, *[None] * (m - len(parsed))]
+    per_problem = len(slots) // len(problems)
     candidates = []
-    for group in groups:
-        slots = []
-        for parsed in group:
-            slots += [*parsed, *[None] * (m - len(parsed))]
-        candidates.append(slots[:size])
+    for first in range(0, len(slots), per_problem):
+        candidates.append(slots[first : first + size])
     return Pool(
         problems,
         candidates,
@@ -368,13 +369,14 @@ def evaluate_runs(
         changes: fields of EvalSettings that differ from the runs' own.
 
     Raises:
-        UserError: see `comparable`.
+        UserError: see `comparable` and `output_folders`.
     """
-    evaluations = comparable(runs, out, **changes)
+    evaluations = comparable(runs, **changes)
+    if out is not None:
+        for evaluation, folder in zip(evaluations, output_folders(runs, out), strict=True):
+            evaluation.folder = folder
     reports = []
     for evaluation in evaluations:
-        if out is not None:
-            evaluation.folder = out if len(runs) == 1 else out / evaluation.run.name
         evaluation.config.jobs = jobs
         check_device_of_jobs(evaluation.config, device)
         reports.append(report_run(evaluation, device, figure_format))
@@ -429,17 +431,17 @@ def print_reward_geometry(name: str, config: EvalConfig, device: str) -> None:
     """Print what a start model's rollouts on validation problems say of the task's reward vector."""
     start_config, task, folder = start_of(name, config.task, device == "cuda")
     model, tokenizer = load_policy(folder, task, device=device, dtype=start_config.dtype)
-    n_problems = config.problems or 100
+    problems = held_out(task, "validation", config.problems or 100)
+    size = 4 * start_config.group_size
     pool = sample_pool(
         Policy("start", model, tokenizer, m=1),
         task,
-        take_problems(task, "validation", n_problems),
+        problems,
         start_config,
-        size=4 * start_config.group_size,
+        size=size,
         temperature=start_config.temperature,
     )
-    n = pool.scalars.shape[1]
-    print(f"\n{name}: the start model on {n_problems} validation problems, {n} answers each")
+    print(f"\n{name}: the start model on {len(problems)} validation problems, {size} answers each")
     print(
         geometry_report(
             pool.rewards,
@@ -470,10 +472,8 @@ def run(config: EvalConfig) -> None:
         for name in config.runs:
             print_reward_geometry(name, config, device)
     elif config.page or config.film:
-        for folder in runs:
-            target = out or folder
-            if out is not None and len(runs) > 1:
-                target = out / folder.name
+        targets = output_folders(runs, out) if out else runs
+        for folder, target in zip(runs, targets, strict=True):
             write_page_or_film(folder, target, config)
     else:
         evaluate_runs(

@@ -161,7 +161,7 @@ def parse_answers(text: str, task: Task, m: int, finished: bool = True) -> list[
     3. Numbered lines, such as "1. red blue", where the text holds no tag and `task.reads_untagged`.
        Thoughts up to </think> are left out. A text in lines that begins with no number begins with
        the first answer, because the prompt ended with "1.".
-    4. Else, for m = 1 and a finished rollout, the whole text.
+    4. Where none was found in lines, for m = 1 and a finished rollout, the whole text.
 
     Args:
         finished: whether the rollout has ended; else only answers that can no longer change count.
@@ -182,9 +182,10 @@ def parse_answers(text: str, task: Task, m: int, finished: bool = True) -> list[
     text = text.rpartition("</think>")[2]
     if "<think>" in text:
         return []
+    lines = text
     if task.form == "lines" and not NUMBERED_LINE.match(text):
-        text = FIRST_NUMBER + text
-    answers = _numbered_answers(text, m, finished)
+        lines = f"{FIRST_NUMBER} {text.lstrip()}"
+    answers = _numbered_answers(lines, m, finished)
     if not answers and m == 1 and finished and text.strip():
         return [text.strip()]
     return answers

@@ -65,20 +65,24 @@ class Scored:
     objective_mask: Tensor  # (P, k) bool, the objectives that each problem has
 
 
-def score(task: Task, problems: list[Problem], answers: list[list[list[str]]], m: int) -> Scored:
-    """Reward vectors of answers[p][g], the up to m answers of every rollout.
+def score(task: Task, problems: list[Problem], answers: list[list[str]], m: int) -> Scored:
+    """Reward vectors of the up to m answers of every rollout.
 
     An answer that repeats an earlier one of its rollout, by its canonical form, keeps its vector but is
     False in `answer_mask`. So Multi-RLVR does not pay it again, and the metric `answers` does not count
     it. The best answer of a set, which VPO pays, is the same with and without it. Answers of different
     rollouts are not compared.
 
+    Args:
+        answers: of P * G rollouts, those of one problem side by side.
+
     Raises:
         UserError: a reward vector or a task scalar is not what it should be.
     """
     P = len(problems)
-    G = len(answers[0])
-    vectors_of = _score_distinct(task, problems, answers)  # P dictionaries
+    G = len(answers) // P
+    groups = [answers[first : first + G] for first in range(0, P * G, G)]  # (P, G)
+    vectors_of = _score_distinct(task, problems, groups)  # P dictionaries
     sizes = [len(next(iter(vectors.values()))) for vectors in vectors_of]
     k = max(sizes)
 
@@ -88,7 +92,7 @@ def score(task: Task, problems: list[Problem], answers: list[list[list[str]]], m
     objective_mask = torch.arange(k) < torch.tensor(sizes)[:, None]  # (P, k)
     for p, problem in enumerate(problems):
         own = torch.full((G, m, sizes[p]), float(task.minimum))
-        for g, rollout_answers in enumerate(answers[p]):
+        for g, rollout_answers in enumerate(groups[p]):
             forms = set()
             for j, answer in enumerate(rollout_answers):
                 own[g, j] = torch.tensor(vectors_of[p][answer])
@@ -114,9 +118,7 @@ def score_texts(
         finished: (P * G), False where a rollout was cut off; None: all have ended.
     """
     answers = parse_texts(task, texts, m, finished)
-    G = len(texts) // len(problems)
-    groups = [answers[first : first + G] for first in range(0, len(texts), G)]
-    return score(task, problems, groups, m)
+    return score(task, problems, answers, m)
 
 
 def parse_texts(

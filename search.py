@@ -31,7 +31,14 @@ from tqdm import tqdm
 from engine.checkpoints import check_folder
 from engine.checks import check_device
 from engine.config import Parser, SearchConfig, as_command, parse
-from engine.evaluations import Evaluation, StoredPolicy, comparable, held_out, policies
+from engine.evaluations import (
+    Evaluation,
+    StoredPolicy,
+    check_output,
+    comparable,
+    held_out,
+    policies,
+)
 from engine.files import checksum, write_text, writing
 from engine.kinds import kind_of
 from engine.models import Model, Tokenizer, load_policy
@@ -109,7 +116,7 @@ class Population:
             return None
         return SELECTIONS[selection](elites, rng)
 
-    def solved(self) -> int:
+    def solved_after(self) -> int:
         """Return how many candidates it took to reach the target score, 0 if none reached it."""
         for candidate in self.candidates:
             if candidate.score >= self.target - 1e-6:
@@ -299,7 +306,7 @@ class Search:
     def is_unfinished(self, population: Population) -> bool:
         """Return whether a problem is unsolved and its budget has room for another rollout."""
         has_room = len(population.candidates) + self.policy.m <= self.config.budget
-        return has_room and not population.solved()
+        return has_room and not population.solved_after()
 
     def propose(
         self, batch: int, populations: list[Population]
@@ -356,14 +363,12 @@ class Search:
     ) -> None:
         """Score the answers of P * G rollouts, those of a problem side by side, for their candidates."""
         m = self.policy.m
-        G = len(answers) // len(populations)
-        groups = [answers[first : first + G] for first in range(0, len(answers), G)]  # (P, G)
         slots = []  # (P * G * m)
         for parsed in answers:
             slots += parsed + [""] * (m - len(parsed))
 
         problems = [population.problem for population in populations]
-        scored = score(self.policy.task, problems, groups, m)
+        scored = score(self.policy.task, problems, answers, m)
         vectors = []
         for of_problem, mask in zip(scored.vectors, scored.objective_mask, strict=True):
             vectors += of_problem[..., mask].flatten(0, 1).tolist()  # (G, m, k) -> (G * m, k)
@@ -393,11 +398,11 @@ def child_prompt(
     ends with the first words of the parent.
     """
     task = policy.task
-    continues_parent = not kind_of(policy.tokenizer).is_pretrained
-    if parent and not continues_parent:
+    reads_parent = kind_of(policy.tokenizer).is_pretrained
+    if parent and reads_parent:
         task = task_with_parent(task, parent)
     prompt = build_prompt(policy.tokenizer, task, problem, policy.m, policy.goal)
-    if not parent or not continues_parent:
+    if not parent or reads_parent:
         return prompt, ""
     words = parent.answer.split()
     kept = words[: rng.randrange(len(words))]
@@ -468,12 +473,8 @@ def run(config: SearchConfig) -> None:
     config.device = check_device(config.device)
     if config.strategy == "best_of_n":
         config.selection = ""  # no child has a parent
-    evaluations = comparable(
-        [Path(run) for run in config.runs],
-        Path(config.out or "."),
-        problems=config.among,
-        temperature=config.temperature,
-    )
+    runs = [Path(run) for run in config.runs]
+    evaluations = comparable(runs, problems=config.among, temperature=config.temperature)
     first = evaluations[0]
     goal = make_goal(config.goal, first.task)
     m = first.config.m
@@ -481,10 +482,11 @@ def run(config: SearchConfig) -> None:
     for evaluation in evaluations:
         known = policies(evaluation.run, m)
         shared = [name for name in shared if name in known]
-    single = [name for name in shared if name != "start_sets"]
-    config.policies = config.policies or single
-    check_flags(config, shared, policies(first.run, m))
+    searched_by_default = [name for name in shared if name != "start_sets"]
+    config.policies = config.policies or searched_by_default
+    check_flags(config, shared, policies(first.run, m), screened=searched_by_default)
     config.out = config.out or default_folder(config, first.config.task_name)
+    check_output(runs, Path(config.out))
 
     problems = held_out(first.task, first.settings.split, first.settings.problems)
     if config.screen:
@@ -492,7 +494,7 @@ def run(config: SearchConfig) -> None:
             config,
             strategy="best_of_n",
             selection="",
-            policies=single,
+            policies=searched_by_default,
             budget=config.screen,
             seed=config.seed + 1,
             out=f"{config.out}/screen",
@@ -503,17 +505,33 @@ def run(config: SearchConfig) -> None:
     report(config, problems, search_all(config, evaluations, goal, problems))
 
 
-def check_flags(config: SearchConfig, shared: list[str], stored: dict[str, StoredPolicy]) -> None:
-    """Raise UserError for a policy that not all runs have, or that the budget cannot hold."""
+def check_flags(
+    config: SearchConfig,
+    shared: list[str],
+    stored: dict[str, StoredPolicy],
+    screened: list[str],
+) -> None:
+    """Raise UserError for a policy that not all runs have, or whose rollouts no budget holds.
+
+    Args:
+        shared: the policies that all runs have.
+        screened: those that --screen searches with.
+    """
     for name in config.policies:
         if name not in shared:
             raise UserError(f"--policies {name}: not in every run; choose from {', '.join(shared)}")
-        for flag in ("budget", "screen"):
-            value = getattr(config, flag)
-            if 0 < value < stored[name].m:
-                raise UserError(
-                    f"--{flag} {value}: less than a rollout of {name} holds, {stored[name].m} answers"
-                )
+        check_holds("budget", config.budget, name, stored[name].m)
+    if config.screen:
+        for name in screened:
+            check_holds("screen", config.screen, name, stored[name].m)
+
+
+def check_holds(flag: str, n_candidates: int, policy: str, m: int) -> None:
+    """Raise UserError if so many candidates do not hold one rollout of a policy."""
+    if n_candidates < m:
+        raise UserError(
+            f"--{flag} {n_candidates}: less than a rollout of {policy} holds, {m} answers"
+        )
 
 
 def default_folder(config: SearchConfig, task_name: str) -> str:
@@ -569,7 +587,9 @@ def unsolved(
     solved = set()
     for of_runs in found.values():
         for populations in of_runs:
-            solved |= {population.problem.id for population in populations if population.solved()}
+            solved |= {
+                population.problem.id for population in populations if population.solved_after()
+            }
     hard = [problem for problem in problems if problem.id not in solved]
     print(
         f"{len(hard)} of {len(problems)} problems are solved by no policy with {budget} candidates"
@@ -586,8 +606,8 @@ def report(
     config: SearchConfig, problems: list[Problem], found: dict[str, list[list[Population]]]
 ) -> None:
     """Print the table, and write search.json and its figure."""
-    candidates = [round(10 ** (i / 8)) for i in range(49)]  # 1 to a million, even on a log scale
-    ticks = sorted({min(config.budget, n) for n in candidates})
+    grid = [round(10 ** (i / 8)) for i in range(49)]  # 1 to a million, even on a log scale
+    ticks = sorted({min(config.budget, n) for n in grid})
     results = {}
     for name, of_runs in found.items():
         results[name] = [curves(populations, ticks) for populations in of_runs]
@@ -617,7 +637,7 @@ def curves(populations: list[Population], ticks: list[int]) -> dict[str, list]:
     """
     result = {"solved": [], "best": [], "behaviours": []}
     for population in populations:
-        solved = population.solved()
+        solved = population.solved_after()
         candidates = population.candidates[: solved or None]
         best = []
         behaviours = []

@@ -107,8 +107,8 @@ def train_step(method: str, state: TrainState, task: Task, config: Config) -> St
     rows = rows_to_compute(row_advantages, with_reference=state.reference is not None)
     n_tokens = sum(rollouts.lengths)
     metrics = dict.fromkeys(LOSS_METRICS, 0.0)  # there may be no row to compute
-    # A prompt is computed once for its rollouts, and `loss.backward` stops at its keys and values. The
-    # generator passes the gradient on through the prompt at last, so the loop must run to its end.
+    # A prompt is computed once for its rollouts. The generator passes their gradients on through it
+    # after its last micro-batch, so the loop must run to its end.
     for batch in micro_batches(
         model,
         state.reference,
@@ -146,8 +146,9 @@ def build_batch(
 ) -> tuple[list[Problem], list[str]]:
     """The problems and prompts of step t, P each, so that every method samples equally many answers."""
     m = answers_per_rollout(method, config.m)
-    answers = config.prompts_per_step * config.m  # times G, of every method
-    P = answers // m  # with 12 prompts per step and --m 3: VPO 12, GRPO 36
+    P = (
+        config.prompts_per_step * config.m // m
+    )  # with 12 prompts per step and --m 3: VPO 12, GRPO 36
     problems = take_problems(task, "train", P, config.seed, t * P)
     goals = [None] * P
     if method == "goal_conditioned":  # the preference weights that its advantage will draw
@@ -364,7 +365,7 @@ class Trainer:
                 config,
                 size=min(30, config.pool),
                 temperature=config.eval_temperature,
-                batch=config.sampling_batch,
+                in_training=True,
             )
         log = self.folder / "snapshots.jsonl"
         write_snapshot(log, state.step, problems, pool.answers, pool.vectors())
@@ -432,7 +433,7 @@ def train_methods(config: Config, task: Task, device: str, stop: StopRequest) ->
 
 
 def step_prompts(config: Config, task: Task) -> dict[str, StepPrompts]:
-    """The prompts of each method's first step, for --plan."""
+    """The prompts of each method's first step, from which its memory is computed."""
     _, tokenizer = load_config_and_tokenizer(config.model, task)
     by_method = {}
     for method in config.method:

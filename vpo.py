@@ -55,7 +55,9 @@ def sample_weights(
 
     Args:
         alpha: 1 is uniform on the simplex, less favours its corners, more its centre.
-        sampler: `iid` draws independently. `sobol` takes a scrambled low-discrepancy net, alpha = 1.
+        sampler: `iid` draws independently. `sobol` takes a scrambled low-discrepancy net and needs
+            alpha = 1.
+        generator: the weights are on its device. None: torch's default one, on the CPU.
 
     Returns:
         (n, k), non-negative, every row sums to 1.
@@ -168,7 +170,7 @@ def subset_best(scores: Tensor, s: int) -> Tensor:
 
     Args:
         scores: (P, G, ...).
-        s: rollouts per subset, 1 <= s < G.
+        s: rollouts per subset, 1 <= s < G; 1 changes nothing.
 
     Returns:
         The same shape as `scores`.
@@ -176,13 +178,13 @@ def subset_best(scores: Tensor, s: int) -> Tensor:
     Raises:
         ValueError: s is out of range. A subset as large as the group gives every rollout the same.
     """
+    if s == 1:
+        return scores
     G = scores.shape[1]
     if not 1 <= s < G:
         raise ValueError(
             f"subset s = {s}: must be 1 to {G - 1}; as large as the group, G = {G}, it carries no signal"
         )
-    if s == 1:
-        return scores
     # C(i, s-1) / C(G-1, s-1) and C(j-1, s-2) / C(G-1, s-1). In logarithms they cannot overflow. Both
     # are ratios of permutations, C(n, c) c!: in the first (s-1)! cancels, in the second s - 1 is left.
     rank = torch.arange(G, dtype=torch.float64)
@@ -249,6 +251,7 @@ def vpo_advantage(  # noqa: PLR0913 - the public estimator: every argument is on
         sampler: of `sample_weights`.
         missing_answer_reward: the utility of a rollout without answers, see `set_scores`.
         subset: s, rollouts that form a set together, with all their answers. 1 is VPO.
+        generator: of the preference weights, on the device of `rewards`. None: torch's default one.
 
     Returns:
         (P, G).
@@ -337,7 +340,7 @@ def max_at_k(
 ) -> Tensor:
     """Max@K (arXiv 2510.23393, 2505.15201): the best task scalar in subsets of the group, normalised."""
     r = _single(scalars, "max_at_k")
-    return group_normalize(subset_best(r, subset or half_of(r.shape[1])))
+    return group_normalize(subset_best(r, subset or default_subset(r.shape[1])))
 
 
 def random_weighting(rewards: Tensor, scalars: Tensor, answer_mask: Tensor, **options) -> Tensor:
@@ -398,7 +401,7 @@ def group_vpo(
     Under each w a rollout is paid the mean utility of all sets of s rollouts that contain it.
     """
     return vpo_advantage(
-        rewards, answer_mask, subset=subset or half_of(rewards.shape[1]), **options
+        rewards, answer_mask, subset=subset or default_subset(rewards.shape[1]), **options
     )
 
 
@@ -422,8 +425,8 @@ def answers_per_rollout(method: str, m: int) -> int:
     return m if method in SEVERAL_ANSWERS else 1
 
 
-def half_of(G: int) -> int:
-    """The default s of Max@K and Group VPO: half the group, at least two."""
+def default_subset(G: int) -> int:
+    """The default s of Max@K and Group VPO in a group of G rollouts: half of it, at least two."""
     return max(2, G // 2)
 
 

@@ -1,6 +1,6 @@
 """Decoding: P prompts in, P * G rollouts out, with the log-probability of every sampled token.
 
-The temperature is the only sampling option. Masks come from positions, never from pad ids. The
+Tokens are drawn from the whole distribution at a temperature, without top-k or top-p. Masks come from positions, never from pad ids. The
 first EOS counts as sampled. The model stays in eval mode, in the update too: with dropout the
 update would score another policy than the one that was sampled.
 """
@@ -151,7 +151,7 @@ def encode_prompts(
     if context and needed > context:
         raise UserError(
             f"a prompt of {L} tokens and {max_new_tokens} new ones need a context of {needed}; "
-            f"the model's is {context}: lower --max-new-tokens, --m or --size, "
+            f"the model's is {context}; in train.py lower --max-new-tokens, --m or --size, "
             "or take another --model"
         )
     padding = tokenizer.pad_token_id or 0
@@ -247,7 +247,8 @@ def decode(
 def check_finite(logprobs: Tensor) -> None:
     if not logprobs.isfinite().all():
         raise UserError(
-            "the logits are not finite: diverged; try a lower --lr or a higher --temperature"
+            "the logits are not finite: training diverged, or --temperature is too low; "
+            "try a lower --lr in train.py or a higher --temperature"
         )
 
 

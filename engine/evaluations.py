@@ -79,22 +79,40 @@ def policies(run: Path, m: int) -> dict[str, StoredPolicy]:
     return by_name
 
 
-def comparable(runs: list[Path], out: Path | None, **changes) -> list[Evaluation]:
+def check_output(runs: list[Path], out: Path) -> None:
+    """Raise UserError if `out` is a file, or two runs would get the same folder in it."""
+    if out.is_file():
+        raise UserError(f"--out {out}: must be a folder, and is a file")
+    names = [run.name for run in runs]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(
+                f"{' '.join(map(str, runs))}: two runs are named {name}, and each gets a folder of its "
+                f"name in {out}; rename one"
+            )
+
+
+def output_folders(runs: list[Path], out: Path) -> list[Path]:
+    """The folders in `out` for what is made of each run; of a single run `out` itself.
+
+    Raises:
+        UserError: see `check_output`.
+    """
+    check_output(runs, out)
+    return [out] if len(runs) == 1 else [out / run.name for run in runs]
+
+
+def comparable(runs: list[Path], **changes) -> list[Evaluation]:
     """How to evaluate each of several runs so that their means say something.
 
     Args:
-        out: the folder for what is written, if not the runs' own.
         changes: fields of EvalSettings. Where one is None, the run's own flags decide.
 
     Raises:
-        UserError: the runs cannot be compared, or `out` is no place for the results.
+        UserError: the runs cannot be compared.
     """
     if len({run.resolve() for run in runs}) < len(runs):
         raise UserError(f"{' '.join(map(str, runs))}: names a run twice")
-    if out and (out.is_file() or len({run.name for run in runs}) < len(runs)):
-        raise UserError(
-            f"--out {out}: must be a folder, in which each run gets one of its own name, so no name twice"
-        )
     evaluations = []
     for run in runs:
         evaluation = _evaluation_of(run, changes)

@@ -69,13 +69,12 @@ def settle_jobs(config: Config, device: str, need: Callable[[], int], limit: int
     jobs = jobs_of(config, device)
     is_known_to_fit = config.model == "tiny" and config.jobs is None
     if jobs > 1 and not is_known_to_fit and jobs * need() > limit:
-        if config.jobs is None:
-            config.jobs = 1
-            return
-        raise UserError(
-            f"--jobs {jobs}: these methods take {jobs * need() / GIB:.1f} GiB together, and there are "
-            f"{limit / GIB:.1f} GiB; take fewer jobs"
-        )
+        if config.jobs is not None:
+            raise UserError(
+                f"--jobs {jobs}: these methods take {jobs * need() / GIB:.1f} GiB together, and there "
+                f"are {limit / GIB:.1f} GiB; take fewer jobs"
+            )
+        config.jobs = 1
     set_threads(config, device)
 
 

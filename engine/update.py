@@ -60,8 +60,8 @@ def micro_batches(
     """Log-probabilities of rollouts, one micro-batch after the other.
 
     The caller calls backward on a loss of each micro-batch before it takes the next one, and takes
-    all of them: the prompts' part of the gradient is added when those of a chunk are through.
-    After the last one every trainable weight has a gradient.
+    all of them. After the last micro-batch of a chunk of prompts the gradient goes on through these
+    prompts. After the last of all every trainable weight has a gradient.
 
     Args:
         reference: the reference policy for a KL term: `model` itself if that trains an adapter.

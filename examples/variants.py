@@ -80,7 +80,7 @@ def annealed(
     **options,
 ) -> Tensor:
     """Group VPO with s = G/2 at the start of the training and s = 1 at its end, linearly."""
-    largest = vpo.half_of(rewards.shape[1])
+    largest = vpo.default_subset(rewards.shape[1])
     s = max(1, round(largest * (1 - progress)))
     return vpo.vpo_advantage(rewards, answer_mask, subset=s, **options)
 

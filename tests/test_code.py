@@ -223,7 +223,7 @@ def test_a_problem_of_each_format_is_read_asked_and_judged(name, capsys):
         f"```python\n# same\n{right}\n```\n"
     )
     assert parse_answers(text, task, 3) == [right.strip(), wrong, f"# same\n{right.strip()}"]
-    scored = score(task, [problem], [[parse_answers(text, task, 3), []]], 3)
+    scored = score(task, [problem], [parse_answers(text, task, 3), []], 3)
     assert scored.scalars.tolist() == [[[1.0, 0.0, 1.0], [0.0] * 3]]
     assert scored.answer_mask.tolist() == [[[True, True, False], [False] * 3]]
 
@@ -715,7 +715,7 @@ def test_pools_of_problems_with_different_numbers_of_tests():
     )
     problems = task.problems("test", 2)
     right = "def twice(x): return 2 * x"
-    scored = score(task, problems, [[[right]], [[right]]], 1)
+    scored = score(task, problems, [[right], [right]], 1)
     pool = evaluation.Pool(
         problems,
         [[right]] * 2,

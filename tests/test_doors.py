@@ -168,7 +168,7 @@ def test_the_minimum_of_a_task_reaches_rewards_and_advantages(monkeypatch):
         .replace("float(", "-1.0 + float(")
     )
     task = load_task("fence.py")
-    scored = score(task, task.problems("train", 1), [[["red"], []]], 2)
+    scored = score(task, task.problems("train", 1), [["red"], []], 2)
     assert scored.vectors.tolist() == [[[[0, -1], [-1, -1]], [[-1, -1], [-1, -1]]]]
     assert scored.scalars.tolist() == [[[-0.5, -1], [-1, -1]]]
     advantage = vpo.ADVANTAGES["vpo"]

@@ -1,5 +1,7 @@
 """Reward geometry: what the numbers are for rewards whose geometry is known, and the words that they lead to."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from test_train import QUICK, fails, in_an_empty_folder  # noqa: F401 - the fixture applies by its name
@@ -75,6 +77,19 @@ def test_no_signal_is_said():
     objective_mask = torch.ones(5, 3, dtype=torch.bool)
     text = geometry_report(rewards, objective_mask, rewards.mean(-1), 4, ("a", "b", "c"))
     assert "nan" not in text and "0.00 of 3" in text
+
+
+def test_a_finite_data_set_counts_once(capsys):
+    """Where it wraps around, each problem is sampled once, and the heading says how many there are."""
+    Path("few.py").write_text(
+        "from tasks.toy import Toy\nfrom rewards import Problem\n\n\nclass Few(Toy):\n"
+        "    def problems(self, split, n, seed=0, start=0):\n"
+        "        return [Problem(f'{split}-{i % 2}', None) for i in range(start, start + n)]\n"
+    )
+    flags = [*QUICK, "--eval-problems", "0", "--steps", "1", "--snapshots", "0"]
+    train.main(["--task", "few.py", "--out", "run", *flags])
+    evaluation.main(["run", "--reward-geometry", "--problems", "5"])
+    assert "on 2 validation problems" in capsys.readouterr().out
 
 
 def test_of_a_run_and_of_a_model(capsys):

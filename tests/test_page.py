@@ -274,6 +274,11 @@ def test_what_is_missing_is_named(trained, capsys):
     shutil.copytree("run", "other")
     evaluation.main(["run", "other", "--page", "--out", "pages"])
     assert data_of(Path("pages/run/report.html")) == data_of(Path("pages/other/report.html"))
+    shutil.copytree("run", "again/run")
+    twice = ["run", "again/run", "--out", "twice"]
+    for flags in (["--page"], []):
+        fails([*twice, *flags], capsys, "two runs are named run", command=evaluation.main)
+    assert not Path("twice").exists()
     fails(["run", "--snapshots", "-1"], capsys, "--snapshots -1")
 
 

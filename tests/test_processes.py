@@ -229,6 +229,7 @@ def test_how_many_go_side_by_side_where_nobody_says(monkeypatch):
     assert jobs_by_default(tiny, "cuda") == 1
     settle_jobs(real, "cpu", need=lambda: 11, limit=20)
     assert real.jobs == 1  # two do not fit
+    assert torch.get_num_threads() == 1  # so the numbers are those of two jobs
     real.jobs = None
     monkeypatch.setattr(processes, "cores", lambda: 16)
     assert jobs_by_default(tiny, "cpu") == 3

@@ -109,9 +109,9 @@ def test_a_population_keeps_the_best_of_every_behaviour():
     assert [c.order for c in first.values()] == [1, 3, 5]
     assert [c.order for c in second.values()] == [5]
     assert not third
-    assert population.solved() == 5
+    assert population.solved_after() == 5
     population.target = 30
-    assert population.solved() == 0
+    assert population.solved_after() == 0
 
 
 @pytest.mark.parametrize(
@@ -250,6 +250,7 @@ def test_problems_are_hard_for_every_policy(trained, capsys):
     assert hard.isdisjoint(easy)
     assert len(hard | easy) == 3
 
+    fails(trained, f"{flags} --screen 1 --out out1", capsys, "--screen 1: less than", "vpo holds")
     goal.write_text(EASY)
     error = "--screen 30: every problem is solved by then"
     fails(trained, f"{flags} --out out2", capsys, error)

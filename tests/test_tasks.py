@@ -170,7 +170,7 @@ def test_a_route_is_the_cells_that_it_enters(one, other, same):
     """Guards against one route that counts three times in a set, for the words that stand behind its exit."""
     task = Maze(5)
     assert (task.canonical(EXAMPLE, one) == task.canonical(EXAMPLE, other)) == same
-    scored = score(task, [EXAMPLE], [[[one, other]]], 2)
+    scored = score(task, [EXAMPLE], [[one, other]], 2)
     assert scored.answer_mask.tolist() == [[[True, not same]]]
 
 
@@ -329,6 +329,16 @@ def test_what_is_written_is_read(form):
     assert "2. blue" in task.request("Paint!", 1, ["red", "blue"]) or form == "tags"
 
 
+@pytest.mark.parametrize("m", [1, 2])
+def test_a_list_whose_first_number_stands_in_the_prompt(m):
+    """The rollout may begin with an empty line, or with a number that is part of the answer."""
+    task = Task()
+    task.form = "lines"
+    assert parse_answers("\nred blue\n", task, m) == ["red blue"]
+    assert parse_answers("5 apples\n", task, m, finished=False) == ["5 apples"]
+    assert parse_answers(" \n", task, m) == []
+
+
 def test_what_would_not_be_read_is_not_written():
     """A text in place of a list would be spelt out; of several lines a list reads the first."""
     task = Task()
@@ -375,7 +385,7 @@ def test_scoring_a_batch():
     """Missing answers: zero rows, out of the mask. Duplicates: their reward, out of the mask."""
     stub = " ".join("0" * 9)
     perfect = " ".join("1" * 9)
-    answers = [[[stub, stub, perfect], []], [[perfect], [stub, perfect]]]
+    answers = [[stub, stub, perfect], [], [perfect], [stub, perfect]]  # P = 2, G = 2
     scored = score(TOY, TOY.problems("test", 2), answers, 3)
     assert scored.vectors.shape == (2, 2, 3, 3)
     assert scored.answer_mask[0].tolist() == [[True, False, True], [False, False, False]]
@@ -393,7 +403,7 @@ def test_problems_may_differ_in_their_objectives():
             return [1.0] * problem.data
 
     problems = [Problem("a", 2), Problem("b", 3)]
-    scored = score(Varying(), problems, [[["x"]], [["x"]]], 1)
+    scored = score(Varying(), problems, [["x"], ["x"]], 1)
     assert scored.vectors.tolist() == [[[[1, 1, 0]]], [[[1, 1, 1]]]]
     assert scored.scalars.tolist() == [[[1]], [[1]]]
     assert scored.objective_mask.tolist() == [[True, True, False], [True, True, True]]

@@ -347,7 +347,7 @@ def test_corners_of_the_family():
         vpo.max_at_k(rewards, rewards[..., 0], mask, subset=1),
         vpo.grpo(rewards, rewards[..., 0], mask),
     )
-    assert vpo.half_of(3) == 2 and vpo.half_of(8) == 4
+    assert vpo.default_subset(3) == 2 and vpo.default_subset(8) == 4
 
 
 @pytest.mark.parametrize("value", [0.1, 50.3, -1234567.1])
