@@ -86,9 +86,10 @@ class EvalReport:
         mark = "lines at the right" if any(policy.lr for policy in self.measures) else "bands"
         bands = f"one run, {mark}: 95% over problems"
         if max(seeds) > 1:
-            least = "at least " if max(seeds) > min(seeds) else ""
-            several = "seeds" if min(seeds) > 1 else "seed"
-            bands = f"mean of {least}{min(seeds)} {several}, {mark}: 95% over seeds and problems"
+            number = f"{max(seeds)}"
+            if min(seeds) < max(seeds):
+                number = f"{min(seeds)} to {max(seeds)}"
+            bands = f"mean of {number} seeds, {mark}: 95% over seeds and problems"
         return (
             f"{self.problems} {self.split} problems, {self.pool} candidates each "
             f"at temperature {self.temperature:g}; {bands}"

@@ -229,21 +229,34 @@ def best_difference(task: TaskResults, ours: Entry, theirs: Entry, measure: str)
     """A difference with each method at the rate and temperature that are best for this measure."""
     if measure == "best@3":  # not stored at other temperatures
         return ""
-    our_best, our_temperature = best_setting(task, ours, measure)
-    their_best, their_temperature = best_setting(task, theirs, measure)
-    lead = task.lead(our_best, their_best, measure, (our_temperature, their_temperature))
+    seeds = task.shared_seeds(ours, theirs)
+    our_best, our_temperature = best_setting(task, ours, measure, seeds)
+    their_best, their_temperature = best_setting(task, theirs, measure, seeds)
+    our_values = task.values(our_best, measure, our_temperature, seeds)
+    their_values = task.values(their_best, measure, their_temperature, seeds)
+    difference = task.summary(our_values - their_values)
     our_text = setting_text(our_best, our_temperature)
     their_text = setting_text(their_best, their_temperature)
-    return f"{task.summary(lead)} ({our_text}; {their_text})"
+    return f"{difference} ({our_text}; {their_text})"
 
 
-def best_setting(task: TaskResults, policy: Entry, measure: str) -> tuple[Entry, str]:
-    """The learning rate and the temperature at which a policy's method has the highest mean."""
+def best_setting(
+    task: TaskResults, policy: Entry, measure: str, seeds: list[int]
+) -> tuple[Entry, str]:
+    """The learning rate and the temperature at which a policy's method has the highest mean.
+
+    Only rates with all these seeds count, and they count alone: others may be easier.
+    """
     settings = []
     for rival in task.policies():
-        if rival.method == policy.method:
+        if rival.method == policy.method and set(seeds) <= set(task.runs(rival)):
             settings += [(rival, temperature) for temperature in TEMPERATURES]
-    return max(settings, key=lambda setting: task.mean(setting[0], measure, setting[1]))
+
+    def mean(setting: tuple[Entry, str]) -> float:
+        rival, temperature = setting
+        return task.values(rival, measure, temperature, seeds).mean().item()
+
+    return max(settings, key=mean)
 
 
 def setting_text(policy: Entry, temperature: str) -> str:

@@ -123,17 +123,11 @@ class TaskResults:
             return None
         return len(earned), sum(earned) / len(earned), sum(best) / len(best)
 
-    def lead(
-        self,
-        ours: Entry,
-        theirs: Entry,
-        measure: str,
-        temperatures: tuple[str, str] = (TEMPERATURES[0], TEMPERATURES[0]),
-    ) -> Tensor:
+    def lead(self, ours: Entry, theirs: Entry, measure: str) -> Tensor:
         """Ours minus theirs, paired by seed and problem: (seeds that both have, N)."""
         seeds = self.shared_seeds(ours, theirs)
-        our_values = self.values(ours, measure, temperatures[0], seeds)
-        return our_values - self.values(theirs, measure, temperatures[1], seeds)
+        our_values = self.values(ours, measure, seeds=seeds)
+        return our_values - self.values(theirs, measure, seeds=seeds)
 
     def summary(self, values: Tensor) -> Difference:
         """Mean and interval of values (seeds, N)."""

@@ -156,7 +156,7 @@ def test_a_caption_counts_the_seeds_of_every_policy():
     assert "mean of 2 seeds" in report.caption()
     for name, values in report.measures[Entry("vpo")].items():
         report.measures[Entry("vpo")][name] = values[:1]
-    assert "mean of at least 1 seed, bands: 95% over seeds and problems" in report.caption()
+    assert "mean of 1 to 2 seeds, bands: 95% over seeds and problems" in report.caption()
     assert "one run, bands: 95% over problems" in make_report(seeds=1).caption()
 
 

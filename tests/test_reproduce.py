@@ -375,12 +375,30 @@ def test_differences_are_paired():
             data.append(result("maze", Entry(method), seed, measures=measures))
     data = TaskResults("maze", data)
     vpo = Entry("vpo")
-    difference = data.summary(data.lead(vpo, Entry("grpo"), "best@1", ("0.7", "1")))
+    difference = data.difference(vpo, Entry("grpo"), "best@1")
     close = pytest.approx(0.02)
     assert difference == Difference(close, close, close, pytest.approx(0, abs=1e-6), n_seeds=3)
     assert difference.firm
     assert data.mean(vpo, "pass@30") == 1
     assert data.mean(vpo, "pass@1") == pytest.approx(0.1)
+
+
+def test_a_rate_with_fewer_seeds_is_not_the_best():
+    """Its only seed may be an easy one; a rate with all seeds may be."""
+    runs = []
+    for policy, gain, n_seeds in (
+        (Entry("vpo"), 20, 2),
+        (Entry("grpo"), 0, 2),
+        (Entry("grpo", 1e-5), 15, 1),
+        (Entry("grpo", 2e-5), 5, 2),
+    ):
+        stored_values = {"best@1": [500 + gain] * 4, "passed": [3] * 4}
+        at = {policy.method: reproduce.measures_of(stored_values, 30, tuning=False)}
+        measures = dict.fromkeys(result_tables.TEMPERATURES, at)
+        runs += [result("maze", policy, seed, measures=measures) for seed in range(n_seeds)]
+    task = TaskResults("maze", runs)
+    text = result_tables.best_difference(task, Entry("vpo"), Entry("grpo"), "best@1")
+    assert text == "+0.015 [+0.015, +0.015] (0.7; 0.7 at 2e-05)"
 
 
 @pytest.mark.parametrize(("n", "t", "p"), [(3, 4.303, 0.05), (5, 2.776, 0.05), (5, 4.604, 0.01)])
