@@ -183,7 +183,7 @@ def sample_pool(
         in_training: sample no more rollouts at a time than a training step does, and draw no
             progress bar.
     """
-    # A prompt of a problem for each of them.
+    # A problem has a prompt for each of these; None: the prompt tells no preference weights.
     goals = goals_of_prompts(policy, task, config, size, in_training)
     per_prompt = math.ceil(size / (policy.m * len(goals)))  # rollouts
     options = sampling_options(

@@ -146,9 +146,8 @@ def build_batch(
 ) -> tuple[list[Problem], list[str]]:
     """The problems and prompts of step t, P each, so that every method samples equally many answers."""
     m = answers_per_rollout(method, config.m)
-    P = (
-        config.prompts_per_step * config.m // m
-    )  # with 12 prompts per step and --m 3: VPO 12, GRPO 36
+    # With 12 prompts per step and --m 3 VPO has 12, GRPO 36.
+    P = config.prompts_per_step * config.m // m
     problems = take_problems(task, "train", P, config.seed, t * P)
     goals = [None] * P
     if method == "goal_conditioned":  # the preference weights that its advantage will draw

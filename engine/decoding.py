@@ -1,8 +1,8 @@
 """Decoding: P prompts in, P * G rollouts out, with the log-probability of every sampled token.
 
-Tokens are drawn from the whole distribution at a temperature, without top-k or top-p. Masks come from positions, never from pad ids. The
-first EOS counts as sampled. The model stays in eval mode, in the update too: with dropout the
-update would score another policy than the one that was sampled.
+Tokens are drawn from the whole distribution at a temperature, without top-k or top-p. Masks come
+from positions, never from pad ids. The first EOS counts as sampled. The model stays in eval mode, in
+the update too: with dropout the update would score another policy than the one that was sampled.
 """
 
 from collections.abc import Callable

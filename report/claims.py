@@ -165,7 +165,10 @@ def lead_widens_with_k(stored: Stored) -> Iterator[Finding]:
 def curves_cross(stored: Stored) -> Iterator[Finding]:
     for task in main_tasks(stored):
         grpo_lead = task.difference(GRPO, VPO, "best@1")
-        ahead = [k for k in (2, 3, 5, 10, 30) if task.lead(VPO, GRPO, f"best@{k}").mean() > 0]
+        ahead = []  # the k at which VPO's mean is above GRPO's
+        for k in (2, 3, 5, 10, 30):
+            if task.lead(VPO, GRPO, f"best@{k}").mean() > 0:
+                ahead.append(k)
         crossing = f"VPO ahead from k = {ahead[0]}" if ahead else "VPO ahead at no k"
         text = f"{task.name}, GRPO - VPO at k = 1: {grpo_lead}, {crossing}"
         crosses_early = bool(ahead) and ahead[0] <= 5

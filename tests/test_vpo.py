@@ -348,6 +348,8 @@ def test_corners_of_the_family():
         vpo.grpo(rewards, rewards[..., 0], mask),
     )
     assert vpo.default_subset(3) == 2 and vpo.default_subset(8) == 4
+    with pytest.raises(ValueError, match="one rollout cannot be normalised"):
+        vpo.vpo_advantage(rewards[:, :1], mask[:, :1])
 
 
 @pytest.mark.parametrize("value", [0.1, 50.3, -1234567.1])
