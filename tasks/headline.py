@@ -9,6 +9,7 @@ English, so which four is a choice.
 
 import json
 import re
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -20,151 +21,70 @@ from rewards import Problem, Task, UserError
 MAX_WORDS = 6
 DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 # Of each list three fifths are for training, one fifth for validation and one fifth is held out.
-FACTS = {
-    "event": [
-        "fire",
-        "flood",
-        "crash",
-        "blackout",
-        "collapse",
-        "explosion",
-        "panic",
-        "evacuation",
-        "rescue",
-        "leak",
-        "stampede",
-        "outage",
-        "accident",
-        "delay",
-        "closure",
-        "landslide",
-        "derailment",
-        "breakdown",
-        "scare",
-        "alarm",
-    ],
-    "place": [
-        "market",
-        "harbor",
-        "museum",
-        "station",
-        "school",
-        "library",
-        "bridge",
-        "airport",
-        "stadium",
-        "castle",
-        "hospital",
-        "factory",
-        "theater",
-        "park",
-        "hotel",
-        "church",
-        "bakery",
-        "zoo",
-        "mall",
-        "prison",
-    ],
-    "person": [
-        "teacher",
-        "baker",
-        "sailor",
-        "doctor",
-        "farmer",
-        "mayor",
-        "nurse",
-        "driver",
-        "singer",
-        "student",
-        "lawyer",
-        "pilot",
-        "priest",
-        "butcher",
-        "painter",
-        "banker",
-        "waiter",
-        "plumber",
-        "tailor",
-        "judge",
-    ],
-    "number": [
-        "two",
-        "three",
-        "four",
-        "five",
-        "six",
-        "seven",
-        "eight",
-        "nine",
-        "ten",
-        "eleven",
-        "twelve",
-        "fifteen",
-        "twenty",
-        "thirty",
-        "forty",
-        "fifty",
-        "sixty",
-        "seventy",
-        "eighty",
-        "ninety",
-    ],
-    "cause": [
-        "lightning",
-        "rain",
-        "snow",
-        "wind",
-        "ice",
-        "smoke",
-        "heat",
-        "fog",
-        "mud",
-        "dust",
-        "rats",
-        "wasps",
-        "bees",
-        "bats",
-        "mice",
-        "crows",
-        "frost",
-        "hail",
-        "pigeons",
-        "squirrels",
-    ],
+WORDS = {
+    "event": """
+        fire flood crash blackout collapse explosion panic evacuation rescue leak stampede
+        outage accident delay closure landslide derailment breakdown scare alarm""",
+    "place": """
+        market harbor museum station school library bridge airport stadium castle hospital
+        factory theater park hotel church bakery zoo mall prison""",
+    "person": """
+        teacher baker sailor doctor farmer mayor nurse driver singer student lawyer pilot priest
+        butcher painter banker waiter plumber tailor judge""",
+    "number": """
+        two three four five six seven eight nine ten eleven twelve fifteen twenty thirty forty
+        fifty sixty seventy eighty ninety""",
+    "cause": """
+        lightning rain snow wind ice smoke heat fog mud dust rats wasps bees bats mice crows
+        frost hail pigeons squirrels""",
 }
+FACTS = {name: words.split() for name, words in WORDS.items()}
 TEXTS = (
     "There was {an_event} at the {place} on {day}. The cause was {cause}. {A_person} saw it, and so did "
     "{number} other people.",
     "On {day} {cause} led to {an_event} at the {place}. {A_person} and {number} other people saw it.",
     "{A_person} and {number} other people saw {an_event} at the {place} on {day}. It was caused by {cause}.",
 )
+DEMONSTRATIONS = (
+    "{event} at the {place}",
+    "{event} on {day}",
+    "{cause} at the {place}",
+    "{cause} on {day}",
+    "{person} at the {place}",
+    "{number} people at the {place}",
+    "{number} people saw {cause}",
+    "{number} people saw the {event}",
+    "{person} saw {cause}",
+    "{person} saw the {event}",
+)
 PLURAL_CAUSES = ("rats", "wasps", "bees", "bats", "mice", "crows", "pigeons", "squirrels")
 # The kinds of word that may follow one another, articles aside: facts in capitals, all other words as they
 # are. What is not here is no English, or not what the text says.
-FOLLOWERS = {
-    "EVENT": ("at", "in", "on", "after", "from", "amid", "hits", "seen"),
-    "PLACE": ("on", "after", "in", "amid", "seen"),
-    "DAY": ("at", "in", "after", "seen"),
-    "PERSON": ("and", "at", "in", "on", "saw"),
-    "NUMBER": ("people", "and", "at", "in", "on", "saw"),
-    "people": ("and", "at", "in", "on", "saw"),
-    "CAUSE": ("at", "in", "on", "seen", "hits", "causes"),
-    "CAUSES": ("at", "in", "on", "seen", "hit", "cause"),
-    "at": ("PLACE",),
-    "in": ("PLACE", "CAUSE"),
-    "on": ("DAY",),
-    "after": ("CAUSE", "CAUSES"),
-    "from": ("CAUSE", "CAUSES"),
-    "amid": ("CAUSE", "CAUSES"),
-    "by": ("PERSON", "NUMBER"),
-    "seen": ("at", "in", "on", "by"),
-    "and": ("PERSON", "NUMBER"),
-    "saw": ("EVENT", "CAUSE", "CAUSES"),
-    "hit": ("PLACE",),
-    "hits": ("PLACE",),
-    "cause": ("EVENT",),
-    "causes": ("EVENT",),
+GRAMMAR = {
+    "EVENT": "at in on after from amid hits seen",
+    "PLACE": "on after in amid seen",
+    "DAY": "at in after seen",
+    "PERSON": "and at in on saw",
+    "NUMBER": "people and at in on saw",
+    "people": "and at in on saw",
+    "CAUSE": "at in on seen hits causes",
+    "CAUSES": "at in on seen hit cause",
+    "at": "PLACE",
+    "in": "PLACE CAUSE",
+    "on": "DAY",
+    "after": "CAUSE CAUSES",
+    "from": "CAUSE CAUSES",
+    "amid": "CAUSE CAUSES",
+    "by": "PERSON NUMBER",
+    "seen": "at in on by",
+    "and": "PERSON NUMBER",
+    "saw": "EVENT CAUSE CAUSES",
+    "hit": "PLACE",
+    "hits": "PLACE",
+    "cause": "EVENT",
+    "causes": "EVENT",
 }
+FOLLOWERS = {kind: followers.split() for kind, followers in GRAMMAR.items()}
 OPENERS = ("EVENT", "PERSON", "NUMBER", "CAUSE", "CAUSES")
 NOUNS = (*OPENERS, "PLACE", "DAY", "people")
 MODIFIERS = ("DAY", "PLACE")  # in front of the event: "Monday fire", "market fire"
@@ -256,14 +176,10 @@ class Headline(Task):
 
     def draw(self, axes, problem: Problem, answers: list[str], color: str) -> bool:
         """Draw the most frequent headlines with their counts."""
-        counts: dict[str, int] = {}
-        for answer in answers:
-            headline = " ".join(words_of(answer)) or "(nothing)"
-            counts[headline] = counts.get(headline, 0) + 1
-        ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-        for row, (headline, count) in enumerate(ranked[:LINES]):
+        counts = Counter(" ".join(words_of(answer)) or "(nothing)" for answer in answers)
+        for row, (headline, count) in enumerate(counts.most_common(LINES)):
             draw_line(axes, row, f"{count:2}\u00d7", headline, problem.data)
-        n_hidden = len(ranked) - LINES
+        n_hidden = len(counts) - LINES
         if n_hidden > 0:
             axes.text(0, LINES, f"and {n_hidden} more", va="center", fontsize=8, color="#666666")
         axes.set(xlim=(0, 1), ylim=(LINES + 0.6, -0.6), xticks=[], yticks=[])
@@ -277,21 +193,7 @@ class Headline(Task):
 
     def demonstration(self, problem: Problem, rng: Random) -> str:
         """A headline that tells two facts."""
-        facts = problem.data
-        return rng.choice(
-            (
-                f"{facts['event']} at the {facts['place']}",
-                f"{facts['event']} on {facts['day']}",
-                f"{facts['cause']} at the {facts['place']}",
-                f"{facts['cause']} on {facts['day']}",
-                f"{facts['person']} at the {facts['place']}",
-                f"{facts['number']} people at the {facts['place']}",
-                f"{facts['number']} people saw {facts['cause']}",
-                f"{facts['number']} people saw the {facts['event']}",
-                f"{facts['person']} saw {facts['cause']}",
-                f"{facts['person']} saw the {facts['event']}",
-            )
-        )
+        return rng.choice(DEMONSTRATIONS).format(**problem.data)
 
 
 def share_of(words: list[str], split: str) -> list[str]:
@@ -342,9 +244,8 @@ def kinds_of(words: list[str], names: dict[str, str]) -> list[str]:
 def is_english(kinds: list[str]) -> bool:
     """Whether the words of a headline, given by their kinds, follow one another as FOLLOWERS says."""
     sequence = []  # without articles
-    for i, kind in enumerate(kinds):
+    for kind, following in pairwise([*kinds, ""]):
         if kind in ARTICLES:
-            following = kinds[i + 1] if i + 1 < len(kinds) else ""
             if following not in ARTICLES[kind]:
                 return False
         elif kind in FOLLOWERS:
