@@ -73,7 +73,8 @@ class Family:
 
     def words(self, parts: dict[str, list[dict]]) -> tuple[str, ...]:
         """Every word of the prompts and of the programs, in the order of the vocabulary."""
-        texts = [problem["tiny_prompt"] for part in parts.values() for problem in part]
+        problems = itertools.chain(*parts.values())
+        texts = [problem["tiny_prompt"] for problem in problems]
         for piece in itertools.chain(*self.choices):
             texts += spellings(piece)
         texts.append(self.keywords)
