@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import train
 from engine.update import MicroBatch, micro_batches
 from rollout import Rollouts
-from vpo import ADVANTAGES, group_normalize, policy_loss, sample_weights, set_scores
+from vpo import ADVANTAGES, group_normalize, policy_loss, sample_weights, set_reward
 
 train_step = train.train_step
 
@@ -53,21 +53,28 @@ class AnswerCredit:
     def advantages(
         self, rewards: Tensor, scalars: Tensor, answer_mask: Tensor, **options
     ) -> Tensor:
-        """The advantages (P, G) of the first answers, which are VPO's own. Those of all are kept."""
+        """The advantages (P, G) of the first answers. Those of all are kept."""
         P, G, m, k = rewards.shape
         weights = sample_weights(
             P * options["n_weights"], k, alpha=options["alpha"], generator=options["generator"]
         ).view(P, -1, k)
+        credits = self.credits(rewards, weights, answer_mask, options["missing_answer_reward"])
+        advantages = [group_normalize(credit) for credit in credits]
+        self.answer_advantages = torch.stack(advantages, -1).view(P * G, m)
+        return advantages[0]
+
+    def credits(
+        self, rewards: Tensor, weights: Tensor, answer_mask: Tensor, missing_answer_reward: float
+    ) -> list[Tensor]:
+        """What each of the m answers is paid, (P, G) each. The first one's is VPO's own reward."""
+        m = rewards.shape[2]
         rewards_of_first = []  # (P, G) each: R of the first 0, 1, ... m answers
         for n in range(m + 1):
             is_first = torch.arange(m) < n
-            scores = set_scores(
-                rewards, weights, answer_mask & is_first, options["missing_answer_reward"]
-            )
-            rewards_of_first.append(scores.mean(-1))
-        advantages = [group_normalize(rewards_of_first[m] - R) for R in rewards_of_first[:m]]
-        self.answer_advantages = torch.stack(advantages, -1).view(P * G, m)
-        return advantages[0]
+            mask = answer_mask & is_first
+            R = set_reward(rewards, weights, mask, missing_answer_reward)
+            rewards_of_first.append(R)
+        return [rewards_of_first[m] - R for R in rewards_of_first[:m]]
 
     def rows_to_compute(self, advantages: Tensor, with_reference: bool) -> list[int]:
         """All rollouts: an answer may have an advantage where the first one has none."""

@@ -20,7 +20,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import train
 from examples import reward_to_go
-from vpo import group_normalize, sample_weights
 
 
 def shapley_values(utilities: Tensor) -> Tensor:
@@ -43,20 +42,14 @@ def shapley_values(utilities: Tensor) -> Tensor:
 class ShapleyCredit(reward_to_go.AnswerCredit):
     """VPO with an advantage per answer: its Shapley value, normalised in the group."""
 
-    def advantages(
-        self, rewards: Tensor, scalars: Tensor, answer_mask: Tensor, **options
-    ) -> Tensor:
-        """The advantages (P, G) of the first answers. Those of all are kept."""
-        P, G, m, k = rewards.shape
-        weights = sample_weights(
-            P * options["n_weights"], k, alpha=options["alpha"], generator=options["generator"]
-        ).view(P, -1, k)
+    def credits(
+        self, rewards: Tensor, weights: Tensor, answer_mask: Tensor, missing_answer_reward: float
+    ) -> list[Tensor]:
+        """The Shapley values of the m answers, (P, G) each."""
         utilities = torch.einsum("pgmk,pwk->pgwm", rewards, weights)  # (P, G, K, m)
         utilities = utilities * answer_mask[:, :, None]  # a repeated answer adds nothing
         values = shapley_values(utilities).mean(2)  # (P, G, m)
-        advantages = [group_normalize(values[..., i]) for i in range(m)]
-        self.answer_advantages = torch.stack(advantages, -1).view(P * G, m)
-        return advantages[0]
+        return list(values.unbind(-1))
 
 
 reward_to_go.AnswerCredit = ShapleyCredit
