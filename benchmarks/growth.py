@@ -29,6 +29,7 @@ from vpo import vpo_advantage
 
 P = 2
 STEPS = 3  # of which the fastest counts
+FACTORS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -70,34 +71,39 @@ def measure(setting: Setting) -> tuple[float, int]:
     return min(seconds), most_bytes() - before
 
 
-def print_growth(base: Setting, name: str, factors: tuple[int, ...]) -> None:
+def print_growth(base: Setting, name: str) -> None:
     """Print a row for each multiple of one setting, and the exponents."""
-    points = []
-    for factor in factors:
-        n = factor * getattr(base, name)
+    smallest = getattr(base, name)
+    seconds = []
+    gib = []
+    for factor in FACTORS:
+        n = factor * smallest
         setting = replace(base, **{name: n})
-        seconds, added = json.loads(run_python(__file__, "row", json.dumps(asdict(setting))))
-        points.append((n, seconds, added))
-        print(f"| {name} | {n} | {seconds:.3f} | {added / memory.GIB:.3f} |", flush=True)
-    (n0, seconds0, bytes0), (n1, seconds1, bytes1) = points[0], points[-1]
-    span = math.log(n1 / n0)
-    time_exponent = math.log(seconds1 / seconds0) / span
-    memory_exponent = math.log(bytes1 / bytes0) / span
-    print(f"| {name} | exponent | {time_exponent:.2f} | {memory_exponent:.2f} |", flush=True)
+        output = run_python(__file__, "row", json.dumps(asdict(setting)))
+        step_seconds, step_bytes = json.loads(output)
+        seconds.append(step_seconds)
+        gib.append(step_bytes / memory.GIB)
+        print(f"| {name} | {n} | {seconds[-1]:.3f} | {gib[-1]:.3f} |", flush=True)
+    print(f"| {name} | exponent | {exponent(seconds):.2f} | {exponent(gib):.2f} |", flush=True)
+
+
+def exponent(costs: list[float]) -> float:
+    """The e of cost ~ n^e between the smallest and the largest n."""
+    return math.log(costs[-1] / costs[0]) / math.log(FACTORS[-1])
 
 
 def main(words: list[str]) -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     if words[:1] == ["row"]:
-        print(json.dumps(measure(Setting(**json.loads(words[1])))))
+        setting = Setting(**json.loads(words[1]))
+        print(json.dumps(measure(setting)))
         return
     base = Setting(words[0] if words else "tiny")
-    factors = (1, 2, 4, 8)
     print(f"{base}; torch {torch.__version__}, {torch.get_num_threads()} threads")
     print("| setting | n | seconds a step | GiB |\n| --- | --- | --- | --- |")
     for name in ("group_size", "m", "tokens"):
-        print_growth(base, name, factors)
+        print_growth(base, name)
 
 
 if __name__ == "__main__":

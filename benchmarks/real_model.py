@@ -3,11 +3,9 @@
     python benchmarks/real_model.py MODEL            a checkpoint's folder, or a Hub id
     python benchmarks/real_model.py MODEL exact      these sections; not given: all
 
-exact     log-probabilities while sampling against a fresh forward pass; the shared update's gradient against the plain
-          one; in float32, and what bfloat16 gives
-sampling  tokens per second against generate
+exact     log-probabilities while sampling against a fresh forward pass; the shared update's gradient and the plain
+          one against an exact one; in float32 and in bfloat16
 limit     share of the time that the matrix products of sampling and of an update alone would take
-update    seconds of an update of VPO's rollouts (sets of three) at several --micro-batch-tokens
 plan      what --plan says against the peak memory of a real step
 trl       seconds of a whole GRPO step against TRL's GRPOTrainer, where trl is installed
 headlines the same for the headline task, with its own settings, after its SFT warm-up
@@ -25,7 +23,6 @@ import json
 import os
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import torch
@@ -36,7 +33,6 @@ from side_by_side import (
     SharedUpdate,
     compare_grpo_step,
     compare_plan,
-    compare_sampling,
     config_of,
 )
 from torch import Tensor
@@ -64,16 +60,16 @@ def loaded(name: str, dtype: str = "float32") -> tuple[Task, tuple]:
     return task, load_policy(name, task, dtype=dtype)
 
 
-def prompts_of(task: Task, policy: tuple, m: int) -> list[str]:
-    """The prompts of the first problems that ask for m answers."""
+def prompts_of(task: Task, policy: tuple) -> list[str]:
+    """The prompts of the first problems that ask for one answer."""
     _, tokenizer = policy
-    return [build_prompt(tokenizer, task, problem, m) for problem in task.problems("train", P)]
+    return [build_prompt(tokenizer, task, problem, 1) for problem in task.problems("train", P)]
 
 
-def sample(policy: tuple, prompts: list[str], G: int, T: int, temperature=1.0):
+def sample(policy: tuple, prompts: list[str], G: int, T: int) -> decoding.Rollouts:
     """The same rollouts in every run."""
     generator = torch.Generator().manual_seed(0)
-    options = decoding.SamplingOptions(T, temperature=temperature, generator=generator)
+    options = decoding.SamplingOptions(T, generator=generator)
     return decoding.sample(*policy, prompts, G, options)
 
 
@@ -82,39 +78,31 @@ def random_advantages(n: int) -> Tensor:
 
 
 def exact(name: str) -> None:
-    """Differences relative to the norm of what they are compared with.
-
-    torch's log_softmax over 49,152 words in float32 is itself off by some 3e-5, so the plain
-    gradient is taken with a float64 softmax too.
-    """
+    """Differences relative to the norm of what they are compared with."""
     compare_exactly(name, "float32", G, TOKENS)
     compare_exactly(name, "bfloat16", 2, 24)  # ten times slower on many CPUs
 
 
 def compare_exactly(name: str, dtype: str, G: int, T: int) -> None:
+    """Log-probabilities against a fresh pass; both gradients against that of the weights in float32.
+
+    torch's log_softmax over 49,152 words in float32 is itself off by some 3e-5, so the exact
+    gradient is taken with a float64 softmax.
+    """
     task, policy = loaded(name, dtype)
     model, _ = policy
-    rollouts = sample(policy, prompts_of(task, policy, 1), G, T)
-    sampled = rollouts.logprobs[rollouts.token_mask]
-    fresh = fresh_logprobs(model, rollouts)
+    rollouts = sample(policy, prompts_of(task, policy), G, T)
+    sampled = rollouts.logprobs[rollouts.token_mask]  # (tokens)
+    fresh = fresh_logprobs(model, rollouts)  # (tokens)
 
-    float64 = PlainUpdate(rows=G, softmax=torch.float64)
     ours = gradient(SharedUpdate(token_budget=512), model, rollouts)
     plain = gradient(PlainUpdate(rows=G), model, rollouts)
-    exactly = gradient(float64, model, rollouts)
-    if dtype == "bfloat16":
-        # Both sides round. Which one is nearer to what float32 makes of the same weights?
-        whole = gradient(float64, copy.deepcopy(model).float(), rollouts)
-        print(
-            "bfloat16: from the float32 gradient of the same weights the shared one differs by "
-            f"{difference(ours, whole):.1e}, the plain one by {difference(plain, whole):.1e}"
-        )
+    exact_update = PlainUpdate(rows=G, softmax=torch.float64)
+    exactly = gradient(exact_update, copy.deepcopy(model).float(), rollouts)
     print(
         f"{dtype}, {P} x {G} rollouts of up to {T} tokens: log-probabilities differ by "
-        f"{difference(sampled, fresh):.1e}, at most {(sampled - fresh).abs().max():.1e} nats; "
-        f"the shared gradient from the plain one by {difference(ours, plain):.1e}, from that with "
-        f"a float64 softmax by {difference(ours, exactly):.1e} (the plain one from it: "
-        f"{difference(plain, exactly):.1e})",
+        f"{difference(sampled, fresh):.1e}; from the exact gradient the shared one differs by "
+        f"{difference(ours, exactly):.1e}, the plain one by {difference(plain, exactly):.1e}",
         flush=True,
     )
 
@@ -127,8 +115,8 @@ def fresh_logprobs(model, rollouts: decoding.Rollouts) -> Tensor:
         p = row // rollouts.group_size
         prompt = rollouts.prompt_ids[p, -rollouts.prompt_lengths[p] :]
         tokens = rollouts.tokens[row, :length]
-        logits = model(torch.cat([prompt, tokens])[None]).logits[0, len(prompt) - 1 : -1]
-        log_p = torch.log_softmax(logits.float(), -1)
+        logits = model(torch.cat([prompt, tokens])[None]).logits[0]
+        log_p = logits[len(prompt) - 1 : -1].float().log_softmax(-1)
         logprobs.append(log_p.gather(1, tokens[:, None])[:, 0])
     return torch.cat(logprobs)
 
@@ -146,19 +134,11 @@ def difference(a: Tensor, b: Tensor) -> Tensor:
     return (a - b).norm() / b.norm()
 
 
-def sampling(name: str) -> None:
-    """Both sides stop where a rollout ends."""
-    task, policy = loaded(name)
-    prompts = prompts_of(task, policy, 1)
-    row = f"{P} x {G} rollouts, up to {TOKENS} tokens; plain: generate"
-    compare_sampling(row, policy, prompts, TOKENS, 3)
-
-
 def limit(name: str) -> None:
-    """Sampling, an update, and sampling at four times the batch."""
+    """Sampling and an update."""
     task, policy = loaded(name)
     model, _ = policy
-    prompts = prompts_of(task, policy, 1)
+    prompts = prompts_of(task, policy)
     rollouts = sample(policy, prompts, G, TOKENS)
     update = SharedUpdate(token_budget=512)
 
@@ -166,28 +146,9 @@ def limit(name: str) -> None:
         update.backward(model, None, rollouts, random_advantages(P * G))
         model.zero_grad()
 
-    for group_size in (G, 4 * G):
-        share = share_of_limit(functools.partial(sample, policy, prompts, group_size, TOKENS))
-        print(f"sampling, {P} x {group_size}: {share:.0%} of the matmul limit", flush=True)
-    print(f"update, {P} x {G}: {share_of_limit(learn):.0%} of the matmul limit", flush=True)
-
-
-def micro_batches(name: str) -> None:
-    """The same rollouts, of lengths that differ as sets do; each size twice, there and back."""
-    task, policy = loaded(name)
-    model, _ = policy
-    rollouts = sample(policy, prompts_of(task, policy, 3), G, 3 * TOKENS, temperature=0.7)
-    lengths = f"{min(rollouts.lengths)} to {max(rollouts.lengths)}"
-    print(f"update of {P} x {G} rollouts of {lengths} tokens:", flush=True)
-    seconds: dict[int, list[str]] = {4096: [], 1024: [], 512: []}
-    for size in [*seconds, *reversed(seconds)]:
-        update = SharedUpdate(token_budget=size, temperature=0.7)
-        began = time.perf_counter()
-        update.backward(model, None, rollouts, random_advantages(P * G))
-        seconds[size].append(f"{time.perf_counter() - began:.1f}")
-        model.zero_grad()
-    for size, times in seconds.items():
-        print(f"--micro-batch-tokens {size}: {' and '.join(times)} s", flush=True)
+    sampling = share_of_limit(functools.partial(sample, policy, prompts, G, TOKENS))
+    print(f"{P} x {G} rollouts, share of the matmul limit: sampling {sampling:.0%}", flush=True)
+    print(f"update {share_of_limit(learn):.0%}", flush=True)
 
 
 def plan(name: str) -> None:
@@ -256,9 +217,7 @@ def write_humaneval(n: int) -> None:
 
 SECTIONS = {
     "exact": exact,
-    "sampling": sampling,
     "limit": limit,
-    "update": micro_batches,
     "plan": plan,
     "trl": trl,
     "headlines": headlines,

@@ -120,7 +120,6 @@ class SharedUpdate:
 
     kl: float = 0.0
     token_budget: int = 4096
-    temperature: float = 1.0
     all_rows: bool = False  # those without a gradient, too: tensors without contents do not tell
 
     def backward(self, model, reference, rollouts, advantages: torch.Tensor) -> None:
@@ -129,12 +128,7 @@ class SharedUpdate:
         if not self.all_rows:
             rows = update.rows_to_compute(advantages, with_reference=reference is not None)
         for batch in update.micro_batches(
-            model,
-            reference,
-            rollouts,
-            rows,
-            temperature=self.temperature,
-            token_budget=self.token_budget,
+            model, reference, rollouts, rows, token_budget=self.token_budget
         ):
             loss, _ = vpo.policy_loss(
                 batch.logprobs,
