@@ -23,7 +23,6 @@ import signal
 import subprocess
 import sys
 import time
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +41,7 @@ from report import documents, plots
 from report.geometry import geometry
 from report.stored import SINGLE, Result, Stored
 from report.style import Entry
-from rewards import UserError, take_problems
+from rewards import Problem, Task, UserError, take_problems
 from tasks import load_task
 
 # Of the results: raised when a change of the code changes what a run learns.
@@ -212,7 +211,8 @@ class Cell:
         flags.pop("credit", None)
         flags.pop("variant", None)
         if self.task not in ("toy", "examples/fence.py"):  # which have one rate for all methods
-            flags.setdefault("lr", LR.get(self.task, LR["maze"])[self.method])
+            rates = LR.get(self.task, LR["maze"])
+            flags.setdefault("lr", rates[self.method])
         words = [text_of(name, value) for name, value in flags.items()]
         return " ".join([text, *words]).split()
 
@@ -226,7 +226,8 @@ def cells() -> list[Cell]:
             grid += [Cell(task, method, seed) for seed in range(n_seeds)]
 
     for method, n_seeds, flags in ABLATIONS:
-        grid += [Cell("maze", method, seed, tuple(flags.items())) for seed in range(n_seeds)]
+        setting = tuple(flags.items())
+        grid += [Cell("maze", method, seed, setting) for seed in range(n_seeds)]
     grid += [Cell("code", "group_vpo", seed, (("subset", 2),)) for seed in range(5)]
     grid += [Cell("code", "vpo", seed, (("variant", "shared_mean"),)) for seed in range(5)]
     grid += [Cell("code", "maxrl", seed, (("variant", "passes"),)) for seed in range(3)]
@@ -290,16 +291,10 @@ class Store:
         return self.folder / f"{name}.json.gz"
 
     def read(self, path: Path) -> dict[str, dict]:
-        """All records of a file, none if there is no file. Raises UserError if it is damaged."""
+        """All records of a file, none if there is no file."""
         if not path.exists():
             return {}
-        try:
-            records = dict(json.loads(gzip.decompress(path.read_bytes())))
-            if not all(isinstance(record, dict) for record in records.values()):
-                raise ValueError("a record is no object")
-        except (OSError, EOFError, ValueError, TypeError, zlib.error) as error:
-            raise UserError(f"{path}: damaged ({error}); restore or delete it") from error
-        return records
+        return json.loads(gzip.decompress(path.read_bytes()))
 
     def current(self, grid: list[Cell]) -> dict[Cell, dict]:
         """The records that were measured by this version with the cell's own command."""
@@ -429,7 +424,7 @@ def run_grid(pending: list[Cell], jobs: int, store: Store) -> int:
 
     Those that fail are named. They do not stop the others. Returns how many failed.
     """
-    for cell in pending:  # here, so that a bad --out costs no training
+    for cell in pending:
         store.run(cell).parent.mkdir(parents=True, exist_ok=True)
     store.folder.mkdir(parents=True, exist_ok=True)
 
@@ -468,17 +463,7 @@ def load_stored(store: Store) -> Stored:
 
 
 def result_of(cell: Cell, record: dict) -> Result:
-    """A record in the measures' own units, with pass@k. Raises UserError if a part of it is missing."""
-    try:
-        return _result_of(cell, record)
-    except KeyError as error:
-        raise UserError(
-            f"results, cell {cell.name}: the record lacks {error}; restore the file, or delete the "
-            "record and measure the cell again"
-        ) from error
-
-
-def _result_of(cell: Cell, record: dict) -> Result:
+    """A record in the measures' own units, with pass@k."""
     measures = {}
     for temperature, policies in record["at"].items():
         measures[temperature] = {}
@@ -490,7 +475,6 @@ def _result_of(cell: Cell, record: dict) -> Result:
         policy=policy_of(cell),
         seed=cell.seed,
         tuning=cell.tuning,
-        size=record["size"],
         measures=measures,
         prompt_ids=None if prompt_ids is None else torch.tensor(prompt_ids),
         geometry=record.get("geometry"),
@@ -545,8 +529,6 @@ class ReproduceConfig:
 def main(argv: list[str] | None = None) -> None:
     parser = Parser("reproduce.py", __doc__, USAGE)
     config, _ = parse(parser, ReproduceConfig, argv)
-    if config.write and config.list:
-        parser.error("argument --list: not allowed with argument --write")
     as_command(parser, lambda: run(config))
 
 
@@ -554,8 +536,6 @@ def run(config: ReproduceConfig) -> None:
     """List the chosen cells, or measure those that are not stored, and write what follows."""
     default = QUICK if config.quick else RESULTS
     store = Store(Path(config.out or default))
-    if store.folder.is_file():
-        raise UserError(f"--out {store.folder}: a file; name a folder")
     grid = [Cell("maze", method, 0) for method in MAIN_METHODS] if config.quick else cells()
     if config.cell:
         cell = next(cell for cell in grid if cell.name == config.cell)
@@ -578,46 +558,47 @@ def run(config: ReproduceConfig) -> None:
     if not config.write:
         pending = [cell for cell in grid if cell not in current]
         failed = run_grid(pending, config.jobs, store)
-    write(store, document=not (config.out or config.quick))
+    stored = load_stored(store)
+    print(f"\n{documents.block(stored, 'all', 'main')}")
+    if not (config.out or config.quick):
+        write(stored, store)
     if failed:
         raise UserError(f"{failed} cells failed; the same command tries them again")
 
 
-def write(store: Store, document: bool) -> None:
-    """Print the main table; if `document`, also write all documents, tables and figures."""
-    stored = load_stored(store)
-    if not stored.results:
-        raise UserError(f"{store.folder}: holds no result of this version, nothing to write")
-    print(f"\n{documents.block(stored, 'all', 'main')}")
-    if document:
-        written = documents.write(stored, Path("."))
-        written += draw_headlines(store, Path("docs/figures/headlines.png"))
-        print(f"\n{len(stored.results)} cells stored; written: {', '.join(map(str, written))}")
+def write(stored: Stored, store: Store) -> None:
+    """Write all documents, tables and figures, if every cell is stored."""
+    missing = len(cells()) - len(stored.results)
+    if missing:
+        print(f"\ndocuments are written once all cells are stored; {missing} are missing")
+        return
+    documents.write(stored, Path("."))
+    draw_headlines(store, Path("docs/figures/headlines.png"))
+    print(f"\n{len(stored.results)} cells stored; written: the documents, their tables and figures")
 
 
-def draw_headlines(store: Store, path: Path) -> list[Path]:
-    """Draw what the policies of seed 0 wrote for the first held-out texts, as far as they are stored."""
-    records = store.current([Cell("headline", method, 0) for method in LR["headline"]])
-    if not records:
-        return []
-    answers = {}
-    for cell, record in records.items():  # GRPO's record holds the start model too
-        names = ("start", "grpo") if cell.method == "grpo" else (cell.method,)
-        for name in names:
-            answers[name] = record["answers"][name][:DRAWN_TEXTS]
-
+def draw_headlines(store: Store, path: Path) -> None:
+    """Draw what the policies of seed 0 wrote for the first held-out texts."""
     task = load_task("headline")
     problems = take_problems(task, "test", DRAWN_TEXTS)
     pools = {}
-    for name, texts in answers.items():
-        rewards = []
-        for problem, candidates in zip(problems, texts, strict=True):
-            vectors = [task.reward(problem, text or "") for text in candidates]
-            rewards.append(torch.tensor(vectors))
-        pools[name] = (texts, rewards)
-    texts = [problem.data["text"] for problem in problems]
-    plots.answers(pools, problems, task, path, columns=texts)
-    return [path]
+    drawn = [Cell("headline", method, 0) for method in LR["headline"]]
+    for record in store.current(drawn).values():
+        for name, texts in record["answers"].items():  # GRPO's record holds the start model too
+            if name != "start_sets":
+                texts = texts[:DRAWN_TEXTS]
+                pools[name] = (texts, rewards_of(task, problems, texts))
+    headings = [problem.data["text"] for problem in problems]
+    plots.answers(pools, problems, task, path, columns=headings)
+
+
+def rewards_of(task: Task, problems: list[Problem], texts: list[list]) -> list[Tensor]:
+    """The rewards (n, k) of the answers to each problem; an empty slot earns what "" does."""
+    rewards = []
+    for problem, candidates in zip(problems, texts, strict=True):
+        vectors = [task.reward(problem, text or "") for text in candidates]
+        rewards.append(torch.tensor(vectors))
+    return rewards
 
 
 if __name__ == "__main__":

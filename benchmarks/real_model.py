@@ -14,6 +14,7 @@ tasks     a step of VPO with each task for language models, HumanEval's format a
 The problems are tasks/open_cases.jsonl, two prompts with eight rollouts each, where nothing else is said.
 """
 
+import argparse
 import contextlib
 import copy
 import functools
@@ -21,7 +22,6 @@ import importlib.util
 import io
 import json
 import os
-import sys
 import tempfile
 from pathlib import Path
 
@@ -42,7 +42,7 @@ import train
 from engine import decoding
 from engine.models import load_policy
 from engine.warmup import start_model, write_start
-from rewards import Task, UserError
+from rewards import Task
 from rollout import build_prompt
 from tasks import load_task
 
@@ -225,28 +225,23 @@ SECTIONS = {
 }
 
 
-def main(words: list[str]) -> None:
-    sections = [word for word in words if word in SECTIONS]
-    names = [word for word in words if word not in SECTIONS]
-    if len(names) != 1:
-        raise UserError(
-            f"{' '.join(words) or 'nothing given'}: name one MODEL, a checkpoint's folder or a Hub "
-            f"id, and sections of {', '.join(SECTIONS)}"
-        )
-    model = names[0]
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("sections", nargs="*", help="not given: all")
+    args = parser.parse_args()
+    model = args.model
     if Path(model).exists():
         model = str(Path(model).resolve())
     os.chdir(ROOT)  # the problems and commands are named from there
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     print(f"torch {torch.__version__}, CPU, {torch.get_num_threads()} threads")
-    for section in sections or SECTIONS:
+    for section in args.sections or SECTIONS:
         SECTIONS[section](model)
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except UserError as error:
-        print(f"real_model.py: error: {error}", file=sys.stderr)
-        sys.exit(2)
+    main()

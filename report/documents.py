@@ -31,14 +31,14 @@ BLOCK = re.compile(r"(<!-- results:(\w+)-(\w+) -->\n).*?(<!-- end -->)", re.DOTA
 SEED_TASKS = ("maze", "code", "toy", "headline")  # measured with several seeds
 
 
-def write(stored: Stored, root: Path) -> list[Path]:
-    """Write all documents, the tables of every seed, and all figures. Returns the paths."""
+def write(stored: Stored, root: Path) -> None:
+    """Write all documents, the tables of every seed, and all figures."""
     texts = {path: fill(stored, path.read_text()) for path in documents(root)}
     for task in SEED_TASKS:
         texts[root / f"docs/results/{task}_seeds.csv"] = seed_csv(stored, task)
     for path, text in texts.items():
         path.write_text(text)
-    return [*texts, *draw_figures(stored, root / "docs/figures")]
+    draw_figures(stored, root / "docs/figures")
 
 
 def documents(root: Path) -> list[Path]:

@@ -503,26 +503,24 @@ def two_halves(points: dict[str, tuple[float, Difference, Difference]], path: Pa
         style.finish(axes, path, "a point per reward, 95% intervals")
 
 
-def frontier(rows: list[dict[str, dict[Entry, Tensor]]], measure: str, path: Path) -> None:
+def frontier(rows: list[dict[str, dict[Entry, Tensor]]], path: Path) -> None:
     """Draw what each method reaches with one candidate against what it reaches with thirty.
 
     Args:
-        rows: in each row of axes: heading -> policy -> (settings, 2): best@1 and the measure. The settings,
-            such as learning rates, are in the order in which they are joined.
-        measure: the name of the measure at k = 30.
+        rows: in each of two rows of axes: heading -> policy -> (settings, 2): best@1 and best@30. The
+            settings, such as learning rates, are in the order in which they are joined.
         path: the file that is written.
     """
-    with style.new_figure(len(rows), len(rows[0]), (10.4, 3.9 * len(rows))) as axes:
-        for row, panels in enumerate(rows):
-            for column, (heading, curves) in enumerate(panels.items()):
-                ax = axes[row, column]
-                ax.set(title=heading, xlabel="best@1", ylabel=measure)
+    with style.new_figure(2, 2, (10.4, 7.8)) as axes:
+        for of_row, panels in zip(axes, rows, strict=True):
+            for ax, (heading, curves) in zip(of_row, panels.items(), strict=True):
+                ax.set(title=heading, xlabel="best@1", ylabel="best@30")
                 ax.grid(alpha=0.25, lw=0.6)
                 for policy, points in curves.items():
                     look = policy.line_style
                     if policy.method not in (*HIGHLIGHTED, "multi_rlvr"):
                         look |= {"lw": 1, "ms": 3.5, "alpha": 0.55}
-                    ax.plot(points[:, 0], points[:, 1], **look)
+                    ax.plot(*points.T, **look)
         caption = (
             "The best choice lies at the top right. Above: a point per peak learning rate, validation "
             "problems, temperature 0.7, one seed, for most of GRPO's rates in the maze two. Below: "

@@ -34,100 +34,82 @@ DEFAULTS: dict[str, dict[str, object]] = {
 }
 
 
-def draw_figures(stored: Stored, folder: Path) -> list[Path]:
-    """Draw all figures for which there are results. Returns their paths."""
-    written = []
+def draw_figures(stored: Stored, folder: Path) -> None:
+    """Draw all figures of results."""
     for name in ("maze", "code", *PRETRAINED):
         task = stored.task(name)
-        if len(task.policies()) > 3:  # more than GRPO and the start model
-            written.append(folder / f"{name}_best_at_k.png")
-            plots.best_at_k(report_of(task), written[-1])
-            written.append(folder / f"{name}_diversity.png")
-            draw_training(task, written[-1])
-    panels = ablation_panels(stored.task("maze"))
-    if panels:
-        written.append(folder / "ablations.png")
-        plots.ablations(panels, written[-1])
+        plots.best_at_k(report_of(task), folder / f"{name}_best_at_k.png")
+        draw_training(task, folder / f"{name}_diversity.png")
+    plots.ablations(ablation_panels(stored.task("maze")), folder / "ablations.png")
     points = {}
     for task in geometry_tasks(stored):
         set_gain = task.difference(MAX_AT_K, GRPO, "W@30")
         vector_gain = task.difference(GROUP_VPO, MAX_AT_K, "W@30")
         points[task.name] = (unseen_share(task), set_gain, vector_gain)
-    if points:
-        written.append(folder / "two_halves.png")
-        plots.two_halves(points, written[-1])
-    for measure, name in (("best@30", "frontier.png"), ("W@30", "frontier_weighted.png")):
-        rows = frontier_rows(stored, measure)
-        if all(rows[0].values()) and all(rows[1].values()):
-            written.append(folder / name)
-            plots.frontier(rows, measure, written[-1])
+    plots.two_halves(points, folder / "two_halves.png")
+    plots.frontier(frontier_rows(stored), folder / "frontier.png")
     for name in DRAWN_SEARCHES:
-        if name in stored.searches:
-            written.append(folder / f"search_{name}.png")
-            search = stored.searches[name]
-            plots.search(search["ticks"], search["policies"], written[-1])
-    return written
+        search = stored.searches[name]
+        plots.search(search["ticks"], search["policies"], folder / f"search_{name}.png")
 
 
-def frontier_rows(stored: Stored, measure: str) -> list[dict[str, dict[Entry, Tensor]]]:
+def frontier_rows(stored: Stored) -> list[dict[str, dict[Entry, Tensor]]]:
     """The curves over learning rates, and those over temperatures, of the maze and of programs."""
     rates = {}
     temperatures = {}
     for name, title in (("maze", "maze"), ("code", "programs")):
-        validation = stored.task(name, tuning=True)
-        rates[f"{title}: learning rates"] = rate_curves(validation, measure)
-        temperatures[f"{title}: temperatures"] = temperature_curves(stored.task(name), measure)
+        rates[f"{title}: learning rates"] = rate_curves(stored.task(name, tuning=True))
+        temperatures[f"{title}: temperatures"] = temperature_curves(stored.task(name))
     return [rates, temperatures]
 
 
-def rate_curves(validation: TaskResults, measure: str) -> dict[Entry, Tensor]:
+def rate_curves(validation: TaskResults) -> dict[Entry, Tensor]:
     """What each method reached at every learning rate, from the lowest to the highest."""
     curves: dict[Entry, list] = {}
     for policy in validation.policies():  # in the order of their rates
-        point = [validation.mean(policy, name) for name in ("best@1", measure)]
+        point = [validation.mean(policy, measure) for measure in ("best@1", "best@30")]
         curves.setdefault(Entry(policy.method), []).append(point)
     return {policy: torch.tensor(points) for policy, points in curves.items()}
 
 
-def temperature_curves(task: TaskResults, measure: str) -> dict[Entry, Tensor]:
+def temperature_curves(task: TaskResults) -> dict[Entry, Tensor]:
     """What each method reaches at every temperature, from the lowest to the highest.
 
     Each has its own rate. GRPO has a second curve at its rate for k = 30.
     """
     curves = {}
     for policy in drawn_policies(task):
-        if policy.method != "start_sets":
-            points = []
-            for temperature in TEMPERATURES:
-                names = ("best@1", measure)
-                points.append([task.mean(policy, name, temperature) for name in names])
-            curves[policy] = torch.tensor(points)
+        points = []
+        for temperature in TEMPERATURES:
+            means = [task.mean(policy, name, temperature) for name in ("best@1", "best@30")]
+            points.append(means)
+        curves[policy] = torch.tensor(points)
     return curves
 
 
 def drawn_policies(task: TaskResults) -> list[Entry]:
-    """The policies at their own rates, and GRPO at that for k = 30; of the real model all."""
+    """The policies at their own rates, and GRPO at that for k = 30; of the real model at all rates."""
+    policies = [policy for policy in task.policies() if policy.method != "start_sets"]
     if task.name == "open_cases":
-        return task.policies()
+        return policies
     low_rate_grpo = grpo_for_many(task)
-    return [policy for policy in task.policies() if policy.lr is None or policy == low_rate_grpo]
+    return [policy for policy in policies if policy.lr is None or policy == low_rate_grpo]
 
 
 def report_of(task: TaskResults) -> EvalReport:
     """What was measured of all policies at temperature 0.7, over all seeds."""
-    policies = [policy for policy in drawn_policies(task) if policy.method != "start_sets"]
-    example = next(iter(task.runs(policies[0]).values()))
-    names = dict(example.measures[TEMPERATURES[0]]["start"])
-    names.pop("earned", None)  # of which older results know nothing
+    policies = drawn_policies(task)
+    ks = (1, 2, 3, 5, 10, 30)
+    names = [f"{kind}@{k}" for kind in ("best", "W", "pass") for k in ks]
     measures = {}
     for policy in policies:
         measures[policy] = {name: task.values(policy, name) for name in names}  # (seeds, N) each
     return EvalReport(
         name=task.name,
         split="test",
-        problems=len(names["best@1"]),
-        pool=example.size,
-        temperature=float(TEMPERATURES[0]),
+        problems=measures[policies[0]]["best@1"].shape[1],
+        pool=30,
+        temperature=0.7,
         measures=measures,
         prompt_ids=task.prompt_ids,
     )
@@ -144,13 +126,15 @@ def draw_training(task: TaskResults, path: Path) -> None:
 
 def mean_metrics(runs: list[Result]) -> list[dict[str, float]]:
     """The means over runs of the training metrics, a record for every ten steps."""
-    names = [name for name in runs[0].training if all(name in run.training for run in runs)]
+    curves = {}
+    for name in runs[0].training:
+        if all(name in run.training for run in runs):  # older results lack some
+            of_runs = torch.tensor([run.training[name] for run in runs], dtype=torch.float64)
+            curves[name] = of_runs.mean(0).tolist()
     rows = []
-    for i in range(len(runs[0].training["reward"])):
-        row = {"step": 10 * i + 5}
-        for name in names:
-            row[name] = sum(run.training[name][i] for run in runs) / len(runs)
-        rows.append(row)
+    for i, values in enumerate(zip(*curves.values(), strict=True)):
+        metrics = dict(zip(curves, values, strict=True))
+        rows.append({"step": 10 * i + 5, **metrics})
     return rows
 
 
@@ -165,11 +149,10 @@ def ablation_panels(maze: TaskResults) -> dict[str, dict[str, dict[str, Differen
                 if policy.method == method and name == flag:
                     variants[value] = policy
             seeds = maze.shared_seeds(*variants.values())
-            if len(variants) > 1 and seeds:
-                panels[f"{Entry(method).title}: {flag}"] = {
-                    str(value): panel_point(maze, variants[value], seeds)
-                    for value in sorted(variants)
-                }
+            points = {}
+            for value, policy in sorted(variants.items()):
+                points[str(value)] = panel_point(maze, policy, seeds)
+            panels[f"{Entry(method).title}: {flag}"] = points
     return panels
 
 

@@ -39,9 +39,7 @@ CHOSEN_BY = {"vpo": "W@3", "group_vpo": "W@3", "max_at_k": "best@3"}
 
 
 def markdown(head: list[str], rows: list[list]) -> str:
-    """A Markdown table, floats with three digits; without rows the note that nothing was measured."""
-    if not rows:
-        return "*Not measured yet.*"
+    """A Markdown table, floats with three digits."""
     lines = [head, ["---"] * len(head)]
     for row in rows:
         lines.append([f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row])
@@ -70,25 +68,24 @@ def cells_of(line: str) -> list[str]:
 
 
 def main_table(*tasks: TaskResults) -> str:
-    """The most important rows and columns of these tasks side by side."""
+    """The most important rows and columns of these tasks side by side, as far as they are stored."""
     head = [""]
-    policies = (Entry("start"), GRPO, MAX_AT_K, VPO, GROUP_VPO)
-    rows: dict[Entry, list] = {policy: [policy.title] for policy in policies}
-    low_rate: list = ["GRPO at its rate for k = 30"]
+    policies = (START_MODEL, GRPO, MAX_AT_K, VPO, GROUP_VPO)
+    rows = [[policy.title] for policy in policies]
+    low_rate = ["GRPO at its rate for k = 30"]
+    several = len(tasks) > 1
     for task in tasks:
         if not task.runs(GRPO):
             continue
-        several = len(tasks) > 1
         for measure in SIDE_BY_SIDE if several else MAIN_MEASURES[task.name]:
             head.append(f"{task.name} {measure}" if several else measure)
-            for policy, row in rows.items():
+            for policy, row in zip(policies, rows, strict=True):
                 row.append(task.mean(policy, measure) if task.runs(policy) else "")
             other = grpo_for_many(task)
             low_rate.append(task.mean(other, measure) if other else "")
-    lines = list(rows.values())
     if any(low_rate[1:]):
-        lines.insert(2, low_rate)
-    return markdown(head, lines)
+        rows.insert(2, low_rate)
+    return markdown(head, rows)
 
 
 def grpo_for_many(task: TaskResults) -> Entry | None:
@@ -109,14 +106,21 @@ def means(task: TaskResults) -> str:
 
 
 def completion(task: TaskResults) -> str:
-    """How many candidates earn anything, and how much those earn on average, at temperature 0.7."""
+    """How many candidates earn anything, and how much those earn on average, at temperature 0.7.
+
+    Over the seeds for which it is stored: older results lack it.
+    """
     rows = []
     for policy in (*task.policies(), *task.variants()):
-        shares = task.share_that_earns(policy)
-        if shares:
-            seeds, earned, best = shares
+        measured = []
+        for run in task.runs(policy).values():
+            values = run.measures[TEMPERATURES[0]][policy.method]
+            if "earned" in values:
+                measured.append([values["earned"].mean(), values["best@1"].mean()])
+        if measured:
+            earned, best = torch.tensor(measured).mean(0).tolist()
             name = f"{policy.title}, {flags_text(policy)}" if policy.flags else policy.title
-            rows.append([name, seeds, earned, best / earned, best])
+            rows.append([name, len(measured), earned, best / earned, best])
     head = ["method", "seeds", "candidates that earn anything", "their mean score", "best@1"]
     return markdown(head, rows)
 
@@ -134,7 +138,8 @@ def seed_rows(task: TaskResults) -> list[list]:
 
 def temperatures(task: TaskResults) -> str:
     columns = []
-    for measure in ("best@1", "pass@30" if task.name == "code" else "best@30", "W@30", "diversity"):
+    at_30 = "pass@30" if task.name == "code" else "best@30"
+    for measure in ("best@1", at_30, "W@30", "diversity"):
         columns += [(measure, temperature) for temperature in TEMPERATURES]
     rows = []
     for policy in task.policies():
@@ -164,22 +169,22 @@ def pairs(task: TaskResults) -> str:
     rows = []
     for theirs in (GRPO, MAX_AT_K, VPO, GROUP_VPO):
         seeds = len(task.shared_seeds(ours, theirs))
-        if seeds:
-            cells = [task.difference(ours, theirs, measure) for measure in measures]
-            rows.append([theirs.title, seeds, *cells])
+        cells = [task.difference(ours, theirs, measure) for measure in measures]
+        rows.append([theirs.title, seeds, *cells])
     return markdown(["minus", "seeds", *measures], rows)
 
 
 def every_k(task: TaskResults) -> str:
     """The methods with sets against GRPO, at its own rate and at that for thirty candidates."""
-    passes = [] if task.name in WITHOUT_PASSES else ["pass@1", "pass@30"]
-    measures = (*(f"best@{k}" for k in (1, 2, 3, 5, 10, 30)), *passes, "W@3", "W@30")
+    measures = [f"best@{k}" for k in (1, 2, 3, 5, 10, 30)]
+    if task.name not in WITHOUT_PASSES:
+        measures += ["pass@1", "pass@30"]
+    measures += ["W@3", "W@30"]
     rows = []
     for theirs in (GRPO, grpo_for_many(task)):
         for ours in (MAX_AT_K, VPO, GROUP_VPO):
-            if theirs and task.shared_seeds(ours, theirs):
-                cells = [task.difference(ours, theirs, measure) for measure in measures]
-                rows.append([f"{ours.title} - {theirs.title}", *cells])
+            cells = [task.difference(ours, theirs, measure) for measure in measures]
+            rows.append([f"{ours.title} - {theirs.title}", *cells])
     return markdown(["difference", *measures], rows)
 
 
@@ -219,7 +224,7 @@ def compared_pairs(task: TaskResults) -> list[tuple[Entry, Entry]]:
         pairs += [(Entry(ours, lr), Entry(theirs, lr)) for ours, theirs in names]
     if task.name in PRETRAINED:
         trained = [policy for policy in task.policies() if policy.method not in START]
-        pairs += [(policy, Entry("start")) for policy in trained]
+        pairs += [(policy, START_MODEL) for policy in trained]
         with_sets = [policy for policy in trained if policy.method in SEVERAL_ANSWERS]
         pairs += [(policy, Entry("start_sets")) for policy in with_sets]
     return [pair for pair in pairs if task.shared_seeds(*pair)]
@@ -396,9 +401,7 @@ def rewards(stored: Stored) -> str:
 def geometry_tasks(stored: Stored) -> list[TaskResults]:
     """The tasks with a reward geometry; first the one whose scalar misses the least variance."""
     names = ("maze", "code", "copies", "noisy", "halfway", "gems", "tradeoff", "fence")
-    tasks = [stored.task(name) for name in names]
-    measured = [task for task in tasks if task.shared_seeds(VPO, GRPO, MAX_AT_K, GROUP_VPO)]
-    return sorted(measured, key=unseen_share)
+    return sorted([stored.task(name) for name in names], key=unseen_share)
 
 
 def unseen_share(task: TaskResults) -> float:

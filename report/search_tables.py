@@ -19,11 +19,8 @@ def solved_at(runs: list[dict]) -> Tensor:
 
 def solved_by(policies: dict[str, list[dict]], names: tuple[str, ...]) -> Tensor:
     """Which problems at least one of some policies solved in each run: (runs, N) bool."""
-    solved = torch.zeros_like(solved_at(next(iter(policies.values()))), dtype=torch.bool)
-    for name in names:
-        if name in policies:
-            solved |= solved_at(policies[name]) > 0
-    return solved
+    solved = [solved_at(policies[name]) > 0 for name in names]
+    return torch.stack(solved).any(0)
 
 
 def counts_alone(
@@ -51,11 +48,6 @@ def counts_of_other_runs(policies: dict[str, list[dict]], names: tuple[str, ...]
     return new.sum(-1).amax(1).tolist()
 
 
-def is_compared(policies: dict[str, list[dict]]) -> bool:
-    """Whether GRPO and the start model were searched too."""
-    return set(RIVALS) <= policies.keys()
-
-
 def search_table(search: dict) -> str:
     """What every policy of a search.json solved within budgets, and how much of it no rival did."""
     policies = search["policies"]
@@ -81,9 +73,9 @@ def search_row(policies: dict[str, list[dict]], name: str, budgets: list[int]) -
     row.append(f"{final_mean(runs, 'behaviours'):.1f}")
     for any_run in (False, True):
         counts = []
-        if is_compared(policies):
+        if set(RIVALS) <= policies.keys():
             counts = counts_alone(policies, (name,), RIVALS, any_run)
-        row.append(" ".join(str(count) for count in counts))
+        row.append(" ".join(map(str, counts)))
     return row
 
 
@@ -101,7 +93,9 @@ def all_searches(stored: Stored) -> str:
     head += [f"{Entry(ours).title} - {Entry(theirs).title}" for ours, theirs in pairs]
     rows = []
     for key, search in stored.searches.items():
-        solved = {name: (solved_at(runs) > 0).double() for name, runs in search["policies"].items()}
+        solved = {}
+        for name, runs in search["policies"].items():
+            solved[name] = (solved_at(runs) > 0).double()  # (runs, N)
         row = [key.replace("_", " ")]
         row += [share(solved[name]) if name in solved else "" for name in names]
         row += [share(solved[ours] - solved[theirs]) for ours, theirs in pairs]

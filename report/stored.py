@@ -23,7 +23,6 @@ class Result:
     policy: Entry
     seed: int
     tuning: bool  # measured on validation problems, only to choose a learning rate
-    size: int  # candidates per problem
     # temperature -> the method or one of START -> measure -> (N), of a tuning run (1)
     measures: dict[str, dict[str, dict[str, Tensor]]]
     prompt_ids: Tensor | None  # (N), equal where two problems show the same prompt
@@ -110,19 +109,6 @@ class TaskResults:
         runs = self.runs(policy).values()
         return sum(value(run) for run in runs) / len(runs)
 
-    def share_that_earns(self, policy: Entry) -> tuple[int, float, float] | None:
-        """Of the seeds for which it is stored: their number, "earned" and best@1. None if there is none."""
-        earned = []
-        best = []
-        for run in self.runs(policy).values():
-            measures = run.measures[TEMPERATURES[0]][policy.method]
-            if "earned" in measures:
-                earned.append(measures["earned"].mean().item())
-                best.append(measures["best@1"].mean().item())
-        if not earned:
-            return None
-        return len(earned), sum(earned) / len(earned), sum(best) / len(best)
-
     def lead(self, ours: Entry, theirs: Entry, measure: str) -> Tensor:
         """Ours minus theirs, paired by seed and problem: (seeds that both have, N)."""
         seeds = self.shared_seeds(ours, theirs)
@@ -131,9 +117,10 @@ class TaskResults:
 
     def summary(self, values: Tensor) -> Difference:
         """Mean and interval of values (seeds, N)."""
+        mean = values.mean().item()
         low, high = bootstrap_interval(values, self.prompt_ids, samples=2000)
-        seed_means = values.mean(1)
-        return Difference(values.mean().item(), low, high, t_test(seed_means), len(seed_means))
+        p = t_test(values.mean(1))
+        return Difference(mean, low, high, p, n_seeds=len(values))
 
     def difference(self, ours: Entry, theirs: Entry, measure: str) -> Difference:
         """The difference of two policies at the first temperature."""
