@@ -443,8 +443,6 @@ def run_grid(pending: list[Cell], jobs: int, store: Store) -> int:
         return has_failed
 
     def stop(number: int, frame) -> None:
-        for process in running:
-            process.send_signal(signal.SIGINT)
         raise KeyboardInterrupt("stopped; the same command goes on")
 
     signal.signal(signal.SIGTERM, stop)
@@ -452,7 +450,9 @@ def run_grid(pending: list[Cell], jobs: int, store: Store) -> int:
         try:
             return sum(workers.map(run_cell, pending))
         except KeyboardInterrupt:
-            workers.shutdown(wait=False, cancel_futures=True)
+            workers.shutdown(wait=False, cancel_futures=True)  # first, else another cell begins
+            for process in running:
+                process.send_signal(signal.SIGINT)
             raise
 
 
