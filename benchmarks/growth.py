@@ -74,17 +74,18 @@ def measure(setting: Setting) -> tuple[float, int]:
 def print_growth(base: Setting, name: str) -> None:
     """Print a row for each multiple of one setting, and the exponents."""
     smallest = getattr(base, name)
-    seconds = []
-    gib = []
+    all_seconds = []
+    all_gib = []
     for factor in FACTORS:
         n = factor * smallest
         setting = replace(base, **{name: n})
         output = run_python(__file__, "row", json.dumps(asdict(setting)))
-        step_seconds, step_bytes = json.loads(output)
-        seconds.append(step_seconds)
-        gib.append(step_bytes / memory.GIB)
-        print(f"| {name} | {n} | {seconds[-1]:.3f} | {gib[-1]:.3f} |", flush=True)
-    print(f"| {name} | exponent | {exponent(seconds):.2f} | {exponent(gib):.2f} |", flush=True)
+        seconds, added = json.loads(output)
+        gib = added / memory.GIB
+        print(f"| {name} | {n} | {seconds:.3f} | {gib:.3f} |", flush=True)
+        all_seconds.append(seconds)
+        all_gib.append(gib)
+    print(f"| {name} | exponent | {exponent(all_seconds):.2f} | {exponent(all_gib):.2f} |")
 
 
 def exponent(costs: list[float]) -> float:

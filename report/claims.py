@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from report.result_tables import GRPO, MAX_AT_K, VPO, flags_text, markdown
+from report.result_tables import GRPO, MAX_AT_K, START_MODEL, VPO, flags_text, markdown
 from report.search_tables import RIVALS, counts_alone, counts_of_other_runs
 from report.statistics import t_test
 from report.stored import SINGLE, Difference, Stored, TaskResults
 from report.style import Entry
 
-START = Entry("start")
 MULTI_RLVR = Entry("multi_rlvr")
 ONE_ANSWER = Entry("vpo", flags=(("m", 1), ("prompts-per-step", 36), ("lr", 1.2e-3)))
 TWO_ANSWERS = Entry("vpo", flags=(("m", 2), ("prompts-per-step", 18)))
@@ -286,7 +285,9 @@ def lead_grows_with_difficulty(stored: Stored) -> Iterator[Finding]:
     for task, measure in ((stored.task("maze"), "W@30"), (stored.task("code"), "best@30")):
         lead = task.lead(VPO, GRPO, measure)  # (seeds, N)
         for start_measure in ("best@1", "best@30"):
-            order = task.values(START, start_measure).mean(0).argsort(stable=True)  # hard first
+            order = (
+                task.values(START_MODEL, start_measure).mean(0).argsort(stable=True)
+            )  # hard first
             thirds = [lead[:, chosen].mean(1) for chosen in order.tensor_split(3)]  # (seeds) each
             growth = thirds[0] - thirds[2]
             means = ", ".join(f"{third.mean():+.3f}" for third in thirds)

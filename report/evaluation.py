@@ -151,6 +151,7 @@ def training_cost(method: str, rows: list[dict], m: int) -> str:
         rows: its metrics, one record per step.
         m: answers per rollout.
     """
+    title = Entry(method).title
     answers = m * sum(row["rollouts"] for row in rows)
     tokens = sum(row["tokens"] for row in rows)
-    return f"{Entry(method).title} {len(rows)} steps, {answers:,} answers, {tokens:,} tokens"
+    return f"{title} {len(rows)} steps, {answers:,} answers, {tokens:,} tokens"

@@ -493,8 +493,14 @@ def two_halves(points: dict[str, tuple[float, Difference, Difference]], path: Pa
                 # On the side of the farther neighbour, so that names keep apart.
                 before = x - shares[i - 1] if i else 1
                 after = shares[i + 1] - x if i + 1 < len(shares) else 1
-                offset, side = ((6, -3), "left") if after > before else ((-6, -3), "right")
-                ax.annotate(name, (x, gain.mean), offset, textcoords="offset points", ha=side)
+                is_right = after > before
+                ax.annotate(
+                    name,
+                    (x, gain.mean),
+                    (6 if is_right else -6, -3),
+                    textcoords="offset points",
+                    ha="left" if is_right else "right",
+                )
             ax.axhline(0, color="#999999", lw=0.8)
             ax.set(title=heading, xlabel="variance that the scalar does not see, before training")
             ax.xaxis.set_major_formatter("{x:.0%}")

@@ -99,8 +99,9 @@ def drawn_policies(task: TaskResults) -> list[Entry]:
 def report_of(task: TaskResults) -> EvalReport:
     """What was measured of all policies at temperature 0.7, over all seeds."""
     policies = drawn_policies(task)
-    ks = (1, 2, 3, 5, 10, 30)
-    names = [f"{kind}@{k}" for kind in ("best", "W", "pass") for k in ks]
+    names = []
+    for k in (1, 2, 3, 5, 10, 30):
+        names += [f"best@{k}", f"W@{k}", f"pass@{k}"]
     measures = {}
     for policy in policies:
         measures[policy] = {name: task.values(policy, name) for name in names}  # (seeds, N) each

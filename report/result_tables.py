@@ -57,8 +57,10 @@ def aligned(text: str) -> str:
             printed.append(line)
         elif not line.startswith("| ---"):
             first, *others = cells_of(line)
-            cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-            printed.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
+            cells = [first.ljust(widths[0])]
+            for cell, width in zip(others, widths[1:], strict=True):
+                cells.append(cell.rjust(width))
+            printed.append("  ".join(cells).rstrip())
     return "\n".join(printed)
 
 
@@ -154,8 +156,7 @@ def differences(task: TaskResults) -> str:
     for ours, theirs in compared_pairs(task):
         heading = f"{ours.title} - {theirs.title}"
         seeds = len(task.shared_seeds(ours, theirs))
-        cells = [task.difference(ours, theirs, measure) for measure in measures]
-        rows.append([heading, "0.7", seeds, *cells])
+        rows.append([heading, "0.7", seeds, *task.differences(ours, theirs, measures)])
         if task.name != "open_cases":  # of which one temperature is stored
             best = [best_difference(task, ours, theirs, measure) for measure in measures]
             rows.append([heading, "each its best", seeds, *best])
@@ -169,8 +170,7 @@ def pairs(task: TaskResults) -> str:
     rows = []
     for theirs in (GRPO, MAX_AT_K, VPO, GROUP_VPO):
         seeds = len(task.shared_seeds(ours, theirs))
-        cells = [task.difference(ours, theirs, measure) for measure in measures]
-        rows.append([theirs.title, seeds, *cells])
+        rows.append([theirs.title, seeds, *task.differences(ours, theirs, measures)])
     return markdown(["minus", "seeds", *measures], rows)
 
 
@@ -183,8 +183,8 @@ def every_k(task: TaskResults) -> str:
     rows = []
     for theirs in (GRPO, grpo_for_many(task)):
         for ours in (MAX_AT_K, VPO, GROUP_VPO):
-            cells = [task.difference(ours, theirs, measure) for measure in measures]
-            rows.append([f"{ours.title} - {theirs.title}", *cells])
+            heading = f"{ours.title} - {theirs.title}"
+            rows.append([heading, *task.differences(ours, theirs, measures)])
     return markdown(["difference", *measures], rows)
 
 
@@ -197,8 +197,7 @@ def multiplicity(stored: Stored) -> str:
         for ours, theirs in compared_pairs(task):
             if len(task.shared_seeds(ours, theirs)) < 3:
                 continue
-            for measure in MEASURES[name]:
-                difference = task.difference(ours, theirs, measure)
+            for difference in task.differences(ours, theirs, MEASURES[name]):
                 p_values.append(difference.p)
                 n_firm += difference.firm
     return (
@@ -324,7 +323,7 @@ def ablations(task: TaskResults) -> str:
         if policy.flags[0] == ("m", 2):
             others += [MAX_AT_K, GROUP_VPO]
         for other in others:
-            cells = [task.difference(policy, other, measure) for measure in measures]
+            cells = task.differences(policy, other, measures)
             seeds = len(task.runs(policy))
             rows.append([policy.title, flags_text(policy), other.title, seeds, *cells])
     return markdown(["method", "setting", "minus", "seeds", *measures], rows)

@@ -56,8 +56,9 @@ def t_test(values: Tensor) -> float:
     if n < 2:
         return 1.0
     values = values.double()
-    standard_error = values.std(correction=1) / math.sqrt(n)
-    smallest = math.atan2(values.mean().abs().item(), standard_error.item() * math.sqrt(n - 1))
+    mean = values.mean().abs().item()
+    standard_error = values.std(correction=1).item() / math.sqrt(n)
+    smallest = math.atan2(mean, standard_error * math.sqrt(n - 1))
     tail = torch.linspace(smallest, math.pi / 2, 1001, dtype=torch.float64)
     half = torch.linspace(0, math.pi / 2, 1001, dtype=torch.float64)
     in_tail = torch.trapezoid(tail.cos() ** (n - 2), tail)

@@ -1,6 +1,6 @@
 """The stored results of reproduce.py by task, policy and seed; their means and paired differences."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -125,6 +125,10 @@ class TaskResults:
     def difference(self, ours: Entry, theirs: Entry, measure: str) -> Difference:
         """The difference of two policies at the first temperature."""
         return self.summary(self.lead(ours, theirs, measure))
+
+    def differences(self, ours: Entry, theirs: Entry, measures: Sequence[str]) -> list[Difference]:
+        """The differences of two policies in several measures."""
+        return [self.difference(ours, theirs, measure) for measure in measures]
 
 
 @dataclass(frozen=True)
