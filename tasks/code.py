@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rewards import Problem, UserError
 from tasks import code_files, small_programs
-from tasks.files import FileTask
+from tasks.files import FileTask, shuffled
 from tasks.sandbox import Job, Sandbox, SandboxError
 from tasks.small_programs import SMALL, Family
 
@@ -56,6 +56,7 @@ class Code(FileTask):
     tag = "program"
     wide = True
     flags = ("data", "test_data", "seconds", "memory_mb", "unconfined")
+    may_test_on_training = True  # to try a few problems of one's own
     warm_steps = 1500
     steps = 300
     eval_problems = 500
@@ -73,7 +74,7 @@ class Code(FileTask):
             self.use_small_problems(SMALL, small_programs.small_problems())
 
     def load(self, flag: str, path: str) -> list[dict]:
-        return code_files.load_problems(flag, path, self.rewards)
+        return shuffled(code_files.load_problems(flag, path, self._verdicts))
 
     def hold_out(self, data: list[dict]) -> tuple[list[dict], list[dict]]:
         """Hold the late problems out if all have dates, else one in five."""
@@ -169,6 +170,10 @@ class Code(FileTask):
         if not reference:
             raise UserError(f"problem {problem.id!r} has no reference that --warm-steps could show")
         return f"```python\n{reference}\n```"
+
+    def _verdicts(self, pairs: list[tuple[dict, str]]) -> list[list[bool]]:
+        """Which tests each program of (problem, program) pairs passes."""
+        return self.sandbox.run([job(problem, program) for problem, program in pairs])
 
 
 def find_blocks(text: str) -> list[str]:

@@ -31,11 +31,11 @@ import sys
 import zlib
 from collections.abc import Callable
 
-from rewards import Problem, UserError
+from rewards import UserError
 from tasks.files import field, optional_text, read_records, text_field
 from tasks.sandbox import check_tests
 
-Judge = Callable[[list[tuple[Problem, str]]], list[list[float]]]  # Task.rewards
+Judge = Callable[[list[tuple[dict, str]]], list[list[bool]]]  # (problem, program) -> passed tests
 
 # LiveCodeBench: the smallest tests, input and output together (paper, set-up).
 MAX_TESTS = 16
@@ -95,10 +95,10 @@ def load_problems(flag: str, path: str, judge: Judge) -> list[dict]:
 def _check_references(place: str, problems: list[dict], judge: Judge) -> None:
     """Leave out asserts that a reference solution fails; UserError if it fails another test."""
     with_reference = [problem for problem in problems if problem["reference"]]
-    rewards = judge([(Problem("", problem), problem["reference"]) for problem in with_reference])
-    for problem, passed in zip(with_reference, rewards, strict=True):
+    verdicts = judge([(problem, problem["reference"]) for problem in with_reference])
+    for problem, passed in zip(with_reference, verdicts, strict=True):
         if not problem["asserts"] and not all(passed):
-            test = problem["tests"][passed.index(0)]
+            test = problem["tests"][passed.index(False)]
             raise UserError(f"{place}, problem {problem['id']}, reference: fails {test!r:.60}")
         problem["tests"] = list(itertools.compress(problem["tests"], passed))
 

@@ -9,6 +9,7 @@ import random
 import re
 import string
 import sys
+import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -31,22 +32,25 @@ class FileTask(rewards.Task):
     reads_untagged = False  # its answers have parts, which no line of a list would hold
     source = ""  # which files the task takes, and where they can be found
     share = 5
+    may_test_on_training = False  # one file may be given twice
     trained_share = 0.0  # of `test_data`: the part that is trained on, too
 
     def __init__(self, data: str = "", test_data: str = ""):
         if not data:
             raise UserError(f"--task {self.name}: needs --data FILE ({self.source})")
-        train = shuffled(self.load("--data", data))
+        train = self.load("--data", data)
         if test_data:
-            test = shuffled(self.load("--test-data", test_data))
+            test = self.load("--test-data", test_data)
             n_trained = int(self.trained_share * len(test))
             train = shuffled(train + test[:n_trained])
             held_out = test[n_trained:]
         else:
             train, held_out = self.hold_out(train)
-        if not train or not held_out:
+        is_one_file = data == test_data and not self.may_test_on_training
+        if not train or not held_out or is_one_file:
             raise UserError(
-                f"--data {data}: {len(train)} problems to train on, {len(held_out)} held out: too few"
+                f"--data {data}: {len(train)} problems to train on, {len(held_out)} held out: too few, "
+                "or one file twice"
             )
         n_validation = len(train) // 10
         self.parts = {
@@ -59,8 +63,8 @@ class FileTask(rewards.Task):
         self.fingerprint = hashlib.sha256(files).hexdigest()
 
     def load(self, flag: str, path: str) -> list[dict]:
-        """The problems of a file."""
-        return read_records(flag, path, self.read)
+        """The problems of a file, in an order that depends on their ids alone."""
+        return shuffled(read_records(flag, path, self.read))
 
     def read(self, record: dict) -> dict:
         """A problem's data, with an id, from a record of the file; `field` checks fields."""
@@ -74,10 +78,10 @@ class FileTask(rewards.Task):
     def _tell_shared(self, path: str, train: list[dict], held_out: list[dict]) -> None:
         """Say on stderr how many held-out problems are asked in training, too."""
         asked = {self.prompt(Problem("", data), 1) for data in train}
-        shared = [data for data in held_out if self.prompt(Problem("", data), 1) in asked]
-        if shared:
+        n_shared = len([data for data in held_out if self.prompt(Problem("", data), 1) in asked])
+        if n_shared:
             print(
-                f"{path}: {len(shared)} of {len(held_out)} held-out problems stand in training too: "
+                f"{path}: {n_shared} of {len(held_out)} held-out problems stand in training too: "
                 "not held out",
                 file=sys.stderr,
             )
@@ -119,7 +123,7 @@ def read_records(flag: str, path: str, read: Callable[[dict], dict]) -> list[dic
         if text.lstrip().startswith("["):
             lines = [json.dumps(item) for item in json.loads(text)]
             kind = "item"
-    except Exception as error:  # no such file, damaged, no text, no JSON
+    except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
         raise UserError(
             f"{flag} {path}: cannot be read ({error}); it must be a JSON Lines file, or one in gzip"
         ) from error

@@ -73,8 +73,7 @@ class Family:
 
     def words(self, parts: dict[str, list[dict]]) -> tuple[str, ...]:
         """Every word of the prompts and of the programs, in the order of the vocabulary."""
-        problems = itertools.chain(*parts.values())
-        texts = [problem["tiny_prompt"] for problem in problems]
+        texts = [problem["tiny_prompt"] for part in parts.values() for problem in part]
         for piece in itertools.chain(*self.choices):
             texts += spellings(piece)
         texts.append(self.keywords)
