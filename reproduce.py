@@ -23,6 +23,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -291,10 +292,16 @@ class Store:
         return self.folder / f"{name}.json.gz"
 
     def read(self, path: Path) -> dict[str, dict]:
-        """All records of a file, none if there is no file."""
+        """All records of a file, none if there is no file. Raises UserError if it is damaged."""
         if not path.exists():
             return {}
-        return json.loads(gzip.decompress(path.read_bytes()))
+        try:
+            records = dict(json.loads(gzip.decompress(path.read_bytes())))
+            if not all(isinstance(record, dict) for record in records.values()):
+                raise ValueError("a record is no object")
+        except (OSError, EOFError, ValueError, TypeError, zlib.error) as error:
+            raise UserError(f"{path}: damaged ({error}); restore or delete it") from error
+        return records
 
     def current(self, grid: list[Cell]) -> dict[Cell, dict]:
         """The records that were measured by this version with the cell's own command."""
@@ -424,7 +431,7 @@ def run_grid(pending: list[Cell], jobs: int, store: Store) -> int:
 
     Those that fail are named. They do not stop the others. Returns how many failed.
     """
-    for cell in pending:
+    for cell in pending:  # here, so that a bad --out costs no training
         store.run(cell).parent.mkdir(parents=True, exist_ok=True)
     store.folder.mkdir(parents=True, exist_ok=True)
 
@@ -463,7 +470,17 @@ def load_stored(store: Store) -> Stored:
 
 
 def result_of(cell: Cell, record: dict) -> Result:
-    """A record in the measures' own units, with pass@k."""
+    """A record in the measures' own units, with pass@k. Raises UserError if a part of it is missing."""
+    try:
+        return _result_of(cell, record)
+    except KeyError as error:
+        raise UserError(
+            f"results, cell {cell.name}: the record lacks {error}; restore the file, or delete the "
+            "record and measure the cell again"
+        ) from error
+
+
+def _result_of(cell: Cell, record: dict) -> Result:
     measures = {}
     for temperature, policies in record["at"].items():
         measures[temperature] = {}
@@ -529,13 +546,23 @@ class ReproduceConfig:
 def main(argv: list[str] | None = None) -> None:
     parser = Parser("reproduce.py", __doc__, USAGE)
     config, _ = parse(parser, ReproduceConfig, argv)
+    if config.write and config.list:
+        parser.error("argument --list: not allowed with argument --write")
     as_command(parser, lambda: run(config))
+
+
+def store_of(config: ReproduceConfig) -> Store:
+    """The results that a command reads and adds to. Raises UserError if --out is a file."""
+    default = QUICK if config.quick else RESULTS
+    folder = Path(config.out or default)
+    if folder.is_file():
+        raise UserError(f"--out {folder}: a file; name a folder")
+    return Store(folder)
 
 
 def run(config: ReproduceConfig) -> None:
     """List the chosen cells, or measure those that are not stored, and write what follows."""
-    default = QUICK if config.quick else RESULTS
-    store = Store(Path(config.out or default))
+    store = store_of(config)
     grid = [Cell("maze", method, 0) for method in MAIN_METHODS] if config.quick else cells()
     if config.cell:
         cell = next(cell for cell in grid if cell.name == config.cell)
@@ -554,6 +581,8 @@ def run(config: ReproduceConfig) -> None:
             print(f"{'stored ' if cell in current else 'missing'}  {cell.name}")
         return
 
+    if config.write and not current:
+        raise UserError(f"{store.folder}: holds no result of this version, nothing to write")
     failed = 0
     if not config.write:
         pending = [cell for cell in grid if cell not in current]

@@ -446,6 +446,9 @@ def main() -> None:
     usual = [name for name in SECTIONS if name not in BY_NAME_ALONE]
     parser.add_argument("sections", nargs="*", help=f"not given: {' '.join(usual)}")
     chosen = parser.parse_args().sections or usual
+    for name in chosen:
+        if name not in SECTIONS:
+            parser.error(f"{name}: unknown; choose from {', '.join(SECTIONS)}")
     device = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU"
     print(f"torch {torch.__version__}, {device}, {torch.get_num_threads()} threads")
     for name in chosen:

@@ -10,6 +10,7 @@ from torch import Tensor
 from engine.files import write_text
 from report.statistics import bootstrap_interval
 from report.style import Entry
+from vpo import SEVERAL_ANSWERS
 
 
 @dataclass
@@ -55,11 +56,12 @@ class EvalReport:
     def in_words(self) -> str:
         """What the table says: whose variety is left, and who is best for one candidate and for all."""
         n = self.pool
-        start = self.mean(Entry("start"), "diversity")
         outcomes = []
         for policy in self.measures:
             if policy.method in ("start", "start_sets"):
                 continue
+            has_sets = policy.method in SEVERAL_ANSWERS  # as the start model when asked for sets
+            start = self.mean(Entry("start_sets" if has_sets else "start"), "diversity")
             share = self.mean(policy, "diversity") / max(start, 1e-9)
             outcomes.append(f"{policy.title} {share:.0%} ({variety(share)})")
         return (

@@ -26,11 +26,17 @@ MAY_KNOW = {
 
 def files_by_name() -> dict[str, Path]:
     """The files of the project as they are imported."""
+    paths = []
+    for pattern in ("tasks/*.py", "engine/*.py", "report/*.py"):
+        paths += ROOT.glob(pattern)
+    for name in MAY_KNOW:  # in the root a user's own files may lie, too
+        path = ROOT / f"{name}.py"
+        if path.exists():
+            paths.append(path)
     files = {}
-    for pattern in ("*.py", "tasks/*.py", "engine/*.py", "report/*.py"):
-        for path in ROOT.glob(pattern):
-            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-            files[name.removesuffix(".__init__")] = path
+    for path in paths:
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        files[name.removesuffix(".__init__")] = path
     return files
 
 

@@ -325,13 +325,18 @@ def test_problems_that_look_alike_are_drawn_once(tmp_path, drawn):
 
 
 def test_a_table_says_in_words_what_it_shows():
-    values = {"start": (0.5, 0.4, 0.5), "grpo": (0.1, 0.6, 0.6), "vpo": (0.3, 0.5, 0.7)}
+    values = {
+        "start": (0.5, 0.4, 0.5),
+        "start_sets": (0.6, 0.3, 0.5),
+        "grpo": (0.1, 0.6, 0.6),
+        "vpo": (0.3, 0.5, 0.7),
+    }
     measures = {}
     for name, (spread, first, all_of_them) in values.items():
         numbers = {"diversity": spread, "best@1": first, "W@30": all_of_them}
         measures[Entry(name)] = {key: torch.tensor([value]) for key, value in numbers.items()}
     report = EvalReport("run", "test", 1, 30, 0.7, measures, prompt_ids=None)
     diversity, one, several = report.in_words().splitlines()
-    assert diversity.endswith("GRPO 20% (collapsed), VPO 60% (narrowed)")
+    assert diversity.endswith("GRPO 20% (collapsed), VPO 50% (narrowed)")  # of its own start
     assert one.endswith("GRPO 0.600, VPO 0.500, start model 0.400")
     assert several.endswith("W@30: VPO 0.700, GRPO 0.600, start model 0.500")

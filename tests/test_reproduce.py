@@ -1,6 +1,7 @@
 """The grid and the documents: cells are distinct, results survive, a failure stays alone, tables follow from numbers."""
 
 import csv
+import gzip
 import json
 import multiprocessing
 import os
@@ -24,6 +25,7 @@ from report.statistics import benjamini_hochberg, bootstrap_interval, holm, t_te
 from report.stored import Difference, Result, Stored, TaskResults
 from report.style import Entry
 from reproduce import Cell, Store
+from rewards import UserError
 from vpo import ADVANTAGES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -261,6 +263,11 @@ def test_other_results_have_runs_of_their_own(tmp_path):
     assert Store(tmp_path).run(cell) == tmp_path / "runs" / own.name
 
 
+def test_a_record_that_lacks_a_part_is_named():
+    with pytest.raises(UserError, match="cell toy-vpo-seed0: the record lacks 'at'"):
+        reproduce.result_of(Cell("toy", "vpo", 0), {})
+
+
 def test_results_of_another_version_are_left_out(failing_grid, capsys):
     cell = Cell("maze", "vpo", 0)
     Store(reproduce.QUICK).add(cell, {"version": 0, "command": []})
@@ -269,10 +276,31 @@ def test_results_of_another_version_are_left_out(failing_grid, capsys):
     assert "missing  maze-vpo-seed0" in printed
 
 
-def test_a_text_that_no_name_contains_is_answered_in_one_line(capsys):
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--only", "nothing"], "--only nothing: no cell"),
+        (["--out", "note"], "--out note: a file"),
+        (["--write"], "results: holds no result of this version, nothing to write"),
+    ],
+)
+def test_mistakes_are_answered_in_one_line(flags, text, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("note").touch()
     with pytest.raises(SystemExit):
-        reproduce.main(["--only", "nothing"])
-    assert "--only nothing: no cell" in capsys.readouterr().err
+        reproduce.main(flags)
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"cut off", gzip.compress(b"[1]", mtime=0)])
+def test_a_damaged_file_is_one_clear_line(content, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    STORE.folder.mkdir()
+    (STORE.folder / "maze.json.gz").write_bytes(content)
+    with pytest.raises(SystemExit) as stop:
+        reproduce.main(["--list"])
+    assert stop.value.code == 2
+    assert "results/maze.json.gz: damaged" in capsys.readouterr().err
 
 
 def test_cells_of_a_real_model_are_for_who_asks(capsys):
