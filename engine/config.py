@@ -162,7 +162,7 @@ class Config:
         None,
         "updates, one per batch of rollouts",
         begins_group="optimisation",
-        default_text="maze 200, code 300, toy 60, headline 150",
+        default_text="code 300, toy 60, headline 150, others 200",
         type=count(1, 999_999),
     )
     prompts_per_step: int | None = flag(
@@ -245,7 +245,7 @@ class Config:
     eval_problems: int | None = flag(
         None,
         "held-out problems of the evaluation; 0: no evaluation",
-        default_text="code 500, headline 40, others 200",
+        default_text="code 500, musique 300, headline 40, others 200",
         type=count(0, 2**20),
     )
     eval_temperature: float = flag(
@@ -505,6 +505,8 @@ def check_used(config: EvalConfig, flags_given: set[str], parser: Parser) -> Non
     elif config.page or config.film:
         mode = "--page and --film"
         used = {"runs", "page", "film", "out"}
+    elif "task" in flags_given:
+        parser.error("argument --task: only used with --reward-geometry; leave it out")
     else:
         return
     for name in sorted(flags_given - used):

@@ -118,3 +118,10 @@ def test_what_is_neither_a_run_nor_a_model_is_named(arguments, text, capsys):
 def test_an_unknown_task_of_a_model_is_named(capsys):
     arguments = ["model", "--reward-geometry", "--task", "tou"]
     fails(arguments, capsys, "--task tou", command=evaluation.main)
+
+
+def test_a_task_is_only_taken_for_reward_geometry(capsys):
+    with pytest.raises(SystemExit) as stop:
+        evaluation.main(["run", "--task", "maze"])
+    assert stop.value.code == 2
+    assert "--task only used with --reward-geometry" in capsys.readouterr().err
