@@ -11,7 +11,6 @@ cost the search an evaluation.
 In names such as best@k the letter k counts candidates. In shapes n is the pool, and k the objectives.
 """
 
-import dataclasses
 import functools
 import math
 from dataclasses import dataclass
@@ -26,7 +25,6 @@ from engine.checks import check_device
 from engine.config import Config, EvalConfig, Parser, as_command, check_used, parse
 from engine.evaluations import (
     Evaluation,
-    StoredPolicy,
     comparable,
     held_out,
     output_folders,
@@ -79,9 +77,11 @@ def best_at_k(scores: Tensor, k: int) -> Tensor:
     n = scores.shape[-1]
     if not 1 <= k <= n:
         raise ValueError(f"best_at_k(k={k}): needs 1 <= k <= n = {n} candidates")
-    shares = [math.comb(i, k - 1) / math.comb(n, k) for i in range(n)]
+    n_subsets = math.comb(n, k)
+    shares = [math.comb(i, k - 1) / n_subsets for i in range(n)]
+    shares = torch.tensor(shares, dtype=torch.float64, device=scores.device)  # (n)
     ranked = scores.sort(-1).values.double()  # (..., n)
-    return (ranked * torch.tensor(shares, dtype=torch.float64, device=scores.device)).sum(-1)
+    return (ranked * shares).sum(-1)
 
 
 def weighted_best_at_k(rewards: Tensor, k: int, objective_mask: Tensor) -> Tensor:
@@ -269,7 +269,8 @@ def measure(pool: Pool, task: Task, m: int) -> dict[str, Tensor]:
     values["diversity"] = diversity(pool.rewards)
     values["pareto_share"] = pareto_share(pool.rewards)
     # coverage divides by all objectives. A problem that lacks some is divided by its own.
-    values["coverage"] = coverage(pool.rewards, m) * mask.shape[1] / mask.sum(1)
+    k_own = mask.sum(1)  # (N)
+    values["coverage"] = coverage(pool.rewards, m) * mask.shape[1] / k_own
     for i, name in enumerate(task.objectives):
         values[f"reward_{name}"] = pool.rewards[..., i].mean(1)
     return values
@@ -303,10 +304,21 @@ def evaluate_run(
         check_folder(stored[name].folder)
     problems = held_out(task, settings.split, settings.problems)
     jobs = min(jobs, len(names))
-    evaluate = evaluate_policy if jobs == 1 else evaluate_alone
-    work = {}
-    for name in names:
-        work[name] = functools.partial(evaluate, name, stored[name], evaluation, problems, device)
+
+    def evaluate(name: str) -> Pool:
+        own_task = task if jobs == 1 else task_like(config)  # a process needs a sandbox of its own
+        folder = str(stored[name].folder)
+        model, tokenizer = load_policy(folder, own_task, device=device, dtype=config.dtype)
+        return sample_pool(
+            Policy(name, model, tokenizer, stored[name].m),
+            own_task,
+            problems,
+            config,
+            size=settings.pool,
+            temperature=settings.temperature,
+        )
+
+    work = {name: functools.partial(evaluate, name) for name in names}
     pools = run_all(work, jobs)
     _, tokenizer = load_config_and_tokenizer(str(stored[names[0]].folder), task)
     prompts = [build_prompt(tokenizer, task, problem, 1) for problem in problems]
@@ -315,42 +327,6 @@ def evaluate_run(
     if len(distinct) > 1:
         prompt_ids = torch.tensor([distinct.index(prompt) for prompt in prompts])
     return RunPools(pools, prompt_ids)
-
-
-def evaluate_policy(
-    name: str,
-    stored: StoredPolicy,
-    evaluation: Evaluation,
-    problems: list[Problem],
-    device: str,
-) -> Pool:
-    """Sample the pool of one policy."""
-    config = evaluation.config
-    settings = evaluation.settings
-    model, tokenizer = load_policy(
-        str(stored.folder), evaluation.task, device=device, dtype=config.dtype
-    )
-    return sample_pool(
-        Policy(name, model, tokenizer, stored.m),
-        evaluation.task,
-        problems,
-        config,
-        size=settings.pool,
-        temperature=settings.temperature,
-    )
-
-
-def evaluate_alone(
-    name: str,
-    stored: StoredPolicy,
-    evaluation: Evaluation,
-    problems: list[Problem],
-    device: str,
-) -> Pool:
-    """`evaluate_policy` in a process of its own, where the task has a sandbox of its own."""
-    task = task_like(evaluation.config)
-    own = dataclasses.replace(evaluation, task=task)
-    return evaluate_policy(name, stored, own, problems, device)
 
 
 def evaluate_runs(

@@ -237,7 +237,10 @@ def read_snapshots(run: Path) -> Snapshots:
     metrics = {}
     for method in ADVANTAGES:
         records = read_log(run / method / "snapshots.jsonl", "problems")
-        by_step = {r["step"]: r["problems"] for r in records if len(r["problems"]) == len(problems)}
+        by_step = {}
+        for record in records:
+            if len(record["problems"]) == len(problems):
+                by_step[record["step"]] = record["problems"]
         if by_step:
             pools[method] = by_step
             metrics[method] = read_log(run / method / "metrics.jsonl", "diversity", "reward")
