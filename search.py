@@ -15,11 +15,11 @@ search that was killed goes on from the log to the same result.
 
 import copy
 import hashlib
+import itertools
 import json
 import math
 import random
 import runpy
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from operator import attrgetter, mul
@@ -62,7 +62,6 @@ ISLANDS = 3
 MIGRATE_EVERY = 4  # rounds between migrations
 FRESH = 0.2  # share of the children that have no parent
 ROUND = 12  # candidates of a problem per batch
-LAST = ', "last": true}'  # the end of the last line of a batch in the log
 
 
 @dataclass
@@ -264,8 +263,8 @@ class Search:
     def run(self) -> list[Population]:
         """Search until every problem is solved or its budget is spent. Return their populations.
 
-        Candidates that are in the log already are not sampled again. Raises UserError if the log is
-        of another search, or the goal fails.
+        Batches that are in the log already are not sampled again, but for the last one. Raises
+        UserError if the log is of another search, or the goal fails.
         """
         batch = 0
         for candidates in read_batches(self.log, self.header()):
@@ -291,6 +290,7 @@ class Search:
         ids = " ".join(self.populations)
         return json.dumps(
             {
+                "version": 2,  # of the log
                 "goal": self.goal.key,
                 "problems": hashlib.sha256(ids.encode()).hexdigest(),
                 "m": self.policy.m,
@@ -428,41 +428,30 @@ def task_with_parent(task: Task, parent: Candidate) -> Task:
 
 
 def append_batch(log: Path, candidates: list[Candidate]) -> None:
-    """Append a batch to a log. A mark in its last line tells that the batch is complete."""
+    """Append the candidates of a batch to a log, one a line."""
     lines = [json.dumps(vars(candidate)) for candidate in candidates]
-    text = "\n".join(lines).removesuffix("}") + LAST
     with log.open("a") as file:
-        file.write(f"{text}\n")
+        file.write("\n".join(lines) + "\n")
 
 
 def read_batches(log: Path, header: str) -> list[list[Candidate]]:
-    """Read the complete batches of a log, and cut off what follows them.
+    """Read the batches of a log but the last, which a kill may have cut, and cut that off.
 
-    Begins a log where there is none. Raises UserError if the log has another header.
+    Sampled again it is the same. Begins a log where there is none. Raises UserError if the log has
+    another header, or is damaged.
     """
     lines = log.read_text(errors="replace").split("\n") if log.exists() else [header]
     if lines[0] != header:
         raise UserError(f"{log}: the log of another search; name another folder with --out")
-    batches = []
-    batch = []
-    orders = Counter()  # by problem: of its last candidate
-    for line in lines[1:]:
-        try:
-            record = json.loads(line)
-            is_last = record.pop("last", False)
-            candidate = Candidate(**record)
-        except (ValueError, TypeError, AttributeError):  # cut off by a kill, or edited
-            break
-        orders[candidate.problem] += 1
-        if candidate.order != orders[candidate.problem]:  # a line is missing
-            break
-        batch.append(candidate)
-        if is_last:
-            batches.append(batch)
-            batch = []
-    complete = sum(len(batch) for batch in batches)
-    write_text(log, "\n".join(lines[: 1 + complete]) + "\n")
-    return batches
+    try:
+        candidates = [Candidate(**json.loads(line)) for line in lines[1:-1]]
+    except (ValueError, TypeError) as error:  # not what a kill leaves
+        raise UserError(f"{log}: damaged ({error}); delete it") from error
+    by_batch = itertools.groupby(candidates, key=attrgetter("batch"))
+    complete = [list(batch) for _, batch in by_batch][:-1]
+    n_lines = 1 + sum(map(len, complete))
+    write_text(log, "\n".join(lines[:n_lines]) + "\n")
+    return complete
 
 
 def run(config: SearchConfig) -> None:

@@ -1,16 +1,14 @@
 """Methods side by side: on a CPU each is trained and evaluated in a process of its own."""
 
+import contextlib
 import ctypes
-import fcntl
 import multiprocessing
 import os
 import pickle
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -96,44 +94,6 @@ def set_threads(config: Config, device: str) -> None:
         torch.set_num_threads(1)
 
 
-class DrawingLock:
-    """Lets one thread of one process at a time draw progress bars.
-
-    The system frees it when a process is killed. tqdm's own lock then stays locked, and all other
-    processes wait for ever.
-    """
-
-    def __init__(self) -> None:
-        self.file = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the process ends
-        self._forget()
-        os.register_at_fork(after_in_child=self._forget)
-
-    def _forget(self) -> None:
-        """What the threads of the parent hold is nothing to a child."""
-        self.threads = threading.RLock()
-        self.depth = 0  # how often the thread that holds it has acquired it
-
-    def acquire(self) -> None:
-        self.threads.acquire()
-        if self.depth == 0:
-            fcntl.lockf(self.file, fcntl.LOCK_EX)
-        self.depth += 1
-
-    def release(self) -> None:
-        self.depth -= 1
-        if self.depth == 0:
-            fcntl.lockf(self.file, fcntl.LOCK_UN)
-        self.threads.release()
-
-    def __enter__(self) -> None:
-        self.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self.release()
-
-
-tqdm.set_lock(DrawingLock())
-
 _line = 0  # of the terminal, for the progress bars of this process
 
 
@@ -160,31 +120,19 @@ def run_all(
     """
     if jobs == 1:
         return {name: function() for name, function in work.items()}
-    return SideBySide(work, jobs, stop).run()
-
-
-@dataclass
-class Running:
-    """A process, the end of a pipe on which it sends its outcome, and the line of its bar."""
-
-    process: multiprocessing.Process
-    outcome: Connection
-    line: int
+    return SideBySide(work, jobs, stop or StopRequest()).run()
 
 
 class SideBySide:
     """Functions in processes. The first ones begin first, the next when one has ended."""
 
-    def __init__(self, work: dict[str, Callable[[], Any]], jobs: int, stop: StopRequest | None):
-        self.names = list(work)
-        self.waiting = dict(work)
+    def __init__(self, work: dict[str, Callable[[], Any]], jobs: int, stop: StopRequest):
+        self.work = work
+        self.waiting = list(work)
+        self.jobs = jobs
         self.stop = stop
-        self.free_lines = list(range(jobs))
-        self.running: dict[str, Running] = {}
-        # What the processes sent.
-        self.results: dict[str, Any] = {}
-        self.errors: list[str] = []
-        self.stops: list[str] = []
+        self.running: dict[Connection, multiprocessing.Process] = {}
+        self.ended: dict[str, tuple[str, Any]] = {}  # name -> what its process sent
 
     def run(self) -> dict[str, Any]:
         """Call all functions, see `run_all`."""
@@ -192,54 +140,45 @@ class SideBySide:
         try:
             self.start_more()
             while self.running:
-                if self.is_stopped() and not were_told:
+                if self.stop.received and not were_told:
                     were_told = True
-                    for job in self.running.values():
-                        os.kill(job.process.pid, signal.SIGINT)
+                    for process in self.running.values():
+                        os.kill(process.pid, signal.SIGINT)
                 self.collect()
                 self.start_more()
         finally:
-            for job in self.running.values():  # a second Ctrl-C: at once
-                job.process.kill()
-        if self.errors:
-            raise UserError("; ".join(self.errors))
-        if self.is_stopped():
-            raise KeyboardInterrupt("\n".join(self.stops))
-        return {name: self.results[name] for name in self.names}
+            for process in self.running.values():  # a second Ctrl-C: at once
+                process.kill()
+        errors = self.sent("error")
+        if errors:
+            raise UserError("; ".join(errors))
+        if self.stop.received:
+            raise KeyboardInterrupt("\n".join(self.sent("stop")))
+        return {name: self.ended[name][1] for name in self.work}
 
-    def is_stopped(self) -> bool:
-        return self.stop is not None and self.stop.received
+    def sent(self, wanted: str) -> list[Any]:
+        """The values of all outcomes of a kind: "result", "error" or "stop"."""
+        return [value for kind, value in self.ended.values() if kind == wanted]
 
     def start_more(self) -> None:
         """Begin with what waits, while there is room."""
         # A fork begins at once and knows what the user's script has changed. With one thread it is safe.
         context = multiprocessing.get_context("fork")
-        while self.waiting and self.free_lines and not self.is_stopped():
-            name = next(iter(self.waiting))
-            function = self.waiting.pop(name)
-            line = self.free_lines.pop(0)
+        while self.waiting and len(self.running) < self.jobs and not self.stop.received:
+            name = self.waiting.pop(0)
+            line = list(self.work).index(name)
             ours, theirs = context.Pipe(duplex=False)
-            arguments = (function, line, theirs, os.getpid(), self.stop)
+            arguments = (self.work[name], line, theirs, os.getpid(), self.stop)
             process = context.Process(target=_run, args=arguments, name=name)
             process.start()
             theirs.close()
-            self.running[name] = Running(process, ours, line)
+            self.running[ours] = process
 
     def collect(self) -> None:
         """Wait a moment for outcomes."""
-        ready = wait([job.outcome for job in self.running.values()], WAKE_UP)
-        ended = [name for name, job in self.running.items() if job.outcome in ready]
-        for name in ended:
-            job = self.running[name]
-            kind, value = _outcome_of(name, job)
-            if kind == "result":
-                self.results[name] = value
-            elif kind == "error":
-                self.errors.append(value)
-            else:
-                self.stops.append(value)
-            del self.running[name]
-            self.free_lines = sorted([*self.free_lines, job.line])
+        for outcome in wait(list(self.running), WAKE_UP):
+            process = self.running.pop(outcome)
+            self.ended[process.name] = _outcome_of(process, outcome)
 
 
 def _run(
@@ -247,7 +186,7 @@ def _run(
     line: int,
     outcome: Connection,
     parent: int,
-    stop: StopRequest | None,
+    stop: StopRequest,
 ) -> None:
     """What a process does: it sends its result, an error or where it stopped."""
     global _line
@@ -257,8 +196,8 @@ def _run(
         return  # it died in between
     os.setsid()  # Ctrl-C reaches the parent alone, which asks for a stop
     torch.set_num_threads(1)
-    if stop is not None:
-        stop.is_announced = True  # by the parent
+    stop.is_announced = True  # by the parent
+    tqdm.set_lock(threading.RLock())  # a shared one would stay locked where a process is killed
     try:
         message = ("result", function())
     except UserError as error:
@@ -269,16 +208,15 @@ def _run(
     outcome.send_bytes(pickle.dumps(message))
 
 
-def _outcome_of(name: str, job: Running) -> tuple[str, Any]:
+def _outcome_of(process: multiprocessing.Process, outcome: Connection) -> tuple[str, Any]:
     """What a process sent: "result", "error" or "stop", and a value. It may have died instead."""
-    try:
-        outcome = pickle.loads(job.outcome.recv_bytes())
-    except EOFError:
-        job.process.join()
-        code = job.process.exitcode
-        how = (
-            f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        )
-        return "error", f"{name}: its process {how}; --resume goes on from its last checkpoint"
-    job.process.join()
-    return outcome
+    message = None
+    with contextlib.suppress(EOFError):
+        message = pickle.loads(outcome.recv_bytes())
+    process.join()
+    if message:
+        return message
+    how = f"ended with code {process.exitcode}"
+    if process.exitcode < 0:
+        how = f"was killed by {signal.Signals(-process.exitcode).name}"
+    return "error", f"{process.name}: its process {how}; --resume goes on from its last checkpoint"

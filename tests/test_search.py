@@ -353,3 +353,10 @@ def test_the_scorer_of_the_documentation(trained, capsys):
     Path("my_goal.py").write_text(snippet)
     run_search(trained, f"{QUICK} --goal my_goal.py --policies vpo --out out")
     assert "VPO" in capsys.readouterr().out
+
+
+def test_a_damaged_log_is_one_clear_line(tmp_path):
+    log = tmp_path / "vpo.jsonl"
+    log.write_text('header\n{"batch": 0}\n{"ba\n')
+    with pytest.raises(UserError, match="vpo.jsonl: damaged .*delete it"):
+        search.read_batches(log, "header")
