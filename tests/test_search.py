@@ -12,7 +12,7 @@ from test_rollout import save_random_model
 
 import search
 import train
-from rewards import Problem, take_problems
+from rewards import Problem, UserError, take_problems
 from rollout import SamplingOptions, build_prompt
 from search import Candidate, Population, SearchPolicy
 from tasks import load_task
