@@ -33,7 +33,7 @@ from collections.abc import Callable
 
 from rewards import UserError
 from tasks.files import field, optional_text, read_records, text_field
-from tasks.sandbox import check_tests
+from tasks.sandbox import check_job
 
 Judge = Callable[[list[tuple[dict, str]]], list[list[bool]]]  # (problem, program) -> passed tests
 
@@ -121,7 +121,7 @@ def _read_problem(record: dict) -> dict:
             }
             problem |= read(record)
             problem.setdefault("call", problem["entry_point"])
-            check_tests(problem["tests"], problem["call"])
+            check_job("", problem["tests"], problem["call"])
             return problem
     known = "; ".join(", ".join(needed) for needed in FORMATS)
     raise UserError(f"fields {', '.join(record)}: no known format; expected are {known}")

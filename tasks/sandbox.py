@@ -13,6 +13,7 @@ docs/sandbox.md says what is promised.
 """
 
 import contextlib
+import decimal
 import hashlib
 import json
 import math
@@ -23,6 +24,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +38,7 @@ CHILD = Path(__file__).resolve().with_name("sandbox_child.py")
 MAX_OUTPUT = 4 * 2**20  # bytes that one child may write
 MAX_CACHED = 50_000  # programs whose outputs are remembered
 MAX_CACHED_OUTPUT = 4096  # bytes of all outputs of such a program
+MAX_DIGITS = 4000  # of an integer; to convert longer ones takes long, or Python refuses
 
 
 class SandboxError(Exception):
@@ -72,20 +75,25 @@ def run_tests(
     tests: list[tuple],
     *,
     entry_point: str | None = None,
+    tolerance: float = 0.0,
     **limits: float,
 ) -> list[bool]:
     """One verdict per test of a program.
 
-    A tuple equals a list and 2.0 equals 2, but True is not 1. A script must end with status 0;
-    trailing blanks and trailing empty lines do not count. `limits` and the exceptions are those of
-    `Sandbox`.
+    A tuple equals a list and 2.0 equals 2, but True is not 1. Numbers may differ by `tolerance`,
+    relative or absolute. A script must end with status 0; trailing blanks and trailing empty lines
+    do not count. `limits` and the exceptions are those of `Sandbox`.
     """
+    if tolerance:
+        tests = [(*test, (tolerance, tolerance)) for test in tests]
     with Sandbox(1, **limits) as sandbox:
         return sandbox.run([Job(program, tests, entry_point)])[0]
 
 
-def check_tests(tests: list[tuple], entry_point: str | None) -> None:
-    """Raise ValueError for malformed tests."""
+def check_job(program: str, tests: list[tuple], entry_point: str | None) -> None:
+    """Raise ValueError for a malformed job."""
+    if not isinstance(program, str):
+        raise ValueError(f"program {reprlib.repr(program)}: must be text")
     if entry_point is None:
         wanted = "a pair of strings, stdin and stdout (for arguments name the entry_point)"
     elif entry_point.isidentifier():
@@ -156,11 +164,15 @@ class Sandbox:
             indices_of.setdefault(_request(job), []).append(index)
 
         verdicts: list[list[bool]] = [[] for _ in jobs]
+        start = time.monotonic()
         try:
             all_outputs = self._threads.map(self._outputs, indices_of)
-            for indices, outputs in zip(indices_of.values(), all_outputs, strict=True):
+            for done, indices in enumerate(indices_of.values(), 1):
+                outputs = next(all_outputs)
                 for index in indices:
                     verdicts[index] = _judge(jobs[index], outputs)
+                if time.monotonic() > start + 2:
+                    _show_progress(done, len(indices_of))
         except BaseException:  # mostly Ctrl-C: do not wait for programs that still run
             self.close()
             raise
@@ -215,9 +227,15 @@ def _end(threads: ThreadPoolExecutor, helpers: list["_Helper"]) -> None:
         helper.close()
 
 
+def _show_progress(done: int, total: int) -> None:
+    if sys.stderr.isatty():
+        end = "\n" if done == total else ""
+        print(f"\rsandbox: {done} of {total}", end=end, file=sys.stderr)
+
+
 def _request(job: Job) -> Request:
     """What a helper is sent of a job: no expected output. ValueError if it is malformed."""
-    check_tests(job.tests, job.entry_point)
+    check_job(job.program, job.tests, job.entry_point)
     inputs = [test[0] for test in job.tests]
     if job.entry_point is not None:
         inputs = [json.dumps(arguments) for arguments in inputs]
@@ -304,7 +322,7 @@ class _Helper:
     def check(self) -> None:
         """Wait until the helper is ready; SandboxError unless programs can compute and no more."""
         problem = "a harmless program does not run in the sandbox"
-        with contextlib.suppress(OSError, ValueError):  # it died, or the program gave no answer
+        with contextlib.suppress(OSError):
             problem = self._problem()
         if problem:
             python = sys.version.split()[0]
@@ -320,7 +338,9 @@ class _Helper:
         if message != b"ready":
             return message.decode() or "the helper did not start"
         (output,) = self.outputs(Request(PROBE, "probe", ("[]",)))
-        allowed = ", ".join(json.loads(output or b""))
+        if output is None:
+            return "a harmless program does not run in the sandbox"
+        allowed = ", ".join(json.loads(output))
         if allowed and not self.unconfined:
             return f"programs cannot be confined here, they can {allowed}"
         return ""
@@ -420,11 +440,15 @@ def _judge_result(output: bytes | None, test: tuple, each: bool) -> list[bool]:
     expected = test[1] if each else [test[1]]
     tolerance = test[2] if len(test) == 3 else (0.0, 0.0)
     with contextlib.suppress(ValueError, ArithmeticError, RecursionError):
-        result = json.loads(output or b"")
+        result = json.loads(output or b"", parse_int=_parse_integer)
         results = result if each else [result]
         if isinstance(results, list):
             return [_same(*pair, tolerance) for pair in zip(results, expected, strict=True)]
     return [False] * len(expected)
+
+
+def _parse_integer(digits: str) -> int | decimal.Decimal:
+    return int(digits) if len(digits) < MAX_DIGITS else decimal.Decimal(digits)
 
 
 def _same(result: Any, expected: Any, tolerance: tuple[float, float]) -> bool:
@@ -437,6 +461,9 @@ def _same(result: Any, expected: Any, tolerance: tuple[float, float]) -> bool:
         if not isinstance(result, list) or len(result) != len(expected):
             return False
         return all(_same(*pair, tolerance) for pair in zip(result, expected, strict=True))
+    if isinstance(result, decimal.Decimal):  # a long integer
+        is_long = type(expected) is int and abs(expected) > 10**3000
+        return is_long and result == decimal.Decimal(expected)
     if {type(result), type(expected)} <= {int, float}:
         relative, absolute = tolerance
         return result == expected or (

@@ -28,6 +28,7 @@ import types
 from collections.abc import Callable
 from typing import TextIO
 
+RECURSION_LIMIT = sys.getrecursionlimit()
 MAX_DEPTH = 200  # of nested lists and dictionaries
 SCRIPTS_PER_CHILD = 8  # tests of a script; each has a descriptor, and a child may have 16
 NOBODY = 65534  # user and group
@@ -362,6 +363,7 @@ def _run_function(program: str, entry_point: str, inputs: list[str], channel: in
 
 def _result(program: str, entry_point: str, arguments: str) -> str:
     """The function's result as JSON. It runs in a fresh module, where main guards do not run."""
+    sys.set_int_max_str_digits(sys.int_info.default_max_str_digits)
     module = sys.modules["solution"] = types.ModuleType("solution")
     exec(_compiled(program), module.__dict__)
     owner = module
@@ -371,6 +373,7 @@ def _result(program: str, entry_point: str, arguments: str) -> str:
     value = getattr(owner, entry_point)(*json.loads(arguments))
     if not is_plain(value):
         raise TypeError("the result is no plain JSON value")
+    sys.set_int_max_str_digits(0)  # without a limit
     return json.dumps(value)
 
 
@@ -421,9 +424,12 @@ def _run_script(program: str, inputs: list[int], channel: int, mark: str) -> Non
 
 
 def _start_anew() -> TextIO:
-    """Set streams and random numbers as in a new interpreter. Returns stdout."""
+    """Set streams, random numbers and limits as in a new interpreter. Returns stdout."""
     sys.stdin = sys.__stdin__ = _stream(0, "r")
     sys.stdout = sys.__stdout__ = _stream(1, "w")
+    sys.argv = ["solution.py"]
+    sys.setrecursionlimit(RECURSION_LIMIT)
+    sys.set_int_max_str_digits(sys.int_info.default_max_str_digits)
     random.seed(0)
     return sys.stdout
 
@@ -433,14 +439,21 @@ def _stream(descriptor: int, mode: str) -> TextIO:
 
 
 def _status_of(program: str, module: types.ModuleType) -> int:
-    """Run a script in a module. Returns 0 where an interpreter would end with that status, else 1."""
+    """Run a script in a module. Returns the status with which an interpreter would end."""
     try:
         exec(_compiled(program), module.__dict__)
     except SystemExit as stop:
-        return 1 if stop.code else 0
+        return _exit_status(stop.code)
     except BaseException:
         return 1
     return 0
+
+
+def _exit_status(code: object) -> int:
+    """The status that `sys.exit(code)` gives."""
+    if code is None:
+        return 0
+    return code & 255 if isinstance(code, int) else 1
 
 
 if __name__ == "__main__":

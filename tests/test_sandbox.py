@@ -18,7 +18,7 @@ import pytest
 from programs import CHEATS, DOUBLE, ENDLESS, HONEST, HONEST_SCRIPTS, RIGHT, SCRIPT_CHEATS, STDIO
 
 from tasks import sandbox as sandbox_module
-from tasks.sandbox import CHILD, Job, Sandbox, SandboxError, check_tests, run_tests
+from tasks.sandbox import CHILD, Job, Sandbox, SandboxError, check_job, run_tests
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -222,7 +222,7 @@ def test_tolerance_only_where_asked_for():
 def test_malformed_tests(tests, entry_point, message):
     """The message shows what is wanted and what was given."""
     with pytest.raises(ValueError, match=message):
-        check_tests(tests, entry_point)
+        check_job("", tests, entry_point)
 
 
 def test_malformed_arguments_and_limits():
