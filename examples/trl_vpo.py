@@ -95,7 +95,6 @@ class VPOConfig(GRPOConfig):
     """The flags of TRL and of this file. UserError: one normalises twice, or cuts a set of answers."""
 
     output_dir: str | None = flag("runs/trl", "folder for checkpoints")
-    max_steps: int = flag(50, "updates")
     per_device_train_batch_size: int = flag(
         96, "rollouts per rank and micro-batch, of all prompts together"
     )
@@ -108,6 +107,7 @@ class VPOConfig(GRPOConfig):
     model: str = flag("runs/start-for-trl/start", "a local Hugging Face checkpoint, or a Hub id")
     method: str = flag("vpo", ", ".join(METHODS))
     m: int = flag(0, "answers per rollout of vpo and multi_rlvr; 0: the task's own")
+    steps: int = flag(50, "updates")
     max_new_tokens: int = flag(
         0, "of an answer, m times as many of a rollout; 0: 256, tiny what it needs"
     )
@@ -120,6 +120,8 @@ class VPOConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         self._check_flags()
+        if self.max_steps <= 0:
+            self.max_steps = self.steps
         if not torch.accelerator.is_available():
             self.use_cpu = True  # else every rank on a CPU would train alone, without a word
             self.bf16 = bool(self.bf16)
@@ -128,7 +130,11 @@ class VPOConfig(GRPOConfig):
         self._check_groups()
 
     def _check_flags(self) -> None:
-        """Check the method, and name a checkpoint to resume from in TRL's way."""
+        """Check the ranges of flags, and name a checkpoint to resume from in TRL's way."""
+        if self.steps < 1 or min(self.m, self.subset, self.max_new_tokens) < 0:
+            raise UserError(
+                f"--steps {self.steps} --m {self.m} --subset {self.subset}: must be positive"
+            )
         if self.method not in METHODS:
             raise UserError(f"--method {self.method}: choose from {', '.join(METHODS)}")
         if self.resume_from_checkpoint == "True":

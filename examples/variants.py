@@ -13,7 +13,6 @@ Each replaces one function of vpo.py in this process. `python reproduce.py --onl
 beside the method that they vary.
 """
 
-import dataclasses
 import functools
 import sys
 from pathlib import Path
@@ -25,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import train
 import vpo
+from rewards import UserError
 
 MEAN_SHARES = {"shared_mean": 0.25, "half_mean": 0.5}
 
@@ -70,6 +70,21 @@ def tchebycheff(
     return utilities.amax(2)
 
 
+def annealed(
+    rewards: Tensor,
+    scalars: Tensor,
+    answer_mask: Tensor,
+    *,
+    progress: float,
+    subset: int | None = None,
+    **options,
+) -> Tensor:
+    """Group VPO with s = G/2 at the start of the training and s = 1 at its end, linearly."""
+    largest = vpo.default_subset(rewards.shape[1])
+    s = max(1, round(largest * (1 - progress)))
+    return vpo.vpo_advantage(rewards, answer_mask, subset=s, **options)
+
+
 def passes(
     rewards: Tensor,
     scalars: Tensor,
@@ -85,15 +100,8 @@ def passes(
     return maxrl(rewards, is_perfect.all(-1).float(), answer_mask)
 
 
-def annealed_train_step(method, state, task, config):
-    """train.train_step with s = G/2 at the start of the training and s = 1 at its end, linearly."""
-    remaining = 1 - state.step / config.steps
-    s = max(1, round(vpo.default_subset(config.group_size) * remaining))
-    return train_step(method, state, task, dataclasses.replace(config, subset=s))
-
-
 def use(variant: str) -> None:
-    """Let train.py compute a variant."""
+    """Let train.py compute a variant. Raises UserError for an unknown name."""
     if variant == "literal_sum":
         vpo.ADVANTAGES["multi_rlvr"] = literal_sum
     elif variant in MEAN_SHARES:
@@ -106,14 +114,30 @@ def use(variant: str) -> None:
     elif variant == "passes":
         vpo.ADVANTAGES["maxrl"] = passes
     else:
-        sys.exit(__doc__)
+        raise UserError(
+            f"{variant}: unknown; choose from literal_sum, shared_mean, half_mean, tchebycheff, "
+            "annealed and passes"
+        )
+
+
+def annealed_train_step(method, state, task, config):
+    """train.train_step, in which Group VPO knows how much of the training is over."""
+
+    def group_vpo(*arguments: Tensor, **options) -> Tensor:
+        return annealed(*arguments, progress=state.step / config.steps, **options)
+
+    vpo.ADVANTAGES["group_vpo"] = group_vpo
+    return train_step(method, state, task, config)
 
 
 train_step = train.train_step
 maxrl = vpo.maxrl
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
         sys.exit(__doc__)
-    use(sys.argv.pop(1))
+    try:
+        use(sys.argv.pop(1))
+    except UserError as error:
+        sys.exit(f"error: {error}")
     train.main()

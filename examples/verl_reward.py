@@ -63,12 +63,14 @@ def compute_score(
         UserError: the row was not written by this file.
     """
     task = task_of(data_source, **task_options)
+    m = (extra_info or {}).get("m") or task.m
     try:
         problem = Problem(**json.loads(ground_truth))
-        m = extra_info["m"]
-    except (KeyError, TypeError, ValueError) as error:
+        if not isinstance(m, int) or m < 1:
+            raise ValueError("m must be a whole number from 1")
+    except (TypeError, ValueError) as error:
         raise UserError(
-            f"ground_truth {ground_truth!r:.60}: no row of {data_source}; write the rows with "
+            f"ground_truth {ground_truth!r:.60}, m = {m}: no row of {data_source}; write the rows with "
             "examples/verl_reward.py"
         ) from error
 
@@ -114,6 +116,8 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=1000)
     parser.add_argument("--split", default="train", choices=("train", "validation", "test"))
     args = parser.parse_args()
+    if args.m < 0 or args.problems < 1:
+        parser.error(f"--m {args.m} --problems {args.problems}: must be positive")
     task_options = {"data": args.data} if args.data else {}
     try:
         for row in rows(args.task, args.split, args.problems, args.m, **task_options):

@@ -84,7 +84,7 @@ import trl_vpo
 for method in methods.split(","):
     config = trl_vpo.VPOConfig(
         output_dir=str(folder / "out"), task=str(folder / "letters.py"), model=str(folder / "start"),
-        method=method, max_steps={STEPS}, num_generations={G}, per_device_train_batch_size=int(batch_size),
+        method=method, steps={STEPS}, num_generations={G}, per_device_train_batch_size=int(batch_size),
         shuffle_dataset=False, seed={SEED}, max_new_tokens=8, save_strategy="no", report_to="none",
         disable_tqdm=True, learning_rate=1e-3,
     )
@@ -292,6 +292,7 @@ def expected_advantages(task: Task, method: str, scored: Scored, seed: int) -> t
         ({"task": "mazes"}, "--task mazes: unknown"),
         ({"model": "tiny"}, "--model tiny: no checkpoint"),
         ({"model": "./nowhere"}, "--model ./nowhere: there is no such folder"),
+        ({"steps": 0}, "--steps 0"),
         ({"alpha": 0.0}, "alpha = 0"),
         ({"subset": 8, "num_generations": 8}, "subset s = 8"),
         (
@@ -315,7 +316,7 @@ def test_settings_that_would_undo_vpo_are_refused_by_name(letters, tmp_path, fla
         ("--scale_rewards none", "--scale_rewards none"),
         ("--lr 1", "--lr"),
         ("--n_weights 0", "n_weights = 0"),
-        ("--max_steps few", "--max_steps"),
+        ("--steps few", "--steps"),
         ("--max_completion_length 18", "--max_completion_length 18"),
     ],
 )
@@ -368,13 +369,13 @@ def test_verl_gets_scalars_and_a_group_the_same_weights():
     assert score(texts[0], n_weights=7)["score"] != expected[0]
 
 
-@pytest.mark.parametrize("truth, extra_info", [("72", {"m": 3}), (None, None), (None, {})])
-def test_verl_refuses_rows_of_another_kind(truth, extra_info):
+@pytest.mark.parametrize("truth, m", [("72", 3), (None, -1), (None, "3")])
+def test_verl_refuses_rows_of_another_kind(truth, m):
     verl = example("verl_reward")
     row = verl.rows("maze", "train", 1, 3)[0]
     truth = truth or row["reward_model"]["ground_truth"]
-    with pytest.raises(UserError, match="no row of maze"):
-        verl.compute_score("maze", "", truth, extra_info)
+    with pytest.raises(UserError, match=f"m = {m}: no row of maze"):
+        verl.compute_score("maze", "", truth, {"m": m})
 
 
 # What the recorded model answers in turn, and which of the eight tests each program passes.

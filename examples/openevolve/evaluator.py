@@ -61,6 +61,8 @@ def address_and_model() -> tuple[str, str]:
         raise SystemExit(
             f"--api-base {flags.api_base}: OpenEvolve heeds it only with --primary-model; give both"
         )
+    if not Path(flags.config).is_file():
+        raise SystemExit(f"--config {flags.config}: no such file")
     config = yaml.safe_load(Path(flags.config).read_text())["llm"]
     return flags.api_base or config["api_base"], flags.primary_model or config["primary_model"]
 
