@@ -20,6 +20,7 @@ import json
 import math
 import random
 import runpy
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from operator import attrgetter, mul
@@ -447,6 +448,11 @@ def read_batches(log: Path, header: str) -> list[list[Candidate]]:
         candidates = [Candidate(**json.loads(line)) for line in lines[1:-1]]
     except (ValueError, TypeError) as error:  # not what a kill leaves
         raise UserError(f"{log}: damaged ({error}); delete it") from error
+    orders = Counter()  # by problem: of its last candidate
+    for candidate in candidates:
+        orders[candidate.problem] += 1
+        if candidate.order != orders[candidate.problem]:
+            raise UserError(f"{log}: damaged (a line is missing); delete it")
     by_batch = itertools.groupby(candidates, key=attrgetter("batch"))
     complete = [list(batch) for _, batch in by_batch][:-1]
     n_lines = 1 + sum(map(len, complete))

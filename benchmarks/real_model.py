@@ -42,7 +42,7 @@ import train
 from engine import decoding
 from engine.models import load_policy
 from engine.warmup import start_model, write_start
-from rewards import Task
+from rewards import Task, UserError
 from rollout import build_prompt
 from tasks import load_task
 
@@ -232,6 +232,9 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("sections", nargs="*", help="not given: all")
     args = parser.parse_args()
+    for section in args.sections:
+        if section not in SECTIONS:
+            parser.error(f"{section}: unknown; choose from {', '.join(SECTIONS)}")
     model = args.model
     if Path(model).exists():
         model = str(Path(model).resolve())
@@ -240,7 +243,10 @@ def main() -> None:
     transformers_logging.disable_progress_bar()
     print(f"torch {torch.__version__}, CPU, {torch.get_num_threads()} threads")
     for section in args.sections or SECTIONS:
-        SECTIONS[section](model)
+        try:
+            SECTIONS[section](model)
+        except UserError as error:
+            parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
 import contextlib
 import ctypes
+import fcntl
 import multiprocessing
 import os
 import pickle
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
@@ -93,6 +95,44 @@ def set_threads(config: Config, device: str) -> None:
     if jobs_by_default(config, device) > 1:
         torch.set_num_threads(1)
 
+
+class DrawingLock:
+    """Lets one thread of one process at a time draw progress bars.
+
+    The system frees it when a process is killed. tqdm's own lock then stays locked, and all other
+    processes wait for ever.
+    """
+
+    def __init__(self) -> None:
+        self.file = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the process ends
+        self._forget()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        """What the threads of the parent hold is nothing to a child."""
+        self.threads = threading.RLock()
+        self.depth = 0  # how often the thread that holds it has acquired it
+
+    def acquire(self) -> None:
+        self.threads.acquire()
+        if self.depth == 0:
+            fcntl.lockf(self.file, fcntl.LOCK_EX)
+        self.depth += 1
+
+    def release(self) -> None:
+        self.depth -= 1
+        if self.depth == 0:
+            fcntl.lockf(self.file, fcntl.LOCK_UN)
+        self.threads.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+
+tqdm.set_lock(DrawingLock())
 
 _line = 0  # of the terminal, for the progress bars of this process
 
@@ -197,7 +237,6 @@ def _run(
     os.setsid()  # Ctrl-C reaches the parent alone, which asks for a stop
     torch.set_num_threads(1)
     stop.is_announced = True  # by the parent
-    tqdm.set_lock(threading.RLock())  # a shared one would stay locked where a process is killed
     try:
         message = ("result", function())
     except UserError as error:

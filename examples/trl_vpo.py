@@ -63,6 +63,15 @@ METHODS = [method for method in ADVANTAGES if method != "goal_conditioned"]
 # The methods whose advantage is the z-norm of one number in the group: GRPOTrainer computes it.
 SCALAR_METHODS = ("grpo", "multi_rlvr", "vpo")
 
+AT_LEAST_ONE = (
+    "num_generations",
+    "num_generations_eval",
+    "gradient_accumulation_steps",
+    "steps_per_generation",
+    "num_iterations",
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
+)
 # Flags of TRL, the value that each must have, and why.
 REQUIRED = (
     ("scale_rewards", "group", "a reward is normalised once, in its group"),
@@ -77,12 +86,22 @@ REQUIRED = (
         False,
         "the column that tells a rollout's problem would be dropped",
     ),
-    (
-        "generation_kwargs",
-        None,
-        "a group must be sampled, and a set of m answers must end by itself",
-    ),
 )
+# Keys of --generation_kwargs that are refused.
+CUTS_SET = {
+    "max_new_tokens",
+    "max_tokens",
+    "max_length",
+    "max_time",
+    "stopping_criteria",
+    "eos_token_id",
+    "stop",
+    "stop_strings",
+    "stop_token_ids",
+    "num_return_sequences",
+    "n",
+}
+REPEATS_ROLLOUT = {"do_sample", "num_beams"}
 
 
 def flag(default, help: str):
@@ -137,15 +156,34 @@ class VPOConfig(GRPOConfig):
             )
         if self.method not in METHODS:
             raise UserError(f"--method {self.method}: choose from {', '.join(METHODS)}")
-        if self.resume_from_checkpoint == "True":
+        for name in AT_LEAST_ONE:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"--{name} {value}: must be at least 1")
+        checkpoint = self.resume_from_checkpoint
+        if checkpoint == "True":
             self.resume_from_checkpoint = True  # the newest in output_dir
+        elif checkpoint and not Path(checkpoint).is_dir():
+            raise UserError(f"--resume_from_checkpoint {checkpoint}: no such folder; or say True")
 
     def _check_trl_flags(self) -> None:
-        """Refuse what REQUIRED refuses."""
+        """Refuse what would normalise twice, cut a set of answers, or repeat a rollout."""
         for name, required, why in REQUIRED:
             value = getattr(self, name)
             if value != required:
                 raise UserError(f"--{name} {value}: {why}; take --{name} {required}")
+        generation = self.generation_kwargs or {}
+        if not isinstance(generation, dict):
+            raise UserError(f"--generation_kwargs {generation}: must be a JSON object")
+        for name in sorted(generation):
+            if name in CUTS_SET:
+                raise UserError(
+                    f"--generation_kwargs {name}: a set of m answers must end by itself; leave it out"
+                )
+            if name in REPEATS_ROLLOUT:
+                raise UserError(
+                    f"--generation_kwargs {name}: a group must be sampled; leave it out"
+                )
 
     def _check_groups(self) -> None:
         """Let the estimator refuse a group, a subset or an alpha that it cannot use."""

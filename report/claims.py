@@ -285,9 +285,8 @@ def lead_grows_with_difficulty(stored: Stored) -> Iterator[Finding]:
     for task, measure in ((stored.task("maze"), "W@30"), (stored.task("code"), "best@30")):
         lead = task.lead(VPO, GRPO, measure)  # (seeds, N)
         for start_measure in ("best@1", "best@30"):
-            order = (
-                task.values(START_MODEL, start_measure).mean(0).argsort(stable=True)
-            )  # hard first
+            start_means = task.values(START_MODEL, start_measure).mean(0)  # (N)
+            order = start_means.argsort(stable=True)  # hard first
             thirds = [lead[:, chosen].mean(1) for chosen in order.tensor_split(3)]  # (seeds) each
             growth = thirds[0] - thirds[2]
             means = ", ".join(f"{third.mean():+.3f}" for third in thirds)

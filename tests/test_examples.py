@@ -280,9 +280,22 @@ def expected_advantages(task: Task, method: str, scored: Scored, seed: int) -> t
             "--multi_objective_aggregation normalize_then_sum",
         ),
         ({"remove_unused_columns": True}, "--remove_unused_columns True"),
-        ({"generation_kwargs": {"max_time": 1}}, "--generation_kwargs .*must end by itself"),
+        (
+            {"generation_kwargs": {"stop_strings": ["</answer_1>"]}},
+            "--generation_kwargs stop_strings",
+        ),
+        ({"generation_kwargs": {"max_time": 1}}, "--generation_kwargs max_time"),
         ({"data": "x.jsonl"}, "--data x.jsonl"),
+        (
+            {"generation_kwargs": {"do_sample": False}},
+            "--generation_kwargs do_sample: a group must be sampled",
+        ),
         ({"reward_weights": [-1.0]}, "--reward_weights"),
+        ({"num_generations": 0}, "--num_generations 0: must be"),
+        (
+            {"resume_from_checkpoint": "/nowhere"},
+            "--resume_from_checkpoint /nowhere: no such folder",
+        ),
         (
             {"method": "group_vpo", "num_generations_eval": 2, "eval_strategy": "steps"},
             "--num_generations_eval 2: subset",

@@ -1,6 +1,7 @@
 """Methods side by side: the same numbers, and nobody is lost when one process ends badly."""
 
 import json
+import multiprocessing
 import os
 import shlex
 import signal
@@ -211,3 +212,22 @@ def test_how_many_go_side_by_side_where_nobody_says(monkeypatch):
     assert jobs_by_default(real, "cpu") == 1
     monkeypatch.setattr(processes, "cores", lambda: 1)
     assert jobs_by_default(tiny, "cpu") == 1
+
+
+def test_two_processes_do_not_draw_at_once():
+    context = multiprocessing.get_context("fork")
+
+    def take_turns(log):
+        for _ in range(200):
+            with tqdm.get_lock(), tqdm.get_lock():
+                with open(log, "a") as file:
+                    file.write("in\n")
+                with open(log, "a") as file:
+                    file.write("out\n")
+
+    drawing = [context.Process(target=take_turns, args=("log",)) for _ in range(2)]
+    for process in drawing:
+        process.start()
+    for process in drawing:
+        process.join(30)
+    assert Path("log").read_text() == "in\nout\n" * 400

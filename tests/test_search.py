@@ -355,6 +355,15 @@ def test_the_scorer_of_the_documentation(trained, capsys):
     assert "VPO" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("orders", [(1, 3, 4), (2, 3)])
+def test_a_log_without_a_line_is_refused(orders, tmp_path):
+    log = tmp_path / "vpo.jsonl"
+    lines = [json.dumps(vars(Candidate(0, "a", order, 0, 0))) for order in orders]
+    log.write_text("\n".join(["header", *lines]) + "\n")
+    with pytest.raises(UserError, match="vpo.jsonl: damaged .a line is missing.*delete it"):
+        search.read_batches(log, "header")
+
+
 def test_a_damaged_log_is_one_clear_line(tmp_path):
     log = tmp_path / "vpo.jsonl"
     log.write_text('header\n{"batch": 0}\n{"ba\n')
