@@ -44,7 +44,7 @@ from engine.files import checksum, write_text, writing
 from engine.kinds import kind_of
 from engine.models import Model, Tokenizer, load_policy
 from report import plots
-from report.result_tables import aligned
+from report.markdown import aligned
 from report.search_tables import search_table
 from rewards import Problem, Task, UserError, did_you_mean
 from rollout import (

@@ -15,7 +15,7 @@ from tasks import as_user_error
 StopRule = Callable[[str], bool]  # whether a rollout is finished, given its text so far
 LATER = ("x", "1")  # letters that a growing text may go on with
 # Peak learning rates of the tiny model: the best of a common grid on validation problems
-# (docs/results/learning_rates.md). Tasks that are not named take those of the maze.
+# (study/pages/learning_rates.md). Tasks that are not named take those of the maze.
 TINY_LR = {
     "maze": {
         "grpo": 1.2e-3,
@@ -43,7 +43,7 @@ TINY_LR = {
     },
 }
 TINY_LR["nested"] = TINY_LR["code"]
-# Those of a language model, chosen with SmolLM2-135M (docs/results/headlines.md).
+# Those of a language model, chosen with SmolLM2-135M (study/pages/headlines.md).
 LANGUAGE_LR = {
     "headline": {
         "grpo": 2e-5,

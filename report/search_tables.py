@@ -1,11 +1,10 @@
-"""Tables of searches: what each policy solved, and how much of it no rival solved."""
+"""The table of a search: what each policy solved, and how much of it no rival solved."""
 
 import torch
 from torch import Tensor
 
-from report.result_tables import markdown
+from report.markdown import markdown
 from report.statistics import bootstrap_interval
-from report.stored import Stored
 from report.style import Entry
 
 BUDGETS = (30, 100, 300)  # candidates; the whole budget is added
@@ -39,13 +38,6 @@ def counts_alone(
         solved = solved.any(0)  # (N)
     alone = solved_by(policies, ours) & ~solved  # (runs, N)
     return alone.sum(1).tolist()
-
-
-def counts_of_other_runs(policies: dict[str, list[dict]], names: tuple[str, ...]) -> list[int]:
-    """What chance gives: the most that the same policies of another run solved and this run's did not."""
-    solved = solved_by(policies, names)  # (runs, N)
-    new = solved[None] & ~solved[:, None]  # (this run, other run, N)
-    return new.sum(-1).amax(1).tolist()
 
 
 def search_table(search: dict) -> str:
@@ -83,27 +75,3 @@ def final_mean(runs: list[dict], key: str) -> float:
     """The mean over runs and problems of what a curve reaches at the end of the budget."""
     curves = torch.tensor([run[key] for run in runs], dtype=torch.float64)  # (runs, N, ticks)
     return curves[..., -1].mean().item()
-
-
-def all_searches(stored: Stored) -> str:
-    """Of every stored search the share of problems that each policy solved, and some differences."""
-    names = ("start", "grpo", "max_at_k", "multi_rlvr", "vpo", "group_vpo")
-    pairs = (("vpo", "grpo"), ("group_vpo", "grpo"), ("group_vpo", "start"))
-    head = ["", *(Entry(name).title for name in names)]
-    head += [f"{Entry(ours).title} - {Entry(theirs).title}" for ours, theirs in pairs]
-    rows = []
-    for key, search in stored.searches.items():
-        solved = {}
-        for name, runs in search["policies"].items():
-            solved[name] = (solved_at(runs) > 0).double()  # (runs, N)
-        row = [key.replace("_", " ")]
-        row += [share(solved[name]) if name in solved else "" for name in names]
-        row += [share(solved[ours] - solved[theirs]) for ours, theirs in pairs]
-        rows.append(row)
-    return markdown(head, rows)
-
-
-def share(values: Tensor) -> str:
-    """The mean of values (runs, N) with its 95% interval."""
-    low, high = bootstrap_interval(values)
-    return f"{values.mean():.2f} [{low:.2f}, {high:.2f}]"

@@ -20,7 +20,7 @@ SLOW_FILES = (  # the slowest first
     "test_memory.py",
     "test_page.py",
     "test_doors.py",
-    "test_reproduce.py",
+    "test_study.py",
     "test_processes.py",
     "test_examples.py",
 )

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import reproduce
 from engine.config import (
     Config,
     EvalConfig,
@@ -20,13 +19,18 @@ from engine.config import (
     name_of,
 )
 from engine.kinds import TINY_LR
-from report.stored import METHODS
 from report.style import LOOKS
+from study import reproduce
+from study.stored import METHODS
 from vpo import ADVANTAGES
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference.md"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "study").rglob("*.md")),
+]
 
 
 def without_code(text: str) -> str:
@@ -61,7 +65,7 @@ def test_links_lead_somewhere(page):
 def test_files_that_are_named_exist(page):
     """Every path in backticks that begins with a folder of the project."""
     text = (ROOT / page).read_text()
-    for path in re.findall(r"`((?:tasks|engine|report|examples|tests)/[\w./]*)`", text):
+    for path in re.findall(r"`((?:tasks|engine|report|examples|study|tests)/[\w./]*)`", text):
         assert (ROOT / path).exists(), f"{page}: {path} does not exist"
 
 
@@ -110,8 +114,8 @@ def test_a_method_is_entered_in_every_place(method):
     """Guards against a new method that fails only when a table or a figure is made."""
     places = {
         "LOOKS of report/style.py": LOOKS,
-        "SINGLE or METHODS of report/stored.py": METHODS,
-        "OTHERS of reproduce.py": reproduce.MAIN_METHODS + reproduce.OTHERS,
+        "SINGLE or METHODS of study/stored.py": METHODS,
+        "OTHERS of study/reproduce.py": reproduce.MAIN_METHODS + reproduce.OTHERS,
     }
     for task, rates in TINY_LR.items():
         places[f"TINY_LR of engine/kinds.py, {task}"] = rates

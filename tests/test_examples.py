@@ -34,6 +34,7 @@ from vpo import ADVANTAGES, group_normalize, sample_weights, set_reward, vpo_adv
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
+STUDY = ROOT / "study"
 INSTALL = "not installed: pip install -r examples/requirements.txt"
 needs_trl = pytest.mark.skipif(not importlib.util.find_spec("trl"), reason=f"trl is {INSTALL}")
 needs_openevolve = pytest.mark.skipif(
@@ -108,9 +109,9 @@ for method in methods.split(","):
 """
 
 
-def example(name: str):
-    """An example as a module."""
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+def script(name: str, folder: Path = EXAMPLES):
+    """A script as a module."""
+    spec = importlib.util.spec_from_file_location(f"script_{name}", folder / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -143,7 +144,7 @@ def letters(tmp_path_factory) -> Path:
 @needs_trl
 def test_multi_rlvr_in_trl_pays_distinct_answers():
     """As vpo.multi_rlvr does: the second answer repeats the first."""
-    trl_vpo = example("trl_vpo")
+    trl_vpo = script("trl_vpo")
     task = load_task(str(ROOT / "examples/fence.py"))
     config = SimpleNamespace(method="multi_rlvr")
     reward = trl_vpo.SetReward(config, task, task.problems("train", 1), m=2)
@@ -157,7 +158,7 @@ def test_multi_rlvr_in_trl_pays_distinct_answers():
 
 def test_variants_without_their_change_are_vpo():
     """A share of 0 for the mean gives VPO's advantage; half of it prefers the set without a bad answer."""
-    variants = example("variants")
+    variants = script("variants", STUDY)
     rewards = torch.rand(2, 4, 3, 2, generator=torch.Generator().manual_seed(0))
     mask = torch.ones(2, 4, 3, dtype=torch.bool)
     expected = vpo_advantage(rewards, mask, generator=torch.Generator().manual_seed(1))
@@ -178,8 +179,8 @@ def test_variants_without_their_change_are_vpo():
     assert A[0, 0] > 0 > A[0, 1]
 
 
-@pytest.mark.parametrize("script", ["reward_to_go", "shapley"])
-def test_credit_for_each_answer_of_one_is_vpo(letters, monkeypatch, script):
+@pytest.mark.parametrize("name", ["reward_to_go", "shapley"])
+def test_credit_for_each_answer_of_one_is_vpo(letters, monkeypatch, name):
     """The steps of both are then equal. Guards the loss, which gets every token as a rollout of its own."""
     task = load_task(str(letters / "letters.py"))
     task.minimum = 0.0
@@ -194,9 +195,9 @@ def test_credit_for_each_answer_of_one_is_vpo(letters, monkeypatch, script):
         return float(train_step("vpo", state, task, config).metrics["grad_norm"])
 
     expected = gradient_norm(train.train_step)
-    monkeypatch.setattr(train, "train_step", train.train_step)  # the examples replace it
-    monkeypatch.delitem(sys.modules, "examples.reward_to_go", raising=False)
-    example(script)
+    monkeypatch.setattr(train, "train_step", train.train_step)  # the scripts replace it
+    monkeypatch.delitem(sys.modules, "study.reward_to_go", raising=False)
+    script(name, STUDY)
     assert train.train_step.__name__ == "credited_train_step"
     assert gradient_norm(train.train_step) == pytest.approx(expected, rel=1e-4)
     assert expected > 0.01
@@ -315,7 +316,7 @@ def expected_advantages(task: Task, method: str, scored: Scored, seed: int) -> t
     ],
 )
 def test_settings_that_would_undo_vpo_are_refused_by_name(letters, tmp_path, flags, named):
-    trl_vpo = example("trl_vpo")
+    trl_vpo = script("trl_vpo")
     files = {"task": str(letters / "letters.py"), "model": str(letters / "start")}
     all_flags = {"output_dir": str(tmp_path)} | files | flags
     with pytest.raises((UserError, ValueError), match=named):
@@ -336,7 +337,7 @@ def test_settings_that_would_undo_vpo_are_refused_by_name(letters, tmp_path, fla
 def test_a_mistake_is_one_line(letters, capsys, flags, named):
     command_line = f"--task {letters / 'letters.py'} --model {letters / 'start'} {flags}"
     with pytest.raises(SystemExit) as stop:
-        example("trl_vpo").main(command_line.split())
+        script("trl_vpo").main(command_line.split())
     lines = capsys.readouterr().err.splitlines()
     (error,) = (line for line in lines if ": error: " in line)
     assert stop.value.code == 2
@@ -345,7 +346,7 @@ def test_a_mistake_is_one_line(letters, capsys, flags, named):
 
 def test_verl_gets_scalars_and_a_group_the_same_weights():
     """The reward function is called as veRL 0.9.1 calls it: by keyword, with fields of its own."""
-    verl = example("verl_reward")
+    verl = script("verl_reward")
     parameters = list(inspect.signature(verl.compute_score).parameters)
     assert parameters[:4] == ["data_source", "solution_str", "ground_truth", "extra_info"]
     # In veRL's defaults no size of a micro-batch is set, and it stops.
@@ -384,7 +385,7 @@ def test_verl_gets_scalars_and_a_group_the_same_weights():
 
 @pytest.mark.parametrize("truth, m", [("72", 3), (None, -1), (None, "3")])
 def test_verl_refuses_rows_of_another_kind(truth, m):
-    verl = example("verl_reward")
+    verl = script("verl_reward")
     row = verl.rows("maze", "train", 1, 3)[0]
     truth = truth or row["reward_model"]["ground_truth"]
     with pytest.raises(UserError, match=f"m = {m}: no row of maze"):

@@ -192,7 +192,7 @@ def check_verdict(attempt: Attempt) -> None:
 def test_the_lesson_runs_and_every_check_tells_right_from_wrong(tmp_path):
     for name in PROJECT.split():
         (tmp_path / name).symlink_to(ROOT / name)  # so that runs/ is a folder of its own
-    notebook = nbformat.read(ROOT / "lesson.ipynb", as_version=4)
+    notebook = nbformat.read(ROOT / "docs/lesson.ipynb", as_version=4)
     nbformat.validate(notebook)
     assert not any(cell.outputs for cell in notebook.cells if cell.cell_type == "code")
     pattern = r"<summary>Exercise (\d)</summary>\n\n```python\n(.*?)\n```"
@@ -200,7 +200,8 @@ def test_the_lesson_runs_and_every_check_tells_right_from_wrong(tmp_path):
     assert list(solutions) == [str(n) for n in range(1, 10)]
 
     notebook.cells, attempts = with_attempts(notebook, solutions)
-    resources = {"metadata": {"path": str(tmp_path)}}
+    (tmp_path / "docs").mkdir()
+    resources = {"metadata": {"path": str(tmp_path / "docs")}}  # where Jupyter starts it
     nbclient.NotebookClient(notebook, timeout=300, resources=resources).execute()
     for attempt in attempts:
         check_verdict(attempt)
@@ -214,7 +215,7 @@ def test_the_lesson_runs_and_every_check_tells_right_from_wrong(tmp_path):
 
 
 def test_the_notebook_is_what_the_teachers_page_says():
-    source = json.dumps(json.loads((ROOT / "lesson.ipynb").read_text()))
+    source = json.dumps(json.loads((ROOT / "docs/lesson.ipynb").read_text()))
     plan = (ROOT / "docs/lesson.md").read_text()
     for n in WRONG:
         assert f"Exercise {n}." in source and f"| {n} |" in plan

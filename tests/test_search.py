@@ -83,7 +83,7 @@ def test_maze_knows_what_can_be_reached():
             answer = " ".join(task.cells[cell] for cell in route[1:])
             expected.add(tuple(task.reward(problem, answer)))
         assert {tuple(vector) for vector in task.reachable(problem)} == expected
-    blended = load_task(str(ROOT / "examples/rewards/blended.py"))
+    blended = load_task(str(ROOT / "study/rewards/blended.py"))
     assert blended.reachable(blended.problems("test", 1)[0]) == []  # its rewards are not the maze's
 
 

@@ -1,0 +1,1 @@
+"""The study behind the results. The program imports nothing of it."""

@@ -1,0 +1,335 @@
+"""The paper's claims, C1 to C11: what was measured of each, and the verdict that follows from it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from report.markdown import markdown
+from report.search_tables import RIVALS, counts_alone
+from report.style import Entry
+from study.result_tables import GRPO, MAX_AT_K, START_MODEL, VPO, flags_text
+from study.searches import counts_of_other_runs
+from study.significance import t_test
+from study.stored import SINGLE, Difference, Stored, TaskResults
+
+MULTI_RLVR = Entry("multi_rlvr")
+ONE_ANSWER = Entry("vpo", flags=(("m", 1), ("prompts-per-step", 36), ("lr", 1.2e-3)))
+TWO_ANSWERS = Entry("vpo", flags=(("m", 2), ("prompts-per-step", 18)))
+FIVE_ANSWERS = Entry("vpo", flags=(("m", 5), ("prompts-per-step", 7)))
+FEW_WEIGHTS = Entry("vpo", flags=(("n-weights", 10),))
+SOBOL = Entry("vpo", flags=(("sampler", "sobol"),))
+
+# By what many candidates are judged in each task. In headlines best@30 ties: none tells four facts.
+LARGE_K = {"maze": "best@30", "code": "pass@30", "headline": "W@30"}
+ALIKE = 0.02  # smaller differences count as none
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One measurement; `verdict` is None where it neither shows nor refutes the claim."""
+
+    text: str
+    verdict: bool | None
+    detail: str = ""  # further numbers, on which the verdict does not depend
+
+    @property
+    def outcome(self) -> str:
+        """The verdict as a word."""
+        if self.verdict is None:
+            return "undecided"
+        return "shown" if self.verdict else "refuted"
+
+
+@dataclass(frozen=True)
+class Claim:
+    id: str
+    text: str
+    findings: list[Finding]
+
+    @property
+    def verdict(self) -> str:
+        """Holds: shown in all findings. Partly: shown and refuted. Fails: refuted, never shown.
+
+        Open: never refuted, but not shown everywhere.
+        """
+        verdicts = {finding.verdict for finding in self.findings}
+        if verdicts == {True}:
+            return "holds"
+        if False not in verdicts:
+            return "open"
+        return "partly" if True in verdicts else "fails"
+
+    @property
+    def decisive(self) -> str:
+        """The text of the first finding that is refuted, else undecided, else shown."""
+        order = (False, None, True)
+        return min(self.findings, key=lambda finding: order.index(finding.verdict)).text
+
+
+def all_claims(stored: Stored) -> list[Claim]:
+    measured = (
+        (
+            "C1",
+            "at k = 30 VPO matches or beats the strongest scalar baseline",
+            beats_scalar_baselines,
+        ),
+        ("C2", "VPO's lead over the strongest scalar baseline widens with k", lead_widens_with_k),
+        (
+            "C3",
+            "at k = 1 GRPO is ahead, and VPO overtakes it at about k = 3 (from 2 to 5)",
+            curves_cross,
+        ),
+        (
+            "C4",
+            "diversity from the first ten steps of training to the last: GRPO's falls towards 0, "
+            "Multi-RLVR's stays low, VPO's stays high",
+            diversity_in_training,
+        ),
+        (
+            "C5",
+            "in an evolutionary search VPO solves problems that GRPO does not, more than chance",
+            vpo_solves_more,
+        ),
+        ("C5, Group VPO", "so does Group VPO", group_vpo_solves_more),
+        (
+            "C6",
+            "no extra training compute: at most 10% more tokens than Multi-RLVR and GRPO",
+            no_extra_compute,
+        ),
+        (
+            "C7",
+            "with collinear objectives VPO and GRPO are alike (within 0.02)",
+            collinear_objectives,
+        ),
+        ("C8", "with m = 1 VPO is GRPO (within 0.02)", one_answer_is_grpo),
+        (
+            "C9",
+            "more answers, more preference weights and low-discrepancy weights help",
+            more_answers_and_weights,
+        ),
+        (
+            "C10",
+            "a valley in which partial progress scores worse: GRPO stays out, VPO crosses it",
+            crosses_the_valley,
+        ),
+        ("C11", "VPO's lead over GRPO is larger on harder problems", lead_grows_with_difficulty),
+    )
+    return [Claim(name, text, list(measure(stored))) for name, text, measure in measured]
+
+
+def verdict_table(stored: Stored) -> str:
+    """The claims with their verdicts and one number each."""
+    head = ["", "claim", "verdict", "the first measurement that does not support it"]
+    rows = []
+    for claim in all_claims(stored):
+        rows.append([claim.id, claim.text, f"**{claim.verdict}**", claim.decisive])
+    return markdown(head, rows)
+
+
+def finding_table(stored: Stored) -> str:
+    """The claims, and below each a row for everything that was measured of it."""
+    rows = []
+    for claim in all_claims(stored):
+        rows.append([claim.id, f"**{claim.text}**", f"**{claim.verdict}**"])
+        for finding in claim.findings:
+            measured = f"{finding.text}; {finding.detail}" if finding.detail else finding.text
+            rows.append(["", measured, finding.outcome])
+    return markdown(["", "claim and measurements", "verdict"], rows)
+
+
+def beats_scalar_baselines(stored: Stored) -> Iterator[Finding]:
+    for task in main_tasks(stored):
+        scalar = strongest_scalar(task)
+        measure = LARGE_K[task.name]
+        lead = task.difference(VPO, scalar, measure)
+        verdict = None
+        if lead.low > -ALIKE:
+            verdict = True
+        elif lead.high < -ALIKE:
+            verdict = False
+        yield Finding(f"{task.name}, {measure}, against {scalar.title}: {lead}", verdict)
+
+
+def lead_widens_with_k(stored: Stored) -> Iterator[Finding]:
+    for task in main_tasks(stored):
+        scalar = strongest_scalar(task)
+        lead_at_30 = task.lead(VPO, scalar, "best@30")
+        lead = task.summary(lead_at_30)
+        growth = task.summary(lead_at_30 - task.lead(VPO, scalar, "best@3"))
+        text = f"{task.name}, best@k: from k = 3 to k = 30 by {growth}, at k = 30 it is {lead}"
+        yield Finding(text, both(is_positive(growth), is_positive(lead)))
+
+
+def curves_cross(stored: Stored) -> Iterator[Finding]:
+    for task in main_tasks(stored):
+        grpo_lead = task.difference(GRPO, VPO, "best@1")
+        ahead = []  # the k at which VPO's mean is above GRPO's
+        for k in (2, 3, 5, 10, 30):
+            if task.lead(VPO, GRPO, f"best@{k}").mean() > 0:
+                ahead.append(k)
+        crossing = f"VPO ahead from k = {ahead[0]}" if ahead else "VPO ahead at no k"
+        text = f"{task.name}, GRPO - VPO at k = 1: {grpo_lead}, {crossing}"
+        crosses_early = bool(ahead) and ahead[0] <= 5
+        yield Finding(text, both(is_positive(grpo_lead), crosses_early))
+
+
+def diversity_in_training(stored: Stored) -> Iterator[Finding]:
+    for task in main_tasks(stored):
+        first = {}  # ten steps of training
+        last = {}
+        for policy in (GRPO, MULTI_RLVR, VPO):
+            first[policy] = task.average(policy, lambda run: run.training["diversity"][0])
+            last[policy] = task.average(policy, lambda run: run.training["diversity"][-1])
+        for policy, expectation, met in (
+            (GRPO, "below half", last[GRPO] < 0.5 * first[GRPO]),
+            (MULTI_RLVR, "below two thirds of VPO's", last[MULTI_RLVR] < 0.67 * last[VPO]),
+            (VPO, "kept", last[VPO] >= first[VPO]),
+        ):
+            outcome = expectation if met else f"not {expectation}"
+            change = f"{first[policy]:.2f} to {last[policy]:.2f}"
+            yield Finding(f"{task.name}, {policy.title}: {change}, {outcome}", met)
+
+
+def vpo_solves_more(stored: Stored) -> Iterator[Finding]:
+    return solves_more(stored, "vpo")
+
+
+def group_vpo_solves_more(stored: Stored) -> Iterator[Finding]:
+    return solves_more(stored, "group_vpo")
+
+
+def solves_more(stored: Stored, method: str) -> Iterator[Finding]:
+    """What a method solves and GRPO does not, held against what GRPO of another run solves."""
+    title = Entry(method).title
+    for name, search in stored.searches.items():
+        if not name.endswith("evolve"):
+            continue
+        policies = search["policies"]
+        alone = counts_alone(policies, (method,), ("grpo",))
+        chance = counts_of_other_runs(policies, ("grpo",))
+        text = (
+            f"{name.replace('_', ', ')}: in three runs {title} solves {listed(alone)} that GRPO does "
+            f"not; GRPO of another run {listed(chance)}"
+        )
+        reverse = counts_alone(policies, ("grpo",), (method,))
+        neither = counts_alone(policies, (method,), RIVALS)
+        neither_by_chance = counts_of_other_runs(policies, RIVALS)
+        lost = counts_alone(policies, RIVALS, (method,))
+        detail = (
+            f"GRPO solves {listed(reverse)} that {title} does not; beside GRPO and the start model "
+            f"{title} solves {listed(neither)}, these two in another run {listed(neither_by_chance)}, "
+            f"and {listed(lost)} that {title} does not"
+        )
+        is_more = [own > other for own, other in zip(alone, chance, strict=True)]
+        verdict = True if all(is_more) else None
+        if not any(is_more) and any(alone + chance):
+            verdict = False
+        yield Finding(text, verdict, detail)
+
+
+def listed(counts: list[int]) -> str:
+    """Counts in a sentence."""
+    return ", ".join(map(str, counts))
+
+
+def no_extra_compute(stored: Stored) -> Iterator[Finding]:
+    measured = [(task, None) for task in main_tasks(stored)]
+    measured += [(stored.task("open_cases"), lr) for lr in (2e-5, 5e-5)]  # two rates, no own one
+    for task, lr in measured:
+        ours = Entry("vpo", lr)
+        for other in (MULTI_RLVR, GRPO):
+            theirs = Entry(other.method, lr)
+            if not task.runs(theirs):
+                continue  # Multi-RLVR was not trained on the open cases
+            vpo_tokens = task.average(ours, lambda run: run.tokens)
+            ratio = vpo_tokens / task.average(theirs, lambda run: run.tokens)
+            text = f"{task.name}, tokens of {ours.title} / {theirs.title}: {ratio:.2f}"
+            yield Finding(text, ratio < 1.1)
+
+
+def collinear_objectives(stored: Stored) -> Iterator[Finding]:
+    for name in ("copies", "noisy"):
+        task = stored.task(name)
+        lead = task.difference(VPO, GRPO, "W@30")
+        control = task.difference(VPO, MAX_AT_K, "W@30")
+        text = f"{name}, W@30, VPO - GRPO: {lead}, VPO - Max@K: {control}"
+        yield Finding(text, is_alike(lead))
+
+
+def one_answer_is_grpo(stored: Stored) -> Iterator[Finding]:
+    maze = stored.task("maze")
+    for measure in ("best@1", "W@30"):
+        lead = maze.difference(ONE_ANSWER, GRPO, measure)
+        yield Finding(f"maze, {measure}: {lead}", is_alike(lead))
+
+
+def more_answers_and_weights(stored: Stored) -> Iterator[Finding]:
+    maze = stored.task("maze")
+    for policy in (ONE_ANSWER, TWO_ANSWERS, FIVE_ANSWERS, FEW_WEIGHTS, SOBOL):
+        lead = maze.difference(policy, VPO, "W@30")
+        verdict = is_positive(lead)
+        if policy not in (FIVE_ANSWERS, SOBOL) and verdict is not None:
+            verdict = not verdict  # these have less than the default
+        text = f"maze, W@30, {flags_text(policy)} against the default: {lead}"
+        yield Finding(text, verdict)
+
+
+def crosses_the_valley(stored: Stored) -> Iterator[Finding]:
+    toy = stored.task("toy")
+    grpo = toy.mean(GRPO, "pass@30")
+    max_at_k = toy.mean(MAX_AT_K, "pass@30")
+    vpo = toy.mean(VPO, "pass@30")
+    text = f"toy, pass@30: GRPO {grpo:.2f}, VPO {vpo:.2f}, and Max@K {max_at_k:.2f}"
+    yield Finding(text, grpo < 0.1 and vpo > 0.9)
+
+
+def lead_grows_with_difficulty(stored: Stored) -> Iterator[Finding]:
+    """The lead in thirds of the problems, ordered by what the start model scores on them."""
+    for task, measure in ((stored.task("maze"), "W@30"), (stored.task("code"), "best@30")):
+        lead = task.lead(VPO, GRPO, measure)  # (seeds, N)
+        for start_measure in ("best@1", "best@30"):
+            start_means = task.values(START_MODEL, start_measure).mean(0)  # (N)
+            order = start_means.argsort(stable=True)  # hard first
+            thirds = [lead[:, chosen].mean(1) for chosen in order.tensor_split(3)]  # (seeds) each
+            growth = thirds[0] - thirds[2]
+            means = ", ".join(f"{third.mean():+.3f}" for third in thirds)
+            p = t_test(growth)
+            text = (
+                f"{task.name}, {measure}, thirds from hard to easy by the start's {start_measure}: "
+                f"{means} (p = {p:.2f})"
+            )
+            yield Finding(text, growth.mean().item() > 0 if p < 0.05 else None)
+
+
+def main_tasks(stored: Stored) -> list[TaskResults]:
+    """The maze, programs and headlines."""
+    return [stored.task(name) for name in LARGE_K]
+
+
+def strongest_scalar(task: TaskResults) -> Entry:
+    """The best baseline at k = 30 of all rates; not goal-conditioned, which is told a goal."""
+    methods = {*SINGLE, "multi_rlvr"} - {"goal_conditioned"}
+    seeds = task.shared_seeds(VPO)
+    measured = []
+    for policy in task.policies():
+        if policy.method in methods and task.shared_seeds(policy, VPO) == seeds:
+            measured.append(policy)
+    return max(measured, key=lambda policy: task.mean(policy, LARGE_K[task.name]))
+
+
+def is_positive(difference: Difference) -> bool | None:
+    """The sign of a firm difference; None if it is not firm."""
+    return difference.mean > 0 if difference.firm else None
+
+
+def is_alike(difference: Difference) -> bool | None:
+    """Whether a difference is below 0.02; None if the interval does not say."""
+    if difference.low > -ALIKE and difference.high < ALIKE:
+        return True
+    if difference.low > ALIKE or difference.high < -ALIKE:
+        return False
+    return None
+
+
+def both(first: bool | None, second: bool | None) -> bool | None:
+    """The first verdict unless it is True, else the second."""
+    return second if first else first
