@@ -11,48 +11,45 @@ cost the search an evaluation.
 In names such as best@k the letter k counts candidates. In shapes n is the pool, and k the objectives.
 """
 
-import functools
+import dataclasses
+import importlib.util
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
-from engine.checkpoints import check_folder
-from engine.checks import check_device
-from engine.config import Config, EvalConfig, Parser, as_command, check_used, parse
-from engine.evaluations import (
-    Evaluation,
-    comparable,
-    held_out,
-    output_folders,
-    policies,
-    read_snapshots,
-    start_of,
+from engine.config import Config, Parser, check_device, check_ranges, flag, flag_of
+from engine.doors import as_command
+from engine.files import read_log, write_text, writing
+from engine.looks import look_of
+from engine.processes import run_all
+from engine.runs import load_run, policies, progress, start_of, task_of
+from engine.tasks import held_out
+from rewards import Problem, Task, UserError
+from rollout import (
+    Policy,
+    SamplingOptions,
+    StopRule,
+    accelerated,
+    build_prompt,
+    load_policy,
+    random_generator,
+    read_answers,
+    rollout_length,
+    sample,
+    score,
 )
-from engine.files import read_log, writing
-from engine.kinds import kind_of
-from engine.models import Model, Tokenizer, load_config_and_tokenizer, load_policy
-from engine.processes import (
-    check_device_of_jobs,
-    jobs_of,
-    progress_line,
-    run_all,
-    set_threads,
-)
-from engine.run_folder import progress, task_like
-from report import page, plots, style
-from report.evaluation import EvalReport, mean_of, training_cost
-from report.geometry import geometry_report
-from rewards import Problem, Task
-from rollout import build_prompt, parse_texts, sample, sampling_options, score
-from vpo import ADVANTAGES, answers_per_rollout, sample_weights
+from vpo import ADVANTAGES, SEVERAL_ANSWERS, answers_per_rollout
 
-USAGE = "RUN [RUN ...] [--split SPLIT] [--out FOLDER] [--FLAG VALUE ...]"
-PLOTTED = ("reward", "diversity", "answers", "rollouts", "tokens")  # metrics that a report needs
 BUDGETS = (1, 2, 3, 5, 8, 10, 15, 20, 30, 50, 100)
+ROLLOUTS_AT_ONCE = 750  # of the tiny model
+
+
+# The measures.
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -79,12 +76,12 @@ def best_at_k(scores: Tensor, k: int) -> Tensor:
         raise ValueError(f"best_at_k(k={k}): needs 1 <= k <= n = {n} candidates")
     n_subsets = math.comb(n, k)
     shares = [math.comb(i, k - 1) / n_subsets for i in range(n)]
-    shares = torch.tensor(shares, dtype=torch.float64, device=scores.device)  # (n)
-    ranked = scores.sort(-1).values.double()  # (..., n)
+    shares = torch.tensor(shares, dtype=torch.float64)  # (n)
+    ranked = scores.cpu().double().sort(-1).values  # (..., n)
     return (ranked * shares).sum(-1)
 
 
-def weighted_best_at_k(rewards: Tensor, k: int, objective_mask: Tensor) -> Tensor:
+def weighted_best_at_k(rewards: Tensor, k: int, objective_mask: Tensor | None = None) -> Tensor:
     """W@k: best@k of the utility w . r, averaged over w ~ Dirichlet(1).
 
     This is what a pool is worth to a user whose preferences were unknown in training, whatever its
@@ -92,20 +89,34 @@ def weighted_best_at_k(rewards: Tensor, k: int, objective_mask: Tensor) -> Tenso
 
     Args:
         rewards: (N, n, objectives).
-        objective_mask: (N, objectives) bool, those that a problem has, which come first.
+        objective_mask: (N, objectives) bool, those that a problem has, which come first. None: all.
 
     Returns:
         (N).
     """
-    sizes = objective_mask.sum(1)
+    rewards = rewards.cpu().double()
+    if objective_mask is None:
+        objective_mask = torch.ones(len(rewards), rewards.shape[-1], dtype=torch.bool)
+    sizes = objective_mask.cpu().sum(1)
     values = torch.zeros(len(rewards), dtype=torch.float64)
     for size in sizes.unique().tolist():
-        generator = torch.Generator().manual_seed(0)
-        weights = sample_weights(256, size, sampler="sobol", generator=generator).to(rewards)
         own = rewards[sizes == size][..., :size]  # (N', n, size)
-        utilities = (own @ weights.T).mT  # (N', 256, n)
-        values[sizes == size] = best_at_k(utilities, k).mean(-1)
+        utilities = own @ spread_weights(size).T  # (N', n, 256)
+        values[sizes == size] = best_at_k(utilities.mT, k).mean(-1)
     return values
+
+
+def spread_weights(k: int, n: int = 256) -> Tensor:
+    """n preference weights (n, k) spread evenly over the simplex: the gaps between k - 1 cuts of [0, 1].
+
+    The cuts come from a scrambled Sobol net, always the same one.
+    """
+    if k == 1:
+        return torch.ones(n, 1, dtype=torch.float64)
+    net = torch.quasirandom.SobolEngine(k - 1, scramble=True, seed=0)
+    cuts = net.draw(n, dtype=torch.float64).sort(-1).values  # (n, k - 1)
+    ends = torch.tensor([[0.0], [1.0]], dtype=torch.float64).expand(2, n)
+    return torch.diff(cuts, prepend=ends[0, :, None], append=ends[1, :, None])
 
 
 def diversity(rewards: Tensor) -> Tensor:
@@ -140,14 +151,7 @@ def coverage(rewards: Tensor, m: int) -> Tensor:
     return sets.amax(2).mean((1, 2))
 
 
-@dataclass
-class Policy:
-    """A model that is asked for m answers per rollout."""
-
-    name: str  # start, start_sets, or a method
-    model: Model
-    tokenizer: Tokenizer
-    m: int
+# Pools.
 
 
 @dataclass
@@ -160,10 +164,6 @@ class Pool:
     scalars: Tensor  # (N, n) task scalars
     objective_mask: Tensor  # (N, k) bool, the objectives that each problem has
 
-    def vectors(self) -> list[Tensor]:
-        """N times the rewards (n, k) in a problem's own objectives."""
-        return [self.rewards[i][:, mask] for i, mask in enumerate(self.objective_mask)]
-
 
 def sample_pool(
     policy: Policy,
@@ -171,84 +171,49 @@ def sample_pool(
     problems: list[Problem],
     config: Config,
     *,
+    m: int,
     size: int,
     temperature: float,
-    in_training: bool = False,
 ) -> Pool:
-    """Sample `size` candidates for each problem.
+    """Sample `size` candidates for each problem, in rollouts of m answers.
 
-    A goal-conditioned policy is told other preference weights for each candidate.
-
-    Args:
-        in_training: sample no more rollouts at a time than a training step does, and draw no
-            progress bar.
+    A prompt that needs more rollouts than are sampled at a time is given several times.
     """
-    # A problem has a prompt for each of these; None: the prompt tells no preference weights.
-    goals = goals_of_prompts(policy, task, config, size, in_training)
-    per_prompt = math.ceil(size / (policy.m * len(goals)))  # rollouts
-    options = sampling_options(
-        policy.tokenizer,
-        task,
-        policy.m,
-        config.max_new_tokens,
+    at_once = config.sampling_batch or ROLLOUTS_AT_ONCE
+    n_rollouts = math.ceil(size / m)  # for each problem
+    times = math.ceil(n_rollouts / max(at_once, config.group_size))
+    G = math.ceil(n_rollouts / times)
+    options = SamplingOptions(
+        max_new_tokens=rollout_length(task, m, config.max_new_tokens),
+        generator=random_generator(config.seed, 0, "evaluation"),
         temperature=temperature,
-        batch=config.sampling_batch if in_training else 0,
-        generator=torch.Generator(policy.model.device).manual_seed(config.seed),
+        batch=at_once,
+        stop=None if policy.is_tiny else StopRule(policy, task, m),
     )
-
-    prompts = []  # those of a problem side by side
+    fastest_sample = accelerated(sample, config.plain)  # that of fast/, unless --plain
+    prompts = []
     for problem in problems:
-        prompts += [build_prompt(policy.tokenizer, task, problem, policy.m, goal) for goal in goals]
-    at_once = max(1, kind_of(policy.tokenizer).pool_batch(config, policy.m) // size)  # problems
-    chunk = at_once * len(goals)
-    title = f"evaluate {style.Entry(policy.name).title}"
-    bar = tqdm(
-        range(0, len(prompts), chunk),
-        title,
-        leave=False,
-        disable=in_training,
-        position=progress_line(),
-    )
-    answers = []  # of each rollout
-    for first in bar:
-        asked = prompts[first : first + chunk]
-        rollouts = sample(policy.model, policy.tokenizer, asked, per_prompt, options)
-        answers += parse_texts(task, rollouts.texts, policy.m, rollouts.ended)
-    return pool_of(problems, answers, task, policy.m, size)
-
-
-def goals_of_prompts(
-    policy: Policy, task: Task, config: Config, size: int, in_training: bool
-) -> list[list[float]] | list[None]:
-    """The preference weights that each prompt of a problem tells. The arguments are `sample_pool`'s."""
-    if policy.name == "goal_conditioned":
-        generator = torch.Generator().manual_seed(config.seed)
-        return sample_weights(size, len(task.objectives), generator=generator).tolist()
-    if not in_training:
-        return [None]
-    # The same prompt several times, for no more rollouts each than in training.
-    return [None] * math.ceil(size / (policy.m * config.group_size))
+        prompts += [build_prompt(policy, task, problem, m)] * times
+    rollouts = fastest_sample(policy, prompts, G, options)
+    answers = read_answers(task, rollouts, m)
+    return pool_of(task, problems, answers, m, size)
 
 
 def pool_of(
-    problems: list[Problem], answers: list[list[str]], task: Task, m: int, size: int
+    task: Task, problems: list[Problem], answers: list[list[str]], m: int, size: int
 ) -> Pool:
     """Score the answers of P * G rollouts, and cut those of each problem to `size` candidates."""
     scored = score(task, problems, answers, m)
-    slots = []  # (P * G * m)
-    for parsed in answers:
-        slots += [*parsed, *[None] * (m - len(parsed))]
-    per_problem = len(slots) // len(problems)
+    G = len(answers) // len(problems)
     candidates = []
-    for first in range(0, len(slots), per_problem):
-        candidates.append(slots[first : first + size])
-    return Pool(
-        problems,
-        candidates,
-        scored.vectors.flatten(1, 2)[:, :size],
-        scored.scalars.flatten(1, 2)[:, :size],
-        scored.objective_mask,
-    )
+    for first in range(0, len(answers), G):
+        slots = []
+        for parsed in answers[first : first + G]:
+            slots += [*parsed, *[None] * (m - len(parsed))]
+        candidates.append(slots[:size])
+    rewards = scored.vectors.flatten(1, 2)[:, :size]
+    scalars = scored.scalars.flatten(1, 2)[:, :size]
+    return Pool(problems, candidates, rewards, scalars, scored.objective_mask)
 
 
 def measure(pool: Pool, task: Task, m: int) -> dict[str, Tensor]:
@@ -267,7 +232,7 @@ def measure(pool: Pool, task: Task, m: int) -> dict[str, Tensor]:
     is_earning = (pool.rewards > task.minimum) & mask[:, None]  # (N, n, k)
     values["earned"] = is_earning.any(-1).double().mean(1)
     values["diversity"] = diversity(pool.rewards)
-    values["pareto_share"] = pareto_share(pool.rewards)
+    values["pareto"] = pareto_share(pool.rewards)
     # coverage divides by all objectives. A problem that lacks some is divided by its own.
     k_own = mask.sum(1)  # (N)
     values["coverage"] = coverage(pool.rewards, m) * mask.shape[1] / k_own
@@ -276,64 +241,210 @@ def measure(pool: Pool, task: Task, m: int) -> dict[str, Tensor]:
     return values
 
 
+# The table and the picture.
+
+
 @dataclass
-class RunPools:
-    """The pools of one run's policies, and which of the problems show the same prompt."""
+class Report:
+    """The measures of one run's policies, or of several runs' policies together."""
 
-    pools: dict[str, Pool]
-    prompt_ids: Tensor | None  # (N), equal where two problems show the same prompt; None: all do
+    runs: list[str]
+    settings: "Settings"
+    measures: dict[str, dict[str, Tensor]]  # policy -> measure -> values (N) or (runs, N)
 
+    def mean(self, policy: str, measure: str) -> float:
+        return self.measures[policy][measure].double().mean().item()
 
-def evaluate_run(
-    evaluation: Evaluation, device: str, names: list[str] | None = None, jobs: int = 1
-) -> RunPools:
-    """Sample the pools of the start model and of every method of a run, or of `names`.
+    def print_table(self) -> None:
+        """Print the means of the main measures, a row per policy."""
+        n = self.settings.pool
+        columns = [f"best@{k}" for k in (1, 3, 10) if k < n] + [f"best@{n}"]
+        if any(values[f"pass@{n}"].any() for values in self.measures.values()):
+            columns += ["pass@1", f"pass@{n}"]
+        columns += [f"W@{n}", "diversity", "pareto", "coverage"]
+        heading = (
+            f"{self.runs[0]}: {self.settings.problems} {self.settings.split} problems, pool of {n} "
+            f"candidates, temperature {self.settings.temperature}"
+        )
+        if len(self.runs) > 1:
+            heading = f"mean of {len(self.runs)} runs"
+        heads = [f"{column:>11}" for column in columns]
+        print(f"\n{heading}\n" + " " * 20 + "".join(heads))
+        for policy in self.measures:
+            cells = [f"{self.mean(policy, column):11.3f}" for column in columns]
+            print(f"{look_of(policy).title:20}" + "".join(cells))
+        if not any(values["diversity"].any() for values in self.measures.values()):
+            print(
+                "all candidates of all policies earned the same: nothing was learnt, or nothing can be"
+            )
+        elif any(policy in ADVANTAGES for policy in self.measures):
+            print(self.in_words())
 
-    Args:
-        jobs: policies that are evaluated at a time.
-
-    Raises:
-        UserError: a checkpoint is damaged.
-    """
-    config = evaluation.config
-    task = evaluation.task
-    settings = evaluation.settings
-    stored = policies(evaluation.run, config.m)
-    names = names or list(stored)
-    for name in names:
-        check_folder(stored[name].folder)
-    problems = held_out(task, settings.split, settings.problems)
-    jobs = min(jobs, len(names))
-
-    def evaluate(name: str) -> Pool:
-        own_task = task if jobs == 1 else task_like(config)  # a process needs a sandbox of its own
-        folder = str(stored[name].folder)
-        model, tokenizer = load_policy(folder, own_task, device=device, dtype=config.dtype)
-        return sample_pool(
-            Policy(name, model, tokenizer, stored[name].m),
-            own_task,
-            problems,
-            config,
-            size=settings.pool,
-            temperature=settings.temperature,
+    def in_words(self) -> str:
+        """What the table says: whose variety is left, and who is best for one candidate and for all."""
+        n = self.settings.pool
+        outcomes = [self.outcome(policy) for policy in self.measures if policy in ADVANTAGES]
+        return (
+            f"diversity, against the start model's: {', '.join(outcomes)}\n"
+            f"one candidate, best@1: {self.ranking('best@1')}\n"
+            f"{n} candidates for a user of unknown preferences, W@{n}: {self.ranking(f'W@{n}')}"
         )
 
-    work = {name: functools.partial(evaluate, name) for name in names}
-    pools = run_all(work, jobs)
-    _, tokenizer = load_config_and_tokenizer(str(stored[names[0]].folder), task)
-    prompts = [build_prompt(tokenizer, task, problem, 1) for problem in problems]
-    distinct = list(dict.fromkeys(prompts))
-    prompt_ids = None
-    if len(distinct) > 1:
-        prompt_ids = torch.tensor([distinct.index(prompt) for prompt in prompts])
-    return RunPools(pools, prompt_ids)
+    def outcome(self, policy: str) -> str:
+        """What became of a method's diversity, such as "GRPO 3% (collapsed)"."""
+        title = look_of(policy).title
+        # The start model is asked for what the method is asked for.
+        start = "start_sets" if policy in SEVERAL_ANSWERS else "start"
+        before = self.mean(start, "diversity")
+        after = self.mean(policy, "diversity")
+        if before < 1e-6:
+            return f"{title} {after:.3f} (start model 0)"
+        what = variety(after / before)
+        utility = f"W@{self.settings.pool}"
+        if self.mean(policy, utility) < self.mean("start", utility):
+            what += f", {utility} below the start model"
+        return f"{title} {after / before:.0%} ({what})"
+
+    def ranking(self, measure: str) -> str:
+        """The policies from the best to the worst."""
+        means = {}
+        for policy in self.measures:
+            if policy != "start_sets":
+                means[look_of(policy).title] = self.mean(policy, measure)
+        ranked = sorted(means, key=means.get, reverse=True)
+        return ", ".join(f"{title} {means[title]:.3f}" for title in ranked)
+
+    def write(self, folder: Path, device: str) -> None:
+        """Write eval.json: settings, and of every measure mean and 95% interval."""
+        settings = dataclasses.asdict(self.settings) | {"runs": self.runs, "device": device}
+        record = {"settings": settings, "policies": {}}
+        for policy, values in self.measures.items():
+            summaries = record["policies"][policy] = {}
+            for name, value in values.items():
+                mean = self.mean(policy, name)
+                margin = half_width(value)
+                summaries[name] = {"mean": mean, "interval": [mean - margin, mean + margin]}
+        write_text(folder / "eval.json", json.dumps(record, indent=1))
+
+    def draw_best_at_k(self, path: Path) -> None:
+        """Draw best@k and W@k against k, a curve per policy with its 95% band."""
+        import matplotlib
+        from matplotlib.figure import Figure
+
+        matplotlib.rcParams["svg.hashsalt"] = ""  # equal numbers give equal files
+        figure = Figure(figsize=(9, 4.2), layout="constrained")
+        panels = {"best@": "best@k: the task scalar", "W@": "W@k: random preference weights"}
+        for ax, (prefix, title) in zip(
+            figure.subplots(1, 2, sharey=True), panels.items(), strict=True
+        ):
+            for policy, values in self.measures.items():
+                ks = [k for k in (*BUDGETS, self.settings.pool) if f"{prefix}{k}" in values]
+                ks = sorted(set(ks))
+                means = torch.tensor([self.mean(policy, f"{prefix}{k}") for k in ks])
+                margins = torch.tensor([half_width(values[f"{prefix}{k}"]) for k in ks])
+                look = look_of(policy)
+                label = look.title if prefix == "best@" else None
+                ax.plot(ks, means, color=look.color, marker=look.marker, ls=look.line, label=label)
+                ax.fill_between(ks, means - margins, means + margins, color=look.color, alpha=0.12)
+            ax.set(title=title, xscale="log", xlabel="candidates k", xticks=ks, xticklabels=ks)
+            ax.minorticks_off()
+            ax.spines[["top", "right"]].set_visible(False)
+        figure.legend(loc="outside upper center", ncols=len(self.measures), frameon=False)
+        caption = f"{self.settings.problems} {self.settings.split} problems, temperature "
+        caption += f"{self.settings.temperature:g}; bands: 95% over "
+        caption += "seeds" if len(self.runs) > 1 else "problems"
+        figure.supxlabel(caption, fontsize=9)
+        metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+        figure.savefig(path, dpi=150, metadata=metadata.get(path.suffix[1:]))
 
 
-def evaluate_runs(
+def half_width(values: Tensor) -> float:
+    """Half of the 95% interval of the mean of values (N), over problems, or (runs, N), over runs."""
+    if values.ndim == 2:
+        values = values.double().mean(1)
+    if len(values) < 2:
+        return 0.0
+    return 1.96 * values.double().std().item() / math.sqrt(len(values))
+
+
+def variety(share: float) -> str:
+    """What became of a policy's diversity, given as a share of the start model's."""
+    if share < 1 / 3:
+        return "collapsed"
+    if share < 0.9:
+        return "narrowed"
+    return "kept" if share < 1.1 else "grew"
+
+
+# The evaluation of runs.
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How policies are evaluated: on which problems, with how many candidates each."""
+
+    split: str
+    problems: int
+    pool: int  # candidates per problem
+    temperature: float
+
+    @property
+    def folder_name(self) -> str:
+        return f"eval-{self.split}-{self.problems}x{self.pool}-T{self.temperature:g}"
+
+
+@dataclass
+class Evaluation:
+    """The evaluation of one run."""
+
+    run: Path
+    config: Config
+    settings: Settings
+    folder: Path  # for what is written
+
+
+def evaluation_of(run: Path, changes: dict) -> Evaluation:
+    """How to evaluate a run: by its own flags, but for the changes that are not None."""
+    config = load_run(run).config
+    own = Settings(
+        "test", config.eval_problems or Config.eval_problems, config.pool, config.eval_temperature
+    )
+    changed = {name: value for name, value in changes.items() if value is not None}
+    settings = dataclasses.replace(own, **changed)
+    if settings.pool < config.m:
+        raise UserError(
+            f"--pool {settings.pool}: must hold one rollout of the run's {config.m} answers"
+        )
+    return Evaluation(run, config, settings, run if settings == own else run / settings.folder_name)
+
+
+def check_comparable(evaluations: list[Evaluation]) -> None:
+    """Raise UserError if the means of several runs would say nothing."""
+    runs = [evaluation.run for evaluation in evaluations]
+    if len({run.resolve() for run in runs}) < len(runs):
+        raise UserError(f"{' '.join(map(str, runs))}: names a run twice")
+    first = evaluations[0]
+    for other in evaluations[1:]:
+        for name in ("task", "m", "size", "data", "test_data"):
+            own = getattr(other.config, name)
+            others = getattr(first.config, name)
+            if own != others:
+                raise UserError(
+                    f"{other.run}: has --{name} {own}, and {first.run} has {others}; their mean "
+                    "says nothing"
+                )
+        if other.settings != first.settings:
+            raise UserError(
+                f"{other.run}: differs from {first.run} in --problems, --pool or --temperature: "
+                "give them"
+            )
+
+
+def evaluate(
     runs: list[Path],
     *,
     device: str = "cpu",
-    jobs: int | None = None,
+    jobs: int = 1,
     out: Path | None = None,
     figure_format: str = "png",
     **changes: str | float | None,
@@ -341,135 +452,235 @@ def evaluate_runs(
     """Evaluate run folders: print tables, write eval.json and figures. Of several runs the means, too.
 
     Args:
-        jobs: policies that are evaluated at a time; None: the default of train.py --jobs.
-        changes: fields of EvalSettings that differ from the runs' own.
+        jobs: policies that are evaluated at a time.
+        out: folder for what is written, one in it for each of several runs; None: the run folders.
+        changes: fields of Settings that differ from the runs' own.
 
     Raises:
-        UserError: see `comparable` and `output_folders`.
+        UserError: the runs are incomplete or cannot be compared.
     """
-    evaluations = comparable(runs, **changes)
-    if out is not None:
-        for evaluation, folder in zip(evaluations, output_folders(runs, out), strict=True):
-            evaluation.folder = folder
+    evaluations = [evaluation_of(run, changes) for run in runs]
+    check_comparable(evaluations)
+    for evaluation, folder in zip(evaluations, output_folders(runs, out), strict=True):
+        evaluation.folder = folder or evaluation.folder
     reports = []
     for evaluation in evaluations:
-        evaluation.config.jobs = jobs
-        check_device_of_jobs(evaluation.config, device)
-        reports.append(report_run(evaluation, device, figure_format))
+        reports.append(evaluate_run(evaluation, device, jobs, figure_format))
     if len(runs) > 1:
         means = mean_of(reports)
         means.print_table()
-        folder = out or evaluations[0].summary_folder
-        figure = folder / f"best_at_k.{figure_format}"
+        summary = runs[0].parent / f"{evaluations[0].config.task_name}-summary"
+        if evaluations[0].folder != runs[0]:
+            summary = summary / evaluations[0].folder.name
+        folder = out or summary
         with writing(folder):
-            means.write(folder)
-            plots.best_at_k(means, figure)
-        print(f"figures: {figure}")
+            means.write(folder, device)
+            means.draw_best_at_k(folder / f"best_at_k.{figure_format}")
+        print(f"figures: {folder / f'best_at_k.{figure_format}'}")
 
 
-def report_run(evaluation: Evaluation, device: str, figure_format: str) -> EvalReport:
+def output_folders(runs: list[Path], out: Path | None) -> list[Path | None]:
+    """The folders in `out` for what is made of each run; of a single run `out` itself.
+
+    Raises:
+        UserError: `out` is a file, or two runs would get the same folder in it.
+    """
+    if out is None:
+        return [None] * len(runs)
+    if out.is_file():
+        raise UserError(f"--out {out}: must be a folder, and is a file")
+    names = [run.name for run in runs]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(
+                f"{' '.join(map(str, runs))}: two runs are named {name}, and each gets a folder of its "
+                f"name in {out}; rename one"
+            )
+    return [out] if len(runs) == 1 else [out / name for name in names]
+
+
+def evaluate_run(
+    evaluation: Evaluation, device: str, jobs: int = 1, figure_format: str = "png"
+) -> Report:
     """Evaluate one run, print its table, and write its eval.json and figures."""
+    run = evaluation.run
     config = evaluation.config
-    settings = evaluation.settings
-    set_threads(config, device)
-    result = evaluate_run(evaluation, device, jobs=jobs_of(config, device))
-    measures = {}
-    logs = {}
-    costs = []
-    for name, pool in result.pools.items():
-        entry = style.Entry(name)
-        measures[entry] = measure(pool, evaluation.task, config.m)
-        if name in ADVANTAGES:
-            logs[entry] = read_log(evaluation.run / name / "metrics.jsonl", *PLOTTED)
-            m = answers_per_rollout(name, config.m)
-            costs.append(training_cost(name, logs[entry], m))
-    report = EvalReport(
-        str(evaluation.run),
-        settings.split,
-        len(result.pools["start"].problems),  # a finite set may hold fewer than asked for
-        settings.pool,
-        settings.temperature,
-        measures,
-        result.prompt_ids,
-    )
-    unfinished = progress(evaluation.run, config)
+    if config.is_tiny:
+        torch.set_num_threads(1)
+    names = list(policies(run, config.m))
+    jobs = max(1, min(jobs, len(names)))
+    task = task_of(config)
+    shared = task if jobs == 1 else None  # a process of its own loads it itself
+    work = {name: (name, evaluation, device, shared) for name in names}
+    pools = run_all(evaluate_policy, work, jobs)
+    measures = {name: measure(pools[name], task, config.m) for name in names}
+    # A finite data set may hold fewer problems than asked for.
+    settings = dataclasses.replace(evaluation.settings, problems=len(pools["start"].problems))
+    report = Report([str(run)], settings, measures)
+    unfinished = progress(run, config)
     if unfinished:
-        print(f"{evaluation.run} is not finished: {unfinished}")
+        print(f"{run} is not finished: {unfinished}")
     report.print_table()
+    costs = [training_cost(run, name, config.m) for name in names if name in ADVANTAGES]
     print(f"sampled in training: {'; '.join(costs)}")
     with writing(evaluation.folder):
-        report.write(evaluation.folder)
-        plots.run_figures(evaluation, report, logs, result.pools, figure_format)
+        report.write(evaluation.folder, device)
+        picture = evaluation.folder / f"best_at_k.{figure_format}"
+        report.draw_best_at_k(picture)
+        figures = [picture]
+        if importlib.util.find_spec("report"):
+            plots = importlib.import_module("report.plots")
+            figures += plots.run_figures(evaluation, task, pools, figure_format)
+    print(f"figures: {', '.join(map(str, figures))}")
     return report
 
 
-def print_reward_geometry(name: str, config: EvalConfig, device: str) -> None:
-    """Print what a start model's rollouts on validation problems say of the task's reward vector."""
-    start_config, task, folder = start_of(name, config.task, device == "cuda")
-    model, tokenizer = load_policy(folder, task, device=device, dtype=start_config.dtype)
-    problems = held_out(task, "validation", config.problems or 100)
-    size = 4 * start_config.group_size
-    pool = sample_pool(
-        Policy("start", model, tokenizer, m=1),
+def evaluate_policy(
+    name: str, evaluation: Evaluation, device: str, task: Task | None = None
+) -> Pool:
+    """Sample the pool of one policy of a run. Without the run's task it is loaded."""
+    config = evaluation.config
+    settings = evaluation.settings
+    task = task or task_of(config)
+    stored = policies(evaluation.run, config.m)[name]
+    policy = load_policy(str(stored.folder), task, device=device, dtype=config.dtype)
+    problems = held_out(task, settings.split, settings.problems)
+    return sample_pool(
+        policy,
         task,
         problems,
-        start_config,
-        size=size,
-        temperature=start_config.temperature,
+        config,
+        m=stored.m,
+        size=settings.pool,
+        temperature=settings.temperature,
+    )
+
+
+def training_cost(run: Path, method: str, m: int) -> str:
+    """What a method sampled in training, which shows whether a comparison of methods is fair."""
+    rows = read_log(run / method / "metrics.jsonl", "rollouts", "tokens")
+    answers = answers_per_rollout(method, m) * sum(row["rollouts"] for row in rows)
+    tokens = sum(row["tokens"] for row in rows)
+    return f"{look_of(method).title} {len(rows)} steps, {answers:,} answers, {tokens:,} tokens"
+
+
+def mean_of(reports: list[Report]) -> Report:
+    """Several runs as one report, of the policies that all of them have."""
+    first = reports[0]
+    measures = {}
+    for policy in first.measures:
+        if all(policy in report.measures for report in reports):
+            measures[policy] = {}
+            for name in first.measures[policy]:
+                stacked = [report.measures[policy][name] for report in reports]
+                measures[policy][name] = torch.stack(stacked)  # (runs, N)
+    return Report([report.runs[0] for report in reports], first.settings, measures)
+
+
+def print_reward_geometry(name: str, task_name: str, n_problems: int, device: str) -> None:
+    """Print what a start model's rollouts on validation problems say of the task's reward vector.
+
+    Args:
+        name: a run folder, whose start model is asked; or a model, asked with the task's defaults.
+        task_name: the task of a model.
+    """
+    config, task, model = start_of(name, task_name, device)
+    policy = load_policy(model, task, device=device, dtype=config.dtype)
+    problems = held_out(task, "validation", n_problems)
+    size = 4 * config.group_size
+    pool = sample_pool(
+        policy, task, problems, config, m=1, size=size, temperature=config.temperature
     )
     print(f"\n{name}: the start model on {len(problems)} validation problems, {size} answers each")
-    print(
-        geometry_report(
-            pool.rewards,
-            pool.objective_mask,
-            pool.scalars,
-            start_config.group_size,
-            task.objectives,
-        )
+    geometry = importlib.import_module("report.geometry")
+    text = geometry.geometry_report(
+        pool.rewards, pool.objective_mask, pool.scalars, config.group_size, task.objectives
     )
+    print(text)
 
 
-def write_page_or_film(run: Path, folder: Path, config: EvalConfig) -> None:
-    """The page and the film of a run, from the snapshots and metrics that its training kept."""
-    snapshots = read_snapshots(run)
-    with writing(folder):
-        if config.page:
-            page.write_page(folder / "report.html", snapshots)
-        if config.film:
-            page.write_film(folder / "film.gif", snapshots)
+# The command.
 
 
-def run(config: EvalConfig) -> None:
+@dataclass
+class EvalFlags:
+    """The flags of eval.py."""
+
+    split: Literal["test", "validation"] = flag(
+        "test", "held-out problems; validation is for tuning"
+    )
+    problems: int = flag(0, "number of held-out problems; 0: as in the run")
+    pool: int = flag(0, "candidates per problem; 0: as in the run")
+    temperature: float = flag(0.0, "sampling temperature of the candidates; 0: as in the run")
+    device: Literal["auto", "cpu", "cuda", "mps"] = flag("auto", "auto: as train.py chooses")
+    jobs: int = flag(1, "policies that are evaluated at a time, each in a process")
+    out: str = flag("", "folder for what is written; empty: the run folder")
+    figure_format: Literal["png", "svg", "pdf"] = flag("png", "format of the figures")
+    page: bool = flag(False, "only write report.html, a page that shows the training in a browser")
+    film: bool = flag(False, "only write film.gif, the answers drawn step by step")
+    reward_geometry: bool = flag(
+        False, "only say what the start model's rollouts tell about the reward; RUN may be a model"
+    )
+    task: str = flag("", "the task of a model, with --reward-geometry")
+
+
+def run(argv: list[str] | None) -> None:
     """Do what the flags ask for."""
-    runs = [Path(name) for name in config.runs]
-    out = Path(config.out) if config.out else None
-    if config.reward_geometry:
-        device = check_device(config.device)
-        for name in config.runs:
-            print_reward_geometry(name, config, device)
-    elif config.page or config.film:
-        targets = output_folders(runs, out) if out else runs
-        for folder, target in zip(runs, targets, strict=True):
-            write_page_or_film(folder, target, config)
+    parser = Parser(EvalFlags, "eval.py", __doc__.split("\n\n")[0])
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders of train.py")
+    flags, rest = parser.parse_args_into_dataclasses(argv)
+    check_ranges(
+        dataclasses.replace(flags, pool=flags.pool or 1, temperature=flags.temperature or 1)
+    )
+    check_used(flags)
+    runs = [Path(name) for name in rest.runs]
+    out = Path(flags.out) if flags.out else None
+    device = flags.device
+    if device == "auto":
+        is_tiny = flags.reward_geometry or all(load_run(run).config.is_tiny for run in runs)
+        device = "cuda" if torch.cuda.is_available() and not is_tiny else "cpu"
+    check_device(device)
+    if flags.reward_geometry:
+        for name in rest.runs:
+            print_reward_geometry(name, flags.task or "maze", flags.problems or 100, device)
+    elif flags.page or flags.film:
+        page = importlib.import_module("report.page")
+        for run, folder in zip(runs, output_folders(runs, out), strict=True):
+            page.write_page_or_film(run, folder or run, flags.page, flags.film)
     else:
-        evaluate_runs(
+        evaluate(
             runs,
-            device=check_device(config.device),
-            jobs=config.jobs,
+            device=device,
+            jobs=flags.jobs,
             out=out,
-            figure_format=config.figure_format,
-            split=config.split,
-            problems=config.problems,
-            pool=config.pool,
-            temperature=config.temperature,
+            figure_format=flags.figure_format,
+            split=flags.split,
+            problems=flags.problems or None,
+            pool=flags.pool or None,
+            temperature=flags.temperature or None,
         )
+
+
+def check_used(flags: EvalFlags) -> None:
+    """Raise UserError for a flag that --page, --film or --reward-geometry would ignore."""
+    if flags.reward_geometry:
+        mode = "--reward-geometry"
+        used = {"reward_geometry", "task", "device", "problems"}
+    elif flags.page or flags.film:
+        mode = "--page and --film"
+        used = {"page", "film", "out"}
+    elif flags.task:
+        raise UserError(f"--task {flags.task}: only used with --reward-geometry; leave it out")
+    else:
+        return
+    for field in dataclasses.fields(EvalFlags):
+        value = getattr(flags, field.name)
+        if value != field.default and field.name not in used:
+            raise UserError(f"{flag_of(field.name)} {value}: not used by {mode}; leave it out")
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = Parser("eval.py", __doc__, USAGE)
-    config, flags_given = parse(parser, EvalConfig, argv)
-    check_used(config, flags_given, parser)
-    as_command(parser, lambda: run(config))
+    as_command("eval.py", lambda: run(argv))
 
 
 if __name__ == "__main__":

@@ -1,35 +1,31 @@
-"""What a task is: problems, prompts, answers in a text, and the reward vector of an answer.
+"""Rewards: what a task is, the answers in a text, and two whole tasks, the fence and the toy.
 
-`--task maze` is tasks/maze.py. `--task my_task.py` is a file of yours, loaded in the same way
-(tasks/__init__.py).
+    problem                     what is asked, and what its task needs to score an answer
+    prompt                      the text that asks a model for m answers
+    parse_answers               a rollout's text -> its up to m answers
+    reward                      an answer -> its reward vector of k objectives
+    scalar                      the reward vector -> the number that GRPO maximises, by default the mean
+
+`--task fence` and `--task toy` are at the end of this file. `--task maze` is tasks/maze.py, and
+`--task my_task.py` is a file of yours with a subclass of `Task`.
 """
 
 from __future__ import annotations
 
-import difflib
-import numbers
-import random
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-
-NUMBERED_LINE = re.compile(r"\s*(\d{1,3})[.):](?!\d)\s*(\S.*?)\s*")  # "1. red blue" or "2) green"
-FIRST_NUMBER = "1."  # with it a prompt for lines ends, and the rollout goes on
+NUMBER = re.compile(r"\s*(\d{1,3})[.):](?!\d)")  # of a line: "1. red blue" or "2) green"
+FIRST_NUMBER = "1."  # a prompt for lines ends with it, so that the model continues the list
 
 
 class UserError(Exception):
     """A mistake in what the user gave: reported as one line with exit code 2, without traceback."""
-
-
-def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """The end of a message about a misspelt name: "; did you mean vpo?", or nothing."""
-    close = difflib.get_close_matches(word, list(names), 1)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 @dataclass
@@ -48,18 +44,21 @@ class Task:
     """
 
     name = "task"
-    form = "tags"  # how a language model writes its answers: "tags" or numbered "lines"
-    tag = "answer"  # answers stand between <answer_1> and </answer_1>, <answer_2> and </answer_2>, ...
     objectives: tuple[str, ...] = ()  # names of the k components; empty: k differs between problems
     minimum = 0.0  # the least a component can be, and each component of an answer that is missing
-    flags: tuple[str, ...] = ()  # the flags of train.py that the constructor takes
-    fingerprint = ""  # a digest of the files with the problems; --resume refuses other files
+    flags: tuple[str, ...] = ()  # flags of train.py that the constructor takes, such as ("data",)
+    # Defaults of train.py's flags: for every model, then for the tiny one, for a language model.
+    defaults: dict[str, object] = {}
+    tiny_defaults: dict[str, object] = {}
+    language_defaults: dict[str, object] = {}
+
+    # How a language model writes its answers: "tags" or numbered "lines". The tiny one writes tags.
+    form = "tags"
+    tag = "answer"  # answers stand between <answer_1> and </answer_1>, <answer_2> and </answer_2>, ...
     reads_untagged = True  # whether numbered lines count where tags were asked for
-    m = 3  # answers per rollout, where --m does not say
-    steps = 200  # of RL, where --steps does not say
-    eval_problems = 200  # held out, where --eval-problems does not say
-    tokens_per_answer = 256  # of a language model, where --max-new-tokens does not say
-    language_flags: dict[str, object] = {}  # defaults of train.py's flags for a language model
+    # With find_answers: a rollout is checked for its end only after one of these characters; empty:
+    # after every token.
+    ends = ""
 
     def problems(self, split: str, n: int, seed: int = 0, start: int = 0) -> list[Problem]:
         """Problems start .. start + n - 1 of a split. A finite data set wraps around.
@@ -92,6 +91,10 @@ class Task:
         """The reward vectors of many answers, for tasks that score them faster together."""
         return [self.reward(problem, answer) for problem, answer in pairs]
 
+    def scalar(self, rewards: Tensor) -> Tensor:
+        """The task scalar, which GRPO maximises: rewards (..., k) -> (...). By default the mean."""
+        return rewards.mean(-1)
+
     def find_answers(self, text: str, m: int, finished: bool) -> list[str] | None:
         """The answers in a rollout's text, where it has a form of your own. None: the usual forms.
 
@@ -100,10 +103,6 @@ class Task:
                 only answers that no further text can change. The rollout ends with the m-th of them.
         """
         return None
-
-    def scalar(self, rewards: Tensor) -> Tensor:
-        """The task scalar, which GRPO maximises: rewards (..., k) -> (...). By default the mean."""
-        return rewards.mean(-1)
 
     def canonical(self, problem: Problem, answer: str) -> str:
         """Two answers of one rollout with equal canonical forms count once."""
@@ -116,22 +115,7 @@ class Task:
         """
         return []
 
-    wide = False  # whether a drawing is wider than high: policies then stand side by side
-
-    legend = ""  # what the letters and colors of a drawing mean
-
-    def draw(self, axes, problem: Problem, answers: list[str], color: str) -> bool:
-        """Draw the answers to a problem on matplotlib axes. False if the task has no picture."""
-        return False
-
-    def summary(self, rewards: Tensor) -> str:
-        """The title of a drawing: what matters in the reward vectors (n, k) of a pool, counted."""
-        n_scoring = int((rewards > self.minimum).any(-1).sum())
-        return f"{n_scoring} of {len(rewards)} score"
-
     # For --model tiny, whose whole language is single words separated by blanks.
-    warm_steps = 300  # of the SFT warm-up, where --warm-steps does not say
-    lr: float | None = None  # peak learning rate of every method; None: each method's own
     words: tuple[str, ...] = ()  # every word of a prompt or answer, except the tags
     answer_words = 0  # words in the longest answer
 
@@ -139,7 +123,7 @@ class Task:
         """The problem in words. The number of answers and the tags are added around it."""
         raise UserError(f"task {self.name}: tiny_prompt is missing; --model tiny needs it")
 
-    def demonstration(self, problem: Problem, rng: random.Random) -> str:
+    def demonstration(self, problem: Problem, rng: Random) -> str:
         """One answer for the SFT warm-up to imitate.
 
         It need not be good: RL should discover what is not shown here.
@@ -148,6 +132,28 @@ class Task:
             f"task {self.name}: has no demonstrations, which --model tiny and --warm-steps need; "
             "define the method demonstration"
         )
+
+
+class Drawing:
+    """What a task may add for the figures, the page and the film: `class Maze(Drawing, Task)`."""
+
+    wide = False  # whether a drawing is wider than high: policies then stand side by side
+    legend = ""  # what the letters and colors of a drawing mean
+
+    def draw(self, axes, problem: Problem, answers: list[str], color: str) -> None:
+        """Draw the answers to a problem on matplotlib axes."""
+        raise NotImplementedError
+
+    def summary(self, rewards: Tensor) -> str:
+        """The title of a drawing: what matters in the reward vectors (n, k) of a pool, counted."""
+        if not self.objectives:
+            return f"mean reward {rewards.mean():.2f}"
+        means = rewards.mean(0).tolist()
+        named = zip(self.objectives, means, strict=True)
+        return ", ".join(f"{name} {mean:.2f}" for name, mean in named)
+
+
+# Answers in a text.
 
 
 def parse_answers(text: str, task: Task, m: int, finished: bool = True) -> list[str]:
@@ -183,7 +189,7 @@ def parse_answers(text: str, task: Task, m: int, finished: bool = True) -> list[
     if "<think>" in text:
         return []
     lines = text
-    if task.form == "lines" and not NUMBERED_LINE.match(text):
+    if task.form == "lines" and not NUMBER.match(text):
         lines = f"{FIRST_NUMBER} {text.lstrip()}"
     answers = _numbered_answers(lines, m, finished)
     if not answers and m == 1 and finished and text.strip():
@@ -209,9 +215,10 @@ def _numbered_answers(text: str, m: int, finished: bool) -> list[str]:
         lines.pop()  # no newline has ended it
     by_number: dict[int, str] = {}
     for line in lines:
-        numbered = NUMBERED_LINE.fullmatch(line)
-        if numbered:
-            by_number.setdefault(int(numbered[1]), numbered[2])
+        number = NUMBER.match(line)
+        answer = line[number.end() :].strip() if number else ""
+        if answer:
+            by_number.setdefault(int(number[1]), answer)
     return [by_number[i] for i in range(1, m + 1) if i in by_number]
 
 
@@ -220,7 +227,9 @@ def write_answers(task: Task, answers: list[str]) -> str:
     if answers[0].startswith("```"):
         return "\n".join(answers)
     if task.form == "lines":
-        return "\n".join(number_answers(task, answers)).removeprefix(FIRST_NUMBER)
+        return "\n".join(number_answers(task, answers)).removeprefix(
+            FIRST_NUMBER
+        )  # it is in the prompt
     return " ".join(number_answers(task, answers))
 
 
@@ -247,63 +256,94 @@ def number_answers(task: Task, answers: list[str]) -> list[str]:
     return tagged
 
 
-def take_problems(task: Task, split: str, n: int, seed: int = 0, start: int = 0) -> list[Problem]:
-    """Exactly n problems of a split. Raises UserError if the task gives something else."""
-    problems = task.problems(split, n, seed, start)
-    is_list = isinstance(problems, list)
-    if not is_list or not all(isinstance(problem, Problem) for problem in problems):
-        raise UserError(
-            f"task {task.name}: problems({split!r}, ...) must be a list of Problem, not {problems!r:.60}"
-        )
-    if len(problems) != n:
-        fix = "it should wrap around" if problems else "it should not be empty"
-        raise UserError(
-            f"task {task.name}: problems({split!r}, n={n}, start={start}) gave {len(problems)}; {fix}"
-        )
-    by_id = {problem.id: problem for problem in problems}
-    for problem in problems:
-        if problem.data != by_id[problem.id].data:
-            raise UserError(
-                f"task {task.name}: problems({split!r}, ...) gave two with the id {problem.id!r} and "
-                "different data; give each an id of its own"
-            )
-    return problems
+# Two whole tasks.
 
 
-def reward_vectors(task: Task, pairs: list[tuple[Problem, str]]) -> list[list[float]]:
-    """task.rewards(pairs), checked.
+class Fence(Drawing, Task):
+    """Paint six boards: Ann likes red, Bob likes blue, Cid likes green, and nobody minds grey.
 
-    Raises:
-        UserError: names problem, answer and value of what is no reward vector.
+    On average a grey fence is best, so that is what GRPO paints. Of a set with one fence in each
+    color everybody's best is far better.
     """
-    vectors = task.rewards(pairs)
-    if not isinstance(vectors, list) or len(vectors) != len(pairs):
-        raise UserError(
-            f"task {task.name}: rewards must return a list of {len(pairs)} vectors, not {vectors!r:.80}"
-        )
-    sizes: dict[str, int] = {}  # of the vectors of each problem, where the objectives have no names
-    for (problem, answer), vector in zip(pairs, vectors, strict=True):
-        mistake = _mistake_in(vector, task, problem, sizes)
-        if mistake:
-            raise UserError(
-                f"task {task.name}: the reward {vector!r:.80} of problem {problem.id!r}, "
-                f"answer {answer!r:.80} {mistake}"
-            )
-    return vectors
+
+    name = "fence"
+    objectives = ("ann", "bob", "cid")
+    form = "lines"  # a language model answers in numbered lines
+    words = ("fence", "red", "blue", "green", "grey")  # all that the tiny model reads and writes
+    answer_words = 6
+    defaults = {"steps": 60, "eval_problems": 200}
+    tiny_defaults = {"warm_steps": 100, "lr": ["1.5e-3"]}
+
+    def problems(self, split: str, n: int, seed: int = 0, start: int = 0) -> list[Problem]:
+        """The one problem of this task, n times."""
+        return [Problem(f"{split}-{start + i}", None) for i in range(n)]
+
+    def prompt(self, problem: Problem, m: int) -> str:
+        examples = [
+            "red red grey green red blue",
+            "blue green blue green grey red",
+            "grey red blue blue green red",
+        ]
+        return self.request("Paint six boards red, blue, green or grey.", m, examples)
+
+    def tiny_prompt(self, problem: Problem) -> str:
+        return "fence"
+
+    def reward(self, problem: Problem, answer: str) -> list[float]:
+        boards = answer.split()
+        if len(boards) != 6 or not set(boards) <= set(self.words[1:]):
+            return [0.0, 0.0, 0.0]
+        grey = 0.35 * boards.count("grey")
+        return [(boards.count(color) + grey) / 6 for color in ("red", "blue", "green")]
+
+    def demonstration(self, problem: Problem, rng: Random) -> str:
+        return " ".join(rng.choices(self.words[1:], k=6))
+
+    wide = True
+    legend = "ann likes red, bob blue, cid green"
+
+    def draw(self, axes, problem: Problem, answers: list[str], color: str) -> None:
+        """A row of six boards per answer, equal ones together; an answer of other words is blank."""
+        paint = {"red": "#c8373c", "blue": "#3d6bb3", "green": "#4a9a5b", "grey": "#a7a7a7"}
+        for row, answer in enumerate(sorted(answers)):
+            if any(self.reward(problem, answer)):
+                colors = [paint[board] for board in answer.split()]
+                axes.barh([row] * 6, 0.96, left=range(6), height=0.8, align="edge", color=colors)
+        axes.set(xlim=(0, 6), ylim=(max(len(answers), 1), 0), xticks=[], yticks=[])
 
 
-def _mistake_in(vector: Any, task: Task, problem: Problem, sizes: dict[str, int]) -> str:
-    """What is wrong with a reward vector, empty if nothing is."""
-    is_list = isinstance(vector, list | tuple)
-    if not is_list or not all(isinstance(value, numbers.Real) for value in vector):
-        return "must be a list of numbers; of a tensor or array return .tolist()"
-    size = len(task.objectives) or sizes.setdefault(problem.id, len(vector) or 1)
-    if len(vector) != size:
-        return f"has {len(vector)} numbers for {size} objectives"
-    for value in vector:
-        if not task.minimum <= value < 1e30:  # false for NaN, too
-            return (
-                f"holds {value}; each must be finite and at least Task.minimum = {task.minimum}, which "
-                "the task may set"
-            )
-    return ""
+class Toy(Task):
+    """A deceptive valley: three blocks of three bits, each a component of the reward vector.
+
+    A block with one or two bits set scores less than a safe block without any, and three bits
+    score best. Partial progress is punished.
+    """
+
+    name = "toy"
+    objectives = ("block_1", "block_2", "block_3")
+    words = ("bits", "0", "1")
+    answer_words = 9
+    scores = (0.8, 0.4, 0.0, 1.0)  # of a block with 0, 1, 2 and 3 bits set
+    defaults = {"m": 5, "steps": 60}
+    tiny_defaults = {"warm_steps": 150, "lr": ["2.5e-4"]}
+
+    def problems(self, split: str, n: int, seed: int = 0, start: int = 0) -> list[Problem]:
+        """The one problem of this task, n times."""
+        return [Problem(f"toy-{split}-{start + i}", {}) for i in range(n)]
+
+    def prompt(self, problem: Problem, m: int) -> str:
+        tags = " ".join(f"<answer_{i + 1}>0 1 ...</answer_{i + 1}>" for i in range(m))
+        return f"Write {m} strings of 9 bits (0 or 1, separated by blanks), each in its own tags: {tags}"
+
+    def tiny_prompt(self, problem: Problem) -> str:
+        return "bits"
+
+    def reward(self, problem: Problem, answer: str) -> list[float]:
+        bits = answer.split()
+        if len(bits) != 9 or not set(bits) <= {"0", "1"}:
+            return [0.0, 0.0, 0.0]
+        blocks = [bits[:3], bits[3:6], bits[6:]]
+        return [self.scores[block.count("1")] for block in blocks]
+
+    def demonstration(self, problem: Problem, rng: Random) -> str:
+        return " ".join(rng.choice("01") for _ in range(9))

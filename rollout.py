@@ -1,57 +1,596 @@
 """Rollouts: problem -> prompt -> rollout -> answers -> reward vectors.
 
-    build_prompt     a problem -> the text that asks a model for m answers
+    load_policy      a model and its tokenizer: the tiny one, or any causal model of Hugging Face
+    build_prompt     a problem -> the text that asks for m answers
     sample           P prompts -> P * G rollouts, with the log-probability of every sampled token
-    parse_answers    a rollout's text -> its answers
-    score            answers -> reward vectors (P, G, m, k), task scalars, and which answers form the set S
+    token_logprobs   the same log-probabilities under another policy, with gradient
+    score            rollouts -> reward vectors (P, G, m, k), task scalars, and which answers there are
 
-Sampling itself is in engine/decoding.py, parsing in rewards.py. A prompt of the toy for the tiny model,
-and a rollout of two answers:
+A prompt of the fence for the tiny model, and a rollout of two answers:
 
-    answers=2 bits
-    <answer_1> 0 0 0 1 1 1 0 0 0 </answer_1> <answer_2> 1 1 1 0 0 0 0 0 0 </answer_2>
+    answers=2 fence
+    <answer_1> red red red red red red </answer_1> <answer_2> grey blue blue blue blue blue </answer_2>
+
+Tokens are drawn from the whole distribution at a temperature, and scored at the same temperature.
+Masks come from positions, never from pad ids, and the first EOS counts as sampled. The model stays
+in eval mode, in the update too: with dropout the update would score another policy than the one that
+was sampled. `fast/` has a faster `sample` that draws the same tokens.
 """
 
-import itertools
+import functools
+import hashlib
+import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    GPT2Config,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
-from engine.checks import task_scalars
-from engine.decoding import Rollouts, SamplingOptions, sample  # noqa: F401 - handed on
-from engine.kinds import kind_of
-from engine.models import Tokenizer
-from rewards import Problem, Task, parse_answers, reward_vectors
+from engine.doors import as_user_error
+from engine.models import load_hugging_face
+from engine.tasks import check_text, reward_vectors, task_scalars
+from rewards import FIRST_NUMBER, Problem, Task, UserError, parse_answers
+
+MAX_ANSWERS = 8  # of one rollout; the tiny model's vocabulary has a tag for each
+PAD = "<pad>"
+EOS = "<eos>"
+NEGLIGIBLE = -21.0  # no token of a smaller log-probability is drawn; see `draw`
+HEAD_BYTES = 2**27  # of the float32 logits that the LM head makes at a time
 
 
-def build_prompt(
-    tokenizer: Tokenizer, task: Task, problem: Problem, m: int, goal: list[float] | None = None
-) -> str:
-    """The text that a model sees: words for the tiny model, else the task's prompt in a chat template.
+@dataclass
+class Policy:
+    """A language model and its tokenizer."""
 
-    Args:
-        m: answers that are asked for.
-        goal: (k) preference weights that a goal-conditioned policy is told.
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @functools.cached_property
+    def is_tiny(self) -> bool:
+        """Whether the model's language is the words of one task."""
+        return f"answers={MAX_ANSWERS}" in self.tokenizer.get_vocab()
+
+    @functools.cached_property
+    def eos_ids(self) -> list[int]:
+        """Every token id that ends a rollout: those of the generation config and of the tokenizer."""
+        ids = self.model.generation_config.eos_token_id
+        ids = ids if isinstance(ids, list) else [ids]
+        return sorted({*ids, self.tokenizer.eos_token_id} - {None})
+
+
+def load_policy(
+    name: str, task: Task, *, seed: int = 0, device: str = "cpu", dtype: str = "float32"
+) -> Policy:
+    """`tiny` with fresh weights, or a Hugging Face checkpoint: a folder or a Hub id.
+
+    Raises:
+        UserError: there is no such model, it cannot be read, or it could not be sampled or scored.
     """
-    return kind_of(tokenizer).prompt(tokenizer, task, problem, m, goal)
+    if name == "tiny":
+        torch.manual_seed(seed)
+        tokenizer = tiny_tokenizer(task)
+        model = AutoModelForCausalLM.from_config(tiny_config(tokenizer)).eval()
+        return Policy(model.to(device), tokenizer)
+    policy = Policy(*load_hugging_face(name, dtype))
+    check_model(policy, name)
+    policy.model.to(device)
+    return policy
 
 
-def sampling_options(
-    tokenizer: Tokenizer, task: Task, m: int, max_new_tokens: int, **options
-) -> SamplingOptions:
-    """How rollouts of m answers are sampled: their length and where they stop follow from the task.
+def tiny_tokenizer(task: Task) -> PreTrainedTokenizerFast:
+    """One token per word: special tokens, numbers of answers, tags, then the task's own words.
 
-    Args:
-        max_new_tokens: of an answer; 0: what the longest answer may need.
-        options: other fields of SamplingOptions.
+    Raises:
+        UserError: the task has no words, or one of them is not a single word.
     """
-    kind = kind_of(tokenizer)
-    return SamplingOptions(
-        max_new_tokens=kind.rollout_length(task, m, max_new_tokens),
-        stop=kind.stop_rule(tokenizer, task, m),
-        **options,
+    if not task.words:
+        raise UserError(
+            f"--model tiny: task {task.name} has no words for it here; take a language model, "
+            "--model FOLDER or a Hub id, or give Task.words"
+        )
+    words = [PAD, EOS]
+    words += [f"answers={m}" for m in range(1, MAX_ANSWERS + 1)]
+    for i in range(1, MAX_ANSWERS + 1):
+        words += [f"<{task.tag}_{i}>", f"</{task.tag}_{i}>"]
+    words += task.words
+    for word in words:
+        if not isinstance(word, str) or len(word.split()) != 1:
+            raise UserError(
+                f"--model tiny: {word!r} in the words or the tag of task {task.name}: must be one word"
+            )
+    vocabulary = {word: i for i, word in enumerate(dict.fromkeys(words))}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=PAD))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token=PAD, eos_token=EOS)
+
+
+def tiny_config(tokenizer: PreTrainedTokenizerFast) -> GPT2Config:
+    """A GPT-2 of 0.1 to 0.2 million weights, without dropout.
+
+    Weights start with size 1/sqrt(width): with the usual 0.02 the attention of so narrow a model
+    stays uniform for hundreds of steps.
+    """
+    return GPT2Config(
+        vocab_size=len(tokenizer),
+        n_embd=64,
+        n_inner=192,
+        n_layer=3,
+        n_head=4,
+        n_positions=512,
+        activation_function="gelu_pytorch_tanh",  # the fused form of GPT-2's own
+        initializer_range=0.1,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
     )
+
+
+# Prompts.
+
+
+def build_prompt(policy: Policy, task: Task, problem: Problem, m: int) -> str:
+    """The text that a model sees: words for the tiny model, else the task's prompt in a chat template."""
+    if policy.is_tiny:
+        text = task.tiny_prompt(problem)
+        check_text(task, "tiny_prompt", problem, text)
+        return f"answers={m} {text}"
+    text = task.prompt(problem, m)
+    check_text(task, "prompt", problem, text)
+    opening = FIRST_NUMBER if task.form == "lines" else ""  # small models then go on with a list
+    tokenizer = policy.tokenizer
+    if tokenizer.chat_template is None:
+        return f"{text}\n{opening}"
+    with as_user_error(f"--model {tokenizer.name_or_path}: its chat template cannot be used"):
+        chat = tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}],
+            tokenize=False,
+            add_generation_prompt=True,
+            enable_thinking=False,
+        )
+        if text.strip() not in chat:
+            raise ValueError("it leaves out what the user says")
+    return chat + opening
+
+
+def encode_prompts(
+    policy: Policy, prompts: list[str], max_new_tokens: int
+) -> tuple[Tensor, list[int]]:
+    """Token ids (P, L) of prompts, padded on the left, and their P lengths.
+
+    Raises:
+        UserError: if a prompt and max_new_tokens exceed the model's context.
+    """
+    # A chat template writes the BOS itself.
+    special = policy.tokenizer.chat_template is None
+    rows = [encode(policy, prompt, special) for prompt in prompts]
+    lengths = [len(row) for row in rows]
+    L = max(lengths)
+    needed = L + max_new_tokens
+    context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
+    if context and needed > context:
+        raise UserError(
+            f"a prompt of {L} tokens and {max_new_tokens} new ones need a context of {needed}; "
+            f"the model's is {context}; in train.py lower --max-new-tokens, --m or --size, "
+            "or take another --model"
+        )
+    padding = policy.tokenizer.pad_token_id or 0
+    padded = [[padding] * (L - len(row)) + row for row in rows]
+    return torch.tensor(padded, device=policy.device), lengths
+
+
+def encode(policy: Policy, text: str, special: bool) -> list[int]:
+    """Token ids of a text. Raises UserError for a word that the tiny model's vocabulary lacks."""
+    ids = policy.tokenizer(text, add_special_tokens=special)["input_ids"]
+    # The tiny model's tokenizer turns an unknown word into padding.
+    if policy.is_tiny and policy.tokenizer.pad_token_id in ids:
+        word = text.split()[ids.index(policy.tokenizer.pad_token_id)]
+        raise UserError(
+            f"--model tiny: the word {word!r} of {text!r:.100} is not in Task.words; add it there"
+        )
+    return ids
+
+
+# Rollouts.
+
+
+@dataclass
+class Rollouts:
+    """A batch of P groups of G rollouts; row p * G + g is rollout g of prompt p.
+
+    The tensors live on the model's device.
+    """
+
+    prompt_ids: Tensor  # (P, L) padded on the left
+    prompt_lengths: list[int]  # P
+    tokens: Tensor  # (P * G, T) sampled token ids, after the end of a rollout an EOS
+    logprobs: Tensor  # (P * G, T) float32, log-probability of each under the sampling temperature
+    lengths: list[int]  # P * G, how many were sampled, the first EOS included
+    texts: list[str]  # P * G, decoded without special tokens
+    ended: list[bool]  # P * G, by an EOS or by the stop rule; the others were cut off
+
+    @property
+    def group_size(self) -> int:
+        return len(self.tokens) // len(self.prompt_ids)
+
+    @functools.cached_property
+    def token_mask(self) -> Tensor:
+        """(P * G, T) bool, True on the tokens that were sampled."""
+        device = self.tokens.device
+        columns = torch.arange(self.tokens.shape[1], device=device)
+        return columns < torch.tensor(self.lengths, device=device)[:, None]
+
+
+@dataclass
+class SamplingOptions:
+    """How rollouts are sampled."""
+
+    max_new_tokens: int
+    generator: torch.Generator  # on the CPU
+    temperature: float = 1.0
+    batch: int = 0  # rollouts sampled at a time, in whole groups; 0: all
+    stop: "StopRule | None" = None
+
+
+def random_generator(seed: int, step: int, purpose: str) -> torch.Generator:
+    """Random numbers of one purpose ("rollouts", "weights") in one step of a run."""
+    digest = hashlib.sha256(f"{seed} {step} {purpose}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+def rollout_length(task: Task, m: int, max_new_tokens: int) -> int:
+    """New tokens that a rollout of m answers may take.
+
+    Args:
+        max_new_tokens: of an answer; 0: what the tiny model's longest answer needs.
+    """
+    if max_new_tokens:
+        return m * max_new_tokens
+    return m * (task.answer_words + 2) + 1  # two tags for each answer, and the EOS
+
+
+def accelerated(function: Callable, plain: bool) -> Callable:
+    """The function of the same name in fast/, which does the same sooner.
+
+    Args:
+        plain: --plain: the function itself, as where there is no fast/.
+    """
+    if plain or importlib.util.find_spec("fast") is None:
+        return function
+    return getattr(importlib.import_module("fast"), function.__name__)
+
+
+class StopRule:
+    """Ends a rollout with its m-th answer: nobody reads what follows, so no reward teaches to end.
+
+    Only a token with one of a task's final characters can have ended an answer. The whole text is
+    looked at after these alone. A model whose chat template knows thoughts must have closed them.
+    """
+
+    def __init__(self, policy: Policy, task: Task, m: int):
+        self.tokenizer = policy.tokenizer
+        self.task = task
+        self.m = m
+        self.thinks = "<think>" in str(policy.tokenizer.chat_template)
+        has_own_form = type(task).find_answers is not Task.find_answers
+        self.ends = task.ends if has_own_form else ">\n"
+        if self.ends and self.thinks:
+            self.ends += ">"  # of </think>
+        self.can_end: dict[int, bool] = {}  # token id -> whether it can end an answer
+
+    def __call__(self, tokens: Tensor, is_alive: Tensor) -> Tensor:
+        """Which of the rollouts that are alive (B) have their m answers: tokens (B, t) -> (B) bool."""
+        has_stopped = torch.zeros_like(is_alive)
+        newest = torch.where(is_alive, tokens[:, -1], -1).tolist()
+        for row, token in enumerate(newest):
+            if token >= 0 and self.may_end(token):
+                text = self.tokenizer.decode(tokens[row], skip_special_tokens=True)
+                has_stopped[row] = self.is_finished(text)
+        return has_stopped
+
+    def may_end(self, token: int) -> bool:
+        if not self.ends:
+            return True
+        if token not in self.can_end:
+            text = self.tokenizer.decode([token, token])  # some decoders drop a text's first blank
+            ends = self.ends + "\ufffd"  # what a part of a character is decoded to
+            self.can_end[token] = any(character in text for character in ends)
+        return self.can_end[token]
+
+    def is_finished(self, text: str) -> bool:
+        answers = parse_answers(text, self.task, self.m, finished=False)
+        if len(answers) < self.m or (self.thinks and "</think>" not in text):
+            return False
+        for letter in ("x", "1"):  # answers that the next letter changes would be cut off there
+            later = parse_answers(text + letter, self.task, self.m, finished=False)
+            if len(later) == self.m and later != answers:
+                raise UserError(
+                    f"task {self.task.name}: find_answers gave {answers!r:.80} with finished=False, "
+                    f"but the next letter of the text {text!r:.80} may change them; return only "
+                    "answers that have ended"
+                )
+        return True
+
+
+@dataclass
+class Decoded:
+    """B rollouts as they are decoded."""
+
+    tokens: Tensor  # (B, T), after the end of a rollout an EOS
+    logprobs: Tensor  # (B, T), after the end of a rollout 0
+    lengths: Tensor  # (B)
+    ended: Tensor  # (B) bool
+
+
+def decode(
+    policy: Policy, ids: Tensor, lengths: list[int], uniform: Tensor, options: SamplingOptions
+) -> Decoded:
+    """Sample the rollouts of P prompts, token by token, until the last of them has ended.
+
+    Args:
+        ids: token ids (P, L) of the prompts, padded on the left.
+        lengths: of the P prompts.
+        uniform: a random number in [0, 1) for every rollout and position (P * G, T).
+    """
+    B, T = uniform.shape
+    G = B // len(ids)
+    device = ids.device
+    ends = torch.tensor(policy.eos_ids, device=device)
+    tokens = torch.full((B, T), policy.eos_ids[0], device=device)
+    logprobs = torch.zeros(B, T, device=device)
+    n_sampled = torch.zeros(B, dtype=torch.long, device=device)
+    is_alive = torch.ones(B, dtype=torch.bool, device=device)
+
+    cache = DynamicCache(config=policy.model.config)
+    mask = prompt_mask(ids, lengths).repeat_interleave(G, 0)  # (B, L)
+    fed = ids.repeat_interleave(G, 0)  # (B, L): first the prompts, then token after token
+    for t in range(T):
+        hidden = hidden_states(policy.model, fed, mask, cache)  # (B, n, H)
+        logits = lm_logits(policy.model, hidden[:, -1])  # (B, V)
+        token, logprob = draw(logits / options.temperature, uniform[:, t])  # (B)
+        tokens[:, t] = torch.where(is_alive, token, tokens[:, t])
+        logprobs[:, t] = torch.where(is_alive, logprob, 0.0)
+        n_sampled += is_alive
+        is_alive &= ~torch.isin(token, ends)
+        if options.stop:
+            is_alive &= ~options.stop(tokens[:, : t + 1], is_alive)
+        if not is_alive.any():
+            break
+        fed = token[:, None]
+        mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
+    return Decoded(tokens, logprobs, n_sampled, ~is_alive)
+
+
+def sample(
+    policy: Policy,
+    prompts: list[str],
+    G: int,
+    options: SamplingOptions,
+    decoder: Callable[..., Decoded] = decode,
+) -> Rollouts:
+    """Sample G rollouts of every prompt, up to an EOS, the stop rule or max_new_tokens.
+
+    Every rollout and position has a random number of its own. So the tokens do not depend on how
+    many rollouts are decoded at a time.
+
+    Raises:
+        UserError: if a prompt and its rollout exceed the context, or logits are not finite.
+    """
+    P = len(prompts)
+    ids, lengths = encode_prompts(policy, prompts, options.max_new_tokens)
+    uniform = torch.rand(P, G, options.max_new_tokens, generator=options.generator)
+    uniform = uniform.to(policy.device)
+    at_once = max(1, options.batch // G) if options.batch else P  # prompts
+
+    batches = []
+    with torch.no_grad():
+        for first in range(0, P, at_once):
+            part = slice(first, first + at_once)
+            L = max(lengths[part])
+            own_uniform = uniform[part].flatten(0, 1)  # (B, T)
+            # -L: cuts padding that only other prompts need.
+            batches.append(decoder(policy, ids[part, -L:], lengths[part], own_uniform, options))
+
+    n_sampled = torch.cat([batch.lengths for batch in batches]).tolist()
+    T = max(n_sampled)
+    tokens = torch.cat([batch.tokens for batch in batches])[:, :T]
+    logprobs = torch.cat([batch.logprobs for batch in batches])[:, :T]
+    if not logprobs.isfinite().all():
+        raise UserError(
+            "the logits are not finite: training diverged, or --temperature is too low; "
+            "try a lower --lr in train.py or a higher --temperature"
+        )
+    ended = torch.cat([batch.ended for batch in batches]).tolist()
+    sampled = [row[:length] for row, length in zip(tokens.tolist(), n_sampled, strict=True)]
+    texts = policy.tokenizer.batch_decode(sampled, skip_special_tokens=True)
+    return Rollouts(ids, lengths, tokens, logprobs, n_sampled, texts, ended)
+
+
+def rollouts_of_texts(policy: Policy, prompts: list[str], texts: list[str]) -> Rollouts:
+    """Texts (P * G) as if they had been sampled to an EOS, for imitation. Their logprobs are 0."""
+    eos = policy.tokenizer.eos_token_id
+    if eos is None:
+        eos = policy.eos_ids[0]
+    rows = [encode(policy, text, special=False) + [eos] for text in texts]
+    lengths = [len(row) for row in rows]
+    T = max(lengths)
+    tokens = torch.tensor([row + [eos] * (T - len(row)) for row in rows], device=policy.device)
+    logprobs = torch.zeros(tokens.shape, device=policy.device)
+    ids, prompt_lengths = encode_prompts(policy, prompts, T)
+    return Rollouts(ids, prompt_lengths, tokens, logprobs, lengths, texts, [True] * len(texts))
+
+
+def draw(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw a token from each row of logits (B, V), by inverting the cumulative distribution.
+
+    So one random number per rollout and position decides the token, whatever else is in the batch.
+    By rounding the search may hit a token of probability 0. The likeliest one is then taken.
+
+    Args:
+        uniform: a random number in [0, 1) for every row (B).
+
+    Returns:
+        Token ids (B) and their log-probabilities (B) in nats.
+    """
+    log_p = torch.log_softmax(logits, -1)
+    cumulative = log_p.exp().cumsum(-1)  # (B, V)
+    threshold = uniform[:, None] * cumulative[:, -1:]
+    token = torch.searchsorted(cumulative, threshold, right=True)  # (B, 1)
+    token = token.clamp_max(logits.shape[1] - 1)
+    is_negligible = log_p.gather(1, token) < NEGLIGIBLE
+    token = torch.where(is_negligible, log_p.argmax(-1, keepdim=True), token)
+    return token[:, 0], log_p.gather(1, token)[:, 0]
+
+
+# Forward passes.
+
+
+def prompt_mask(ids: Tensor, lengths: list[int]) -> Tensor:
+    """Attention mask (P, L) of left-padded prompts, False on the padding."""
+    L = ids.shape[1]
+    padding = L - torch.tensor(lengths, device=ids.device)
+    return torch.arange(L, device=ids.device) >= padding[:, None]
+
+
+def hidden_states(
+    model: PreTrainedModel, ids: Tensor, mask: Tensor, cache: DynamicCache | None = None
+) -> Tensor:
+    """Last hidden states (B, T, H) of tokens that follow those in the cache, if there is one.
+
+    Args:
+        ids: token ids (B, T).
+        mask: attention mask (B, C + T) over the C tokens of the cache and these, False on padding.
+    """
+    positions = (mask.cumsum(1) - 1).clamp_min(0)[:, -ids.shape[1] :]  # (B, T)
+    output = model.base_model(
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=positions,
+        past_key_values=cache,
+        use_cache=cache is not None,
+    )
+    return output.last_hidden_state
+
+
+def lm_logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
+    """Logits (..., V) in float32 of hidden states (..., H)."""
+    logits = model.get_output_embeddings()(hidden).float()
+    cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+    if cap is None:
+        return logits
+    return cap * torch.tanh(logits / cap)  # as in Gemma 2
+
+
+def head_logprobs(
+    model: PreTrainedModel, hidden: Tensor, targets: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities (N) of tokens (N) after hidden states (N, H), and entropies (N), in nats.
+
+    All logits of a batch of long rollouts would take gigabytes. They are made in chunks, and made
+    again in the backward pass. The entropies have no gradient.
+    """
+
+    def of_chunk(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        log_p = torch.log_softmax(lm_logits(model, hidden) / temperature, -1)  # (n, V)
+        entropy = torch.special.entr(log_p.detach().exp()).sum(-1)
+        return log_p.gather(1, targets[:, None])[:, 0], entropy
+
+    rows = max(1, HEAD_BYTES // (4 * model.get_output_embeddings().weight.shape[0]))
+    if len(hidden) <= rows:
+        return of_chunk(hidden, targets)
+    logprobs = []
+    entropies = []
+    for chunk in torch.arange(len(hidden), device=hidden.device).split(rows):
+        own_logprobs, entropy = checkpoint(
+            of_chunk, hidden[chunk], targets[chunk], use_reentrant=False, preserve_rng_state=False
+        )
+        logprobs.append(own_logprobs)
+        entropies.append(entropy)
+    return torch.cat(logprobs), torch.cat(entropies)
+
+
+def token_logprobs(
+    model: PreTrainedModel, rollouts: Rollouts, rows: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the tokens of B rollouts under a model, with gradient, and entropies.
+
+    Args:
+        rows: (B) their rows in the batch of rollouts.
+
+    Returns:
+        Both (B, T) in nats at this temperature, 0 after the end of a rollout. The entropies have no
+        gradient.
+    """
+    prompts = torch.div(rows, rollouts.group_size, rounding_mode="floor")  # (B)
+    all_prompts_mask = prompt_mask(rollouts.prompt_ids, rollouts.prompt_lengths)
+    token_mask = rollouts.token_mask[rows]  # (B, T)
+    ids = torch.cat([rollouts.prompt_ids[prompts], rollouts.tokens[rows]], 1)  # (B, L + T)
+    mask = torch.cat([all_prompts_mask[prompts], token_mask], 1)  # (B, L + T)
+    hidden = hidden_states(model, ids, mask)
+    T = token_mask.shape[1]
+    hidden = hidden[:, -T - 1 : -1]  # (B, T, H): from the state before a token it is predicted
+
+    targets = rollouts.tokens[rows][token_mask]  # (N): the LM head sees sampled tokens alone
+    own_logprobs, own_entropy = head_logprobs(model, hidden[token_mask], targets, temperature)
+    zeros = torch.zeros(token_mask.shape, device=ids.device)
+    logprobs = zeros.masked_scatter(token_mask, own_logprobs)
+    entropy = zeros.masked_scatter(token_mask, own_entropy)
+    return logprobs, entropy
+
+
+def check_model(policy: Policy, name: str) -> None:
+    """Raise UserError for a model whose rollouts would never end, or would be scored wrongly."""
+    if not policy.eos_ids:
+        raise UserError(
+            f"--model {name}: its tokenizer has no EOS token, so no rollout would ever end; "
+            "set eos_token in its tokenizer_config.json"
+        )
+    model = policy.model
+    ids = torch.tensor([[5, 6, 3, 4]])
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    architecture = type(model).__name__
+    fix = "choose a decoder-only model such as Qwen, Llama, SmolLM, Gemma or GPT-2"
+    try:
+        with torch.no_grad():
+            cache = DynamicCache(config=model.config)
+            padded = torch.cat([ids[:, :1], ids[:, :2]], 1)  # its first token is padding
+            padded_mask = torch.tensor([[False, True, True, True, True]])
+            hidden_states(model, padded, padded_mask[:, :3], cache)
+            ours = lm_logits(model, hidden_states(model, ids[:, 2:], padded_mask, cache))
+            plain = model(input_ids=ids, attention_mask=mask).logits[:, 2:].float()
+    except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
+        raise UserError(
+            f"--model {name}: {architecture} takes no KV cache as others do ({error!s:.200}); {fix}"
+        ) from error
+    if not plain.isfinite().all():
+        raise UserError(
+            f"--model {name}: its logits are not finite, so its weights are not; fetch or save it again"
+        )
+    if not torch.allclose(ours, plain, atol=2e-2 * plain.abs().max().item()):
+        raise UserError(
+            f"--model {name}: {architecture} gives other logits after a cached prompt, or does more to "
+            f"them than its LM head, so log-probabilities would be wrong here; {fix}"
+        )
+
+
+# Scores.
 
 
 @dataclass
@@ -61,17 +600,24 @@ class Scored:
     # (P, G, m, k) the task's minimum where an answer is missing, 0 beyond a problem's own k
     vectors: Tensor
     scalars: Tensor  # (P, G, m) the task scalar
-    answer_mask: Tensor  # (P, G, m) bool, False on repeated and missing answers
+    answer_mask: Tensor  # (P, G, m) bool, False where an answer is missing
+    repeat_mask: Tensor  # (P, G, m) bool, True where it repeats an earlier one of its rollout
     objective_mask: Tensor  # (P, k) bool, the objectives that each problem has
+
+
+def read_answers(task: Task, rollouts: Rollouts, m: int) -> list[list[str]]:
+    """The up to m answers of every rollout (P * G)."""
+    answers = []
+    for text, has_ended in zip(rollouts.texts, rollouts.ended, strict=True):
+        answers.append(parse_answers(text, task, m, has_ended))
+    return answers
 
 
 def score(task: Task, problems: list[Problem], answers: list[list[str]], m: int) -> Scored:
     """Reward vectors of the up to m answers of every rollout.
 
-    An answer that repeats an earlier one of its rollout, by its canonical form, keeps its vector but is
-    False in `answer_mask`. So Multi-RLVR does not pay it again, and the metric `answers` does not count
-    it. The best answer of a set, which VPO pays, is the same with and without it. Answers of different
-    rollouts are not compared.
+    Two answers of a rollout are equal if their canonical forms are. Answers of different rollouts
+    are not compared.
 
     Args:
         answers: of P * G rollouts, those of one problem side by side.
@@ -81,70 +627,41 @@ def score(task: Task, problems: list[Problem], answers: list[list[str]], m: int)
     """
     P = len(problems)
     G = len(answers) // P
-    groups = [answers[first : first + G] for first in range(0, P * G, G)]  # (P, G)
-    vectors_of = _score_distinct(task, problems, groups)  # P dictionaries
-    sizes = [len(next(iter(vectors.values()))) for vectors in vectors_of]
+    vector_of = score_distinct(task, problems, answers)
+    sizes = [len(vector_of[p, ""]) for p in range(P)]
     k = max(sizes)
 
     vectors = torch.zeros(P, G, m, k)
     scalars = torch.zeros(P, G, m)
     answer_mask = torch.zeros(P, G, m, dtype=torch.bool)
+    repeat_mask = torch.zeros(P, G, m, dtype=torch.bool)
     objective_mask = torch.arange(k) < torch.tensor(sizes)[:, None]  # (P, k)
     for p, problem in enumerate(problems):
         own = torch.full((G, m, sizes[p]), float(task.minimum))
-        for g, rollout_answers in enumerate(groups[p]):
+        for g in range(G):
             forms = set()
-            for j, answer in enumerate(rollout_answers):
-                own[g, j] = torch.tensor(vectors_of[p][answer])
+            for j, answer in enumerate(answers[p * G + g]):
+                own[g, j] = torch.tensor(vector_of[p, answer])
                 form = str(task.canonical(problem, answer))
-                answer_mask[p, g, j] = form not in forms
+                answer_mask[p, g, j] = True
+                repeat_mask[p, g, j] = form in forms
                 forms.add(form)
         vectors[p, :, :, : sizes[p]] = own
         scalars[p] = task_scalars(task, own)
-    return Scored(vectors, scalars, answer_mask, objective_mask)
+    return Scored(vectors, scalars, answer_mask, repeat_mask, objective_mask)
 
 
-def score_texts(
-    task: Task,
-    problems: list[Problem],
-    texts: list[str],
-    m: int,
-    finished: list[bool] | None = None,
-) -> Scored:
-    """Parse and score rollouts.
+def score_distinct(
+    task: Task, problems: list[Problem], answers: list[list[str]]
+) -> dict[tuple[int, str], list[float]]:
+    """(number of the problem, answer) -> reward vector; each distinct answer is scored once.
 
-    Args:
-        texts: (P * G), those of one problem side by side.
-        finished: (P * G), False where a rollout was cut off; None: all have ended.
+    The empty answer of every problem is scored, too: it tells the number of objectives.
     """
-    answers = parse_texts(task, texts, m, finished)
-    return score(task, problems, answers, m)
-
-
-def parse_texts(
-    task: Task, texts: list[str], m: int, finished: list[bool] | None = None
-) -> list[list[str]]:
-    """The up to m answers of every rollout. The arguments are those of `score_texts`."""
-    finished = finished or [True] * len(texts)
-    return [
-        parse_answers(text, task, m, has_ended)
-        for text, has_ended in zip(texts, finished, strict=True)
-    ]
-
-
-def _score_distinct(
-    task: Task, problems: list[Problem], answers: list[list[list[str]]]
-) -> list[dict[str, list[float]]]:
-    """For each problem the reward vectors of its distinct answers, all scored in one call.
-
-    A problem without any answer gets that of an empty one, which tells the number of objectives.
-    """
-    keys = []  # (number of the problem, answer)
-    for p, groups in enumerate(answers):
-        distinct = dict.fromkeys(itertools.chain.from_iterable(groups))
-        keys += [(p, answer) for answer in distinct or [""]]
+    G = len(answers) // len(problems)
+    keys = {(p, ""): None for p in range(len(problems))}
+    for row, own_answers in enumerate(answers):
+        for answer in own_answers:
+            keys[row // G, answer] = None
     vectors = reward_vectors(task, [(problems[p], answer) for p, answer in keys])
-    by_answer = [{} for _ in problems]
-    for (p, answer), vector in zip(keys, vectors, strict=True):
-        by_answer[p][answer] = vector
-    return by_answer
+    return dict(zip(keys, vectors, strict=True))

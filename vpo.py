@@ -1,4 +1,4 @@
-"""The algorithm of Vector Policy Optimization (arXiv 2605.22817): pure tensor functions.
+"""Vector Policy Optimization (arXiv 2605.22817): reward vectors in, advantages and loss out.
 
     w_1..w_K ~ Dirichlet(alpha)              sample_weights     once per prompt, shared by its G rollouts
     u_j(g) = max_{y in S} w_j . r(y)         set_scores         S = the m answers of rollout g
@@ -16,58 +16,62 @@ Four methods form one family. They differ in what a set S is and in its utility:
     VPO         the m answers of one rollout       the best w . r in the set, averaged over w
     Group VPO   s rollouts of the group            the best w . r in the set, averaged over w
 
-Group VPO is not in the paper. It is max@k applied under each random weighting: a set-RL objective
-(arXiv 2509.25424) with f(S) = E_w max w . r. We know of no publication of this combination. `subset_best`
-forms the sets of s rollouts. Every token of a rollout gets the rollout's advantage, whichever of its
-answers it belongs to.
+Group VPO is ours and not in the paper: the sets are formed across the rollouts of a group, by
+`subset_best`. Every token of a rollout gets the rollout's advantage.
 
-E_w max w . r is known elsewhere as the R2 indicator with linear utilities. It is a monotone submodular
-function of the set. An answer that is best under no linear utility, because it lies inside the convex hull
-of the others' rewards, adds nothing to it.
-
-docs/reference.md lists the departures from the paper and its official code.
+The file imports torch alone, so that it can be copied into another trainer.
 """
 
-import functools
 import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-SAMPLERS = ("iid", "sobol")
-ALPHAS = (1e-6, 1e6)  # beyond, every w is a corner or the centre of the simplex in float32
-EPS = 1e-6  # a group whose standard deviation is smaller has no signal
-UNIFORM_BITS = 23  # float32 holds (i + 0.5) / 2^23 exactly, so a draw is never 0 or 1
+ALPHAS = (0.05, 100.0)  # beyond, every w is a corner or the centre of the simplex in float32
+EPS = 1e-6  # a group whose standard deviation is smaller, relative to its scores, has no signal
+KL_LINEAR = 10.0  # nats; beyond this log-ratio the estimate of the KL is a straight line
 
 
 def sample_weights(
-    n: int,
+    P: int,
+    K: int,
     k: int,
     *,
     alpha: float = 1.0,
-    sampler: str = "iid",
     generator: torch.Generator | None = None,
+    device: torch.device | str | None = None,
 ) -> Tensor:
-    """Draw n preference weights over k objectives, w ~ Dirichlet(alpha).
+    """Draw K preference weights over k objectives for each of P prompts, w ~ Dirichlet(alpha).
 
-    `vpo_advantage` draws those of P prompts at once, in the same way.
+    A Dirichlet draw is k draws of a gamma distribution divided by their sum.
 
     Args:
         alpha: 1 is uniform on the simplex, less favours its corners, more its centre.
-        sampler: `iid` draws independently. `sobol` takes a scrambled low-discrepancy net and needs
-            alpha = 1.
-        generator: the weights are on its device. None: torch's default one, on the CPU.
+        generator: on `device`. None: torch's default one.
+        device: where the weights are; None: that of the generator, else the CPU.
 
     Returns:
-        (n, k), non-negative, every row sums to 1.
+        (P, K, k), non-negative, every row sums to 1.
 
     Raises:
-        ValueError: n < 1, k < 1, alpha out of range, or the sampler is unknown.
+        ValueError: K < 1, k < 1 or alpha out of range.
     """
-    device = generator.device if generator else None
-    log_weights = _log_weights((1, n, k), alpha, sampler, generator, device)  # (1, n, k)
-    return log_weights[0].softmax(-1)
+    if K < 1 or k < 1:
+        raise ValueError(f"n_weights = {K}, objectives k = {k}: both must be at least 1")
+    if not ALPHAS[0] <= alpha <= ALPHAS[1]:
+        raise ValueError(
+            f"alpha = {alpha}: must be {ALPHAS[0]:g} to {ALPHAS[1]:g}; 1 is uniform on the simplex"
+        )
+    if device is None and generator is not None:
+        device = generator.device
+    if alpha == 1:
+        draws = torch.empty(P, K, k, device=device).exponential_(generator=generator)
+    else:
+        concentration = torch.full((P, K, k), float(alpha), device=device)
+        # torch.distributions takes no generator.
+        draws = torch._standard_gamma(concentration, generator=generator)
+    return draws / draws.sum(-1, keepdim=True)
 
 
 def set_scores(
@@ -81,102 +85,52 @@ def set_scores(
     Args:
         rewards: (P, G, m, k) reward vectors.
         weights: (P, K, k) preference weights of each prompt.
-        answer_mask: (P, G, m) bool, False on a missing answer. A repeated answer may be True or
-            False, because it cannot raise the maximum.
-        missing_answer_reward: the utility of a rollout without answers. Give the least that a
-            component of a reward can be, so that silence never beats an answer.
+        answer_mask: (P, G, m) bool, False where an answer is missing. None: all are there.
+        missing_answer_reward: the utility of a rollout without answers: the least that a component
+            of a reward can be, so that silence never beats an answer.
 
     Returns:
-        (P, G, K).
+        (P, G, K) in float32.
 
     Raises:
         ValueError: the shapes do not fit.
     """
-    P, G, m, k = _check_rewards(rewards, answer_mask)
+    P, _, _, k = _check_rewards(rewards, answer_mask)
     if weights.ndim != 3 or weights.shape[0] != P or weights.shape[2] != k:
         raise ValueError(
             f"weights {tuple(weights.shape)}: expected (P, K, k) = ({P}, K, {k}) to fit the rewards"
         )
-    answers = rewards.float().reshape(P, G * m, k)
-    utilities = torch.bmm(answers, weights.float().mT)  # (P, G * m, K)
-    utilities = utilities.reshape(P, G, m, -1)  # (P, G, m, K)
+    # Products and a sum, not a matrix product: autocast and TF32 would round that.
+    answers = rewards.float()[:, :, :, None]  # (P, G, m, 1, k)
+    utilities = (answers * weights.float()[:, None, None]).sum(-1)  # (P, G, m, K)
     if answer_mask is None:
         return utilities.amax(2)
     answer_mask = answer_mask.bool()
-    best = utilities.masked_fill(~answer_mask[..., None], -math.inf).amax(2)  # (P, G, K)
-    return torch.where(answer_mask.any(-1, keepdim=True), best, missing_answer_reward)
-
-
-def set_reward(
-    rewards: Tensor,
-    weights: Tensor,
-    answer_mask: Tensor | None = None,
-    missing_answer_reward: float = 0.0,
-) -> Tensor:
-    """R_g = 1/K sum_j u_j(g), (P, G): the mean over w is outside, the max over answers inside.
-
-    Two specialists, r = (1, 0) and (0, 1), are worth E max(w_1, w_2) = 3/4 together. Two equal
-    compromises, r = (1/2, 1/2), are worth 1/2. With the mean inside both sets would be worth 1/2.
-
-    `vpo_advantage` takes the same two steps, and forms sets of rollouts in between.
-
-    The arguments are those of `set_scores`.
-    """
-    return set_scores(rewards, weights, answer_mask, missing_answer_reward).mean(-1)
-
-
-def set_reward_exact(rewards: Tensor) -> Tensor:
-    """R in closed form, for k = 2 objectives and alpha = 1.
-
-    The utility of an answer under w = (u, 1 - u) is a line in u. The best of m answers is the upper
-    envelope of m lines, and R is the area under it on [0, 1]. The envelope is straight between the
-    points where two lines cross, so the trapezoidal rule is exact. Training samples R instead: this is
-    a check.
-
-    Args:
-        rewards: (P, G, m, 2).
-
-    Returns:
-        (P, G).
-
-    Raises:
-        ValueError: k is not 2.
-    """
-    P, G, _, k = _check_rewards(rewards)
-    if k != 2:
-        raise ValueError(
-            f"rewards {tuple(rewards.shape)}: the closed form needs k = 2 objectives, not {k}"
-        )
-    offset = rewards[..., 1]  # (P, G, m)
-    slope = rewards[..., 0] - offset  # (P, G, m)
-    rise = offset[..., None, :] - offset[..., None]  # (P, G, m, m)
-    run = slope[..., None] - slope[..., None, :]
-    crossings = (rise / run).nan_to_num(0.0).clamp(0, 1).flatten(2)  # (P, G, m * m)
-    ends = torch.tensor([0.0, 1.0], device=rewards.device, dtype=rewards.dtype).expand(P, G, 2)
-    u = torch.cat([crossings, ends], -1).sort(-1).values  # (P, G, m * m + 2)
-    lines = slope[..., None] * u[:, :, None] + offset[..., None]  # (P, G, m, m * m + 2)
-    return torch.trapezoid(lines.amax(2), u, dim=-1)
+    utilities = utilities.masked_fill(~answer_mask[..., None], -math.inf)
+    is_empty = ~answer_mask.any(-1, keepdim=True)  # (P, G, 1)
+    return utilities.amax(2).masked_fill(is_empty, missing_answer_reward)
 
 
 def subset_best(scores: Tensor, s: int) -> Tensor:
-    """B(g): the best score in a subset of s rollouts, averaged over all subsets that contain g.
+    """B(g): the best score in a set of s rollouts that holds g, averaged over all such sets.
 
-    As the reward of g it maximises the expected best of s rollouts (arXiv 2505.15201, 2510.23393). The
-    average is exact: sort the group and count ranks from 0. Of the C(G-1, s-1) subsets that contain rank
-    i, rank i is the best of C(i, s-1), and a higher rank j is the best of C(j-1, s-2).
+    As the reward of g it maximises the expected best of s rollouts (arXiv 2505.15201, 2510.23393).
+    Sort the group and count ranks from 0. Of the C(G-1, s-1) sets that hold rank i, rank i is the
+    best of C(i, s-1), and a higher rank j is the best of C(j-1, s-2):
 
-    Centring B in the group is a leave-one-out baseline, so the gradient is unbiased up to a constant
-    factor: B(g) - mean B = (1 - s/G) (B(g) - the mean of the best over the s-subsets without g).
+        B(i) = ( C(i, s-1) u_i  +  sum_{j > i} C(j-1, s-2) u_j ) / C(G-1, s-1)
+
+    For G = 3, s = 2 and u_0 < u_1 < u_2 that is B(0) = B(1) = (u_1 + u_2) / 2 and B(2) = u_2.
 
     Args:
         scores: (P, G, ...).
-        s: rollouts per subset, 1 <= s < G; 1 changes nothing.
+        s: rollouts per set, 1 <= s < G; 1 changes nothing.
 
     Returns:
         The same shape as `scores`.
 
     Raises:
-        ValueError: s is out of range. A subset as large as the group gives every rollout the same.
+        ValueError: s is out of range. A set as large as the group gives every rollout the same.
     """
     if s == 1:
         return scores
@@ -185,20 +139,45 @@ def subset_best(scores: Tensor, s: int) -> Tensor:
         raise ValueError(
             f"subset s = {s}: must be 1 to {G - 1}; as large as the group, G = {G}, it carries no signal"
         )
-    # C(i, s-1) / C(G-1, s-1) and C(j-1, s-2) / C(G-1, s-1). In logarithms they cannot overflow. Both
-    # are ratios of permutations, C(n, c) c!: in the first (s-1)! cancels, in the second s - 1 is left.
-    rank = torch.arange(G, dtype=torch.float64)
-    log_all = _log_permutations(rank[-1], s - 1)
-    own = (_log_permutations(rank, s - 1) - log_all).exp()  # (G)
-    higher = (s - 1) * (_log_permutations(rank - 1, s - 2) - log_all).exp()  # (G), NaN at rank 0
-    # Row i: how often each rank is the best. Ranks above i alone count, so triu drops the NaN, too.
-    share = own.diag() + higher.expand(G, G).triu(1)  # (G, G)
+    n_sets = math.comb(G - 1, s - 1)
+    own = [math.comb(i, s - 1) / n_sets for i in range(G)]
+    above = [0.0] + [math.comb(j - 1, s - 2) / n_sets for j in range(1, G)]
+    own = torch.tensor(own, device=scores.device)  # (G)
+    above = torch.tensor(above, device=scores.device)  # (G)
 
-    first = scores[:, :1]  # subtracted so that equal scores stay equal after rounding
-    ranked, order = (scores - first).transpose(1, -1).contiguous().sort(-1)  # (P, ..., G)
-    best_by_rank = ranked @ share.to(scores).T
-    best = torch.empty_like(best_by_rank).scatter(-1, order, best_by_rank)
-    return best.transpose(1, -1) + first
+    lowest = scores.amin(1, keepdim=True)  # subtracted so that equal scores become exact zeros
+    ranked, order = (scores - lowest).sort(1)
+    ranked = ranked.transpose(1, -1)  # (P, ..., G)
+    weighted = ranked * above
+    higher = weighted.flip(-1).cumsum(-1).flip(-1) - weighted  # the sum over j > i
+    best_by_rank = (ranked * own + higher).transpose(1, -1)
+    best = torch.empty_like(scores).scatter(1, order, best_by_rank)
+    return best + lowest
+
+
+def set_reward(
+    rewards: Tensor,
+    weights: Tensor,
+    answer_mask: Tensor | None = None,
+    missing_answer_reward: float = 0.0,
+    subset: int = 1,
+) -> Tensor:
+    """R_g = 1/K sum_j u_j(g): the mean over w is outside, the maximum over the answers inside.
+
+    Two specialists, r = (1, 0) and (0, 1), are worth E max(w_1, w_2) = 3/4 together. Two equal
+    compromises, r = (1/2, 1/2), are worth 1/2. With the mean inside both sets would be worth 1/2.
+
+    Args:
+        subset: s, rollouts that form a set together; 1 is VPO, more Group VPO.
+
+    The other arguments and errors are those of `set_scores` and `subset_best`.
+
+    Returns:
+        (P, G).
+    """
+    utilities = set_scores(rewards, weights, answer_mask, missing_answer_reward)  # (P, G, K)
+    utilities = subset_best(utilities, subset)  # (P, G, K)
+    return utilities.mean(-1)
 
 
 def group_normalize(scores: Tensor, eps: float = EPS) -> Tensor:
@@ -206,7 +185,8 @@ def group_normalize(scores: Tensor, eps: float = EPS) -> Tensor:
 
     Args:
         scores: (P, G).
-        eps: groups whose population standard deviation is smaller get advantages of exactly 0.
+        eps: groups whose population standard deviation is smaller get advantages of exactly 0. With
+            scores beyond 1 the bound grows with the largest of them, as their rounding errors do.
 
     Returns:
         (P, G).
@@ -218,10 +198,11 @@ def group_normalize(scores: Tensor, eps: float = EPS) -> Tensor:
         raise ValueError(
             f"scores {tuple(scores.shape)}: expected (P, G) with G >= 2, one rollout cannot be normalised"
         )
-    scores = scores - scores[:, :1]  # equal scores become exact zeros, not rounding noise
+    scale = scores.abs().amax(1, keepdim=True).clamp_min(1.0)  # (P, 1)
+    scores = scores - scores[:, :1]  # equal scores become exact zeros
     centered = scores - scores.mean(1, keepdim=True)
-    std = centered.square().mean(1, keepdim=True).sqrt()
-    return torch.where(std < eps, 0.0, centered / (std + eps))
+    std = centered.square().mean(1, keepdim=True).sqrt()  # (P, 1)
+    return torch.where(std < eps * scale, 0.0, centered / (std + eps))
 
 
 def vpo_advantage(  # noqa: PLR0913 - the public estimator: every argument is one symbol of the paper
@@ -231,7 +212,6 @@ def vpo_advantage(  # noqa: PLR0913 - the public estimator: every argument is on
     objective_mask: Tensor | None = None,
     n_weights: int = 100,
     alpha: float = 1.0,
-    sampler: str = "iid",
     missing_answer_reward: float = 0.0,
     subset: int = 1,
     generator: torch.Generator | None = None,
@@ -239,8 +219,7 @@ def vpo_advantage(  # noqa: PLR0913 - the public estimator: every argument is on
     """The advantage of VPO, and of Group VPO where subset > 1.
 
     The G rollouts of a prompt share its preference weights. Only then do the errors of the random
-    weights cancel in R_g - mean R. A NaN in a reward makes its whole group's advantages NaN. Under
-    torch.compile the function is one graph; leave `generator` at None there.
+    weights cancel in R_g - mean R. A NaN in a reward makes its whole group's advantages NaN.
 
     Args:
         rewards: (P, G, m, k) reward vectors.
@@ -248,7 +227,6 @@ def vpo_advantage(  # noqa: PLR0913 - the public estimator: every argument is on
         objective_mask: (P, k) bool, which objectives a prompt has. The others get no weight.
         n_weights: K, preference weights per prompt.
         alpha: of their Dirichlet distribution.
-        sampler: of `sample_weights`.
         missing_answer_reward: the utility of a rollout without answers, see `set_scores`.
         subset: s, rollouts that form a set together, with all their answers. 1 is VPO.
         generator: of the preference weights, on the device of `rewards`. None: torch's default one.
@@ -260,23 +238,20 @@ def vpo_advantage(  # noqa: PLR0913 - the public estimator: every argument is on
         ValueError: shapes do not fit, G < 2, subset >= G, or an argument of `sample_weights` is wrong.
     """
     P, _, _, k = _check_rewards(rewards, answer_mask)
-    # `sample_weights` for P prompts. It is done in logarithms, so that absent objectives can be left out.
-    log_weights = _log_weights((P, n_weights, k), alpha, sampler, generator, rewards.device)
+    weights = sample_weights(
+        P, n_weights, k, alpha=alpha, generator=generator, device=rewards.device
+    )
     if objective_mask is not None:
-        rewards, log_weights = _without_absent(rewards, log_weights, objective_mask)
-    weights = (log_weights - log_weights.amax(-1, keepdim=True)).exp()
-    weights = weights / weights.sum(-1, keepdim=True)  # (P, K, k), faster than softmax on a CPU
-
-    utilities = set_scores(rewards, weights, answer_mask, missing_answer_reward)  # (P, G, K)
-    utilities = subset_best(utilities, subset)  # (P, G, K), unchanged if subset = 1
-    set_rewards = utilities.mean(-1)  # (P, G)
-    return group_normalize(set_rewards)  # (P, G)
+        rewards, weights = _without_absent(rewards, weights, objective_mask)
+    set_rewards = set_reward(rewards, weights, answer_mask, missing_answer_reward, subset)  # (P, G)
+    return group_normalize(set_rewards)
 
 
 # One function per method: (rewards (P, G, m, k), scalars (P, G, m), answer_mask (P, G, m)) -> (P, G).
-#   scalars       the task scalars of the answers
-#   answer_mask   True on the first of equal answers of a rollout, False on a repeated or missing one
-#   options       the keyword arguments of `vpo_advantage`; a method ignores those that it does not need
+#   scalars       the task scalars of the answers, the task's minimum where one is missing
+#   answer_mask   False where an answer is missing
+#   options       `repeat_mask` (P, G, m), True where an answer repeats an earlier one of its rollout,
+#                 and the keyword arguments of `vpo_advantage`; a method ignores what it does not need
 # subset = None stands for the method's own default.
 
 
@@ -288,6 +263,7 @@ def grpo(rewards: Tensor, scalars: Tensor, answer_mask: Tensor, **options) -> Te
 def dr_grpo(rewards: Tensor, scalars: Tensor, answer_mask: Tensor, **options) -> Tensor:
     """Dr. GRPO (arXiv 2503.20783): r - mean r, not divided by the standard deviation."""
     r = _single(scalars, "dr_grpo")
+    r = r - r[:, :1]  # equal rewards become exact zeros
     return r - r.mean(1, keepdim=True)
 
 
@@ -301,11 +277,14 @@ def maxrl(
 ) -> Tensor:
     """MaxRL (arXiv 2602.02710): (r - mean r) / mean r, meant for r in {0, 1}, here with the task scalar.
 
-    r is counted from `missing_answer_reward`. The advantages are 0 where the mean is.
+    The least reward, `missing_answer_reward`, is subtracted, so that no r is negative. The advantages
+    are 0 where the mean is.
     """
     r = _single(scalars, "maxrl") - missing_answer_reward
     mean = r.mean(1, keepdim=True)
-    return torch.where(mean.abs() < EPS, 0.0, (r - mean) / (mean + EPS))
+    centered = r - r[:, :1]  # equal rewards become exact zeros
+    centered = centered - centered.mean(1, keepdim=True)
+    return torch.where(mean.abs() < EPS, 0.0, centered / (mean + EPS))
 
 
 def gdpo(
@@ -338,7 +317,7 @@ def max_at_k(
     subset: int | None = None,
     **options,
 ) -> Tensor:
-    """Max@K (arXiv 2510.23393, 2505.15201): the best task scalar in subsets of the group, normalised."""
+    """Max@K (arXiv 2510.23393, 2505.15201): the best task scalar in sets of s rollouts, normalised."""
     r = _single(scalars, "max_at_k")
     return group_normalize(subset_best(r, subset or default_subset(r.shape[1])))
 
@@ -346,17 +325,7 @@ def max_at_k(
 def random_weighting(rewards: Tensor, scalars: Tensor, answer_mask: Tensor, **options) -> Tensor:
     """Random weighting (arXiv 2605.22817, baselines): w . r under one w per prompt and step."""
     _single(scalars, "random_weighting")
-    options |= {"n_weights": 1, "subset": 1, "sampler": "iid"}
-    return vpo_advantage(rewards, answer_mask, **options)
-
-
-def goal_conditioned(rewards: Tensor, scalars: Tensor, answer_mask: Tensor, **options) -> Tensor:
-    """Goal-conditioned (arXiv 2605.22817, baselines): random weighting, and the prompt tells w.
-
-    `train.build_batch` writes w into the prompt. It seeds its generator as `train.step_advantages` does
-    and draws one w for each prompt, so it is the same w.
-    """
-    return random_weighting(rewards, scalars, answer_mask, **options)
+    return vpo(rewards, scalars, answer_mask, **options | {"n_weights": 1, "subset": 1})
 
 
 def multi_rlvr(
@@ -364,15 +333,19 @@ def multi_rlvr(
     scalars: Tensor,
     answer_mask: Tensor,
     *,
+    repeat_mask: Tensor | None = None,
     missing_answer_reward: float = 0.0,
     **options,
 ) -> Tensor:
     """Multi-RLVR (arXiv 2605.22817, baselines): the sum of the task scalars of the distinct answers.
 
-    The paper sums over all m answers. Its official code pays nothing for an answer that repeats
-    an earlier one, and so does this function: a repeated answer is worth as much as a missing one.
+    The paper sums over all m answers. Its official code pays nothing for an answer that repeats an
+    earlier one, and so does this function.
     """
-    paid = torch.where(answer_mask.bool(), scalars, missing_answer_reward)  # (P, G, m)
+    is_paid = answer_mask.bool()
+    if repeat_mask is not None:
+        is_paid = is_paid & ~repeat_mask.bool()
+    paid = torch.where(is_paid, scalars, missing_answer_reward)  # (P, G, m)
     return group_normalize(paid.sum(-1))
 
 
@@ -381,10 +354,14 @@ def vpo(
     scalars: Tensor,
     answer_mask: Tensor,
     *,
+    repeat_mask: Tensor | None = None,
     subset: int | None = None,
     **options,
 ) -> Tensor:
-    """VPO (arXiv 2605.22817): `vpo_advantage`, as a method beside the others."""
+    """VPO (arXiv 2605.22817): the sets are the m answers of one rollout.
+
+    A repeated answer does not raise the maximum, so it needs no mask.
+    """
     return vpo_advantage(rewards, answer_mask, subset=subset or 1, **options)
 
 
@@ -400,9 +377,8 @@ def group_vpo(
 
     Under each w a rollout is paid the mean utility of all sets of s rollouts that contain it.
     """
-    return vpo_advantage(
-        rewards, answer_mask, subset=subset or default_subset(rewards.shape[1]), **options
-    )
+    s = subset or default_subset(rewards.shape[1])
+    return vpo(rewards, scalars, answer_mask, subset=s, **options)
 
 
 ADVANTAGES: dict[str, Callable[..., Tensor]] = {
@@ -412,7 +388,6 @@ ADVANTAGES: dict[str, Callable[..., Tensor]] = {
     "gdpo": gdpo,
     "max_at_k": max_at_k,
     "random_weighting": random_weighting,
-    "goal_conditioned": goal_conditioned,
     "multi_rlvr": multi_rlvr,
     "vpo": vpo,
     "group_vpo": group_vpo,
@@ -444,10 +419,11 @@ def policy_loss(  # noqa: PLR0913 - the public loss: every argument is one symbo
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO-clip with dual clip, plus kl_coef times an estimate of KL(policy || reference policy).
 
-    `train.train_step` makes one update per batch of rollouts, so its ratios are 1 up to rounding and
-    nothing is clipped. The clips are for trainers that make several. Dual clip (arXiv 1912.09729) bounds
-    the loss where the advantage is negative. The estimate of KL, called k3, is x - log x - 1 with
-    x = reference / policy.
+    `train.backward` is called once per batch of rollouts, so its ratios are 1 up to rounding and
+    nothing is clipped. The clips are for trainers that make several. Dual clip (arXiv 1912.09729)
+    bounds the loss where the advantage is negative. The estimate of KL, called k3, is
+    x - log x - 1 with x = reference / policy. Beyond log x = KL_LINEAR it goes on as a straight line
+    with the same slope, so that loss and gradient stay finite.
 
     Args:
         logprobs, old_logprobs, ref_logprobs: (B, T) of the sampled tokens, in nats.
@@ -474,12 +450,11 @@ def policy_loss(  # noqa: PLR0913 - the public loss: every argument is one symbo
     if ref_logprobs is None:
         return loss, metrics
     log_x = (ref_logprobs - logprobs).masked_fill(~token_mask, 0.0)
-    kl = (log_x.exp() - log_x - 1).sum() / n_tokens
+    curved = log_x.clamp_max(KL_LINEAR)
+    beyond = (log_x - curved) * (math.exp(KL_LINEAR) - 1)
+    kl = (curved.exp() - curved - 1 + beyond).sum() / n_tokens
     metrics["kl"] = kl.detach()
     return loss + kl_coef * kl, metrics
-
-
-# A first reading can stop here.
 
 
 def _single(scalars: Tensor, method: str) -> Tensor:
@@ -511,79 +486,20 @@ def _check_rewards(rewards: Tensor, answer_mask: Tensor | None = None) -> torch.
 
 
 def _without_absent(
-    rewards: Tensor, log_weights: Tensor, objective_mask: Tensor
+    rewards: Tensor, weights: Tensor, objective_mask: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Rewards (P, G, m, k) and log weights (P, K, k) without the objectives that a prompt lacks."""
+    """Rewards (P, G, m, k) and weights (P, K, k) without the objectives that a prompt lacks.
+
+    A Dirichlet draw that loses some components and is rescaled is one of the others' Dirichlet. A
+    prompt without any objective keeps all weights: its answers earn 0 under each.
+    """
     P, _, _, k = rewards.shape
     if objective_mask.shape != (P, k):
         raise ValueError(
             f"objective_mask {tuple(objective_mask.shape)}: expected (P, k) = ({P}, {k})"
         )
-    absent = ~objective_mask.bool()  # (P, k), for instance of a program with fewer tests
-    rewards = rewards.masked_fill(absent[:, None, None], 0.0)
-    # A Dirichlet that loses some components and is rescaled is the Dirichlet of the others.
-    # A prompt without any objective keeps all weights: its answers earn 0 under each.
-    no_weight = absent & ~absent.all(-1, keepdim=True)
-    return rewards, log_weights.masked_fill(no_weight[:, None], -math.inf)
-
-
-def _log_permutations(n: Tensor, c: int) -> Tensor:
-    """log n! / (n - c)! elementwise: C(n, c) times c!."""
-    return torch.lgamma(n + 1) - torch.lgamma(n - c + 1)
-
-
-def _log_weights(
-    shape: tuple[int, int, int],
-    alpha: float,
-    sampler: str,
-    generator: torch.Generator | None,
-    device: torch.device | str | None,
-) -> Tensor:
-    """Logarithms of unnormalised Dirichlet weights (P, K, k). In logarithms no small alpha underflows."""
-    _, K, k = shape
-    if K < 1 or k < 1:
-        raise ValueError(f"n_weights = {K}, objectives k = {k}: both must be at least 1")
-    if not ALPHAS[0] <= alpha <= ALPHAS[1]:
-        raise ValueError(
-            f"alpha = {alpha}: must be {ALPHAS[0]:g} to {ALPHAS[1]:g}; 1 is uniform on the simplex"
-        )
-    if sampler not in SAMPLERS:
-        raise ValueError(f"sampler = {sampler!r}: unknown; choose from {', '.join(SAMPLERS)}")
-    if sampler == "sobol" and alpha != 1:
-        raise ValueError(f"alpha = {alpha}: sampler = 'sobol' needs alpha = 1; take 'iid'")
-    if sampler == "sobol":
-        return _log_sobol_weights(shape, generator, device)
-    draws = torch.randint(2**UNIFORM_BITS, shape, generator=generator, device=device)
-    log_uniform = ((draws + 0.5) / 2**UNIFORM_BITS).log()
-    if alpha == 1:
-        return log_uniform.neg().log()  # -log U is exponential, which is Gamma(1)
-    # In distribution Gamma(alpha) = Gamma(alpha + 1) U^(1 / alpha), and Gamma(alpha + 1) is never near 0.
-    concentration = torch.full(shape, alpha + 1.0, device=device)
-    gamma = torch._standard_gamma(concentration, generator=generator)
-    return gamma.log() + log_uniform / alpha
-
-
-def _log_sobol_weights(
-    shape: tuple[int, int, int],
-    generator: torch.Generator | None,
-    device: torch.device | str | None,
-) -> Tensor:
-    """Log weights (P, K, k) uniform on the simplex: the gaps between k - 1 sorted uniforms."""
-    P, K, k = shape
-    if k == 1:
-        return torch.zeros(shape, device=device)
-    # A random digital shift (xor) of a net is a net. Every prompt gets its own.
-    shift = torch.randint(2**UNIFORM_BITS, (P, 1, k - 1), generator=generator, device=device)
-    points = _sobol_net(K, k - 1).to(shift.device) ^ shift  # (P, K, k - 1)
-    cuts = ((points + 0.5) / 2**UNIFORM_BITS).sort(-1).values
-    left = torch.nn.functional.pad(cuts, (1, 0), value=0.0)  # (P, K, k)
-    right = torch.nn.functional.pad(cuts, (0, 1), value=1.0)
-    return (right - left).log().clamp_min(-40)  # two cuts may coincide
-
-
-@functools.lru_cache(maxsize=64)
-@torch.compiler.assume_constant_result
-def _sobol_net(K: int, d: int) -> Tensor:
-    """The first K points of one scrambled Sobol net in d dimensions, (K, d), integers in [0, 2^23)."""
-    net = torch.quasirandom.SobolEngine(d, scramble=True, seed=0)
-    return (net.draw(K, dtype=torch.float64) * 2**UNIFORM_BITS).long()
+    is_absent = ~objective_mask.bool()  # (P, k)
+    rewards = rewards.masked_fill(is_absent[:, None, None], 0.0)
+    has_some = ~is_absent.all(-1, keepdim=True)  # (P, 1)
+    weights = weights.masked_fill((is_absent & has_some)[:, None], 0.0)
+    return rewards, weights / weights.sum(-1, keepdim=True)

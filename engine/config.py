@@ -1,544 +1,460 @@
-"""The configuration of the commands: one dataclass each. Flags, checks and help are made from its fields."""
+"""The flags of train.py: one dataclass, the defaults that are laid over it, and their checks."""
 
 import argparse
-import contextlib
 import dataclasses
-import os
-import re
-import signal
-from collections.abc import Callable
+import inspect
+import itertools
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
-from rewards import UserError, did_you_mean
-from vpo import ADVANTAGES, SAMPLERS
+import torch
+from transformers import HfArgumentParser
 
-# torch keeps large tensors in huge pages, which malloc would otherwise keep after they were freed.
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+from engine.doors import as_user_error, did_you_mean, plain_message
+from engine.trackers import MODULES, check_tracker
+from rewards import Task, UserError
+from vpo import ADVANTAGES, ALPHAS, answers_per_rollout
+
 MAX_ANSWERS = 8  # of one rollout; the tiny model's vocabulary has a tag for each
-DEVICES = ("auto", "cpu", "cuda", "mps")
+RESERVED = ("start", "start_sets")  # policies of every run that are no methods
+# Peak learning rates of the tiny model: the best of a grid on validation mazes (study/README.md).
+TINY_RATES = (
+    "5e-4 grpo=1.2e-3 dr_grpo=8e-4 maxrl=8e-4 gdpo=1.2e-3 max_at_k=1.2e-3 multi_rlvr=1.2e-3 "
+    "group_vpo=1.2e-3"
+)
 
 
-def number(kind: type, low: float, high: float) -> Callable[[str], float]:
-    """A type of argparse: a number from low to high, both allowed."""
-
-    def parse(text: str) -> float:
-        with contextlib.suppress(ValueError):
-            value = kind(text)
-            if low <= value <= high:
-                return value
-        noun = "whole number" if kind is int else "number"
-        raise argparse.ArgumentTypeError(f"{text}: must be a {noun}, {low} to {high}")
-
-    return parse
-
-
-def temperature(text: str) -> float:
-    """A type of argparse: a sampling temperature."""
-    if text.strip("0.") == "" and text:
-        raise argparse.ArgumentTypeError(
-            f"{text}: greedy decoding is not offered, because all candidates would be equal; take 0.001 "
-            "or more"
-        )
-    return number(float, 1e-3, 1e3)(text)
-
-
-def file_name(text: str) -> str:
-    """A type of argparse: the name of a file."""
-    if not text.strip():
-        raise argparse.ArgumentTypeError("is empty; name a file, or leave the flag out")
-    return text
-
-
-def count(low: int, high: int = 2**31 - 1) -> Callable[[str], float]:
-    return number(int, low, high)
-
-
-def flag(
-    default: Any, help: str, default_text: str = "", begins_group: str = "", **argparse_options
-) -> Any:
-    """A field of a configuration that is a flag of the command.
-
-    Args:
-        default_text: what the default is, in words, where the value does not say it.
-        begins_group: title of the group of flags that begins here.
-        argparse_options: of `ArgumentParser.add_argument`.
-    """
-    metadata = {
-        "help": help,
-        "default_text": default_text,
-        "begins_group": begins_group,
-        "argparse": argparse_options,
-    }
-    return dataclasses.field(default=default, metadata=metadata)
-
-
-YES = {"action": "store_true"}
-YES_NO = {"action": argparse.BooleanOptionalAction}
-TEMPERATURE = {"type": temperature}
-AS_IN_RUN = "as in the run"
+def flag(default: Any, help: str) -> Any:
+    """A field that is a flag of the command."""
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=lambda: list(default), metadata={"help": help})
+    return dataclasses.field(default=default, metadata={"help": help})
 
 
 @dataclass
 class Config:
-    """All flags of train.py. None means: it depends on task, model or device (engine/kinds.py)."""
+    """All flags of train.py, with the defaults of the tiny model.
 
+    LANGUAGE_DEFAULTS are laid over them for a language model, then the defaults of the task.
+    """
+
+    # task and model
     task: str = flag(
         "maze",
-        "maze, toy, code, headline, musique, eureqa, tool, or a Python file that defines a Task",
-        begins_group="task and model",
+        "maze, fence, toy, code, headline, musique, eureqa, tool, or a Python file that defines a Task",
     )
-    size: int = flag(7, "rows of a maze; other tasks ignore it", type=count(5, 9))
+    size: int = flag(7, "rows of a maze")
     data: str = flag(
-        "",
-        "file of problems for code, musique, eureqa and tool, of words for headline; its formats: "
-        "docs/own.md",
-        default_text="code, headline: made-up problems; the others need a file",
-        type=file_name,
+        "", "file of problems, see docs/own.md; without it the task's made-up problems"
     )
-    test_data: str = flag(
-        "",
-        "file of held-out problems",
-        default_text="a part of the file of --data",
-        type=file_name,
-    )
-    seconds: float = flag(
-        2.0, "CPU seconds that a program may take per test", type=number(float, 0.01, 1e5)
-    )
-    memory_mb: int = flag(512, "MiB that a program may take", type=count(64))
-    unconfined: bool = flag(False, "run programs even where the system cannot confine them", **YES)
+    test_data: str = flag("", "file of held-out problems; without it a part of --data")
+    seconds: float = flag(2.0, "CPU seconds that a program may take per test")
+    memory_mb: int = flag(512, "MiB that a program may take")
+    unconfined: bool = flag(False, "run programs even where the system cannot confine them")
     model: str = flag("tiny", "tiny, a local Hugging Face checkpoint, or a Hub id")
-    dtype: str | None = flag(
-        None,
-        "type of the weights and of the computation",
-        default_text="bfloat16 on cuda, except tiny and after an SFT warm-up; else float32",
-        choices=("float32", "bfloat16"),
+    dtype: Literal["auto", "float32", "bfloat16"] = flag(
+        "auto",
+        "type of weights and computation; auto: bfloat16 for a language model on cuda without SFT "
+        "warm-up, else float32",
     )
-    device: str = flag(
-        "auto", "where to compute; auto: cuda if there is one, else cpu", choices=DEVICES
+    device: Literal["auto", "cpu", "cuda", "mps"] = flag(
+        "auto", "auto: cuda for a language model if there is one, else cpu"
     )
-
+    # method
     method: list[str] = flag(
-        ("grpo", "vpo", "group_vpo"),
-        "one or several of " + ", ".join(ADVANTAGES),
-        begins_group="method",
-        nargs="+",
-        choices=ADVANTAGES,
-        metavar="METHOD",
+        ["grpo", "vpo", "group_vpo"], "one or several of " + ", ".join(ADVANTAGES)
     )
-    m: int | None = flag(
-        None,
-        "answers per rollout (vpo, multi_rlvr)",
-        default_text="toy 5, others 3",
-        type=count(1, MAX_ANSWERS),
-    )
-    group_size: int = flag(8, "G, rollouts per prompt", type=count(2, 4096))
-    n_weights: int = flag(
-        100,
-        "K, preference weights drawn per prompt (vpo, group_vpo)",
-        type=count(1, 100_000),
-    )
+    m: int = flag(3, "answers per rollout (vpo, multi_rlvr)")
+    group_size: int = flag(8, "G, rollouts per prompt")
+    n_weights: int = flag(100, "K, preference weights drawn per prompt (vpo, group_vpo)")
     alpha: float = flag(
-        1.0,
-        "concentration of the Dirichlet distribution of the preference weights; 1: uniform on the "
-        "simplex (vpo, group_vpo, random_weighting, goal_conditioned)",
-        type=number(float, 1e-6, 1e6),
+        1.0, "concentration of their Dirichlet distribution; 1: uniform on the simplex"
     )
-    sampler: str = flag(
-        "iid",
-        "how preference weights are drawn; sobol has less noise and needs --alpha 1 "
-        "(vpo, group_vpo)",
-        choices=SAMPLERS,
+    subset: int = flag(
+        0,
+        "s, rollouts that form a set together, fewer than --group-size; 0: vpo 1, max_at_k and "
+        "group_vpo half the group",
     )
-    subset: int | None = flag(
-        None,
-        "s, rollouts that form a set together, fewer than --group-size (max_at_k, vpo, group_vpo)",
-        default_text="vpo 1, others half the group",
-        type=count(1, 4095),
+    # optimisation
+    steps: int = flag(200, "updates, one per batch of rollouts")
+    prompts_per_step: int = flag(
+        12, "P of methods with m answers per rollout; the others get m times as many"
     )
-
-    steps: int | None = flag(
-        None,
-        "updates, one per batch of rollouts",
-        begins_group="optimisation",
-        default_text="code 300, toy 60, headline 150, others 200",
-        type=count(1, 999_999),
+    lr: list[str] = flag(
+        TINY_RATES.split(),
+        "peak learning rate of all methods, or of single ones as vpo=2e-5; the last that fits counts",
     )
-    prompts_per_step: int | None = flag(
-        None,
-        "P of methods with m answers per rollout; the others get m times as many",
-        default_text="12; headline with a language model 2",
-        type=count(1, 65536),
+    lr_schedule: Literal["linear", "constant"] = flag(
+        "linear", "after 10 steps of rise; linear falls to a tenth"
     )
-    lr: float | None = flag(
-        None,
-        "peak learning rate",
-        default_text="the task's; else tiny and headline the best per method, others 1e-6, adapters 1e-5",
-        type=number(float, 1e-12, 1.0),
+    kl: float = flag(
+        1e-3, "weight of KL(policy || reference policy) in the loss; 0: no reference policy"
     )
-    lr_schedule: str = flag(
-        "linear",
-        "after 10 steps of rise; linear falls to a tenth",
-        choices=("linear", "constant"),
-    )
-    kl: float | None = flag(
-        None,
-        "weight of KL(policy || reference policy) in the loss; 0: no reference policy is kept",
-        default_text="0.001; headline with a language model 0",
-        type=number(float, 0.0, 1e6),
-    )
-    warm_steps: int | None = flag(
-        None,
-        "steps of the SFT warm-up before RL; 0: none",
-        default_text="tiny: maze 700, code 1500, toy 150, others 300; headline with a language model 30; "
-        "other models 0",
-        type=count(0),
-    )
-
-    plan: float | None = flag(
-        None,
-        "only print where the memory goes, and whether it fits this machine or GIB",
-        begins_group="memory",
-        type=number(float, 0.0, 1e6),
-        nargs="?",
-        const=0.0,
-        metavar="GIB",
-    )
+    warm_steps: int = flag(300, "steps of the SFT warm-up before RL; 0: none")
+    # memory and speed
     lora_rank: int = flag(
         0,
-        "train a LoRA adapter of this rank, with peft; 0: train all weights",
-        type=count(0, 4096),
+        "train a LoRA adapter of this rank, with peft, at about ten times the rate; 0: all weights",
     )
-    gradient_checkpointing: bool | None = flag(
-        None,
-        "compute layers again in the backward pass, which takes less memory",
-        default_text="yes, except tiny and headline",
-        **YES_NO,
+    gradient_checkpointing: bool = flag(
+        True, "compute layers again in the backward pass, which takes less memory"
     )
-    micro_batch_tokens: int | None = flag(
-        None,
-        "padded tokens per backward pass; 0: all at once",
-        default_text="tiny 2048; others 4096 on cuda, else 512",
-        type=count(0),
+    micro_batch_tokens: int = flag(2048, "padded tokens per backward pass; 0: all at once")
+    sampling_batch: int = flag(0, "rollouts sampled at a time; 0: all at once")
+    plain: bool = flag(False, "sample and compute gradients with the plain code, without fast/")
+    jobs: int = flag(
+        0,
+        "methods that are trained at a time, each in a process with one thread; 0: all with the tiny "
+        "model on several cores, else 1",
     )
-    sampling_batch: int | None = flag(
-        None,
-        "rollouts sampled at a time; 0: all at once",
-        default_text="tiny 0, others 96",
-        type=count(0),
-    )
-
-    temperature: float | None = flag(
-        None,
-        "sampling temperature of the rollouts in training",
-        begins_group="sampling and evaluation",
-        default_text="1; headline with a language model 0.7",
-        **TEMPERATURE,
-    )
+    # sampling and evaluation
+    temperature: float = flag(1.0, "sampling temperature of the rollouts in training")
     max_new_tokens: int = flag(
         0,
-        "tokens per answer; a rollout of m answers may take m times as many; 0: the default",
-        default_text="tiny what the longest answer needs, headline 16, others 256",
-        type=count(0, 2**20),
+        "tokens per answer; a rollout of m answers may take m times as many; 0: what the tiny model's "
+        "longest answer needs",
     )
-    eval_problems: int | None = flag(
-        None,
-        "held-out problems of the evaluation; 0: no evaluation",
-        default_text="code 500, musique 300, headline 40, others 200",
-        type=count(0, 2**20),
+    eval_problems: int = flag(200, "held-out problems of the evaluation; 0: no evaluation")
+    eval_temperature: float = flag(0.7, "sampling temperature of the candidates in the evaluation")
+    pool: int = flag(30, "candidates per held-out problem, the largest k of best@k")
+    # run
+    seed: int = flag(0, "seed of the start model, problems, rollouts and preference weights")
+    out: str = flag("", "run folder; without it runs/TASK-seedSEED")
+    resume: bool = flag(False, "go on with the run in the folder --out, with its own flags")
+    save_every: int = flag(25, "steps between checkpoints; the last two are kept")
+    log: str = flag("", "tensorboard or wandb: send the metrics there, too")
+    snapshots: int = flag(
+        20, "how many times answers to four held-out problems are kept for the page and the film"
     )
-    eval_temperature: float = flag(
-        0.7, "sampling temperature of the candidates in the evaluation", **TEMPERATURE
-    )
-    pool: int = flag(
-        30,
-        "candidates per held-out problem, the largest k of best@k",
-        type=count(1, 10_000),
-    )
-
-    seed: int = flag(
-        0,
-        "seed of the start model, problems, rollouts and preference weights",
-        begins_group="run",
-        type=count(0),
-    )
-    out: str = flag("", "run folder", default_text="runs/TASK-seedSEED")
-    resume: bool = flag(False, "go on with the run in the folder --out, with its own flags", **YES)
-    changed_task: bool = flag(
-        False, "with --resume: go on although the task's problems or rewards have changed", **YES
-    )
-    jobs: int | None = flag(
-        None,
-        "methods that are trained and evaluated at a time, each in a process with one thread; no "
-        "number of the tiny model depends on it",
-        default_text="tiny, on Linux without a GPU and with more than one core: all; a language model on "
-        "2 to 4 cores: one for each core where they fit into memory; else 1",
-        type=count(1, 64),
-    )
-    save_every: int = flag(25, "steps between checkpoints; the last two are kept", type=count(1))
-    log: str | None = flag(
-        None,
-        "send the metrics to TensorBoard or Weights & Biases, too",
-        choices=("tensorboard", "wandb"),
-    )
-    snapshots: int | None = flag(
-        None,
-        "how many times answers to four held-out problems are kept for the page and the film",
-        default_text="20, at most one in 6 steps",
-        type=count(0, 1000),
-    )
-
-    fingerprint: str = ""  # of the files that the problems come from; no flag
 
     @property
     def task_name(self) -> str:
         return Path(self.task).stem
 
-
-# Flags that may change when a run is resumed: those that its result does not depend on, and those
-# that make it fit its device.
-MAY_CHANGE = (
-    "method",
-    "resume",
-    "out",
-    "plan",
-    "changed_task",
-    "device",
-    "save_every",
-    "jobs",
-    "log",
-    "snapshots",
-    "eval_problems",
-    "eval_temperature",
-    "pool",
-    "unconfined",
-    "max_new_tokens",
-    "sampling_batch",
-    "micro_batch_tokens",
-    "gradient_checkpointing",
-)
+    @property
+    def is_tiny(self) -> bool:
+        return self.model == "tiny"
 
 
-@dataclass
-class EvalConfig:
-    """All flags of eval.py."""
-
-    runs: list[str] = flag(
-        dataclasses.MISSING, "run folders of train.py; of several also the means", nargs="+"
-    )
-    reward_geometry: bool = flag(
-        False,
-        "only say what the start model's rollouts tell about the reward; RUN may be a model",
-        **YES,
-    )
-    task: str = flag("maze", "the task of a model, with --reward-geometry")
-    page: bool = flag(
-        False, "only write report.html, a page that shows the training in a browser", **YES
-    )
-    film: bool = flag(False, "only write film.gif, the answers drawn step by step", **YES)
-    split: str = flag(
-        "test",
-        "which held-out problems; validation is for tuning",
-        choices=("test", "validation"),
-    )
-    problems: int | None = flag(
-        None, "number of held-out problems", default_text=AS_IN_RUN, type=count(1)
-    )
-    pool: int | None = flag(
-        None, "candidates per problem", default_text=AS_IN_RUN, type=count(1, 10_000)
-    )
-    temperature: float | None = flag(
-        None, "sampling temperature of the candidates", default_text=AS_IN_RUN, **TEMPERATURE
-    )
-    device: str = flag(
-        "cpu", "where to compute; auto: cuda if there is one, else cpu", choices=DEVICES
-    )
-    jobs: int | None = flag(
-        None,
-        "policies that are evaluated at a time, at most as many as the run has methods",
-        default_text="that of train.py",
-        type=count(1, 64),
-    )
-    out: str = flag(
-        "",
-        "folder for what is written; several runs get a folder each in it",
-        default_text="the run folder, or one in it for other settings than the run's own",
-    )
-    figure_format: str = flag("png", "format of all figures", choices=("png", "svg", "pdf"))
-
-
-@dataclass
-class SearchConfig:
-    """All flags of search.py."""
-
-    runs: list[str] = flag(
-        dataclasses.MISSING,
-        "run folders of train.py, all of one task; they share one list of problems",
-        nargs="+",
-    )
-    strategy: str = flag(
-        "evolve",
-        "evolution, or independent samples",
-        choices=("evolve", "best_of_n"),
-    )
-    selection: str = flag(
-        "tournament",
-        "how evolution chooses parents",
-        choices=("tournament", "lexicase", "weighting"),
-    )
-    goal: str = flag(
-        "scalar",
-        "scalar: the task's own; all: every objective at once; an objective's name; preference "
-        "weights such as gold=2,avoid_lava=1; or a Python file with score(rewards, answer)",
-    )
-    budget: int = flag(
-        240, "candidates scored for a problem that stays unsolved", type=count(1, 10**6)
-    )
-    problems: int = flag(40, "number of problems that are searched", type=count(1))
-    among: int | None = flag(
-        None,
-        "number of held-out problems that they are taken from",
-        default_text=AS_IN_RUN,
-        type=count(1),
-    )
-    screen: int = flag(
-        30,
-        "search only problems that no policy of any run solves with this many independent "
-        "candidates; 0: the first problems",
-        type=count(0, 10_000),
-    )
-    policies: list[str] | None = flag(
-        None,
-        "start, start_sets, or methods of the runs",
-        default_text="all but start_sets",
-        nargs="+",
-    )
-    temperature: float | None = flag(
-        None, "sampling temperature of the candidates", default_text=AS_IN_RUN, **TEMPERATURE
-    )
-    seed: int = flag(0, "seed of parents and candidates", type=count(0))
-    device: str = flag(
-        "cpu", "where to compute; auto: cuda if there is one, else cpu", choices=DEVICES
-    )
-    out: str = flag(
-        "",
-        "folder for logs, table and figures",
-        default_text="TASK-search/GOAL-STRATEGY-SELECTION-BUDGET beside the first run",
-    )
+LANGUAGE_DEFAULTS: dict[str, Any] = {
+    "warm_steps": 0,
+    "lr": ["1e-6"],
+    "micro_batch_tokens": 4096,
+    "sampling_batch": 96,
+    "max_new_tokens": 256,
+}
+TINY_DEFAULTS: dict[str, Any] = {"gradient_checkpointing": False}
+# The least and the most that a flag may be.
+RANGES: dict[str, tuple[float, float]] = {
+    "size": (5, 9),
+    "seconds": (0.01, 1e5),
+    "memory_mb": (64, 2**31),
+    "m": (1, MAX_ANSWERS),
+    "group_size": (2, 4096),
+    "n_weights": (1, 100_000),
+    "alpha": ALPHAS,
+    "subset": (0, 4095),
+    "steps": (1, 999_999),
+    "prompts_per_step": (1, 65536),
+    "kl": (0, 1e6),
+    "warm_steps": (0, 2**31),
+    "lora_rank": (0, 4096),
+    "micro_batch_tokens": (0, 2**31),
+    "sampling_batch": (0, 2**31),
+    "jobs": (0, 64),
+    "temperature": (1e-3, 1e3),
+    "max_new_tokens": (0, 2**20),
+    "eval_problems": (0, 2**20),
+    "eval_temperature": (1e-3, 1e3),
+    "pool": (1, 10_000),
+    "seed": (0, 2**31),
+    "save_every": (1, 2**31),
+    "snapshots": (0, 1000),
+    # of eval.py and search.py
+    "problems": (0, 2**20),
+    "budget": (1, 10**6),
+    "among": (0, 2**20),
+    "screen": (0, 10_000),
+}
+# What may differ when a run goes on or one more method joins it: no result depends on it.
+MAY_DIFFER = (
+    "method", "lr", "resume", "out", "device", "plain", "jobs", "save_every", "log", "snapshots",
+    "eval_problems", "eval_temperature", "pool", "unconfined", "sampling_batch",
+    "micro_batch_tokens", "gradient_checkpointing",
+)  # fmt: skip
 
 
-class Parser(argparse.ArgumentParser):
-    """Reports a mistake in one line that names the flag, the value and the fix."""
+class FlagHelp(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults as they stand on a command line, and none that is empty or a plain no."""
 
-    def __init__(self, script: str, doc: str = "", usage: str = ""):
+    def _get_help_string(self, action: argparse.Action) -> str:
+        if action.default is False or action.default in ("", []):
+            return action.help
+        if isinstance(action.default, list):
+            return f"{action.help} (default: {' '.join(action.default)})"
+        return super()._get_help_string(action)
+
+
+class Parser(HfArgumentParser):
+    """The flags of a dataclass. A mistake is one line that names the flag, the value and the fix."""
+
+    def __init__(self, flags: type, script: str, description: str):
         super().__init__(
+            flags,
             prog=script,
-            usage=f"python {script} {usage}",
-            description=doc.split("\n\n")[0],
+            description=description,
             allow_abbrev=False,
+            formatter_class=FlagHelp,
         )
+        for action in self._actions:  # --group_size is understood, too, but not shown
+            action.option_strings = [name for name in action.option_strings if "_" not in name]
+            if action.nargs == "?":
+                action.metavar = "yes|no"
+
+    def format_help(self) -> str:
+        self.usage = f"python {self.prog} [--flag value ...]"
+        if any(not action.option_strings for action in self._actions):
+            self.usage = f"python {self.prog} RUN ... [--flag value ...]"
+        return super().format_help()
+
+    def parse_args_into_dataclasses(self, argv: list[str] | None = None) -> tuple[Any, ...]:
+        """The flags as their dataclass; behind it the other arguments, if the parser has some.
+
+        Exits with code 2 and one line if one is unknown, or has an unfit or an empty value.
+        """
+        words = sys.argv[1:] if argv is None else argv
+        for name, value in itertools.pairwise([*words, "end"]):
+            if name.startswith("--") and (value == "" or name.endswith("=")):
+                self.error(f"{name.rstrip('=')}: is empty; name a value, or leave the flag out")
+        *parsed, unknown = super().parse_args_into_dataclasses(
+            words, return_remaining_strings=True, look_for_args_file=False
+        )
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return tuple(parsed)
 
     def error(self, message: str) -> NoReturn:
-        message = re.sub(r"^argument (\S+): ", r"\1 ", message)
-        message = message.replace("invalid choice: ", "").replace("'", "")
-        choice = re.search(r"(\S+) \(choose from (.*)\)", message)
-        unknown = re.search(r"unrecognized arguments: (--[^\s=]+)", message)
-        if choice and "," in choice[1]:
-            message += "; separate them by blanks"
-        elif choice:
-            message += did_you_mean(choice[1], choice[2].split(", "))
-        elif unknown:
-            message += did_you_mean(unknown[1], self._option_string_actions)
+        helps = {
+            name: action.help or "" for action in self._actions for name in action.option_strings
+        }
+        message = plain_message(message, helps)
         self.exit(2, f"{self.prog}: error: {message}; --help lists all flags\n")
 
+    def lay_over(self, defaults: dict[str, Any], source: str) -> None:
+        """Replace defaults. Raises UserError for what is no flag, or no value of it."""
+        check_types(defaults, source)
+        self.set_defaults(**defaults)
 
-def add_flags(parser: argparse.ArgumentParser, config_class: type) -> None:
-    """Add the flags of a configuration to a parser, in the groups of its fields."""
-    group = parser
-    for field in dataclasses.fields(config_class):
-        if not field.metadata:
+
+def check_types(flags: dict[str, Any], source: str) -> None:
+    """Raise UserError for what is no flag of train.py, or no value of it."""
+    fields = {field.name: field for field in dataclasses.fields(Config)}
+    for name, value in flags.items():
+        if name not in fields:
+            raise UserError(f"{source}: {name!r} is no flag{did_you_mean(name, fields)}")
+        kind = fields[name].type
+        if kind == list[str]:
+            is_right = isinstance(value, list) and all(isinstance(part, str) for part in value)
+            expected = 'a list of texts, such as ["2e-5"]'
+        elif get_origin(kind) is Literal:
+            is_right = value in get_args(kind)
+            expected = f"one of {', '.join(get_args(kind))}"
+        else:
+            is_right = type(value) is kind or (kind is float and type(value) is int)
+            names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+            expected = names[kind]
+        if not is_right:
+            raise UserError(f"{source}: {name} = {value!r:.60} must be {expected}")
+
+
+def check_ranges(flags: Any) -> None:
+    """Raise UserError for a flag that is out of its range."""
+    for field in dataclasses.fields(flags):
+        value = getattr(flags, field.name)
+        low, high = RANGES.get(field.name, (None, None))
+        if low is None or low <= value <= high:  # false for NaN, too
             continue
-        if field.metadata["begins_group"]:
-            group = parser.add_argument_group(field.metadata["begins_group"])
-        name = field.name if is_required(field) else name_of(field.name)
-        text = field.metadata["help"]
-        default = default_text_of(field)
-        if default:
-            text += f" (default: {default})"
-        # Without a default, what the parser returns holds only the flags of the command line.
-        group.add_argument(name, default=argparse.SUPPRESS, help=text, **field.metadata["argparse"])
+        message = (
+            f"{flag_of(field.name)} {_number(value)}: must be {_number(low)} to {_number(high)}"
+        )
+        if field.name.endswith("temperature") and value == 0:
+            message += "; greedy decoding would make all candidates equal"
+        raise UserError(message)
 
 
-def is_required(field: dataclasses.Field) -> bool:
-    """Whether a field is no flag, but stands on every command line without a name."""
-    return field.default is dataclasses.MISSING
+def _number(value: float) -> str:
+    """A number as it stands on a command line."""
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
-def default_text_of(field: dataclasses.Field) -> str:
-    """The default of a flag as text; empty where absence needs no explanation."""
-    default = field.default
-    if field.metadata["default_text"]:
-        return field.metadata["default_text"]
-    if isinstance(default, tuple):
-        return " ".join(default)
-    if default is None or default is False or is_required(field):
-        return ""
-    return str(default)
-
-
-def parse(parser: Parser, config_class: type, argv: list[str] | None) -> tuple[Any, set[str]]:
-    """The configuration that a command line asks for, and the names of the flags on it.
-
-    Exits with code 2 and one line where a flag is wrong.
-    """
-    add_flags(parser, config_class)
-    flags = vars(parser.parse_args(argv))
-    return config_class(**flags), set(flags)
-
-
-def check_used(config: EvalConfig, flags_given: set[str], parser: Parser) -> None:
-    """Exit with an error for a flag that --page, --film or --reward-geometry would ignore."""
-    if config.reward_geometry:
-        mode = "--reward-geometry"
-        used = {"runs", "reward_geometry", "task", "device", "problems"}
-    elif config.page or config.film:
-        mode = "--page and --film"
-        used = {"runs", "page", "film", "out"}
-    elif "task" in flags_given:
-        parser.error("argument --task: only used with --reward-geometry; leave it out")
-    else:
-        return
-    for name in sorted(flags_given - used):
-        parser.error(f"argument {name_of(name)}: not used by {mode}; leave it out")
-
-
-def as_command(parser: argparse.ArgumentParser, run: Callable[[], None]) -> None:
-    """Run a command: a user's mistake is one line and exit code 2, Ctrl-C one line and 130."""
-    from transformers.utils import logging  # here, because it takes a second to import
-
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()  # it takes a sampled pad token for padding and recommends a mask
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        run()
-    except (UserError, OSError) as error:
-        parser.exit(2, f"{parser.prog}: error: {error}\n")
-    except KeyboardInterrupt as stop:
-        message = str(stop) or "stopped; give the same command again, or --resume"
-        parser.exit(130, f"\n{message}\n")
-
-
-def name_of(field_name: str) -> str:
+def flag_of(name: str) -> str:
     """The flag of a field."""
-    return f"--{field_name.replace('_', '-')}"
+    return f"--{name.replace('_', '-')}"
 
 
-def text_of(field_name: str, value: object) -> str:
-    """A flag and its value as on a command line."""
-    name = name_of(field_name)
-    if value is False:
-        return name.replace("--", "--no-", 1)
-    if isinstance(value, float):
-        return f"{name} {value:g}"
-    return f"{name} {value}"
+def peak_rate(config: Config, method: str) -> float:
+    """The peak learning rate of a method.
+
+    Raises:
+        UserError: no entry of --lr fits the method, or one is no rate.
+    """
+    found = None
+    for entry in config.lr:
+        name, has_name, text = entry.rpartition("=")
+        try:
+            rate = float(text)
+        except ValueError as error:
+            raise UserError(f"--lr {entry}: must be a rate, or METHOD=RATE") from error
+        if not 1e-12 <= rate <= 1:
+            raise UserError(f"--lr {entry}: must be 1e-12 to 1")
+        if has_name and name not in ADVANTAGES:
+            raise UserError(f"--lr {entry}: {name!r} is no method{did_you_mean(name, ADVANTAGES)}")
+        if name in ("", method):
+            found = rate
+    if found is None:
+        raise UserError(
+            f"--lr {' '.join(config.lr)}: names no rate for {method}; add {method}=RATE"
+        )
+    return found
+
+
+def task_defaults(task: Task | type[Task], model: str) -> dict[str, Any]:
+    """The defaults of flags for this task and model."""
+    if model == "tiny":
+        return TINY_DEFAULTS | task.defaults | task.tiny_defaults
+    return LANGUAGE_DEFAULTS | task.defaults | task.language_defaults
+
+
+def resolve(config: Config) -> None:
+    """Give `auto` its meaning on this machine. Raises UserError if the device cannot compute."""
+    if config.device == "auto":
+        has_cuda = not config.is_tiny and torch.cuda.is_available()
+        config.device = "cuda" if has_cuda else "cpu"
+    if config.dtype == "auto":
+        is_half = config.device == "cuda" and not config.is_tiny and not config.warm_steps
+        is_half = is_half and torch.cuda.is_bf16_supported(including_emulation=False)
+        config.dtype = "bfloat16" if is_half else "float32"
+    check_device(config.device, config.dtype)
+
+
+def check_device(device: str, dtype: str = "float32") -> None:
+    """Raise UserError, with the reason, if the machine lacks the device or it lacks the dtype."""
+    try:
+        torch.ones(1, device=device, dtype=getattr(torch, dtype)).square()
+    except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
+        reason = " ".join(str(error).split())
+        fix = "take --device cpu" if dtype == "float32" else "take --device cpu or --dtype float32"
+        raise UserError(
+            f"--device {device}: cannot compute in {dtype} here ({reason:.200}); {fix}"
+        ) from error
+
+
+def check(config: Config, task: Task) -> None:
+    """Raise UserError for flags that do not fit one another, the task or the machine."""
+    check_tracker_name(config.log)
+    check_methods(config)
+    if config.pool < config.m:
+        raise UserError(
+            f"--pool {config.pool}: must hold at least one rollout of --m {config.m} answers"
+        )
+    for name, file in (("--data", config.data), ("--test-data", config.test_data)):
+        if file and "data" not in task.flags:
+            raise UserError(f"{name} {file}: task {config.task} takes no file, unlike code")
+    if not config.is_tiny and config.warm_steps and config.dtype == "bfloat16":
+        raise UserError(
+            f"--dtype bfloat16 --warm-steps {config.warm_steps}: rounding to bfloat16 would take back "
+            "most of what the warm-up teaches; take --dtype float32, or --warm-steps 0"
+        )
+    if not config.is_tiny and not config.max_new_tokens:
+        raise UserError("--max-new-tokens 0: a language model needs a number of tokens per answer")
+
+
+def check_tracker_name(name: str) -> None:
+    if name and name not in MODULES:
+        raise UserError(
+            f"--log {name}: must be one of {', '.join(MODULES)}{did_you_mean(name, MODULES)}"
+        )
+    check_tracker(name)
+
+
+def check_methods(config: Config) -> None:
+    """Raise UserError for a method that is unknown, or fails on a made-up group."""
+    methods = config.method
+    for name in methods:
+        if name not in ADVANTAGES:
+            fix = did_you_mean(name, ADVANTAGES)
+            if "," in name:
+                fix = "; separate them by blanks"
+            raise UserError(
+                f"--method {name}: unknown; one of {', '.join(ADVANTAGES)}{fix}; to add your own see "
+                "docs/own.md"
+            )
+        if not name.isidentifier() or name in RESERVED:
+            raise UserError(
+                f"--method {name}: must be a name such as my_method, and no other policy's"
+            )
+        peak_rate(config, name)
+    if len(set(methods)) < len(methods):
+        raise UserError(f"--method {' '.join(methods)}: names a method twice")
+    for name in methods:
+        try_method(name, config)
+
+
+def try_method(name: str, config: Config) -> None:
+    """Raise UserError if a method fails on a made-up group."""
+    shape = (2, config.group_size, answers_per_rollout(name, config.m))
+    rewards = torch.rand(*shape, 2, generator=torch.Generator().manual_seed(0))
+    present = torch.ones(shape, dtype=torch.bool)
+    takes = "it must take (rewards, scalars, answer_mask, **options) and return advantages (P, G)"
+    with as_user_error(f"--method {name}: {takes}, but failed"):
+        try:
+            advantages = ADVANTAGES[name](
+                rewards,
+                rewards.mean(-1),
+                present,
+                repeat_mask=~present,
+                objective_mask=torch.ones(2, 2, dtype=torch.bool),
+                missing_answer_reward=0.0,
+                generator=torch.Generator().manual_seed(0),
+                **estimator_options(config),
+            )
+        except ValueError as error:  # a flag does not fit
+            raise UserError(f"--method {name}: {error}") from error
+    check_advantages(name, advantages, (2, config.group_size))
+
+
+def check_subset(config: Config) -> None:
+    """Raise UserError if no method would use --subset."""
+    for name in config.method:
+        function = ADVANTAGES.get(name)
+        if function is None or "subset" in inspect.signature(function).parameters:
+            return  # an unknown method is told elsewhere
+    if config.subset:
+        raise UserError(
+            f"--subset {config.subset}: not used by {', '.join(config.method)}; leave it out"
+        )
+
+
+def estimator_options(config: Config) -> dict[str, Any]:
+    """The flags that a method in vpo.py may use, as its keyword arguments."""
+    return {
+        "n_weights": config.n_weights,
+        "alpha": config.alpha,
+        "subset": config.subset or None,  # None: the method's own
+    }
+
+
+def check_advantages(method: str, advantages: Any, shape: Sequence[int]) -> None:
+    """Raise UserError unless a method's advantages are finite numbers of this shape (P, G)."""
+    if not isinstance(advantages, torch.Tensor) or not advantages.is_floating_point():
+        raise UserError(f"method {method}: must return a tensor of floats, not {advantages!r:.60}")
+    if tuple(advantages.shape) != tuple(shape):
+        raise UserError(
+            f"method {method}: its advantages have the shape {tuple(advantages.shape)}, not "
+            f"(P, G) = {tuple(shape)}"
+        )
+    if not advantages.isfinite().all():
+        raise UserError(f"method {method}: an advantage is not finite; look for a division by 0")

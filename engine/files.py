@@ -1,7 +1,6 @@
 """Files that appear whole or not at all, and logs that survive a kill."""
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -10,24 +9,18 @@ from pathlib import Path
 
 from rewards import UserError
 
-
-def checksum(path: Path) -> str:
-    """SHA-256 of a file, which may be larger than the memory that is left."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+TAIL = 2**14  # bytes at the end of a log, which hold its newest records
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file atomically."""
+    """Write a file as a whole or not at all."""
     temporary = path.with_name(f"{path.name}.tmp")
     temporary.write_text(text)
     os.replace(temporary, path)
 
 
 def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Fill a folder atomically, and store the checksum of every file in it.
-
-    If another process has written the same folder in the meantime, that one is whole and stays.
+    """Fill a folder as a whole or not at all. If another process has written it, that one stays.
 
     Raises:
         UserError: it cannot be written, for instance because the disk is full.
@@ -37,8 +30,6 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         write(temporary)
-        sums = {path.name: checksum(path) for path in temporary.iterdir()}
-        (temporary / "checksums.json").write_text(json.dumps(sums, indent=1))
         if not folder.exists():
             os.replace(temporary, folder)
     except Exception as error:  # torch, safetensors and the system have kinds of their own
@@ -47,26 +38,6 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def replaced_file(path: Path) -> Iterator[Path]:
-    """A temporary file to write to, which takes the place of `path` when the block ends.
-
-    Raises:
-        UserError: it cannot be written, for instance because the disk is full. The old file stays.
-    """
-    temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        os.replace(temporary, path)
-    except Exception as error:  # torch and the system have kinds of their own for a full disk
-        raise UserError(
-            f"{path}: cannot be written ({error!s:.200}); make room and give the same command again"
-        ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -91,8 +62,28 @@ def read_log(path: Path, *keys: str) -> list[dict]:
     """The records of a log that have a step and these keys. Lines that a kill cut off are left out."""
     if not path.exists():
         return []
+    return _records(path.read_text(errors="replace"), keys)
+
+
+def last_record(path: Path, *keys: str) -> dict | None:
+    """The newest record of a log that may be long and still grows, None if there is none yet."""
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL))
+        records = _records(file.read().decode(errors="replace"), keys)
+    return records[-1] if records else None
+
+
+def cut_log(path: Path, step: int) -> None:
+    """Leave out the records of later steps."""
+    kept = [json.dumps(record) + "\n" for record in read_log(path) if record["step"] <= step]
+    write_text(path, "".join(kept))
+
+
+def _records(text: str, keys: tuple[str, ...]) -> list[dict]:
     records = []
-    for line in path.read_text(errors="replace").splitlines():
+    for line in text.splitlines():
         with contextlib.suppress(ValueError):
             record = json.loads(line)
             if isinstance(record, dict) and {"step", *keys} <= record.keys():

@@ -7,9 +7,9 @@ import sys
 class StopRequest:
     """The first Ctrl-C asks to stop after the current step, the second one stops at once."""
 
-    def __init__(self):
+    def __init__(self, is_announced: bool = False):
         self.received = False
-        self.is_announced = False
+        self.is_announced = is_announced  # by another process
 
     def __enter__(self) -> "StopRequest":
         self.previous = signal.signal(signal.SIGINT, self.receive)

@@ -1,4 +1,4 @@
-"""Policies on disk and in memory: tiny models, Hugging Face checkpoints, LoRA adapters."""
+"""Hugging Face checkpoints and LoRA adapters: reading, adding, writing."""
 
 import contextlib
 import functools
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 from huggingface_hub import model_info, try_to_load_from_cache
-from torch import Tensor
+from safetensors import safe_open
+from torch.utils.checkpoint import checkpoint
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -19,102 +20,35 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from engine.forward import (
-    DECODER_ONLY,
-    PromptLayer,
-    attention_mask,
-    cache_of,
-    hidden_states,
-    lm_logits,
-    prefill,
-)
-from engine.tiny import tiny_config, tiny_tokenizer
-from rewards import Task, UserError
+from rewards import UserError
 
-Model = PreTrainedModel
-Tokenizer = PreTrainedTokenizerBase
+START_FIX = "restore it from a copy, or train with another --out"
 ADAPTER_FILE = "adapter_config.json"  # tells a folder of peft from an ordinary checkpoint
 
 
-def load_policy(
-    name: str, task: Task, *, seed: int = 0, device: str = "cpu", dtype: str = "float32"
-) -> tuple[Model, Tokenizer]:
-    """A model and its tokenizer: `tiny` with fresh weights, or a Hugging Face checkpoint.
+def load_hugging_face(name: str, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model in eval mode and the tokenizer of a folder or a Hub id, on the CPU.
 
     An adapter's folder brings its start model along.
 
     Raises:
-        UserError: there is no such model, it cannot be read, or it could not be sampled or scored.
+        UserError: there is no such model, or it cannot be read.
     """
-    config, tokenizer = load_config_and_tokenizer(name, task)
-    torch.manual_seed(seed)
-    if name == "tiny":
-        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval()
-    else:
-        model = _load_weights(name, config, dtype)
-        check_model(model, name)
-    check_eos(model, tokenizer, name)
-    model = model.to(device)
+    config, tokenizer = load_config_and_tokenizer(name)
+    model = _load_weights(name, config, dtype)
     if is_adapter(name):
         check_peft(name)
         with _explained(name):
             model.load_adapter(name, is_trainable=True)
-    return model, tokenizer
+    return model.eval(), tokenizer
 
 
-def empty_policy(name: str, task: Task, dtype: str) -> tuple[Model, Tokenizer]:
-    """The same without reading weights, for the meta device."""
-    config, tokenizer = load_config_and_tokenizer(name, task)
-    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval()
-    check_eos(model, tokenizer, name)
-    return model, tokenizer
-
-
-def add_adapter(model: Model, rank: int) -> None:
-    """Freeze the weights and add a LoRA adapter (arXiv 2106.09685) to all linear layers but the LM head.
-
-    Raises:
-        UserError: peft is not installed.
-    """
-    check_peft(f"--lora-rank {rank}")
-    from peft import LoraConfig  # optional
-
-    config = LoraConfig("CAUSAL_LM", r=rank, lora_alpha=2 * rank, target_modules="all-linear")
-    model.add_adapter(config)
-
-
-def save_policy(model: Model, tokenizer: Tokenizer, folder: str | Path) -> None:
-    """An ordinary Hugging Face checkpoint: AutoModelForCausalLM and AutoTokenizer load it.
-
-    Of the base model's generation settings only the special tokens are kept: the policy was trained
-    at a plain temperature, without top-p, top-k or penalties.
-    """
-    own = model.generation_config
-    model.generation_config = GenerationConfig(
-        bos_token_id=own.bos_token_id, eos_token_id=own.eos_token_id, pad_token_id=own.pad_token_id
-    )
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def eos_ids(model: Model, tokenizer: Tokenizer) -> list[int]:
-    """Every token id that ends a rollout, those of the generation config and of the tokenizer."""
-    ids = model.generation_config.eos_token_id
-    ids = ids if isinstance(ids, list) else [ids]
-    return sorted({*ids, tokenizer.eos_token_id} - {None})
-
-
-def is_adapter(name: str) -> bool:
-    return (Path(name) / ADAPTER_FILE).is_file()
-
-
-def load_config_and_tokenizer(name: str, task: Task) -> tuple[PreTrainedConfig, Tokenizer]:
-    """The small files of a policy. Raises UserError as load_policy does."""
-    if name == "tiny":
-        tokenizer = tiny_tokenizer(task)
-        return tiny_config(tokenizer), tokenizer
-    _check_name(name)
+def load_config_and_tokenizer(name: str) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
+    """The small files of a checkpoint. Raises UserError as `load_hugging_face` does."""
+    if not _belongs_to_run(name):
+        _check_folder(name)
     config_source = Path(name).parent.parent / "start" if is_adapter(name) else name
     with _explained(name):
         tokenizer = AutoTokenizer.from_pretrained(name, **_hub_options(name))
@@ -128,7 +62,32 @@ def load_config_and_tokenizer(name: str, task: Task) -> tuple[PreTrainedConfig, 
     return config, tokenizer
 
 
-def _check_name(name: str) -> None:
+def is_adapter(name: str) -> bool:
+    return (Path(name) / ADAPTER_FILE).is_file()
+
+
+def check_start(folder: Path) -> None:
+    """Raise UserError if the start model of a run is missing or damaged. Its weights are not read."""
+    if not folder.is_dir():
+        raise UserError(
+            f"{folder}: is missing, the start and reference of all methods; {START_FIX}"
+        )
+    load_config_and_tokenizer(str(folder))
+    with _explained(str(folder)):
+        files = list(folder.glob("*.safetensors"))
+        if not files:
+            raise FileNotFoundError("it holds no weights")
+        for path in files:
+            with safe_open(path, "pt"):  # which looks at its size
+                pass
+
+
+def _belongs_to_run(name: str) -> bool:
+    """Whether a folder is the start model or a checkpoint of a run."""
+    return Path(name).name == "start" or (Path(name).parent.parent / "config.json").exists()
+
+
+def _check_folder(name: str) -> None:
     """Raise UserError for a folder that holds no checkpoint."""
     file = Path(name) / "config.json"
     is_checkpoint = file.is_file() and '"flags"' not in file.read_text(errors="replace")
@@ -141,7 +100,7 @@ def _check_name(name: str) -> None:
         )
 
 
-def _load_weights(name: str, config: PreTrainedConfig, dtype: str) -> Model:
+def _load_weights(name: str, config: PreTrainedConfig, dtype: str) -> PreTrainedModel:
     with _explained(name):
         model, report = AutoModelForCausalLM.from_pretrained(
             config.name_or_path,
@@ -185,58 +144,76 @@ def _explained(name: str) -> Iterator[None]:
             yield
     except Exception as error:
         reason = " ".join(str(error).split())[:400] or type(error).__name__
-        raise UserError(
-            f"--model {name}: cannot be loaded ({reason}); save it again; or, from the Hub: no connection "
-            "(or HF_HUB_OFFLINE is set), no such model, or a gated one: accept its terms, then `hf auth login`"
-        ) from error
+        fix = "save it again; or, from the Hub: no connection (or HF_HUB_OFFLINE is set), no such model, "
+        fix += "or a gated one: accept its terms, then `hf auth login`"
+        if _belongs_to_run(name):
+            fix = f"delete the folder {name}, and --resume does without it"
+        if Path(name).name == "start":
+            fix = START_FIX
+        raise UserError(f"--model {name}: cannot be loaded ({reason}); {fix}") from error
 
 
-def check_model(model: Model, name: str) -> None:
-    """Raise UserError unless rollouts after cached prompts give the logits of a plain forward pass.
+def save_model(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str | Path
+) -> None:
+    """An ordinary Hugging Face checkpoint: AutoModelForCausalLM and AutoTokenizer load it.
 
-    An architecture may keep no cache, take positions from elsewhere, or do more to its logits than its
-    LM head.
+    Of the base model's generation settings only the special tokens are kept: the policy was trained
+    at a plain temperature, without top-p, top-k or penalties.
     """
-    architecture = type(model).__name__
-    try:
-        with torch.no_grad():
-            cached, plain = _cached_and_plain_logits(model)
-    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise UserError(
-            f"--model {name}: {architecture} takes no KV cache as others do ({error}); {DECODER_ONLY}"
-        ) from error
-    if not plain.isfinite().all():
-        raise UserError(
-            f"--model {name}: its logits are not finite, so its weights are not; fetch or save it again"
-        )
-    if not torch.allclose(cached, plain, atol=2e-2 * plain.abs().max().item()):
-        raise UserError(
-            f"--model {name}: {architecture} gives other logits after a cached prompt, or does more to "
-            f"them than its LM head, so log-probabilities would be wrong here; {DECODER_ONLY}"
-        )
-
-
-def _cached_and_plain_logits(model: Model) -> tuple[Tensor, Tensor]:
-    """Logits (1, 2, V) after a padded prompt, computed as in the update, and those of the plain pass."""
-    length = [2]  # of the prompt; its first token is padding
-    cache, _ = prefill(model, torch.tensor([[0, 5, 6]]), length)
-    cache = cache_of([PromptLayer(layer.keys, layer.values) for layer in cache.layers])
-    start = torch.tensor(length)
-    mask = attention_mask(length, 3, start.device, 2)
-    hidden = hidden_states(model, torch.tensor([[3, 4]]), cache, start, mask)
-    plain = model(input_ids=torch.tensor([[5, 6, 3, 4]])).logits[:, -2:].float()
-    return lm_logits(model, hidden), plain
-
-
-def check_eos(model: Model, tokenizer: Tokenizer, name: str) -> None:
-    if not eos_ids(model, tokenizer):
-        raise UserError(
-            f"--model {name}: its tokenizer has no EOS token, so no rollout would ever end; "
-            "set eos_token in its tokenizer_config.json"
-        )
+    own = model.generation_config
+    model.generation_config = GenerationConfig(
+        bos_token_id=own.bos_token_id, eos_token_id=own.eos_token_id, pad_token_id=own.pad_token_id
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def check_peft(wanted_by: str) -> None:
     """Raise UserError if an adapter is wanted and peft is not installed."""
     if not importlib.util.find_spec("peft"):
         raise UserError(f"{wanted_by}: needs peft, which is not installed: pip install peft")
+
+
+def add_adapter(model: PreTrainedModel, rank: int) -> None:
+    """Freeze the weights and add a LoRA adapter (arXiv 2106.09685) to all linear layers but the LM head."""
+    from peft import LoraConfig  # optional
+
+    config = LoraConfig("CAUSAL_LM", r=rank, lora_alpha=2 * rank, target_modules="all-linear")
+    model.add_adapter(config)
+
+
+def adapter_off(model: PreTrainedModel) -> contextlib.ExitStack:
+    """A context in which a model that trains an adapter is the one before training; else no change."""
+    context = contextlib.ExitStack()
+    if getattr(model, "_hf_peft_config_loaded", False):
+        model.disable_adapters()
+        context.callback(model.enable_adapters)
+    return context
+
+
+def recompute_layers(model: PreTrainedModel) -> None:
+    """Switch on gradient checkpointing that keeps the KV cache, which transformers' own drops.
+
+    Raises:
+        UserError: if the model's layers do not support it.
+    """
+    layers = [
+        module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)
+    ]
+    if not layers:
+        raise UserError(
+            f"{type(model).__name__}: cannot compute its layers again; "
+            "take --no-gradient-checkpointing"
+        )
+    for layer in layers:
+        layer.forward = functools.partial(_checkpointed, layer.forward)
+
+
+def _checkpointed(forward, *args, **kwargs):
+    """Call a layer's forward pass, and once more in the backward pass if there will be one."""
+
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    # Nothing in the layer is random: the model is in eval mode, without dropout.
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)

@@ -24,7 +24,7 @@ def show_first_rollout(
         f"\n{method}, its first rollout:\n{first['text'][:SHOWN]}\nrewards: {first['rewards']}\n"
         f"of all: {metrics['answers']:.0%} of the slots hold a distinct answer, "
         f"{metrics['cut_off']:.0%} were cut off (--max-new-tokens "
-        f"{config.max_new_tokens or task.tokens_per_answer} per answer)",
+        f"{config.max_new_tokens} per answer)",
         file=sys.stderr,
     )
     if not metrics["answers"]:
@@ -75,7 +75,7 @@ def why_unread(config: Config, task: Task, text: str) -> str:
         "does the prompt ask for this form, with examples? Task.request writes such a prompt; small "
         'models follow form = "lines" best'
     )
-    limit = config.max_new_tokens or task.tokens_per_answer
+    limit = config.max_new_tokens
     reasons.append(f"is --max-new-tokens {limit} per answer too few (metric cut_off)?")
     if type(task).demonstration is not Task.demonstration:
         reasons.append(f"are --warm-steps {config.warm_steps} too few?")

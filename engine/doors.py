@@ -1,0 +1,118 @@
+"""The doors: what a user can get wrong becomes one line and exit code 2, without traceback."""
+
+import contextlib
+import difflib
+import re
+import signal
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rewards import UserError
+
+# Where an error of a user's code may come out, beside that code: "<" begins what is built in.
+LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<")
+MEMORY_SIGNS = (
+    "tried to allocate",
+    "out of memory",
+    "alloc_failed",
+)  # of every backend, in small letters
+
+
+@contextlib.contextmanager
+def as_user_error(what: str) -> Iterator[None]:
+    """Turn an exception of a user's code or file into a UserError: what failed, where and why."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)]
+        source: Any = own[-1]
+        if isinstance(error, SyntaxError) and Path(error.filename or "").is_file():
+            source = error  # it says file and line, too
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        place = f"{Path(source.filename).name}, line {source.lineno}"
+        raise UserError(f"{what} ({place}: {reason:.400})") from error
+
+
+@contextlib.contextmanager
+def explain_out_of_memory() -> Iterator[None]:
+    """Turn an allocation that failed into a UserError that names the flags which need less memory."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
+        reason = " ".join(str(error).split()) or type(error).__name__
+        is_memory = isinstance(error, MemoryError)
+        if not is_memory and not any(sign in reason.lower() for sign in MEMORY_SIGNS):
+            raise
+        raise UserError(
+            f"out of memory ({reason:.200}); go on with --resume and a lower --micro-batch-tokens or "
+            "--sampling-batch, or begin a new run with --lora-rank 16 (docs/hardware.md)"
+        ) from error
+
+
+def did_you_mean(word: str, names: Iterable[str]) -> str:
+    """The end of a message about a misspelt name: "; did you mean vpo?", or nothing."""
+    close = difflib.get_close_matches(word, list(names), 1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def plain_message(message: str, helps: dict[str, str]) -> str:
+    """What argparse says about a flag, shorter, and with the flag that was meant.
+
+    Args:
+        helps: flag -> its help.
+    """
+    message = re.sub(r"^argument (\S+): ", r"\1: ", message)
+    message = re.sub(r": invalid (int|float) value: (.*)", r" \2: must be a \1 number", message)
+    message = message.replace("int number", "whole number").replace("float number", "number")
+    message = message.replace(": invalid choice:", "").replace("'", "")
+    unknown = re.search(r"unrecognized arguments: (--[^\s=]+)", message)
+    choice = re.search(r"(\S+) \(choose from (.*)\)", message)
+    if unknown:
+        message += flag_meant(unknown[1], helps)
+    elif choice:
+        message += did_you_mean(choice[1], choice[2].split(", "))
+    return message
+
+
+def flag_meant(unknown: str, helps: dict[str, str]) -> str:
+    """The end of a message about an unknown flag: one of a similar name, or whose help has its words."""
+    word = unknown.strip("-").replace("_", "-")
+    similar = did_you_mean(word, [name.strip("-") for name in helps])
+    if similar:
+        return similar.replace("mean ", "mean --")
+    words = re.escape(word.replace("-", " "))
+    for name, text in helps.items():
+        if len(word) > 3 and re.search(rf"\b{words}\b", text):
+            return f"; did you mean {name}?"
+    return ""
+
+
+def quieten_transformers() -> None:
+    """No progress bars and warnings of transformers between ours."""
+    from transformers.utils import logging  # here, because it takes a second to import
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()  # it takes a sampled pad token for padding and recommends a mask
+
+
+def as_command(script: str, run: Callable[[], None]) -> None:
+    """Run a script: a user's mistake is one line and exit code 2, Ctrl-C one line and 130."""
+    quieten_transformers()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with explain_out_of_memory():
+            run()
+    except (UserError, OSError) as error:
+        print(f"{script}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt as stop:
+        message = str(stop) or "stopped; give the same command again, or --resume"
+        print(f"\n{message}", file=sys.stderr)
+        sys.exit(130)

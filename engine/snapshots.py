@@ -1,0 +1,97 @@
+"""Snapshots: what each method answered to a few held-out problems while it was trained."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.config import Config
+from engine.files import append, read_log
+from engine.runs import load_run, task_of
+from engine.tasks import held_out
+from rewards import Problem, Task, UserError
+from vpo import ADVANTAGES
+
+STEPS_APART = 6  # at least
+
+
+def is_snapshot_step(config: Config, step: int) -> bool:
+    """Whether a snapshot is due after this many updates: evenly spaced, the first and the last included."""
+    n = min(config.snapshots, max(2, config.steps // STEPS_APART), config.steps)
+    gaps = max(1, n - 1)
+    return step in [config.steps - round(i * (config.steps - 1) / gaps) for i in range(n)]
+
+
+def write_snapshot(
+    log: Path, step: int, problems: list[Problem], answers: list[list[str | None]], rewards: list
+) -> None:
+    """Add what a policy answers to a few held-out problems.
+
+    Args:
+        answers: (N, n) answers, None where a rollout left a slot empty.
+        rewards: N tensors (n, k).
+    """
+    records = []
+    for problem, texts, vectors in zip(problems, answers, rewards, strict=True):
+        rounded = vectors.double().round(decimals=6).tolist()
+        records.append({"id": problem.id, "answers": texts, "rewards": rounded})
+    append(log, {"step": step, "problems": records})
+
+
+@dataclass
+class Frame:
+    """What each method answered at one step: by method one record per problem, answers and rewards."""
+
+    step: int
+    pools: dict[str, list[dict]]
+
+
+@dataclass
+class Snapshots:
+    """All snapshots of a run."""
+
+    config: Config
+    task: Task
+    problems: list[Problem]
+    frames: list[Frame]
+    metrics: dict[str, list[dict]]  # by method
+
+
+def read_snapshots(run: Path) -> Snapshots:
+    """The snapshots of a run, up to the last step that all methods with snapshots have reached.
+
+    A method without a snapshot at a frame's step is shown at its nearest one.
+
+    Raises:
+        UserError: there are no snapshots.
+    """
+    config = load_run(run).config
+    task = task_of(config)
+    problems = held_out(task)
+    pools: dict[str, dict[int, list[dict]]] = {}  # method -> step -> records
+    metrics = {}
+    for method in ADVANTAGES:
+        records = read_log(run / method / "snapshots.jsonl", "problems")
+        by_step = {}
+        for record in records:
+            if len(record["problems"]) == len(problems):
+                by_step[record["step"]] = record["problems"]
+        if by_step:
+            pools[method] = by_step
+            metrics[method] = read_log(run / method / "metrics.jsonl", "diversity", "reward")
+    if not pools:
+        raise UserError(f"{run}: no snapshots; training with --snapshots 20 keeps them")
+    last = min(max(by_step) for by_step in pools.values())
+    steps = set()
+    for by_step in pools.values():
+        steps |= {step for step in by_step if step <= last}
+    frames = []
+    for step in sorted(steps):
+        frame = Frame(step, {})
+        for method, by_step in pools.items():
+            frame.pools[method] = by_step[nearest(step, by_step)]
+        frames.append(frame)
+    return Snapshots(config, task, problems, frames, metrics)
+
+
+def nearest(step: int, steps: Iterable[int]) -> int:
+    return min(steps, key=lambda other: abs(other - step))
