@@ -5,18 +5,21 @@ import collections
 import contextlib
 import functools
 import re
+import textwrap
 import warnings
 from random import Random
 
 from torch import Tensor
 
-from rewards import Problem, UserError
+from rewards import Drawing, Problem, UserError
 from tasks import code_files, small_programs
 from tasks.files import FileTask, shuffled
 from tasks.sandbox import Job, Sandbox, SandboxError
 from tasks.small_programs import SMALL, Family
 
-BLOCK = re.compile(r"^```(\w*)[^\S\n]*\n(.*?)(^```[^\S\n]*$|\Z)", re.DOTALL | re.MULTILINE)
+# A line that opens or closes a block: maybe the number or dash of a list, the fence, and what follows.
+FENCE = re.compile(r"(\s*+(?:(?:\d{1,3}[.)]|[-*+])\s++)?)(`{3,}+|~{3,}+)([^`]*)")
+LANGUAGE = re.compile(r"[\s{.]*(\w*)")  # of what follows: `python title="a.py"`
 # No power, whose result may be huge, no comma, no name but x and abs. The last + keeps a match from
 # trying again with other parts, which would take for ever with a long number.
 ARITHMETIC = re.compile(r"(?!.*\*\*)(?:abs|if|else|x|\d{1,3}|//|[<>=!]=|[-+*%()<> ]){1,200}+")
@@ -37,7 +40,7 @@ def f(number, places):
 LATE = "2025-02-01"  # problems from here on are held out (paper, set-up)
 
 
-class Code(FileTask):
+class Code(Drawing, FileTask):
     """
     Programs, with a component for each test: 1.0 if the program passes it (paper, section 4).
 
@@ -54,12 +57,20 @@ class Code(FileTask):
 
     name = "code"
     tag = "program"
+    ends = ">\n`~"
     wide = True
     flags = ("data", "test_data", "seconds", "memory_mb", "unconfined")
     may_test_on_training = True  # to try a few problems of one's own
-    warm_steps = 1500
-    steps = 300
-    eval_problems = 500
+    defaults = {"steps": 300, "eval_problems": 500}
+    tiny_defaults = {
+        "warm_steps": 1500,
+        "lr": [
+            "8e-4",  # the best of a grid on validation problems (study/README.md)
+            "grpo=5e-4",
+            "maxrl=1.2e-3",
+            "multi_rlvr=1.2e-3",
+        ],
+    }
 
     def __init__(self, data: str = "", test_data: str = "", **limits: float):
         if test_data and not data:
@@ -84,6 +95,15 @@ class Code(FileTask):
         early = [problem for problem in data if problem["date"] < LATE]
         late = [problem for problem in data if problem["date"] >= LATE]
         return early, late
+
+    def why_too_few(self, train: list[dict], held_out: list[dict]) -> str:
+        if not all(problem["date"] for problem in train + held_out):
+            return super().why_too_few(train, held_out)
+        when = f"before {LATE}" if train else f"from {LATE} on"
+        return (
+            f"all were published {when}; of problems that have dates those from {LATE} on are held out; "
+            "give others in --test-data FILE"
+        )
 
     def use_small_problems(self, family: Family, parts: dict[str, list[dict]]) -> None:
         """Take the problems of a family, and what a tiny model needs to know about them."""
@@ -111,7 +131,8 @@ class Code(FileTask):
         return "\n\n".join([*parts, request])
 
     def find_answers(self, text: str, m: int, finished: bool) -> list[str] | None:
-        return find_blocks(text)[:m] if "```" in text else None  # closed ones never change
+        has_blocks = "```" in text or "~~~" in text
+        return find_blocks(text, finished)[:m] if has_blocks else None
 
     def canonical(self, problem: Problem, answer: str) -> str:
         return canonical(answer) or super().canonical(problem, answer)
@@ -137,7 +158,7 @@ class Code(FileTask):
         """How many programs of a pool (n, k) pass every test."""
         return f"{int((rewards >= 1).all(-1).sum())} of {len(rewards)} solve"
 
-    def draw(self, axes, problem: Problem, answers: list[str], color: str) -> bool:
+    def draw(self, axes, problem: Problem, answers: list[str], color: str) -> None:
         """Draw the most frequent programs, a square per test: filled if passed, bold if all."""
         counts = collections.Counter(answers).most_common(6)
         vectors = self.rewards([(problem, answer) for answer, _ in counts])
@@ -157,7 +178,6 @@ class Code(FileTask):
             style = {"va": "center", "fontsize": 8, "family": "monospace", "weight": weight}
             axes.text(k * 1.05, row + 0.5, label, parse_math=False, **style)
         axes.set(xlim=(0, 4 * k), ylim=(6, -1), xticks=[], yticks=[])
-        return True
 
     def tiny_prompt(self, problem: Problem) -> str:
         return problem.data["tiny_prompt"]
@@ -176,14 +196,52 @@ class Code(FileTask):
         return self.sandbox.run([job(problem, program) for problem, program in pairs])
 
 
-def find_blocks(text: str) -> list[str]:
-    """The closed ```python blocks of a text after a model's thoughts; unlabelled ones count."""
+def find_blocks(text: str, finished: bool = False) -> list[str]:
+    """The Python code blocks of a text after a model's thoughts; unlabelled ones count.
+
+    A block is what stands between two fences, ``` or ~~~, also in a list. What all its lines are
+    indented by is left out. A last block without a closing fence counts if the rollout ended by
+    itself: one that was cut off is no whole program.
+
+    Args:
+        finished: whether the rollout ended by itself.
+    """
     answer = text.rpartition("</think>")[2]
     blocks = []
-    for language, block, end in BLOCK.findall(answer):
-        if end and language.lower() in ("", "py", "python", "python3"):
-            blocks.append(block)
+    opening = None  # the fence of the block in which a line stands
+    lines: list[str] = []
+    for line in answer.split("\n"):
+        fence = FENCE.fullmatch(line)
+        if opening is None:
+            opening = fence
+            lines = []
+        elif fence is not None and _closes(fence, opening):
+            blocks += _programs(opening, lines)
+            opening = None
+        else:
+            lines.append(f"{line}\n")
+    if opening is not None and finished and "".join(lines).strip():
+        blocks += _programs(opening, lines)
     return blocks
+
+
+def _closes(fence: re.Match, opening: re.Match) -> bool:
+    """Whether a fence closes a block. One that is indented further is part of the program."""
+    indent, marks, rest = fence.groups()
+    is_bare = not indent.strip() and not rest.strip()
+    is_deeper = len(indent) >= len(opening[1]) + 4
+    return is_bare and not is_deeper and marks.startswith(opening[2])
+
+
+def _programs(opening: re.Match, lines: list[str]) -> list[str]:
+    """The program of a block, none if its fence names another language."""
+    language = LANGUAGE.match(opening[3])[1].lower()
+    if language not in ("", "py", "python", "python3"):
+        return []
+    program = "".join(lines)
+    if program[:1].isspace():
+        program = textwrap.dedent(program)
+    return [program]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -211,9 +269,13 @@ def job(problem: dict, answer: str) -> Job:
     if problem.get("small") and is_expression(f"({answer}\n)"):
         answer = f"def f(x):\n    return {answer.strip()}"
 
-    lines = answer.splitlines(keepends=True)
-    future = [line for line in lines if line.startswith("from __future__ ")]  # must come first
-    others = [line for line in lines if line not in future]
+    future = []  # must come first
+    others = []
+    for line in answer.splitlines(keepends=True):
+        if line.startswith("from __future__ "):
+            future.append(line)
+        else:
+            others.append(line)
     program = "".join([*future, problem["before"], *others, problem["after"]])
     return Job(program, problem["tests"], problem["call"])
 

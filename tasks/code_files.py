@@ -9,19 +9,20 @@ The fields of a record tell its format. A problem is a plain dictionary:
     before, after source that stands around an answer
     call          the function that the tests call, or None for a script
     tests         [arguments, expected] or [stdin, stdout]; a third element is the (relative,
-                  absolute) tolerance
+                  absolute) tolerance, or "exact"
     date          when it was published, or ""
     reference     a right program, or ""
     asserts       how many asserts the tests were made of; 0 in other formats
 
 HumanEval and MBPP test by `assert` beside an answer, which could forge a pass. Therefore
 `assert candidate(arguments) == literal` becomes an expression for the program and an expected value
-for the grader. Other asserts are left out and counted.
+for the grader, also in a loop over literal lists. Other asserts are left out and counted.
 """
 
 import ast
 import base64
 import builtins
+import copy
 import inspect
 import io
 import itertools
@@ -29,17 +30,21 @@ import json
 import pickle
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from rewards import UserError
-from tasks.files import field, optional_text, read_records, text_field
+from tasks.files import field, optional_text, read_records, text_field, texts_field, unix_lines
 from tasks.sandbox import check_job
 
+ASSERTS_CALL = "_answer_"  # the function that tests made of asserts call
 Judge = Callable[[list[tuple[dict, str]]], list[list[bool]]]  # (problem, program) -> passed tests
 
-# LiveCodeBench: the smallest tests, input and output together (paper, set-up).
+# LiveCodeBench: the smallest tests, input and output together (paper, set-up). HumanEval+, whose loops
+# pass over a thousand inputs: the first ones.
 MAX_TESTS = 16
 MAX_BYTES = 8192
+SHOWN = 5  # problems in a message
 
 CONTAINERS = ("set", "tuple", "list", "sorted", "dict")  # calls that an expected value may hold
 NUMBERS = ("abs", "round", "len", "sum", "str", "int", "float", "bool")
@@ -73,7 +78,8 @@ def load_problems(flag: str, path: str, judge: Judge) -> list[dict]:
         UserError: a record is not as it should be, or no problem with a test is left.
     """
     problems = read_problems(path, flag)
-    _check_references(f"{flag} {path}", problems, judge)
+    first_reason = _why_no_test(problems[0]) if problems else ""
+    n_failed = _check_references(f"{flag} {path}", problems, judge)
     n_left_out = sum(max(0, problem["asserts"] - len(problem["tests"])) for problem in problems)
 
     by_text: dict[str, dict] = {}
@@ -81,26 +87,56 @@ def load_problems(flag: str, path: str, judge: Judge) -> list[dict]:
         if problem["tests"]:
             by_text.setdefault(problem["text"], problem)
     if not by_text:
-        raise UserError(f"{flag} {path}: no problem with a test is left")
+        first = f"; the first, {problems[0]['id']}: {first_reason}" if problems else ""
+        raise UserError(f"{flag} {path}: no problem with a test is left{first}")
 
+    failed = [f"{id}: {n}" for id, n in n_failed.items()]
+    if len(failed) > SHOWN:
+        failed[SHOWN:] = [f"and {len(failed) - SHOWN} more"]
     print(
         f"{path}: {len(by_text)} problems; left out: {n_left_out} asserts that their reference "
-        "solution fails or that are no pair of arguments and expected value, "
+        f"solution fails ({', '.join(failed) or 'none'}), that are no pair of arguments and expected "
+        f"value, or that a loop reaches after {MAX_TESTS} passes, "
         f"{len(problems) - len(by_text)} problems without any test or with the text of another",
         file=sys.stderr,
     )
     return list(by_text.values())
 
 
-def _check_references(place: str, problems: list[dict], judge: Judge) -> None:
-    """Leave out asserts that a reference solution fails; UserError if it fails another test."""
+def _why_no_test(problem: dict) -> str:
+    """Why a problem has no test, or will have none."""
+    if problem["tests"]:
+        return "its reference solution fails every test"
+    if problem["call"] != ASSERTS_CALL:
+        return f"no test has at most {MAX_BYTES} bytes"
+    name = problem["entry_point"]
+    return f"no assert outside a loop, or in one over literal lists, compares {name}(...) with a literal"
+
+
+def _check_references(place: str, problems: list[dict], judge: Judge) -> dict[str, int]:
+    """Leave out asserts that a reference solution fails; UserError if it fails another test.
+
+    A reference that fails is judged once more, alone: the machine may have been too busy.
+
+    Returns:
+        How many tests of which problem were left out.
+    """
     with_reference = [problem for problem in problems if problem["reference"]]
     verdicts = judge([(problem, problem["reference"]) for problem in with_reference])
+    n_failed = {}
     for problem, passed in zip(with_reference, verdicts, strict=True):
+        if all(passed):
+            continue
+        (passed,) = judge([(problem, problem["reference"])])
         if not problem["asserts"] and not all(passed):
             test = problem["tests"][passed.index(False)]
-            raise UserError(f"{place}, problem {problem['id']}, reference: fails {test!r:.60}")
+            raise UserError(
+                f"{place}, problem {problem['id']}, field reference: fails {test!r:.60}"
+            )
         problem["tests"] = list(itertools.compress(problem["tests"], passed))
+        if not all(passed):
+            n_failed[problem["id"]] = passed.count(False)
+    return n_failed
 
 
 def read_problems(path: str, flag: str = "--data") -> list[dict]:
@@ -121,87 +157,116 @@ def _read_problem(record: dict) -> dict:
             }
             problem |= read(record)
             problem.setdefault("call", problem["entry_point"])
-            check_job("", problem["tests"], problem["call"])
+            try:
+                check_job("", problem["tests"], problem["call"])
+            except ValueError as error:
+                raise UserError(f"field {needed[-1]}: {error}") from error
             return problem
     known = "; ".join(", ".join(needed) for needed in FORMATS)
     raise UserError(f"fields {', '.join(record)}: no known format; expected are {known}")
 
 
 def _own(record: dict) -> dict:
-    problem = {
+    entry_point = optional_text(record, "entry_point") or None
+    if entry_point and not entry_point.isidentifier():
+        raise UserError(
+            f"field entry_point: must be the name of a function, not {entry_point!r:.60}; without it a "
+            "program is a script"
+        )
+    return _id(record, "id") | {
         "text": text_field(record, "prompt"),
-        "entry_point": optional_text(record, "entry_point") or None,
+        "entry_point": entry_point,
         "tests": field(record, "tests", list, "a list of tests"),
         "reference": optional_text(record, "reference"),
         "starter": optional_text(record, "starter"),
     }
-    if "id" in record:
-        problem["id"] = str(record["id"])
-    return problem
+
+
+def _id(record: dict, *names: str, prefix: str = "") -> dict:
+    """The id in the first of these fields that is there. Without one the line stands in for it."""
+    for name in names:
+        if record.get(name) is not None:
+            id = field(record, name, str | int, "text or a number")
+            return {"id": f"{prefix}{id}"}
+    return {}
 
 
 def _humaneval(record: dict) -> dict:
     prompt = text_field(record, "prompt")
     entry_point = text_field(record, "entry_point")
     solution = optional_text(record, "canonical_solution")
+    check = _find_function(text_field(record, "test"), "check", "test")
     source = prompt + (solution or "    pass\n")
     function = _find_function(source, entry_point, "prompt")
-    check = _find_function(text_field(record, "test"), "check", "test")
-    (candidate,) = check.args.args
+    arguments = [argument.arg for argument in check.args.args]
+    if len(arguments) > 1:
+        raise UserError(
+            f"field test: check must take one argument, the function, not {', '.join(arguments)}"
+        )
+    candidate = arguments[0] if arguments else entry_point
 
     # Imports and helper functions stand above the function and its decorators.
     first_line = min(node.lineno for node in (function, *function.decorator_list))
     before = source.splitlines(keepends=True)[: first_line - 1]
-    return _from_asserts(check, candidate.arg, entry_point) | {
-        "id": record["task_id"],
+    problem = _from_asserts(check, candidate, entry_point) | {
         "text": "Complete this function:\n\n" + prompt,
         "before": "".join(before),
         "reference": source if solution else "",
     }
+    return problem | _id(record, "task_id", "id")
 
 
 def _find_function(source: str, name: str, field: str) -> ast.FunctionDef:
-    for node in ast.walk(ast.parse(source, f"field {field}")):
+    for node in ast.walk(_parse(source, field)):
         if isinstance(node, ast.FunctionDef) and node.name == name:
             return node
     raise UserError(f"field {field}: no function {name!r} is defined")
 
 
+def _parse(source: str, field: str) -> ast.Module:
+    try:
+        return ast.parse(source, field)
+    except Exception as error:  # the parser raises more than SyntaxError
+        raise UserError(f"field {field}: must be Python code ({error})") from error
+
+
 def _mbpp(record: dict) -> dict:
     code = text_field(record, "code")
     text = optional_text(record, "text") or text_field(record, "prompt")
-    asserts = field(record, "test_list", list, "a list of asserts")
-    imports = record.get("test_imports", [])
+    asserts = texts_field(record, "test_list", "a list of asserts")
+    imports = []
+    if isinstance(record.get("test_imports"), str):
+        imports = [record["test_imports"]]
+    elif record.get("test_imports"):
+        imports = texts_field(record, "test_imports", "text or a list of texts")
     setup = [optional_text(record, "test_setup_code"), *imports]
 
-    tests = ast.parse("\n".join(asserts), "field test_list")
+    tests = _parse("\n".join(asserts), "test_list")
     called = {node.id for node in ast.walk(tests) if isinstance(node, ast.Name)}
     names = []
-    for node in ast.parse(code, "field code").body:
+    for node in _parse(code, "code").body:
         if isinstance(node, ast.FunctionDef) and node.name in called:
             names.append(node.name)
     if not names:
         raise UserError("field test_list: calls no function that code defines")
-    return _from_asserts(tests, names[-1], names[-1]) | {
-        "id": f"MBPP/{record['task_id']}",
+    problem = _from_asserts(tests, names[-1], names[-1]) | {
         "text": f"{text}\n\nFor example:\n{asserts[0]}",
         "reference": code,
         "before": "".join(f"{source}\n" for source in setup if source),
     }
+    return problem | (_id(record, "task_id", prefix="MBPP/") or _id(record, "id"))
 
 
 def _livecodebench(record: dict) -> dict:
-    cases = _cases(record, "public_test_cases") + _cases(record, "private_test_cases")
-    tests = [[case["input"], case["output"]] for case in cases]
+    tests = _cases(record, "public_test_cases") + _cases(record, "private_test_cases")
     tests = [test for test in tests if len("".join(test).encode()) <= MAX_BYTES]
     tests.sort(key=lambda test: len("".join(test)))
     tests = tests[:MAX_TESTS]
 
-    name = json.loads(record["metadata"]).get("func_name")
+    name = _function_name(record)
     if name:
-        tests = [[_json_lines(stdin), json.loads(stdout)] for stdin, stdout in tests]
-    return {
-        "id": str(record["question_id"]),
+        tests = [_function_test(*test) for test in tests]
+    return _id(record, "question_id", "id") | {
         "date": optional_text(record, "contest_date"),
         "text": text_field(record, "question_content"),
         "before": IMPORTS,
@@ -211,17 +276,60 @@ def _livecodebench(record: dict) -> dict:
     }
 
 
-def _json_lines(text: str) -> list:
-    return [json.loads(line) for line in text.splitlines() if line.strip()]
+def _function_name(record: dict) -> str | None:
+    """The function that a LiveCodeBench problem asks for, None for a script."""
+    what = 'a JSON object as text, such as {"func_name": "f"}'
+    metadata = record.get("metadata")
+    if isinstance(metadata, str):
+        metadata = _json(metadata, "metadata", what)
+    if not isinstance(metadata, dict):
+        raise UserError(f"field metadata: must be {what}, not {record.get('metadata')!r:.60}")
+    name = metadata.get("func_name") or None
+    if name is not None and not (isinstance(name, str) and name.isidentifier()):
+        raise UserError(
+            f"field metadata: func_name must be the name of a function, not {name!r:.60}"
+        )
+    return name
 
 
-def _cases(record: dict, name: str) -> list[dict]:
-    """The tests in a field of LiveCodeBench: JSON, or the base64 of the zlib of a pickled JSON."""
+def _function_test(stdin: str, stdout: str) -> list:
+    """A test of LiveCodeBench whose input holds an argument in each line."""
+    what = "a list of tests, whose input and output are JSON for a function"
+    lines = [line for line in stdin.splitlines() if line.strip()]
+    arguments = [_json(line, "public_test_cases, private_test_cases", what) for line in lines]
+    return [arguments, _json(stdout, "public_test_cases, private_test_cases", what)]
+
+
+def _json(text: str, field: str, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"field {field}: must be {what}, not {text!r:.60} ({error})") from error
+
+
+def _cases(record: dict, name: str) -> list[list[str]]:
+    """The tests [stdin, stdout] in a field of LiveCodeBench: JSON, or the base64 of the zlib of its pickle."""
+    what = "a list of tests with input and output as JSON text, or the base64 of the zlib of its pickle"
     text = text_field(record, name)
     if not text.lstrip().startswith("["):
-        pickled = zlib.decompress(base64.b64decode(text))
-        text = _PlainUnpickler(io.BytesIO(pickled)).load()
-    return json.loads(text)
+        try:
+            pickled = zlib.decompress(base64.b64decode(text))
+            text = _PlainUnpickler(io.BytesIO(pickled)).load()
+        except Exception as error:  # whatever damaged bytes do to their readers
+            raise UserError(f"field {name}: must be {what} ({error})") from error
+    if not isinstance(text, str):
+        raise UserError(f"field {name}: must be {what}, not the pickle of {text!r:.60}")
+    cases = unix_lines(_json(text, name, what))
+    if not isinstance(cases, list):
+        raise UserError(f"field {name}: must be {what}, not {cases!r:.60}")
+    tests = []
+    for case in cases:
+        is_test = isinstance(case, dict)
+        test = [case.get("input"), case.get("output")] if is_test else [None]
+        if not all(isinstance(part, str) for part in test):
+            raise UserError(f"field {name}: must be {what}, but holds {case!r:.60}")
+        tests.append(test)
+    return tests
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -255,45 +363,132 @@ def _from_asserts(tree: ast.Module | ast.FunctionDef, candidate: str, name: str)
     """
     Make tests of asserts, and the source that runs them: `_answer_(i)` evaluates expression i.
 
-    Asserts in loops and conditions depend on more than a call. They are left out and counted,
-    `assert True` is not.
+    Asserts in other loops and in conditions depend on more than a call. They are left out and
+    counted, `assert True` is not.
 
     Args:
         tree: the body holds the asserts.
         candidate: the name by which they call the function.
         name: the name of the function.
     """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id == name:
+            node.id = candidate  # asserts may call the function by its own name
+
     expressions = []
     tests = []
-    for node in tree.body:
+    n_asserts = 0
+    for node in _statements(tree.body):
+        n_asserts += sum(_is_assert(part) for part in ast.walk(node))
         pair = _convert(candidate, node)
         if pair:
             tests.append([[len(tests)], *pair[1:]])
             expressions.append(f"lambda: {pair[0]}")
 
-    n_asserts = 0
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assert) and not isinstance(node.test, ast.Constant):
-            n_asserts += 1
-
     source = inspect.getsource(plain).replace("plain", "_plain_")
-    head = f"def _answer_(i, {candidate}={name}):"
+    head = f"def {ASSERTS_CALL}(i, {candidate}={name}):"
     body = f"    return _plain_([{', '.join(expressions)}][i]())\n"
     return {
         "entry_point": name,
-        "call": "_answer_",
+        "call": ASSERTS_CALL,
         "after": f"\n\n{source}\n{head}\n{body}",
         "tests": tests,
         "asserts": n_asserts,
     }
 
 
+def _is_assert(node: ast.AST) -> bool:
+    """Whether a node tests something: an assert, or a call of HumanEval+'s `assertion`."""
+    match node:
+        case ast.Assert(ast.Constant()):
+            return False
+        case ast.Assert() | ast.Expr(ast.Call(ast.Name("assertion"))):
+            return True
+    return False
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements one after the other, with those of each pass of a loop over literal lists."""
+    lists: dict[str, ast.expr] = {}  # name -> literal
+    for node in body:
+        match node:
+            case ast.Assign([ast.Name(name)], ast.List() | ast.Tuple() as literal):
+                lists[name] = literal
+            case ast.For():
+                yield from _passes(node, lists)
+            case _:
+                yield node
+                for part in ast.walk(node):  # which may change a list
+                    if isinstance(part, ast.Name):
+                        lists.pop(part.id, None)
+
+
+def _passes(loop: ast.For, lists: dict[str, ast.expr]) -> Iterator[ast.stmt]:
+    """The statements of each pass of a loop; as they are where it is over no literal list.
+
+    Those of pass MAX_TESTS and later ones are left as they are, too, so that they are no tests.
+    """
+    items = _items(loop.iter, lists)
+    if items is None:
+        yield loop
+        return
+    for number, item in enumerate(items):
+        values = _bind(loop.target, item) if number < MAX_TESTS else {}
+        for statement in loop.body:
+            yield _Substitute(values).visit(copy.deepcopy(statement))
+
+
+def _items(node: ast.expr, lists: dict[str, ast.expr]) -> list[ast.expr] | None:
+    """The elements of a literal list, or of zip and enumerate of such lists; None for all else."""
+    match node:
+        case ast.Name(name) if name in lists:
+            return lists[name].elts
+        case ast.List(elements) | ast.Tuple(elements):
+            return elements
+        case ast.Call(ast.Name("enumerate"), [inner], []):
+            items = _items(inner, lists)
+            if items is None:
+                return None
+            numbered = enumerate(items)
+            return [ast.Tuple([ast.Constant(i), item], ast.Load()) for i, item in numbered]
+        case ast.Call(ast.Name("zip"), parts):
+            columns = [_items(part, lists) for part in parts]
+            if None in columns:
+                return None
+            return [ast.Tuple(list(row), ast.Load()) for row in zip(*columns, strict=False)]
+    return None
+
+
+def _bind(target: ast.expr, item: ast.expr) -> dict[str, ast.expr]:
+    """The values of the names that a loop assigns; empty where they do not fit."""
+    match target, item:
+        case ast.Name(name), _:
+            return {name: item}
+        case ast.Tuple(targets), (ast.Tuple(items) | ast.List(items)) if len(targets) == len(items):
+            values: dict[str, ast.expr] = {}
+            for part in map(_bind, targets, items):
+                values |= part
+            return values
+    return {}
+
+
+class _Substitute(ast.NodeTransformer):
+    """Puts values in the place of names."""
+
+    def __init__(self, values: dict[str, ast.expr]):
+        self.values = values
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self.values.get(node.id, node)
+
+
 def _convert(candidate: str, node: ast.stmt) -> tuple | None:
     """(expression, expected and maybe the tolerance) of an assert, None if it has another form."""
-    if not isinstance(node, ast.Assert):
+    if not _is_assert(node):
         return None
     try:
-        left, right, *tolerance = _comparison(node.test)
+        test = node.test if isinstance(node, ast.Assert) else node.value
+        left, right, *tolerance = _comparison(test)
         if not _calls(left, candidate):
             left, right = right, left
         if not _calls(left, candidate):
@@ -318,6 +513,9 @@ def _comparison(test: ast.expr) -> tuple:
         case ast.Call(ast.Attribute(attr="isclose"), [left, right], keywords):
             bounds = {word.arg: float(ast.literal_eval(word.value)) for word in keywords}
             return left, right, (bounds.get("rel_tol", 1e-9), bounds.get("abs_tol", 0.0))
+        case ast.Call(ast.Name("assertion"), [left, right, *bound]):  # of HumanEval+
+            allowed = [1e-6, *map(ast.literal_eval, bound)]
+            return left, right, (0.0, float(max(allowed)))
         case ast.UnaryOp(ast.Not(), call):
             return ast.Call(ast.Name("bool"), [call], []), ast.Constant(False)
     # A truth value is all that `assert candidate(x)` asks for.

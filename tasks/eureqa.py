@@ -1,7 +1,7 @@
 """EUREQA (arXiv 2311.09702): chains of five masked entities, and a component for each of them."""
 
 from rewards import Problem, UserError
-from tasks.files import FileTask, field, normalized, tagged
+from tasks.files import FileTask, field, normalized, tagged, texts_field
 
 NAMES = "ABCDE"
 
@@ -21,16 +21,19 @@ class Eureqa(FileTask):
     source = "questions_normal_5 and --test-data questions_hard_5 of huggingface.co/datasets/vincentleebang/EUREQA"
 
     def read(self, record: dict) -> dict:
-        masks = field(record, "entity_masks", list, "a list")
-        entities = field(record, "entities", list, "a list")
         question = record.get("question")
-        sentences = question if isinstance(question, list) else [question]
-        texts = sentences + masks + entities
-        are_texts = all(isinstance(text, str) and text.strip() for text in texts)
-        if not are_texts or not sentences or min(len(masks), len(entities)) < len(NAMES):
-            raise UserError(
-                "fields question, entity_masks, entities: must be texts, of the latter two five or more"
-            )
+        sentences = [question]
+        if not isinstance(question, str):
+            sentences = texts_field(record, "question", "text or a list of texts")
+        masks = texts_field(record, "entity_masks")
+        entities = texts_field(record, "entities")
+        parts = {"question": sentences, "entity_masks": masks, "entities": entities}
+        for name, texts in parts.items():
+            n = 1 if name == "question" else len(NAMES)
+            if len(texts) < n or not all(text.strip() for text in texts):
+                raise UserError(
+                    f"field {name}: must be {n} or more texts, none of them empty, not {texts!r:.60}"
+                )
         index = field(record, "idx", int | str, "a number or text")
         return {
             "id": f"eureqa-{index}-{entities[0]}",

@@ -46,11 +46,12 @@ class FileTask(rewards.Task):
             held_out = test[n_trained:]
         else:
             train, held_out = self.hold_out(train)
-        is_one_file = data == test_data and not self.may_test_on_training
-        if not train or not held_out or is_one_file:
+        if data == test_data and not self.may_test_on_training:
+            raise UserError(f"--data {data}: one file twice, so nothing would be held out")
+        if not train or not held_out:
+            fix = self.why_too_few(train, held_out) if not test_data else "too few"
             raise UserError(
-                f"--data {data}: {len(train)} problems to train on, {len(held_out)} held out: too few, "
-                "or one file twice"
+                f"--data {data}: {len(train)} problems to train on, {len(held_out)} held out: {fix}"
             )
         n_validation = len(train) // 10
         self.parts = {
@@ -59,8 +60,6 @@ class FileTask(rewards.Task):
             "test": held_out,
         }
         self._tell_shared(test_data or data, train, held_out)
-        files = b"".join(Path(path).read_bytes() for path in (data, test_data) if path)
-        self.fingerprint = hashlib.sha256(files).hexdigest()
 
     def load(self, flag: str, path: str) -> list[dict]:
         """The problems of a file, in an order that depends on their ids alone."""
@@ -75,10 +74,18 @@ class FileTask(rewards.Task):
         n_test = math.ceil(len(data) / self.share)
         return data[n_test:], data[:n_test]
 
+    def why_too_few(self, train: list[dict], held_out: list[dict]) -> str:
+        """Why `hold_out` left one of its two parts empty, and what to do."""
+        return "too few; give a larger file, or --test-data FILE"
+
     def _tell_shared(self, path: str, train: list[dict], held_out: list[dict]) -> None:
         """Say on stderr how many held-out problems are asked in training, too."""
+        ids = {data["id"] for data in train}
         asked = {self.prompt(Problem("", data), 1) for data in train}
-        n_shared = len([data for data in held_out if self.prompt(Problem("", data), 1) in asked])
+        n_shared = 0
+        for data in held_out:
+            is_known = data["id"] in ids and not is_line(path, data["id"])
+            n_shared += is_known or self.prompt(Problem("", data), 1) in asked
         if n_shared:
             print(
                 f"{path}: {n_shared} of {len(held_out)} held-out problems stand in training too: "
@@ -110,8 +117,9 @@ class FileTask(rewards.Task):
 def read_records(flag: str, path: str, read: Callable[[dict], dict]) -> list[dict]:
     """What `read` returns for the records of a JSON Lines file, or of a JSON list, also in gzip.
 
-    Each result has an id of its own, else the file's name and the line. Equal ones count once.
-    UserError names the flag, the file, the line and what is wrong.
+    Each result has an id of its own, else the file's name and the line. Equal ones count once. Line
+    ends of Windows become "\\n". UserError names the flag, the file, the line, the field and what it
+    must be.
     """
     try:
         content = Path(path).read_bytes()
@@ -134,26 +142,48 @@ def read_records(flag: str, path: str, read: Callable[[dict], dict]) -> list[dic
             continue
         try:
             problem = read(_parse_record(line))
-            id = problem.setdefault("id", f"{Path(path).stem}-{number}")
+            id = problem.setdefault("id", f"{Path(path).stem}-{number}")  # as `is_line` knows
             if problems.setdefault(id, problem) != problem:
                 raise UserError(f"field id: {id!r:.60} stands there twice")
         except UserError as error:
             raise UserError(f"{flag} {path}, {kind} {number}, {error}") from error
         except Exception as error:  # whatever a record does to its reader
-            raise UserError(f"{flag} {path}, {kind} {number}: cannot be used ({error})") from error
+            reason = f"{type(error).__name__}: {error}"
+            raise UserError(f"{flag} {path}, {kind} {number}: cannot be used ({reason})") from error
     return list(problems.values())
+
+
+def is_line(path: str, id: str) -> bool:
+    """Whether `read_records` made an id of a file's name and a line."""
+    stem, _, number = id.rpartition("-")
+    return stem == Path(path).stem and number.isdecimal()
 
 
 def _parse_record(line: str) -> dict:
     try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
+        record = unix_lines(json.loads(line))
+    except (ValueError, RecursionError) as error:
         raise UserError(f"not JSON ({error})") from error
     if not isinstance(record, dict):
         raise UserError(f"not a JSON object but {record!r:.60}: each must be one problem")
-    # Half of a surrogate pair is no text for a tokenizer. Encoding it raises UnicodeEncodeError.
-    json.dumps(record, ensure_ascii=False).encode()
+    for name, value in record.items():
+        try:
+            json.dumps([name, value], ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            reason = "must be text, but holds half of a surrogate pair"
+            raise UserError(f"field {ascii(name)[1:-1]}: {reason}") from error
     return record
+
+
+def unix_lines(value: Any) -> Any:
+    """A JSON value whose texts have the line ends of Unix."""
+    if isinstance(value, str):
+        return value.replace("\r\n", "\n")
+    if isinstance(value, list):
+        return [unix_lines(item) for item in value]
+    if isinstance(value, dict):
+        return {name: unix_lines(item) for name, item in value.items()}
+    return value
 
 
 def shuffled(problems: list[dict]) -> list[dict]:
@@ -165,17 +195,33 @@ def shuffled(problems: list[dict]) -> list[dict]:
     return sorted(problems, key=digest)
 
 
-def field(record: dict, name: str, kind: type, what: str) -> Any:
-    """The field record[name]. UserError says `what` it must be if it is empty or of another kind."""
-    value = record.get(name) if isinstance(record, dict) else None
+def field(record: dict, name: str, kind: type, what: str, parent: str = "") -> Any:
+    """The field record[name]. UserError says `what` it must be if it is empty or of another kind.
+
+    Args:
+        parent: the field that holds the record, if it is a part of another one.
+    """
+    place = f"{parent}.{name}" if parent else name
+    if not isinstance(record, dict):
+        raise UserError(f"field {place}: must be {what}, but {parent} holds {record!r:.60}")
+    value = record.get(name)
     if not isinstance(value, kind) or value == [] or not str(value).strip():
-        raise UserError(f"field {name}: must be {what}, not {value!r:.60}")
+        raise UserError(f"field {place}: must be {what}, not {value!r:.60}")
     return value
 
 
-def text_field(record: dict, name: str) -> str:
+def text_field(record: dict, name: str, parent: str = "") -> str:
     """A field that must be text."""
-    return field(record, name, str, "text")
+    return field(record, name, str, "text", parent)
+
+
+def texts_field(record: dict, name: str, what: str = "a list of texts") -> list[str]:
+    """A field that must be a list of texts."""
+    texts = field(record, name, list, what)
+    for text in texts:
+        if not isinstance(text, str):
+            raise UserError(f"field {name}: must be {what}, but holds {text!r:.60}")
+    return texts
 
 
 def optional_text(record: dict, name: str) -> str:
@@ -185,8 +231,14 @@ def optional_text(record: dict, name: str) -> str:
 
 def tagged(text: str, tag: str) -> str:
     """What stands in the first <tag>...</tag> without another <tag> in it, "" if nothing."""
-    match = re.search(rf"<{tag}>((?:(?!<{tag}>).)*?)</{tag}>", text, re.DOTALL | re.IGNORECASE)
-    return match[1].strip() if match else ""
+    return next(iter(all_tagged(text, tag)), "")
+
+
+def all_tagged(text: str, tag: str) -> list[str]:
+    """What stands in each <tag>...</tag> without another <tag> in it."""
+    pattern = rf"<{tag}>((?:(?!<{tag}>).)*?)</{tag}>"
+    found = re.findall(pattern, text, re.DOTALL | re.IGNORECASE)
+    return [part.strip() for part in found]
 
 
 def normalized(text: str) -> str:

@@ -16,7 +16,7 @@ from random import Random
 
 from torch import Tensor
 
-from rewards import Problem, Task, UserError
+from rewards import Drawing, Problem, Task, UserError
 
 MAX_WORDS = 6
 DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
@@ -109,7 +109,7 @@ LETTER_WIDTH = 0.602 * FONT_SIZE  # of the monospaced font
 MIN_WORDS = 10  # in a list of one's own
 
 
-class Headline(Task):
+class Headline(Drawing, Task):
     """
     A headline of at most six words.
 
@@ -130,10 +130,12 @@ class Headline(Task):
     objectives = ("event", "place", "day", "person", "number", "cause")
     wide = True
     legend = "equal headlines are counted; a colored word tells a fact, grey headlines earn nothing"
-    steps = 150
-    eval_problems = 40
-    tokens_per_answer = 16
-    language_flags = {
+    defaults = {"steps": 150, "eval_problems": 40}
+    language_defaults = {
+        "max_new_tokens": 16,
+        "micro_batch_tokens": 512,
+        # The best of a grid with SmolLM2-135M on validation texts (study/README.md).
+        "lr": ["2e-5", "max_at_k=1e-5", "vpo=4e-5"],
         "warm_steps": 30,
         "prompts_per_step": 2,
         "kl": 0.0,  # a fifth of a step would go to the reference policy
@@ -174,7 +176,7 @@ class Headline(Task):
     def canonical(self, problem: Problem, answer: str) -> str:
         return " ".join(words_of(answer))
 
-    def draw(self, axes, problem: Problem, answers: list[str], color: str) -> bool:
+    def draw(self, axes, problem: Problem, answers: list[str], color: str) -> None:
         """Draw the most frequent headlines with their counts."""
         counts = Counter(" ".join(words_of(answer)) or "(nothing)" for answer in answers)
         for row, (headline, count) in enumerate(counts.most_common(LINES)):
@@ -183,7 +185,6 @@ class Headline(Task):
         if n_hidden > 0:
             axes.text(0, LINES, f"and {n_hidden} more", va="center", fontsize=8, color="#666666")
         axes.set(xlim=(0, 1), ylim=(LINES + 0.6, -0.6), xticks=[], yticks=[])
-        return True
 
     def summary(self, rewards: Tensor) -> str:
         facts = rewards.sum(-1)  # (n)

@@ -19,7 +19,7 @@ from random import Random
 
 from torch import Tensor
 
-from rewards import Problem, Task, UserError
+from rewards import Drawing, Problem, Task, UserError
 
 DIRECTIONS = {"UP": (-1, 0), "DOWN": (1, 0), "LEFT": (0, -1), "RIGHT": (0, 1)}  # rows, columns
 HELD_OUT = 500  # training avoids so many mazes of "test" and "validation"; of size 5 some recur
@@ -33,7 +33,7 @@ TILE_COLORS = {
 }
 
 
-class Maze(Task):
+class Maze(Drawing, Task):
     """
     A square maze.
 
@@ -55,7 +55,7 @@ class Maze(Task):
     tag = "route"
     flags = ("size",)
     objectives = ("completion", "gold", "diamond", "avoid_lava")
-    warm_steps = 700
+    tiny_defaults = {"warm_steps": 700}
     slack = 7  # steps of the budget beyond the longer one of the two shortest one-corner routes
 
     def __init__(self, size: int = 7):
@@ -186,7 +186,7 @@ class Maze(Task):
         parts = [f"{name} {n}" for name, n in counts.items() if n > 0 or name != "neither"]
         return ", ".join(parts)
 
-    def draw(self, axes, problem: Problem, answers: list[str], color: str) -> bool:
+    def draw(self, axes, problem: Problem, answers: list[str], color: str) -> None:
         """Draw the routes that reach the exit; the title counts those that fail."""
         tiles = _tiles(problem)
         self._draw_tiles(axes, tiles)
@@ -207,7 +207,6 @@ class Maze(Task):
                     axes.plot(xs[i], ys[i], ".", color=color, alpha=0.5, ms=4)
 
         axes.set(xlim=(0, self.size), ylim=(self.size, 0), xticks=[], yticks=[], aspect="equal")
-        return True
 
     def tiny_prompt(self, problem: Problem) -> str:
         return " ".join([f"steps={problem.data['budget']}", *_tiles(problem)])

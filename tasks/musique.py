@@ -10,7 +10,7 @@ import re
 from torch import Tensor
 
 from rewards import Problem, UserError
-from tasks.files import FileTask, field, normalized, tagged, text_field, word_f1
+from tasks.files import FileTask, field, normalized, tagged, text_field, texts_field, word_f1
 
 HOPS = 4  # of the longest questions; also how many citations count
 
@@ -26,7 +26,7 @@ class Musique(FileTask):
     name = "musique"
     tag = "response"
     objectives = ("hop_1", "hop_2", "hop_3", "hop_4", "answer_f1")
-    eval_problems = 300
+    defaults = {"eval_problems": 300}
     source = "musique_ans_v1.0_train.jsonl, --test-data ..._dev.jsonl, of github.com/StonyBrookNLP/musique, CC BY 4.0"
 
     def read(self, record: dict) -> dict:
@@ -34,22 +34,22 @@ class Musique(FileTask):
             raise UserError("field answerable: is false; take the files of musique_ans")
         paragraphs = {}
         for paragraph in field(record, "paragraphs", list, "a list"):
-            index = field(paragraph, "idx", int, "a number")
-            title = text_field(paragraph, "title")
-            text = text_field(paragraph, "paragraph_text")
+            index = field(paragraph, "idx", int, "a number", "paragraphs")
+            title = text_field(paragraph, "title", "paragraphs")
+            text = text_field(paragraph, "paragraph_text", "paragraphs")
             paragraphs[index] = f"[{index}] {title}: {text}"
 
-        steps = field(record, "question_decomposition", list, "a list")
+        support = []
         what = "the idx of a paragraph"
-        support = [field(step, "paragraph_support_idx", int, what) for step in steps]
+        decomposition = "question_decomposition"
+        for step in field(record, decomposition, list, "a list"):
+            support.append(field(step, "paragraph_support_idx", int, what, decomposition))
         if not paragraphs.keys() >= set(support) or len(support) > HOPS:
             raise UserError(
                 f"field question_decomposition: {support} are not up to {HOPS} paragraphs of the record"
             )
 
-        aliases = record.get("answer_aliases", [])
-        if not isinstance(aliases, list):
-            raise UserError(f"field answer_aliases: must be a list of texts, not {aliases!r:.60}")
+        aliases = texts_field(record, "answer_aliases") if record.get("answer_aliases") else []
         answer = text_field(record, "answer")
         return {
             "id": text_field(record, "id"),

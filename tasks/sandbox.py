@@ -18,6 +18,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import reprlib
 import secrets
 import socket
@@ -32,13 +33,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tasks.sandbox_child import SCRIPTS_PER_CHILD, is_plain
+from tasks.sandbox_child import MAX_PATIENCE, SCRIPTS_PER_CHILD, TIMED_OUT, is_plain
 
 CHILD = Path(__file__).resolve().with_name("sandbox_child.py")
 MAX_OUTPUT = 4 * 2**20  # bytes that one child may write
 MAX_CACHED = 50_000  # programs whose outputs are remembered
 MAX_CACHED_OUTPUT = 4096  # bytes of all outputs of such a program
 MAX_DIGITS = 4000  # of an integer; to convert longer ones takes long, or Python refuses
+EXACT = "exact"  # third item of a script's test whose stdout must be this text
+INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*+)")
+NUMBER = re.compile(
+    r"-?(?:(?:0|[1-9][0-9]*+)(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][-+]?[0-9]{1,3})?"
+)  # that a program prints; 007 is text, and so is nan
+NUMBER_TOLERANCE = decimal.Decimal("1e-6")  # relative
+FULL_DECIMALS = 6  # a number with so many decimals may be a rounded one
 
 
 class SandboxError(Exception):
@@ -51,8 +59,8 @@ class Job:
 
     A test is a pair: (list of arguments, expected result) for the function, or the method of
     `class Solution`, that is named `entry_point`; (stdin, stdout) for a script. A function's test
-    may have a third item, the tolerance (relative, absolute). With `each`, the expected result is a
-    list, and each of its items gets its own verdict.
+    may have a third item, the tolerance (relative, absolute), and a script's test "exact". With
+    `each`, the expected result is a list, and each of its items gets its own verdict.
     """
 
     program: str
@@ -82,7 +90,8 @@ def run_tests(
 
     A tuple equals a list and 2.0 equals 2, but True is not 1. Numbers may differ by `tolerance`,
     relative or absolute. A script must end with status 0; trailing blanks and trailing empty lines
-    do not count. `limits` and the exceptions are those of `Sandbox`.
+    do not count, and numbers that it prints are compared as numbers, see `_same_token`. `limits`
+    and the exceptions are those of `Sandbox`.
     """
     if tolerance:
         tests = [(*test, (tolerance, tolerance)) for test in tests]
@@ -124,7 +133,7 @@ class Sandbox:
         """Start `workers` helpers, by default one per core.
 
         A test may take `seconds` of CPU time (rounded up; by the clock twice that and one second
-        more) and `memory_mb` MiB.
+        more, besides the time that it waits for a core) and `memory_mb` MiB.
         """
         workers = workers or _available_cores()
         if not (0 < seconds < 1e6 and 64 <= memory_mb < 2**30 and workers >= 1):
@@ -191,7 +200,8 @@ class Sandbox:
                     helper = self._new_helper()
                 with contextlib.suppress(OSError):
                     outputs = helper.outputs(request)
-                    self._remember(digest, outputs)
+                    if not helper.has_timed_out:  # which another time it may not do
+                        self._remember(digest, outputs)
                     return outputs
                 helper.close()
         finally:
@@ -244,7 +254,7 @@ def _request(job: Job) -> Request:
 
 def _is_test(test: object, entry_point: str | None) -> bool:
     match test:
-        case [str(), str()] if entry_point is None:
+        case [str(), str()] | [str(), str(), "exact"] if entry_point is None:
             return True
         case [list() | tuple(), _] | [list() | tuple(), _, [float(), float()]]:
             return entry_point is not None and is_plain(test)
@@ -292,7 +302,8 @@ class _Helper:
     def __init__(self, seconds: float, memory_mb: int, unconfined: bool):
         self.unconfined = unconfined
         self.control, theirs = socket.socketpair()
-        self.control.settimeout(60 + 2 * seconds + 1)
+        self.control.settimeout(20 + MAX_PATIENCE + 2 * seconds + 1)
+        self.has_timed_out = False  # whether the clock ended a program of the last request
         arguments = (CHILD, theirs.fileno(), seconds, memory_mb, unconfined)
         # Not -I, which would ignore PYTHONHASHSEED: the order of sets must not change.
         command = [sys.executable, "-P", "-S", "-s", *map(str, arguments)]
@@ -350,6 +361,7 @@ class _Helper:
 
         None: no answer. OSError: the helper died.
         """
+        self.has_timed_out = False
         run = self._function_outputs if request.entry_point else self._script_outputs
         outputs: list[bytes | None] = []
         while len(outputs) < len(request.inputs):
@@ -393,7 +405,7 @@ class _Helper:
     def _run_child(self, request: Request, files: Sequence[BinaryIO] = ()) -> tuple[bytes, int]:
         """Run one child. Return up to MAX_OUTPUT bytes that it wrote, and its exit status.
 
-        The status is -1 if a signal ended the child. OSError: the helper died.
+        The status is negative if a signal ended the child. OSError: the helper died.
 
         Args:
             files: the stdin of every test of a script.
@@ -414,6 +426,7 @@ class _Helper:
         status = self.control.recv(9)
         if not status:
             raise ConnectionError("the helper died")
+        self.has_timed_out |= int(status) == TIMED_OUT
         return output, int(status)
 
 
@@ -422,17 +435,65 @@ def _judge(job: Job, outputs: list[bytes | None]) -> list[bool]:
     verdicts: list[bool] = []
     for output, test in zip(outputs, job.tests, strict=True):
         if job.entry_point is None:
-            verdicts.append(output is not None and _same_lines(output, test[1]))
+            verdicts.append(output is not None and _same_output(output, *test[1:]))
         else:
             verdicts += _judge_result(output, test, job.each)
     return verdicts
 
 
-def _same_lines(output: bytes, expected: str) -> bool:
-    """Compare line by line without trailing blanks and trailing empty lines."""
+def _same_output(output: bytes, expected: str, rule: str = "") -> bool:
+    """Compare line by line without trailing blanks and trailing empty lines.
+
+    Args:
+        rule: "exact" compares text; else numbers are compared as numbers.
+    """
     lines = output.decode(errors="replace").rstrip().split("\n")
     expected_lines = expected.rstrip().split("\n")
-    return [line.rstrip() for line in lines] == [line.rstrip() for line in expected_lines]
+    if len(lines) != len(expected_lines):
+        return False
+    same = _same_text if rule == EXACT else _same_line
+    return all(same(*pair) for pair in zip(lines, expected_lines, strict=True))
+
+
+def _same_text(line: str, expected: str) -> bool:
+    return line.rstrip() == expected.rstrip()
+
+
+def _same_line(line: str, expected: str) -> bool:
+    """Compare token by token; what stands between tokens must be equal."""
+    if _same_text(line, expected):
+        return True
+    tokens = re.split(r"(\s+)", line.rstrip())
+    expected_tokens = re.split(r"(\s+)", expected.rstrip())
+    if len(tokens) != len(expected_tokens):
+        return False
+    return all(_same_token(*pair) for pair in zip(tokens, expected_tokens, strict=True))
+
+
+def _same_token(token: str, expected: str) -> bool:
+    """Whether two words are the same text or the same number.
+
+    An expected integer must be met exactly. Another number may be off by a millionth, or by
+    rounding where one of the two has six decimals or more.
+    """
+    if token == expected:
+        return True
+    if not NUMBER.fullmatch(token) or not NUMBER.fullmatch(expected):
+        return False
+    ours = decimal.Decimal(token)
+    wanted = decimal.Decimal(expected)
+    if ours == wanted or INTEGER.fullmatch(expected):
+        return ours == wanted
+    allowed = abs(wanted) * NUMBER_TOLERANCE
+    decimals = min(_decimals(token), _decimals(expected))
+    if decimals >= FULL_DECIMALS:
+        allowed = max(allowed, decimal.Decimal(5).scaleb(-decimals - 1))
+    return abs(ours - wanted) <= allowed
+
+
+def _decimals(number: str) -> int:
+    """How many digits stand behind the point of a number, 0 if it has an exponent."""
+    return 0 if "e" in number.lower() else len(number.partition(".")[2])
 
 
 def _judge_result(output: bytes | None, test: tuple, each: bool) -> list[bool]:

@@ -30,6 +30,8 @@ from typing import TextIO
 
 RECURSION_LIMIT = sys.getrecursionlimit()
 MAX_DEPTH = 200  # of nested lists and dictionaries
+MAX_PATIENCE = 40  # seconds that a child may wait for a core beyond its deadline
+TIMED_OUT = -2  # the status of a child that was killed at its deadline
 SCRIPTS_PER_CHILD = 8  # tests of a script; each has a descriptor, and a child may have 16
 NOBODY = 65534  # user and group
 
@@ -298,11 +300,12 @@ def _die_with(helper: int) -> None:
 
 
 def _wait(pid: int, control: socket.socket, seconds: float) -> int:
-    """The exit status of a child, or -1 if a signal ended it.
+    """The exit status of a child, -1 if a signal ended it, TIMED_OUT if its deadline did.
 
-    The child is killed at its deadline, or when the trainer closes `control`.
+    The child is killed at its deadline, or when the trainer closes `control`. The time that it
+    waited for a core does not count: on a busy machine the deadline is later.
     """
-    deadline = time.monotonic() + seconds
+    start = time.monotonic()
     watched = [control.fileno()]
     interval = 0.005  # on macOS and old kernels, where no descriptor tells of the child's end
     with contextlib.suppress(AttributeError, OSError):
@@ -310,19 +313,35 @@ def _wait(pid: int, control: socket.socket, seconds: float) -> int:
         interval = seconds
 
     options = os.WNOHANG
+    patience = 0.0
+    has_timed_out = False
     while True:
         ended, status = os.waitpid(pid, options)
         if ended:
             break
-        remaining = max(0, deadline - time.monotonic())
+        remaining = max(0, start + seconds + patience - time.monotonic())
+        if remaining == 0:
+            patience = min(_seconds_in_queue(pid), MAX_PATIENCE)
+            remaining = max(0, start + seconds + patience - time.monotonic())
         readable, _, _ = select.select(watched, [], [], min(remaining, interval))
-        if remaining == 0 or control.fileno() in readable:
+        has_timed_out = remaining == 0
+        if has_timed_out or control.fileno() in readable:
             os.kill(pid, signal.SIGKILL)
             options = 0  # wait until it is dead
 
     for descriptor in watched[1:]:
         os.close(descriptor)
-    return max(-1, os.waitstatus_to_exitcode(status))
+    return TIMED_OUT if has_timed_out else max(-1, os.waitstatus_to_exitcode(status))
+
+
+def _seconds_in_queue(pid: int) -> float:
+    """How long the most patient thread of a process has waited for a core; 0 where nobody knows."""
+    longest = 0.0
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/schedstat") as file:
+                longest = max(longest, int(file.read().split()[1]) / 1e9)
+    return longest
 
 
 def _run_job(descriptors: list[int], confine: Callable[[], int] | None) -> None:

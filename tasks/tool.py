@@ -9,9 +9,10 @@ import json
 import re
 
 from rewards import Problem, UserError
-from tasks.files import FileTask, f1, normalized, tagged, text_field
+from tasks.files import FileTask, all_tagged, f1, normalized, text_field
 
 NUMBER = re.compile(r"[-+]?\d+(\.\d+)?([eE][-+]?\d{1,3})?", re.ASCII)
+SEPARATORS = re.compile(r"[\s,]*")  # between calls
 MAX_BRACKETS = 500  # of calls that are read; what is nested deeper could not be compared
 
 
@@ -34,7 +35,7 @@ class Tool(FileTask):
         conversation = text_field(record, "input")
         text = text_field(record, "output")
         output = _without_thoughts(text)
-        calls, is_complete = parse_calls(tagged(output, "tool_call"))
+        calls, is_complete = calls_in(output)
         if "<tool_call>" in output.lower() and not (calls and is_complete):
             raise UserError(
                 f"field output: a call is cut off, or no JSON with name and parameters: {output[-60:]!r}"
@@ -56,10 +57,10 @@ class Tool(FileTask):
 
     def reward(self, problem: Problem, answer: str) -> list[float]:
         gold = problem.data["calls"]
-        section = tagged(_without_thoughts(answer), "tool_call")
-        ours, _ = parse_calls(section)
+        output = _without_thoughts(answer)
+        ours, _ = calls_in(output)
         has_thoughts = "</think>" in answer.partition("<think>")[2]
-        calls_where_gold_does = bool(ours) if gold else section == ""
+        calls_where_gold_does = bool(ours) if gold else not any(all_tagged(output, "tool_call"))
         well_formed = float(has_thoughts and calls_where_gold_does)
         if not ours and not gold:
             return [well_formed, 1.0, 1.0, 1.0]
@@ -72,6 +73,18 @@ def _without_thoughts(text: str) -> str:
     return text.rpartition("</think>")[2]
 
 
+def calls_in(output: str) -> tuple[list[list], bool]:
+    """The calls of all <tool_call> blocks, see `parse_calls`, and whether no block holds or lacks more."""
+    blocks = all_tagged(output, "tool_call")
+    calls = []
+    is_complete = output.lower().count("<tool_call>") == len(blocks)
+    for block in blocks:
+        block_calls, block_is_complete = parse_calls(block)
+        calls += block_calls
+        is_complete = is_complete and block_is_complete and bool(block_calls)
+    return calls, is_complete
+
+
 def parse_calls(text: str) -> tuple[list[list], bool]:
     """The calls in a text as [name, arguments], and whether the text holds nothing else.
 
@@ -79,17 +92,18 @@ def parse_calls(text: str) -> tuple[list[list], bool]:
     JSON; it never raises.
     """
     decoder = json.JSONDecoder(parse_constant=str)
-    text = text.strip()
     values = []
+    position = SEPARATORS.match(text).end()
+    is_flat = text.count("[") + text.count("{") < MAX_BRACKETS
     try:
-        while text and text.count("[") + text.count("{") < MAX_BRACKETS:
-            value, end = decoder.raw_decode(text)
+        while is_flat and position < len(text):
+            value, end = decoder.raw_decode(text, position)
             values += value if isinstance(value, list) else [value]
-            text = text[end:].lstrip(" \t\r\n,")
+            position = SEPARATORS.match(text, end).end()
     except (ValueError, RecursionError):
         pass
 
-    is_complete = text == ""
+    is_complete = position == len(text)
     calls = []
     for value in values:
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):
