@@ -14,6 +14,7 @@ search that was killed goes on from the log to the same result.
 """
 
 import copy
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -23,46 +24,84 @@ import runpy
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from operator import attrgetter, mul
+from operator import attrgetter
 from pathlib import Path
+from typing import Literal
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
-from engine.checkpoints import check_folder
-from engine.checks import check_device
-from engine.config import Parser, SearchConfig, as_command, parse
-from engine.evaluations import (
-    Evaluation,
-    StoredPolicy,
-    check_output,
-    comparable,
-    held_out,
-    policies,
-)
-from engine.files import checksum, write_text, writing
-from engine.kinds import kind_of
-from engine.models import Model, Tokenizer, load_policy
+from engine.config import Config, Parser, check_device, check_ranges, flag
+from engine.doors import as_command, as_user_error, did_you_mean
+from engine.files import write_text, writing
+from engine.runs import StoredPolicy, policies, task_of
+from engine.tasks import held_out
+from eval import ROLLOUTS_AT_ONCE, check_comparable, evaluation_of, output_folders
 from report import plots
 from report.markdown import aligned
 from report.search_tables import search_table
-from rewards import Problem, Task, UserError, did_you_mean
+from rewards import Problem, Task, UserError
 from rollout import (
+    Policy,
     Rollouts,
     SamplingOptions,
+    StopRule,
+    accelerated,
     build_prompt,
-    parse_texts,
+    load_policy,
+    random_generator,
+    read_answers,
+    rollout_length,
     sample,
-    sampling_options,
     score,
 )
-from tasks import as_user_error
 
-USAGE = "RUN [RUN ...] [--goal GOAL] [--budget N] [--strategy NAME] [--FLAG VALUE ...]"
 ISLANDS = 3
-MIGRATE_EVERY = 4  # rounds between migrations
+MIGRATE_EVERY = 4  # batches between migrations
 FRESH = 0.2  # share of the children that have no parent
 ROUND = 12  # candidates of a problem per batch
+
+
+@dataclass
+class SearchFlags:
+    """The flags of search.py."""
+
+    strategy: Literal["evolve", "best_of_n"] = flag("evolve", "evolution, or independent samples")
+    selection: Literal["tournament", "lexicase", "weighting"] = flag(
+        "tournament", "how evolution chooses parents"
+    )
+    goal: str = flag(
+        "scalar",
+        "scalar: the task's own; all: every objective at once; an objective's name; preference "
+        "weights such as gold=2,avoid_lava=1; or a Python file with score(rewards, answer)",
+    )
+    budget: int = flag(240, "candidates scored for a problem that stays unsolved")
+    problems: int = flag(40, "number of problems that are searched")
+    among: int = flag(
+        0, "number of held-out problems that they are taken from; 0: as in the first run"
+    )
+    screen: int = flag(
+        30,
+        "search only problems that no policy of any run solves with this many independent "
+        "candidates; 0: the first problems",
+    )
+    policies: list[str] = flag(
+        [], "start, start_sets, or methods of the runs; none: all but start_sets"
+    )
+    temperature: float = flag(
+        0.0, "sampling temperature of the candidates; 0: as in the first run's evaluation"
+    )
+    seed: int = flag(0, "seed of parents and candidates")
+    device: Literal["auto", "cpu", "cuda", "mps"] = flag("auto", "auto: as train.py chooses")
+    out: str = flag(
+        "",
+        "folder for logs, table and figures; empty: TASK-search/GOAL-STRATEGY-SELECTION-BUDGET beside "
+        "the first run",
+    )
+
+
+# Candidates, and the parents among them.
 
 
 @dataclass
@@ -77,6 +116,9 @@ class Candidate:
     answer: str = ""  # empty where the rollout left the slot empty
     rewards: list[float] = field(default_factory=list)  # (k)
     score: float = 0.0  # what the goal makes of the rewards
+
+
+by_score = attrgetter("score")
 
 
 class Population:
@@ -107,7 +149,7 @@ class Population:
                 self.settle(candidate, island % ISLANDS)
 
     def parent(self, island: int, selection: str, rng: random.Random) -> Candidate | None:
-        """Choose a parent from an island, or None for a child without a parent.
+        """A parent from an island, or None for a child without a parent.
 
         Without a selection, as in best-of-n, no child has a parent.
         """
@@ -117,23 +159,20 @@ class Population:
         return SELECTIONS[selection](elites, rng)
 
     def solved_after(self) -> int:
-        """Return how many candidates it took to reach the target score, 0 if none reached it."""
+        """How many candidates it took to reach the target score, 0 if none reached it."""
         for candidate in self.candidates:
             if candidate.score >= self.target - 1e-6:
                 return candidate.order
         return 0
 
 
-by_score = attrgetter("score")
-
-
 def tournament(elites: list[Candidate], rng: random.Random) -> Candidate:
-    """Choose the goal's best of three."""
+    """The goal's best of three."""
     return max(rng.sample(elites, min(3, len(elites))), key=by_score)
 
 
 def lexicase(elites: list[Candidate], rng: random.Random) -> Candidate:
-    """Choose the best in a random objective. The next random objective decides between equals."""
+    """The best in a random objective. The next random objective decides between equals."""
     k = len(elites[0].rewards)
     for i in rng.sample(range(k), k):
         best = max(candidate.rewards[i] for candidate in elites)
@@ -142,7 +181,7 @@ def lexicase(elites: list[Candidate], rng: random.Random) -> Candidate:
 
 
 def weighting(elites: list[Candidate], rng: random.Random) -> Candidate:
-    """Choose the best under random preference weights w ~ Dirichlet(1)."""
+    """The best under random preference weights w ~ Dirichlet(1)."""
     weights = [rng.expovariate(1) for _ in elites[0].rewards]
     return max(elites, key=lambda candidate: weighted_sum(weights, candidate.rewards))
 
@@ -151,44 +190,52 @@ SELECTIONS = {"tournament": tournament, "lexicase": lexicase, "weighting": weigh
 
 
 def weighted_sum(weights: list[float], rewards: list[float]) -> float:
-    """Return the utility of a reward vector (k) under preference weights (k)."""
-    return sum(map(mul, weights, rewards))
+    """The utility of a reward vector (k) under preference weights (k)."""
+    return sum(w * reward for w, reward in zip(weights, rewards, strict=True))
+
+
+# Goals.
 
 
 @dataclass
 class Goal:
-    """What a search looks for."""
+    """What a search looks for among the answers of a task."""
 
+    task: Task
     key: str  # in the log: the text of --goal, of a file its checksum
     score: Callable[[list[float], str], float]  # of an answer, by its rewards (k) and its text
     target: float | None = None  # the score that solves a problem; None: the best reachable one
-    weights: list[float] | None = None  # (k) what a goal-conditioned policy is told
+    targets: dict[str, float] = field(default_factory=dict)  # found so far, by the problem's id
 
-    def target_of(self, problem: Problem, task: Task) -> float:
-        """Return the score that solves a problem, infinity where the task does not know it.
-
-        A problem without a known target spends the whole budget.
-        """
+    def target_of(self, problem: Problem) -> float:
+        """The score that solves a problem, infinity where nobody knows it."""
         if self.target is not None:
             return self.target
-        scores = [self.score(rewards, "") for rewards in task.reachable(problem)]
-        return max(scores, default=math.inf)
+        if problem.id not in self.targets:
+            reachable = self.task.reachable(problem)
+            scores = [self.score(rewards, "") for rewards in reachable]
+            self.targets[problem.id] = max(scores, default=math.inf)
+        return self.targets[problem.id]
+
+    def is_known(self, problems: list[Problem]) -> bool:
+        """Whether any of some problems can count as solved."""
+        return any(math.isfinite(self.target_of(problem)) for problem in problems)
 
 
 def make_goal(text: str, task: Task) -> Goal:
-    """Return the goal that --goal names. Raise UserError if it cannot be used with the task."""
+    """The goal that --goal names. Raises UserError if it cannot be used with the task."""
     if text == "scalar":
-        return Goal(text, lambda rewards, answer: task.scalar(torch.tensor(rewards)).item())
+        return Goal(task, text, lambda rewards, answer: task.scalar(torch.tensor(rewards)).item())
     if text == "all":
-        return Goal(text, lambda rewards, answer: sum(rewards) / len(rewards), target=1.0)
+        return Goal(task, text, lambda rewards, answer: sum(rewards) / len(rewards), target=1.0)
     if text.endswith(".py"):
-        return own_goal(text)
+        return own_goal(text, task)
     weights = objective_weights(text, task.objectives)
-    return Goal(text, lambda rewards, answer: weighted_sum(weights, rewards), weights=weights)
+    return Goal(task, text, lambda rewards, answer: weighted_sum(weights, rewards))
 
 
 def objective_weights(text: str, objectives: tuple[str, ...]) -> list[float]:
-    """Return the preference weights of a text such as gold=2,avoid_lava=1, or of one objective."""
+    """Preference weights from a text such as gold=2,avoid_lava=1, or from one objective's name."""
     pairs = text if "=" in text else f"{text}=1"
     try:
         shares = dict(pair.split("=") for pair in pairs.split(","))
@@ -196,16 +243,20 @@ def objective_weights(text: str, objectives: tuple[str, ...]) -> list[float]:
         if shares or min(weights) < 0 or not 0 < sum(weights) < math.inf:
             raise ValueError("no such weights")
     except ValueError as error:
-        raise UserError(
-            f"--goal {text}: take scalar, all, a Python file, one of {', '.join(objectives)}, or a "
-            "weighting of these, as gold=2,diamond=1 (none negative, one above 0)"
-            f"{did_you_mean(text, ('scalar', 'all', *objectives))}"
-        ) from error
+        choices = "scalar, all or a Python file"
+        if objectives:
+            example = f"{objectives[0]}=2,{objectives[-1]}=1"
+            choices += (
+                f", one of {', '.join(objectives)}, or a weighting of these, as {example} (none "
+                "negative, one above 0)"
+            )
+        suggestion = did_you_mean(text, ("scalar", "all", *objectives))
+        raise UserError(f"--goal {text}: take {choices}{suggestion}") from error
     return [weight / sum(weights) for weight in weights]
 
 
-def own_goal(path: str) -> Goal:
-    """Return the goal of a user's file: its score(rewards, answer), and its `target`, if any."""
+def own_goal(path: str, task: Task) -> Goal:
+    """The goal of a user's file: its score(rewards, answer), and its `target`, if any."""
     if not Path(path).is_file():
         raise UserError(f"--goal {path}: there is no such file")
     with as_user_error(
@@ -225,195 +276,218 @@ def own_goal(path: str) -> Goal:
                 raise ValueError(f"{value} is not a finite number")
         return value
 
-    return Goal(checksum(Path(path)), score, target)
+    return Goal(task, hashlib.sha256(Path(path).read_bytes()).hexdigest(), score, target)
+
+
+# The search of one policy.
 
 
 @dataclass
-class SearchPolicy:
-    """A policy, and how its rollouts are sampled."""
+class SearchedRun:
+    """A run whose policies search."""
 
-    model: Model
-    tokenizer: Tokenizer
-    weights: str  # the checksum of its files
-    task: Task
-    m: int  # answers per rollout
-    goal: list[float] | None  # (k) preference weights that a goal-conditioned policy is told
-    options: SamplingOptions
+    folder: Path
+    config: Config
+    policies: dict[str, StoredPolicy]
 
 
 @dataclass
+class Child:
+    """A rollout that is asked for."""
+
+    batch: int
+    problem: Problem
+    order: int  # of its first candidate
+    island: int
+    parent: Candidate | None
+    prompt: str
+    prefix: str  # the words at the end of the prompt with which the rollout begins
+
+
 class Search:
     """The search of one policy for answers to problems.
 
-    The problems are split in two halves, which take turns: even batches are for one half and odd
-    batches for the other.
+    Args:
+        run: the policy's run.
+        name: the policy's name.
     """
 
-    config: SearchConfig
-    policy: SearchPolicy
-    goal: Goal
-    problems: list[Problem]
-    log: Path
-
-    def __post_init__(self):
+    def __init__(
+        self,
+        flags: SearchFlags,
+        goal: Goal,
+        problems: list[Problem],
+        run: SearchedRun,
+        name: str,
+    ):
+        self.flags = flags
+        self.goal = goal
+        self.task = goal.task
+        self.config = run.config
+        self.folder = run.policies[name].folder
+        self.m = run.policies[name].m
+        self.log = Path(flags.out) / run.folder.name / f"{name}.jsonl"
+        self.policy = load_policy(
+            str(self.folder), self.task, device=flags.device, dtype=self.config.dtype
+        )
+        self.stop = None if self.policy.is_tiny else StopRule(self.policy, self.task, self.m)
         self.populations = {}
-        for problem in self.problems:
-            target = self.goal.target_of(problem, self.policy.task)
-            self.populations[problem.id] = Population(problem, target)
+        for problem in problems:
+            self.populations[problem.id] = Population(problem, goal.target_of(problem))
 
     def run(self) -> list[Population]:
-        """Search until every problem is solved or its budget is spent. Return their populations.
+        """Search until every problem is solved or its budget is spent. Returns their populations.
 
-        Batches that are in the log already are not sampled again, but for the last one. Raises
-        UserError if the log is of another search, or the goal fails.
+        Batches that are in the log already are not sampled again, but for the last one.
+
+        Raises:
+            UserError: the log is of another search, or the goal fails.
         """
-        batch = 0
-        for candidates in read_batches(self.log, self.header()):
+        batches = read_batches(self.log, self.header())
+        for candidates in batches:
             self.absorb(candidates)
-            batch = candidates[0].batch + 1
-
-        populations = list(self.populations.values())
         with tqdm(desc=self.log.stem, unit="candidate", leave=False) as bar:
-            while any(map(self.is_unfinished, populations)):
-                unfinished = list(filter(self.is_unfinished, populations[batch % 2 :: 2]))
-                if unfinished:
-                    candidates, texts = self.propose(batch, unfinished)
-                    self.score(candidates, texts, unfinished)
-                    append_batch(self.log, candidates)
-                    self.absorb(candidates)
-                    bar.update(len(candidates))
-                batch += 1
-        return populations
+            for batch in itertools.count(len(batches)):
+                unfinished = list(filter(self.is_unfinished, self.populations.values()))
+                if not unfinished:
+                    break
+                candidates = self.propose(batch, unfinished)
+                append_batch(self.log, candidates)
+                self.absorb(candidates)
+                bar.update(len(candidates))
+        return list(self.populations.values())
 
     def header(self) -> str:
-        """Return the first line of the log, which holds all that shapes the result."""
-        config = self.config
+        """The first line of the log, which holds all that shapes the result."""
         ids = " ".join(self.populations)
-        return json.dumps(
-            {
-                "version": 2,  # of the log
-                "goal": self.goal.key,
-                "problems": hashlib.sha256(ids.encode()).hexdigest(),
-                "m": self.policy.m,
-                "temperature": self.policy.options.temperature,
-                "weights": self.policy.weights,
-                "strategy": config.strategy,
-                "selection": config.selection,
-                "budget": config.budget,
-                "seed": config.seed,
-            }
-        )
+        header = {
+            "version": 3,  # of the log
+            "goal": self.goal.key,
+            "problems": hashlib.sha256(ids.encode()).hexdigest(),
+            "m": self.m,
+            "weights": checksum_of_weights(self.folder),
+        }
+        for name in ("temperature", "strategy", "selection", "budget", "seed"):
+            header[name] = getattr(self.flags, name)
+        return json.dumps(header)
 
     def is_unfinished(self, population: Population) -> bool:
-        """Return whether a problem is unsolved and its budget has room for another rollout."""
-        has_room = len(population.candidates) + self.policy.m <= self.config.budget
+        """Whether a problem is unsolved and its budget has room for another rollout."""
+        has_room = len(population.candidates) + self.m <= self.flags.budget
         return has_room and not population.solved_after()
 
-    def propose(
-        self, batch: int, populations: list[Population]
-    ) -> tuple[list[Candidate], list[list[str]]]:
-        """Sample the rollouts of a batch, G for each of P unfinished problems.
+    def propose(self, batch: int, populations: list[Population]) -> list[Candidate]:
+        """Sample and score the rollouts of a batch, G for each of P unfinished problems.
 
-        Returns candidates (P * G * m), which have no answers yet, and the up to m answers of every
-        rollout (P * G).
+        Returns:
+            Candidates (P * G * m).
         """
-        config = self.config
-        m = self.policy.m
-        # All unfinished problems of a half have equally many candidates.
-        scored = len(populations[0].candidates)
-        G = min(max(1, ROUND // m), (config.budget - scored) // m)
-        candidates = []
-        prompts = []
-        prefixes = []
+        # All unfinished problems have equally many candidates.
+        n_scored = len(populations[0].candidates)
+        room = self.flags.budget - n_scored
+        G = min(max(1, ROUND // self.m), room // self.m)
+        children = []  # (P * G)
         for population in populations:
-            problem = population.problem
-            rng = random.Random(f"{config.seed}-{batch}-{problem.id}")
-            order = scored
+            rng = random.Random(f"{self.flags.seed}-{batch}-{population.problem.id}")
             for g in range(G):
-                island = (batch // 2 + g) % ISLANDS
-                parent = population.parent(island, config.selection, rng)
-                prompt, prefix = child_prompt(self.policy, problem, parent, rng)
-                prompts.append(prompt)
-                prefixes.append(prefix)
-                for j in range(m):
-                    order += 1
-                    # Only the first answer of the tiny model's set begins as the parent.
-                    is_child = parent and (j == 0 or not prefix)
-                    parent_order = parent.order if is_child else 0
-                    candidates.append(Candidate(batch, problem.id, order, parent_order, island))
+                order = n_scored + g * self.m + 1
+                children.append(self.child(batch, population, order, (batch + g) % ISLANDS, rng))
 
-        # Without parents the prompts of a problem are equal.
-        per_prompt = 1 if config.selection else G
-        rollouts = self.sample(prompts[::per_prompt], per_prompt, batch)
-        texts = [prefix + text for prefix, text in zip(prefixes, rollouts.texts, strict=True)]
-        return candidates, parse_texts(self.policy.task, texts, m, rollouts.ended)
-
-    def sample(self, prompts: list[str], G: int, batch: int) -> Rollouts:
-        """Sample G rollouts of every prompt with the random numbers of a batch."""
-        model = self.policy.model
-        seed = 2**40 + self.config.seed * 1_000_003 + batch
-        generator = torch.Generator(model.device).manual_seed(seed)
-        options = replace(self.policy.options, generator=generator)
-        return sample(model, self.policy.tokenizer, prompts, G, options)
-
-    def score(
-        self,
-        candidates: list[Candidate],
-        answers: list[list[str]],
-        populations: list[Population],
-    ) -> None:
-        """Score the answers of P * G rollouts, those of a problem side by side, for their candidates."""
-        m = self.policy.m
-        slots = []  # (P * G * m)
-        for parsed in answers:
-            slots += parsed + [""] * (m - len(parsed))
-
+        rollouts = self.sample(children, G)
+        answers = read_answers(self.task, rollouts, self.m)  # (P * G) lists of up to m
         problems = [population.problem for population in populations]
-        scored = score(self.policy.task, problems, answers, m)
-        vectors = []
-        for of_problem, mask in zip(scored.vectors, scored.objective_mask, strict=True):
-            vectors += of_problem[..., mask].flatten(0, 1).tolist()  # (G, m, k) -> (G * m, k)
+        scored = score(self.task, problems, answers, self.m)
+        candidates = []
+        for row, child in enumerate(children):
+            p, g = divmod(row, G)
+            vectors = scored.vectors[p, g][:, scored.objective_mask[p]]  # (m, k)
+            candidates += self.candidates_of(child, answers[row], vectors)
+        return candidates
 
-        for candidate, answer, vector in zip(candidates, slots, vectors, strict=True):
-            candidate.answer = answer
-            candidate.rewards = [round(reward, 6) for reward in vector]
-            candidate.score = self.goal.score(candidate.rewards, answer)
+    def child(
+        self, batch: int, population: Population, order: int, island: int, rng: random.Random
+    ) -> Child:
+        """Choose a parent, or none, and write the prompt for its child."""
+        problem = population.problem
+        parent = population.parent(island, self.flags.selection, rng)
+        prompt, prefix = child_prompt(self.policy, self.task, problem, self.m, parent, rng)
+        return Child(batch, problem, order, island, parent, prompt, prefix)
+
+    def sample(self, children: list[Child], G: int) -> Rollouts:
+        """The rollouts of P * G children, with the words with which they begin."""
+        n_tokens = rollout_length(self.task, self.m, self.config.max_new_tokens)
+        options = SamplingOptions(
+            max_new_tokens=n_tokens,
+            generator=random_generator(self.flags.seed, children[0].batch, "search"),
+            temperature=self.flags.temperature,
+            batch=self.config.sampling_batch or ROLLOUTS_AT_ONCE,
+            stop=self.stop,
+        )
+        # Without parents the prompts of a problem are equal.
+        per_prompt = 1 if self.flags.selection else G
+        prompts = [child.prompt for child in children[::per_prompt]]
+        rollouts = accelerated(sample, False)(self.policy, prompts, per_prompt, options)
+        texts = [child.prefix for child in children]
+        for row, text in enumerate(rollouts.texts):
+            texts[row] += text
+        return replace(rollouts, texts=texts)
+
+    def candidates_of(self, child: Child, answers: list[str], vectors: Tensor) -> list[Candidate]:
+        """The m candidates of a rollout, from its up to m answers and their reward vectors (m, k)."""
+        slots = answers + [""] * (self.m - len(answers))
+        candidates = []
+        for j, answer in enumerate(slots):
+            # Only the first answer of the tiny model's set begins as the parent.
+            is_child = child.parent and (j == 0 or not child.prefix)
+            rewards = [round(reward, 6) for reward in vectors[j].tolist()]
+            candidate = Candidate(
+                child.batch,
+                child.problem.id,
+                order=child.order + j,
+                parent=child.parent.order if is_child else 0,
+                island=child.island,
+                answer=answer,
+                rewards=rewards,
+                score=self.goal.score(rewards, answer),
+            )
+            candidates.append(candidate)
+        return candidates
 
     def absorb(self, candidates: list[Candidate]) -> None:
-        """Add a batch of candidates to their populations, which migrate every fourth round."""
+        """Add a batch of candidates to their populations, which migrate every fourth batch."""
         for candidate in candidates:
             self.populations[candidate.problem].add(candidate)
-
-        rounds = candidates[0].batch // 2 + 1
-        if rounds % MIGRATE_EVERY == 0:
+        if (candidates[0].batch + 1) % MIGRATE_EVERY == 0:
             for problem in {candidate.problem for candidate in candidates}:
                 self.populations[problem].migrate()
 
 
 def child_prompt(
-    policy: SearchPolicy, problem: Problem, parent: Candidate | None, rng: random.Random
+    policy: Policy,
+    task: Task,
+    problem: Problem,
+    m: int,
+    parent: Candidate | None,
+    rng: random.Random,
 ) -> tuple[str, str]:
-    """Return the prompt for a child, and the words at its end with which the rollout begins.
+    """The prompt for a child, and the words at its end with which the rollout begins.
 
     A language model reads the parent and its rewards in the prompt. For the tiny model the prompt
     ends with the first words of the parent.
     """
-    task = policy.task
-    reads_parent = kind_of(policy.tokenizer).is_pretrained
-    if parent and reads_parent:
-        task = task_with_parent(task, parent)
-    prompt = build_prompt(policy.tokenizer, task, problem, policy.m, policy.goal)
-    if not parent or reads_parent:
-        return prompt, ""
+    if parent is None:
+        return build_prompt(policy, task, problem, m), ""
+    if not policy.is_tiny:
+        return build_prompt(policy, task_with_parent(task, parent), problem, m), ""
     words = parent.answer.split()
     kept = words[: rng.randrange(len(words))]
     prefix = " ".join([f"<{task.tag}_1>", *kept])
-    return f"{prompt} {prefix}", f"{prefix} "
+    return f"{build_prompt(policy, task, problem, m)} {prefix}", f"{prefix} "
 
 
 def task_with_parent(task: Task, parent: Candidate) -> Task:
-    """Return a copy of a task whose prompt ends with a parent and its rewards."""
-    names = task.objectives or [f"test {i + 1}" for i in range(len(parent.rewards))]
+    """A copy of a task whose prompt ends with a parent and its rewards."""
+    names = task.objectives or [f"objective {i + 1}" for i in range(len(parent.rewards))]
     rewards = zip(names, parent.rewards, strict=True)
     earned = ", ".join(f"{name} {reward:g}" for name, reward in rewards)
 
@@ -428,6 +502,18 @@ def task_with_parent(task: Task, parent: Candidate) -> Task:
     return changed
 
 
+# The log.
+
+
+def checksum_of_weights(folder: Path) -> str:
+    """A checksum of a policy's weights, which tells whether a log is of this policy."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
 def append_batch(log: Path, candidates: list[Candidate]) -> None:
     """Append the candidates of a batch to a log, one a line."""
     lines = [json.dumps(vars(candidate)) for candidate in candidates]
@@ -436,10 +522,12 @@ def append_batch(log: Path, candidates: list[Candidate]) -> None:
 
 
 def read_batches(log: Path, header: str) -> list[list[Candidate]]:
-    """Read the batches of a log but the last, which a kill may have cut, and cut that off.
+    """The batches of a log but the last, which a kill may have cut, and which is cut off.
 
-    Sampled again it is the same. Begins a log where there is none. Raises UserError if the log has
-    another header, or is damaged.
+    Sampled again it is the same. Begins a log where there is none.
+
+    Raises:
+        UserError: the log has another header, or is damaged.
     """
     lines = log.read_text(errors="replace").split("\n") if log.exists() else [header]
     if lines[0] != header:
@@ -460,51 +548,79 @@ def read_batches(log: Path, header: str) -> list[list[Candidate]]:
     return complete
 
 
-def run(config: SearchConfig) -> None:
+# The command.
+
+
+def run(argv: list[str] | None) -> None:
     """Search with the policies of some runs, and write logs, a table and figures.
 
-    Raises UserError for a mistake in the flags, or if the screening leaves no problem.
+    Raises:
+        UserError: a flag is wrong, or the screening leaves no problem.
     """
-    config.device = check_device(config.device)
-    if config.strategy == "best_of_n":
-        config.selection = ""  # no child has a parent
-    runs = [Path(run) for run in config.runs]
-    evaluations = comparable(runs, problems=config.among, temperature=config.temperature)
-    first = evaluations[0]
-    goal = make_goal(config.goal, first.task)
-    m = first.config.m
-    shared = list(policies(first.run, m))
-    for evaluation in evaluations:
-        known = policies(evaluation.run, m)
-        shared = [name for name in shared if name in known]
-    searched_by_default = [name for name in shared if name != "start_sets"]
-    config.policies = config.policies or searched_by_default
-    check_flags(config, shared, policies(first.run, m), screened=searched_by_default)
-    config.out = config.out or default_folder(config, first.config.task_name)
-    check_output(runs, Path(config.out))
+    parser = Parser(SearchFlags, "search.py", __doc__.split("\n\n")[0])
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="run folders of train.py, all of one task"
+    )
+    flags, rest = parser.parse_args_into_dataclasses(argv)
+    runs = load_runs([Path(name) for name in rest.runs], flags)
+    config = runs[0].config
+    task = task_of(config)
+    goal = make_goal(flags.goal, task)
+    shared = [name for name in runs[0].policies if all(name in run.policies for run in runs)]
+    all_but_sets = [name for name in shared if name != "start_sets"]
+    flags.policies = flags.policies or all_but_sets
+    check_policies(flags, runs[0], shared, screened=all_but_sets)
+    if flags.device == "auto":
+        has_cuda = torch.cuda.is_available() and not config.is_tiny
+        flags.device = "cuda" if has_cuda else "cpu"
+    check_device(flags.device)
+    if config.is_tiny:
+        torch.set_num_threads(1)  # so that no number depends on the machine's cores
+    if flags.strategy == "best_of_n":
+        flags.selection = ""  # no child has a parent
+    flags.out = flags.out or default_folder(flags, runs[0].folder, config.task_name)
+    output_folders([run.folder for run in runs], Path(flags.out))
 
-    problems = held_out(first.task, first.settings.split, first.settings.problems)
-    if config.screen:
+    problems = held_out(task, "test", flags.among)
+    if flags.screen and goal.is_known(problems):
         screening = replace(
-            config,
+            flags,
             strategy="best_of_n",
             selection="",
-            policies=searched_by_default,
-            budget=config.screen,
-            seed=config.seed + 1,
-            out=f"{config.out}/screen",
+            policies=all_but_sets,
+            budget=flags.screen,
+            seed=flags.seed + 1,
+            out=f"{flags.out}/screen",
         )
-        easy = search_all(screening, evaluations, goal, problems)
-        problems = unsolved(problems, easy, config.screen)
-    problems = problems[: config.problems]
-    report(config, problems, search_all(config, evaluations, goal, problems))
+        problems = unsolved(problems, search_all(screening, goal, problems, runs), flags.screen)
+    problems = problems[: flags.problems]
+    report(flags, goal, runs, search_all(flags, goal, problems, runs))
 
 
-def check_flags(
-    config: SearchConfig,
-    shared: list[str],
-    stored: dict[str, StoredPolicy],
-    screened: list[str],
+def load_runs(folders: list[Path], flags: SearchFlags) -> list[SearchedRun]:
+    """The runs, and in the flags what is as in the first of them.
+
+    Raises:
+        UserError: a flag is out of range, or the runs are incomplete or cannot be compared.
+    """
+    check_ranges(replace(flags, temperature=flags.temperature or 1.0))
+    if not flags.problems:
+        raise UserError("--problems 0: must be at least 1")
+    changes = {"problems": flags.among or None, "temperature": flags.temperature or None}
+    settings = evaluation_of(folders[0], changes).settings
+    flags.among = settings.problems
+    flags.temperature = settings.temperature
+    evaluations = [evaluation_of(folder, dataclasses.asdict(settings)) for folder in folders]
+    check_comparable(evaluations)
+    runs = []
+    for evaluation in evaluations:
+        config = evaluation.config
+        runs.append(SearchedRun(evaluation.run, config, policies(evaluation.run, config.m)))
+    return runs
+
+
+def check_policies(
+    flags: SearchFlags, run: SearchedRun, shared: list[str], screened: list[str]
 ) -> None:
     """Raise UserError for a policy that not all runs have, or whose rollouts no budget holds.
 
@@ -512,79 +628,49 @@ def check_flags(
         shared: the policies that all runs have.
         screened: those that --screen searches with.
     """
-    for name in config.policies:
+    for name in flags.policies:
         if name not in shared:
             raise UserError(f"--policies {name}: not in every run; choose from {', '.join(shared)}")
-        check_holds("budget", config.budget, name, stored[name].m)
-    if config.screen:
-        for name in screened:
-            check_holds("screen", config.screen, name, stored[name].m)
+    needed = [("--budget", flags.budget, name) for name in flags.policies]
+    if flags.screen:
+        needed += [("--screen", flags.screen, name) for name in screened]
+    for flag_name, n_candidates, name in needed:
+        m = run.policies[name].m
+        if n_candidates < m:
+            raise UserError(
+                f"{flag_name} {n_candidates}: less than a rollout of {name} holds, {m} answers"
+            )
 
 
-def check_holds(flag: str, n_candidates: int, policy: str, m: int) -> None:
-    """Raise UserError if so many candidates do not hold one rollout of a policy."""
-    if n_candidates < m:
-        raise UserError(
-            f"--{flag} {n_candidates}: less than a rollout of {policy} holds, {m} answers"
-        )
-
-
-def default_folder(config: SearchConfig, task_name: str) -> str:
-    """Return TASK-search/GOAL-STRATEGY-SELECTION-BUDGET beside the first run."""
-    goal = Path(config.goal).name.removesuffix(".py")
-    strategy = f"{config.strategy}-{config.selection}".removesuffix("-")
-    folder = Path(config.runs[0]).parent
-    return f"{folder}/{task_name}-search/{goal}-{strategy}-{config.budget}"
+def default_folder(flags: SearchFlags, run: Path, task_name: str) -> str:
+    """TASK-search/GOAL-STRATEGY-SELECTION-BUDGET beside the first run."""
+    goal = Path(flags.goal).name.removesuffix(".py")
+    strategy = f"{flags.strategy}-{flags.selection}".removesuffix("-")
+    return f"{run.parent}/{task_name}-search/{goal}-{strategy}-{flags.budget}"
 
 
 def search_all(
-    config: SearchConfig, evaluations: list[Evaluation], goal: Goal, problems: list[Problem]
+    flags: SearchFlags, goal: Goal, problems: list[Problem], runs: list[SearchedRun]
 ) -> dict[str, list[list[Population]]]:
-    """Search with all policies of all runs. Return name -> for each run the populations."""
-    populations = {name: [] for name in config.policies}
-    for name, of_runs in populations.items():
-        for evaluation in evaluations:
-            policy = load(evaluation, name, goal, config.device)
-            folder = Path(config.out) / evaluation.run.name
-            search = Search(config, policy, goal, problems, folder / f"{name}.jsonl")
-            with writing(folder):
+    """Search with all policies of all runs. Returns name -> for each run the populations."""
+    found = {name: [] for name in flags.policies}
+    for name, of_runs in found.items():
+        for run in runs:
+            search = Search(flags, goal, problems, run, name)
+            with writing(search.log.parent):
                 of_runs.append(search.run())
-    return populations
-
-
-def load(evaluation: Evaluation, name: str, goal: Goal, device: str) -> SearchPolicy:
-    """Load a policy of a run."""
-    config = evaluation.config
-    task = evaluation.task
-    stored = policies(evaluation.run, config.m)[name]
-    check_folder(stored.folder)
-    model, tokenizer = load_policy(str(stored.folder), task, device=device, dtype=config.dtype)
-    weights = None
-    if name == "goal_conditioned":
-        k = len(task.objectives)
-        weights = goal.weights or [1 / k] * k
-    options = sampling_options(
-        tokenizer,
-        task,
-        stored.m,
-        config.max_new_tokens,
-        temperature=evaluation.settings.temperature,
-        batch=config.sampling_batch,
-    )
-    files = checksum(stored.folder / "checksums.json")
-    return SearchPolicy(model, tokenizer, files, task, stored.m, weights, options)
+    return found
 
 
 def unsolved(
     problems: list[Problem], found: dict[str, list[list[Population]]], budget: int
 ) -> list[Problem]:
-    """Return the problems that no policy of any run solved. Raise UserError if there are none."""
+    """The problems that no policy of any run solved. Raises UserError if there are none."""
     solved = set()
     for of_runs in found.values():
-        for populations in of_runs:
-            solved |= {
-                population.problem.id for population in populations if population.solved_after()
-            }
+        for population in itertools.chain.from_iterable(of_runs):
+            if population.solved_after():
+                solved.add(population.problem.id)
     hard = [problem for problem in problems if problem.id not in solved]
     print(
         f"{len(hard)} of {len(problems)} problems are solved by no policy with {budget} candidates"
@@ -598,37 +684,51 @@ def unsolved(
 
 
 def report(
-    config: SearchConfig, problems: list[Problem], found: dict[str, list[list[Population]]]
+    flags: SearchFlags,
+    goal: Goal,
+    runs: list[SearchedRun],
+    found: dict[str, list[list[Population]]],
 ) -> None:
     """Print the table, and write search.json and its figure."""
     grid = [round(10 ** (i / 8)) for i in range(49)]  # 1 to a million, even on a log scale
-    ticks = sorted({min(config.budget, n) for n in grid})
+    ticks = sorted({min(flags.budget, n) for n in grid})
     results = {}
     for name, of_runs in found.items():
         results[name] = [curves(populations, ticks) for populations in of_runs]
+    problems = [population.problem for population in found[flags.policies[0]][0]]
+    targets = [goal.target_of(problem) for problem in problems]
     document = {
-        "settings": vars(config),
+        "settings": vars(flags) | {"runs": [str(run.folder) for run in runs]},
         "ticks": ticks,
         "problems": [problem.id for problem in problems],
+        "targets": [target if math.isfinite(target) else None for target in targets],
         "policies": results,
     }
-    out = Path(config.out)
-    runs = "1 run" if len(config.runs) == 1 else f"{len(config.runs)} runs"
-    print(
-        f"\n{out}: {len(problems)} problems, {config.budget} candidates each, {runs}\n"
-        f"{aligned(search_table(document))}"
-    )
+    out = Path(flags.out)
+    n_runs = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+    print(f"\n{out}: {len(problems)} problems, {flags.budget} candidates each, {n_runs}")
+    print(aligned(search_table(document)))
+    is_known = goal.is_known(problems)
+    if not is_known:
+        unknown = f"task {goal.task.name} does not say what can be reached (Task.reachable)"
+        if flags.goal.endswith(".py"):
+            unknown = f"{flags.goal} sets no target"
+        print(
+            f"-: {unknown}, so no problem counts as solved, and --screen left none out; compare the "
+            "best scores"
+        )
     write_text(out / "search.json", json.dumps(document))
-    plots.search(ticks, results, out / "search.png")
+    plots.search(ticks, results, out / "search.png", is_known)
     print(f"written: {out}/search.json (who solved what), {out}/search.png")
 
 
 def curves(populations: list[Population], ticks: list[int]) -> dict[str, list]:
-    """Return what a policy of a run found, problem by problem.
+    """What a policy of a run found, problem by problem.
 
-    solved: with how many candidates, 0 if never.
-    best: for every number in `ticks` the best score among so many candidates, up to the solution.
-    behaviours: likewise the number of distinct reward vectors.
+    Returns:
+        solved: with how many candidates, 0 if never.
+        best: for every number in `ticks` the best score among so many candidates, up to the solution.
+        behaviours: likewise the number of distinct reward vectors.
     """
     result = {"solved": [], "best": [], "behaviours": []}
     for population in populations:
@@ -647,9 +747,7 @@ def curves(populations: list[Population], ticks: list[int]) -> dict[str, list]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = Parser("search.py", __doc__, USAGE)
-    config, _ = parse(parser, SearchConfig, argv)
-    as_command(parser, lambda: run(config))
+    as_command("search.py", lambda: run(argv))
 
 
 if __name__ == "__main__":

@@ -44,8 +44,8 @@ function repeat(id, on, [start, stop], pause, act) {
 
 // ---- What the data say --------------------------------------------------------------------------------------------
 const problem = () => data.problems[state.problem];
-const tests = () => problem().vectors[0].map((_, i) => `test ${i + 1}`);
-const objectives = () => (data.objectives.length ? data.objectives : tests());
+const numbered = () => problem().vectors[0].map((_, i) => `objective ${i + 1}`);
+const objectives = () => (data.objectives.length ? data.objectives : numbered());
 const sampled = (method) => problem().pools[state.step][method.name];
 const pool = (method) => sampled(method).answers;
 const vectors = (method) => pool(method).map((i) => problem().vectors[i]);

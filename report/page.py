@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,20 +16,37 @@ from PIL import Image
 from torch import Tensor
 
 import vpo
+from engine.files import writing
+from engine.looks import look_of
+from engine.snapshots import Snapshots, read_snapshots
 from report import plots
-from report.style import LOOKS
-from rewards import UserError
+from rewards import Drawing, Problem, Task, UserError
 
 MAX_BYTES = 1_900_000  # of a page or a film; one that is larger leaves out every other frame
 
 
-def write_page(path: Path, snapshots: Any) -> None:
-    """Write one HTML file that needs no other: page.html with page.js and the data in it.
+def write_page_or_film(run: Path, folder: Path, has_page: bool, has_film: bool) -> None:
+    """Write report.html and film.gif of a run, from what its training kept.
 
     Args:
-        path: the file that is written.
-        snapshots: engine.evaluations.Snapshots of the run.
+        folder: for what is written.
+
+    Raises:
+        UserError: the run has no snapshots, or a film is asked for of a task that draws nothing.
     """
+    snapshots = read_snapshots(run)
+    task = snapshots.task
+    if has_film and not isinstance(task, Drawing):
+        raise UserError(f"--film: task {task.name} draws no answers; --page shows them as text")
+    with writing(folder):
+        if has_page:
+            write_page(folder / "report.html", snapshots)
+        if has_film:
+            write_film(folder / "film.gif", snapshots)
+
+
+def write_page(path: Path, snapshots: Snapshots) -> None:
+    """Write one HTML file that needs no other: page.html with page.js and the data in it."""
 
     def write(frames: list) -> None:
         path.write_text(_page(replace(snapshots, frames=frames)))
@@ -38,22 +54,15 @@ def write_page(path: Path, snapshots: Any) -> None:
     _write_small(path, snapshots.frames, write)
 
 
-def write_film(path: Path, snapshots: Any) -> None:
-    """Write a GIF with a picture of the answers per frame.
-
-    Raises:
-        UserError: the task draws no answers.
-    """
+def write_film(path: Path, snapshots: Snapshots) -> None:
+    """Write a GIF with a picture of the answers per frame, of a task that draws."""
     pictures = []
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "picture.png"
         for frame in snapshots.frames:
             pools = {name: _texts_and_rewards(records) for name, records in frame.pools.items()}
             heading = f"after training step {frame.step}"
-            if not plots.answers(pools, snapshots.problems, snapshots.task, file, heading):
-                raise UserError(
-                    f"--film: task {snapshots.task.name} draws no answers; --page shows them as text"
-                )
+            plots.answers(pools, snapshots.problems, snapshots.task, file, heading)
             picture = Image.open(file).convert("RGB")
             picture.thumbnail((1000, 1000))
             pictures.append(picture)
@@ -84,7 +93,7 @@ def _write_small(path: Path, frames: list, write: Callable[[list], None]) -> Non
     print(f"written: {path}")
 
 
-def _page(snapshots: Any) -> str:
+def _page(snapshots: Snapshots) -> str:
     config = snapshots.config
     data = {
         "task": snapshots.task.name,
@@ -106,7 +115,7 @@ def _page(snapshots: Any) -> str:
 def _method(name: str, rows: list[dict], m: int) -> dict:
     """What the page knows of a method; of long logs a part of the rows."""
     rows = rows[:: 1 + len(rows) // 500]
-    look = LOOKS[name]
+    look = look_of(name)
     return {
         "name": name,
         "title": look.title,
@@ -116,28 +125,24 @@ def _method(name: str, rows: list[dict], m: int) -> dict:
     }
 
 
-def _problem(snapshots: Any, i: int) -> dict:
+def _problem(snapshots: Snapshots, i: int) -> dict:
     """What the page knows of a problem.
 
     Every distinct pair of answer and reward vector is held once and has a number. The pools of
     all frames and methods name their answers by these numbers. Routes are held as cells.
 
     Args:
-        snapshots: engine.evaluations.Snapshots of the run.
-        i: which of its problems.
+        i: which of the problems.
     """
     task = snapshots.task
     config = snapshots.config
     problem = snapshots.problems[i]
-    grid = problem.data["grid"] if hasattr(task, "walk") else None
     records = next(iter(snapshots.frames[0].pools.values()))  # of any method
+    k = len(records[i]["rewards"][0])
+    generator = torch.Generator().manual_seed(config.seed)
     weights = vpo.sample_weights(
-        config.n_weights,
-        len(records[i]["rewards"][0]),
-        alpha=config.alpha,
-        sampler=config.sampler,
-        generator=torch.Generator().manual_seed(config.seed),
-    )  # (K, k)
+        1, config.n_weights, k, alpha=config.alpha, generator=generator
+    )  # (1, K, k)
 
     numbers: dict[tuple, int] = {}  # (answer, reward vector) -> its number
     pools = []
@@ -148,7 +153,7 @@ def _problem(snapshots: Any, i: int) -> dict:
             pairs = zip(record["answers"], map(tuple, record["rewards"]), strict=True)
             rewards = torch.tensor(record["rewards"])  # (n, k)
             by_method[name] = {
-                "summary": task.summary(rewards),
+                "summary": plots.summary_of(task, rewards),
                 "answers": [numbers.setdefault(pair, len(numbers)) for pair in pairs],
                 **_set_rewards(rewards, vpo.answers_per_rollout(name, config.m), weights),
             }
@@ -157,20 +162,25 @@ def _problem(snapshots: Any, i: int) -> dict:
     vectors = [vector for _, vector in numbers]
     return {
         "text": task.prompt(problem, 1)[:3000],
-        "grid": grid,
+        "grid": problem.data["grid"] if _is_maze(task) else None,
         "pools": pools,
         "answers": [_shown_answer(task, problem, text) for text, _ in numbers],
         "vectors": vectors,
         "scalars": _rounded(task.scalar(torch.tensor(vectors))),
-        "weights": _rounded(weights[:5]),
+        "weights": _rounded(weights[0, :5]),
     }
 
 
-def _shown_answer(task: Any, problem: Any, text: str | None) -> str | list[int] | None:
+def _is_maze(task: Task) -> bool:
+    """Whether the page draws the task's routes: of a maze, or of a task that is made of one."""
+    return any(base.__module__ == "tasks.maze" for base in type(task).__mro__)
+
+
+def _shown_answer(task: Task, problem: Problem, text: str | None) -> str | list[int] | None:
     """An answer as the page draws it: the cells of a route, else the beginning of the text."""
     if not text:
         return text
-    if hasattr(task, "walk"):
+    if _is_maze(task):
         return task.walk(problem, text)
     return text[:600]
 
@@ -182,7 +192,7 @@ def _set_rewards(rewards: Tensor, m: int, weights: Tensor) -> dict[str, list]:
         rewards: (n, k); the answers of a rollout stand together. An empty slot has the minimum in
             each component, so it is never better than an answer.
         m: answers per rollout.
-        weights: (K, k), preference weights.
+        weights: (1, K, k), preference weights.
 
     Returns:
         "best", the utility of a set under each of five weights; "R", its mean over all weights;
@@ -192,7 +202,7 @@ def _set_rewards(rewards: Tensor, m: int, weights: Tensor) -> dict[str, list]:
     if m == 1 or G < 2:
         return {}
     sets = rewards[: G * m].unflatten(0, (1, G, m))  # (1, G, m, k)
-    scores = vpo.set_scores(sets, weights[None])  # (1, G, K)
+    scores = vpo.set_scores(sets, weights)  # (1, G, K)
     R = scores.mean(-1)  # (1, G)
     return {
         "best": _rounded(scores[0, :, :5]),

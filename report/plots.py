@@ -5,19 +5,22 @@ import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from engine.doors import as_user_error
+from engine.files import read_log
+from engine.looks import Look, look_of
 from report import style
-from report.evaluation import EvalReport
-from report.style import Entry
-from vpo import SEVERAL_ANSWERS
+from rewards import Drawing, Problem, Task
+from vpo import ADVANTAGES, SEVERAL_ANSWERS
 
-HIGHLIGHTED = ("start", "grpo", "max_at_k", "vpo", "group_vpo")  # thick where curves are many
+if TYPE_CHECKING:
+    from eval import Evaluation, Pool
+
 COLUMNS = 4  # problems in a figure of answers; policies side by side in one of reward vectors
 BOLD = {"fontsize": 12, "fontweight": "bold"}
 TRAINING_PANELS = {  # key in metrics.jsonl: title, label of the y axis
@@ -34,169 +37,71 @@ SEARCH_PANELS = {  # key in search.json: title
 
 
 def run_figures(
-    evaluation: Any,
-    report: EvalReport,
-    logs: dict[Entry, list[dict]],
-    pools: dict[str, Any],
-    suffix: str,
-) -> None:
-    """Write the four figures of a run into the folder of its evaluation.
+    evaluation: "Evaluation", task: Task, pools: dict[str, "Pool"], suffix: str
+) -> list[Path]:
+    """Write the figures of a run into the folder of its evaluation, but for best@k.
 
     Args:
-        evaluation: engine.evaluations.Evaluation of the run.
-        report: what was measured of its pools.
-        logs: the records of metrics.jsonl by policy.
-        pools: eval.Pool by method, "start" and "start_sets".
+        pools: by method, "start" and "start_sets".
         suffix: svg, pdf or png.
+
+    Returns:
+        The files: of the training if it has logs, of reward vectors, of answers if the task draws.
     """
     folder = evaluation.folder
-    task = evaluation.task
     drawn = {name: pool for name, pool in pools.items() if name != "start_sets"}
+    paths = []
+
+    curves = []
+    for name in pools:
+        if name in ADVANTAGES:
+            rows = read_log(evaluation.run / name / "metrics.jsonl", "diversity", "reward")
+            curves.append(TrainingCurve(name, look_of(name), rows))
+    if any(curve.rows for curve in curves):
+        paths.append(folder / f"diversity.{suffix}")
+        training(curves, evaluation.config.temperature, paths[-1])
+
+    paths.append(folder / f"reward_vectors.{suffix}")
     rewards = {name: pool.rewards for name, pool in drawn.items()}
-    texts = {name: (pool.answers, pool.vectors()) for name, pool in drawn.items()}
+    reward_vectors(rewards, task.objectives, paths[-1])
 
-    best_at_k(report, folder / f"best_at_k.{suffix}")
-    training(logs, evaluation.config.temperature, folder / f"diversity.{suffix}")
-    reward_vectors(rewards, task.objectives, folder / f"reward_vectors.{suffix}")
-    answers(texts, pools["start"].problems, task, folder / f"answers.{suffix}")
-    print(f"figures: {folder}/*.{suffix}")
-
-
-def best_at_k(report: EvalReport, path: Path) -> None:
-    """Draw best@k, W@k and, if any candidate passes, pass@k against the number of candidates k.
-
-    A ring marks where VPO overtakes GRPO, if its lead is clear in the end.
-    """
-    measures = next(iter(report.measures.values()))
-    ks = [int(name.removeprefix("best@")) for name in measures if name.startswith("best@")]
-    headings = {
-        "best": "best@k: the task's own scalar",
-        "W": "W@k: a random weighting of the objectives",
-        "pass": "pass@k: one of k is a full solution",
-    }
-    if not any(values[f"pass@{ks[-1]}"].any() for values in report.measures.values()):
-        del headings["pass"]
-    ticks = [k for k, after in pairwise(ks) if after > 1.2 * k] + ks[-1:]  # labels need room
-
-    size = (4.4 * len(headings), 4.2)
-    with style.new_figure(1, len(headings), size) as axes:
-        axes[0, 1].sharey(axes[0, 0])
-        for ax, kind in zip(axes[0], headings, strict=True):
-            curves = _draw_curves(ax, report, [f"{kind}@{k}" for k in ks], ks)
-            _mark_crossing(ax, ks, curves)
-            ax.set(
-                title=headings[kind],
-                xlabel="candidates k",
-                xscale="log",
-                xlim=(0.9, 1.12 * ks[-1]),
-            )
-            ax.set_xticks(ticks, ticks)
-            ax.minorticks_off()
-            if any(policy.lr for policy in curves):  # room for the lines
-                ax.set_xlim(0.9, 1.05 ** (len(curves) + 1) * ks[-1])
-        axes[0, 0].set_ylabel("expected best of k")
-        for ax in axes[0, 2:]:
-            ax.set(ylabel="share of problems", ylim=(0, None))
-        style.finish(axes, path, report.caption())
+    if isinstance(task, Drawing):
+        paths.append(folder / f"answers.{suffix}")
+        texts = {name: (pool.answers, own_rewards(pool)) for name, pool in drawn.items()}
+        answers(texts, pools["start"].problems, task, paths[-1])
+    return paths
 
 
-def crossing(ours: Sequence[float], theirs: Sequence[float]) -> int | None:
-    """The first position at which ours is above theirs and was not at the one before, or None."""
-    for i in range(1, len(ours)):
-        if ours[i] > theirs[i] and ours[i - 1] <= theirs[i - 1]:
-            return i
-    return None
+def own_rewards(pool: "Pool") -> list[Tensor]:
+    """The rewards (n, k) of each problem of a pool, without the objectives that it lacks."""
+    return [pool.rewards[i][:, mask] for i, mask in enumerate(pool.objective_mask)]
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A measure of one policy at every k."""
+@dataclass
+class TrainingCurve:
+    """The log of a method's training, and how it is drawn."""
 
-    means: list[float]
-    low: Sequence[float]  # ends of the 95% intervals
-    high: Sequence[float]
-
-
-def _draw_curves(
-    ax: Any, report: EvalReport, measures: list[str], ks: list[int]
-) -> dict[Entry, Curve]:
-    """Draw the mean of every policy with the band of its intervals.
-
-    Where learning rates are compared, lines beside the largest k stand for its intervals.
-    """
-    is_crowded = any(policy.lr for policy in report.measures)
-    curves = {}
-    for policy, values in report.measures.items():
-        means = [values[measure].double().mean().item() for measure in measures]
-        intervals = [report.interval(values[measure]) for measure in measures]
-        low, high = zip(*intervals, strict=True)
-        curves[policy] = Curve(means, low, high)
-        line_style = policy.line_style
-        alpha = 0.15
-        highlighted = policy.is_main and policy.method in HIGHLIGHTED
-        if len(report.measures) > 7 and not highlighted:
-            line_style |= {"lw": 0.7, "ms": 4}
-            alpha = 0
-        ax.plot(ks, means, **line_style)
-        if is_crowded:  # bands would hide one another
-            x = ks[-1] * 1.04 ** len(curves)
-            line = policy.line_style["ls"]
-            ax.plot([x, x], [low[-1], high[-1]], color=policy.color, ls=line, lw=1.5, clip_on=False)
-        else:
-            ax.fill_between(ks, low, high, color=policy.color, alpha=alpha, lw=0)
-    return curves
+    method: str
+    look: Look
+    rows: list[dict]  # records of metrics.jsonl
 
 
-def _mark_crossing(ax: Any, ks: list[int], curves: dict[Entry, Curve]) -> None:
-    """Draw a ring where VPO overtakes GRPO and the start model.
-
-    None is drawn if the bands of VPO and GRPO overlap at the largest k: the order may be noise.
-    """
-    vpo = Entry("vpo")
-    grpo = Entry("grpo")
-    start = Entry("start")
-    if vpo not in curves or grpo not in curves:
-        return
-    i = crossing(curves[vpo].means, curves[grpo].means)
-    is_clear = curves[vpo].low[-1] > curves[grpo].high[-1]
-    if i is None or not is_clear:
-        return
-    if start in curves and curves[vpo].means[i] <= curves[start].means[i]:
-        return
-
-    point = (ks[i], curves[vpo].means[i])
-    bottom, top = ax.get_ylim()
-    is_low = point[1] <= bottom + 0.2 * (top - bottom)  # too low for a label below the ring
-    label = f"{vpo.title} passes {grpo.title}"
-    ax.plot(*point, "o", ms=13, mfc="none", mec="black", mew=1.3, zorder=4, label=label)
-    ax.annotate(
-        f"k = {ks[i]}",
-        point,
-        (-25, 12) if is_low else (5, -20),
-        textcoords="offset points",
-        zorder=5,
-        bbox={"boxstyle": "round,pad=0.15", "fc": "white", "ec": "none", "alpha": 0.8},
-    )
-
-
-def training(
-    logs: dict[Entry, list[dict]], temperature: float, path: Path, window: int = 10
-) -> None:
+def training(curves: list[TrainingCurve], temperature: float, path: Path, window: int = 10) -> None:
     """Draw diversity, reward, different answers and entropy of the training rollouts by training step.
 
     In step 1 every method still samples from the start model, so the methods' mean in that step is
     the level of the start model: one of methods with single answers, one of those with sets.
 
     Args:
-        logs: the records of metrics.jsonl by policy; those without a record are left out.
+        curves: those without a record are left out.
         temperature: at which the rollouts were sampled.
         path: the file that is written.
         window: steps per running mean; 1 if each record is already the mean of 10 steps.
     """
-    logs = {policy: rows for policy, rows in logs.items() if rows}
-    keys = []  # older logs lack some
+    curves = [curve for curve in curves if curve.rows]
+    keys = []
     for key in TRAINING_PANELS:
-        if all(key in rows[0] for rows in logs.values()):
+        if all(key in curve.rows[0] for curve in curves):
             keys.append(key)
     n_columns = 2 if len(keys) == 4 else len(keys)
     n_rows = len(keys) // n_columns
@@ -205,15 +110,10 @@ def training(
     size = (4.5 * n_columns, 0.6 + 3.5 * n_rows)
     with style.new_figure(n_rows, n_columns, size) as axes:
         for ax, key in zip(axes.flat, keys, strict=True):
-            for policy, rows in logs.items():
-                points = [(row["step"], row[key]) for row in rows]
-                curve = torch.tensor(points)  # (steps, 2)
-                smooth = curve.unfold(0, min(window, len(rows)), 1).mean(-1)
-                ax.plot(*curve.T, color=policy.color, alpha=0.2, lw=0.8)
-                every = max(1, len(smooth) // 10)
-                ax.plot(*smooth.T, **policy.line_style, markevery=every)
+            for curve in curves:
+                _draw_smoothed(ax, curve, key, window)
             if key != "answers":  # rollouts of several answers lack more of them
-                _draw_start_levels(ax, logs, key, first)
+                _draw_start_levels(ax, curves, key, first)
             heading, unit = TRAINING_PANELS[key]
             ax.set(
                 title=f"{heading} (temperature {temperature:g})",
@@ -229,14 +129,23 @@ def training(
         )
 
 
-def _draw_start_levels(ax: Any, logs: dict[Entry, list[dict]], key: str, first: str) -> None:
+def _draw_smoothed(ax: Any, curve: TrainingCurve, key: str, window: int) -> None:
+    """Draw a metric by training step, faint, and its running mean."""
+    points = torch.tensor([(row["step"], row[key]) for row in curve.rows])  # (steps, 2)
+    smooth = points.unfold(0, min(window, len(points)), 1).mean(-1)
+    ax.plot(*points.T, color=curve.look.color, alpha=0.2, lw=0.8)
+    every = max(1, len(smooth) // 10)
+    ax.plot(*smooth.T, **style.curve_style(curve.look), markevery=every)
+
+
+def _draw_start_levels(ax: Any, curves: list[TrainingCurve], key: str, first: str) -> None:
     """Draw what methods with single answers, and those with sets, have in their first record."""
     levels: dict[str, list[float]] = {}
-    for policy, rows in logs.items():
-        name = "start_sets" if policy.method in SEVERAL_ANSWERS else "start"
-        levels.setdefault(name, []).append(rows[0][key])
+    for curve in curves:
+        name = "start_sets" if curve.method in SEVERAL_ANSWERS else "start"
+        levels.setdefault(name, []).append(curve.rows[0][key])
     for name, values in levels.items():
-        look = Entry(name).look
+        look = look_of(name)
         label = f"{look.title} ({first})"
         ax.axhline(sum(values) / len(values), color=look.color, ls=look.line, label=label)
 
@@ -270,10 +179,10 @@ def reward_vectors(pools: dict[str, Tensor], objectives: Sequence[str], path: Pa
         for ax in axes.flat[len(pools) :]:
             ax.set_visible(False)
         for ax, name, all_objectives, view in zip(axes.flat, pools, vectors, views, strict=False):
-            policy = Entry(name)
-            seen = _draw_vectors(ax, view, policy.color)
+            look = look_of(name)
+            seen = _draw_vectors(ax, view, look.color)
             distinct = len(all_objectives.unique(dim=0))
-            heading = f"{policy.title}\n{distinct} distinct"
+            heading = f"{look.title}\n{distinct} distinct"
             if seen < distinct:
                 heading += f", {seen} in this view"
             ax.set(title=heading, xlabel=labels[x], xlim=limits, ylim=limits)
@@ -352,27 +261,27 @@ def _sum_of_distances(rewards: Tensor) -> Tensor:
 
 def answers(
     pools: dict[str, tuple[list[list[str | None]], list[Tensor]]],
-    problems: list,
-    task: Any,
+    problems: list[Problem],
+    task: Task,
     path: Path,
     heading: str = "",
     columns: list[str] | None = None,
-) -> bool:
+) -> None:
     """Let the task draw the answers to the first distinct problems.
 
     Args:
         pools: by policy the answers (n) to each of the N problems, None where a slot was left
             empty, and their rewards (n, k).
         problems: the N problems.
-        task: its `draw` makes the drawings and its `summary` their titles.
+        task: a rewards.Drawing; its `draw` makes the drawings and its `summary` their titles.
         path: the file that is written.
         heading: stands above the whole figure, which then leaves room for titles of two lines,
             so that nothing moves from one picture of a film to the next.
         columns: headings of the problems, each of which then has a column; None: if drawings are
             wide, each policy has one.
 
-    Returns:
-        False if the task cannot draw answers; then nothing is written.
+    Raises:
+        UserError: the task's own code fails.
     """
     distinct = distinct_problems(problems)
     drawn = distinct[:COLUMNS]
@@ -386,8 +295,8 @@ def answers(
         for of_policy, (name, (texts, rewards)) in zip(by_policy, pools.items(), strict=True):
             for i, ax in zip(drawn, of_policy, strict=True):
                 parsed = [text for text in texts[i] if text is not None]
-                if not task.draw(ax, problems[i], parsed, Entry(name).color):
-                    return False
+                with as_user_error(f"task {task.name}: draw of problem {problems[i].id!r} failed"):
+                    task.draw(ax, problems[i], parsed, look_of(name).color)
                 _finish_drawing(ax, task, rewards[i], width, two_lines=bool(heading))
         labels = _policy_labels({name: rewards for name, (_, rewards) in pools.items()})
         for of_policy, label in zip(by_policy, labels, strict=True):
@@ -398,7 +307,6 @@ def answers(
             ax.set_title(f"{above}\n\n{ax.get_title('left')}", loc="left", fontsize=style.SMALL)
         caption = _answers_caption(len(texts[0]), len(drawn), len(distinct), task.legend)
         style.finish(axes, path, caption)
-    return True
 
 
 def _answers_caption(n: int, n_drawn: int, n_problems: int, legend: str) -> str:
@@ -411,7 +319,7 @@ def _answers_caption(n: int, n_drawn: int, n_problems: int, legend: str) -> str:
     return caption
 
 
-def _finish_drawing(ax: Any, task: Any, rewards: Tensor, width: float, two_lines: bool) -> None:
+def _finish_drawing(ax: Any, task: Task, rewards: Tensor, width: float, two_lines: bool) -> None:
     """Take the frame from a drawing of answers, and write their summary above it.
 
     Args:
@@ -422,11 +330,20 @@ def _finish_drawing(ax: Any, task: Any, rewards: Tensor, width: float, two_lines
         two_lines: whether the title has the height of two lines at least.
     """
     ax.spines[:].set_visible(False)
-    summary = textwrap.fill(task.summary(rewards), int(15 * width))
+    summary = textwrap.fill(summary_of(task, rewards), int(15 * width))
     if two_lines and "\n" not in summary:
         summary = f"\n{summary}"
     side = "left" if task.wide else "center"
     ax.set_title(summary, loc=side, fontsize=style.SMALL)
+
+
+def summary_of(task: Task, rewards: Tensor) -> str:
+    """What matters in the rewards (n, k) of a pool. A task that draws may say it."""
+    if isinstance(task, Drawing):
+        with as_user_error(f"task {task.name}: summary failed"):
+            return task.summary(rewards)
+    n_earning = int((rewards > task.minimum).any(-1).sum())
+    return f"{n_earning} of {len(rewards)} earn something"
 
 
 def _policy_labels(rewards: dict[str, list[Tensor]]) -> list[str]:
@@ -443,14 +360,14 @@ def _policy_labels(rewards: dict[str, list[Tensor]]) -> list[str]:
         solved[name] = sum(is_solved)
     labels = []
     for name, count in solved.items():
-        label = Entry(name).title
+        label = look_of(name).title
         if any(solved.values()):
             label += f"\nsolves {count} of {len(rewards[name])} problems"
         labels.append(label)
     return labels
 
 
-def distinct_problems(problems: list) -> list[int]:
+def distinct_problems(problems: list[Problem]) -> list[int]:
     """The indices of the problems whose data differ from those before."""
     first: dict[str, int] = {}
     for i, problem in enumerate(problems):
@@ -468,29 +385,42 @@ def _label_policy(ax: Any, label: str, above: bool) -> None:
     ax.annotate(label, (0, 1), position, "axes fraction", "offset points", **BOLD)
 
 
-def search(ticks: list[int], policies: dict[str, list[dict]], path: Path) -> None:
+def search(
+    ticks: list[int], policies: dict[str, list[dict]], path: Path, has_targets: bool = True
+) -> None:
     """Draw how much a search solved, and how well, against the candidates scored for a problem.
 
     Args:
         ticks: numbers of candidates, the x coordinates.
         policies: by policy the curves of every run, as in search.json.
         path: the file that is written.
+        has_targets: whether it is known when a problem is solved.
     """
-    with style.new_figure(1, 3, (13.2, 4.2)) as axes:
-        for ax, (key, heading) in zip(axes[0], SEARCH_PANELS.items(), strict=True):
+    panels = dict(SEARCH_PANELS)
+    if not has_targets:
+        del panels["solved"]
+    with style.new_figure(1, len(panels), (4.4 * len(panels), 4.2)) as axes:
+        for ax, (key, heading) in zip(axes[0], panels.items(), strict=True):
             for name, runs in policies.items():
-                values = torch.tensor([run[key] for run in runs], dtype=torch.float64)
-                if key == "solved":  # (runs, N), after how many candidates; 0: never
-                    after = values[..., None]
-                    values = ((after > 0) & (after <= torch.tensor(ticks))).double()
-                curves = values.mean(1).float()  # (runs, N, ticks) -> (runs, ticks)
-                policy = Entry(name)
-                ax.plot(ticks, curves.T, color=policy.color, alpha=0.3, lw=0.8)
-                line_style = policy.line_style | {"marker": ""}
-                ax.plot(ticks, curves.mean(0), **line_style)
+                curves = _search_curves(runs, key, ticks)  # (runs, ticks)
+                look = look_of(name)
+                ax.plot(ticks, curves.T, color=look.color, alpha=0.3, lw=0.8)
+                curve_style = style.curve_style(look) | {"marker": ""}
+                ax.plot(ticks, curves.mean(0), **curve_style)
             ax.set(title=heading, xlabel="candidates scored for a problem", xscale="log")
             ax.xaxis.set_major_formatter("{x:,.0f}")
             ax.grid(alpha=0.25, lw=0.6)
         runs = next(iter(policies.values()))
-        problems = len(runs[0]["solved"])
-        style.finish(axes, path, f"{problems} problems; bold: mean of {len(runs)} runs")
+        caption = f"{len(runs[0]['solved'])} problems"
+        if len(runs) > 1:
+            caption += f"; bold: mean of {len(runs)} runs"
+        style.finish(axes, path, caption)
+
+
+def _search_curves(runs: list[dict], key: str, ticks: list[int]) -> Tensor:
+    """What each run found with so many candidates, as means over problems: (runs, ticks)."""
+    values = torch.tensor([run[key] for run in runs], dtype=torch.float64)
+    if key == "solved":  # (runs, N), after how many candidates; 0: never
+        after = values[..., None]
+        values = ((after > 0) & (after <= torch.tensor(ticks))).double()
+    return values.mean(1).float()  # (runs, N, ticks) -> (runs, ticks)

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from engine.looks import look_of
 from report.markdown import markdown
 from report.statistics import bootstrap_interval
-from report.style import Entry
 
 BUDGETS = (30, 100, 300)  # candidates; the whole budget is added
 RIVALS = ("grpo", "start")
@@ -41,7 +41,10 @@ def counts_alone(
 
 
 def search_table(search: dict) -> str:
-    """What every policy of a search.json solved within budgets, and how much of it no rival did."""
+    """What every policy of a search.json solved within budgets, and how much of it no rival did.
+
+    Where no target is known, nothing can count as solved, and a dash stands for what did.
+    """
     policies = search["policies"]
     last_budget = search["settings"]["budget"]
     budgets = [budget for budget in BUDGETS if budget < last_budget]
@@ -49,26 +52,40 @@ def search_table(search: dict) -> str:
     head = ["", *(f"solved by {budget}" for budget in budgets)]
     head += ["95% interval", "best score", "reward vectors"]
     head += ["not by GRPO or start", "nor in any run"]
-    rows = [search_row(policies, name, budgets) for name in policies]
+    rows = []
+    for name, runs in policies.items():
+        if has_targets(search):
+            solved = solved_cells(runs, budgets)
+            alone = [alone_cell(policies, name, any_run) for any_run in (False, True)]
+        else:
+            solved = ["-"] * (len(budgets) + 1)
+            alone = ["-", "-"]
+        vectors = f"{final_mean(runs, 'behaviours'):.1f}"
+        rows.append([look_of(name).title, *solved, final_mean(runs, "best"), vectors, *alone])
     return markdown(head, rows)
 
 
-def search_row(policies: dict[str, list[dict]], name: str, budgets: list[int]) -> list:
-    runs = policies[name]
+def has_targets(search: dict) -> bool:
+    """Whether it is known of any problem which score solves it; older files do not say."""
+    return any(target is not None for target in search.get("targets", [0.0]))
+
+
+def solved_cells(runs: list[dict], budgets: list[int]) -> list:
+    """The share of problems that were solved within each budget, and the last one's interval."""
     solved = solved_at(runs)  # (runs, N)
-    low, high = bootstrap_interval(solved > 0)
-    row = [Entry(name).title]
+    cells = []
     for budget in budgets:
         within = (solved > 0) & (solved <= budget)
-        row.append(within.double().mean().item())
-    row += [f"[{low:.3f}, {high:.3f}]", final_mean(runs, "best")]
-    row.append(f"{final_mean(runs, 'behaviours'):.1f}")
-    for any_run in (False, True):
-        counts = []
-        if set(RIVALS) <= policies.keys():
-            counts = counts_alone(policies, (name,), RIVALS, any_run)
-        row.append(" ".join(map(str, counts)))
-    return row
+        cells.append(within.double().mean().item())
+    low, high = bootstrap_interval(solved > 0)
+    return [*cells, f"[{low:.3f}, {high:.3f}]"]
+
+
+def alone_cell(policies: dict[str, list[dict]], name: str, any_run: bool) -> str:
+    """How many problems a policy solved in each run and no rival did, where there are rivals."""
+    if not set(RIVALS) <= policies.keys():
+        return ""
+    return " ".join(map(str, counts_alone(policies, (name,), RIVALS, any_run)))
 
 
 def final_mean(runs: list[dict], key: str) -> float:
