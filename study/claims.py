@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from report.markdown import markdown
 from report.search_tables import RIVALS, counts_alone
-from report.style import Entry
+from study.entries import Entry
 from study.result_tables import GRPO, MAX_AT_K, START_MODEL, VPO, flags_text
 from study.searches import counts_of_other_runs
 from study.significance import t_test

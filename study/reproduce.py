@@ -10,6 +10,7 @@
 A cell is one method, task, seed and setting. It is trained and evaluated with one thread, and
 --jobs cells run side by side. The same command goes on after a kill. study/results/ has one file
 per task. It holds numbers per problem, from which every table is computed without training.
+Cells that only the former program could train are listed, but not trained.
 """
 
 import argparse
@@ -33,28 +34,24 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from engine.checkpoints import checkpoints
-from engine.config import YES, Parser, as_command, count, flag, parse, text_of
-from engine.evaluations import EvalSettings, Evaluation
+from engine.config import Config, Parser, flag, task_defaults
+from engine.doors import as_command
 from engine.files import read_log
-from engine.kinds import LANGUAGE_LR, TINY_LR
-from engine.run_folder import load_run, task_of
-from eval import evaluate_run, measure, pass_at_k
+from engine.runs import checkpoints, load_run, task_of
+from engine.tasks import held_out, load_task, take_problems
+from eval import Evaluation, Settings, evaluate_policy, measure, pass_at_k
 from report import plots
 from report.geometry import geometry
-from report.style import Entry
-from rewards import Problem, Task, UserError, take_problems
+from rewards import Problem, Task, UserError
 from study import documents
+from study.entries import Entry
 from study.stored import SINGLE, Result, Stored
-from tasks import load_task
 
-# Of the results: raised when a change of the code changes what a run learns.
-VERSION = 1
-VERSIONS = {"multi_rlvr": 2}  # of methods that changed later than the others
+VERSION = 3  # of the program, kept with every result; 1 and 2 are the former one
 RESULTS = Path("study/results")
 RUNS = Path("runs/reproduce")
 QUICK = RUNS / "quick"
-USAGE = "[--quick] [--only TEXT] [--jobs N] [--list] [--write] [--out FOLDER]"
+FORMER_TASKS = {"examples/fence.py": "fence"}  # former names in the commands of stored results
 
 MAIN_METHODS = ("grpo", "max_at_k", "vpo", "group_vpo")
 OTHERS = ("multi_rlvr", "dr_grpo", "maxrl", "gdpo", "random_weighting", "goal_conditioned")
@@ -88,9 +85,39 @@ REAL_RATES = {  # fewer: a run takes a quarter of an hour
         "group_vpo": (1e-5, 2e-5, 4e-5, 8e-5),
     },
 }
+# The peak learning rates that validation chose. Tasks that are not named take those of the maze.
 LR = {
-    **TINY_LR,
-    **LANGUAGE_LR,
+    "maze": {
+        "grpo": 1.2e-3,
+        "dr_grpo": 8e-4,
+        "maxrl": 8e-4,
+        "gdpo": 1.2e-3,
+        "max_at_k": 1.2e-3,
+        "random_weighting": 5e-4,
+        "goal_conditioned": 8e-4,
+        "multi_rlvr": 1.2e-3,
+        "vpo": 5e-4,
+        "group_vpo": 1.2e-3,
+    },
+    "code": {
+        "grpo": 5e-4,
+        "dr_grpo": 8e-4,
+        "maxrl": 1.2e-3,
+        "gdpo": 8e-4,
+        "max_at_k": 8e-4,
+        "random_weighting": 8e-4,
+        "goal_conditioned": 8e-4,
+        "multi_rlvr": 1.2e-3,
+        "vpo": 8e-4,
+        "group_vpo": 8e-4,
+    },
+    "headline": {
+        "grpo": 2e-5,
+        "max_at_k": 1e-5,
+        "multi_rlvr": 2e-5,
+        "vpo": 4e-5,
+        "group_vpo": 2e-5,
+    },
     "open_cases": {"grpo": 5e-5, "max_at_k": 2e-5, "vpo": 5e-5, "group_vpo": 2e-5},
 }
 # What validation prefers for best@30 by more than .005. LR is chosen for best@1, or for m answers.
@@ -178,17 +205,18 @@ class Cell:
     def name(self) -> str:
         words = [Path(self.task).stem, self.method, f"seed{self.seed}"]
         for name, value in self.flags:
-            words.append(text_of(name, value).removeprefix("--").replace(" ", ""))
+            words.append(name + text_of(value))
         return "-".join(words)
 
     @property
-    def version(self) -> int:
-        return VERSIONS.get(self.method, VERSION)
+    def is_former(self) -> bool:
+        """Whether it is a result of the former program, which the present one cannot train."""
+        return self.method == "goal_conditioned" or "sampler" in dict(self.flags)
 
     @property
     def folder(self) -> str:
         """The name of its run: what was trained by another version or setting has another."""
-        digest = hashlib.sha256(f"{self.version} {self.command}".encode()).hexdigest()
+        digest = hashlib.sha256(f"{VERSION} {self.command}".encode()).hexdigest()
         return f"{self.name}-{digest[:8]}"
 
     @property
@@ -214,11 +242,16 @@ class Cell:
         flags = dict(self.flags)
         flags.pop("credit", None)
         flags.pop("variant", None)
-        if self.task not in ("toy", "examples/fence.py"):  # which have one rate for all methods
+        if self.task not in ("toy", "fence"):  # which have one rate for all methods
             rates = LR.get(self.task, LR["maze"])
             flags.setdefault("lr", rates[self.method])
-        words = [text_of(name, value) for name, value in flags.items()]
+        words = [f"--{name} {text_of(value)}" for name, value in flags.items()]
         return " ".join([text, *words]).split()
+
+
+def text_of(value: object) -> str:
+    """The value of a flag as on a command line."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def cells() -> list[Cell]:
@@ -239,7 +272,7 @@ def cells() -> list[Cell]:
         for method, rate in rates.items():
             n_seeds = 5 if method in FIVE_SEEDS else 3
             grid += [Cell(task, method, seed, (("lr", rate),)) for seed in range(n_seeds)]
-    for task in (*(f"study/rewards/{reward}.py" for reward in REWARDS), "examples/fence.py"):
+    for task in (*(f"study/rewards/{reward}.py" for reward in REWARDS), "fence"):
         for method in MAIN_METHODS:
             grid += [Cell(task, method, seed) for seed in range(5)]
 
@@ -290,8 +323,10 @@ class Store:
         return runs / cell.folder
 
     def path(self, cell: Cell) -> Path:
-        """The file that holds a cell; tasks that are files share one."""
-        name = "rewards" if cell.task.endswith(".py") else cell.task
+        """The file that holds a cell; the rewards that are compared share one."""
+        name = cell.task
+        if name == "fence" or name.endswith(".py"):
+            name = "rewards"
         return self.folder / f"{name}.json.gz"
 
     def read(self, path: Path) -> dict[str, dict]:
@@ -307,14 +342,15 @@ class Store:
         return records
 
     def current(self, grid: list[Cell]) -> dict[Cell, dict]:
-        """The records that were measured by this version with the cell's own command."""
+        """The records that were measured with the cell's own command, by either program."""
         records = {}
         for path in {self.path(cell) for cell in grid}:
             records |= self.read(path)
         current = {}
         for cell in grid:
             record = records.get(cell.name, {})
-            if record.get("version") == cell.version and record.get("command") == cell.command:
+            command = [FORMER_TASKS.get(word, word) for word in record.get("command", [])]
+            if command == cell.command:
                 current[cell] = record
         return current
 
@@ -357,7 +393,7 @@ def training_record(cell: Cell, folder: Path) -> dict:
     steps = read_log(folder / cell.method / "metrics.jsonl")
     return {
         **run.history[-1],
-        "version": cell.version,
+        "version": VERSION,
         "command": cell.command,
         "size": run.config.pool,
         "steps": len(steps),
@@ -385,36 +421,48 @@ def evaluation_record(cell: Cell, folder: Path) -> dict:
     """
     config = load_run(folder).config
     task = task_of(config)
+    split = "test"
+    n_problems = task_defaults(task, config.model).get("eval_problems", Config.eval_problems)
+    if cell.tuning:
+        split = "validation"
+        n_problems = 100
     names = [cell.method]
+    if not cell.flags and cell.method == "grpo":
+        names = ["start", "start_sets", "grpo"]
     temperatures = TEMPERATURES[:1]
     if set(dict(cell.flags)) <= {"lr"} and cell.task != "open_cases" and not cell.tuning:
         temperatures = TEMPERATURES
-    if not cell.flags and cell.method == "grpo":
-        names = ["start", "start_sets", "grpo"]
+
+    problems = held_out(task, split, n_problems)
     record = {"at": {}}
+    if not cell.tuning:
+        record["groups"] = prompt_groups(task, problems, config.is_tiny)
     for temperature in temperatures:
-        settings = EvalSettings(
-            split="validation" if cell.tuning else "test",
-            problems=100 if cell.tuning else task.eval_problems,
-            pool=config.pool,
-            temperature=temperature,
-        )
-        result = evaluate_run(Evaluation(folder, config, task, settings, folder), "cpu", names)
-        condensed = {}
-        for name, pool in result.pools.items():
-            condensed[name] = condense(measure(pool, task, config.m), cell, config.pool)
-            if name == "start" and temperature == 1:  # as in training
-                record["geometry"] = geometry(
-                    pool.rewards, pool.objective_mask, pool.scalars, config.group_size
-                )
-        record["at"][f"{temperature:g}"] = condensed
-        if result.prompt_ids is not None and not cell.tuning:
-            record["groups"] = result.prompt_ids.tolist()
+        settings = Settings(split, n_problems, config.pool, temperature)
+        evaluation = Evaluation(folder, config, settings, folder)
+        pools = {name: evaluate_policy(name, evaluation, "cpu") for name in names}
+        at = record["at"][f"{temperature:g}"] = {}
+        for name, pool in pools.items():
+            at[name] = condense(measure(pool, task, config.m), cell, config.pool)
+        if "start" in pools and temperature == 1:  # as in training
+            start = pools["start"]
+            record["geometry"] = geometry(
+                start.rewards, start.objective_mask, start.scalars, config.group_size
+            )
         if cell.task == "headline" and temperature == TEMPERATURES[0]:
-            record["answers"] = {
-                name: pool.answers[:STORED_TEXTS] for name, pool in result.pools.items()
-            }
+            record["answers"] = {name: pool.answers[:STORED_TEXTS] for name, pool in pools.items()}
     return record
+
+
+def prompt_groups(task: Task, problems: list[Problem], is_tiny: bool) -> list[int] | None:
+    """The number of each problem's prompt, equal where two problems share one. None: all do."""
+    prompts = []
+    for problem in problems:
+        prompts.append(task.tiny_prompt(problem) if is_tiny else task.prompt(problem, 1))
+    distinct = list(dict.fromkeys(prompts))
+    if len(distinct) == 1:
+        return None
+    return [distinct.index(prompt) for prompt in prompts]
 
 
 def condense(values: dict[str, Tensor], cell: Cell, size: int) -> dict[str, list]:
@@ -474,7 +522,7 @@ def run_grid(pending: list[Cell], jobs: int, store: Store) -> int:
 
 
 def load_stored(store: Store) -> Stored:
-    """All results of this version, and the stored searches, as plain data for the tables."""
+    """All results of the grid, and the stored searches, as plain data for the tables."""
     results = [result_of(cell, record) for cell, record in store.current(cells()).items()]
     return Stored(results, store.read(store.folder / "search.json.gz"))
 
@@ -535,71 +583,80 @@ def measures_of(values: dict[str, list], size: int, tuning: bool) -> dict[str, T
 
 
 @dataclass
-class ReproduceConfig:
-    """All flags of study/reproduce.py."""
+class ReproduceFlags:
+    """The flags of study/reproduce.py."""
 
-    quick: bool = flag(False, f"one seed of the main comparison, anew, into {QUICK}", **YES)
+    quick: bool = flag(False, f"one seed of the main comparison, anew, into {QUICK}")
     out: str = flag(
-        "", "folder of the results; not given: study/results, and the documents are written too"
+        "", "folder of the results; empty: study/results, and the documents are written too"
     )
     only: str = flag(
         "",
-        "cells whose names contain this; not given: all but those of a real language model "
+        "cells whose names contain this; empty: all but those of a real language model "
         f"({', '.join(REAL_TASKS)}), which take hours more",
     )
-    jobs: int = flag(2, "cells side by side, one thread each", type=count(1, 256))
-    write: bool = flag(False, "write tables and figures from what is stored, train nothing", **YES)
-    list: bool = flag(False, "say what is stored, train nothing", **YES)
+    jobs: int = flag(2, "cells side by side, one thread each")
+    write: bool = flag(False, "write tables and figures from what is stored, train nothing")
+    list: bool = flag(False, "say what is stored, train nothing")
     cell: str = flag("", argparse.SUPPRESS)
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = Parser("study/reproduce.py", __doc__, USAGE)
-    config, _ = parse(parser, ReproduceConfig, argv)
-    if config.write and config.list:
-        parser.error("argument --list: not allowed with argument --write")
-    as_command(parser, lambda: run(config))
+    as_command("study/reproduce.py", lambda: run(argv))
 
 
-def store_of(config: ReproduceConfig) -> Store:
+def read_flags(argv: list[str] | None) -> ReproduceFlags:
+    """The flags of a command. Raises UserError for those that do not fit."""
+    parser = Parser(ReproduceFlags, "study/reproduce.py", __doc__.split("\n\n")[0])
+    flags = parser.parse_args_into_dataclasses(argv)[0]
+    if flags.write and flags.list:
+        raise UserError("--write --list: give one of them")
+    if flags.jobs < 1:
+        raise UserError(f"--jobs {flags.jobs}: must be at least 1")
+    return flags
+
+
+def store_of(flags: ReproduceFlags) -> Store:
     """The results that a command reads and adds to. Raises UserError if --out is a file."""
-    default = QUICK if config.quick else RESULTS
-    folder = Path(config.out or default)
+    default = QUICK if flags.quick else RESULTS
+    folder = Path(flags.out or default)
     if folder.is_file():
         raise UserError(f"--out {folder}: a file; name a folder")
     return Store(folder)
 
 
-def run(config: ReproduceConfig) -> None:
+def run(argv: list[str] | None) -> None:
     """List the chosen cells, or measure those that are not stored, and write what follows."""
-    store = store_of(config)
-    grid = [Cell("maze", method, 0) for method in MAIN_METHODS] if config.quick else cells()
-    if config.cell:
-        cell = next(cell for cell in grid if cell.name == config.cell)
+    flags = read_flags(argv)
+    store = store_of(flags)
+    grid = [Cell("maze", method, 0) for method in MAIN_METHODS] if flags.quick else cells()
+    if flags.cell:
+        cell = next(cell for cell in grid if cell.name == flags.cell)
         measure_cell(cell, store)
         return
 
-    if config.only:
-        grid = [cell for cell in grid if config.only in cell.name]
+    if flags.only:
+        grid = [cell for cell in grid if flags.only in cell.name]
     else:
         grid = [cell for cell in grid if cell.task not in REAL_TASKS]
     if not grid:
-        raise UserError(f"--only {config.only}: no cell has such a name; --list shows them")
+        raise UserError(f"--only {flags.only}: no cell has such a name; --list shows them")
     current = store.current(grid)
-    if config.list:
+    if flags.list:
         for cell in grid:
-            print(f"{'stored ' if cell in current else 'missing'}  {cell.name}")
+            former = "  (of the former program)" if cell.is_former else ""
+            print(f"{'stored ' if cell in current else 'missing'}  {cell.name}{former}")
         return
 
-    if config.write and not current:
-        raise UserError(f"{store.folder}: holds no result of this version, nothing to write")
+    if flags.write and not current:
+        raise UserError(f"{store.folder}: holds no result of this grid, nothing to write")
     failed = 0
-    if not config.write:
-        pending = [cell for cell in grid if cell not in current]
-        failed = run_grid(pending, config.jobs, store)
+    if not flags.write:
+        pending = [cell for cell in grid if cell not in current and not cell.is_former]
+        failed = run_grid(pending, flags.jobs, store)
     stored = load_stored(store)
     print(f"\n{documents.block(stored, 'all', 'main')}")
-    if not (config.out or config.quick):
+    if not (flags.out or flags.quick):
         write(stored, store)
     if failed:
         raise UserError(f"{failed} cells failed; the same command tries them again")

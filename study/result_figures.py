@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from report import plots
-from report.evaluation import EvalReport
-from report.style import Entry
-from study import result_plots
+from study import eval_report, result_plots
+from study.entries import Entry
+from study.eval_report import EvalReport
 from study.result_tables import (
     GROUP_VPO,
     GRPO,
@@ -39,7 +39,7 @@ def draw_figures(stored: Stored, folder: Path) -> None:
     """Draw all figures of results."""
     for name in ("maze", "code", *PRETRAINED):
         task = stored.task(name)
-        plots.best_at_k(report_of(task), folder / f"{name}_best_at_k.png")
+        eval_report.best_at_k(report_of(task), folder / f"{name}_best_at_k.png")
         draw_training(task, folder / f"{name}_diversity.png")
     result_plots.ablations(ablation_panels(stored.task("maze")), folder / "ablations.png")
     points = {}
@@ -76,7 +76,7 @@ def rate_curves(validation: TaskResults) -> dict[Entry, Tensor]:
 def temperature_curves(task: TaskResults) -> dict[Entry, Tensor]:
     """What each method reaches at every temperature, from the lowest to the highest.
 
-    Each has its own rate. GRPO has a second curve at its rate for k = 30.
+    Each has its own rate. GRPO has a second curve at its low rate.
     """
     curves = {}
     for policy in drawn_policies(task):
@@ -119,11 +119,12 @@ def report_of(task: TaskResults) -> EvalReport:
 
 def draw_training(task: TaskResults, path: Path) -> None:
     """Draw training metrics of all methods, as means over seeds and ten steps."""
-    logs = {}
+    curves = []
     for policy in drawn_policies(task):
         if policy.method not in START:
-            logs[policy] = mean_metrics(list(task.runs(policy).values()))
-    plots.training(logs, 0.7 if task.name in PRETRAINED else 1.0, path, window=1)
+            rows = mean_metrics(list(task.runs(policy).values()))
+            curves.append(plots.TrainingCurve(policy.method, policy.look, rows))
+    plots.training(curves, 0.7 if task.name in PRETRAINED else 1.0, path, window=1)
 
 
 def mean_metrics(runs: list[Result]) -> list[dict[str, float]]:

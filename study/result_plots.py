@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from report import style
-from report.plots import HIGHLIGHTED
-from report.style import Entry
+from study.entries import HIGHLIGHTED, Entry
 from study.stored import Difference
 
 

@@ -3,17 +3,10 @@
 import torch
 
 from report.markdown import markdown
-from report.style import Entry
+from study.entries import Entry
 from study.significance import benjamini_hochberg, holm
 from study.stored import METHODS, START, TEMPERATURES, Stored, TaskResults
-from vpo import (
-    SAMPLERS,
-    SEVERAL_ANSWERS,
-    answers_per_rollout,
-    group_normalize,
-    set_reward_exact,
-    vpo_advantage,
-)
+from vpo import SEVERAL_ANSWERS, answers_per_rollout, group_normalize, sample_weights, set_reward
 
 START_MODEL = Entry("start")
 GRPO = Entry("grpo")
@@ -44,7 +37,7 @@ def main_table(*tasks: TaskResults) -> str:
     head = [""]
     policies = (START_MODEL, GRPO, MAX_AT_K, VPO, GROUP_VPO)
     rows = [[policy.title] for policy in policies]
-    low_rate = ["GRPO at its rate for k = 30"]
+    low_rate = ["GRPO, low rate"]
     several = len(tasks) > 1
     for task in tasks:
         if not task.runs(GRPO):
@@ -251,7 +244,7 @@ def learning_rates(validation: TaskResults) -> str:
         if policy.lr == best_rate_for_many(validation, policy.method):
             uses.append("30")
         rate = f"**{policy.lr:g}**" if uses else f"{policy.lr:g}"
-        rows.append([policy.look.title, rate, ", ".join(uses), *values])
+        rows.append([Entry(policy.method).title, rate, ", ".join(uses), *values])
     return markdown(["method", "peak lr", "chosen for", *measures], rows)
 
 
@@ -329,27 +322,59 @@ def cost(task: TaskResults) -> str:
 
 
 def noise() -> str:
-    """Mean error of VPO's advantage by the number of preference weights K, for both samplers.
+    """Mean error of VPO's advantage by the number of preference weights K, for two ways to draw them.
 
     With k = 2 objectives the set reward has a closed form, from which the exact advantage follows.
     """
     rewards = torch.rand(256, 8, 3, 2, generator=torch.Generator().manual_seed(0))  # (P, G, m, k)
-    exact = group_normalize(set_reward_exact(rewards))  # (P, G)
+    exact = group_normalize(set_reward_of_two(rewards))  # (P, G)
     counts = (10, 30, 100, 300, 1000)
+    samplers = {"iid": sample_weights, "sobol": sobol_weights}
     rows = []
-    for sampler in SAMPLERS:
-        row = [sampler]
+    for name, sampler in samplers.items():
+        row = [name]
         for n_weights in counts:
             error = 0.0
             for seed in range(5):
                 generator = torch.Generator().manual_seed(seed)
-                advantage = vpo_advantage(
-                    rewards, n_weights=n_weights, sampler=sampler, generator=generator
-                )
+                weights = sampler(256, n_weights, 2, generator=generator)  # (P, K, k)
+                advantage = group_normalize(set_reward(rewards, weights))
                 error += (advantage - exact).abs().mean().item()
             row.append(f"{error / 5:.4f}")
         rows.append(row)
     return markdown(["sampler", *(f"K = {n_weights}" for n_weights in counts)], rows)
+
+
+def set_reward_of_two(rewards: torch.Tensor) -> torch.Tensor:
+    """The set reward in closed form for k = 2 objectives and alpha = 1: rewards (P, G, m, 2) -> (P, G).
+
+    The utility of an answer under w = (u, 1 - u) is a line in u. The best of m answers is the upper
+    envelope of m lines, and R is the area under it on [0, 1]. The envelope is straight between the
+    points where two lines cross, so the trapezoidal rule is exact.
+    """
+    offset = rewards[..., 1]  # (P, G, m)
+    slope = rewards[..., 0] - offset
+    rise = offset[..., None, :] - offset[..., None]  # (P, G, m, m)
+    run = slope[..., None] - slope[..., None, :]
+    crossings = (rise / run).nan_to_num(0.0).clamp(0, 1).flatten(2)  # (P, G, m * m)
+    ends = torch.tensor([0.0, 1.0]).expand(*crossings.shape[:2], 2)
+    u = torch.cat([crossings, ends], -1).sort(-1).values  # (P, G, m * m + 2)
+    lines = slope[..., None] * u[:, :, None] + offset[..., None]  # (P, G, m, m * m + 2)
+    return torch.trapezoid(lines.amax(2), u, dim=-1)
+
+
+def sobol_weights(P: int, K: int, k: int, generator: torch.Generator) -> torch.Tensor:
+    """K preference weights (P, K, k) for each of P prompts, spread evenly over the simplex.
+
+    A Sobol net that every prompt shifts at random gives k - 1 cuts of [0, 1]. Their gaps are a weight.
+    """
+    bits = 2**23
+    net = torch.quasirandom.SobolEngine(k - 1, scramble=True, seed=0).draw(K, dtype=torch.float64)
+    shift = torch.randint(bits, (P, 1, k - 1), generator=generator)
+    points = (net * bits).long() ^ shift  # (P, K, k - 1)
+    cuts = ((points + 0.5) / bits).sort(-1).values
+    ends = torch.nn.functional.pad(cuts, (1, 0)), torch.nn.functional.pad(cuts, (0, 1), value=1.0)
+    return ends[1] - ends[0]
 
 
 def rewards(stored: Stored) -> str:

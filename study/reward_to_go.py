@@ -2,17 +2,19 @@
 
     python study/reward_to_go.py --method vpo
 
-The flags are those of train.py; `--sampler` and `--subset` have no effect. It needs the tiny model, in the
-maze or the toy.
+The flags are those of train.py; `--subset` has no effect. It needs the tiny model, in the maze or the
+toy.
 
 The paper gives all tokens of a rollout one advantage. Here the tokens of answer j get
 R(S) - R(answers before j), normalised in the group. The expected gradient is the same, because the
-answers before j do not depend on answer j. The gradient has less noise. This is an experiment on
-train.py and no part of it; `python study/reproduce.py --only credit` measures it beside VPO.
+answers before j do not depend on answer j. The gradient has less noise.
+
+`train_step` is that of train.py but for the lines that end in "per answer". `python study/reproduce.py
+--only credit` measures it beside VPO.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
 
@@ -22,105 +24,126 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import train
-from engine.update import MicroBatch, micro_batches
-from rollout import Rollouts
-from vpo import ADVANTAGES, group_normalize, policy_loss, sample_weights, set_reward
+from engine.config import Config
+from engine.tasks import take_problems
+from rewards import Task
+from rollout import (
+    Policy,
+    Rollouts,
+    Scored,
+    accelerated,
+    build_prompt,
+    random_generator,
+    read_answers,
+    sample,
+    score,
+)
+from vpo import group_normalize, policy_loss, sample_weights, set_reward
 
-train_step = train.train_step
+Credit = Callable[[Scored, Tensor, float], Tensor]
+usual_train_step = train.train_step
 
 
-def credited_train_step(method, state, task, config):
-    """train.train_step, which for VPO uses an advantage per answer."""
+def reward_to_go(scored: Scored, weights: Tensor, minimum: float) -> Tensor:
+    """What each answer is paid (P, G, m). The first one's is VPO's own reward.
+
+    Args:
+        weights: preference weights (P, K, k).
+        minimum: the task's, of a rollout without answers.
+    """
+    m = scored.answer_mask.shape[-1]
+    rewards_of_first = []  # (P, G) each: R of the first 0, 1, ... m answers
+    for n in range(m + 1):
+        is_first = torch.arange(m) < n
+        R = set_reward(scored.vectors, weights, scored.answer_mask & is_first, minimum)
+        rewards_of_first.append(R)
+    return torch.stack([rewards_of_first[m] - R for R in rewards_of_first[:m]], -1)
+
+
+def train_step(
+    method: str,
+    state: train.TrainState,
+    task: Task,
+    config: Config,
+    credit: Credit = reward_to_go,
+) -> train.StepResult:
+    """`train.train_step`, which for VPO has an advantage per answer."""
     if method != "vpo":
-        return train_step(method, state, task, config)
-    tags = [f"</{task.tag}_{i}>" for i in range(1, config.m + 1)]
-    credit = AnswerCredit(torch.tensor(state.tokenizer.convert_tokens_to_ids(tags)))
-    with (
-        patch.dict(ADVANTAGES, vpo=credit.advantages),
-        patch("train.rows_to_compute", credit.rows_to_compute),
-        patch("train.micro_batches", credit.micro_batches),
-        patch("train.policy_loss", credit.policy_loss),
-    ):
-        return train_step(method, state, task, config)
+        return usual_train_step(method, state, task, config)
+    t = state.step
+    policy = state.policy
+    m = config.m
+    P = config.prompts_per_step
+
+    problems = take_problems(task, "train", P, config.seed, start=t * P)
+    prompts = [build_prompt(policy, task, problem, m) for problem in problems]
+    options = train.sampling_options(policy, task, m, config, t)
+    rollouts = accelerated(sample, config.plain)(
+        policy, prompts, config.group_size, options
+    )  # P * G
+    scored = score(task, problems, read_answers(task, rollouts, m), m)  # (P, G, m, k)
+    advantages = answer_advantages(scored, task, config, t, credit)  # (P, G, m), per answer
+
+    of_tokens = token_advantages(policy, task, rollouts, advantages)  # (P * G, T), per answer
+    with patch("train.policy_loss", policy_loss_of_tokens):  # per answer
+        metrics = train.backward(policy, state.reference, rollouts, of_tokens, config)
+    metrics["grad_norm"] = torch.nn.utils.clip_grad_norm_(state.optimizer.weights, 1.0)
+    metrics["lr"] = train.learning_rate(config, method, t)
+    state.optimizer.step(metrics["lr"])
+    policy.model.zero_grad()
+    state.step += 1
+    first = advantages[..., 0]  # (P, G), of the first answers
+    metrics |= train.step_metrics(task, rollouts, scored, first)
+    return train.StepResult(metrics, train.sample_record(problems, rollouts, scored, first))
 
 
-class AnswerCredit:
-    """What one training step computes in another way than VPO, in the order of the calls."""
-
-    def __init__(self, closing_tags: Tensor):
-        self.closing_tags = closing_tags  # (m) token ids
-
-    def advantages(
-        self, rewards: Tensor, scalars: Tensor, answer_mask: Tensor, **options
-    ) -> Tensor:
-        """The advantages (P, G) of the first answers. Those of all are kept."""
-        P, G, m, k = rewards.shape
-        weights = sample_weights(
-            P * options["n_weights"], k, alpha=options["alpha"], generator=options["generator"]
-        ).view(P, -1, k)
-        credits = self.credits(rewards, weights, answer_mask, options["missing_answer_reward"])
-        advantages = [group_normalize(credit) for credit in credits]
-        self.answer_advantages = torch.stack(advantages, -1).view(P * G, m)
-        return advantages[0]
-
-    def credits(
-        self, rewards: Tensor, weights: Tensor, answer_mask: Tensor, missing_answer_reward: float
-    ) -> list[Tensor]:
-        """What each of the m answers is paid, (P, G) each. The first one's is VPO's own reward."""
-        m = rewards.shape[2]
-        rewards_of_first = []  # (P, G) each: R of the first 0, 1, ... m answers
-        for n in range(m + 1):
-            is_first = torch.arange(m) < n
-            mask = answer_mask & is_first
-            R = set_reward(rewards, weights, mask, missing_answer_reward)
-            rewards_of_first.append(R)
-        return [rewards_of_first[m] - R for R in rewards_of_first[:m]]
-
-    def rows_to_compute(self, advantages: Tensor, with_reference: bool) -> list[int]:
-        """All rollouts: an answer may have an advantage where the first one has none."""
-        return list(range(len(advantages)))
-
-    def micro_batches(
-        self, model, reference, rollouts: Rollouts, rows: list[int], **options
-    ) -> Iterator[MicroBatch]:
-        """Keep the advantages (B, T) of each micro-batch's tokens until its loss is computed.
-
-        A token belongs to the answer that the next closing tag ends, or else to the last answer.
-        """
-        closes = torch.isin(rollouts.tokens, self.closing_tags).long()  # (P * G, T)
-        n_closed_before = closes.cumsum(1) - closes
-        answers = n_closed_before.clamp_max(len(self.closing_tags) - 1)
-        advantages = self.answer_advantages.gather(1, answers)  # (P * G, T)
-        for batch in micro_batches(model, reference, rollouts, rows, **options):
-            T = batch.logprobs.shape[1]
-            self.token_advantages = advantages[batch.rows, :T]
-            yield batch
-
-    def policy_loss(
-        self,
-        logprobs: Tensor,
-        old_logprobs: Tensor,
-        advantages: Tensor,
-        token_mask: Tensor,
-        *arguments,
-        ref_logprobs: Tensor | None,
-        **options,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """vpo.policy_loss, to which every token is a rollout of its own, with its own advantage."""
-        if ref_logprobs is not None:
-            ref_logprobs = ref_logprobs.reshape(-1, 1)
-        return policy_loss(
-            logprobs.reshape(-1, 1),
-            old_logprobs.reshape(-1, 1),
-            self.token_advantages.flatten(),
-            token_mask.reshape(-1, 1),
-            *arguments,
-            ref_logprobs=ref_logprobs,
-            **options,
-        )
+def answer_advantages(scored: Scored, task: Task, config: Config, t: int, credit: Credit) -> Tensor:
+    """The advantage of every answer (P, G, m): its credit, normalised in the group."""
+    P, _, m, k = scored.vectors.shape
+    generator = random_generator(config.seed, t, "weights")
+    weights = sample_weights(P, config.n_weights, k, alpha=config.alpha, generator=generator)
+    credits = credit(scored, weights, task.minimum)  # (P, G, m)
+    return torch.stack([group_normalize(credits[..., j]) for j in range(m)], -1)
 
 
-train.train_step = credited_train_step
+def token_advantages(policy: Policy, task: Task, rollouts: Rollouts, advantages: Tensor) -> Tensor:
+    """The advantages (P * G, T) of all tokens, those of their answers.
+
+    A token belongs to the answer that the next closing tag ends, or else to the last answer.
+    """
+    m = advantages.shape[-1]
+    tags = [f"</{task.tag}_{i}>" for i in range(1, m + 1)]
+    closing = torch.tensor(policy.tokenizer.convert_tokens_to_ids(tags), device=policy.device)
+    closes = torch.isin(rollouts.tokens, closing).long()  # (P * G, T)
+    n_closed_before = closes.cumsum(1) - closes
+    answers = n_closed_before.clamp_max(m - 1)
+    return advantages.flatten(0, 1).to(policy.device).gather(1, answers)
+
+
+def policy_loss_of_tokens(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    token_mask: Tensor,
+    n_tokens: int,
+    *,
+    ref_logprobs: Tensor | None,
+    kl_coef: float,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """`vpo.policy_loss` with advantages (B, T): every token is a rollout of its own."""
+    if ref_logprobs is not None:
+        ref_logprobs = ref_logprobs.reshape(-1, 1)
+    return policy_loss(
+        logprobs.reshape(-1, 1),
+        old_logprobs.reshape(-1, 1),
+        advantages.flatten(),
+        token_mask.reshape(-1, 1),
+        n_tokens,
+        ref_logprobs=ref_logprobs,
+        kl_coef=kl_coef,
+    )
+
 
 if __name__ == "__main__":
-    train.main()
+    train.train_step = train_step
+    train.main([*sys.argv[1:], "--jobs", "1"])

@@ -5,7 +5,7 @@ from torch import Tensor
 from report.markdown import markdown
 from report.search_tables import solved_at, solved_by
 from report.statistics import bootstrap_interval
-from report.style import Entry
+from study.entries import Entry
 from study.stored import Stored
 
 

@@ -2,14 +2,15 @@
 
     python study/shapley.py --method vpo
 
-The flags are those of train.py; `--sampler` and `--subset` have no effect. It needs the tiny model, in the
-maze or the toy. As in `study/reward_to_go.py` every answer's tokens get an advantage of their own.
+The flags are those of train.py; `--subset` has no effect. It needs the tiny model, in the maze or the
+toy. As in `study/reward_to_go.py` every answer's tokens get an advantage of their own.
 
 The game is E_w max: a set of answers is worth the utility of its best one. Its Shapley values have a
 closed form, that of the airport game. Let u_1 <= ... <= u_m be the utilities under one w. The step from
 u_{l-1} to u_l is shared equally by the m - l + 1 answers that reach u_l. The values add up to R(S).
 """
 
+import functools
 import sys
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import train
+from rollout import Scored
 from study import reward_to_go
 
 
@@ -39,20 +41,14 @@ def shapley_values(utilities: Tensor) -> Tensor:
     return torch.empty_like(values).scatter(-1, order, values)
 
 
-class ShapleyCredit(reward_to_go.AnswerCredit):
-    """VPO with an advantage per answer: its Shapley value, normalised in the group."""
+def shapley_credit(scored: Scored, weights: Tensor, minimum: float) -> Tensor:
+    """What each answer is paid (P, G, m): its Shapley value. A repeated answer adds nothing."""
+    utilities = torch.einsum("pgmk,pwk->pgwm", scored.vectors, weights)  # (P, G, K, m)
+    counts = scored.answer_mask & ~scored.repeat_mask  # (P, G, m)
+    utilities = utilities.masked_fill(~counts[:, :, None], 0.0)
+    return shapley_values(utilities).mean(2)
 
-    def credits(
-        self, rewards: Tensor, weights: Tensor, answer_mask: Tensor, missing_answer_reward: float
-    ) -> list[Tensor]:
-        """The Shapley values of the m answers, (P, G) each."""
-        utilities = torch.einsum("pgmk,pwk->pgwm", rewards, weights)  # (P, G, K, m)
-        utilities = utilities * answer_mask[:, :, None]  # a repeated answer adds nothing
-        values = shapley_values(utilities).mean(2)  # (P, G, m)
-        return list(values.unbind(-1))
-
-
-reward_to_go.AnswerCredit = ShapleyCredit
 
 if __name__ == "__main__":
-    train.main()
+    train.train_step = functools.partial(reward_to_go.train_step, credit=shapley_credit)
+    train.main([*sys.argv[1:], "--jobs", "1"])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from report.statistics import bootstrap_interval
-from report.style import Entry
+from study.entries import Entry
 from study.significance import t_test
 
 TEMPERATURES = ("0.7", "1", "1.3")  # the first is that of the tables

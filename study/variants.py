@@ -9,8 +9,8 @@
     annealed      group_vpo    sets of s rollouts, s from half the group down to 1 over the training
     passes        maxrl        r = 1 where an answer is perfect in every objective, else 0
 
-Each replaces one function of vpo.py in this process. `python study/reproduce.py --only variant` measures them
-beside the method that they vary.
+Each replaces one function in this process, so methods go one by one. `python study/reproduce.py --only
+variant` measures them beside the method that they vary.
 """
 
 import functools
@@ -24,9 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import train
 import vpo
-from rewards import UserError
 
-MEAN_SHARES = {"shared_mean": 0.25, "half_mean": 0.5}
+maxrl = vpo.maxrl
+train_step = train.train_step
 
 
 def literal_sum(rewards: Tensor, scalars: Tensor, answer_mask: Tensor, **options) -> Tensor:
@@ -34,7 +34,7 @@ def literal_sum(rewards: Tensor, scalars: Tensor, answer_mask: Tensor, **options
     return vpo.group_normalize(scalars.sum(-1))
 
 
-def shared_mean(
+def shared_mean(  # noqa: PLR0913 - the options of `vpo.vpo_advantage`
     rewards: Tensor,
     scalars: Tensor,
     answer_mask: Tensor,
@@ -42,14 +42,19 @@ def shared_mean(
     mean_share: float,
     n_weights: int,
     missing_answer_reward: float = 0.0,
+    repeat_mask: Tensor | None = None,
     generator: torch.Generator | None = None,
     **options,
 ) -> Tensor:
-    """VPO whose set reward also holds the mean of its answers, so that invalid ones cost something."""
+    """VPO whose set reward also holds the mean of its answers, so that invalid ones cost something.
+
+    An answer that repeats an earlier one of its rollout counts as a missing one in the mean.
+    """
     P, _, _, k = rewards.shape
-    weights = vpo.sample_weights(P * n_weights, k, generator=generator).view(P, n_weights, k)
+    weights = vpo.sample_weights(P, n_weights, k, generator=generator)
     best = vpo.set_reward(rewards, weights, answer_mask, missing_answer_reward)  # (P, G)
-    mean = torch.where(answer_mask, rewards.mean(-1), missing_answer_reward).mean(-1)  # (P, G)
+    is_counted = answer_mask if repeat_mask is None else answer_mask & ~repeat_mask
+    mean = torch.where(is_counted, rewards.mean(-1), missing_answer_reward).mean(-1)  # (P, G)
     return vpo.group_normalize((1 - mean_share) * best + mean_share * mean)
 
 
@@ -82,7 +87,14 @@ def annealed(
     """Group VPO with s = G/2 at the start of the training and s = 1 at its end, linearly."""
     largest = vpo.default_subset(rewards.shape[1])
     s = max(1, round(largest * (1 - progress)))
-    return vpo.vpo_advantage(rewards, answer_mask, subset=s, **options)
+    return vpo.vpo(rewards, scalars, answer_mask, subset=s, **options)
+
+
+def annealed_train_step(method, state, task, config):
+    """`train.train_step`, in which Group VPO knows how much of the training is over."""
+    progress = state.step / config.steps
+    vpo.ADVANTAGES["group_vpo"] = functools.partial(annealed, progress=progress)
+    return train_step(method, state, task, config)
 
 
 def passes(
@@ -96,48 +108,24 @@ def passes(
     """MaxRL with the binary reward that it is meant for, such as a program that passes all tests."""
     is_perfect = rewards >= 1  # (P, G, 1, k)
     if objective_mask is not None:
-        is_perfect = is_perfect | ~objective_mask[:, None, None].bool()
+        is_perfect = is_perfect | ~objective_mask[:, None, None]
     return maxrl(rewards, is_perfect.all(-1).float(), answer_mask)
 
 
-def use(variant: str) -> None:
-    """Let train.py compute a variant. Raises UserError for an unknown name."""
-    if variant == "literal_sum":
-        vpo.ADVANTAGES["multi_rlvr"] = literal_sum
-    elif variant in MEAN_SHARES:
-        mean_share = MEAN_SHARES[variant]
-        vpo.ADVANTAGES["vpo"] = functools.partial(shared_mean, mean_share=mean_share)
-    elif variant == "tchebycheff":
-        vpo.set_scores = tchebycheff
-    elif variant == "annealed":
-        train.train_step = annealed_train_step
-    elif variant == "passes":
-        vpo.ADVANTAGES["maxrl"] = passes
-    else:
-        raise UserError(
-            f"{variant}: unknown; choose from literal_sum, shared_mean, half_mean, tchebycheff, "
-            "annealed and passes"
-        )
+# variant -> object, name in it, what stands there instead
+CHANGES = {
+    "literal_sum": (vpo.ADVANTAGES, "multi_rlvr", literal_sum),
+    "shared_mean": (vpo.ADVANTAGES, "vpo", functools.partial(shared_mean, mean_share=0.25)),
+    "half_mean": (vpo.ADVANTAGES, "vpo", functools.partial(shared_mean, mean_share=0.5)),
+    "tchebycheff": (vars(vpo), "set_scores", tchebycheff),
+    "annealed": (vars(train), "train_step", annealed_train_step),
+    "passes": (vpo.ADVANTAGES, "maxrl", passes),
+}
 
-
-def annealed_train_step(method, state, task, config):
-    """train.train_step, in which Group VPO knows how much of the training is over."""
-
-    def group_vpo(*arguments: Tensor, **options) -> Tensor:
-        return annealed(*arguments, progress=state.step / config.steps, **options)
-
-    vpo.ADVANTAGES["group_vpo"] = group_vpo
-    return train_step(method, state, task, config)
-
-
-train_step = train.train_step
-maxrl = vpo.maxrl
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
-        sys.exit(__doc__)
-    try:
-        use(sys.argv.pop(1))
-    except UserError as error:
-        sys.exit(f"error: {error}")
-    train.main()
+    if len(sys.argv) < 2 or sys.argv[1] not in CHANGES:
+        sys.exit(f"{__doc__}\nerror: name one of {', '.join(CHANGES)}, then the flags of train.py")
+    names, name, change = CHANGES[sys.argv[1]]
+    names[name] = change
+    train.main([*sys.argv[2:], "--jobs", "1"])

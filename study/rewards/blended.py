@@ -2,7 +2,7 @@
 
 import hashlib
 
-from rewards import Problem, Task
+from rewards import Drawing, Problem
 from tasks.maze import Maze
 
 
@@ -10,8 +10,7 @@ class Blended(Maze):
     """The maze, its prompts and its start model, with a reward vector that a subclass chooses."""
 
     objectives = ("one", "two", "three", "four")
-    summary = Task.summary
-    draw = Task.draw
+    summary = Drawing.summary
 
     def blend(self, vector: list[float], problem: Problem, answer: str) -> list[float]:
         """Another vector for the maze's (completion, gold, diamond, avoid_lava)."""
