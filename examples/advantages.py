@@ -7,63 +7,80 @@ import sys
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from vpo import ADVANTAGES, SEVERAL_ANSWERS
+from vpo import ADVANTAGES, sample_weights, set_reward
+
+A = [1.0, 0.0]  # delights user 1
+B = [0.0, 1.0]  # delights user 2
+C = [0.55, 0.55]  # a compromise
+F = [0.0, 0.0]  # a failure
+
+SINGLE = {"A": [A], "A again": [A], "B": [B], "C": [C], "F": [F]}
+WHY_SINGLE = {
+    "grpo": "only the mean counts, and C has the highest",
+    "dr_grpo": "the same, not divided by the standard deviation",
+    "maxrl": "the same, divided by the group's mean instead",
+    "gdpo": "each user's rewards normalised alone: B is rarer than A",
+    "max_at_k": "the best mean in sets of two: only C raises it",
+    "random_weighting": "one random w: this one cares more for user 1",
+    "group_vpo": "the same under all w: B is the only one for user 2",
+}
+PAIRS = {"A + B": [A, B], "A + A": [A, A], "A + C": [A, C], "C + C": [C, C], "F + F": [F, F]}
+WHY_PAIRS = {
+    "multi_rlvr": "adds up the means of different answers: A + C is most",
+    "vpo": "normalises R(S): the two specialists are most",
+}
 
 
 def main() -> None:
     """Print a table of single answers and one of pairs of answers."""
-    specialist_a = [1.0, 0.0]
-    specialist_b = [0.0, 1.0]
-    compromise = [0.55, 0.55]
-    failure = [0.0, 0.0]
-    single = {
-        "A (1, 0)": [specialist_a],
-        "A again": [specialist_a],
-        "B (0, 1)": [specialist_b],
-        "C (.55, .55)": [compromise],
-        "F (0, 0)": [failure],
-    }
-    print("One group of five rollouts with one answer each; the advantage of each rollout:\n")
-    print_advantages(single, [name for name in ADVANTAGES if name not in SEVERAL_ANSWERS])
-    print(
-        "\ngrpo, dr_grpo and maxrl pay the compromise C most, because its mean is highest. max_at_k pays "
-        "nothing else.\ngdpo normalises each objective by itself, so it pays the rarer B more than A. "
-        "random_weighting and\ngoal_conditioned pay what one random w wants. group_vpo pays B most: only "
-        "B and C serve those who want\nthe second objective. The two A stand in for each other; one A "
-        "alone would be paid like B.\n"
-    )
-    sets = {
-        "A + B": [specialist_a, specialist_b],
-        "A + A": [specialist_a, specialist_a],
-        "A + C": [specialist_a, compromise],
-        "C + C": [compromise, compromise],
-        "F + F": [failure, failure],
-    }
-    print("One group of five rollouts with two answers each:\n")
-    print_advantages(sets, list(SEVERAL_ANSWERS))
-    print(
-        "\nmulti_rlvr adds up the means of the distinct answers, so it pays a specialist with the "
-        "compromise most,\nand C + C as one C. vpo pays the two specialists most."
-    )
+    print("A delights user 1, B delights user 2, C is a compromise, F a failure.")
+    print("\nA group of five rollouts with one answer each:\n")
+    rewards = torch.tensor(list(SINGLE.values()))[None]  # (1, G, 1, k)
+    print_row("", list(SINGLE))
+    print_row("for user 1", numbers(rewards[..., 0, 0]))
+    print_row("for user 2", numbers(rewards[..., 0, 1]))
+    print_row("mean", numbers(rewards.mean((2, 3))))
+    print("advantages")
+    print_advantages(rewards, WHY_SINGLE)
+
+    print("\nA group of five rollouts with two answers each:\n")
+    rewards = torch.tensor(list(PAIRS.values()))[None]  # (1, G, 2, k)
+    users = sample_weights(1, 10_000, 2, generator=torch.Generator().manual_seed(0))
+    print_row("", list(PAIRS))
+    reason = "the better answer's utility, averaged over all w"
+    print_row("R(S)", numbers(set_reward(rewards, users)), reason)
+    print("advantages")
+    print_advantages(rewards, WHY_PAIRS)
 
 
-def print_advantages(rollouts: dict[str, list[list[float]]], methods: list[str]) -> None:
-    """Print a row per method: the advantages of one group of rollouts, given by name."""
-    rewards = torch.tensor(list(rollouts.values()))[None]  # (1, G, m, k)
+def print_advantages(rewards: Tensor, why: dict[str, str]) -> None:
+    """Print a row per method: the advantages of one group's rewards (1, G, m, k), and why."""
     answer_mask = torch.ones(rewards.shape[:3], dtype=torch.bool)  # (1, G, m)
-    for g, answers in enumerate(rollouts.values()):
-        for i, answer in enumerate(answers):
-            answer_mask[0, g, i] = answer not in answers[:i]
-    print(" " * 18 + "".join(f"{name:>14}" for name in rollouts))
-    for method in methods:
-        generator = torch.Generator().manual_seed(0)
+    repeat_mask = torch.zeros_like(answer_mask)
+    repeat_mask[:, :, 1:] = (rewards[:, :, 1:] == rewards[:, :, :1]).all(-1)
+    for method, reason in why.items():
         advantages = ADVANTAGES[method](
-            rewards, rewards.mean(-1), answer_mask, n_weights=10_000, generator=generator
+            rewards,
+            rewards.mean(-1),
+            answer_mask,
+            repeat_mask=repeat_mask,
+            n_weights=10_000,
+            generator=torch.Generator().manual_seed(0),
         )
-        cells = [f"{advantage:14.2f}" for advantage in advantages[0].tolist()]
-        print(f"{method:18}" + "".join(cells))
+        print_row(method, numbers(advantages), reason)
+
+
+def print_row(name: str, cells: list[str], reason: str = "") -> None:
+    columns = "".join(f"{cell:>9}" for cell in cells)
+    print(f"{name:16}{columns}   {reason}".rstrip())
+
+
+def numbers(values: Tensor) -> list[str]:
+    """Those of the one group (1, G)."""
+    return [f"{value:.2f}" for value in values[0].tolist()]
 
 
 if __name__ == "__main__":

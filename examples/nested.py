@@ -55,7 +55,7 @@ def nested_problems() -> dict[str, list[dict]]:
 class Nested(Code):
     name = "nested"
     flags = ("seconds", "memory_mb", "unconfined")
-    warm_steps = 2000
+    tiny_defaults = Code.tiny_defaults | {"warm_steps": 2000}
 
     def __init__(self, **limits):
         super().__init__(**limits)

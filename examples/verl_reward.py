@@ -12,13 +12,14 @@
 This file follows the sources of veRL 0.9.1, and tests call it as they do. It was NOT run inside
 veRL. Every worker needs this repository, torch and transformers. For a task with files add
 +reward.custom_reward_function.reward_kwargs.data=FILE, and --data FILE to the first two commands.
-veRL normalises R in the group with correction 1 and eps 1e-6. Methods that need the reward vectors
-cannot be used: an estimator that is registered with veRL sees R alone.
+veRL normalises R in the group with correction 1 and eps 1e-6. It scores the rollouts of a group one by
+one, so methods that compare them (Group VPO, Max@K, GDPO) cannot be used.
 """
 
 import argparse
 import functools
 import json
+import numbers
 import sys
 import zlib
 from pathlib import Path
@@ -27,13 +28,16 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from engine.config import Config, task_defaults
+from engine.tasks import load_task, take_problems
 from eval import diversity
-from rewards import Problem, UserError, take_problems
-from rollout import score_texts
-from tasks import load_task
+from rewards import Problem, Task, UserError, parse_answers
+from rollout import score
 from vpo import sample_weights, set_reward
 
-task_of = functools.cache(load_task)
+LANGUAGE_MODEL = (
+    "a language model"  # whichever veRL trains; tasks ask the tiny model in another way
+)
 
 
 def compute_score(
@@ -63,35 +67,55 @@ def compute_score(
         UserError: the row was not written by this file.
     """
     task = task_of(data_source, **task_options)
-    m = (extra_info or {}).get("m") or task.m
+    m = (extra_info or {}).get("m") or default_m(task)
+    problem = read_problem(ground_truth, m, data_source)
+
+    answers = parse_answers(solution_str, task, m)
+    scored = score(task, [problem], [answers], m)  # (1, 1, m, k)
+    generator = torch.Generator().manual_seed(zlib.crc32(ground_truth.encode()))
+    weights = sample_weights(
+        1, n_weights, scored.vectors.shape[-1], alpha=alpha, generator=generator
+    )  # (1, K, k)
+    R = set_reward(scored.vectors, weights, scored.answer_mask, task.minimum)  # (1, 1)
+
+    is_distinct = scored.answer_mask & ~scored.repeat_mask
+    return {
+        "score": R.item(),
+        "scalar": scored.scalars.mean().item(),
+        "best_in_rollout": scored.scalars.amax().item(),
+        "answers": is_distinct.float().mean().item(),
+        "set_diversity": diversity(scored.vectors[:, 0]).item(),
+    }
+
+
+@functools.cache
+def task_of(name: str, **options) -> Task:
+    """The task of this name, as a language model sees it."""
+    return load_task(name, LANGUAGE_MODEL, **options)
+
+
+def default_m(task: Task) -> int:
+    """The answers per rollout that train.py would ask for."""
+    return Config(**task_defaults(task, LANGUAGE_MODEL)).m
+
+
+def read_problem(ground_truth: str, m: object, data_source: str) -> Problem:
+    """The problem of a row. UserError: `rows` did not write it."""
     try:
-        problem = Problem(**json.loads(ground_truth))
-        if not isinstance(m, int) or m < 1:
+        if not isinstance(m, numbers.Integral) or m < 1:
             raise ValueError("m must be a whole number from 1")
+        return Problem(**json.loads(ground_truth))
     except (TypeError, ValueError) as error:
         raise UserError(
             f"ground_truth {ground_truth!r:.60}, m = {m}: no row of {data_source}; write the rows with "
             "examples/verl_reward.py"
         ) from error
 
-    scored = score_texts(task, [problem], [solution_str], m)  # (1, 1, m, k)
-    vectors = scored.vectors
-    generator = torch.Generator().manual_seed(zlib.crc32(ground_truth.encode()))
-    weights = sample_weights(n_weights, vectors.shape[-1], alpha=alpha, generator=generator)
-    reward = set_reward(vectors, weights[None], scored.answer_mask, task.minimum)  # (1, 1)
-    return {
-        "score": reward.item(),
-        "scalar": scored.scalars.mean().item(),
-        "best_in_rollout": scored.scalars.amax().item(),
-        "answers": scored.answer_mask.float().mean().item(),
-        "set_diversity": diversity(vectors[:, 0]).item(),
-    }
-
 
 def rows(task_name: str, split: str, n: int, m: int, **task_options) -> list[dict]:
     """n rows of a data set for veRL, whose prompts ask for m answers (0: the task's own)."""
     task = task_of(task_name, **task_options)
-    m = m or task.m
+    m = m or default_m(task)
     records = []
     for index, problem in enumerate(take_problems(task, split, n)):
         message = {"role": "user", "content": task.prompt(problem, m)}
@@ -111,7 +135,7 @@ def main() -> None:
     """Write rows to stdout, one per line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--task", default="maze")
-    parser.add_argument("--data", help="JSON Lines file of problems, for tasks that take one")
+    parser.add_argument("--data", help="file of problems, for tasks that take one")
     parser.add_argument("--m", type=int, default=0, help="answers per rollout; 0: the task's own")
     parser.add_argument("--problems", type=int, default=1000)
     parser.add_argument("--split", default="train", choices=("train", "validation", "test"))
