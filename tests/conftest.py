@@ -6,19 +6,18 @@ from pathlib import Path
 
 import pytest
 
-os.environ.setdefault(
-    "OMP_NUM_THREADS", "1"
-)  # the models are so small that threads wait for one another
+# The models are so small that threads wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
 SLOW_FILES = (  # the slowest first
     "test_train.py",
-    "test_guard.py",
+    "test_fast.py",
     "test_lesson.py",
-    "test_memory.py",
     "test_page.py",
+    "test_rollout.py",
     "test_doors.py",
     "test_study.py",
     "test_processes.py",
@@ -27,9 +26,6 @@ SLOW_FILES = (  # the slowest first
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "guard: compares numbers bit for bit; takes long, and runs where -m asks for it"
-    )
     config.addinivalue_line(
         "markers", "draws: figures are rendered; elsewhere an empty file stands for each"
     )
@@ -49,7 +45,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are made up to their rendering, which would take a third of the tests' time."""
     if not request.node.get_closest_marker("draws"):
-        monkeypatch.setattr("report.style.write", lambda figure, path: path.touch())
+        monkeypatch.setattr(
+            "matplotlib.figure.Figure.savefig", lambda figure, path, **options: Path(path).touch()
+        )
 
 
 @pytest.fixture(autouse=True)

@@ -1,36 +1,42 @@
-"""The documentation agrees with the code: tables of flags, links, anchors, file names.
+"""The documentation agrees with the program: generated tables, links, names of files, commands, flags.
 
-python -m tests.test_docs     writes the tables of flags in docs/reference.md anew
+python -m tests.test_docs     writes the generated tables in docs/ anew
 """
 
-import argparse
+import ast
+import contextlib
 import dataclasses
+import importlib
+import inspect
+import io
+import json
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 import pytest
 
-from engine.config import (
-    Config,
-    EvalConfig,
-    SearchConfig,
-    default_text_of,
-    is_required,
-    name_of,
-)
-from engine.kinds import TINY_LR
-from report.style import LOOKS
-from study import reproduce
-from study.stored import METHODS
+import train
+from engine.config import LANGUAGE_DEFAULTS, TINY_DEFAULTS, Config, flag_of
+from engine.looks import LOOKS
+from engine.tasks import load_task_class, task_names
+from eval import EvalFlags
+from search import SearchFlags
 from vpo import ADVANTAGES
 
 ROOT = Path(__file__).resolve().parent.parent
-REFERENCE = ROOT / "docs" / "reference.md"
-PAGES = [
-    ROOT / "README.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
-    *sorted((ROOT / "study").rglob("*.md")),
-]
+DOCS = ROOT / "docs"
+REFERENCE = DOCS / "reference.md"
+HARDWARE = DOCS / "hardware.md"
+GUIDES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [*GUIDES, *sorted((ROOT / "study").rglob("*.md"))]
+FLAGS = {"train.py": Config, "eval.py": EvalFlags, "search.py": SearchFlags}
+OTHER_FLAGS = ("--write", "--index-url")  # of study/reproduce.py and pip
+FOLDERS = "tasks|engine|fast|report|examples|study|tests|docs"
+
+guides = pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
 
 
 def without_code(text: str) -> str:
@@ -38,15 +44,117 @@ def without_code(text: str) -> str:
     return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
+def blocks(page: Path, language: str) -> list[str]:
+    """The code blocks of a page in a language."""
+    pattern = rf"^```{language}\n(.*?)^```"
+    return re.findall(pattern, page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+# Generated tables.
+
+
+def generated(page: Path) -> str:
+    """The text of a page with its generated tables written anew."""
+    text = page.read_text()
+    for flags in FLAGS.values():
+        text = replaced(text, f"flags:{flags.__name__}", flags_tables(flags))
+    text = replaced(text, "task-defaults", task_defaults_table())
+    return replaced(text, "does-it-fit", memory_table())
+
+
+def replaced(text: str, marker: str, table: str) -> str:
+    """A text with another table between a marker and the next end, if it has the marker."""
+    opening = f"<!-- {marker} -->\n"
+    before, found, rest = text.partition(opening)
+    if not found:
+        return text
+    _, end, after = rest.partition("<!-- end -->")
+    return f"{before}{opening}{table}\n{end}{after}"
+
+
+def flags_tables(flags: type) -> str:
+    """The flags of a command as Markdown: a table for each group, which a comment above it names."""
+    head = [table_row(["flag", "default", "meaning"]), table_row(["---"] * 3)]
+    fields = {field.name: field for field in dataclasses.fields(flags)}
+    lines = []
+    for line in inspect.getsource(flags).splitlines():
+        group = re.fullmatch(r"    # (.*)", line)
+        name = re.match(r"    (\w+): ", line)
+        if group:
+            lines += ["", f"### {group[1].capitalize()}", ""]
+        if group or (name and not lines):
+            lines += head
+        if name:
+            lines.append(table_row(flag_cells(flags, fields[name[1]])))
+    return "\n".join(lines).strip()
+
+
+def flag_cells(flags: type, field: dataclasses.Field) -> list[str]:
+    """A flag, its defaults and its meaning."""
+    default = field.default
+    if default is dataclasses.MISSING:
+        default = field.default_factory()
+    meaning = field.metadata["help"]
+    choices = get_args(field.type) if get_origin(field.type) is Literal else ()
+    if not all(choice in meaning for choice in choices):
+        meaning += f" ({', '.join(choices)})"
+    text = shown(default)
+    if flags is Config:
+        of_tiny = TINY_DEFAULTS.get(field.name, default)
+        of_language_model = LANGUAGE_DEFAULTS.get(field.name, default)
+        text = shown(of_tiny)
+        if of_language_model != of_tiny:
+            text += f"; language model {shown(of_language_model)}"
+    return [f"`{flag_of(field.name)}`", text, meaning.replace("|", "\\|")]
+
+
+def shown(value: object) -> str:
+    """A default as it stands on a command line."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return " ".join(value)
+    return str(value)
+
+
+def task_defaults_table() -> str:
+    """What each task lays over the defaults of Config."""
+    lines = [table_row(["task", "all models", "tiny model", "language model"])]
+    lines.append(table_row(["---"] * 4))
+    for name in task_names():
+        task = load_task_class(name)
+        cells = []
+        for defaults in (task.defaults, task.tiny_defaults, task.language_defaults):
+            cells.append(", ".join(f"{key} {shown(value)}" for key, value in defaults.items()))
+        lines.append(table_row([f"`{name}`", *cells]))
+    return "\n".join(lines)
+
+
+def memory_table() -> str:
+    """What the formula in docs/hardware.md prints."""
+    (formula,) = blocks(HARDWARE, "python")
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        exec(formula, {})
+    return output.getvalue().strip()
+
+
+def table_row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+@guides
+def test_generated_tables_are_up_to_date(page):
+    assert generated(page) == page.read_text(), "run: python -m tests.test_docs"
+
+
+# Links and names.
+
+
 def anchors(page: Path) -> set[str]:
     """The anchors that GitHub gives the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", without_code(page.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def test_the_tables_of_flags_are_up_to_date():
-    text = REFERENCE.read_text()
-    assert with_flags_tables(text) == text, "run: python -m tests.test_docs"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -61,69 +169,122 @@ def test_links_lead_somewhere(page):
             assert anchor in anchors(file), f"{page.name}: {target} has no such heading"
 
 
-@pytest.mark.parametrize("page", ["docs/CONTRIBUTING.md", "docs/own.md", "docs/sandbox.md"])
+@guides
 def test_files_that_are_named_exist(page):
-    """Every path in backticks that begins with a folder of the project."""
-    text = (ROOT / page).read_text()
-    for path in re.findall(r"`((?:tasks|engine|report|examples|study|tests)/[\w./]*)`", text):
-        assert (ROOT / path).exists(), f"{page}: {path} does not exist"
+    """Every path in backticks that begins with a folder of the project, and every script."""
+    text = page.read_text()
+    for path in re.findall(rf"`((?:{FOLDERS})/[\w./]*)`", text):
+        assert (ROOT / path).exists(), f"{page.name}: {path} does not exist"
+    for path in re.findall(r"`(\w+\.py)`", text):
+        is_there = (ROOT / path).exists() or any(ROOT.glob(f"*/{path}"))
+        assert is_there or path.startswith("my_"), f"{page.name}: {path} does not exist"
 
 
-def with_flags_tables(text: str) -> str:
-    """The text of docs/reference.md with its tables of flags written anew."""
-    for config_class in (Config, EvalConfig, SearchConfig):
-        marker = f"<!-- flags:{config_class.__name__} -->"
-        before, _, rest = text.partition(marker)
-        _, end, after = rest.partition("<!-- end -->")
-        text = f"{before}{marker}\n{flags_tables(config_class)}\n{end}{after}"
-    return text
+def commands(page: Path) -> Iterator[list[str]]:
+    """The words of every command with python on a page, in blocks and in backticks."""
+    text = page.read_text()
+    lines = re.findall(r"`(python [^`]+)`", without_code(text))
+    for block in blocks(page, "sh"):
+        lines += block.splitlines()
+    for line in lines:
+        for part in line.split("&&"):
+            words = shlex.split(part, comments=True)
+            if words[:1] == ["python"]:
+                yield words[1:]
 
 
-def flags_tables(config_class: type) -> str:
-    """The flags of a command as Markdown: a table per group of its fields."""
-    head = ["| flag | default | meaning |", "|---|---|---|"]
-    lines = []
-    for field in dataclasses.fields(config_class):
-        if not field.metadata:
+@guides
+def test_commands_name_files_and_flags_that_exist(page):
+    """Guards against a flag that was renamed, and a script that was moved."""
+    for words in commands(page):
+        script = words[0]
+        if script in ("-m", "-c") or script.startswith("my_"):
+            paths = [word for word in words if word.startswith("tests/")]
+        else:
+            paths = [script]
+        for path in paths:
+            assert (ROOT / path).exists(), f"{page.name}: {' '.join(words)}: {path} does not exist"
+        if script in FLAGS:
+            known = flag_names(FLAGS[script])
+            for word in words:
+                is_flag = word.startswith("--")
+                assert not is_flag or word in known, f"{page.name}: {script} has no {word}"
+
+
+def flag_names(flags: type) -> set[str]:
+    """The flags of a command as they are written, and their negations."""
+    names = {"--help"}
+    for field in dataclasses.fields(flags):
+        names.add(flag_of(field.name))
+        if field.default is True:
+            names.add(flag_of(f"no-{field.name}"))
+    return names
+
+
+@guides
+def test_flags_that_are_named_exist(page):
+    """Every flag in backticks in the text. The commands of other trainers have flags of their own."""
+    known = set(OTHER_FLAGS).union(*map(flag_names, FLAGS.values()))
+    for code in re.findall(r"`([^`\n]+)`", without_code(page.read_text())):
+        if "examples/" in code:
             continue
-        group = field.metadata["begins_group"]
-        if group and lines:
-            lines.append("")
-        if group:
-            lines += [f"### {group.capitalize()}", ""]
-        if group or not lines:
-            lines += head
-        lines.append(table_row(field))
-    return "\n".join(lines)
+        for name in re.findall(r"(?<![\w-])--[a-z][\w-]*", code):
+            assert name in known, f"{page.name}: {name} is no flag"
 
 
-def table_row(field: dataclasses.Field) -> str:
-    options = field.metadata["argparse"]
-    name = "RUN ..." if is_required(field) else name_of(field.name)
-    if options.get("action") is argparse.BooleanOptionalAction:
-        name += f"`, `{name_of('no_' + field.name)}"
-    meaning = field.metadata["help"].replace("|", "\\|")
-    choices = options.get("choices", ())
-    if not all(choice in meaning for choice in choices):
-        meaning += f" ({', '.join(choices)})"
-    return f"| `{name}` | {default_text_of(field)} | {meaning} |"
+@guides
+def test_python_code_compiles_and_its_imports_exist(page):
+    """Guards against an example that a renamed function has broken."""
+    for code in blocks(page, "python"):
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.ImportFrom) and is_ours(node.module):
+                module = importlib.import_module(node.module)
+                for alias in node.names:
+                    assert hasattr(module, alias.name), f"{page.name}: {alias.name}"
+
+
+def is_ours(module: str) -> bool:
+    first = module.split(".")[0]
+    return (ROOT / first).is_dir() or (ROOT / f"{first}.py").exists()
+
+
+# Methods, tasks, metrics, files of a run.
 
 
 @pytest.mark.parametrize("method", ADVANTAGES)
 def test_a_method_is_entered_in_every_place(method):
-    """Guards against a new method that fails only when a table or a figure is made."""
-    places = {
-        "LOOKS of report/style.py": LOOKS,
-        "SINGLE or METHODS of study/stored.py": METHODS,
-        "OTHERS of study/reproduce.py": reproduce.MAIN_METHODS + reproduce.OTHERS,
-    }
-    for task, rates in TINY_LR.items():
-        places[f"TINY_LR of engine/kinds.py, {task}"] = rates
-    missing = [place for place, known in places.items() if method not in known]
-    if f"| `{method}` (" not in REFERENCE.read_text():
-        missing.append("the table of docs/reference.md#methods, with a source in brackets")
-    assert not missing
+    """Guards against a method without a color, or without a source."""
+    assert method in LOOKS, f"{method} has no title and color in engine/looks.py"
+    is_explained = f"| `{method}` (" in REFERENCE.read_text()
+    assert is_explained, f"{method} has no row with a source in docs/reference.md#methods"
+
+
+def test_the_help_names_every_task():
+    (field,) = [field for field in dataclasses.fields(Config) if field.name == "task"]
+    named = set(field.metadata["help"].partition(", or a")[0].split(", "))
+    assert named == set(task_names())
+
+
+def test_every_metric_and_every_file_of_a_run_is_explained(tmp_path, monkeypatch):
+    """Guards against a new metric or file that no sentence explains, and one that is gone."""
+    monkeypatch.chdir(tmp_path)
+    flags = "--task fence --method vpo --steps 1 --warm-steps 2 --eval-problems 2 --pool 6 --jobs 1"
+    train.main([*flags.split(), "--out", "run"])
+    text = REFERENCE.read_text()
+    _, _, metrics = text.partition("## Metrics")
+    explained = set(re.findall(r"^- `([\w<>]+)`: ", metrics, re.MULTILINE))
+    (line,) = Path("run/vpo/metrics.jsonl").read_text().splitlines()
+    logged = json.loads(line).keys() - {"step"}
+    logged = {name for name in logged if name not in ("reward_ann", "reward_bob", "reward_cid")}
+    assert explained == logged | {"reward_<objective>"}
+
+    for path in Path("run").rglob("*"):
+        name = str(path.relative_to("run")).replace("vpo/", "METHOD/").replace("000001", "000200")
+        is_inside = "start/" in name or "checkpoint-000200/" in name
+        if path.is_file() and not is_inside and name != "lock":
+            assert f"`{name}`" in text, f"{name} is not in docs/reference.md"
 
 
 if __name__ == "__main__":
-    REFERENCE.write_text(with_flags_tables(REFERENCE.read_text()))
+    for changed in GUIDES:
+        changed.write_text(generated(changed))

@@ -1,4 +1,4 @@
-"""The doors of both commands: a mistake gets one line and exit code 2, nothing is lost, nothing changed."""
+"""The doors of both commands: a mistake is one line and exit code 2, nothing is lost, nothing changed."""
 
 import dataclasses
 import errno
@@ -13,39 +13,55 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_train import ROOT, fails, in_an_empty_folder, metrics  # noqa: F401 - the fixture applies by its name
+from test_rollout import save_random_model
+from test_train import ROOT, fails, in_an_empty_folder, metrics  # noqa: F401 - a fixture
 
 import eval as evaluation
 import train
 import vpo
-from engine import prepare, warmup
-from engine.config import Config, Parser, add_flags
-from engine.models import load_policy, save_policy
-from engine.run_folder import checksum_of, load_run
-from report.statistics import bootstrap_interval
-from report.style import Entry
+from engine import models, runs
+from engine.config import RANGES, Config, Parser, check_ranges, flag_of, peak_rate
+from engine.doors import explain_out_of_memory
+from engine.runs import load_run
+from engine.tasks import load_task
+from rewards import UserError
 from rollout import score
-from tasks import load_task
 
 TOY = shlex.split(
-    "--task toy --method grpo vpo --m 2 --warm-steps 4 --steps 2 --group-size 2 --prompts-per-step 2 "
-    "--eval-problems 2 --pool 4 --save-every 1 --device cpu"
+    "--task toy --method grpo vpo --m 2 --warm-steps 4 --steps 2 --group-size 4 "
+    "--prompts-per-step 2 --eval-problems 2 --pool 4 --save-every 1 --device cpu"
 )
-FENCE = """
-from rewards import Problem, Task
+LETTERS = """
+from rewards import Drawing, Problem, Task
 
-class Fence(Task):
-    name, objectives, words, answer_words, steps = "fence", ("a", "b"), ("red", "green"), 2, 2
-    def problems(self, split, n, seed=0, start=0): return [Problem(f"{split}-{start + i}", None) for i in range(n)]
-    def prompt(self, problem, m): return "paint"
-    def tiny_prompt(self, problem): return "red"
-    def reward(self, problem, answer): return [float("red" in answer), float("green" in answer)]
-    def demonstration(self, problem, rng): return rng.choice(self.words)
+class Letters(Drawing, Task):
+    name = "letters"
+    objectives = ("a", "b")
+    words = ("red", "green")
+    answer_words = 2
+
+    def problems(self, split, n, seed=0, start=0):
+        return [Problem(f"{split}-{start + i}", None) for i in range(n)]
+
+    def prompt(self, problem, m):
+        return "paint"
+
+    def tiny_prompt(self, problem):
+        return "red"
+
+    def reward(self, problem, answer):
+        return [float("red" in answer), float("green" in answer)]
+
+    def demonstration(self, problem, rng):
+        return rng.choice(self.words)
+
+    def draw(self, axes, problem, answers, color):
+        pass
 """
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(tmp_path_factory) -> Path:
     """A finished run of the toy, to be copied."""
     folder = tmp_path_factory.mktemp("trained")
     before = os.getcwd()
@@ -56,7 +72,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture
-def run(trained):
+def run(trained) -> Path:
     """A copy of it as ./run."""
     shutil.copytree(trained, "run")
     return Path("run")
@@ -64,80 +80,243 @@ def run(trained):
 
 def files(folder: Path) -> dict[str, bytes]:
     """Everything below a folder but the lock."""
-    return {
-        str(path): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and path.name != "lock"
-    }
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.name != "lock"]
+    return {str(path): path.read_bytes() for path in paths}
 
 
-def test_a_changed_task_is_noticed_and_can_be_accepted(capsys):
-    Path("fence.py").write_text(FENCE)
-    own = [*TOY, "--task", "fence.py", "--out", "run", "--method", "vpo"]
-    train.main(own)
-    Path("fence.py").write_text(FENCE + "\n# a comment changes nothing\n")
-    evaluation.main(["run"])
-    changed = FENCE.replace('float("red" in answer)', 'float("red" == answer) / 2')
-    assert changed != FENCE
-    Path("fence.py").write_text(changed)
-    for command, arguments in (
-        (train.main, ["--resume", "--out", "run"]),
-        (evaluation.main, ["run"]),
-        (train.main, ["--out", "run", "--method", "grpo"]),
+def change_config(run: Path, **flags: object) -> None:
+    record = json.loads((run / "config.json").read_text())
+    record["flags"] |= flags
+    (run / "config.json").write_text(json.dumps(record))
+
+
+# Flags.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--task maz", "--task maz: unknown; choose from code,"),
+        ("--task fenc", "did you mean fence?"),
+        ("--task code --data ''", "--data: is empty; name a value, or leave the flag out"),
+        ("--out=", "--out: is empty"),
+        ("--metod vpo", "unrecognized arguments: --metod vpo; did you mean --method?"),
+        ("--learning-rate 1", "unrecognized arguments: --learning-rate 1; did you mean --lr?"),
+        ("--figs 1", "unrecognized arguments: --figs 1; --help lists all flags"),
+        ("vpo", "unrecognized arguments: vpo"),
+        ("--method ppo", "--method ppo: unknown; one of grpo, dr_grpo"),
+        ("--method grpo,vpo", "; separate them by blanks"),
+        ("--method vpo grpo vpo", "--method vpo grpo vpo: names a method twice"),
+        ("--method", "--method: expected at least one argument"),
+        ("--method grpo --subset 2", "--subset 2: not used by grpo; leave it out"),
+        ("--subset 4", "s = 4: must be 1 to 3; as large as the group, G = 4, it carries no signal"),
+        ("--method max_at_k --group-size 2", "--method max_at_k: subset s = 2"),
+        ("--m 2.5", "--m 2.5: must be a whole number"),
+        ("--steps many", "--steps many: must be a whole number"),
+        ("--alpha 1e31", "--alpha 1e+31: must be 0.05 to 100"),
+        ("--temperature 0", "--temperature 0: must be 0.001 to 1000; greedy decoding would make"),
+        ("--pool 1", "--pool 1: must hold at least one rollout of --m 2 answers"),
+        ("--seed 99999999999", "--seed 99999999999: must be 0 to 2147483648"),
+        ("--size 4", "--size 4: must be 5 to 9"),
+        ("--lr inf", "--lr inf: must be 1e-12 to 1"),
+        ("--lr 1e6", "--lr 1e6: must be"),
+        ("--lr fast", "--lr fast: must be a rate, or METHOD=RATE"),
+        ("--lr grp=0.1", "--lr grp=0.1: 'grp' is no method; did you mean grpo?"),
+        ("--lr =0.1", "--lr =0.1: '' is no method"),
+        ("--lr vpo=0.1", "--lr vpo=0.1: names no rate for grpo; add grpo=RATE"),
+        ("--device tpu", "--device tpu (choose from auto, cpu, cuda, mps)"),
+        ("--dtype float16", "--dtype float16 (choose from auto, float32, bfloat16)"),
+        ("--log comet", "--log comet: must be one of tensorboard, wandb"),
+        ("--jobs 65", "--jobs 65: must be 0 to 64"),
+        ("--resume", "--resume: runs/toy-seed0 holds no run; name the folder of one with --out"),
+        ("--data x.jsonl", "--data x.jsonl: task toy takes no file, unlike code"),
+        ("--task code --test-data x", "--test-data x: needs --data"),
+        ("--task code --seconds 0", "--seconds 0: must be"),
+        ("--max-new-tokens 4000", "need a context of 4002; the model's is 512"),
+        ("--model ./nowhere", "--model ./nowhere: there is no such folder"),
+        ("--model no/such/model", "--model no/such/model: cannot be loaded"),
+        ("--model Qwen/Qwen2.5-0.5B", "no connection (or HF_HUB_OFFLINE is set)"),
+        ("--task headline", "--model tiny: task headline has no words for it here"),
+        ("--task musique", "--task musique: needs --data FILE"),
+    ],
+)
+def test_a_wrong_flag_is_named_before_any_minute_is_spent(arguments, message, capsys, monkeypatch):
+    monkeypatch.setattr(train, "tqdm", lambda *args, **kwargs: pytest.fail("training began"))
+    fails([*TOY, *shlex.split(arguments)], capsys, "train.py: error: ", message)
+    assert not list(Path().iterdir()), "a command that failed must not claim its folder"
+
+
+def test_every_number_has_a_range():
+    """Guards against a number that takes all memory or has no effect, and against NaN."""
+    for field in dataclasses.fields(Config):
+        if field.type in (int, float):
+            low, high = RANGES[field.name]
+            for value in (low - 1, 2 * high, float("nan")):
+                with pytest.raises(UserError, match=f"^{flag_of(field.name)} .*: must be .* to "):
+                    check_ranges(Config(**{field.name: value}))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--dtype bfloat16 --warm-steps 3", "take --dtype float32, or --warm-steps 0"),
+        ("--max-new-tokens 0", "--max-new-tokens 0: a language model needs a number of tokens"),
+        ("--lora-rank 2", "--lora-rank 2: needs peft, which is not installed"),
+        ("--jobs 2 --device mps", "--device mps: cannot compute in float32 here"),
+    ],
+)
+def test_a_flag_that_does_not_fit_a_language_model_is_named(flags, message, capsys, monkeypatch):
+    """Guards against a warm-up that bfloat16 takes back, among others."""
+    monkeypatch.setattr(models.importlib.util, "find_spec", lambda name: None)
+    arguments = [*TOY, "--warm-steps", "0", "--model", "m", *flags.split()]
+    fails(arguments, capsys, message)
+    assert not Path("runs").exists()
+
+
+def test_a_package_that_is_missing_is_named(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    fails(["--log", "wandb"], capsys, "--log wandb: needs a package; pip install wandb")
+
+
+def test_a_gpu_takes_one_method_at_a_time(monkeypatch, capsys):
+    monkeypatch.setattr("engine.config.check_device", lambda *args: None)
+    text = "--jobs 2: on cuda methods go one by one; leave it out"
+    fails([*TOY, "--device", "cuda", "--jobs", "2"], capsys, text)
+
+
+def test_rates_of_methods():
+    """The last entry that fits counts."""
+    config = Config(lr=["1e-3", "vpo=2e-3", "grpo=3e-3", "vpo=4e-3"])
+    assert [peak_rate(config, name) for name in ("gdpo", "vpo", "grpo")] == [1e-3, 4e-3, 3e-3]
+
+
+@pytest.mark.parametrize("command", [train, evaluation])
+def test_help(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        command.main(["--help"])
+    out = capsys.readouterr().out
+    assert stop.value.code == 0
+    assert out.startswith(f"usage: python {command.__name__}.py ") and "\n\n" in out
+    assert "_" not in out.replace("dr_grpo", "").partition("options:")[0]
+
+
+def test_the_help_shows_the_defaults_of_task_and_model(run, capsys):
+    """Not those of a run that lies in the folder."""
+    run.rename("toy-seed0")
+    Path("runs").mkdir()
+    Path("toy-seed0").rename("runs/toy-seed0")
+    for flags, expected in (
+        ("--task toy", ["(vpo, multi_rlvr) (default: 5)", "(default: 2.5e-4)"]),
+        ("--task fence --model x", ["(vpo, multi_rlvr) (default: 3)", "(default: 1e-6)"]),
     ):
-        message = "--task fence.py: the rewards have changed since the run began"
-        fails(arguments, capsys, message, "--resume --changed-task --out run", command=command)
-    train.main(["--resume", "--changed-task", "--out", "run"])
-    assert (
-        "--changed-task"
-        in json.loads(Path("run/config.json").read_text())["history"][-1]["command"]
-    )
-    evaluation.main(["run"])
+        with pytest.raises(SystemExit) as stop:
+            train.main([*flags.split(), "--help"])
+        text = " ".join(capsys.readouterr().out.split())
+        assert stop.value.code == 0 and all(part in text for part in expected), text
+
+
+def test_the_help_names_every_method():
+    text = Parser(Config, "train.py", "").format_help()
+    assert all(name in text for name in vpo.ADVANTAGES)
+
+
+def test_a_script_says_a_mistake_in_one_line():
+    """As a process of its own, whose imports may print nothing either."""
+    command = [sys.executable, "train.py", "--task", "maz"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 2 and done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("train.py: error: --task maz: unknown")
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "message"),
+    [
+        ("my/m", vpo.grpo, "--method my/m: must be a name such as my_method"),
+        ("start", vpo.grpo, "--method start: must be a name such as my_method"),
+        (
+            "mine",
+            lambda rewards, scalars, mask: scalars,
+            "must take (rewards, scalars, answer_mask",
+        ),
+        ("mine", lambda r, s, mask, *, n_weights, **o: 1 / 0, "ZeroDivisionError"),
+        ("mine", lambda rewards, s, mask, **options: s, "have the shape (2, 4, 1), not (P, G)"),
+        ("mine", lambda rewards, s, mask, **options: s.sum(-1) / 0, "an advantage is not finite"),
+    ],
+)
+def test_a_wrong_method_is_named_before_any_minute_is_spent(
+    name, method, message, monkeypatch, capsys
+):
+    monkeypatch.setitem(vpo.ADVANTAGES, name, method)
+    fails([*TOY, "--method", name], capsys, message)
+    assert not Path("runs").exists()
+
+
+def test_a_run_with_sets_takes_other_methods(capsys):
+    """Guards against --subset of the run held against a method that joins it."""
+    train.main(["--out", "run", *TOY, "--method", "vpo", "--subset", "2", "--eval-problems", "0"])
+    train.main(["--out", "run", "--method", "grpo"])
+    assert len(metrics(Path("run/grpo"))) == 2
+
+
+# Run folders.
 
 
 def test_a_refused_command_changes_nothing(run, capsys):
     """Whatever is refused, and whenever: no folder, no config, no file of the run is touched."""
     before = files(run)
-    fails(
-        ["--out", "run", "--task", "toy", "--method", "multi_rlvr", "--lr", "0.5"],
-        capsys,
-        "with --lr 0.00025, not --lr 0.5",
-        "take another --out",
-    )
-    fails(["--out", "run", "--task", "toy"], capsys, "already holds grpo, vpo", "--out run-2")
-    fails(["--out", "run", "--resume", "--m", "3"], capsys, "with --m 2, not --m 3")
-    fails(["--out", "new", *TOY, "--max-new-tokens", "4000"], capsys, "need a context")
-    fails(
-        ["--out", "new", *TOY, "--model", "run"], capsys, "--model run: no Hugging Face checkpoint"
-    )
-    fails(["--out", "run/config.json", *TOY], capsys, "--out run/config.json", "take another name")
+    refused = {
+        "--out run --method multi_rlvr --lr 0.5": "grpo has --lr 0.00025, not 0.5",
+        "--out run --method multi_rlvr --steps 3": "with --steps 2, not 3",
+        "--out run --task toy": "already holds grpo, vpo",
+        "--out run --resume --m 3": "with --m 2, not 3; drop the flag, or take another --out",
+        "--out run --resume --subset 2": "with --subset 0, not 2",
+        "--out run --resume --jobs 99": "--jobs 99: must be",
+        "--out run/config.json": "--out run/config.json: not empty, and no run of train.py",
+        "--out new --max-new-tokens 4000 --task toy": "need a context",
+        "--out new --model run": "--model run: no Hugging Face checkpoint; of a run folder name",
+    }
+    for arguments, message in refused.items():
+        fails(arguments.split(), capsys, message)
     assert files(run) == before and not Path("new").exists()
 
 
-def test_two_commands_in_one_new_folder_do_not_mix(capsys):
-    """The one that comes second is refused before it writes a flag."""
-    Path("run").mkdir()
-    with Path("run/lock").open("a") as lock:
+def test_a_folder_of_something_else_is_refused(capsys):
+    """And one in which another command has just begun."""
+    Path("notes").mkdir()
+    Path("notes/thesis.txt").write_text("mine")
+    fails(["--out", "notes", *TOY], capsys, "--out notes: not empty, and no run of train.py")
+    assert [path.name for path in Path("notes").iterdir()] == ["thesis.txt"]
+    Path("new").mkdir()
+    with Path("new/lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        fails(["--out", "run", *TOY], capsys, "another train.py is writing to it")
-        assert [path.name for path in Path("run").iterdir()] == ["lock"]
+        fails(["--out", "new", *TOY], capsys, "--out new: another train.py is writing to it")
+    assert [path.name for path in Path("new").iterdir()] == ["lock"]
 
 
 def test_a_run_that_was_written_to_meanwhile_is_read_again(capsys, monkeypatch):
     """Between reading the folder and locking it another command may have come and gone."""
-    start_model = train.start_model
+    start_policy = train.start_policy
 
     def slow(*args):
-        monkeypatch.setattr(train, "start_model", start_model)
-        train.main(["--out", "run", *TOY, "--seed", "1"])
-        return start_model(*args)
+        monkeypatch.setattr(train, "start_policy", start_policy)
+        train.main(["--out", "run", *TOY, "--seed", "1", "--eval-problems", "0"])
+        return start_policy(*args)
 
-    monkeypatch.setattr(train, "start_model", slow)
+    monkeypatch.setattr(train, "start_policy", slow)
     fails(["--out", "run", *TOY], capsys, "another train.py has just written to it")
-    assert json.loads(Path("run/config.json").read_text())["flags"]["seed"] == 1
+    assert load_run(Path("run")).config.seed == 1
 
 
-def test_a_crash_before_the_first_checkpoint_leaves_the_folder_reusable(capsys, monkeypatch):
+def test_a_run_that_has_just_saved_is_not_replaced(run, capsys, monkeypatch):
+    """Guards against a race: read while nothing was saved, locked after the first checkpoint was."""
+    found = [dataclasses.replace(load_run(run), has_checkpoint=False), load_run(run)]
+    monkeypatch.setattr(runs, "find_run", lambda out: found.pop(0))
+    fails(["--out", "run", *TOY], capsys, "another train.py has just written to it")
+    assert (run / "vpo/checkpoint-000002").exists() and (run / "start").exists()
+
+
+def test_a_crash_before_the_first_checkpoint_leaves_the_folder_reusable(monkeypatch):
     step = train.train_step
 
     def fail(*args):
@@ -145,42 +324,113 @@ def test_a_crash_before_the_first_checkpoint_leaves_the_folder_reusable(capsys, 
 
     monkeypatch.setattr(train, "train_step", fail)
     with pytest.raises(RuntimeError, match="boom"):
-        train.main(["--out", "run", *TOY, "--jobs", "1"])
+        train.main(["--out", "run", *TOY])
     monkeypatch.setattr(train, "train_step", step)
-    train.main(["--out", "run", *TOY, "--lr", "0.001"])
-    assert json.loads(Path("run/config.json").read_text())["flags"]["lr"] == 0.001
+    train.main(["--out", "run", *TOY, "--lr", "0.001", "--eval-problems", "0"])
+    assert load_run(Path("run")).config.lr == ["0.001"]
     assert len(metrics(Path("run/vpo"))) == 2
 
 
-def test_a_run_that_has_just_saved_is_not_replaced(run, capsys, monkeypatch):
-    """Guards against a race: read while nothing was saved, locked after the first checkpoint was."""
-    early = dataclasses.replace(load_run(run), has_checkpoint=False)
-    monkeypatch.setattr(prepare, "find_run", lambda out: early)
-    fails(["--out", "run", *TOY], capsys, "another train.py has just written to it")
-    assert (run / "vpo/checkpoint-000002").exists() and (run / "start").exists()
+def test_a_method_joins_with_the_flags_of_the_run(run, capsys):
+    """None of them is repeated; and without evaluation the checkpoints are named."""
+    train.main(["--out", "run", "--method", "multi_rlvr", "--eval-problems", "0"])
+    out = capsys.readouterr().out
+    assert "run/multi_rlvr/checkpoint-000002" in out and "python eval.py run" in out
+    assert load_run(run).config.method == ["grpo", "vpo", "multi_rlvr"]
+    train.main(
+        ["--out", "run", "--resume", "--lr", "vpo=2.5e-4", "--eval-problems", "0"]
+    )  # the same
 
 
-def test_the_minimum_of_a_task_reaches_rewards_and_advantages(monkeypatch):
-    """Guards against an empty rollout that beats real answers where rewards are negative."""
-    Path("fence.py").write_text(
-        FENCE.replace('steps = "fence"', 'steps, minimum = "fence"')
-        .replace("2, 2\n", "2, 2, -1.0\n")
-        .replace("float(", "-1.0 + float(")
-    )
-    task = load_task("fence.py")
-    scored = score(task, task.problems("train", 1), [["red"], []], 2)
-    assert scored.vectors.tolist() == [[[[0, -1], [-1, -1]], [[-1, -1], [-1, -1]]]]
-    assert scored.scalars.tolist() == [[[-0.5, -1], [-1, -1]]]
-    advantage = vpo.ADVANTAGES["vpo"]
-    minima = []
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"m": 99}, "--m 99: must be 1 to 8"),
+        ({"m": "two"}, "m = 'two' must be a whole number"),
+        ({"seed": None}, "seed = None must be a whole number"),
+        ({"lr": 0.1}, 'lr = 0.1 must be a list of texts, such as ["2e-5"]'),
+        ({"dtype": "float8"}, "dtype = 'float8' must be one of auto, float32, bfloat16"),
+        ({"resume": 1}, "resume = 1 must be true or false"),
+        ({"sampler": "iid"}, "'sampler' is no flag"),
+    ],
+)
+def test_a_config_that_was_edited_or_is_of_another_version_is_named(run, flags, message, capsys):
+    change_config(run, **flags)
+    texts = ("run/config.json: damaged", message, "restore it or train again")
+    fails(["run"], capsys, *texts, command=evaluation.main)
+    fails(["--out", "run", "--resume"], capsys, *texts)
 
-    def record(*args, **options):
-        minima.append(options["missing_answer_reward"])
-        return advantage(*args, **options)
 
-    monkeypatch.setitem(train.ADVANTAGES, "vpo", record)
-    train.main([*TOY, "--task", "fence.py", "--method", "vpo", "--eval-problems", "0"])
-    assert minima == [-1.0, -1.0]
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"flags": {}}', '{"flags": []}'])
+def test_a_damaged_config_is_named(run, text, capsys):
+    (run / "config.json").write_text(text)
+    fails(["run"], capsys, "run/config.json: damaged", command=evaluation.main)
+    fails(["--out", "run", "--resume"], capsys, "run/config.json: damaged")
+    fails(["--out", "run", *TOY], capsys, "run/config.json: damaged")
+
+
+@pytest.mark.parametrize("name", ["run/vpo/checkpoint-000002", "run/start", "empty"])
+def test_what_is_no_run_is_named(name, run, capsys):
+    Path("empty").mkdir()
+    Path("empty/config.json").write_text('{"model_type": "llama"}')
+    text = f"{name}: no config.json of a run in it"
+    fails([name], capsys, text, "name the folder", command=evaluation.main)
+
+
+# A disk that is full, or cannot be written.
+
+
+def test_a_full_disk_is_named_and_leaves_nothing_half(capsys, monkeypatch):
+    """torch.save leaves a part of the file, and may raise an error of its own."""
+
+    def fail(state, path):
+        Path(path).write_bytes(b"a part")
+        raise RuntimeError("[enforce fail at inline_container.cc] . unexpected pos 122 vs 118")
+
+    monkeypatch.setattr(torch, "save", fail)
+    text = "grpo, step 1: run/grpo/checkpoint-000001: cannot be written ([enforce fail"
+    fails(["--out", "run", *TOY], capsys, text, "make room and --resume", "none was due yet")
+    assert not list(Path("run").rglob("*.tmp*")) and not list(Path("run/grpo").glob("checkpoint-*"))
+
+
+def test_a_full_disk_is_named_in_a_log(capsys, monkeypatch):
+    """Guards against an error without a step, after which nobody knows what is left."""
+    append = train.append
+
+    def fail(path, record):
+        if record["step"] == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        append(path, record)
+
+    monkeypatch.setattr(train, "append", fail)
+    text = "vpo, step 2: [Errno 28] No space left on device"
+    good = "the last good checkpoint: run/vpo/checkpoint-000001"
+    fails(["--out", "run", *TOY, "--method", "vpo"], capsys, text, good)
+
+
+def test_a_full_disk_is_named_after_the_warm_up(capsys, monkeypatch):
+    def fail(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(train, "save_model", fail)
+    fails(["--out", "run", *TOY], capsys, "runs/start/toy-", "cannot be written", "No space left")
+    assert not list(Path("runs/start").iterdir()) and not Path("run/start").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_named(capsys):
+    Path("file").touch()
+    fails([*TOY, "--out", "file/run"], capsys, "file/run: cannot be written (Not a directory)")
+
+
+# The door of memory.
+
+
+def test_other_errors_are_not_taken_for_memory():
+    with pytest.raises(RuntimeError, match="shapes"), explain_out_of_memory():
+        raise RuntimeError("shapes do not match")
+
+
+# The evaluation.
 
 
 def test_evaluations_do_not_overwrite_one_another(run, capsys):
@@ -193,7 +443,31 @@ def test_evaluations_do_not_overwrite_one_another(run, capsys):
         before["run/eval.json"]
     )
     assert {name: data for name, data in files(run).items() if "eval-" not in name} == before
-    fails(["run", "./run"], capsys, "names a run twice", command=evaluation.main)
+
+
+def test_eval_names_what_it_cannot_evaluate(run, capsys):
+    Path("a-file").touch()
+    refused = {
+        "run ./run": "names a run twice",
+        "run --pool 1": "--pool 1: must hold one rollout of the run's 2 answers",
+        "run --pool -1": "--pool -1: must be",
+        "run --device tpu": "--device tpu (choose from",
+        "run --pol 3": "unrecognized arguments: --pol 3; did you mean --pool?",
+        "run --out a-file": "--out a-file: must be a folder, and is a file",
+        "run --task toy": "--task toy: only used with --reward-geometry",
+        "run --page --pool 3": "--pool 3: not used by --page and --film; leave it out",
+        "": "the following arguments are required: RUN",
+        "nowhere": "nowhere: no config.json of a run in it",
+    }
+    before = files(run)
+    for arguments, message in refused.items():
+        fails(arguments.split(), capsys, "eval.py: error: ", message, command=evaluation.main)
+    assert files(run) == before
+    train.main([*TOY, "--task", "fence", "--method", "vpo", "--out", "other"])
+    message = "other: has --task fence, and run has toy"
+    fails(["run", "other"], capsys, message, command=evaluation.main)
+    shutil.rmtree("other/vpo")
+    fails(["other"], capsys, "other: holds no checkpoint yet", command=evaluation.main)
 
 
 def test_a_read_only_run_is_evaluated(run, capsys, monkeypatch):
@@ -202,238 +476,18 @@ def test_a_read_only_run_is_evaluated(run, capsys, monkeypatch):
     def fail(path, text):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
-    monkeypatch.setattr("report.evaluation.write_text", fail)
+    monkeypatch.setattr(evaluation, "write_text", fail)
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
         evaluation.main(["run"])
     out, err = capsys.readouterr()
-    assert stop.value.code == 2
-    assert "VPO" in out
+    assert stop.value.code == 2 and "VPO" in out
     assert "Read-only" in err and "--out" in err.splitlines()[-1]
 
 
-def test_a_full_disk_is_named_and_leaves_nothing_half(capsys, monkeypatch):
-    def fail(*args, **kwargs):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(torch, "save", fail)
-    fails(
-        ["--out", "run", *TOY],
-        capsys,
-        "grpo, step 1",
-        "checkpoint-000001: cannot be written",
-        "No space left",
-    )
-    assert not list(Path("run").rglob("*.tmp*")) and not list(Path("run/grpo").glob("checkpoint-*"))
-
-
-def test_a_full_disk_is_named_in_the_warm_up(capsys, monkeypatch):
-    """torch.save leaves a part of the file and raises an error of its own."""
-
-    def fail(state, path):
-        Path(path).write_bytes(b"a part")
-        raise RuntimeError(
-            "[enforce fail at inline_container.cc] . unexpected pos 122624 vs 122518"
-        )
-
-    monkeypatch.setattr(torch, "save", fail)
-    monkeypatch.setattr(warmup, "PARTIAL_EVERY", 0)
-    fails(["--out", "run", *TOY], capsys, ".partial: cannot be written", "make room")
-    assert not list(Path("runs").rglob("*.tmp*")) and not Path("run/start").exists()
-
-
-def test_a_drawing_that_raises_comes_after_the_table(capsys):
-    Path("fence.py").write_text(
-        FENCE + "    def draw(self, axes, problem, answers, color): return 1 / 0\n"
-    )
-    fails(
-        [*TOY, "--task", "fence.py", "--out", "run"],
-        capsys,
-        "task fence: draw of problem",
-        "ZeroDivisionError",
-    )
-    assert Path("run/eval.json").exists() and Path("run/best_at_k.png").exists()
-
-
-def test_a_lost_or_damaged_start_costs_no_trained_method(run, capsys):
-    path = run / "start" / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
-    for arguments in (
-        ["--out", "run", "--method", "multi_rlvr", "--task", "toy"],
-        ["--out", "run", "--resume"],
-    ):
-        fails(arguments, capsys, f"{path}: missing or damaged; restore it")
-    shutil.rmtree(run / "start")
-    fails(["--out", "run", "--resume"], capsys, "run/start: is missing", "restore it")
-    fails(["run"], capsys, "run/start/checksums.json: missing", command=evaluation.main)
-    assert (run / "vpo/checkpoint-000002").exists()
-
-
-@pytest.mark.parametrize("name", ["run/vpo/checkpoint-000002", "run/start"])
-def test_a_checkpoint_is_no_run(name, run, capsys):
-    text = f"{name}: no config.json of a run in it"
-    fails([name], capsys, text, "name the folder", command=evaluation.main)
-
-
-def test_a_cut_line_in_the_log_is_left_out(run, capsys):
-    log = run / "vpo" / "metrics.jsonl"
-    log.write_text(log.read_text() + '{"step": 3, "rew')
-    evaluation.main(["run"])
-    assert "VPO 2 steps" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "change, texts",
-    [
-        ('"red", "green")', ["'green'", "not in Task.words"]),
-        ('answer_words = "fence"', ["answer_words = 0"]),
-        ('words = "red"', ["'red apple'", "must be one word"]),
-        ('tag = "my tag"', ["'my tag'", "must be one word"]),
-    ],
-)
-def test_the_words_of_a_tiny_task_are_checked_when_the_run_starts(change, texts, capsys):
-    """Guards against words that silently become padding."""
-    source = {
-        '"red", "green")': FENCE.replace('("red", "green")', '("red",)').replace(
-            "rng.choice(self.words)", '"green"'
-        ),
-        'answer_words = "fence"': FENCE.replace('"green"), 2, 2', '"green"), 0, 2'),
-        'words = "red"': FENCE.replace('("red", "green")', '("red", "green", "red apple")'),
-        'tag = "my tag"': FENCE + '    tag = "my tag"\n',
-    }[change]
-    assert source != FENCE
-    Path("fence.py").write_text(source)
-    fails([*TOY, "--task", "fence.py"], capsys, *texts)
-    assert not Path("runs").exists()
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        "--warm-steps -1",
-        "--lr 1e6",
-        "--alpha 1e-40",
-        "--alpha 1e31",
-        "--n-weights 100000000",
-        "--pool 1000000000",
-        "--m 99",
-        "--kl nan",
-        "--eval-temperature 0",
-    ],
-)
-def test_extreme_flags_are_refused_at_once(flags, capsys):
-    fails([*TOY, *flags.split()], capsys, flags)
-
-
-def test_an_unknown_flag_is_named(capsys):
-    fails([*TOY, "--figs", "1"], capsys, "unrecognized arguments: --figs 1")
-
-
-def test_no_warm_up_at_all(capsys):
-    """--warm-steps 0: a model of random weights; it learns nothing, and the table says so."""
-    train.main(["--out", "run", *TOY, "--warm-steps", "0", "--eval-problems", "1", "--steps", "1"])
-    assert "nothing was learnt" in capsys.readouterr().out
-
-
-def test_max_new_tokens_is_per_answer():
-    """A rollout of two answers may take twice as many; what ran into the limit is a metric."""
-    train.main(["--out", "run", *TOY, "--max-new-tokens", "3", "--eval-problems", "0"])
-    single = metrics(Path("run/grpo"))[0]
-    double = metrics(Path("run/vpo"))[0]
-    assert 0 < single["cut_off"] <= 1
-    assert single["tokens"] <= 3 * single["rollouts"]
-    assert 3 * double["rollouts"] < double["tokens"] <= 6 * double["rollouts"]
-
-
-def test_without_evaluation_the_checkpoints_are_named(run, capsys):
-    """And a method is added with the run's own flags, none of them repeated."""
-    train.main(["--out", "run", "--method", "multi_rlvr", "--eval-problems", "0"])
-    out = capsys.readouterr().out
-    assert "run/multi_rlvr/checkpoint-000002" in out and "python eval.py run" in out
-    assert json.loads((run / "config.json").read_text())["flags"]["method"] == [
-        "grpo",
-        "vpo",
-        "multi_rlvr",
-    ]
-
-
-@pytest.mark.parametrize("command", [train, evaluation])
-def test_help(command, capsys):
-    with pytest.raises(SystemExit) as stop:
-        command.main(["--help"])
-    out = capsys.readouterr().out
-    assert stop.value.code == 0
-    assert out.startswith(f"usage: python {command.__name__}.py ") and "\n\n" in out
-
-
-def test_a_script_says_a_mistake_in_one_line():
-    """As a process of its own, whose imports may print nothing either."""
-    done = subprocess.run(
-        [sys.executable, "train.py", "--task", "maz"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=False,
-    )
-    assert done.returncode == 2 and done.stdout == ""
-    assert len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith("train.py: error: --task maz: unknown")
-
-
-def test_the_help_names_every_method_and_sampler():
-    """The flags hold the names of vpo.py a second time."""
-    parser = Parser("train.py")
-    add_flags(parser, Config)
-    text = parser.format_help()
-    for name in (*vpo.ADVANTAGES, *vpo.SAMPLERS):
-        assert name in text
-    for value in vpo.ALPHAS:
-        assert parser.parse_args(["--alpha", str(value)]).alpha == value
-    for name in vpo.ADVANTAGES:
-        assert Entry(name).title != name
-
-
-def test_intervals_count_prompts_not_problems():
-    """Ten problems that show one prompt are one observation: guards against intervals that are too narrow."""
-    values = torch.randn(20, generator=torch.Generator().manual_seed(0)).repeat_interleave(10)
-    alone = bootstrap_interval(values, None)
-    together = bootstrap_interval(values, torch.arange(200) // 10)
-    assert together[1] - together[0] > 2.5 * (alone[1] - alone[0])
-    two = torch.stack([values, values + 1])
-    low, high = bootstrap_interval(two)
-    assert low < values.mean() + 0.2 and high > values.mean() + 0.8, "runs are resampled too"
-
-
-@pytest.mark.parametrize("change", [{"m": 3}, {"m": "two"}, {"seed": 5}, {"seed": None}])
-def test_an_edited_config_is_noticed(run, change, capsys):
-    config = json.loads((run / "config.json").read_text())
-    config["flags"] |= change
-    (run / "config.json").write_text(json.dumps(config))
-    fails(["run"], capsys, "config.json: damaged", "edited", command=evaluation.main)
-    fails(["--out", "run", "--resume"], capsys, "config.json: damaged", "edited")
-
-
-def test_means_are_not_written_into_a_file(run, capsys):
-    Path("a-file").touch()
-    text = "--out a-file: must be a folder"
-    fails(["run", "--out", "a-file"], capsys, text, command=evaluation.main)
-
-
-def test_a_config_with_a_flag_that_is_no_more(run, capsys):
-    """A run of an older version."""
-    record = json.loads((run / "config.json").read_text())
-    del record["checksum"]
-    record["flags"]["cuda_graph"] = True
-    (run / "config.json").write_text(json.dumps(record))
-    assert load_run(run).config.method == ["grpo", "vpo"]
-
-
 def test_a_run_that_is_not_finished_says_so(run, capsys):
-    """Of its newest checkpoint; while another process trains, a second one is refused at once."""
-    record = json.loads(Path("run/config.json").read_text())
-    record["flags"]["steps"] = 300
-    record["checksum"] = checksum_of(record["flags"])
-    Path("run/config.json").write_text(json.dumps(record))
+    """While another process trains, a second one is refused at once."""
+    change_config(run, steps=300)
     with Path("run/lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         evaluation.main(["run"])
@@ -444,33 +498,109 @@ def test_a_run_that_is_not_finished_says_so(run, capsys):
     assert "vpo: step 2 of 300" in told and "still training" not in told
 
 
-def test_a_run_without_its_metrics_is_evaluated(run):
-    """The curves of training are missing, the table is not."""
+def test_a_run_with_damaged_logs_is_evaluated(run, capsys):
+    """Lost, cut off or with a field that is missing: the curves lack a point, the table does not."""
     (run / "grpo" / "metrics.jsonl").unlink()
-    (run / "vpo" / "metrics.jsonl").write_text("")
+    log = run / "vpo" / "metrics.jsonl"
+    first, second = log.read_text().splitlines()
+    log.write_text(f'{first.replace("answers", "answrs")}\n{second}\n{{"step": 3, "rew')
     evaluation.main(["run"])
-    assert (run / "eval.json").exists()
+    told = capsys.readouterr().out
+    assert "GRPO 0 steps" in told and "VPO 2 steps" in told
 
 
-def test_metrics_that_lack_a_field_are_left_out(run):
-    """Guards against a KeyError after damaged bytes."""
-    log = Path("run/vpo/metrics.jsonl")
-    rows = log.read_text().splitlines()
-    log.write_text("\n".join([rows[0].replace('"answers"', '"answrs"'), *rows[1:]]) + "\n")
-    evaluation.main(["run"])
+# Tasks, in a run.
 
 
-def test_runs_of_two_tasks_are_told_apart_by_the_task(run, capsys):
-    train.main([*TOY, "--task", "maze", "--size", "5", "--method", "vpo", "--out", "other"])
-    fails(["run", "other"], capsys, "--task maze", "run has toy", command=evaluation.main)
+def test_the_minimum_of_a_task_reaches_rewards_and_advantages(monkeypatch):
+    """Guards against an empty rollout that beats real answers where rewards are negative."""
+    source = LETTERS.replace('name = "letters"', 'name = "letters"\n    minimum = -1.0')
+    Path("letters.py").write_text(source.replace("[float(", "[-1.0 + float("))
+    task = load_task("letters.py")
+    scored = score(task, task.problems("train", 1), [["red"], []], 2)
+    assert scored.vectors.tolist() == [[[[0, 0], [-1, -1]], [[-1, -1], [-1, -1]]]]
+    assert scored.scalars.tolist() == [[[0, -1], [-1, -1]]]
+    advantage = vpo.ADVANTAGES["vpo"]
+    minima = []
+
+    def record(*args, **options):
+        minima.append(options["missing_answer_reward"])
+        return advantage(*args, **options)
+
+    monkeypatch.setitem(vpo.ADVANTAGES, "vpo", record)
+    train.main([*TOY, "--task", "letters.py", "--method", "vpo", "--eval-problems", "0"])
+    assert minima == [0.0, -1.0, -1.0]  # the first is that of the check
 
 
-def test_checkpoints_carry_no_sampling_settings(tmp_path):
+def test_a_reward_that_goes_wrong_in_a_training_names_the_step(capsys):
+    """And the last good checkpoint, from which the run goes on after the task was mended."""
+    broken = """        if Path("run/vpo/checkpoint-000001").exists():
+            raise ValueError("no luck")
+        return [float"""
+    source = "from pathlib import Path\n" + LETTERS.replace("        return [float", broken)
+    Path("letters.py").write_text(source)
+    flags = [*TOY, "--task", "letters.py", "--out", "run", "--method", "vpo"]
+    texts = ["ValueError: no luck", "the last good checkpoint: run/vpo/checkpoint-000001"]
+    fails(flags, capsys, "vpo, step 2: task letters: reward of problem 'train-2'", *texts)
+    Path("letters.py").write_text(LETTERS)
+    train.main(["--resume", "--out", "run"])
+    assert len(metrics(Path("run/vpo"))) == 2
+
+
+def test_a_drawing_that_raises_comes_after_the_table(capsys):
+    Path("letters.py").write_text(LETTERS.replace("        pass\n", "        return 1 / 0\n"))
+    text = "task letters: draw of problem 'test-0' failed (letters.py, line"
+    fails([*TOY, "--task", "letters.py", "--out", "run"], capsys, text, "ZeroDivisionError")
+    assert Path("run/eval.json").exists() and Path("run/best_at_k.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('("red", "green")', '("red", "blue")', "the word 'green' of"),
+        ("answer_words = 2", "answer_words = 0", "must be text of at most answer_words = 0 words"),
+        ('"green")\n    answer', '"red apple")\n    answer', "'red apple' in the words or the tag"),
+        ('("red", "green")\n    answer', "()\n    answer", "task letters has no words for it"),
+        ('return "red"', 'return "rad"', "the word 'rad' of"),
+        ("return rng", "rng", "the demonstration None must be text"),
+    ],
+)
+def test_the_words_of_a_tiny_task_are_checked_when_the_run_starts(old, new, message, capsys):
+    """Guards against words that silently become padding."""
+    assert old in LETTERS
+    Path("letters.py").write_text(
+        LETTERS.replace(old, new).replace("rng.choice(self.words)", '"green"')
+    )
+    fails([*TOY, "--task", "letters.py"], capsys, message)
+    assert not Path("runs").exists()
+
+
+def test_a_task_is_loaded_once(capsys):
+    """Guards against a file of problems that is read and judged again for every method and policy."""
+    Path("letters.py").write_text(
+        LETTERS.replace('    name = "letters"', '    print("read")\n    name = "letters"')
+        + "\n    def __init__(self):\n        print('made')\n"
+    )
+    train.main([*TOY, "--task", "letters.py"])
+    out = capsys.readouterr().out
+    assert out.count("read") == 1 and out.count("made") == 2  # once more for the evaluation
+
+
+def test_checkpoints_carry_no_sampling_settings():
     """A base model's top-p would change what a trained policy answers elsewhere."""
-    model, tokenizer = load_policy("tiny", load_task("toy"))
-    model.generation_config.top_p = 0.8
-    model.generation_config.temperature = 0.7
-    save_policy(model, tokenizer, tmp_path)
-    saved = json.loads((tmp_path / "generation_config.json").read_text())
+    model = save_random_model("model", "llama")
+    path = Path("model/generation_config.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"top_p": 0.8, "temperature": 0.7}))
+    flags = "--steps 1 --method grpo --warm-steps 0 --max-new-tokens 8 --eval-problems 0 --out run"
+    train.main([*TOY, "--model", model, *flags.split()])
+    saved = json.loads(Path("run/grpo/checkpoint-000001/generation_config.json").read_text())
     assert "top_p" not in saved and "temperature" not in saved
-    assert saved["eos_token_id"] == tokenizer.eos_token_id
+    assert saved["eos_token_id"] == [0, 1]
+
+
+def test_a_message_is_one_line(monkeypatch, capsys):
+    def fail(*args):
+        raise UserError("several\nlines")
+
+    monkeypatch.setattr(train, "read_config", fail)
+    fails([], capsys, "train.py: error: several lines")

@@ -1,53 +1,60 @@
-"""Estimators against brute force over all subsets, and the measures of variety by hand."""
+"""Measures against brute force over all subsets and by hand; pools, the table, and the picture."""
 
 import itertools
+import json
+from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 import eval as evaluation
+from engine.config import Config
+from eval import EvalFlags, Pool, Report, Settings, best_at_k, half_width, measure, pass_at_k
 from report.statistics import bootstrap_interval
+from rewards import Fence, Problem, Task, UserError
+from rollout import load_policy
 
 
-def random_rewards(seed: int, *shape: int) -> torch.Tensor:
+def random_rewards(seed: int, *shape: int) -> Tensor:
     return torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+# The measures.
 
 
 @pytest.mark.parametrize("k", range(1, 8))
 def test_best_at_k_is_the_mean_over_all_subsets(k):
-    """Guards against the max of the first k (depends on order) and a bootstrap with replacement (biased low)."""
+    """Guards against the max of the first k, which depends on order, and a bootstrap, which is biased low."""
     scores = random_rewards(0, 3, 7)
-    brute = torch.tensor(
-        [[max(subset) for subset in itertools.combinations(row, k)] for row in scores.tolist()]
-    ).mean(1)
-    torch.testing.assert_close(evaluation.best_at_k(scores, k).float(), brute)
+    for row in range(3):
+        subsets = itertools.combinations(scores[row].tolist(), k)
+        best = [max(subset) for subset in subsets]
+        assert best_at_k(scores, k)[row].item() == pytest.approx(sum(best) / len(best))
 
 
 @pytest.mark.parametrize("n, c", [(6, 0), (6, 2), (6, 6), (5, 1)])
 def test_pass_at_k_is_the_mean_over_all_subsets(n, c):
     for k in range(1, n + 1):
         subsets = list(itertools.combinations([True] * c + [False] * (n - c), k))
-        assert evaluation.pass_at_k(n, c, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
+        assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
 
 
-def test_a_bootstrap_is_biased_low():
-    """The naive estimate that draws k of n with replacement, shown to fail: so nobody simplifies to it."""
-    scores = random_rewards(1, 1, 10)
-    draws = (
-        scores[0, torch.randint(10, (20_000, 10), generator=torch.Generator().manual_seed(0))]
-        .amax(1)
-        .mean()
-    )
-    assert draws < evaluation.best_at_k(scores, 10).item() - 0.01
+@pytest.mark.parametrize("k", [1, 300, 600])
+def test_a_large_pool_does_not_overflow(k):
+    """Guards against binomial coefficients that no float holds."""
+    scores = torch.arange(600.0)
+    assert best_at_k(scores, k).item() == pytest.approx(k * 601 / (k + 1) - 1)
+    assert pass_at_k(600, 1, k) == pytest.approx(k / 600)
 
 
 @pytest.mark.parametrize(
     "call, text",
     [
-        (lambda: evaluation.pass_at_k(5, 6, 1), "c=6"),
-        (lambda: evaluation.pass_at_k(5, 1, 6), "k=6"),
-        (lambda: evaluation.best_at_k(torch.zeros(2, 5), 6), "k=6"),
-        (lambda: evaluation.best_at_k(torch.zeros(2, 5), 0), "k=0"),
+        (lambda: pass_at_k(5, 6, 1), "c=6"),
+        (lambda: pass_at_k(5, 1, 6), "k=6"),
+        (lambda: best_at_k(torch.zeros(2, 5), 6), "k=6"),
+        (lambda: best_at_k(torch.zeros(2, 5), 0), "k=0"),
     ],
 )
 def test_impossible_budgets_are_named(call, text):
@@ -56,44 +63,245 @@ def test_impossible_budgets_are_named(call, text):
 
 
 def test_weighted_best_at_k():
-    """One objective: best@k itself. Two opposite specialists: E max(u, 1 - u) = 3/4 at k = 2, 1/2 at k = 1."""
+    """One objective: best@k itself. Two specialists: E max(u, 1 - u) = 3/4 for both, 1/2 for one of them."""
     scores = random_rewards(2, 4, 6, 1)
-    one = torch.ones(4, 1, dtype=torch.bool)
-    torch.testing.assert_close(
-        evaluation.weighted_best_at_k(scores, 3, one), evaluation.best_at_k(scores[..., 0], 3)
-    )
+    alone = evaluation.weighted_best_at_k(scores, 3)
+    torch.testing.assert_close(alone, best_at_k(scores[..., 0], 3))
     specialists = torch.eye(2)[None]
-    two = torch.ones(1, 2, dtype=torch.bool)
     for k, expected in ((1, 0.5), (2, 0.75)):
-        value = evaluation.weighted_best_at_k(specialists, k, two).item()
+        value = evaluation.weighted_best_at_k(specialists, k).item()
         assert value == pytest.approx(expected, abs=0.01)
 
 
+def test_weights_fit_the_objectives_of_a_problem():
+    """Guards against weight on objectives that a problem lacks, which would pay it less."""
+    rewards = random_rewards(3, 2, 6, 3)
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    rewards[1, :, 2] = 0.0
+    values = evaluation.weighted_best_at_k(rewards, 2, mask)
+    for i, k in enumerate((3, 2)):
+        own = evaluation.weighted_best_at_k(rewards[i : i + 1, :, :k], 2)
+        assert values[i].item() == pytest.approx(own.item())
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_spread_weights_are_uniform_on_the_simplex(k):
+    """Mean 1/k and variance (k - 1) / k^2 / (k + 1); guards against sorted weights, and a net that repeats."""
+    weights = evaluation.spread_weights(k, 4096)
+    assert weights.shape == (4096, k)
+    torch.testing.assert_close(weights.sum(1), torch.ones(4096).double())
+    assert (weights >= 0).all()
+    expected = torch.full((k,), 1 / k).double()
+    torch.testing.assert_close(weights.mean(0), expected, atol=2e-3, rtol=0)
+    variance = torch.full((k,), (k - 1) / k**2 / (k + 1)).double()
+    torch.testing.assert_close(weights.var(0), variance, atol=1e-3, rtol=0)
+    assert torch.equal(evaluation.spread_weights(k), evaluation.spread_weights(k))
+
+
 def test_diversity_is_the_mean_over_pairs():
-    """Guards against dividing by n squared, which makes pools of different size incomparable."""
+    """Guards against dividing by n squared, which makes pools of different sizes incomparable."""
     rewards = random_rewards(3, 2, 5, 4)
-    brute = [
-        sum((a - b).abs().sum() for a, b in itertools.combinations(pool, 2)) / 10
-        for pool in rewards
-    ]
-    torch.testing.assert_close(evaluation.diversity(rewards), torch.stack(brute))
-    assert (
-        evaluation.diversity(torch.ones(1, 5, 4)).item() == 0
-        and evaluation.diversity(torch.ones(1, 1, 4)).item() == 0
-    )
+    for i in range(2):
+        distances = [(a - b).abs().sum() for a, b in itertools.combinations(rewards[i], 2)]
+        expected = sum(distances).item() / 10
+        assert evaluation.diversity(rewards)[i].item() == pytest.approx(expected)
+    assert evaluation.diversity(torch.ones(1, 5, 4)).item() == 0
+    assert evaluation.diversity(torch.ones(1, 1, 4)).item() == 0
 
 
 def test_pareto_share_and_coverage():
+    """A vector that is repeated counts once, and one that another is as good as counts not at all."""
     pool = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.5, 0.0]]])
-    assert evaluation.pareto_share(pool).item() == pytest.approx(
-        2 / 4
-    )  # a repeated vector counts once
+    assert evaluation.pareto_share(pool).item() == pytest.approx(2 / 4)
     assert evaluation.coverage(pool, 2).item() == pytest.approx((0.5 + 0.75) / 2)
     assert evaluation.coverage(pool, 1).item() == pytest.approx(pool.mean().item())
+    assert evaluation.coverage(pool, 3).item() == pytest.approx(1.0)  # the fourth is no set
 
 
-def test_bootstrap_interval_covers():
+@pytest.mark.parametrize("interval", ["ours", "bootstrap"])
+def test_intervals_cover(interval):
     """95% intervals of 300 samples of 50 normals: about 94% hold the truth; below 88% has odds of one in 10,000."""
-    samples = torch.randn(300, 50, generator=torch.Generator().manual_seed(4))
-    held = sum(low <= 0 <= high for low, high in map(bootstrap_interval, samples))
+    held = 0
+    for sample in torch.randn(300, 50, generator=torch.Generator().manual_seed(4)):
+        low, high = bootstrap_interval(sample)
+        if interval == "ours":
+            low, high = sample.mean() - half_width(sample), sample.mean() + half_width(sample)
+        held += bool(low <= 0 <= high)
     assert 0.88 < held / 300 < 0.99
+
+
+def test_an_interval_of_several_runs_is_one_over_seeds():
+    """Guards against 600 problems that make three seeds look certain."""
+    values = torch.tensor([0.2, 0.5, 0.8])[:, None].expand(3, 200)
+    assert half_width(values) == pytest.approx(1.96 * 0.3 / 3**0.5)
+    assert half_width(values[:1]) == 0
+
+
+# Pools.
+
+
+class Kinds(Task):
+    """Objectives without names, of which a problem may have two or three."""
+
+    name = "kinds"
+    minimum = -1.0
+
+    def reward(self, problem: Problem, answer: str) -> list[float]:
+        own = [1.0, 0.5, 0.0] if answer == "good" else [0.0, 1.0, 1.0]
+        return own[: problem.data]
+
+
+def test_a_pool_counts_what_was_paid_for():
+    """An empty slot is a candidate with the least reward, a duplicate one like any other; the rest is cut."""
+    problems = [Problem("a", 3), Problem("b", 2)]
+    answers = [["good", "good"], [], ["bad"], ["bad", "good"], ["good"], ["bad"]]
+    pool = evaluation.pool_of(Kinds(), problems, answers, m=2, size=5)
+    assert pool.answers[0] == ["good", "good", None, None, "bad"]
+    assert pool.answers[1] == ["bad", "good", "good", None, "bad"]
+    assert pool.rewards[0].tolist() == [[1, 0.5, 0]] * 2 + [[-1] * 3] * 2 + [[0, 1, 1]]
+    assert pool.rewards[1, 0].tolist() == [0, 1, 0]
+    assert pool.scalars[1].tolist() == [0.5, 0.75, 0.75, -1, 0.5]
+    values = measure(pool, Kinds(), m=2)
+    assert {"best@1", "best@5", "pass@3", "W@2", "diversity", "pareto", "coverage"} <= values.keys()
+    assert "best@8" not in values
+    assert values["best@5"].tolist() == pytest.approx([2 / 3, 0.75])
+    assert values["earned"].tolist() == pytest.approx([3 / 5, 4 / 5])
+    assert values["coverage"].tolist() == pytest.approx([(0.5 - 1) / 2, (1 + 0.75) / 2])
+
+
+def test_a_problem_is_passed_in_its_own_objectives():
+    """Guards against objectives that a problem lacks, which nobody could pass."""
+    rewards = torch.tensor([[[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]], [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]]])
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    pool = Pool([], [], rewards, rewards.mean(-1), mask)
+    assert measure(pool, Kinds(), m=1)["pass@1"].tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("m, batch", [(1, 0), (3, 0), (3, 2)])
+def test_a_pool_is_sampled_in_rollouts_of_m(m, batch):
+    """Ten candidates a problem, whatever m is and however few rollouts go at a time."""
+    task = Fence()
+    task.reads_untagged = False
+    policy = load_policy("tiny", task)
+    config = Config(sampling_batch=batch, group_size=2)
+    problems = task.problems("test", 2)
+    pool = evaluation.sample_pool(policy, task, problems, config, m=m, size=10, temperature=1.0)
+    assert [len(own) for own in pool.answers] == [10, 10]
+    assert pool.rewards.shape == (2, 10, 3)
+    again = evaluation.sample_pool(policy, task, problems, config, m=m, size=10, temperature=1.0)
+    assert again.answers == pool.answers
+
+
+# The table and the picture.
+
+
+def report_of(seed: int = 0) -> Report:
+    """GRPO has collapsed onto an answer that is best on average; VPO has kept its variety."""
+    means = {"start": (0.3, 0.5, 1.0), "start_sets": (0.3, 0.5, 1.2)}
+    means |= {"grpo": (0.8, 0.8, 0.1), "vpo": (0.7, 0.9, 1.1)}
+    measures = {}
+    for policy, (one, all_of_them, diversity) in means.items():
+        by_name = dict.fromkeys(["best@1", "W@1"], one) | dict.fromkeys(["best@3", "W@3"], 0.6)
+        by_name |= dict.fromkeys(["best@8", "W@8"], all_of_them) | {"diversity": diversity}
+        by_name |= dict.fromkeys(["pass@1", "pass@3", "pass@8", "pareto", "coverage"], 0.0)
+        noise = 0.01 * (random_rewards(seed, 20) - 0.5)
+        measures[policy] = {
+            name: mean + (noise - noise.mean()) * mean for name, mean in by_name.items()
+        }
+    return Report([f"runs/fence-seed{seed}"], Settings("test", 20, 8, 0.7), measures)
+
+
+def test_the_table_says_in_words_what_it_shows(capsys):
+    """A row per policy; nothing of pass@k where nobody passes; diversity against what a method was asked for."""
+    report = report_of()
+    report.print_table()
+    out = capsys.readouterr().out
+    assert "runs/fence-seed0: 20 test problems, pool of 8 candidates, temperature 0.7" in out
+    rows = [line.split() for line in out.splitlines()]
+    assert ["best@1", "best@3", "best@8", "W@8", "diversity", "pareto", "coverage"] in rows
+    assert ["VPO", "0.700", "0.600", "0.900", "0.900", "1.100", "0.000", "0.000"] in rows
+    assert "GRPO 10% (collapsed), VPO 92% (kept)" in out
+    assert "best@1: GRPO 0.800, VPO 0.700, start model 0.300\n" in out
+    assert "W@8: VPO 0.900, GRPO 0.800, start model 0.500" in out
+    report.measures["vpo"]["pass@8"][3] = 1.0
+    report.print_table()
+    assert " pass@1     pass@8" in capsys.readouterr().out
+
+
+def test_a_table_of_nothing_says_so(capsys):
+    report = report_of()
+    for values in report.measures.values():
+        values["diversity"] = torch.zeros(20)
+    report.print_table()
+    assert "all candidates of all policies earned the same" in capsys.readouterr().out
+
+
+def test_means_of_several_runs(tmp_path, capsys):
+    """Of the policies that all runs have; the interval is one over the runs."""
+    reports = [report_of(seed) for seed in range(3)]
+    del reports[1].measures["grpo"]
+    for i, report in enumerate(reports):
+        report.measures["vpo"]["best@1"] += 0.1 * i
+    means = evaluation.mean_of(reports)
+    assert list(means.measures) == ["start", "start_sets", "vpo"]
+    means.print_table()
+    assert "mean of 3 runs" in capsys.readouterr().out
+    means.write(tmp_path, "cpu")
+    stored = json.loads((tmp_path / "eval.json").read_text())
+    best = stored["policies"]["vpo"]["best@1"]
+    assert best["mean"] == pytest.approx(0.8)
+    half = 1.96 * 0.1 / 3**0.5
+    assert best["interval"] == pytest.approx([0.8 - half, 0.8 + half])
+    expected = {"split": "test", "problems": 20, "pool": 8, "temperature": 0.7, "device": "cpu"}
+    assert stored["settings"] == expected | {
+        "runs": [f"runs/fence-seed{seed}" for seed in range(3)]
+    }
+
+
+@pytest.mark.draws
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_the_picture_of_best_at_k(suffix, tmp_path):
+    """A curve per policy; equal numbers give equal files."""
+    files = []
+    for name in ("one", "two"):
+        path = tmp_path / f"{name}.{suffix}"
+        report_of().draw_best_at_k(path)
+        files.append(path.read_bytes())
+    assert files[0] == files[1]
+    if suffix == "svg":
+        text = files[0].decode()
+        for words in ("GRPO", "VPO", "start model", "bands: 95% over problems"):
+            assert f"<!-- {words}" in text or words in text
+
+
+# The command.
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ({"task": "maze"}, "--task maze: only used with --reward-geometry"),
+        ({"page": True, "pool": 5}, "--pool 5: not used by --page and --film"),
+        (
+            {"film": True, "split": "validation"},
+            "--split validation: not used by --page and --film",
+        ),
+        ({"reward_geometry": True, "out": "x"}, "--out x: not used by --reward-geometry"),
+    ],
+)
+def test_a_flag_that_would_be_ignored_is_refused(flags, message):
+    with pytest.raises(UserError, match=message):
+        evaluation.check_used(EvalFlags(**flags))
+
+
+def test_what_is_written_goes_to_a_folder_of_each_run(tmp_path):
+    """Guards against runs that overwrite one another's figures."""
+    runs = [Path("runs/a"), Path("runs/b")]
+    assert evaluation.output_folders(runs, None) == [None, None]
+    assert evaluation.output_folders(runs[:1], tmp_path) == [tmp_path]
+    assert evaluation.output_folders(runs, tmp_path) == [tmp_path / "a", tmp_path / "b"]
+    with pytest.raises(UserError, match="two runs are named a"):
+        evaluation.output_folders([*runs, Path("other/a")], tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="must be a folder, and is a file"):
+        evaluation.output_folders(runs, tmp_path / "file")

@@ -4,7 +4,6 @@ import importlib.util
 import inspect
 import itertools
 import json
-import math
 import os
 import random
 import re
@@ -16,25 +15,20 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
 
-import train
-from engine.checkpoints import TrainState
-from engine.config import Config
-from engine.kinds import fill_in
-from engine.models import load_policy, save_policy
-from engine.optimizer import AdamW
-from rewards import Problem, Task, UserError, take_problems, write_answers
-from rollout import Scored, score_texts
-from tasks import load_task
+from engine.models import save_model
+from engine.tasks import load_task, take_problems
+from rewards import Fence, Problem, Task, UserError, parse_answers, write_answers
+from rollout import load_policy, random_generator, score
 from tasks.code import Code
 from tasks.code_files import read_problems
-from vpo import ADVANTAGES, group_normalize, sample_weights, set_reward, vpo_advantage
+from vpo import ADVANTAGES, SEVERAL_ANSWERS, answers_per_rollout, sample_weights, set_reward
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
-STUDY = ROOT / "study"
 INSTALL = "not installed: pip install -r examples/requirements.txt"
 needs_trl = pytest.mark.skipif(not importlib.util.find_spec("trl"), reason=f"trl is {INSTALL}")
 needs_openevolve = pytest.mark.skipif(
@@ -44,14 +38,15 @@ G = 4  # rollouts per prompt
 P = 3  # prompts per step
 STEPS = 2
 SEED = 3
-METHODS = ("vpo", "group_vpo", "max_at_k", "gdpo", "maxrl")
+METHODS = ("vpo", "multi_rlvr", "group_vpo", "max_at_k", "gdpo", "maxrl")
 
 # A task on which an untrained model finds answers, with two or three objectives and rewards below 0.
 TASK = """
 from rewards import Problem, Task
 
 class Letters(Task):
-    name, minimum, answer_words, m, eval_problems = "letters", -0.5, 4, 3, 4
+    name, minimum, answer_words = "letters", -0.5, 4
+    defaults = {"eval_problems": 4}
     words = ("a", "b", "c", *(f"p{i}" for i in range(40)))
 
     def problems(self, split, n, seed=0, start=0):
@@ -136,71 +131,63 @@ def letters(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("letters")
     (folder / "letters.py").write_text(TASK)
     (folder / "worker.py").write_text(WORKER)
-    model, tokenizer = load_policy("tiny", load_task(str(folder / "letters.py")))
-    save_policy(model, tokenizer, folder / "start")
+    policy = load_policy("tiny", load_task(str(folder / "letters.py")))
+    save_model(policy.model, policy.tokenizer, folder / "start")
     return folder
 
 
+def test_the_table_of_advantages_says_what_it_shows(capsys):
+    """Guards the explanations beside the rows, and a new method that is not in the table."""
+    advantages = script("advantages")
+    single = {name for name in ADVANTAGES if name not in SEVERAL_ANSWERS}
+    assert advantages.WHY_SINGLE.keys() == single
+    assert advantages.WHY_PAIRS.keys() == set(SEVERAL_ANSWERS)
+    advantages.main()
+    rows = {}
+    for line in capsys.readouterr().out.splitlines():
+        numbers = re.findall(r"-?\d+\.\d\d", line)
+        if len(numbers) == 5:
+            rows[line.split()[0]] = [float(number) for number in numbers]
+    A, A_again, B, C, F = range(5)
+    for name in ("grpo", "dr_grpo", "maxrl", "max_at_k"):
+        assert max(range(5), key=rows[name].__getitem__) == C, name
+    assert rows["max_at_k"][A] == rows["max_at_k"][F]
+    assert rows["gdpo"][B] > rows["gdpo"][A] == rows["gdpo"][A_again]
+    assert rows["random_weighting"][A] > rows["random_weighting"][B]
+    assert max(range(5), key=rows["group_vpo"].__getitem__) == B
+    assert max(range(5), key=rows["multi_rlvr"].__getitem__) == 2  # A + C
+    assert max(range(5), key=rows["vpo"].__getitem__) == 0  # A + B
+    assert rows["R(S)"][:2] == pytest.approx([0.75, 0.5], abs=0.01)
+
+
+@pytest.mark.parametrize("method", ADVANTAGES)
+def test_the_mean_of_a_groups_advantages_is_0(method):
+    """What the reward function for TRL relies on: TRL subtracts the mean of a group."""
+    m = answers_per_rollout(method, 3)
+    rewards = torch.rand(5, G, m, 3, generator=torch.Generator().manual_seed(0))
+    answer_mask = rewards[..., 0] > 0.1
+    objective_mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1], [1, 1, 0]]).bool()
+    scalars = rewards.mean(-1)
+    options = {"objective_mask": objective_mask, "missing_answer_reward": -0.5}
+    A = ADVANTAGES[method](rewards, scalars, answer_mask, **options)
+    assert A.abs().max() > 0.1
+    assert A.mean(1).abs().max() < 1e-6
+
+
 @needs_trl
-def test_multi_rlvr_in_trl_pays_distinct_answers():
-    """As vpo.multi_rlvr does: the second answer repeats the first."""
+def test_the_reward_function_returns_advantages_and_logs_rewards():
+    """Two fences of one color are paid once, and R is the mean over users of the better fence."""
     trl_vpo = script("trl_vpo")
-    task = load_task(str(ROOT / "examples/fence.py"))
-    config = SimpleNamespace(method="multi_rlvr")
-    reward = trl_vpo.SetReward(config, task, task.problems("train", 1), m=2)
-    texts = [
-        "1. red red red red red red\n2. red red red red red red",
-        "1. grey grey grey grey grey grey",
-    ]
-    once, grey = reward(texts, [0, 0], log_metric=lambda *_: None)
-    assert once == pytest.approx(1 / 3) and grey == pytest.approx(0.35)
-
-
-def test_variants_without_their_change_are_vpo():
-    """A share of 0 for the mean gives VPO's advantage; half of it prefers the set without a bad answer."""
-    variants = script("variants", STUDY)
-    rewards = torch.rand(2, 4, 3, 2, generator=torch.Generator().manual_seed(0))
-    mask = torch.ones(2, 4, 3, dtype=torch.bool)
-    expected = vpo_advantage(rewards, mask, generator=torch.Generator().manual_seed(1))
-    A = variants.shared_mean(
-        rewards,
-        rewards.mean(-1),
-        mask,
-        mean_share=0.0,
-        n_weights=100,
-        generator=torch.Generator().manual_seed(1),
-    )
-    assert torch.allclose(A, expected)
-
-    best = torch.ones(1, 2, 2, 1)
-    best[0, 1, 1] = 0  # the second rollout holds an answer that earns nothing
-    scalars = best.mean(-1)
-    A = variants.shared_mean(best, scalars, scalars >= 0, mean_share=0.5, n_weights=10)
-    assert A[0, 0] > 0 > A[0, 1]
-
-
-@pytest.mark.parametrize("name", ["reward_to_go", "shapley"])
-def test_credit_for_each_answer_of_one_is_vpo(letters, monkeypatch, name):
-    """The steps of both are then equal. Guards the loss, which gets every token as a rollout of its own."""
-    task = load_task(str(letters / "letters.py"))
-    task.minimum = 0.0
-    task.reward = lambda problem, answer: [answer.count("a") / 4, answer.count("b") / 4]
-    config = Config(task="letters", m=1, group_size=8, prompts_per_step=4, kl=0.1)
-    fill_in(config, task, cuda=False)
-
-    def gradient_norm(train_step) -> float:
-        model, tokenizer = load_policy(str(letters / "start"), task)
-        reference, _ = load_policy(str(letters / "start"), task)
-        state = TrainState(model, tokenizer, reference, AdamW(model), step=0)
-        return float(train_step("vpo", state, task, config).metrics["grad_norm"])
-
-    expected = gradient_norm(train.train_step)
-    monkeypatch.setattr(train, "train_step", train.train_step)  # the scripts replace it
-    monkeypatch.delitem(sys.modules, "study.reward_to_go", raising=False)
-    script(name, STUDY)
-    assert train.train_step.__name__ == "credited_train_step"
-    assert gradient_norm(train.train_step) == pytest.approx(expected, rel=1e-4)
-    assert expected > 0.01
+    config = SimpleNamespace(method="multi_rlvr", n_weights=9, alpha=1.0, subset=0, seed=0)
+    reward = trl_vpo.AdvantageReward(config, Fence(), Fence().problems("train", 1), m=2)
+    logged = {}
+    texts = ["1. red red red red red red\n2. red red red red red red"]
+    texts += ["1. grey grey grey grey grey grey"]
+    advantages = reward(texts, [0, 0], [2, 2], log_metric=logged.__setitem__)
+    assert advantages == pytest.approx([-1, 1], abs=0.001)
+    assert logged["R"] == pytest.approx((1 / 3 + 0.35) / 2, abs=0.005)
+    assert logged["best_in_rollout"] == pytest.approx((1 / 3 + 0.35) / 2)
+    assert logged["scalar"] == pytest.approx((1 / 3 + 1 / 3 + 0.35 + 0) / 4)
 
 
 @needs_trl
@@ -238,36 +225,23 @@ def check_advantages(task: Task, method: str, step: int, logs: list) -> None:
     first = P * step
     assert [row[0] for row in rows] == [first + i // G for i in range(P * G)]
 
-    m = 3 if method == "vpo" else 1
+    m = 3 if method in ("vpo", "multi_rlvr") else 1
     problems = take_problems(task, "train", P, start=first)
-    scored = score_texts(task, problems, [row[2] for row in rows], m)
-    expected = expected_advantages(task, method, scored, SEED * 1_000_003 + first)
+    answers = [parse_answers(row[2], task, m) for row in rows]
+    scored = score(task, problems, answers, m)
+    expected = ADVANTAGES[method](
+        scored.vectors,
+        scored.scalars,
+        scored.answer_mask,
+        repeat_mask=scored.repeat_mask,
+        objective_mask=scored.objective_mask,
+        missing_answer_reward=task.minimum,
+        n_weights=100,
+        generator=random_generator(SEED, first, "weights"),
+    )
     actual = torch.tensor([row[3] for row in rows]).view(P, G)
     assert expected.abs().max() > 0.5
     assert torch.allclose(actual, expected, atol=1e-5, rtol=0), (method, step)
-
-
-def expected_advantages(task: Task, method: str, scored: Scored, seed: int) -> torch.Tensor:
-    """The advantages (P, G). Stock TRL computes VPO's with another eps and standard deviation."""
-    if method != "vpo":
-        return ADVANTAGES[method](
-            scored.vectors,
-            scored.scalars,
-            scored.answer_mask,
-            objective_mask=scored.objective_mask,
-            missing_answer_reward=task.minimum,
-            generator=torch.Generator().manual_seed(seed),
-            n_weights=100,
-        )
-    rewards = []
-    for p, k in enumerate(scored.objective_mask.sum(1).tolist()):
-        generator = torch.Generator().manual_seed(seed + p)
-        weights = sample_weights(100, k, generator=generator)
-        vectors = scored.vectors[p : p + 1, ..., :k]
-        mask = scored.answer_mask[p : p + 1]
-        rewards.append(set_reward(vectors, weights[None], mask, task.minimum))
-    factor = math.sqrt((G - 1) / G)
-    return factor * group_normalize(torch.cat(rewards), eps=1e-4 * factor)
 
 
 @needs_trl
@@ -275,7 +249,7 @@ def expected_advantages(task: Task, method: str, scored: Scored, seed: int) -> t
     "flags, named",
     [
         ({"scale_rewards": "batch"}, "--scale_rewards batch"),
-        ({"scale_rewards": False}, "--scale_rewards none"),
+        ({"scale_rewards": True}, "--scale_rewards group"),
         (
             {"multi_objective_aggregation": "normalize_then_sum"},
             "--multi_objective_aggregation normalize_then_sum",
@@ -327,7 +301,7 @@ def test_settings_that_would_undo_vpo_are_refused_by_name(letters, tmp_path, fla
 @pytest.mark.parametrize(
     "flags, named",
     [
-        ("--scale_rewards none", "--scale_rewards none"),
+        ("--scale_rewards group", "--scale_rewards group"),
         ("--lr 1", "--lr"),
         ("--n_weights 0", "n_weights = 0"),
         ("--steps few", "--steps"),
@@ -352,13 +326,13 @@ def test_verl_gets_scalars_and_a_group_the_same_weights():
     # In veRL's defaults no size of a micro-batch is set, and it stops.
     assert "actor.use_dynamic_bsz=True" in verl.__doc__
 
-    task = load_task("maze")
+    task = load_task("maze", "a language model")
     _, problem = take_problems(task, "train", 2)
     row = json.loads(json.dumps(verl.rows("maze", "train", 2, 3)[1]))
     assert row["prompt"][0]["content"] == task.prompt(problem, 3)
     truth = row["reward_model"]["ground_truth"]
 
-    def score(text: str, **options) -> dict:
+    def score_text(text: str, **options) -> dict:
         return verl.compute_score(
             data_source=row["data_source"],
             solution_str=text,
@@ -369,27 +343,47 @@ def test_verl_gets_scalars_and_a_group_the_same_weights():
 
     routes = [task.demonstration(problem, random.Random(i)) for i in range(3)]
     texts = [write_answers(task, routes), write_answers(task, routes[:1] * 3), "nothing"]
-    results = [score(text) for text in texts]
-    scored = score_texts(task, [problem], texts, 3)
+    results = [score_text(text) for text in texts]
+    scored = score(task, [problem], [routes, routes[:1] * 3, []], 3)
     generator = torch.Generator().manual_seed(zlib.crc32(truth.encode()))
-    weights = sample_weights(100, 4, generator=generator)
-    expected = set_reward(scored.vectors, weights[None], scored.answer_mask)[0].tolist()
+    weights = sample_weights(1, 100, 4, generator=generator)
+    expected = set_reward(scored.vectors, weights, scored.answer_mask)[0].tolist()
     assert [result["score"] for result in results] == pytest.approx(expected)
     assert expected[0] >= expected[1] > 0
+    assert [result["answers"] for result in results] == pytest.approx([1, 1 / 3, 0])
     assert results[2]["score"] == 0
     for result in results:
         assert list(result) == ["score", "scalar", "best_in_rollout", "answers", "set_diversity"]
         assert {type(value) for value in result.values()} == {float}
-    assert score(texts[0], n_weights=7)["score"] != expected[0]
+    assert score_text(texts[0], n_weights=7)["score"] != expected[0]
 
 
-@pytest.mark.parametrize("truth, m", [("72", 3), (None, -1), (None, "3")])
+@pytest.mark.parametrize("truth, m", [("72", 3), (None, -1), (None, "3"), (None, 2.5)])
 def test_verl_refuses_rows_of_another_kind(truth, m):
     verl = script("verl_reward")
     row = verl.rows("maze", "train", 1, 3)[0]
     truth = truth or row["reward_model"]["ground_truth"]
     with pytest.raises(UserError, match=f"m = {m}: no row of maze"):
         verl.compute_score("maze", "", truth, {"m": m})
+
+
+def test_verl_may_hand_on_whole_numbers_of_numpy():
+    """veRL reads the rows with pandas or datasets, which may make an int64 of m. It was refused once."""
+    verl = script("verl_reward")
+    row = verl.rows("maze", "train", 1, 3)[0]
+    truth = row["reward_model"]["ground_truth"]
+    expected = verl.compute_score("maze", "1. north", truth, {"m": 3})
+    assert verl.compute_score("maze", "1. north", truth, {"m": numpy.int64(3)}) == expected
+
+
+def test_verl_reads_answers_of_a_language_model():
+    """Guards against the rules of the tiny model, which reads no numbered lines."""
+    verl = script("verl_reward")
+    truth = verl.rows("fence", "train", 1, 2)[0]["reward_model"]["ground_truth"]
+    text = "1. red red red red red red\n2. blue blue blue blue blue blue"
+    result = verl.compute_score("fence", text, truth, {"m": 2})
+    assert result["scalar"] == pytest.approx(1 / 3)
+    assert result["score"] == pytest.approx(0.5, abs=0.05)  # E max(w_1, w_2) of three weights
 
 
 # What the recorded model answers in turn, and which of the eight tests each program passes.

@@ -1,14 +1,33 @@
 """Reward geometry: what the numbers are for rewards whose geometry is known, and the words that they lead to."""
 
+import shlex
 from pathlib import Path
 
 import pytest
 import torch
-from test_train import QUICK, fails, in_an_empty_folder  # noqa: F401 - the fixture applies by its name
 
 import eval as evaluation
 import train
+from engine.runs import start_of
 from report.geometry import correlations, geometry, geometry_report, verdict
+
+QUICK = shlex.split(
+    "--method grpo --m 2 --warm-steps 20 --steps 1 --group-size 3 --prompts-per-step 1 "
+    "--eval-problems 0 --snapshots 0 --out run"
+)
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def fails(arguments: list[str], capsys, text: str) -> None:
+    """A mistake is one line with this text, and the exit code 2."""
+    with pytest.raises(SystemExit) as stop:
+        evaluation.main(arguments)
+    error = capsys.readouterr().err.strip()
+    assert stop.value.code == 2 and text in error and "\n" not in error
 
 
 def measures(rewards: torch.Tensor, objective_mask: torch.Tensor | None = None) -> dict[str, float]:
@@ -82,46 +101,53 @@ def test_no_signal_is_said():
 def test_a_finite_data_set_counts_once(capsys):
     """Where it wraps around, each problem is sampled once, and the heading says how many there are."""
     Path("few.py").write_text(
-        "from tasks.toy import Toy\nfrom rewards import Problem\n\n\nclass Few(Toy):\n"
+        "from rewards import Problem, Toy\n\n\nclass Few(Toy):\n"
         "    def problems(self, split, n, seed=0, start=0):\n"
         "        return [Problem(f'{split}-{i % 2}', None) for i in range(start, start + n)]\n"
     )
-    flags = [*QUICK, "--eval-problems", "0", "--steps", "1", "--snapshots", "0"]
-    train.main(["--task", "few.py", "--out", "run", *flags])
+    train.main([*QUICK, "--task", "few.py"])
     evaluation.main(["run", "--reward-geometry", "--problems", "5"])
     assert "on 2 validation problems" in capsys.readouterr().out
 
 
 def test_of_a_run_and_of_a_model(capsys):
-    """Before any training of a method, and for a bare model with --task; a folder that is neither is named."""
-    train.main(["--task", "toy", "--out", "run", *QUICK, "--eval-problems", "0", "--steps", "1"])
+    """Before any training of a method, and for a bare model with --task."""
+    train.main([*QUICK, "--task", "toy"])
+    capsys.readouterr()
     evaluation.main(["run", "--reward-geometry", "--problems", "3"])
     own = capsys.readouterr().out
     assert "run: the start model on 3 validation problems, 12 answers each" in own
     assert "block_1" in own
     evaluation.main(["run/start", "--reward-geometry", "--task", "toy", "--problems", "2"])
-    assert "of 3" in capsys.readouterr().out
+    of_model = capsys.readouterr().out
+    assert "run/start: the start model on 2 validation problems, 32 answers each" in of_model
+    assert "of 3" in of_model
+
+
+def test_a_model_is_asked_with_the_defaults_of_a_language_model_and_its_task():
+    """Guards against a model that is asked for rollouts of 0 new tokens, as long as the tiny one's."""
+    config, task, model = start_of("folder", "headline", "cpu")
+    assert model == "folder" and task.form == "lines"
+    assert config.max_new_tokens == task.language_defaults["max_new_tokens"]
+    assert config.sampling_batch == 96
+    assert config.dtype == "float32"
 
 
 @pytest.mark.parametrize(
-    "arguments, text",
+    "name, text",
     [
-        (["nothing"], "--model nothing"),
-        (["tiny"], "--reward-geometry tiny"),
-        (["runs/none"], "--model runs/none"),
+        ("nothing", "--model nothing"),
+        ("tiny", "--reward-geometry tiny"),
+        ("runs/none", "--model runs/none"),
     ],
 )
-def test_what_is_neither_a_run_nor_a_model_is_named(arguments, text, capsys):
-    fails([*arguments, "--reward-geometry"], capsys, text, command=evaluation.main)
+def test_what_is_neither_a_run_nor_a_model_is_named(name, text, capsys):
+    fails([name, "--reward-geometry"], capsys, text)
 
 
 def test_an_unknown_task_of_a_model_is_named(capsys):
-    arguments = ["model", "--reward-geometry", "--task", "tou"]
-    fails(arguments, capsys, "--task tou", command=evaluation.main)
+    fails(["model", "--reward-geometry", "--task", "tou"], capsys, "--task tou")
 
 
 def test_a_task_is_only_taken_for_reward_geometry(capsys):
-    with pytest.raises(SystemExit) as stop:
-        evaluation.main(["run", "--task", "maze"])
-    assert stop.value.code == 2
-    assert "--task only used with --reward-geometry" in capsys.readouterr().err
+    fails(["run", "--task", "maze"], capsys, "--task maze: only used with --reward-geometry")

@@ -12,12 +12,10 @@ from matplotlib.figure import Figure
 from test_rollout import save_random_model
 
 import train
-from engine.config import Config
-from engine.kinds import fill_in, kind_named
-from engine.models import load_policy
-from engine.warmup import WarmUp, demonstrations
-from rewards import UserError, parse_answers, take_problems
-from tasks import load_task
+from engine.config import Config, peak_rate, task_defaults
+from engine.tasks import load_task, take_problems
+from rewards import UserError, parse_answers
+from rollout import load_policy, tiny_tokenizer
 from tasks.headline import FACTS, FOLLOWERS, MAX_WORDS, MODIFIERS, facts_told, kinds_of
 
 STORY = {
@@ -126,7 +124,8 @@ def test_the_splits_share_no_word_but_the_days():
 
 
 def test_demonstrations_tell_two_facts():
-    task = load_task("headline")
+    """Each of them two: sets of a model's own answers, before it had learnt any, earned a tenth."""
+    task = load_task("headline", "some/model")
     for problem in task.problems("demonstrations", 50):
         for seed in range(10):
             assert sum(task.reward(problem, task.demonstration(problem, Random(seed)))) == 2
@@ -134,38 +133,32 @@ def test_demonstrations_tell_two_facts():
             assert all(problem.data[name] in text for name in task.objectives)
 
 
-def test_sets_that_a_language_model_imitates(tmp_path, monkeypatch):
-    """They hold demonstrations as single answers do. Sets of its own answers, from before it had learnt any, earned a
-    tenth of what single answers did."""
-    monkeypatch.chdir(tmp_path)
-    task = load_task("headline")
-    model, tokenizer = load_policy(save_random_model("model", "llama"), task)
-    warm_up = WarmUp(steps=3, m=3, seed=0)
-    shown = demonstrations(task, tokenizer, warm_up, 2, model)
-    problems = take_problems(task, "demonstrations", 8, 0, 16)
-    assert len(shown.texts) == 8
-    for problem, prompt, text in zip(problems, shown.prompts, shown.texts, strict=True):
+def test_sets_that_a_language_model_imitates(tmp_path):
+    """Guards against warm-up sets of m equal answers, and against a form that is not read again."""
+    task = load_task("headline", "some/model")
+    policy = load_policy(save_random_model(tmp_path, "llama"), task)
+    config = Config(m=3, warm_steps=3)
+    prompts, texts = train.demonstrations(policy, task, config, 2, may_sample=True)
+    problems = take_problems(task, "demonstrations", 8, start=16)
+    for problem, prompt, text in zip(problems, prompts, texts, strict=True):
         assert "3 different headlines" in prompt
         answers = parse_answers(text, task, 3)
         assert [sum(task.reward(problem, answer)) for answer in answers] == [2, 2, 2]
-    assert len(set(shown.texts)) == 8
+        assert len(set(answers)) > 1
+    assert len(set(texts)) == 8
 
 
 def test_a_language_model_gets_the_tasks_defaults():
-    """One command without other flags; flags that are given win."""
-    task = load_task("headline")
-    config = Config(task="headline", model="a/model", temperature=0.9)
-    fill_in(config, task, cuda=False)
-    assert (config.prompts_per_step, config.temperature, config.steps) == (2, 0.9, 150)
-    kind = kind_named("a/model")
-    assert kind.peak_lr(config, "vpo") == 2 * kind.peak_lr(config, "grpo")
-    assert kind.peak_lr(config, "gdpo") == 2e-5  # not tuned
-    tiny = Config(task="headline")
-    fill_in(tiny, task, cuda=False)
-    assert (tiny.prompts_per_step, tiny.temperature) == (12, 1.0)
-    task.language_flags = {"speed": 2}
-    with pytest.raises(UserError, match="language_flags has 'speed'; it can have"):
-        fill_in(Config(model="a/model"), task, cuda=False)
+    """Guards against tuned rates that no longer reach their methods."""
+    defaults = task_defaults(load_task("headline", "some/model"), "some/model")
+    assert (defaults["prompts_per_step"], defaults["temperature"], defaults["steps"]) == (
+        2,
+        0.7,
+        150,
+    )
+    config = Config(lr=defaults["lr"])
+    rates = [peak_rate(config, method) for method in ("grpo", "vpo", "max_at_k", "gdpo")]
+    assert rates == [2e-5, 4e-5, 1e-5, 2e-5]
 
 
 def words_of_ones_own(path, **changes):
@@ -204,7 +197,7 @@ def test_a_drawing_counts_equal_headlines():
     best = f"{problem.data['event']} at the {problem.data['place']}"
     figure = Figure()
     axes = figure.subplots()
-    assert task.draw(axes, problem, [best.upper(), best, "nonsense"], "black")
+    task.draw(axes, problem, [best.upper(), best, "nonsense"], "black")
     shown = [text.get_text() for text in axes.texts]
     assert shown[0] == " 2\u00d7" and problem.data["event"] in shown and "nonsense" in shown
     colors = {text.get_text(): text.get_color() for text in axes.texts}
@@ -214,12 +207,7 @@ def test_a_drawing_counts_equal_headlines():
     )
 
 
-def test_the_tiny_model_is_refused_before_it_is_trained(tmp_path, monkeypatch, capsys):
-    """It would learn the words of training, and earn nothing with those that are held out: it gets none."""
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match="2"):
-        train.main(["--task", "headline"])
-    assert (
-        "task headline has no words for it here; take a language model" in capsys.readouterr().err
-    )
-    assert not (tmp_path / "runs").exists()
+def test_the_tiny_model_is_refused():
+    """It would learn the words of training, and earn nothing with those that are held out."""
+    with pytest.raises(UserError, match="task headline has no words for it here; take a language"):
+        tiny_tokenizer(load_task("headline"))

@@ -17,7 +17,7 @@ pytest.importorskip(
 )
 
 ROOT = Path(__file__).parent.parent
-PROJECT = "vpo.py rollout.py rewards.py train.py eval.py search.py tasks engine report"
+PROJECT = "vpo.py rollout.py rewards.py train.py eval.py search.py tasks engine fast report"
 SIZE = "--steps 2 --warm-steps 2 --prompts-per-step 2 --group-size 2 --eval-problems 4 --pool 8 --snapshots 2"
 SMALL = f"""
 MAZE = "train.py --task maze --method grpo vpo {SIZE}"

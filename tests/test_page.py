@@ -12,36 +12,85 @@ import browser
 import pytest
 import torch
 from PIL import Image
-from test_doors import FENCE
-from test_train import (
-    assert_equal_weights,
-    fails,
-    in_an_empty_folder,  # noqa: F401 - the fixture applies by its name
-    metrics,
-    weights,
-    without_times,
-)
+from safetensors.torch import load_file
 
 import eval as evaluation
 import train
 import vpo
-from engine.checkpoints import checkpoints
 from engine.config import Config
-from engine.evaluations import Frame, Snapshots, is_snapshot_step
 from engine.files import read_log
+from engine.looks import look_of
+from engine.runs import checkpoints
+from engine.snapshots import Frame, Snapshots, is_snapshot_step
+from engine.tasks import load_task, reward_vectors
 from report import page
-from rewards import Problem, Task, reward_vectors
-from tasks import load_task
+from rewards import Problem, Task
 
 RUN = shlex.split(
-    "--task toy --method grpo vpo --m 2 --warm-steps 40 --steps 7 --group-size 3 --prompts-per-step 2 "
+    "--task toy --method grpo vpo --m 2 --warm-steps 20 --steps 7 --group-size 3 --prompts-per-step 2 "
     "--eval-problems 0 --pool 7 --save-every 3 --device cpu --snapshots 4"
 )
 CONFIG = Config(m=3)
 METHODS = ("grpo", "vpo", "group_vpo")
+OWN_TASK = """
+from rewards import Problem, Task
+
+
+class Boards(Task):
+    name = "boards"
+    objectives = ("red", "blue")
+    words = ("paint", "red", "blue")
+    answer_words = 2
+
+    def problems(self, split, n, seed=0, start=0):
+        return [Problem(f"{split}-{i}", {"grid": i % 3}) for i in range(start, start + n)]
+
+    def prompt(self, problem, m):
+        return self.request("Paint two boards red or blue.", m, ["red blue", "blue red", "red red"])
+
+    def tiny_prompt(self, problem):
+        return "paint"
+
+    def walk(self, problem, answer):
+        raise RuntimeError("a method of the user's own, which nobody may call")
+
+    def reward(self, problem, answer):
+        return [answer.split().count(color) / 2 for color in self.objectives]
+
+    def demonstration(self, problem, rng):
+        return " ".join(rng.choices(("red", "blue"), k=2))
+"""
 needs_browser = pytest.mark.skipif(
     not browser.find(), reason="no Chromium: apt-get install chromium, or set CHROMIUM"
 )
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def fails(arguments: list[str], capsys, *parts: str, command=evaluation.main) -> None:
+    """A mistake is one line with these parts, and the exit code 2."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        command(arguments)
+    error = capsys.readouterr().err.strip()
+    assert stop.value.code == 2 and "\n" not in error
+    for part in parts:
+        assert part in error
+
+
+def weights_of(run: str, method: str) -> dict[str, torch.Tensor]:
+    return load_file(f"{run}/{method}/checkpoint-000007/model.safetensors")
+
+
+def metrics_of(run: str, method: str) -> list[dict]:
+    """The metrics of a method, without what depends on the clock."""
+    rows = read_log(Path(run) / method / "metrics.jsonl")
+    for row in rows:
+        del row["seconds"], row["tokens_per_second"]
+    return rows
 
 
 class Prose(Task):
@@ -146,13 +195,13 @@ def run(trained) -> Path:
 def test_training_is_the_same_with_and_without_snapshots(trained):
     shutil.copytree(trained, ".", dirs_exist_ok=True)
     for method in ("grpo", "vpo"):
-        checkpoint = Path(method) / "checkpoint-000007"
-        assert_equal_weights(weights("with" / checkpoint), weights("without" / checkpoint))
-        logs = [without_times(metrics(Path(name) / method)) for name in ("with", "without")]
-        assert logs[0] == logs[1]
+        without = weights_of("without", method)
+        for name, weight in weights_of("with", method).items():
+            assert torch.equal(weight, without[name]), name
+        assert metrics_of("with", method) == metrics_of("without", method)
         assert not read_log(Path("without") / method / "snapshots.jsonl")
         rows = read_log(Path("with") / method / "snapshots.jsonl")
-        assert [row["step"] for row in rows] == [1, 3, 5, 7]
+        assert [row["step"] for row in rows] == [1, 7]
         task = load_task("toy")
         for problem, record in zip(task.problems("test", 4), rows[-1]["problems"], strict=True):
             assert problem.id == record["id"]
@@ -176,7 +225,14 @@ def test_a_resumed_run_ends_with_the_same_snapshots(run):
 
 
 @pytest.mark.parametrize(
-    "steps, n, expected", [(200, 3, [1, 100, 200]), (5, 1, [5]), (3, 20, [1, 2, 3]), (9, 0, [])]
+    "steps, n, expected",
+    [
+        (200, 3, [1, 100, 200]),
+        (5, 1, [5]),
+        (24, 20, [1, 9, 16, 24]),  # at least six steps apart
+        (3, 20, [1, 3]),
+        (9, 0, []),
+    ],
 )
 def test_snapshots_are_evenly_spaced(steps, n, expected):
     config = Config(steps=steps, snapshots=n)
@@ -184,18 +240,21 @@ def test_snapshots_are_evenly_spaced(steps, n, expected):
 
 
 def test_a_snapshot_needs_no_more_memory_than_a_step(monkeypatch):
-    """In training no more rollouts at a time than --sampling-batch and the group; the evaluation as ever."""
+    """Guards against a snapshot or an evaluation that runs out of memory where a step does not."""
     calls = []
-    sample = evaluation.sample
 
-    def record(model, tokenizer, prompts, G, options):
-        calls.append((G, options.batch))
-        return sample(model, tokenizer, prompts, G, options)
+    def record(policy, prompts, G, options):
+        calls.append((len(prompts), G, options.batch))
+        return evaluation.sample(policy, prompts, G, options)
 
-    monkeypatch.setattr(evaluation, "sample", record)
-    train.main(["--out", "run", *RUN, "--method", "grpo", "--steps", "2", "--sampling-batch", "3"])
+    monkeypatch.setattr(evaluation, "accelerated", lambda sample, plain: record)
+    flags = ["--method", "grpo", "--steps", "2", "--sampling-batch", "2"]
+    train.main(["--out", "run", *RUN, *flags])
     evaluation.main(["run", "--problems", "2"])
-    assert set(calls[:-3]) == {(3, 3)} and calls[-3:] == [(7, 0), (4, 0), (7, 0)]
+    # Four problems, seven rollouts each, in groups of at most --group-size 3; no batch holds two.
+    assert calls == [(12, 3, 2)] * 2 + [(6, 3, 2), (4, 2, 2), (6, 3, 2)]
+    rows = read_log(Path("run/grpo/snapshots.jsonl"))
+    assert all(len(record["answers"]) == 7 for record in rows[0]["problems"])
 
 
 def test_the_page_of_a_run(run, capsys):
@@ -204,10 +263,8 @@ def test_the_page_of_a_run(run, capsys):
     evaluation.main(["run", "--page"])
     assert capsys.readouterr().out == "written: run/report.html\n"
     data = data_of(Path("run/report.html"))
-    assert data["steps"] == [1, 3, 5, 7] and [method["title"] for method in data["methods"]] == [
-        "GRPO",
-        "VPO",
-    ]
+    assert data["steps"] == [1, 7]
+    assert [method["title"] for method in data["methods"]] == ["GRPO", "VPO"]
     assert [row[0] for row in data["methods"][0]["curve"]] == list(range(1, 8))
     for i, problem in enumerate(data["problems"]):
         for name in ("grpo", "vpo"):
@@ -222,8 +279,8 @@ def test_the_page_of_a_run(run, capsys):
     record = read_log(Path("run/vpo/snapshots.jsonl"))[-1]["problems"][0]
     rewards = torch.tensor(record["rewards"])[:6].view(1, 3, 2, 3)
     answer_mask = torch.tensor([answer is not None for answer in record["answers"]])[:6]
-    weights = vpo.sample_weights(100, 3, generator=torch.Generator().manual_seed(0))
-    R = vpo.set_reward(rewards, weights[None], answer_mask.view(1, 3, 2))
+    weights = vpo.sample_weights(1, 100, 3, generator=torch.Generator().manual_seed(0))
+    R = vpo.set_reward(rewards, weights, answer_mask.view(1, 3, 2))
     assert pool["R"] == pytest.approx(R[0].tolist(), abs=1e-4)
     assert pool["A"] == pytest.approx(vpo.group_normalize(R)[0].tolist(), abs=1e-3)
 
@@ -238,7 +295,7 @@ def test_a_long_page_leaves_out_frames(tmp_path, monkeypatch):
 
 @pytest.mark.draws
 def test_the_film(tmp_path, monkeypatch):
-    snapshots = made_snapshots("maze", size=10, steps=3)
+    snapshots = made_snapshots("fence", size=10, steps=3)
     path = tmp_path / "film.gif"
     page.write_film(path, snapshots)
     with Image.open(path) as film:
@@ -251,43 +308,36 @@ def test_the_film(tmp_path, monkeypatch):
 
 
 def test_what_is_missing_is_named(trained, capsys):
-    """A run from before there were snapshots; one method without; a task that draws nothing; several runs."""
+    """A run from before there were snapshots; one method without; several runs."""
     shutil.copytree(trained / "without", "run")
     for flag in ("--page", "--film"):
-        fails(
-            ["run", flag],
-            capsys,
-            "run: no snapshots; training with --snapshots 20 keeps them",
-            command=evaluation.main,
-        )
+        fails(["run", flag], capsys, "run: no snapshots; training with --snapshots 20 keeps them")
     train.main(["--out", "run", "--task", "toy", "--method", "multi_rlvr", "--snapshots", "4"])
     evaluation.main(["run", "--page"])
-    assert [method["name"] for method in data_of(Path("run/report.html"))["methods"]] == [
-        "multi_rlvr"
-    ]
-    fails(
-        ["run", "--film"],
-        capsys,
-        "--film: task toy draws no answers; --page shows them as text",
-        command=evaluation.main,
-    )
+    names = [method["name"] for method in data_of(Path("run/report.html"))["methods"]]
+    assert names == ["multi_rlvr"]
     shutil.copytree("run", "other")
     evaluation.main(["run", "other", "--page", "--out", "pages"])
     assert data_of(Path("pages/run/report.html")) == data_of(Path("pages/other/report.html"))
     shutil.copytree("run", "again/run")
-    twice = ["run", "again/run", "--out", "twice"]
-    for flags in (["--page"], []):
-        fails([*twice, *flags], capsys, "two runs are named run", command=evaluation.main)
+    fails(["run", "again/run", "--out", "twice", "--page"], capsys, "two runs are named run")
     assert not Path("twice").exists()
-    fails(["run", "--snapshots", "-1"], capsys, "--snapshots -1")
+    fails([*RUN, "--snapshots", "-1"], capsys, "--snapshots -1", command=train.main)
+
+
+def test_a_film_of_a_task_that_draws_nothing_is_refused(run, capsys):
+    """Before the page is written, so that nothing is half done."""
+    message = "--film: task toy draws no answers; --page shows them as text"
+    fails(["run", "--page", "--film"], capsys, message)
+    assert not Path("run/report.html").exists()
 
 
 def test_a_log_that_ends_early(run):
     """Only steps that all methods share are shown; a line that a kill cut off counts as missing."""
     log = Path("run/vpo/snapshots.jsonl")
-    log.write_text("\n".join([*log.read_text().splitlines()[:2], '{"step": 5, "prob']))
+    log.write_text("\n".join([*log.read_text().splitlines()[:1], '{"step": 7, "prob']))
     evaluation.main(["run", "--page"])
-    assert data_of(Path("run/report.html"))["steps"] == [1, 3]
+    assert data_of(Path("run/report.html"))["steps"] == [1]
 
 
 @pytest.mark.parametrize(
@@ -300,15 +350,21 @@ def test_a_log_that_ends_early(run):
     ],
 )
 def test_flags_that_would_be_ignored_are_refused(flags, capsys):
-    fails(["run", *flags.split()], capsys, "not used by", command=evaluation.main)
+    fails(["run", *flags.split()], capsys, "not used by")
 
 
-def test_a_task_of_ones_own_has_a_page():
-    """Two objectives and nothing to draw; --m 1 has no sets."""
-    Path("fence.py").write_text(FENCE)
-    train.main([*RUN, "--task", "fence.py", "--out", "run", "--m", "1", "--method", "vpo"])
+def test_a_task_and_a_method_of_ones_own_have_a_page(monkeypatch):
+    """Guards against views that look methods up among ours, and take any `walk` for a maze's."""
+    Path("boards.py").write_text(OWN_TASK)
+    monkeypatch.setitem(vpo.ADVANTAGES, "my_method", vpo.ADVANTAGES["grpo"])
+    train.main([*RUN, "--task", "boards.py", "--out", "run", "--m", "1", "--method", "my_method"])
     evaluation.main(["run", "--page"])
-    assert "R" not in data_of(Path("run/report.html"))["problems"][0]["pools"][0]["vpo"]
+    data = data_of(Path("run/report.html"))
+    look = look_of("my_method")
+    assert (data["methods"][0]["title"], data["methods"][0]["color"]) == (look.title, look.color)
+    pool = data["problems"][0]["pools"][0]["my_method"]
+    assert "R" not in pool and data["problems"][0]["grid"] is None  # --m 1 has no sets
+    assert re.fullmatch(r"\d of 7 earn something", pool["summary"])
 
 
 LAYOUT = """(() => {
@@ -489,8 +545,8 @@ def test_the_set_reward_is_shown_as_vpo_computes_it(tab, tmp_path):
         "byId('rollout').dispatchEvent(new Event('input'))"
     )
     rewards = torch.tensor(snapshots.frames[-1].pools["vpo"][0]["rewards"]).view(1, 10, 3, 4)
-    drawn = vpo.sample_weights(100, 4, generator=torch.Generator().manual_seed(0))
-    R = vpo.set_reward(rewards, drawn[None])
+    drawn = vpo.sample_weights(1, 100, 4, generator=torch.Generator().manual_seed(0))
+    R = vpo.set_reward(rewards, drawn)
     assert float(tab.run("byId('R').textContent")) == pytest.approx(R[0, 6].item(), abs=6e-4)
     shown = tab.run(
         "[...document.querySelectorAll('#group tbody tr')].map((row) => row.cells[2].textContent)"
@@ -499,7 +555,7 @@ def test_the_set_reward_is_shown_as_vpo_computes_it(tab, tmp_path):
     assert [float(text.replace("\u2212", "-")) for text in shown] == pytest.approx(
         expected, abs=6e-3
     )
-    best = (rewards[0, 6] @ drawn[:5].T).max(0)
+    best = (rewards[0, 6] @ drawn[0, :5].T).max(0)
     cells = tab.run(
         "[...document.querySelectorAll('#scores tbody tr')].map((row) => "
         "[row.lastChild.textContent, [...row.cells].findIndex((cell) => cell.className === 'won')])"
@@ -507,7 +563,7 @@ def test_the_set_reward_is_shown_as_vpo_computes_it(tab, tmp_path):
     assert [float(value) for value, _ in cells] == pytest.approx(best.values.tolist(), abs=6e-4)
     assert all(
         rewards[0, 6, place - 1] @ w == pytest.approx(top)
-        for (_, place), w, top in zip(cells, drawn[:5], best.values, strict=True)
+        for (_, place), w, top in zip(cells, drawn[0, :5], best.values, strict=True)
     )
     for frame in snapshots.frames:
         frame.pools = {"grpo": frame.pools["grpo"]}

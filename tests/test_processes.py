@@ -1,7 +1,7 @@
 """Methods side by side: the same numbers, and nobody is lost when one process ends badly."""
 
+import inspect
 import json
-import multiprocessing
 import os
 import shlex
 import signal
@@ -12,118 +12,99 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_train import train_in_a_process
-from tqdm import tqdm
+from test_train import ROOT, fails, in_an_empty_folder, metrics  # noqa: F401 - a fixture
 
 import eval as evaluation
+import rewards
 import train
+import vpo
 from engine import processes
 from engine.config import Config
 from engine.interrupt import StopRequest
-from engine.processes import jobs_by_default, run_all, settle_jobs
+from engine.processes import jobs_of, run_all
 from rewards import UserError
 
 QUICK = shlex.split(
-    "--task toy --warm-steps 20 --steps 8 --prompts-per-step 2 --group-size 4 --save-every 3 "
+    "--task toy --warm-steps 20 --steps 16 --prompts-per-step 2 --group-size 4 --save-every 3 "
     "--eval-problems 3 --pool 5 --device cpu --method grpo vpo max_at_k"
 )
-
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux", reason="processes are forked on Linux alone"
-)
+METHODS = ("grpo", "vpo", "max_at_k")
 
 
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+# Functions for other processes, which import them from here.
 
 
-def logs(run: Path) -> dict[str, list[dict]]:
-    """The metrics of every method without those of time."""
-    by_method = {}
-    for path in sorted(run.glob("*/metrics.jsonl")):
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        for row in rows:
-            del row["seconds"], row["tokens_per_second"]
-        by_method[path.parent.name] = rows
-    return by_method
+def ones(seconds: float) -> torch.Tensor:
+    time.sleep(seconds)
+    return torch.ones(3)
 
 
-@pytest.mark.parametrize("jobs", [1, 2, 3])
-def test_results_come_in_the_order_of_the_work(jobs):
-    """A tensor too: it must outlive the process that made it."""
-    work = {"slow": lambda: time.sleep(0.3) or torch.ones(3), "quick": lambda: 2}
-    results = run_all(work, jobs)
-    assert list(results) == ["slow", "quick"] and results["quick"] == 2
-    assert results["slow"].sum() == 3
+def fail(message: str) -> None:
+    raise UserError(message)
 
 
-def test_a_process_that_is_killed_while_it_draws_stops_no_other(tmp_path):
-    """SIGKILL between the two halves of a progress bar; guards against a lock that nobody frees."""
-
-    def die_drawing():
-        tqdm.get_lock().acquire()
-        (tmp_path / "locked").touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def draw():
-        while not (tmp_path / "locked").exists():
-            time.sleep(0.01)
-        for _ in tqdm(range(2)):
-            pass
-        (tmp_path / "drawn").touch()
-
-    with pytest.raises(UserError, match="vpo: its process was killed by SIGKILL"):
-        run_all({"vpo": die_drawing, "grpo": draw}, 2)
-    assert (tmp_path / "drawn").exists()
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_an_error_is_told_after_the_others_have_ended(tmp_path):
-    def fail():
-        raise UserError("vpo, step 3: the loss is not finite")
-
-    def write():
-        time.sleep(0.5)
-        (tmp_path / "done").touch()
-
-    with pytest.raises(UserError, match="vpo, step 3: the loss is not finite"):
-        run_all({"vpo": fail, "grpo": write, "gdpo": write}, 2)
-    assert (tmp_path / "done").exists()
+def touch_later(path: str) -> None:
+    time.sleep(0.5)
+    Path(path).touch()
 
 
-def test_a_process_that_dies_is_named(tmp_path):
-    def die():
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    with pytest.raises(UserError, match="vpo: its process was killed by SIGKILL; --resume"):
-        run_all({"vpo": die, "grpo": (tmp_path / "done").touch}, 2)
-    assert (tmp_path / "done").exists()
-
-
-def test_a_stop_reaches_those_that_run_and_nobody_begins(tmp_path):
-    stop = StopRequest()
-
-    def work():
-        if os.getpid() != parent:
-            (tmp_path / "begun").touch()
+def work_until_stopped(path: str) -> None:
+    with StopRequest(is_announced=True) as stop:
+        Path(path).write_text(str(os.getpid()))
         while not stop.received:
             time.sleep(0.05)
-        raise KeyboardInterrupt("vpo stopped after step 2")
+    raise KeyboardInterrupt(f"{path} stopped after step 2")
 
-    parent = os.getpid()
-    with stop:
-        later = tmp_path / "later"
-        child = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                f"import os, signal, time; time.sleep(1); os.kill({parent}, signal.SIGINT)",
-            ]
-        )
-        with pytest.raises(KeyboardInterrupt, match="vpo stopped after step 2"):
-            run_all({"vpo": work, "grpo": work, "gdpo": later.touch}, 2, stop)
-        child.wait()
-    assert (tmp_path / "begun").exists() and not later.exists()
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_results_come_in_the_order_of_the_work(jobs):
+    """A tensor too: it must outlive the process that made it."""
+    results = run_all(ones, {"slow": (0.5,), "quick": (0.0,)}, jobs)
+    assert list(results) == ["slow", "quick"] and results["slow"].sum() == 3
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "message"),
+    [
+        (fail, ("vpo, step 3: the loss is not finite",), "^vpo, step 3: the loss is not finite$"),
+        (die, (), "^vpo: its process was killed by SIGKILL; --resume goes on from its last"),
+        (os._exit, (3,), "^vpo: its process ended with code 3; --resume goes on"),
+    ],
+)
+def test_an_error_is_told_after_the_others_have_ended(function, arguments, message):
+    """Guards against a method that is lost because another one ends badly."""
+    work = {"vpo": (function, *arguments), "grpo": (touch_later, "a"), "gdpo": (touch_later, "b")}
+    with pytest.raises(UserError, match=message):
+        run_all(call, work, 2)
+    assert Path("a").exists() and Path("b").exists()
+
+
+def call(function, *arguments):
+    return function(*arguments)
+
+
+def test_a_stop_reaches_those_that_run_and_nobody_begins():
+    work = {name: (name,) for name in ("vpo", "gdpo", "grpo")}
+    have_begun = lambda: Path("vpo").exists() and Path("gdpo").exists()  # noqa: E731
+    with pytest.raises(KeyboardInterrupt) as stop:
+        run_all(work_until_stopped, work, 2, was_stopped=have_begun)
+    told = sorted(str(stop.value).splitlines())
+    assert told == ["gdpo stopped after step 2", "vpo stopped after step 2"]
+    assert not Path("grpo").exists()
+
+
+def test_a_second_stop_ends_all_at_once():
+    def interrupt() -> None:
+        if Path("vpo").exists() and Path("vpo").read_text():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_all(work_until_stopped, {"vpo": ("vpo",), "grpo": ("grpo",)}, 2, watch=interrupt)
+    wait_until_dead({int(Path("vpo").read_text())})
 
 
 @pytest.fixture(scope="module")
@@ -140,94 +121,137 @@ def alone(shared_folder) -> Path:
     return out
 
 
+def assert_equal_runs(a: Path, b: Path) -> None:
+    for method in METHODS:
+        assert metrics(a / method) == metrics(b / method)
+        models = [run / method / "checkpoint-000016/model.safetensors" for run in (a, b)]
+        assert models[0].read_bytes() == models[1].read_bytes()
+
+
 def test_numbers_do_not_depend_on_jobs(alone):
     """Training and evaluation, bit for bit; the tables are printed in the same order."""
     together = Path("jobs3")
     train.main([*QUICK, "--jobs", "3", "--out", str(together)])
-    assert logs(alone) == logs(together) and len(logs(alone)) == 3
-    reports = [json.loads((run / "eval.json").read_text()) for run in (alone, together)]
-    assert list(reports[0]["policies"]) == list(reports[1]["policies"])
-    assert reports[0]["policies"] == reports[1]["policies"]
+    assert_equal_runs(alone, together)
+    expected, found = [json.loads((run / "eval.json").read_text()) for run in (alone, together)]
+    assert list(expected["policies"]) == list(found["policies"])
+    assert expected["policies"] == found["policies"]
     evaluation.main([str(together), "--jobs", "2"])
-    evaluated = json.loads((together / "eval.json").read_text())
-    assert evaluated["policies"] == reports[0]["policies"]
+    found = json.loads((together / "eval.json").read_text())
+    assert expected["policies"] == found["policies"]
 
 
-def test_a_killed_run_leaves_no_process_and_resumes_bit_for_bit(alone):
-    """SIGKILL of the parent: its processes die with it, so that a resume has the folder for itself."""
-    child = train_in_a_process([*QUICK, "--eval-problems", "0", "--jobs", "3", "--out", "killed"])
-    log = Path("killed/vpo/metrics.jsonl")
-    while not log.exists() or log.read_text().count("\n") < 4:
-        assert child.is_alive(), "the run ended before it could be killed"
+def begin(*flags: str, script: str = str(ROOT / "train.py")) -> subprocess.Popen:
+    """A command of its own, in a group of its own, as a terminal begins it."""
+    command = [sys.executable, script, *QUICK, *flags]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def wait_for(child: subprocess.Popen, log: Path, steps: int) -> None:
+    while not log.exists() or log.read_text().count("\n") < steps:
+        assert child.poll() is None, f"the run ended too early: {child.stderr.read()}"
         time.sleep(0.01)
-    children = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
-    child.kill()
-    child.join()
-    assert children
-    deadline = time.monotonic() + 20
-    while any(Path(f"/proc/{pid}").exists() and is_alive(pid) for pid in children):
-        assert time.monotonic() < deadline, "a process outlived its parent"
-        time.sleep(0.05)
-    train.main(["--resume", "--out", "killed", "--jobs", "2"])
-    assert logs(Path("killed")) == logs(alone)
 
 
-def is_alive(pid: str) -> bool:
+def descendants(pid: int) -> set[int]:
+    """The processes that a process has begun, and those that they have begun."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue  # it has just ended
+    found = {pid}
+    while True:
+        more = {child for child, parent in parents.items() if parent in found} - found
+        if not more:
+            return found - {pid}
+        found |= more
+
+
+def is_alive(pid: int) -> bool:
     """Whether a process is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except OSError:
         return False
 
 
-def test_jobs_that_cannot_be_had_are_refused(monkeypatch, capsys):
-    """Before anything is computed."""
-    config = Config(method=["grpo", "vpo"], jobs=2)
-    settle_jobs(config, "cpu", need=lambda: 10, limit=20)
-    with pytest.raises(UserError, match=r"--jobs 2: these methods take .* GiB together"):
-        settle_jobs(config, "cpu", need=lambda: 11, limit=20)
-    with pytest.raises(UserError, match="--jobs 2: on cuda"):
-        settle_jobs(config, "cuda", need=lambda: 1, limit=20)
-    with pytest.raises(SystemExit):
-        train.main(["--jobs", "0"])
-    assert "--jobs 0: must be a whole number, 1 to 64" in capsys.readouterr().err
+def wait_until_dead(pids: set[int]) -> None:
+    deadline = time.monotonic() + 20
+    while any(map(is_alive, pids)):
+        assert time.monotonic() < deadline, "a process outlived its parent"
+        time.sleep(0.05)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_run_that_is_killed_and_then_stopped_ends_bit_for_bit_the_same(alone):
+    """SIGKILL of the parent: its processes die with it, so that a resume has the folder for itself.
+    Ctrl-C, which a terminal sends to all of them: no traceback of a child, and all is saved."""
+    flags = ["--eval-problems", "0", "--jobs", "3", "--out", "run"]
+    child = begin(*flags)
+    wait_for(child, Path("run/vpo/metrics.jsonl"), 4)
+    others = descendants(child.pid)
+    assert len(others) >= 3
+    child.kill()
+    child.communicate()
+    wait_until_dead(others)
+    assert not Path("run/vpo/checkpoint-000016").exists(), "the kill came too late"
+
+    child = begin("--resume", *flags)
+    wait_for(child, Path("run/vpo/metrics.jsonl"), 5)
+    os.killpg(child.pid, signal.SIGINT)
+    told = child.communicate()[1]
+    assert child.returncode == 130
+    assert "everything is saved; go on with: python train.py --resume --out run" in told
+    assert "Traceback" not in told and "leaked" not in told
+    for method in METHODS:
+        steps = len(metrics(Path("run", method)))
+        assert Path("run", method, f"checkpoint-{steps:06d}").exists()
+    assert len(metrics(Path("run/vpo"))) < 16
+    train.main(["--resume", "--out", "run", "--jobs", "2"])
+    assert_equal_runs(Path("run"), alone)
+
+
+def test_a_task_and_a_method_of_ones_own_reach_the_processes(capsys):
+    """A file given by its path, and a script that adds a method as docs/own.md does."""
+    fence = inspect.getsource(rewards.Fence)
+    Path("my_task.py").write_text(
+        f"from random import Random\n\nfrom rewards import Drawing, Problem, Task\n\n\n{fence}"
+    )
+    Path("my_method.py").write_text(
+        f"import sys\n\nsys.path.append({str(ROOT)!r})\nfrom vpo import ADVANTAGES, grpo\n\n\n"
+        "def mine(rewards, scalars, answer_mask, **options):\n"
+        "    return 2 * grpo(rewards, scalars, answer_mask, **options)\n\n\n"
+        'ADVANTAGES["mine"] = mine\n\nif __name__ == "__main__":\n    import train\n\n'
+        "    train.main()\n"
+    )
+    flags = "--task my_task.py --method grpo mine --jobs 2 --out run --eval-problems 0"
+    child = begin(*flags.split(), script="my_method.py")
+    told = child.communicate()[1]
+    assert child.returncode == 0, told
+    assert all(len(metrics(Path("run", method))) == 16 for method in ("grpo", "mine"))
+    fails(["--resume", "--out", "run"], capsys, "has the method mine, which only the file")
+
+
+def test_a_method_that_only_this_process_knows_is_refused_there(monkeypatch, capsys):
+    """Guards against methods of one's own that are trained as others: by default they go one by one."""
+    monkeypatch.setitem(
+        vpo.ADVANTAGES, "mine", lambda rewards, scalars, mask, **options: scalars[..., 0]
+    )
+    message = "--jobs 2: a process of its own does not know the method mine"
+    fails([*QUICK, "--method", "grpo", "mine", "--jobs", "2"], capsys, message)
 
 
 def test_how_many_go_side_by_side_where_nobody_says(monkeypatch):
-    """All of the tiny model; of a real model one per core, unless it can use many cores itself."""
-    tiny = Config(method=["grpo", "vpo", "group_vpo"])
-    real = Config(method=["grpo", "vpo"], model="a/model")
+    """All of the tiny model on several cores; a language model, and methods of one's own, one by one."""
     monkeypatch.setattr(processes, "cores", lambda: 2)
-    assert jobs_by_default(tiny, "cpu") == 3
-    assert jobs_by_default(real, "cpu") == 2
-    assert jobs_by_default(tiny, "cuda") == 1
-    threads = []
-    monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    settle_jobs(real, "cpu", need=lambda: 11, limit=20)
-    assert real.jobs == 1  # two do not fit
-    assert threads == [1]  # so the numbers are those of two jobs
-    real.jobs = None
-    monkeypatch.setattr(processes, "cores", lambda: 16)
-    assert jobs_by_default(tiny, "cpu") == 3
-    assert jobs_by_default(real, "cpu") == 1
+    tiny = Config(method=["grpo", "vpo", "group_vpo"], device="cpu")
+    assert jobs_of(tiny) == 3
+    assert jobs_of(Config(method=["grpo", "vpo"], device="cpu", model="m")) == 1
+    assert jobs_of(Config(method=["grpo", "vpo"], device="cpu", jobs=8)) == 2
+    monkeypatch.setitem(vpo.ADVANTAGES, "vpo", lambda *args, **options: None)
+    assert jobs_of(tiny) == 1
+    monkeypatch.undo()
     monkeypatch.setattr(processes, "cores", lambda: 1)
-    assert jobs_by_default(tiny, "cpu") == 1
-
-
-def test_two_processes_do_not_draw_at_once():
-    context = multiprocessing.get_context("fork")
-
-    def take_turns(log):
-        for _ in range(200):
-            with tqdm.get_lock(), tqdm.get_lock():
-                with open(log, "a") as file:
-                    file.write("in\n")
-                with open(log, "a") as file:
-                    file.write("out\n")
-
-    drawing = [context.Process(target=take_turns, args=("log",)) for _ in range(2)]
-    for process in drawing:
-        process.start()
-    for process in drawing:
-        process.join(30)
-    assert Path("log").read_text() == "in\nout\n" * 400
+    assert jobs_of(tiny) == 1

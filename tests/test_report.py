@@ -1,7 +1,9 @@
 """The figures: what they say, that they are written, and that drawing leaves nothing behind."""
 
+import json
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,10 +11,14 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from engine.config import Config
+from engine.looks import LOOKS, look_of
+from eval import Pool
 from report import plots
-from report.evaluation import EvalReport
-from report.style import LOOKS, Entry
-from rewards import Problem
+from report.plots import TrainingCurve
+from report.search_tables import search_table
+from rewards import Drawing, Problem, Task, UserError
+from vpo import ADVANTAGES
 
 pytestmark = pytest.mark.draws
 
@@ -21,40 +27,31 @@ def problems(n: int) -> list[Problem]:
     return [Problem(str(i), i) for i in range(n)]
 
 
-class Squares:
+class Squares(Drawing, Task):
     """A task whose answers can be drawn."""
 
-    wide = False
-    legend = ""
+    name = "squares"
 
     def draw(self, axes, problem, answers, color):
         axes.plot([0, len(answers)], [0, problem.data or 0], color=color)
-        return True
 
     def summary(self, rewards):
         return f"{rewards.shape[1]} objectives, costs $2, then $3"
 
 
-def make_report(passes: float = 0.0, seeds: int = 1, policies=None, ks=(1, 2, 3, 5, 6)):
-    """GRPO is level at 0.5, every other policy rises with k: it overtakes at k = 2."""
-    slopes = {"best": 0.25, "W": 0.3}
-    measures = {}
-    for policy in policies or map(Entry, ("start", "start_sets", "grpo", "vpo")):
-        measures[policy] = {}
-        for k in ks:
-            means = {kind: slope * k + 0.1 for kind, slope in slopes.items()}
-            if policy.method == "grpo":
-                means = dict.fromkeys(slopes, 0.5)
-            if policy.method == "start":
-                means = {kind: 0.9 * mean for kind, mean in means.items()}
-            for kind, mean in (means | {"pass": passes}).items():
-                measures[policy][f"{kind}@{k}"] = torch.full((seeds, 20), mean)
-    return EvalReport("run", "test", 20, ks[-1], 0.7, measures, prompt_ids=None)
+class Plain(Task):
+    """A task of one's own without drawings, whose objectives have no names."""
+
+    name = "plain"
 
 
 def make_pools(names=("start", "grpo", "vpo"), N=5, n=8, k=3):
     generator = torch.Generator().manual_seed(0)
     return {name: torch.rand(N, n, k, generator=generator).mul(3).round() / 3 for name in names}
+
+
+def curve(method: str, rows: list[dict]) -> TrainingCurve:
+    return TrainingCurve(method, look_of(method), rows)
 
 
 @pytest.fixture
@@ -76,69 +73,35 @@ def texts(figure) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "position"),
-    [
-        ([0.1, 0.4, 0.6, 0.7], [0.5, 0.5, 0.5, 0.5], 2),
-        ([0.5, 0.5, 0.6], [0.5, 0.5, 0.5], 2),  # level is not above
-        ([0.1, 0.6, 0.1, 0.6], [0.5] * 4, 1),  # the first of two
-        ([0.6, 0.7], [0.5, 0.5], None),  # above from the start: nothing is overtaken
-        ([0.1, 0.2], [0.5, 0.5], None),
-        ([0.6], [0.5], None),
-    ],
-)
-def test_crossing(ours, theirs, position):
-    assert plots.crossing(ours, theirs) == position
-
-
-def test_looks():
-    assert Entry("start_sets").title == "start model, sets"
-    assert Entry("my_method").title == "my_method"
-    colors = [Entry(name).color for name in (*LOOKS, "my_method")]
+def test_looks(monkeypatch):
+    """Guards against two methods of one's own that look alike in a figure."""
+    for name in ("my_method", "other_method"):
+        monkeypatch.setitem(ADVANTAGES, name, ADVANTAGES["grpo"])
+    assert look_of("start_sets").title == "start model, sets"
+    assert look_of("my_method").title == "my_method"
+    colors = [look_of(name).color for name in (*LOOKS, "my_method", "other_method")]
     assert len(set(colors)) == len(colors)
     assert all(re.fullmatch("#[0-9a-f]{6}", color) for color in colors)
-
-
-def test_a_learning_rate_changes_the_title_and_the_line_but_not_the_color():
-    main, other = Entry("grpo", 2e-5), Entry("grpo", 5e-5)
-    assert (main.title, other.title) == ("GRPO at 2e-05", "GRPO at 5e-05")
-    assert (main.line_style["ls"], other.line_style["ls"]) == ("-", ":")
-    assert main.color == other.color == Entry("grpo").color
-
-
-def test_best_at_k_of_several_learning_rates(tmp_path, drawn):
-    """The other rate is dotted, and no ring compares policies that differ in more than the method."""
-    policies = [Entry("grpo", 2e-5), Entry("vpo", 2e-5), Entry("vpo", 5e-5)]
-    plots.best_at_k(make_report(policies=policies), tmp_path / "rates.svg")
-    lines = drawn[0].axes[0].lines
-    curves, intervals = lines[::2], lines[1::2]
-    assert [line.get_label() for line in curves] == [policy.title for policy in policies]
-    assert [line.get_linestyle() for line in curves] == ["-", "-", ":"]
-    assert all(line.get_xdata()[0] > 6 for line in intervals), "beside the largest k"
+    assert look_of("not_registered").color == look_of("my_method").color
 
 
 @pytest.mark.parametrize("suffix", ["svg", "pdf", "png"])
 def test_every_figure_is_written_and_none_stays_open(tmp_path, suffix, drawn):
     pools = make_pools()
-    logs = {
-        Entry("grpo"): [
-            {"step": i + 1, "diversity": 1 / (i + 1), "reward": i / 30} for i in range(30)
-        ]
-    }
-    paths = [tmp_path / f"{name}.{suffix}" for name in ("best", "training", "vectors", "answers")]
-    plots.best_at_k(make_report(), paths[0])
-    plots.training(logs, 1.0, paths[1])
-    plots.reward_vectors(pools, ["a", "b", "c"], paths[2])
+    rows = [{"step": i + 1, "diversity": 1 / (i + 1), "reward": i / 30} for i in range(30)]
     given = {name: ([["x"]] * 5, rewards) for name, rewards in pools.items()}
-    assert plots.answers(given, problems(5), Squares(), paths[3])
-    written = [path.read_bytes() for path in paths]
+    paths = [tmp_path / f"{name}.{suffix}" for name in ("training", "vectors", "answers")]
+
+    def draw_all() -> list[bytes]:
+        plots.training([curve("grpo", rows)], 1.0, paths[0])
+        plots.reward_vectors(pools, ["a", "b", "c"], paths[1])
+        plots.answers(given, problems(5), Squares(), paths[2])
+        return [path.read_bytes() for path in paths]
+
+    written = draw_all()
     assert all(len(data) > 1000 for data in written)
     if suffix == "svg":  # written again it is the same file
-        plots.best_at_k(make_report(), paths[0])
-        plots.training(logs, 1.0, paths[1])
-        plots.reward_vectors(pools, ["a", "b", "c"], paths[2])
-        assert plots.answers(given, problems(5), Squares(), paths[3])
-        assert [path.read_bytes() for path in paths] == written
+        assert draw_all() == written
     assert (
         "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
     )
@@ -148,89 +111,66 @@ def test_every_figure_is_written_and_none_stays_open(tmp_path, suffix, drawn):
         for text in figure.findobj(Text)
         if text.get_text() and text.get_size() < 8
     ]
-    assert len(drawn) == 4 * (1 + (suffix == "svg")) and not small
+    assert len(drawn) == 3 * (1 + (suffix == "svg")) and not small
 
 
-def test_a_caption_counts_the_seeds_of_every_policy():
-    report = make_report(seeds=2)
-    assert "mean of 2 seeds" in report.caption()
-    for name, values in report.measures[Entry("vpo")].items():
-        report.measures[Entry("vpo")][name] = values[:1]
-    assert "mean of 1 to 2 seeds, bands: 95% over seeds and problems" in report.caption()
-    assert "one run, bands: 95% over problems" in make_report(seeds=1).caption()
+@pytest.mark.parametrize("task, names", [(Squares(), ["answers"]), (Plain(), [])])
+def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task, names):
+    """Guards against views that know our methods and tasks alone: both are of one's own here."""
+    monkeypatch.setitem(ADVANTAGES, "my_method", ADVANTAGES["grpo"])
+    (tmp_path / "my_method").mkdir()
+    row = {"step": 1, "diversity": 1.0, "reward": 0.5, "answers": 1.0, "entropy": 2.0}
+    (tmp_path / "my_method/metrics.jsonl").write_text(json.dumps(row) + "\n")
+    mask = torch.ones(2, 2, dtype=torch.bool)
+    pools = {}
+    for name, rewards in make_pools(("start", "start_sets", "my_method"), 2, 4, 2).items():
+        pools[name] = Pool(problems(2), [["x"] * 4] * 2, rewards, rewards.mean(-1), mask)
+    evaluation = SimpleNamespace(run=tmp_path, folder=tmp_path, config=Config())
+    paths = plots.run_figures(evaluation, task, pools, "svg")
+    expected = [tmp_path / f"{name}.svg" for name in ("diversity", "reward_vectors", *names)]
+    assert paths == expected and all(path.stat().st_size for path in paths)
+    assert "my_method" in texts(drawn[0])
+    own = [line for line in drawn[0].axes[0].lines if line.get_label() == "my_method"]
+    assert own[0].get_color() == look_of("my_method").color
+    assert {"objective 1", "objective 2"} <= {*texts(drawn[1])}
 
-
-def test_best_at_k_marks_the_crossing_and_names_the_bands(tmp_path, drawn):
-    plots.best_at_k(make_report(), tmp_path / "one.svg")
-    plots.best_at_k(
-        make_report(passes=0.3, seeds=3, policies=[Entry("grpo"), Entry("vpo")]),
-        tmp_path / "three.svg",
-    )
-    plots.best_at_k(
-        make_report(policies=[Entry("start"), Entry("multi_rlvr"), Entry("new")]),
-        tmp_path / "level.svg",
-    )
-    one, three, level = drawn
-    assert texts(one).count("k = 2") == 2 and any("over problems" in text for text in texts(one))
-    assert [len(figure.axes) for figure in drawn] == [
-        2,
-        3,
-        2,
-    ]  # no panel for pass@k where nothing passes
-    assert (
-        any("over seeds" in text for text in texts(three)) and "pass@k" in three.axes[2].get_title()
-    )
-    assert one.axes[0].get_ylim() == one.axes[1].get_ylim() != three.axes[2].get_ylim()
-    assert [label.get_text() for label in one.axes[0].get_xticklabels()] == [
-        "1",
-        "2",
-        "3",
-        "6",
-    ]  # 5 is too near to 6
-    assert "new" in texts(level) and not any(
-        "above" in text or text.startswith("k = ") for text in texts(level)
-    )
-
-
-def test_no_ring_where_the_order_may_be_noise(tmp_path, drawn):
-    """VPO overtakes within the bands, or below the start model."""
-    noisy = make_report()
-    spread = torch.tensor([-9.0, 9.0]).repeat(10)
-    below = make_report()
-    for kind in ("best", "W"):
-        noisy.measures[Entry("vpo")][f"{kind}@6"] += spread
-        below.measures[Entry("start")][f"{kind}@2"] += 1
-    plots.best_at_k(noisy, tmp_path / "noisy.svg")
-    plots.best_at_k(below, tmp_path / "below.svg")
-    for figure in drawn:
-        assert not any(text.startswith("k = ") for text in texts(figure))
+    (tmp_path / "my_method/metrics.jsonl").unlink()  # a run without its logs is evaluated, too
+    assert plots.run_figures(evaluation, task, pools, "svg") == expected[1:]
 
 
 def test_training_smooths_around_the_step(tmp_path, drawn):
     rows = [{"step": i, "diversity": 2.0 * i, "reward": 0.5} for i in range(1, 21)]
-    plots.training({Entry("vpo"): rows, Entry("new"): rows[:1]}, 0.8, tmp_path / "training.png")
-    curve = next(line for line in drawn[0].axes[0].lines if line.get_label() == "VPO")
-    assert curve.get_xydata()[0].tolist() == [5.5, 11.0] and len(curve.get_xdata()) == 11
+    curves = [curve("vpo", rows), curve("new", rows[:1]), curve("grpo", [])]
+    plots.training(curves, 0.8, tmp_path / "training.png")
+    line = next(line for line in drawn[0].axes[0].lines if line.get_label() == "VPO")
+    assert line.get_xydata()[0].tolist() == [5.5, 11.0] and len(line.get_xdata()) == 11
     assert "temperature 0.8" in drawn[0].axes[0].get_title()
-    assert {"VPO", "new", "start model (step 1)", "start model, sets (step 1)"} <= {
-        *texts(drawn[0])
-    }
+    shown = {*texts(drawn[0])}
+    assert {"VPO", "new", "start model (step 1)", "start model, sets (step 1)"} <= shown
+    assert "GRPO" not in shown
+
+
+def test_training_draws_entropy_where_all_logs_have_it(tmp_path, drawn):
+    rows = [{"step": 1, "diversity": 1.0, "reward": 0.5, "answers": 1.0, "entropy": 2.0}]
+    without = [{"step": 1, "diversity": 1.0, "reward": 0.5, "answers": 1.0}]
+    plots.training([curve("vpo", rows)], 1.0, tmp_path / "a.png")
+    plots.training([curve("vpo", rows), curve("grpo", without)], 1.0, tmp_path / "b.png")
+    assert [len(figure.axes) for figure in drawn] == [4, 3]
+    assert drawn[0].axes[3].get_ylabel() == "nats per token"
 
 
 def test_reward_vectors_show_the_conflict(tmp_path, drawn):
     gold = torch.tensor([[1.0, 0.0, 0.5], [0.0, 1.0, 0.5], [1.0, 0.0, 0.0], [1.0, 0.0, 0.5]])
-    rewards = gold[:, [0, 2, 1]].expand(
-        4, 4, 3
-    )  # the first and the last objective exclude each other
+    # The first and the last objective exclude each other.
+    rewards = gold[:, [0, 2, 1]].expand(4, 4, 3)
     pools = dict.fromkeys(("start", "vpo"), rewards)
     plots.reward_vectors(pools, ["gold", "lava", "gems"], tmp_path / "a.png")
     axes = drawn[0].axes
-    assert [ax.get_title() for ax in axes] == [
-        f"{name}\n3 distinct, 2 in this view" for name in ("start model", "VPO")
-    ]
-    assert {axes[0].get_xlabel(), axes[0].get_ylabel()} == {"gold", "gems"} and texts(
-        axes[0]
-    ).count("3") == 1
+    titles = [f"{name}\n3 distinct, 2 in this view" for name in ("start model", "VPO")]
+    assert [ax.get_title() for ax in axes] == titles
+    assert {axes[0].get_xlabel(), axes[0].get_ylabel()} == {"gold", "gems"}
+    assert texts(axes[0]).count("3") == 1
+
     padded = torch.zeros(2, 4, 4)  # k differs: the first problem has but two objectives
     padded[0, :, :2] = torch.tensor([[1, 0], [0, 1], [1, 1], [0, 1]])
     padded[1, :, :2] = padded[1, :2, 2] = padded[1, 2:, 3] = 1
@@ -238,31 +178,28 @@ def test_reward_vectors_show_the_conflict(tmp_path, drawn):
     axes = drawn[1].axes
     assert {axes[0].get_xlabel(), axes[0].get_ylabel()} == {"objective 1", "objective 2"}
     assert sum(ax.get_visible() for ax in axes) == 5
-    below = next(
-        text for text in drawn[0].findobj(Text) if text.get_text().startswith("Reward vectors")
-    )
+
+    below = [text for text in drawn[0].findobj(Text) if text.get_text().startswith("Reward")]
     renderer = FigureCanvasAgg(drawn[0]).get_renderer()
-    assert (
-        below.get_window_extent(renderer).width < drawn[0].bbox.width
-    )  # a long line, but two panels
-    plots.reward_vectors(
-        {"vpo": torch.ones(2, 4, 2)}, ["one", "two"], tmp_path / "c.png"
-    )  # nothing varies
+    width = below[0].get_window_extent(renderer).width
+    assert width < drawn[0].bbox.width, "a long line, but two panels"
+
+    constant = {"vpo": torch.ones(2, 4, 2)}
+    plots.reward_vectors(constant, ["one", "two"], tmp_path / "c.png")
     assert {drawn[2].axes[0].get_xlabel(), drawn[2].axes[0].get_ylabel()} == {"one", "two"}
     plots.reward_vectors({"vpo": torch.full((2, 4, 1), -2.0)}, ["one"], tmp_path / "d.png")
 
 
 @pytest.mark.parametrize("wide", [False, True])
 def test_answers_count_the_problems_that_a_pool_solves(tmp_path, drawn, wide):
-    task, pools = (
-        Squares(),
-        {name: ([["x", "y"]] * 3, torch.zeros(3, 2, 2)) for name in ("grpo", "vpo")},
-    )
+    task = Squares()
     task.wide = wide
-    assert plots.answers(pools, problems(3), task, tmp_path / "a.png")
+    pools = {name: ([["x", "y"]] * 3, torch.zeros(3, 2, 2)) for name in ("grpo", "vpo")}
+    plots.answers(pools, problems(3), task, tmp_path / "a.png")
     assert len(drawn[0].axes) == 6 and {"GRPO", "VPO"} <= {*texts(drawn[0])}
     assert texts(drawn[0]).count(task.summary(torch.zeros(2, 2))) == 6
-    pools["vpo"][1][:2, 1, 0] = 1  # half of it; all of it where a problem has but this objective
+    # Half of it; all of it where a problem has but this objective.
+    pools["vpo"][1][:2, 1, 0] = 1
     own = {
         name: (given, [rewards[0][:, :1], *rewards[1:]]) for name, (given, rewards) in pools.items()
     }
@@ -282,61 +219,76 @@ def test_problems_in_columns_have_their_own_headings(tmp_path, drawn):
     assert axes[1].get_title("left").startswith("another\n")
 
 
-def test_training_draws_entropy_where_all_logs_have_it(tmp_path, drawn):
-    rows = [{"step": 1, "diversity": 1.0, "reward": 0.5, "answers": 1.0, "entropy": 2.0}]
-    without = [{"step": 1, "diversity": 1.0, "reward": 0.5, "answers": 1.0}]
-    plots.training({Entry("vpo"): rows}, 1.0, tmp_path / "a.png")
-    plots.training({Entry("vpo"): rows, Entry("grpo"): without}, 1.0, tmp_path / "b.png")
-    assert [len(figure.axes) for figure in drawn] == [4, 3]
-    assert drawn[0].axes[3].get_ylabel() == "nats per token"
-
-
-def test_a_task_without_a_picture_or_with_a_broken_one_writes_nothing(tmp_path, monkeypatch, drawn):
+def test_a_drawing_that_fails_is_named_and_leaves_nothing(tmp_path, monkeypatch, drawn):
+    """Guards against a traceback of the user's code after the evaluation's minutes."""
     import matplotlib
 
-    pools, size = {"vpo": ([["x"]], torch.zeros(1, 1, 1))}, matplotlib.rcParams["axes.titlesize"]
-    monkeypatch.setattr(Squares, "draw", lambda *_: False)
-    assert plots.answers(pools, problems(1), Squares(), tmp_path / "a.svg") is False
-    monkeypatch.setattr(Squares, "draw", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        plots.answers(pools, problems(1), Squares(), tmp_path / "a.svg")
-    assert not drawn and not [*tmp_path.iterdir()] and matplotlib.rcParams["axes.titlesize"] == size
+    pools = {"vpo": ([["x"]], torch.zeros(1, 1, 1))}
+    size = matplotlib.rcParams["axes.titlesize"]
+    for method, place in (("draw", "draw of problem '0' failed"), ("summary", "summary failed")):
+        with monkeypatch.context() as patch:
+            patch.setattr(Squares, method, lambda *_: 1 / 0)
+            with pytest.raises(UserError, match=f"task squares: {place}.*ZeroDivisionError"):
+                plots.answers(pools, problems(1), Squares(), tmp_path / "a.svg")
+    assert not drawn and not [*tmp_path.iterdir()]
+    assert matplotlib.rcParams["axes.titlesize"] == size
+
+
+def test_a_summary_without_names_of_objectives():
+    """Guards against a zip of no names with k means."""
+
+    class Nameless(Drawing, Task):
+        pass
+
+    rewards = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+    assert plots.summary_of(Nameless(), rewards) == "mean reward 0.25"
+    assert plots.summary_of(Plain(), rewards) == "1 of 2 earn something"
 
 
 def test_the_typical_problem_is_the_one_with_the_median_gap():
-    spread = torch.tensor(
-        [0.0, 4.0, 1.0, 9.0, 2.0]
-    )  # diversity of VPO's pool per problem, GRPO's is none
+    # The diversity of VPO's pool per problem; GRPO's is none.
+    spread = torch.tensor([0.0, 4.0, 1.0, 9.0, 2.0])
     vpo = torch.stack([torch.zeros(5), spread], 1)[..., None]
-    assert (
-        plots.typical_problem(
-            {"start": vpo + torch.rand(5, 2, 1), "grpo": torch.zeros(5, 2, 1), "vpo": vpo}
-        )
-        == 4
-    )
+    start = vpo + torch.rand(5, 2, 1)
+    pools = {"start": start, "grpo": torch.zeros(5, 2, 1), "vpo": vpo}
+    assert plots.typical_problem(pools) == 4
     assert plots.typical_problem({"start": vpo, "vpo": vpo}) in range(5)
 
 
 def test_problems_that_look_alike_are_drawn_once(tmp_path, drawn):
     pools = {"grpo": ([["x"]] * 3, torch.zeros(3, 1, 2))}
     same = [Problem(str(i), None) for i in range(3)]
-    assert plots.answers(pools, same, Squares(), tmp_path / "a.png") is True
+    plots.answers(pools, same, Squares(), tmp_path / "a.png")
     assert len(drawn[0].axes) == 1 and "1 candidates per policy" in texts(drawn[0])
 
 
-def test_a_table_says_in_words_what_it_shows():
-    values = {
-        "start": (0.5, 0.4, 0.5),
-        "start_sets": (0.6, 0.3, 0.5),
-        "grpo": (0.1, 0.6, 0.6),
-        "vpo": (0.3, 0.5, 0.7),
-    }
-    measures = {}
-    for name, (spread, first, all_of_them) in values.items():
-        numbers = {"diversity": spread, "best@1": first, "W@30": all_of_them}
-        measures[Entry(name)] = {key: torch.tensor([value]) for key, value in numbers.items()}
-    report = EvalReport("run", "test", 1, 30, 0.7, measures, prompt_ids=None)
-    diversity, one, several = report.in_words().splitlines()
-    assert diversity.endswith("GRPO 20% (collapsed), VPO 50% (narrowed)")  # of its own start
-    assert one.endswith("GRPO 0.600, VPO 0.500, start model 0.400")
-    assert several.endswith("W@30: VPO 0.700, GRPO 0.600, start model 0.500")
+def made_search(targets: list[float | None]) -> dict:
+    """A search of two runs and two problems, of which VPO alone solves the first in one run."""
+    lost = {"solved": [0, 0], "best": [[0.1, 0.5]] * 2, "behaviours": [[1, 2]] * 2}
+    won = lost | {"solved": [40, 0]}
+    policies = {"start": [lost, lost], "grpo": [lost, lost], "vpo": [won, lost]}
+    return {"settings": {"budget": 100}, "targets": targets, "policies": policies}
+
+
+def test_the_table_of_a_search():
+    """Where nobody knows what can be reached, no zero claims that nothing was found."""
+    head, _, *rows = search_table(made_search([1.0, None])).splitlines()
+    assert "| solved by 30 | solved by 100 | 95% interval |" in head
+    assert rows[2] == "| VPO | 0.000 | 0.250 | [0.000, 1.000] | 0.500 | 2.0 | 1 0 | 1 0 |"
+    *_, unknown = search_table(made_search([None, None])).splitlines()
+    assert unknown == "| VPO | - | - | - | 0.500 | 2.0 | - | - |"
+    former = made_search([])
+    del former["targets"]
+    assert search_table(former) == search_table(made_search([1.0, 1.0]))
+
+
+def test_the_figure_of_a_search(tmp_path, drawn):
+    policies = made_search([])["policies"]
+    plots.search([50, 100], policies, tmp_path / "a.svg")
+    plots.search([50, 100], policies, tmp_path / "b.svg", has_targets=False)
+    assert [len(figure.axes) for figure in drawn] == [3, 2]
+    means = {}
+    for line in drawn[0].axes[0].lines:
+        means[line.get_label()] = line.get_ydata().tolist()
+    assert means["VPO"] == [0.25, 0.25] and means["GRPO"] == [0, 0]
+    assert "2 problems; bold: mean of 2 runs" in texts(drawn[0])

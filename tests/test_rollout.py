@@ -1,26 +1,31 @@
-"""Sampling and scoring, on the tiny model and on small random models of real architectures loaded from disk."""
+"""Prompts, sampling and scoring, on the tiny model and small random models of real architectures from disk."""
 
 import functools
 import json
 import re
 import tempfile
+from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
-from tokenizers.models import BPE
+from tokenizers.models import BPE, WordLevel
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import rollout
-from engine import decoding, models
-from engine.checks import check_device
-from engine.tiny import is_tiny
-from rewards import Task, UserError, write_answers
+from engine.config import check_device
+from engine.models import save_model
+from rewards import Problem, Task, UserError
+from rollout import Policy, Rollouts, SamplingOptions, StopRule, load_policy, token_logprobs
 from tasks.maze import Maze
 
 TASK = Maze(5)
+TEMPERATURE = 0.7  # of `draw`
 SHAPE = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -32,171 +37,147 @@ SHAPE = {
 }
 WINDOW = {
     "head_dim": 8,
-    "sliding_window": 8,
+    "sliding_window": 8,  # prompts are longer
     "layer_types": ["sliding_attention", "full_attention"],
+    "query_pre_attn_scalar": 8,
+    "tie_word_embeddings": False,  # random models with tied ones repeat a token for ever
 }
 ARCHITECTURES = {  # name -> (configuration class of transformers, its arguments)
     "llama": ("LlamaConfig", SHAPE),
     "qwen2": ("Qwen2Config", SHAPE),
     "qwen3": ("Qwen3Config", SHAPE | {"head_dim": 8, "tie_word_embeddings": True}),
     "smollm3": ("SmolLM3Config", SHAPE | {"no_rope_layers": [1, 0]}),
-    "gemma2": (
-        "Gemma2Config",
-        SHAPE | WINDOW | {"final_logit_softcapping": 3.0, "query_pre_attn_scalar": 8},
-    ),
-    "gemma3": ("Gemma3TextConfig", SHAPE | WINDOW | {"query_pre_attn_scalar": 8}),
+    "gemma2": ("Gemma2Config", SHAPE | WINDOW | {"final_logit_softcapping": 3.0}),
+    "gemma3": ("Gemma3TextConfig", SHAPE | WINDOW),
     "gpt2": (
         "GPT2Config",
         {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 2048, "initializer_range": 0.3},
     ),
     "phi": ("PhiConfig", SHAPE | {"num_key_value_heads": 4}),  # its LM head has a bias
 }
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "{% if not enable_thinking %}<|nothink|>{% endif %}"
+)
 
 
-def save_random_model(folder, architecture: str, **options) -> str:
-    """A small random model with a byte-level tokenizer of its own, as an ordinary checkpoint on disk."""
+def save_random_model(folder: str | Path, architecture: str, **options) -> str:
+    """A small random model with a byte-level tokenizer of its own, as an ordinary checkpoint on disk.
+
+    Token 0 or 1 ends a rollout.
+    """
     backend = Tokenizer(BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    backend.train_from_iterator(
-        [TASK.prompt(p, 3) for p in TASK.problems("train", 20)],
-        trainers.BpeTrainer(
-            vocab_size=400,
-            special_tokens=["<eos>", "<other_eos>"],
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        ),
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<eos>", "<other_eos>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
+    texts = [TASK.prompt(problem, 3) for problem in TASK.problems("train", 20)]
+    backend.train_from_iterator(texts, trainer)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>")
     if architecture == "qwen2":
-        tokenizer.chat_template = (
-            "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
-            "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-            "{% if not enable_thinking %}<|nothink|>{% endif %}"
-        )
+        tokenizer.chat_template = CHAT_TEMPLATE
     name, shape = ARCHITECTURES[architecture]
-    ends = {"bos_token_id": None, "eos_token_id": [0, 1], "pad_token_id": None}
-    config = getattr(transformers, name)(
-        **{"vocab_size": len(tokenizer) + 8} | shape | ends | options
-    )
+    arguments = {"vocab_size": len(tokenizer) + 8} | shape
+    arguments |= {"bos_token_id": None, "eos_token_id": [0, 1], "pad_token_id": None} | options
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config)
+    model = AutoModelForCausalLM.from_config(getattr(transformers, name)(**arguments))
     if architecture == "phi":
         torch.nn.init.normal_(model.lm_head.bias)
-    models.save_policy(model, tokenizer, folder)
+    save_model(model, tokenizer, folder)
     return str(folder)
 
 
 @functools.cache
-def load_random_model(architecture: str):
+def load_random_model(architecture: str) -> Policy:
     """The same, loaded; once, because no test changes it."""
     if architecture == "tiny":
-        return models.load_policy("tiny", TASK, seed=1)
+        return load_policy("tiny", TASK, seed=1)
     with tempfile.TemporaryDirectory() as folder:
-        return models.load_policy(save_random_model(folder, architecture), TASK, seed=1)
+        return load_policy(save_random_model(folder, architecture), TASK)
 
 
 @pytest.fixture(scope="module", params=["tiny", *ARCHITECTURES])
-def policy_pair(request):
+def policy(request: pytest.FixtureRequest) -> Policy:
     return load_random_model(request.param)
 
 
-# For what does not depend on the architecture: words or bytes, learned positions or rotated ones, one EOS or two.
-any_model = pytest.mark.parametrize("policy_pair", ["tiny", "llama"], indirect=True)
-tiny_model = pytest.mark.parametrize("policy_pair", ["tiny"], indirect=True)
+# For what does not depend on the architecture: words or bytes, learned positions or rotated ones.
+any_model = pytest.mark.parametrize("policy", ["tiny", "llama"], indirect=True)
+byte_model = pytest.mark.parametrize("policy", ["llama"], indirect=True)
 
 
-def prompts_of(tokenizer, n: int) -> list[str]:
+def prompts_of(policy: Policy, n: int) -> list[str]:
     """Prompts of different lengths, so that there is left padding."""
-    prompts = [
-        rollout.build_prompt(tokenizer, TASK, problem, 2) for problem in TASK.problems("train", n)
-    ]
-    if is_tiny(tokenizer):
-        prompts[1] = " ".join(prompts[1].split()[:-3])
-    else:
-        prompts[1] = prompts[1][20:]
+    problems = TASK.problems("train", n)
+    prompts = [rollout.build_prompt(policy, TASK, problem, 2) for problem in problems]
+    prompts[1] = " ".join(prompts[1].split()[:-3]) if policy.is_tiny else prompts[1][20:]
     return prompts
 
 
-def draw(policy_pair, n: int = 4, group_size: int = 3, **options) -> rollout.Rollouts:
-    """Rollouts of prompts of different lengths."""
-    model, tokenizer = policy_pair
-    options = {"max_new_tokens": 40, "temperature": 0.7} | options
+def draw(policy: Policy, n: int = 4, G: int = 3, sample=rollout.sample, **options) -> Rollouts:
+    """Rollouts of prompts of different lengths. Seed 0 draws the same random numbers each time."""
+    options = {"max_new_tokens": 40, "temperature": TEMPERATURE} | options
     options["generator"] = torch.Generator().manual_seed(0)
-    options = decoding.SamplingOptions(**options)
-    return decoding.sample(model, tokenizer, prompts_of(tokenizer, n), group_size, options)
+    return sample(policy, prompts_of(policy, n), G, SamplingOptions(**options))
 
 
-def test_greedy_rollouts_are_those_of_generate(policy_pair):
-    """Token for token, at a temperature near zero: prompts of different lengths, early ends.
-
-    Guards against shifted positions, lost sliding windows and compaction that mixes rows up.
-    Token 1 or 0 ends a rollout of the language models.
-    """
-    model, tokenizer = policy_pair
-    rollouts = draw(policy_pair, n=6, group_size=2, temperature=1e-4)
-    ends = models.eos_ids(model, tokenizer)
-    L = rollouts.prompt_ids.shape[1]
-    is_prompt = torch.arange(L) >= L - torch.tensor(rollouts.prompt_lengths)[:, None]
-    expected = model.generate(
-        rollouts.prompt_ids,
-        attention_mask=is_prompt.long(),
-        do_sample=False,
-        max_new_tokens=40,
-        eos_token_id=ends,
-        pad_token_id=ends[0],
-    )[:, L:]
-    assert len(set(rollouts.prompt_lengths)) > 1
-    for row, length in enumerate(rollouts.lengths):
-        tokens = expected[row // 2].tolist()
-        last = next((i for i, token in enumerate(tokens) if token in ends), len(tokens) - 1)
-        assert rollouts.tokens[row, :length].tolist() == tokens[: last + 1]
-
-
-@any_model
-def test_a_batch_of_rollouts_can_be_sampled_in_parts(policy_pair):
-    """Greedy, so that the parts' random numbers do not matter: nothing but memory changes."""
-    whole = draw(policy_pair, temperature=1e-4, batch=0)
-    parts = draw(policy_pair, temperature=1e-4, batch=5)
-    assert whole.lengths == parts.lengths
-    assert whole.texts == parts.texts
-    assert torch.equal(whole.tokens, parts.tokens)
-    assert torch.allclose(whole.logprobs, parts.logprobs, atol=1e-3)
-
-
-def test_recorded_logprobs_equal_a_fresh_forward_pass(policy_pair):
-    """Guards against sampling from one distribution and scoring another, and shifted positions."""
-    rollouts = draw(policy_pair)
-    assert len(set(rollouts.prompt_lengths)) > 1, "the test wants left padding"
-    assert_logprobs_are_plain(policy_pair[0], rollouts)
-
-
-@torch.no_grad()
-def assert_logprobs_are_plain(model, rollouts: rollout.Rollouts) -> None:
-    """At the temperature of `draw`."""
-    for row, length in enumerate(rollouts.lengths):
-        log_p = torch.log_softmax(plain_logits(model, rollouts, row) / 0.7, -1)
-        fresh = log_p.gather(1, rollouts.tokens[row, :length, None])[:, 0]
-        torch.testing.assert_close(rollouts.logprobs[row, :length], fresh, atol=2e-5, rtol=1e-4)
-        assert not rollouts.logprobs[row, length:].any()
-
-
-def plain_logits(model, rollouts: rollout.Rollouts, row: int) -> torch.Tensor:
-    """One rollout through the model without cache, padding or sharing: logits (T, V) before each sampled token."""
+def plain_logits(policy: Policy, rollouts: Rollouts, row: int) -> Tensor:
+    """Logits (T, V) of one rollout, without a cache, padding or other rollouts."""
     p = row // rollouts.group_size
     prompt = rollouts.prompt_ids[p, -rollouts.prompt_lengths[p] :]
     tokens = rollouts.tokens[row, : rollouts.lengths[row]]
-    return model(torch.cat([prompt, tokens])[None]).logits[0, len(prompt) - 1 : -1]
+    ids = torch.cat([prompt, tokens])[None]
+    return policy.model(ids).logits[0, len(prompt) - 1 : -1]
+
+
+# Sampling.
+
+
+@torch.no_grad()
+def test_tokens_and_logprobs_are_those_of_plain_forward_passes(policy):
+    """Every token, drawn again from logits without cache and padding, with its own random number.
+
+    Guards against shifted positions, lost sliding windows, prompts that see their padding, sampling
+    from one distribution and recording another, and random numbers that go to another rollout.
+    """
+    rollouts = draw(policy)
+    assert len(set(rollouts.prompt_lengths)) > 1, "the test wants left padding"
+    assert min(rollouts.lengths) < max(rollouts.lengths), "the test wants early ends"
+    uniform = torch.rand(4, 3, 40, generator=torch.Generator().manual_seed(0)).flatten(0, 1)
+    for row, length in enumerate(rollouts.lengths):
+        logits = plain_logits(policy, rollouts, row) / TEMPERATURE
+        tokens, logprobs = rollout.draw(logits, uniform[row, :length])
+        assert rollouts.tokens[row, :length].tolist() == tokens.tolist()
+        recorded = rollouts.logprobs[row, :length]
+        torch.testing.assert_close(recorded, logprobs, atol=2e-5, rtol=1e-4)
+        assert not rollouts.logprobs[row, length:].any()
 
 
 @any_model
-@pytest.mark.parametrize("batch", [0, 16])
-def test_masks_come_from_positions(policy_pair, batch):
-    """The first EOS is sampled and trained, nothing after it; guards against masks taken from the pad id. A rollout has
-    ended if it holds an EOS, at whatever place, the last one too; the others are cut off at the last."""
-    model, tokenizer = policy_pair
-    rollouts = draw(policy_pair, n=8, group_size=8, batch=batch)
-    end_ids = torch.tensor(models.eos_ids(model, tokenizer))
-    is_end = torch.isin(rollouts.tokens, end_ids) & rollouts.token_mask
+@pytest.mark.parametrize("batch", [1, 5, 9])
+def test_tokens_do_not_depend_on_the_batch(policy, batch):
+    """Guards against random numbers that belong to the batch, and groups that its border cuts."""
+    whole = draw(policy, n=5)
+    parts = draw(policy, n=5, batch=batch)
+    assert parts.lengths == whole.lengths
+    assert parts.texts == whole.texts
+    assert parts.ended == whole.ended
+    assert torch.equal(parts.tokens, whole.tokens)
+    assert torch.allclose(parts.logprobs, whole.logprobs, atol=1e-4)
+
+
+@any_model
+def test_masks_come_from_positions(policy):
+    """The first EOS, of several ids, is sampled and trained, and nothing after it.
+
+    Guards against masks taken from the pad id. The rollouts without an EOS are cut off.
+    """
+    rollouts = draw(policy, n=8, G=8)
+    is_end = torch.isin(rollouts.tokens, torch.tensor(policy.eos_ids)) & rollouts.token_mask
     for row, length in enumerate(rollouts.lengths):
         columns = is_end[row].nonzero()[:, 0].tolist()
         assert columns in ([], [length - 1]), "an EOS is the last token"
@@ -204,21 +185,7 @@ def test_masks_come_from_positions(policy_pair, batch):
         assert rollouts.ended[row] or length == 40
         assert rollouts.token_mask[row].tolist() == [t < length for t in range(40)]
     assert set(rollouts.ended) == {True, False}, "the test wants both kinds"
-    assert min(rollouts.lengths) < max(rollouts.lengths) == rollouts.tokens.shape[1]
-
-
-@any_model
-def test_sampling_follows_the_models_distribution(policy_pair):
-    """4,000 first tokens against the softmax; compaction of finished rows must not mix them up (see the test above)."""
-    model, tokenizer = policy_pair
-    prompt = rollout.build_prompt(tokenizer, TASK, TASK.problems("train", 1)[0], 1)
-    options = decoding.SamplingOptions(1, generator=torch.Generator().manual_seed(3))
-    rollouts = decoding.sample(model, tokenizer, [prompt], 4000, options)
-    with torch.no_grad():
-        p = model(rollouts.prompt_ids).logits[0, -1].softmax(-1)
-    drawn = torch.bincount(rollouts.tokens[:, 0], minlength=len(p)) / 4000
-    standard_error = (p.max() * (1 - p.max()) / 4000).sqrt()
-    assert (drawn - p).abs().max() < 5 * standard_error + 0.002
+    assert set(rollouts.tokens[is_end].tolist()) == set(policy.eos_ids)
 
 
 @pytest.mark.parametrize("last, ended", [(1, True), (9, False)])
@@ -226,284 +193,398 @@ def test_the_last_place_may_hold_an_eos(last, ended, monkeypatch):
     """All rollouts draw an EOS at the last place, or none: the same length, but only the first have ended."""
     tokens = iter([9, 9, 9, 9, last])
 
-    def lm_logits(model, hidden: torch.Tensor) -> torch.Tensor:
+    def lm_logits(model, hidden: Tensor) -> Tensor:
         logits = torch.full((len(hidden), model.config.vocab_size), -50.0)
         logits[:, next(tokens)] = 50.0
         return logits
 
-    monkeypatch.setattr(decoding, "lm_logits", lm_logits)
+    monkeypatch.setattr(rollout, "lm_logits", lm_logits)
     rollouts = draw(load_random_model("llama"), max_new_tokens=5)
-    assert rollouts.lengths == [5] * 12 and rollouts.ended == [ended] * 12
+    assert rollouts.lengths == [5] * 12
+    assert rollouts.ended == [ended] * 12
 
 
-@any_model
-def test_sampling_stays_inside_the_context(policy_pair):
-    with pytest.raises(UserError, match="context"):
-        draw(policy_pair, max_new_tokens=4000)
-
-
-@tiny_model
-def test_logits_that_are_not_finite_stop_sampling_at_once(policy_pair):
-    """At the fourth step: no other token is drawn after it."""
-    model, _ = policy_pair
-    calls = []
-
-    def spoil(module, inputs, logits: torch.Tensor) -> torch.Tensor:
-        calls.append(0)
-        return logits * float("nan") if len(calls) == 4 else logits
-
-    hook = model.get_output_embeddings().register_forward_hook(spoil)
-    try:
-        with pytest.raises(UserError, match="logits are not finite"):
-            draw(policy_pair)
-    finally:
-        hook.remove()
-    assert len(calls) == 4
+def test_draws_follow_the_distribution():
+    """20,000 even random numbers: each token gets its probability; guards against an index off by one."""
+    log_p = torch.tensor([0.5, 0.0, 0.2, 0.25, 0.05]).log()
+    uniform = (torch.arange(20_000) + 0.5) / 20_000
+    tokens, logprobs = rollout.draw(log_p.expand(20_000, -1), uniform)
+    drawn = torch.bincount(tokens, minlength=5) / 20_000
+    torch.testing.assert_close(drawn, log_p.exp(), atol=2e-4, rtol=0)
+    torch.testing.assert_close(logprobs, log_p[tokens])
 
 
 @pytest.mark.parametrize("step", [0.3, -0.3])
-def test_a_cumulative_sum_that_is_not_even_draws_no_negligible_token(step, monkeypatch):
+def test_an_uneven_cumulative_sum_draws_no_negligible_token(step, monkeypatch):
     """Sums in parallel may rise or fall at a token of no probability: here enough to draw it."""
     logits = torch.zeros(100, 50)
     logits[:, 7] = -100.0
-    original = torch.Tensor.cumsum
+    original = Tensor.cumsum
 
-    def cumsum(x: torch.Tensor, dim: int) -> torch.Tensor:
+    def cumsum(x: Tensor, dim: int) -> Tensor:
         total = original(x, dim)
         total[:, slice(7, None) if step > 0 else 6] += step
         return total
 
-    monkeypatch.setattr(torch.Tensor, "cumsum", cumsum)
-    uniform = torch.linspace(0, 1, 100)[:, None]
+    monkeypatch.setattr(Tensor, "cumsum", cumsum)
+    uniform = torch.linspace(0, 1, 100)
     total = cumsum(logits.softmax(-1), -1)
-    unguarded = torch.searchsorted(total, uniform * total[:, -1:], right=True)
+    unguarded = torch.searchsorted(total, uniform[:, None] * total[:, -1:], right=True)
     assert (unguarded == 7).any(), "without the guard it is drawn"
-    tokens, logprobs = decoding.draw(logits, uniform)
+    tokens, logprobs = rollout.draw(logits, uniform)
     assert not (tokens == 7).any()
-    assert (logprobs > decoding.NEGLIGIBLE).all()
+    assert (logprobs > rollout.NEGLIGIBLE).all()
+
+
+def test_random_numbers_have_a_step_and_a_purpose():
+    """Guards against weights that are drawn with the random numbers of the rollouts."""
+    cases = [(1, 11, "rollouts"), (11, 1, "rollouts"), (1, 11, "weights"), (1, 12, "rollouts")]
+    numbers = {torch.rand(1, generator=rollout.random_generator(*case)).item() for case in cases}
+    assert len(numbers) == 4
 
 
 @any_model
-def test_a_rollout_ends_with_the_first_token_that_stops_it(policy_pair):
-    """Guards against tokens after the end that would be trained on, and an end that moves."""
-    model, tokenizer = policy_pair
-    prompts = prompts_of(tokenizer, 4)
-
-    def long_enough(text: str) -> bool:
-        return len(text) >= 20
-
-    def sampled(stop) -> rollout.Rollouts:
-        options = decoding.SamplingOptions(40, temperature=1e-4, stop=stop)
-        return decoding.sample(model, tokenizer, prompts, 2, options)
-
-    whole = sampled(None)
-    cut = sampled(long_enough)
-    eos = models.eos_ids(model, tokenizer)[0]
-    n_shorter = 0
-    for row, length in enumerate(whole.lengths):
-        tokens = whole.tokens[row].tolist()
-        beginnings = [
-            tokenizer.decode(tokens[:n], skip_special_tokens=True) for n in range(1, length + 1)
-        ]
-        is_stop = [long_enough(text) for text in beginnings]
-        n = is_stop.index(True) + 1 if any(is_stop) else length
-        n_shorter += n < length
-        assert cut.lengths[row] == n
-        assert cut.tokens[row, :n].tolist() == tokens[:n]
-        assert torch.allclose(cut.logprobs[row, :n], whole.logprobs[row, :n], atol=1e-3)
-        assert cut.logprobs[row, n:].eq(0).all()
-        assert cut.tokens[row, n:].eq(eos).all()
-        assert cut.ended[row] == (any(is_stop) or whole.ended[row])
-    assert n_shorter
+def test_sampling_stays_inside_the_context(policy):
+    with pytest.raises(UserError, match="context"):
+        draw(policy, max_new_tokens=4000)
 
 
-def test_a_language_models_rollout_ends_with_its_last_answer(policy_pair, monkeypatch):
-    """Guards against a set that is cut short, a thought taken for an answer, and a changed tiny model."""
-    _, tokenizer = policy_pair
-    stop = rollout.sampling_options(tokenizer, TASK, 2, 9).stop
-    if is_tiny(tokenizer):
-        assert stop is None
-        return
-    one = write_answers(TASK, ["R"])
-    two = write_answers(TASK, ["R", "D"])
-    texts = (one, two[:-1], two, f"<think>{two}</think>")
-    assert [stop(text) for text in texts] == [False, False, True, True]
-    monkeypatch.setattr(tokenizer, "chat_template", "{{ messages }}<think>")
-    stop = rollout.sampling_options(tokenizer, TASK, 2, 9).stop
-    assert [stop(text) for text in texts] == [False, False, False, True]
+@any_model
+def test_logits_that_are_not_finite_are_told(policy):
+    def spoil(module, inputs, logits: Tensor) -> Tensor:
+        return logits * float("nan")
+
+    hook = policy.model.get_output_embeddings().register_forward_hook(spoil)
+    try:
+        with pytest.raises(UserError, match="logits are not finite"):
+            draw(policy)
+    finally:
+        hook.remove()
+
+
+# The stop rule.
+
+
+class Words(Task):
+    """A form of its own that random letters have: words that a blank ends. No `ends` are given."""
+
+    name = "words"
+
+    def find_answers(self, text: str, m: int, finished: bool) -> list[str]:
+        return re.findall(r"(\S+)\s", text)[:m]
+
+
+class MarkedWords(Words):
+    """The same, with the characters that can end a word."""
+
+    ends = " \n\t\r\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0"
 
 
 class Lines(Task):
-    """A task of its own form: an answer on each line, which no closing tag ends."""
+    """An answer on each line, which no closing tag ends."""
 
     def find_answers(self, text: str, m: int, finished: bool) -> list[str]:
         lines = text.split("\n")
         return lines[:m] if finished else lines[:-1][:m]
 
 
-@pytest.mark.parametrize("task", [Lines(), Task()])
-def test_a_rollout_of_lines_goes_on_to_their_end(task):
-    """Guards against rollouts that are cut after the first token: a line is no answer before its end."""
-    _, tokenizer = load_random_model("qwen2")
-    stop = rollout.sampling_options(tokenizer, task, 2, 9).stop
-    texts = ("1", "1. re", "1. red\n", "1. red\n2. b", "1. red\n2. blue\n")
-    assert [stop(text) for text in texts] == [False, False, False, False, True]
+class Sentences(Task):
+    """A sign of three bytes, each a token of its own in a byte-level vocabulary."""
+
+    ends = "。"
+
+    def find_answers(self, text: str, m: int, finished: bool) -> list[str]:
+        return re.findall("(.*?)。", text)[:m]
+
+
+class AtEveryToken(StopRule):
+    """The plain rule: the whole text is looked at after every token."""
+
+    def may_end(self, token: int) -> bool:
+        return True
+
+
+@byte_model
+@pytest.mark.parametrize("task", [Words(), MarkedWords()])
+@pytest.mark.parametrize("m", [1, 3])
+def test_a_rollout_ends_with_the_token_of_its_last_answer(policy, task, m):
+    """Guards against tokens after the end that would be trained on, and an end that comes too late."""
+    whole = draw(policy, n=6)
+    cut = draw(policy, n=6, stop=StopRule(policy, task, m))
+    n_stopped = 0
+    for row, length in enumerate(whole.lengths):
+        tokens = whole.tokens[row].tolist()
+        end = length
+        for n in range(length, 0, -1):
+            text = policy.tokenizer.decode(tokens[:n], skip_special_tokens=True)
+            if len(task.find_answers(text, m, finished=False)) == m:
+                end = n
+        n_stopped += end < length
+        assert cut.lengths[row] == end
+        assert cut.tokens[row, :end].tolist() == tokens[:end]
+        assert cut.tokens[row, end:].eq(policy.eos_ids[0]).all()
+        assert torch.allclose(cut.logprobs[row, :end], whole.logprobs[row, :end], atol=1e-4)
+        assert not cut.logprobs[row, end:].any()
+        assert cut.ended[row] or end == 40
+        assert cut.texts[row] == policy.tokenizer.decode(tokens[:end], skip_special_tokens=True)
+    assert n_stopped > 3
+
+
+def first_stop(rule: StopRule, tokens: list[int]) -> int | None:
+    """After how many tokens a rule ends a rollout."""
+    for n in range(1, len(tokens) + 1):
+        if rule(torch.tensor([tokens[:n]]), torch.tensor([True])):
+            return n
+    return None
+
+
+TAGS = "Hm. <answer_1> a > b </answer_1>\n<answer_2>c</answer_2> and so on"
+NUMBERED = "1. red\n2. blue\n3. green\n and so on"
+THOUGHTS = "<think><answer_1>a</answer_1> <answer_2>b</answer_2></think> so" + TAGS
+SIGNS = "一。二。三。"
+
+
+@byte_model
+@pytest.mark.parametrize("text", [TAGS, NUMBERED, THOUGHTS, SIGNS])
+@pytest.mark.parametrize("task", [Task(), Lines(), Words(), MarkedWords(), Sentences()])
+@pytest.mark.parametrize("template", [None, "{{ messages }}<think>"])
+def test_the_rule_misses_no_end(policy, text, task, template, monkeypatch):
+    """Equal to a look at every token, for all forms; guards against signs that are cut into tokens."""
+    monkeypatch.setattr(policy.tokenizer, "chat_template", template)
+    tokens = policy.tokenizer(text)["input_ids"]
+    for m in (1, 2):
+        expected = first_stop(AtEveryToken(policy, task, m), tokens)
+        assert first_stop(StopRule(policy, task, m), tokens) == expected
+
+
+def test_an_end_may_be_the_blank_of_a_next_word():
+    """Guards against decoders that take the first blank of a text away, as Llama's does."""
+    backend = Tokenizer(WordLevel({"▁red": 0, "▁blue": 1, "<eos>": 2}, unk_token="<eos>"))
+    backend.decoder = decoders.Metaspace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>")
+    assert tokenizer.decode([0, 1]) == "red blue"
+    policy = Policy(load_random_model("llama").model, tokenizer)
+    assert first_stop(StopRule(policy, MarkedWords(), 1), [0, 1, 0]) == 2
+
+
+@byte_model
+def test_where_a_rollout_stops(policy, monkeypatch):
+    """Guards against a set that is cut short, a thought taken for an answer, and a line without its end."""
+
+    def rest(text: str, task: Task) -> str | None:
+        """The text after the place where it stops."""
+        tokens = policy.tokenizer(text)["input_ids"]
+        n = first_stop(StopRule(policy, task, 2), tokens)
+        return None if n is None else policy.tokenizer.decode(tokens[n:])
+
+    assert rest(TAGS, Task()) == " and so on"
+    assert rest(NUMBERED, Task()).startswith("3. green")
+    assert rest(NUMBERED, Lines()).startswith("3. green")
+    assert rest(SIGNS, Sentences()) == "三。"
+    assert rest(THOUGHTS, Task()).startswith("</think>")
+    monkeypatch.setattr(policy.tokenizer, "chat_template", "{{ messages }}<think>")
+    assert rest(THOUGHTS, Task()).startswith(" so")
+    assert rest(THOUGHTS.replace("</think>", ""), Task()) is None
+
+
+@byte_model
+@pytest.mark.parametrize("task, n_looks", [(Task(), 8), (MarkedWords(), 136), (Words(), 768)])
+def test_text_is_decoded_only_where_an_answer_can_have_ended(policy, task, n_looks, monkeypatch):
+    """Guards against a whole text that is decoded at each of 768 tokens, as only a form without `ends` needs."""
+    word = policy.tokenizer("00000 ")["input_ids"]  # a token for each letter
+    tags = policy.tokenizer(TAGS)["input_ids"]
+    tokens = (word * 128)[len(tags) :] + tags
+    assert len(tokens) == 768
+    decoded = []
+    original = policy.tokenizer.decode
+
+    def decode(tokens, **options):
+        decoded.append(len(tokens))
+        return original(tokens, **options)
+
+    monkeypatch.setattr(policy.tokenizer, "decode", decode)
+    assert first_stop(StopRule(policy, task, 800), tokens) is None
+    assert sum(n > 2 for n in decoded) <= n_looks
+    assert len(decoded) <= n_looks + len(set(tokens))
+
+
+@byte_model
+def test_rollouts_that_have_ended_are_not_looked_at(policy):
+    rule = StopRule(policy, Words(), 1)
+    tokens = torch.tensor([policy.tokenizer("a b ")["input_ids"]] * 2)
+    assert rule(tokens, torch.tensor([True, False])).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("pattern", [r".+", r"\d+", r"\S+"])
 def test_answers_that_may_still_grow_are_refused(pattern):
     """Guards against rollouts of one token, all of whose slots hold an answer: `finished` is not heeded."""
-    task = Task()
-    _, tokenizer = load_random_model("qwen2")
+    task = Words()
     task.find_answers = lambda text, m, finished: re.findall(pattern, text)
-    stop = rollout.sampling_options(tokenizer, task, 1, 9).stop
+    rule = StopRule(load_random_model("llama"), task, 1)
     with pytest.raises(UserError, match="find_answers gave .* with finished=False, but the next"):
-        stop("1")
+        rule.is_finished("1")
     task.find_answers = lambda text, m, finished: re.findall(r"\[(.*?)\]", text)
-    assert [stop(text) for text in ("[1", "[1]")] == [False, True]
+    assert [rule.is_finished(text) for text in ("[1", "[1]")] == [False, True]
 
 
-@pytest.mark.parametrize("policy_pair", ["tiny", "qwen2", "phi"], indirect=True)
-def test_checkpoints_are_ordinary_ones(policy_pair, tmp_path):
-    """A saved policy loads in plain transformers, weights and words unchanged."""
-    model, tokenizer = policy_pair
-    models.save_policy(model, tokenizer, tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
-    words = AutoTokenizer.from_pretrained(tmp_path)
-    for (name, a), (_, b) in zip(model.named_parameters(), loaded.named_parameters(), strict=True):
-        assert torch.equal(a, b), name
-    text = rollout.build_prompt(tokenizer, TASK, TASK.problems("train", 1)[0], 2)
-    assert words(text)["input_ids"] == tokenizer(text)["input_ids"]
+# Scoring.
+
+
+def rows_of(rollouts: Rollouts) -> Tensor:
+    return torch.arange(len(rollouts.tokens))
+
+
+@any_model
+@pytest.mark.parametrize("temperature", [0.6, 1.4])
+def test_scoring_has_the_temperature_of_sampling(policy, temperature):
+    """Guards against ratios that are not 1 in the first update."""
+    rollouts = draw(policy, temperature=temperature)
+    logprobs, _ = token_logprobs(policy.model, rollouts, rows_of(rollouts), temperature)
+    torch.testing.assert_close(logprobs, rollouts.logprobs, atol=5e-5, rtol=1e-4)
+    other, _ = token_logprobs(policy.model, rollouts, rows_of(rollouts), 1.0)
+    assert (other - rollouts.logprobs).abs().max() > 0.1
+
+
+def gradients_of(policy: Policy, loss: Tensor) -> list[Tensor]:
+    weights = list(policy.model.parameters())
+    gradients = torch.autograd.grad(loss, weights, allow_unused=True)
+    zeros = [torch.zeros_like(weight) for weight in weights]
+    return [zeros[i] if own is None else own for i, own in enumerate(gradients)]
+
+
+def assert_same_gradient(ours: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
+    """Relative to each weight's own gradient; one that is next to nothing counts against all of them."""
+    whole = torch.cat([gradient.flatten() for gradient in expected]).norm()
+    assert whole > 0
+    for own, other in zip(ours, expected, strict=True):
+        assert (own - other).norm() <= tolerance * (other.norm() + 0.1 * whole)
+
+
+@pytest.mark.parametrize("rows_at_once", [3, 10_000])
+def test_logprobs_and_gradients_are_those_of_plain_forward_passes(
+    policy, rows_at_once, monkeypatch
+):
+    """The LM head in chunks or at once; guards against shifted targets, and padding that is scored."""
+    head = policy.model.get_output_embeddings()
+    monkeypatch.setattr(rollout, "HEAD_BYTES", 4 * rows_at_once * head.weight.shape[0])
+    rollouts = draw(policy)
+    rows = torch.tensor([7, 0, 3, 4])
+    logprobs, entropy = token_logprobs(policy.model, rollouts, rows, TEMPERATURE)
+    slopes = torch.linspace(-1, 1, 40).expand(4, 40)  # so that every token has its own gradient
+    expected_loss = 0.0
+    for i, row in enumerate(rows.tolist()):
+        length = rollouts.lengths[row]
+        log_p = torch.log_softmax(plain_logits(policy, rollouts, row) / TEMPERATURE, -1)
+        own = log_p.gather(1, rollouts.tokens[row, :length, None])[:, 0]
+        expected_loss = expected_loss + (own * slopes[i, :length]).sum()
+        torch.testing.assert_close(logprobs[i, :length], own, atol=2e-5, rtol=1e-4)
+        own_entropy = -(log_p.exp() * log_p).sum(-1)
+        torch.testing.assert_close(entropy[i, :length], own_entropy, atol=2e-5, rtol=1e-4)
+        assert not logprobs[i, length:].any() and not entropy[i, length:].any()
+    assert not entropy.requires_grad
+    ours = gradients_of(policy, (logprobs * slopes).sum())
+    assert_same_gradient(ours, gradients_of(policy, expected_loss), tolerance=1e-5)
+
+
+class LargestLogits(TorchDispatchMode):
+    """Notes the bytes of the largest tensor whose last dimension is the vocabulary, but for weights."""
+
+    def __init__(self, vocabulary: int, width: int):
+        super().__init__()
+        self.vocabulary = vocabulary
+        self.width = width
+        self.bytes = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            is_logits = isinstance(x, Tensor) and x.ndim > 0 and x.shape[-1] == self.vocabulary
+            if is_logits and x.shape[0] != self.width:
+                self.bytes = max(self.bytes, x.nbytes)
+        return out
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2"])
+def test_logits_are_made_in_chunks(architecture, monkeypatch):
+    """Guards against a tensor of all tokens times the vocabulary, forwards or backwards: gigabytes."""
+    policy = load_random_model(architecture)
+    vocabulary, width = policy.model.get_output_embeddings().weight.shape
+    limit = 4 * 20 * vocabulary
+    monkeypatch.setattr(rollout, "HEAD_BYTES", limit)
+    rollouts = draw(policy)
+    assert sum(rollouts.lengths) > 200
+    with LargestLogits(vocabulary, width) as largest:
+        logprobs, _ = token_logprobs(policy.model, rollouts, rows_of(rollouts), TEMPERATURE)
+        gradients_of(policy, logprobs.sum())
+    assert 0 < largest.bytes <= limit
+
+
+def test_texts_as_rollouts():
+    """What is imitated: every token of the text, and an EOS that closes it."""
+    policy = load_random_model("llama")
+    texts = ["one", "and two", "", "four"]
+    rollouts = rollout.rollouts_of_texts(policy, prompts_of(policy, 2), texts)
+    assert rollouts.group_size == 2
+    for row, text in enumerate(texts):
+        tokens = [*policy.tokenizer(text)["input_ids"], policy.tokenizer.eos_token_id]
+        assert rollouts.tokens[row, rollouts.token_mask[row]].tolist() == tokens
+
+
+def test_an_answer_is_scored_once():
+    """Equal canonical forms are repeats, unequal texts are scored each; the rest has the task's minimum."""
+
+    class Length(Task):
+        objectives = ("length", "one")
+        minimum = -2.0
+
+        def rewards(self, pairs):
+            seen.extend(answer for _, answer in pairs)
+            return [[float(len(answer)), 1.0] for _, answer in pairs]
+
+        def canonical(self, problem, answer):
+            return answer.lower()
+
+    seen = []
+    answers = [["ab", "AB", "ab"], ["ab"], [], ["c", "ab"]]
+    problems = [Problem("a", None), Problem("b", None)]
+    scored = rollout.score(Length(), problems, answers, 3)
+    assert sorted(seen) == ["", "", "AB", "ab", "ab", "c"], "once per problem"
+    repeats = [[[False, True, True], [False] * 3], [[False] * 3] * 2]
+    assert scored.repeat_mask.tolist() == repeats
+    there = [[[True] * 3, [True, False, False]], [[False] * 3, [True, True, False]]]
+    assert scored.answer_mask.tolist() == there
+    assert scored.vectors[0, 1].tolist() == [[2, 1], [-2, -2], [-2, -2]]
+    assert scored.scalars[1].tolist() == [[-2, -2, -2], [1, 1.5, -2]]
+
+
+def test_answers_are_read_as_the_rollout_ended():
+    """Guards against a program whose end was cut off, taken for a whole one."""
+    policy = load_random_model("llama")
+    rollouts = rollout.rollouts_of_texts(policy, prompts_of(policy, 2), ["1\n2", "1\n2"])
+    rollouts.ended = [True, False]
+    assert rollout.read_answers(Lines(), rollouts, 2) == [["1", "2"], ["1"]]
+
+
+# Prompts and models.
 
 
 def test_a_chat_template_is_used_where_there_is_one():
     problem = TASK.problems("train", 1)[0]
-    for name, starts, ends in (
-        ("llama", "Find", "\n"),
-        ("qwen2", "<|user|>Find", "<|assistant|><|nothink|>"),
-    ):
-        _, tokenizer = load_random_model(name)
-        prompt = rollout.build_prompt(tokenizer, TASK, problem, 2)
-        assert prompt.startswith(starts) and prompt.endswith(ends)
+    prompt = rollout.build_prompt(load_random_model("llama"), TASK, problem, 2)
+    assert prompt.startswith("Find") and prompt.endswith("\n")
+    chat = rollout.build_prompt(load_random_model("qwen2"), TASK, problem, 2)
+    assert chat.startswith("<|user|>Find") and chat.endswith("<|assistant|><|nothink|>")
 
 
-@pytest.mark.parametrize(
-    "configuration, shape, why",
-    [
-        ("OpenAIGPTConfig", {"n_embd": 32, "n_layer": 1, "n_head": 2}, "KV cache|other logits"),
-        (
-            "MambaConfig",
-            {"hidden_size": 32, "num_hidden_layers": 1},
-            "KV cache|other logits",
-        ),
-        ("CohereConfig", SHAPE, "more to them than its LM head"),
-    ],
-)
-def test_a_model_that_cannot_be_scored_here_is_refused(
-    configuration, shape, why, tmp_path, monkeypatch
-):
-    """No cache, another cache, or logits that are scaled behind the head: each would give wrong log-probabilities."""
-    monkeypatch.setitem(ARCHITECTURES, "other", (configuration, shape))
-    with pytest.raises(UserError, match=why):
-        models.load_policy(save_random_model(tmp_path, "other"), TASK)
-
-
-def test_weights_that_are_damaged_are_named(tmp_path):
-    """Weights that are not finite, and a configuration that is none."""
-    folder = save_random_model(tmp_path, "llama")
-    file = tmp_path / "model.safetensors"
-    weights = load_file(file)
-    save_file(
-        {name: torch.full_like(x, torch.nan) for name, x in weights.items()},
-        file,
-        metadata={"format": "pt"},
-    )
-    with pytest.raises(UserError, match="its logits are not finite"):
-        models.load_policy(folder, TASK)
-    (tmp_path / "config.json").write_bytes(b"\x80\x00\xff")
-    with pytest.raises(UserError, match="cannot be loaded"):
-        models.load_policy(folder, TASK)
-
-
-def test_a_run_folder_is_no_model(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"flags": {"task": "maze"}}))
-    with pytest.raises(
-        UserError, match="no Hugging Face checkpoint; of a run folder name a checkpoint in it"
-    ):
-        models.load_policy(str(tmp_path), TASK)
-
-
-def test_a_word_that_the_tiny_model_lacks_is_named():
-    model, tokenizer = load_random_model("tiny")
-    prompt = rollout.build_prompt(tokenizer, TASK, TASK.problems("train", 1)[0], 1)
-    with pytest.raises(UserError, match="'minotaur'.*Task.words"):
-        options = decoding.SamplingOptions(max_new_tokens=5)
-        decoding.sample(model, tokenizer, [prompt, prompt + " minotaur"], 2, options)
-
-
-def test_a_tokenizer_without_eos_is_refused(tmp_path):
-    folder = save_random_model(tmp_path, "llama", eos_token_id=None)
-    path = tmp_path / "tokenizer_config.json"
-    path.write_text(path.read_text().replace('"eos_token"', '"no_such_token"'))
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "generation_config.json").write_text("{}")
-    for eos in (
-        None,
-        2,
-    ):  # the latter is what transformers takes for Llama's where config.json has none
-        (tmp_path / "config.json").write_text(json.dumps(config | {"eos_token_id": eos}))
-        with pytest.raises(UserError, match="no EOS token"):
-            models.load_policy(folder, TASK)
-
-
-@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-def test_a_checkpoint_whose_parts_do_not_belong_together_is_refused(architecture, tmp_path):
-    """transformers would fill what is missing with random weights, and look words up beyond the embeddings."""
-    folder = save_random_model(tmp_path, architecture)
-    path = tmp_path / "model.safetensors"
-    name = "model.layers.1.mlp.up_proj.weight"
-    weights = load_file(path)
-    save_file(
-        {key: value for key, value in weights.items() if key != name},
-        path,
-        metadata={"format": "pt"},
-    )
-    with pytest.raises(UserError, match=f"incomplete, its files lack {name} and 0 more"):
-        models.load_policy(folder, TASK)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 2000}))
-    with pytest.raises(
-        UserError, match="incomplete, its files lack .* in another size than config.json"
-    ):
-        models.load_policy(folder, TASK)
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(UserError, match="cannot be loaded .*save it again"):
-        models.load_policy(folder, TASK)
-    path.unlink()
-    with pytest.raises(UserError, match="cannot be loaded .*model.safetensors"):
-        models.load_policy(folder, TASK)
-    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 100}))
-    with pytest.raises(UserError, match="tokenizer has 4.. tokens, its embeddings have 100 rows"):
-        models.load_policy(folder, TASK)
-
-
-def test_a_dtype_that_the_device_lacks_is_named(monkeypatch):
-    def fail(*args, **kwargs):
-        raise TypeError("BFloat16 is not supported on MPS")
-
-    assert check_device("cpu", "bfloat16") == "cpu"
-    monkeypatch.setattr(torch, "ones", fail)
-    with pytest.raises(
-        UserError, match="--device cpu: this machine has none that computes in bfloat16"
-    ):
-        check_device("cpu", "bfloat16")
-
-
-@pytest.mark.parametrize("name", ["tinny", "./nowhere", "/no/such/folder"])
-def test_unknown_models_are_named(name):
-    with pytest.raises(UserError, match=f"--model {name}"):
-        models.load_policy(name, TASK)
+def test_a_list_is_begun_in_the_prompt(monkeypatch):
+    """Small models go on with a list that has begun, and write an essay otherwise."""
+    task = Maze(5)
+    monkeypatch.setattr(task, "form", "lines")
+    for name in ("llama", "qwen2"):
+        prompt = rollout.build_prompt(
+            load_random_model(name), task, task.problems("train", 1)[0], 2
+        )
+        assert prompt.endswith("1.")
 
 
 @pytest.mark.parametrize(
@@ -517,8 +598,116 @@ def test_unknown_models_are_named(name):
 )
 def test_a_chat_template_that_cannot_be_used_is_named(template, why, monkeypatch):
     """Guards against a traceback, and against a model that trains without having seen a problem."""
-    _, tokenizer = load_random_model("llama")
-    monkeypatch.setattr(tokenizer, "chat_template", template)
+    policy = load_random_model("llama")
+    monkeypatch.setattr(policy.tokenizer, "chat_template", template)
     with pytest.raises(UserError, match=why) as told:
-        rollout.build_prompt(tokenizer, TASK, TASK.problems("train", 1)[0], 2)
+        rollout.build_prompt(policy, TASK, TASK.problems("train", 1)[0], 2)
     assert "its chat template cannot be used" in str(told.value)
+
+
+def test_a_word_that_the_tiny_model_lacks_is_named():
+    policy = load_random_model("tiny")
+    prompt = rollout.build_prompt(policy, TASK, TASK.problems("train", 1)[0], 1)
+    with pytest.raises(UserError, match="'minotaur'.*Task.words"):
+        rollout.encode_prompts(policy, [prompt, prompt + " minotaur"], 5)
+
+
+@pytest.mark.parametrize("policy", ["tiny", "qwen2", "phi"], indirect=True)
+def test_checkpoints_are_ordinary_ones(policy, tmp_path):
+    """A saved policy loads in plain transformers, weights and words unchanged."""
+    save_model(policy.model, policy.tokenizer, tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    words = AutoTokenizer.from_pretrained(tmp_path)
+    weights = loaded.state_dict()
+    for name, weight in policy.model.state_dict().items():
+        assert torch.equal(weight, weights[name]), name
+    text = prompts_of(policy, 2)[0]
+    assert words(text)["input_ids"] == policy.tokenizer(text)["input_ids"]
+
+
+@pytest.mark.parametrize(
+    "configuration, shape, why",
+    [
+        ("OpenAIGPTConfig", {"n_embd": 32, "n_layer": 1, "n_head": 2}, "KV cache|other logits"),
+        ("MambaConfig", {"hidden_size": 32, "num_hidden_layers": 1}, "KV cache|other logits"),
+        ("CohereConfig", SHAPE, "more to them than its LM head"),
+    ],
+)
+def test_a_model_that_cannot_be_scored_here_is_refused(
+    configuration, shape, why, tmp_path, monkeypatch
+):
+    """No cache, another cache, or logits that are scaled behind the head: wrong log-probabilities."""
+    monkeypatch.setitem(ARCHITECTURES, "other", (configuration, shape))
+    with pytest.raises(UserError, match=why):
+        load_policy(save_random_model(tmp_path, "other"), TASK)
+
+
+def test_a_run_folder_is_no_model(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"flags": {"task": "maze"}}))
+    with pytest.raises(UserError, match="of a run folder name a checkpoint in it"):
+        load_policy(str(tmp_path), TASK)
+
+
+@pytest.mark.parametrize("name", ["tinny", "./nowhere", "/no/such/folder"])
+def test_unknown_models_are_named(name):
+    with pytest.raises(UserError, match=f"--model {name}"):
+        load_policy(name, TASK)
+
+
+def test_a_tokenizer_without_eos_is_refused(tmp_path):
+    """Id 2 is what transformers takes for Llama's EOS where config.json has none."""
+    folder = save_random_model(tmp_path, "llama", eos_token_id=None)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(path.read_text().replace('"eos_token"', '"no_such_token"'))
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "generation_config.json").write_text("{}")
+    for eos in (None, 2):
+        (tmp_path / "config.json").write_text(json.dumps(config | {"eos_token_id": eos}))
+        with pytest.raises(UserError, match="no EOS token"):
+            load_policy(folder, TASK)
+
+
+def rewrite_weights(path: Path, change) -> None:
+    weights = {name: change(name, weight) for name, weight in load_file(path).items()}
+    kept = {name: weight for name, weight in weights.items() if weight is not None}
+    save_file(kept, path, metadata={"format": "pt"})
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path):
+    """transformers would fill what is missing with random weights, and look words up beyond the embeddings."""
+    folder = save_random_model(tmp_path, "llama")
+    weights = tmp_path / "model.safetensors"
+    config_file = tmp_path / "config.json"
+    config = json.loads(config_file.read_text())
+
+    def refused(message: str) -> None:
+        with pytest.raises(UserError, match=message):
+            load_policy(folder, TASK)
+
+    config_file.write_text(json.dumps(config | {"vocab_size": 2000}))
+    refused("incomplete, its files lack .* in another size than config.json")
+    config_file.write_text(json.dumps(config | {"vocab_size": 100}))
+    refused("tokenizer has 4.. tokens, its embeddings have 100 rows")
+    config_file.write_text(json.dumps(config))
+    lost = "model.layers.1.mlp.up_proj.weight"
+    rewrite_weights(weights, lambda name, weight: None if name == lost else weight)
+    refused(f"incomplete, its files lack {lost} and 0 more")
+    save_random_model(tmp_path, "llama")
+    rewrite_weights(weights, lambda name, weight: torch.full_like(weight, torch.nan))
+    refused("its logits are not finite")
+    weights.write_bytes(weights.read_bytes()[:1000])
+    refused("cannot be loaded .*save it again")
+    weights.unlink()
+    refused("cannot be loaded .*model.safetensors")
+    config_file.write_bytes(b"\x80\x00\xff")
+    refused("cannot be loaded")
+
+
+def test_a_dtype_that_the_device_lacks_is_named(monkeypatch):
+    def fail(*args, **kwargs):
+        raise TypeError("BFloat16 is not supported on MPS")
+
+    check_device("cpu", "bfloat16")
+    monkeypatch.setattr(torch, "ones", fail)
+    with pytest.raises(UserError, match="--device cpu: cannot compute in bfloat16 here"):
+        check_device("cpu", "bfloat16")

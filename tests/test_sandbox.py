@@ -208,11 +208,50 @@ def test_tolerance_only_where_asked_for():
     assert run_tests("def f(x): return x", tests, entry_point="f") == [False, False]
 
 
+DIGITS = "123456789" * 600  # more digits than Python turns into an int
+
+
+def test_numbers_that_a_script_prints():
+    """Guards against right programs that fail over how they write a number, and wrong ones that pass."""
+    same = [
+        ("0.5", "0.50"),
+        ("1.0 2.", "1 2"),
+        ("1e5", "100000"),
+        ("-0.0", "0"),
+        ("3.141592653590", "3.141593"),
+        ("0.142857142857", "0.142857"),
+        ("0.123457", "0.123456789012"),  # rounded: off by more than a millionth
+        ("1000000.5", "1000000.0"),
+        (f"{DIGITS}.0", DIGITS),
+        ("nan", "nan"),
+    ]
+    different = [
+        ("1000000.5", "1000000"),  # an integer
+        ("9007199254740992.0", "9007199254740993"),
+        (f"{DIGITS}1", f"{DIGITS}2"),
+        ("0.100001", "0.100002"),
+        ("0.0000001", "0.0000002"),
+        ("7", "007"),
+        ("007", "7"),
+        ("5", "+5"),
+        ("nan", "0.5"),
+        ("inf", "1e400"),
+        ("1e999", "1"),
+        ("yes 0.5", "Yes 0.50"),
+        ("0.5  1", "0.50 1"),
+        ("0.5 1", "0.50"),
+    ]
+    exact = [("0.5", "0.50", "exact"), ("0.50 ", "0.50", "exact")]
+    expected = [True] * len(same) + [False] * len(different) + [False, True]
+    assert run_tests("print(input())", same + different + exact) == expected
+
+
 @pytest.mark.parametrize(
     ("tests", "entry_point", "message"),
     [
         ([([1], 2, 3, 4)], "f", r"test 0: must be a pair.*not \(\[1\], 2, 3, 4\)"),
         ([("a", 3)], None, r"must be a pair of strings, .*, not \('a', 3\)"),
+        ([("a", "b", "exactly")], None, "must be a pair of strings"),
         ([(1, 2)], "f", r"must be a pair, a list of arguments.*not \(1, 2\)"),
         ([([1], {2})], "f", r"all plain JSON.*\{2\}"),
         ([([1], 2, 0.1)], "f", r"must be a pair, .*, 0.1\)"),
@@ -320,6 +359,38 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20) -> bool:
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.05)
     return condition()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel who waits for a core")
+def test_a_busy_machine_fails_no_program():
+    """Guards against a limit on CPU time that is one on the machine's load.
+
+    Three other processes want the core of a program that needs more than half of its CPU time.
+    """
+    spins = "import time\ndef f(x):\n    while time.process_time() < 0.6: pass\n    return 2 * x"
+    (core, *_) = os.sched_getaffinity(0)
+    command = [
+        sys.executable,
+        "-c",
+        f"import os\nos.sched_setaffinity(0, [{core}])\nwhile True: pass",
+    ]
+    others = [subprocess.Popen(command, start_new_session=True) for _ in range(3)]
+    try:
+        with Sandbox(1, seconds=0.2) as sandbox:
+            os.sched_setaffinity(sandbox._helpers[0].process.pid, [core])
+            assert sandbox.run([Job(spins, [([1], 2)], "f")]) == [[True]]
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def test_what_the_clock_ended_is_run_again():
+    """Guards against a verdict of a busy moment that stays for the whole run."""
+    waits = Job("import time\ndef f(x): time.sleep(9)", DOUBLE[:1], "f")
+    with Sandbox(1, seconds=0.1) as sandbox:
+        assert sandbox.run([waits]) == [[False]] and not sandbox._cache
+        assert sandbox.run([Job(RIGHT, DOUBLE, "f")]) == [[True] * 3] and len(sandbox._cache) == 1
 
 
 def test_expected_outputs_never_reach_a_helper():

@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_rollout import save_random_model
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 import search
 import train
-from rewards import Problem, UserError, take_problems
-from rollout import SamplingOptions, build_prompt
-from search import Candidate, Population, SearchPolicy
-from tasks import load_task
+from engine.tasks import load_task, take_problems
+from rewards import Problem, Task, UserError
+from rollout import Policy, build_prompt
+from search import Candidate, Population
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = "--problems 3 --among 3 --screen 0 --budget 26 --temperature 1"
@@ -28,7 +29,7 @@ def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "toy-seed0"
     flags = (
         "--task toy --m 2 --warm-steps 60 --steps 2 --method grpo vpo --eval-problems 0 "
-        f"--prompts-per-step 2 --device cpu --out {folder}"
+        f"--prompts-per-step 2 --snapshots 0 --out {folder}"
     )
     train.main(flags.split())
     return folder
@@ -83,8 +84,16 @@ def test_maze_knows_what_can_be_reached():
             answer = " ".join(task.cells[cell] for cell in route[1:])
             expected.add(tuple(task.reward(problem, answer)))
         assert {tuple(vector) for vector in task.reachable(problem)} == expected
-    blended = load_task(str(ROOT / "study/rewards/blended.py"))
-    assert blended.reachable(blended.problems("test", 1)[0]) == []  # its rewards are not the maze's
+
+
+def test_a_maze_with_other_rewards_does_not_know_what_can_be_reached():
+    Path("blended.py").write_text(
+        "from tasks.maze import Maze\n\n\nclass Blended(Maze):\n"
+        "    def reward(self, problem, answer):\n"
+        "        return [sum(super(Blended, self).reward(problem, answer))]\n"
+    )
+    task = load_task("blended.py")
+    assert task.reachable(task.problems("test", 1)[0]) == []
 
 
 def population_of(target: float = 0.0) -> Population:
@@ -186,7 +195,7 @@ def test_islands_exchange_their_best(trained, monkeypatch):
     monkeypatch.setattr(Population, "migrate", lambda population: moved.append(population))
     monkeypatch.setattr(search, "MIGRATE_EVERY", 2)
     run_search(trained, f"{QUICK} --goal all --policies vpo --out out")
-    assert len(moved) == len(set(moved)) == 3  # three problems, once each in their second round
+    assert len(moved) == len(set(moved)) == 3  # three problems, once each in their second batch
 
 
 def test_a_child_begins_as_its_parent(trained, monkeypatch):
@@ -194,8 +203,8 @@ def test_a_child_begins_as_its_parent(trained, monkeypatch):
     children = []
     child_prompt = search.child_prompt
 
-    def recorded(policy, problem, parent, rng):
-        prompt, prefix = child_prompt(policy, problem, parent, rng)
+    def recorded(policy, task, problem, m, parent, rng):
+        prompt, prefix = child_prompt(policy, task, problem, m, parent, rng)
         children.append((parent, prompt, prefix.split()))
         return prompt, prefix
 
@@ -326,24 +335,22 @@ def test_a_run_without_checkpoints_is_refused(trained, capsys):
     fails(empty, "", capsys, "empty: holds no checkpoint yet")
 
 
-def test_a_language_model_reads_the_parent_in_its_prompt(tmp_path):
+def test_a_language_model_reads_the_parent_in_its_prompt():
     """It reads the answer, its rewards and the request. The rollout begins with no given words."""
-    from transformers import AutoTokenizer
-
-    save_random_model(tmp_path / "model", "llama")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    words = Tokenizer(models.WordLevel({"word": 0}, unk_token="word"))
+    policy = Policy(None, PreTrainedTokenizerFast(tokenizer_object=words))
     task = load_task("maze")
-    policy = SearchPolicy(None, tokenizer, "", task, 1, None, SamplingOptions(9))
     problem = task.problems("test", 1)[0]
-    plain = build_prompt(tokenizer, task, problem, 1)
-    assert search.child_prompt(policy, problem, None, random.Random(0)) == (plain, "")
+    plain = build_prompt(policy, task, problem, 1)
+    assert search.child_prompt(policy, task, problem, 1, None, random.Random(0)) == (plain, "")
 
     parent = candidate(1, [1.0, 0.5, 0.0, 1.0], answer="UP UP")
-    prompt, prefix = search.child_prompt(policy, problem, parent, random.Random(0))
+    prompt, prefix = search.child_prompt(policy, task, problem, 1, parent, random.Random(0))
     assert prefix == ""
     assert "An earlier answer was:\nUP UP\n" in prompt
     assert "completion 1, gold 0.5, diamond 0, avoid_lava 1" in prompt
     assert prompt.startswith(plain.rstrip()[:200])
+    assert build_prompt(policy, task, problem, 1) == plain  # the task itself is as before
 
 
 def test_the_scorer_of_the_documentation(trained, capsys):
@@ -369,3 +376,62 @@ def test_a_damaged_log_is_one_clear_line(tmp_path):
     log.write_text('header\n{"batch": 0}\n{"ba\n')
     with pytest.raises(UserError, match="vpo.jsonl: damaged .*delete it"):
         search.read_batches(log, "header")
+
+
+def test_other_weights_are_another_search(trained, capsys):
+    """Guards against a log that goes on with a policy that was trained again in the same folder."""
+    shutil.copytree(trained, "toy-seed0")
+    flags = f"{QUICK} --goal all --policies vpo --out out"
+    run_search(Path("toy-seed0"), flags)
+    run_search(Path("toy-seed0"), flags)
+    newest = sorted(Path("toy-seed0/vpo").glob("checkpoint-*"))[-1]
+    shutil.copy("toy-seed0/start/model.safetensors", newest)
+    fails(Path("toy-seed0"), flags, capsys, "vpo.jsonl: the log of another search")
+
+
+def test_a_task_that_does_not_say_what_can_be_reached(trained, tmp_path_factory, capsys):
+    """The table has a dash for what is unknown and says why; no problem is screened out."""
+    folder = tmp_path_factory.mktemp("runs") / "fence-seed0"
+    flags = "--task fence --warm-steps 20 --steps 1 --method vpo --eval-problems 0 --snapshots 0"
+    train.main([*flags.split(), "--prompts-per-step", "1", "--out", str(folder)])
+    capsys.readouterr()
+    flags = "--problems 2 --among 3 --budget 9 --out out"
+    run_search(folder, flags)
+    printed = capsys.readouterr().out
+    [row] = [line for line in printed.splitlines() if line.startswith("VPO ")]
+    assert row.split()[1:3] == ["-", "-"]
+    assert "task fence does not say what can be reached (Task.reachable)" in printed
+    assert json.loads(Path("out/search.json").read_text())["targets"] == [None, None]
+    assert not Path("out/screen").exists()
+
+    Path("own.py").write_text("def score(rewards, answer):\n    return rewards[0]\n")
+    run_search(folder, f"{flags} --goal own.py --out own")
+    assert "-: own.py sets no target, so" in capsys.readouterr().out
+    error = "--goal red: take scalar, all or a Python file, one of ann, bob, cid, or a weighting"
+    fails(folder, f"{flags} --goal red", capsys, error, "as ann=2,cid=1")
+
+
+def test_goals_of_a_task_without_names_of_objectives():
+    task = Task()
+    with pytest.raises(UserError, match="--goal gold: take scalar, all or a Python file$"):
+        search.make_goal("gold", task)
+    parent = candidate(1, [0.5, 1.0])
+    task.prompt = lambda problem, m: "Write."
+    text = search.task_with_parent(task, parent).prompt(Problem("1", None), 1)
+    assert "objective 1 0.5, objective 2 1" in text
+
+
+def test_two_runs_with_other_evaluations_share_the_first_ones_problems(trained, capsys):
+    """Guards against a refusal for the runs' own --pool and --eval-problems, which do not matter here."""
+    shutil.copytree(trained, "toy-seed1")
+    config = json.loads(Path("toy-seed1/config.json").read_text())
+    config["flags"] |= {"pool": 9, "eval_problems": 7}
+    Path("toy-seed1/config.json").write_text(json.dumps(config))
+    flags = "--among 3 --problems 2 --screen 0 --budget 12 --policies vpo --out out"
+    search.main([str(trained), "toy-seed1", *flags.split()])
+    assert "2 problems, 12 candidates each, 2 runs" in capsys.readouterr().out
+    config["flags"]["m"] = 1
+    Path("toy-seed1/config.json").write_text(json.dumps(config))
+    with pytest.raises(SystemExit):
+        search.main([str(trained), "toy-seed1", *flags.split()])
+    assert "has --m 1, and" in capsys.readouterr().err

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_rewards import cpu_limit
 from test_rollout import save_random_model
 
 import train
+from engine.tasks import load_task
 from rewards import Problem, Task, UserError, parse_answers
-from tasks import load_task
-from tasks.files import f1, normalized, tagged, word_f1
+from tasks.files import tagged, word_f1
 from tasks.tool import match, parse_calls
 
 
@@ -83,32 +84,38 @@ def task_and_problem(name: str, record: dict) -> tuple[Task, Problem]:
         ("<a>x</a><a>y</a>", "x"),
         ("<a>x<a> y </A>", "y"),
         ("<a>x", ""),
-        ("<a>" * 100_000, ""),  # this once took two minutes
     ],
 )
 def test_text_in_tags(text, inside):
     assert tagged(text, "a") == inside
 
 
-@pytest.mark.parametrize(
-    "text, same",
-    [("  The U.S.  Army, an ally ", "us army ally"), ("Theatre", "theatre")],
-)
-def test_texts_are_compared_without_case_articles_and_punctuation(text, same):
-    assert normalized(text) == same
+def test_reading_takes_time_in_proportion_to_the_text():
+    """Guards against a search that goes on to the end of the text from every tag or call: two minutes."""
+    with cpu_limit():
+        assert tagged("<a>" * 100_000, "a") == ""
+        assert parse_calls("1 " * 100_000) == ([], False)
+        for name, record in RECORDS.items():
+            task, problem = task_and_problem(name, record(0))
+            for text in ("<tool_call>", "<answer>", "1 ", "a,", " "):
+                task.reward(problem, f"<answer>{text * 30_000}</answer>")
+                task.reward(problem, f"<tool_call>{text * 30_000}</tool_call>")
 
 
 @pytest.mark.parametrize(
     "ours, gold, score",
-    [("the", "a", 1), ("", "x", 0), ("x", "", 0), ("river Thames", "The Thames!", 2 / 3)],
+    [
+        ("the", "a", 1),  # both without a word that counts
+        ("", "x", 0),
+        ("x", "", 0),
+        ("river Thames", "The Thames!", 2 / 3),
+        ("  The U.S.  Army, an ally ", "us army ally", 1),
+        ("Theatre", "atre", 0),  # an article is a word
+        ("a1 a1 b1", "a1 b1", 0.8),  # multisets
+    ],
 )
-def test_f1_of_words(ours, gold, score):
+def test_texts_are_compared_without_case_articles_and_punctuation(ours, gold, score):
     assert word_f1(ours, gold) == pytest.approx(score)
-
-
-@pytest.mark.parametrize("ours, gold, score", [("aab", "ab", 0.8), ("", "", 1), ("", "a", 0)])
-def test_f1_of_multisets(ours, gold, score):
-    assert f1(ours, gold) == pytest.approx(score)
 
 
 @pytest.mark.parametrize(
@@ -116,18 +123,10 @@ def test_f1_of_multisets(ours, gold, score):
     [
         ("<support>3, 5</support><answer>River Thames</answer>", [1, 1, 1, 1, 1]),
         ("<support>5</support><answer>isis</answer>", [0, 1, 1, 1, 1]),  # an alias
-        (
-            "<support>[3], [5]</support><answer>Rhine</answer>",
-            [1, 1, 1, 1, 0],
-        ),  # brackets: officially dropped
-        (
-            "<support>\u00b3, 5</support><answer>Thames</answer>",
-            [0, 1, 1, 1, 1],
-        ),  # a superscript: officially a crash
-        (
-            "<support>1, 1, 2, 4, 3, 5</support><answer>Thames</answer>",
-            [1, 0, 1, 1, 1],
-        ),  # the first four distinct ones
+        # Brackets, officially dropped; a superscript, officially a crash; the first four distinct ones.
+        ("<support>[3], [5]</support><answer>Rhine</answer>", [1, 1, 1, 1, 0]),
+        ("<support>\u00b3, 5</support><answer>Thames</answer>", [0, 1, 1, 1, 1]),
+        ("<support>1, 1, 2, 4, 3, 5</support><answer>Thames</answer>", [1, 0, 1, 1, 1]),
         ("<support>35</support><answer>x</answer>", [0, 0, 1, 1, 0]),  # not 3 and 5
         (f"<support>{'9' * 5000}</support><answer>x</answer>", [0, 0, 1, 1, 0]),
         ("<support>3, 5</support><answer>  </answer>", [0] * 5),
@@ -159,7 +158,6 @@ def test_musique_holds_out_as_many_of_each_kind():
         records += [musique(i, hops) for i in range(n)]
     test_data = write_records("test.jsonl", records)
     task = load_task("musique", data=write("musique", 20), test_data=test_data)
-    assert task.eval_problems == 300, "the paper's"
     hops = [len(problem.data["support"]) for problem in task.problems("test", 27)]
     assert [hops.count(n) for n in (2, 3, 4)] == [9, 9, 9]
     assert len(ids_of(task, "test", 51)) == 51
@@ -174,25 +172,13 @@ def ids_of(task: Task, split: str, n: int) -> set[str]:
 
 def test_the_split_follows_the_ids():
     """Guards against a split that follows the order of the lines."""
-    write("tool", 200)
-    task = load_task("tool", data="data.jsonl")
+    parts = load_task("tool", data=write("tool", 200)).parts
     lines = Path("data.jsonl").read_text().splitlines()
     Path("data.jsonl").write_text("\n".join(lines[::-1]))
-    reversed_task = load_task("tool", data="data.jsonl")
-    assert task.parts == reversed_task.parts
-    assert task.fingerprint != reversed_task.fingerprint
-    held_out = {problem["instruction"] for problem in task.parts["test"]}
+    assert load_task("tool", data="data.jsonl").parts == parts
+    held_out = {problem["instruction"] for problem in parts["test"]}
     assert len(held_out) == 4
     assert held_out != {f"You have tools ({i})." for i in range(4)}
-
-
-def test_the_fingerprint_follows_the_files():
-    """Guards against a run that goes on with other problems."""
-    files = {"data": write("tool", 200), "test_data": write("tool", 3, "test.jsonl")}
-    fingerprint = load_task("tool", **files).fingerprint
-    assert load_task("tool", **files).fingerprint == fingerprint
-    write("tool", 4, "test.jsonl")
-    assert load_task("tool", **files).fingerprint != fingerprint
 
 
 @pytest.mark.parametrize(
@@ -281,16 +267,15 @@ def changed(**values) -> list[dict]:
         (output(changed(price=1.5, seats="2")), [1, 1, 1, 1]),
         (output(changed(seats=2.0)), [1, 1, 1, 1]),
         (output(changed(name="Ann")), [1, 1, 1, (3 + 2 / 3) / 4 / 2 + 0.5]),
-        (
-            output(changed(extra=0)),
-            [1, 1, (8 / 9 + 1) / 2, (4 / 5 + 1) / 2],
-        ),  # a key too many: officially free
-        (
-            output([WANTED[0] | {"name": "cook"}, WANTED[1]]),
-            [1, 0.5, 0.5, 0.5],
-        ),  # the wrong function: officially paid
+        # A key too many, officially free; the wrong function, officially paid.
+        (output(changed(extra=0)), [1, 1, (8 / 9 + 1) / 2, (4 / 5 + 1) / 2]),
+        (output([WANTED[0] | {"name": "cook"}, WANTED[1]]), [1, 0.5, 0.5, 0.5]),
         (output(WANTED + WANTED[:1]), [1, 0.8, 2 / 3, 2 / 3]),
         (output('{"name": "book"} nonsense'), [1, 2 / 3, 0, 0]),
+        # Each call in a block of its own, as Qwen and Hermes write them.
+        (output(WANTED[:1]) + "\n" + output(WANTED[1:], ""), [1, 1, 1, 1]),
+        (output(WANTED[:1]) + output(WANTED[:1], ""), [1, 0.5, 0.5, 0.5]),
+        (output(WANTED[:1]) + output(WANTED[1:], "")[:-30], [1, 2 / 3, 0.5, 0.5]),
         (output("[" * 100_000), [0, 0, 0, 0]),
         (output('{"name": "book", "parameters": [NaN, 1e999]}'), [1, 2 / 3, 0, 0]),
         (
@@ -314,6 +299,14 @@ def test_tool(answer, vector):
     assert task.reward(problem, answer) == pytest.approx(vector)
 
 
+def test_all_blocks_of_a_true_answer_count():
+    """Guards against a true answer of one call where the model should make two."""
+    blocks = "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in WANTED)
+    task, problem = task_and_problem("tool", tool(0) | {"output": blocks})
+    assert problem.data["calls"] == [[call["name"], call["parameters"]] for call in WANTED]
+    assert task.reward(problem, output(WANTED)) == [1, 1, 1, 1]
+
+
 @pytest.mark.parametrize(
     "answer, vector",
     [
@@ -329,24 +322,24 @@ def test_tool_where_no_call_is_right(answer, vector):
     assert task.reward(problem, answer) == vector
 
 
+TAGS = [{"tag": tag} for tag in ("xbox", "android", "mac")]
+
+
 @pytest.mark.parametrize(
-    "ours, rest", [([1, 0], [1, 1, 1]), ([0], [2 / 3, 0.5, 0.5]), ([0, 0], [1, 1, 0.5])]
+    "ours, wanted, rest",
+    [
+        ([TAGS[1], TAGS[0]], TAGS[:2], [1, 1, 1]),
+        ([TAGS[0]], TAGS[:2], [2 / 3, 0.5, 0.5]),
+        ([TAGS[0], TAGS[0]], TAGS[:2], [1, 1, 0.5]),  # a call is a partner once
+        ([{"sort": "new"}, TAGS[0]], [TAGS[0], {"sort": "new"}], [1, 1, 1]),
+    ],
 )
-def test_calls_of_one_function_are_paired_by_their_values(ours, rest):
-    """A call is a partner once."""
-    calls = [{"name": "find", "parameters": {"tag": tag}} for tag in ("xbox", "android", "mac")]
-    task, problem = task_and_problem("tool", tool(0, calls[:2]))
-    answer = output([calls[i] for i in ours])
-    assert task.reward(problem, answer) == pytest.approx([1, *rest])
+def test_calls_of_one_function_are_paired_by_keys_and_values(ours, wanted, rest):
+    def calls(arguments: list[dict]) -> list[dict]:
+        return [{"name": "find", "parameters": parameters} for parameters in arguments]
 
-
-def test_calls_of_one_function_are_paired_by_their_keys():
-    wanted = [
-        {"name": "find", "parameters": {"tag": "xbox"}},
-        {"name": "find", "parameters": {"sort": "new"}},
-    ]
-    task, problem = task_and_problem("tool", tool(1, wanted))
-    assert task.reward(problem, output(wanted[::-1])) == [1, 1, 1, 1]
+    task, problem = task_and_problem("tool", tool(0, calls(wanted)))
+    assert task.reward(problem, output(calls(ours))) == pytest.approx([1, *rest])
 
 
 @pytest.mark.parametrize(
@@ -421,22 +414,28 @@ def test_calls_in_a_text(text, calls, is_complete):
             {"question_decomposition": [{"paragraph_support_idx": 99}]},
             "[99] are not up to 4",
         ),
-        ("musique", {"paragraphs": [1]}, "field idx"),
-        ("musique", {"answer_aliases": "x"}, "field answer_aliases"),
-        ("musique", {"question": "\ud800"}, "can't encode"),
-        ("eureqa", {"entities": ["a"]}, "five or more"),
-        ("eureqa", {"entities": ["a", " ", *"cde"]}, "five or more"),
-        ("eureqa", {"question": []}, "must be texts"),
+        (
+            "musique",
+            {"paragraphs": [1]},
+            "field paragraphs.idx: must be a number, but paragraphs holds 1",
+        ),
+        ("musique", {"answer_aliases": "x"}, "field answer_aliases: must be a list of texts, not"),
+        ("musique", {"answer_aliases": [3]}, "field answer_aliases: must be a list of texts, but"),
+        ("musique", {"question": "\ud800"}, "field question: must be text, but holds half"),
+        ("eureqa", {"entities": ["a"]}, "field entities: must be 5 or more texts, none of them em"),
+        ("eureqa", {"entities": ["a", " ", *"cde"]}, "field entities: must be 5 or more texts"),
+        (
+            "eureqa",
+            {"entity_masks": [*"abcd", 1]},
+            "field entity_masks: must be a list of texts, but",
+        ),
+        ("eureqa", {"question": []}, "field question: must be text or a list of texts, not []"),
         ("eureqa", {"idx": None}, "field idx"),
         ("tool", {"output": 3}, "field output: must be text"),
         ("tool", {"input": None}, "field input"),
     ],
 )
 def test_a_bad_line_is_named(name, change, part):
-    check_bad_line(name, change, part)
-
-
-def check_bad_line(name: str, change: dict, part: str) -> None:
     """Of six records the fourth has a change, and the error names its line."""
     records = [RECORDS[name](i) for i in range(6)]
     records[3] |= change
@@ -452,6 +451,8 @@ def check_bad_line(name: str, change: dict, part: str) -> None:
         "<tool_call>{</tool_call>",
         "<tool_call></tool_call>",
         '<tool_call>{"name": "f"}',
+        '<tool_call>{"name": "f"}</tool_call><tool_call>{"name": "g"}',
+        '<tool_call>{"name": "f"}</tool_call><tool_call></tool_call>',
         # With one true call less, a wrong answer would be paid.
         '<tool_call>{"name": "f"} {"name": "g", "para</tool_call>',
         '<tool_call>{"name": "f", "parameters": [1]}</tool_call>',
@@ -460,7 +461,7 @@ def check_bad_line(name: str, change: dict, part: str) -> None:
 )
 def test_a_call_that_is_cut_off_is_named(section):
     change = {"output": f"<think> a <tool_call> </think> {section}"}
-    check_bad_line("tool", change, "field output: a call is cut off, or no JSON")
+    test_a_bad_line_is_named("tool", change, "field output: a call is cut off, or no JSON")
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -487,12 +488,9 @@ def test_files_without_problems(text, part):
     assert part in str(error.value)
 
 
-def test_a_file_that_is_missing():
+def test_a_missing_file_and_an_id_that_stands_there_twice():
     with pytest.raises(UserError, match="--data absent: cannot be read"):
         load_task("musique", data="absent", test_data="")
-
-
-def test_an_id_that_stands_there_twice():
     data = write_records("data.jsonl", [musique(0), musique(0) | {"question": "?"}])
     with pytest.raises(UserError, match="line 2, field id: .* stands there twice"):
         load_task("musique", data=data, test_data="")
@@ -511,7 +509,7 @@ def test_held_out_problems_that_are_trained_on_are_reported(name, n, capsys):
     load_task(name, data=write(name, 30), test_data=write(name, 10, "test.jsonl"))
     report = f"test.jsonl: {n} of {n} held-out problems stand in training too: not held out"
     assert report in capsys.readouterr().err
-    with pytest.raises(UserError, match="or one file twice"):
+    with pytest.raises(UserError, match="one file twice"):
         load_task(name, data="test.jsonl", test_data="test.jsonl")
     capsys.readouterr()
     load_task(name, data=write(name, 30))

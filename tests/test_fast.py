@@ -1,0 +1,355 @@
+"""Plain against fast: the same tokens, the same gradient; and both against each rollout on its own."""
+
+import copy
+
+import pytest
+import torch
+from test_rollout import (
+    TASK,
+    MarkedWords,
+    assert_same_gradient,
+    draw,
+    load_random_model,
+    plain_logits,
+    save_random_model,
+)
+from torch import Tensor
+
+import fast
+import rollout
+import train
+import vpo
+from engine.config import Config
+from engine.models import adapter_off, add_adapter, recompute_layers
+from fast import update
+from rollout import Policy, Rollouts, StopRule, load_policy
+
+TOLERANCE = 1e-5
+both_kinds = pytest.mark.parametrize("name", ["tiny", "llama"])
+architectures = pytest.mark.parametrize("name", ["tiny", "llama", "qwen3", "gemma3", "gpt2"])
+
+
+def rollouts_of(name: str) -> Rollouts:
+    """4 prompts of different lengths, 3 rollouts each."""
+    return draw(load_random_model(name))
+
+
+def copy_of(policy: Policy, shift: float = 0.0) -> Policy:
+    """A policy of its own, whose weights differ a little."""
+    model = copy.deepcopy(policy.model)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(shift)
+    return Policy(model, policy.tokenizer)
+
+
+def gradient(
+    backward,
+    policy: Policy,
+    rollouts: Rollouts,
+    advantages: Tensor | None = None,
+    reference: Policy | None = None,
+    budget: int = 500,
+) -> tuple[list[Tensor], dict[str, float]]:
+    """The gradient of every trained weight, and the metrics."""
+    if advantages is None:
+        advantages = torch.linspace(-1, 1, len(rollouts.tokens))
+    config = Config(temperature=0.7, micro_batch_tokens=budget, kl=0.1 if reference else 0.0)
+    policy.model.zero_grad()
+    metrics = backward(policy, reference, rollouts, advantages, config)
+    gradients = []
+    for weight in policy.model.parameters():
+        if weight.requires_grad:
+            gradients.append(weight.grad.clone())
+    return gradients, {name: torch.as_tensor(value).item() for name, value in metrics.items()}
+
+
+def assert_plain_is_fast(policy: Policy, rollouts: Rollouts, **options) -> None:
+    plain, expected = gradient(train.backward, policy, rollouts, **options)
+    ours, metrics = gradient(fast.backward, policy, rollouts, **options)
+    assert_same_gradient(ours, plain, TOLERANCE)
+    assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_fast_is_taken_where_it_is():
+    assert rollout.accelerated(rollout.sample, plain=False) is fast.sample
+    assert rollout.accelerated(train.backward, plain=False) is fast.backward
+    assert rollout.accelerated(train.backward, plain=True) is train.backward
+
+
+# Sampling.
+
+
+def assert_same_rollouts(ours: Rollouts, plain: Rollouts) -> None:
+    assert ours.texts == plain.texts
+    assert ours.lengths == plain.lengths
+    assert ours.ended == plain.ended
+    assert torch.equal(ours.tokens, plain.tokens)
+    assert torch.equal(ours.prompt_ids, plain.prompt_ids)
+    torch.testing.assert_close(ours.logprobs, plain.logprobs, atol=2e-5, rtol=1e-4)
+
+
+@architectures
+@pytest.mark.parametrize("batch", [0, 6])
+def test_both_draw_the_same_tokens(name, batch):
+    """Guards against compaction that mixes rows up, and a window that loses its place when a prompt is shared."""
+    policy = load_random_model(name)
+    plain = draw(policy, n=5, G=4, batch=batch)
+    assert min(plain.lengths) < 20 or name == "gemma3", (
+        "the test wants rollouts that leave the batch"
+    )
+    assert_same_rollouts(draw(policy, n=5, G=4, batch=batch, sample=fast.sample), plain)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("m", [1, 3])
+def test_both_stop_at_the_same_token(name, m):
+    """Guards against a rule that is shown the tokens of another rollout after compaction."""
+    policy = load_random_model(name)
+    stop = StopRule(policy, MarkedWords(), m)
+    plain = draw(policy, n=6, stop=stop)
+    assert len(set(plain.lengths)) > 2
+    assert_same_rollouts(draw(policy, n=6, stop=stop, sample=fast.sample), plain)
+
+
+@both_kinds
+def test_fewer_tokens_go_through_the_model(name, monkeypatch):
+    """Guards against speed that is lost in silence: prompts once per group, and ended rollouts leave the batch."""
+    policy = load_random_model(name)
+    n_tokens = {}
+    for module in (rollout, fast.sampling):
+        n_tokens[module] = 0
+        original = module.hidden_states
+
+        def counted(model, ids, *rest, module=module, original=original):
+            n_tokens[module] += ids.numel()
+            return original(model, ids, *rest)
+
+        monkeypatch.setattr(module, "hidden_states", counted)
+    for sample in (rollout.sample, fast.sample):
+        rollouts = draw(policy, n=6, G=6, max_new_tokens=100, sample=sample)
+    plain = 36 * (rollouts.prompt_ids.shape[1] + max(rollouts.lengths) - 1)
+    assert n_tokens[rollout] == plain
+    without_leaving = rollouts.prompt_ids.numel() + 36 * (max(rollouts.lengths) - 1)
+    assert n_tokens[fast.sampling] < 0.9 * without_leaving < plain
+
+
+# The gradient.
+
+
+@architectures
+@pytest.mark.parametrize("with_kl", [False, True])
+def test_both_have_the_same_gradient(name, with_kl):
+    """Guards against a wrong mask or position behind a shared prompt, and micro-batches that do not add up."""
+    policy = load_random_model(name)
+    reference = copy_of(policy, 0.01) if with_kl else None
+    rollouts = rollouts_of(name)
+    assert_plain_is_fast(policy, rollouts, reference=reference)
+    ours, _ = gradient(fast.backward, policy, rollouts, reference=reference)
+    other, _ = gradient(fast.backward, copy_of(policy, 0.01), rollouts, reference=reference)
+    with pytest.raises(AssertionError):
+        assert_same_gradient(other, ours, TOLERANCE)
+
+
+@pytest.mark.parametrize("backward", [train.backward, fast.backward])
+@pytest.mark.parametrize("name", ["tiny", "gemma2", "phi", "smollm3"])
+def test_the_gradient_is_that_of_single_rollouts(name, backward, monkeypatch):
+    """Each rollout without cache, padding and micro-batches, all logits at once; the head in chunks of 3 rows."""
+    policy = load_random_model(name)
+    reference = copy_of(policy, 0.01)
+    head = policy.model.get_output_embeddings()
+    monkeypatch.setattr(rollout, "HEAD_BYTES", 3 * 4 * head.weight.shape[0])
+    rollouts = rollouts_of(name)
+    ours, metrics = gradient(backward, policy, rollouts, reference=reference)
+
+    def single_rollouts(policy, reference, rollouts, advantages, config) -> dict[str, Tensor]:
+        totals = {}
+        for row, length in enumerate(rollouts.lengths):
+            tokens = rollouts.tokens[row, :length, None]
+            log_p = torch.log_softmax(plain_logits(policy, rollouts, row) / 0.7, -1)
+            with torch.no_grad():
+                ref_log_p = torch.log_softmax(plain_logits(reference, rollouts, row) / 0.7, -1)
+            loss, parts = vpo.policy_loss(
+                log_p.gather(1, tokens).T,
+                rollouts.logprobs[row : row + 1, :length],
+                advantages[row : row + 1],
+                torch.ones(1, length, dtype=torch.bool),
+                sum(rollouts.lengths),
+                ref_logprobs=ref_log_p.gather(1, tokens).T,
+                kl_coef=config.kl,
+            )
+            loss.backward()
+            parts["loss"] = loss.detach()
+            parts["entropy"] = -(log_p.exp() * log_p).sum() / sum(rollouts.lengths)
+            for key, value in parts.items():
+                totals[key] = totals.get(key, 0.0) + value
+        return totals
+
+    expected, expected_metrics = gradient(single_rollouts, policy, rollouts, reference=reference)
+    assert_same_gradient(ours, expected, TOLERANCE)
+    assert metrics == pytest.approx(expected_metrics, rel=1e-3, abs=1e-5)
+
+
+@both_kinds
+@pytest.mark.parametrize("backward", [train.backward, fast.backward])
+def test_micro_batches_change_no_gradient(name, backward):
+    """All at once, a few or each rollout alone; guards against the denominators of a micro-batch."""
+    policy = load_random_model(name)
+    rollouts = draw(policy)
+    reference = copy_of(policy, 0.01)
+    expected, metrics = gradient(backward, policy, rollouts, reference=reference, budget=0)
+    for budget in (1, 130, 300):
+        ours, same = gradient(backward, policy, rollouts, reference=reference, budget=budget)
+        assert_same_gradient(ours, expected, TOLERANCE)
+        assert same == pytest.approx(metrics, rel=1e-4, abs=1e-6)
+
+
+@architectures
+def test_layers_that_are_computed_again_give_the_same_gradient(name):
+    """Guards against a layer that sees its tokens twice, because the KV cache is kept."""
+    policy = load_random_model(name)
+    rollouts = rollouts_of(name)
+    expected, _ = gradient(train.backward, policy, rollouts)
+    lean = copy_of(policy)
+    recompute_layers(lean.model)
+    saved = {}
+    for key, own in (("all", policy), ("lean", lean)):
+        saved[key] = 0
+
+        def count(x: Tensor, key=key) -> Tensor:
+            saved[key] += x.nbytes
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
+            rollout.token_logprobs(own.model, rollouts, torch.arange(12), 0.7)
+    assert saved["lean"] < 0.7 * saved["all"], "nothing was saved"
+    assert_same_gradient(gradient(train.backward, lean, rollouts)[0], expected, TOLERANCE)
+    assert_plain_is_fast(lean, rollouts)
+
+
+@both_kinds
+def test_rollouts_without_gradient_are_left_out(name, monkeypatch):
+    """Advantage 0 and no KL term: the gradient is the same, and the entropy is that of the others."""
+    policy = load_random_model(name)
+    rollouts = draw(policy)
+    advantages = torch.zeros(12)
+    advantages[[1, 7, 10]] = torch.tensor([1.0, -1.0, 0.5])  # of prompts 0, 2 and 3
+    computed = []
+    original = update.token_logprobs
+
+    def spied(model, rollouts, rows, *rest):
+        computed.extend(rows)
+        return original(model, rollouts, rows, *rest)
+
+    monkeypatch.setattr(update, "token_logprobs", spied)
+    plain, expected = gradient(train.backward, policy, rollouts, advantages)
+    ours, metrics = gradient(fast.backward, policy, rollouts, advantages)
+    assert sorted(computed) == [1, 7, 10]
+    assert_same_gradient(ours, plain, TOLERANCE)
+    assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-4, abs=1e-6)
+    rows = torch.tensor([1, 7, 10])
+    _, entropy = rollout.token_logprobs(policy.model, rollouts, rows, 0.7)
+    mean = (entropy.sum() / rollouts.token_mask[rows].sum()).item()
+    assert metrics["entropy"] == pytest.approx(mean, rel=1e-4)
+
+    computed.clear()
+    assert_plain_is_fast(policy, rollouts, advantages=advantages, reference=copy_of(policy, 0.01))
+    assert sorted(computed) == sorted([*range(12), *range(12)]), "policy and reference"
+
+
+@both_kinds
+def test_a_step_without_any_signal(name):
+    """All advantages are 0, so fast computes nothing: guards against weights that its optimizer then leaves out."""
+    weights = []
+    for backward in (train.backward, fast.backward):
+        policy = copy_of(load_random_model(name))
+        metrics = backward(policy, None, draw(policy), torch.zeros(12), Config(kl=0.0))
+        assert metrics["loss"] == 0
+        train.MasterWeightAdamW(policy.model).step(1e-2)
+        weights.append(torch.cat([weight.flatten() for weight in policy.model.parameters()]))
+    assert torch.equal(*weights)
+
+
+@both_kinds
+def test_rollouts_of_one_token(name):
+    """Nothing of them goes through the model after the prompt."""
+    policy = load_random_model(name)
+    rollouts = draw(policy, max_new_tokens=1)
+    assert_plain_is_fast(policy, rollouts)
+    assert_plain_is_fast(policy, rollouts, reference=copy_of(policy, 0.01), budget=1)
+
+
+@pytest.mark.parametrize("budget", [0, 1, 100, 300])
+@pytest.mark.parametrize("T", [2, 40])
+def test_micro_batches_hold_each_row_once_and_keep_the_budget(budget, T):
+    """Guards against rows that are lost, and many short rollouts with a copy of a long prompt each."""
+    rollouts = draw(load_random_model("tiny"), n=6, G=8, max_new_tokens=T)
+    chunks = update.prompt_chunks(rollouts, list(range(48)), budget)
+    copied = min(rollouts.prompt_lengths) // 4  # what a copy of a prompt counts for
+
+    def fits(lengths: list[int]) -> bool:
+        return len(lengths) == 1 or not budget or max(lengths) * len(lengths) <= budget
+
+    rows = []
+    for chunk in chunks:
+        assert fits([rollouts.prompt_lengths[p] for p in chunk.prompts])
+        chunk_rows = []
+        for batch in chunk.batches:
+            assert fits([rollouts.lengths[row] for row in batch])
+            assert fits([copied] * len(batch))
+            chunk_rows += batch
+        assert {row // 8 for row in chunk_rows} == set(chunk.prompts)
+        rows += chunk_rows
+    assert sorted(rows) == list(range(48))
+    assert budget or len(chunks) == 1
+
+
+# Adapters.
+
+
+def adapted(name: str, folder) -> Policy:
+    """A policy with an adapter that already changes it."""
+    pytest.importorskip("peft")
+    path = name if name == "tiny" else save_random_model(folder, name)
+    policy = load_policy(path, TASK, seed=1)
+    torch.manual_seed(0)
+    add_adapter(policy.model, 4)
+    with torch.no_grad():
+        for weight in policy.model.parameters():
+            if weight.requires_grad:
+                weight.add_(0.01 * torch.randn_like(weight))
+    return policy
+
+
+@pytest.mark.parametrize("name", ["tiny", "llama", "qwen3", "gemma3"])
+def test_both_train_an_adapter_alike(name, tmp_path):
+    """The adapter alone has gradients, and the reference policy is the model with the adapter off."""
+    policy = adapted(name, tmp_path)
+    trained = [key for key, weight in policy.model.named_parameters() if weight.requires_grad]
+    assert trained and all("lora" in key for key in trained)
+    rollouts = rollouts_of(name)  # of the model without the adapter
+    assert_plain_is_fast(policy, rollouts)
+    assert_plain_is_fast(policy, rollouts, reference=policy)
+    start = load_random_model(name)
+    for backward in (train.backward, fast.backward):
+        own, metrics = gradient(backward, policy, rollouts, reference=policy)
+        expected, expected_metrics = gradient(backward, policy, rollouts, reference=start)
+        assert_same_gradient(own, expected, TOLERANCE)
+        assert metrics["kl"] == pytest.approx(expected_metrics["kl"], rel=1e-3)
+        assert metrics["kl"] > 1e-3
+
+
+@both_kinds
+def test_an_adapter_is_on_again(name, tmp_path):
+    """Guards against training that goes on with the adapter off."""
+    policy = load_random_model(name)
+    own = adapted(name, tmp_path)
+    rollouts = draw(policy)
+    rows = torch.arange(12)
+    before, _ = rollout.token_logprobs(own.model, rollouts, rows, 0.7)
+    with adapter_off(own.model):
+        start, _ = rollout.token_logprobs(own.model, rollouts, rows, 0.7)
+    after, _ = rollout.token_logprobs(own.model, rollouts, rows, 0.7)
+    torch.testing.assert_close(start, rollouts.logprobs, atol=5e-5, rtol=1e-4)
+    assert (after - start).abs().max() > 1e-3
+    assert torch.equal(after, before)

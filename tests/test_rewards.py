@@ -1,0 +1,290 @@
+"""rewards.py: answers in a text, how they are asked for and written, the fence and the toy."""
+
+import contextlib
+import signal
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from engine.tasks import load_task
+from rewards import Fence, Problem, Task, Toy, UserError, parse_answers, write_answers
+from rollout import score
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def task_in(form: str) -> Task:
+    task = Task()
+    task.form = form
+    return task
+
+
+@pytest.mark.parametrize(
+    ("text", "m", "expected"),
+    [
+        ("<answer_1>0 1</answer_1> <answer_2> 1 </answer_2>", 2, ["0 1", "1"]),
+        ("talk <answer_2>b</answer_2> talk <answer_1>a</answer_1>", 2, ["a", "b"]),
+        ("<answer_1>a</answer_1><answer_2>b</answer_2>", 1, ["a"]),  # more than were asked for
+        ("<answer_1>a</answer_1><answer_2>a </answer_2>", 2, ["a", "a"]),  # `score` tells repeats
+        ("<answer_1>a<answer_2>b</answer_2>", 2, ["b"]),  # the first was never closed
+        ("<answer_1>a<answer_2>b</answer_1></answer_2>", 2, []),
+        ("<answer_1> red", 1, []),
+        ("<answer_1></answer_1>", 1, [""]),
+        ("</answer_1>a<answer_1>", 1, []),
+        ("<answer_¹>a</answer_¹>", 1, []),
+        ("", 3, []),
+    ],
+)
+def test_tags(text, m, expected):
+    """Guards against an answer that ends in another's tag, or comes out of a tag never closed."""
+    assert parse_answers(text, Task(), m) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "m", "finished", "unfinished"),
+    [
+        ("1. red\n2) blue\n3: green", 3, ["red", "blue", "green"], ["red", "blue"]),
+        ("Sure:\n 1. red \n2. blue\n2. late\n4. beyond\n", 3, ["red", "blue"], ["red", "blue"]),
+        ("1. r", 1, ["r"], []),
+        ("1.red\n", 1, ["red"], ["red"]),
+        ("1.5 apples", 1, ["1.5 apples"], []),
+        ("two\nlines", 1, ["two\nlines"], []),
+        ("no list", 3, [], []),
+        ("<answer_1> red </answer_1>\n2. blue\n", 2, ["red"], ["red"]),  # tags: lines do not count
+        ("<think>1. no\n</think>1. red\n2. blue\n", 2, ["red", "blue"], ["red", "blue"]),
+        ("<think>1. no\n2. no\n", 2, [], []),
+        (" \n", 1, [], []),
+    ],
+)
+def test_answers_without_tags(text, m, finished, unfinished):
+    """Guards against an end of a rollout at an answer that its next token would change."""
+    task = Task()
+    assert parse_answers(text, task, m) == finished
+    assert parse_answers(text, task, m, finished=False) == unfinished
+    task.reads_untagged = False
+    assert parse_answers(text, task, m) == (["red"] if "</answer" in text else [])
+
+
+@pytest.mark.parametrize("m", [1, 2])
+def test_a_list_whose_first_number_stands_in_the_prompt(m):
+    """The rollout may begin with an empty line, or with a number that is part of the answer."""
+    task = task_in("lines")
+    assert parse_answers("\nred blue\n", task, m) == ["red blue"]
+    assert parse_answers("5 apples\n", task, m, finished=False) == ["5 apples"]
+    assert parse_answers(" \n", task, m) == []
+    assert parse_answers("1. red\n2. blue", task, m) == ["red", "blue"][:m]
+
+
+@pytest.mark.parametrize("form", ["tags", "lines"])
+def test_what_is_written_is_read(form):
+    """Guards against a warm-up that imitates what no parser reads."""
+    task = task_in(form)
+    for answers in (["red"], ["red", "blue"]):
+        text = write_answers(task, answers)
+        assert parse_answers(text, task, 2) == answers
+        assert text.startswith("<answer_1>" if form == "tags" else " red")
+    assert parse_answers(write_answers(task, ["red\n"]), task, 1) == ["red"]
+
+
+def test_a_request_shows_examples_in_the_form_that_is_read():
+    for form, shown in (("tags", "<answer_2> blue </answer_2>"), ("lines", "\n2. blue\n")):
+        request = task_in(form).request("Paint!", 3, ["red", "blue"])
+        assert request.startswith("Paint!\nFor example:\n") and shown in request
+        assert "3 other answers" in request
+    assert "Give 1 other answer as" in Task().request("Paint!", 1, ["red"])
+
+
+def test_what_would_not_be_read_is_not_written():
+    """A text in place of a list would be spelt out; of several lines a list reads the first."""
+    with pytest.raises(UserError, match="a list of texts, not 'red blue'"):
+        Task().request("Paint!", 3, "red blue")
+    assert "red\nblue" in Task().request("Paint!", 3, ["red\nblue"])
+    task = task_in("lines")
+    for write in (task.request, lambda _, __, answers: write_answers(task, answers)):
+        with pytest.raises(UserError, match='several lines.* form = "tags"'):
+            write("Paint!", 3, ["red\nblue"])
+
+
+@pytest.mark.parametrize("returned", ["'ab'", "[1]", "('a',)"])
+def test_a_form_of_ones_own_gives_a_list_of_texts(returned):
+    """Guards against answers that are the letters of a text."""
+    task = Task()
+    task.find_answers = lambda text, m, finished: eval(returned)
+    with pytest.raises(UserError, match="find_answers must return a list of texts or None, not"):
+        parse_answers("x", task, 2)
+    task.find_answers = lambda text, m, finished: [" a ", "b", "c"]
+    assert parse_answers("x", task, 2) == ["a", "b"]
+
+
+def test_no_text_breaks_the_parser():
+    """Fragments in random order: at most m answers, each from the text, and none changes as it grows."""
+    rng = Random(2)
+    pieces = [f"<{slash}answer_{i}>" for i in range(3) for slash in ("", "/")]
+    pieces += ["1. ", "2) ", "red", " ", "\n", "<", "answer_", "é\ud800", "\0", "</think>", "."]
+    for _ in range(3000):
+        text = ""
+        counted: list[str] = []
+        m = rng.randint(1, 3)
+        for piece in rng.choices(pieces, k=12):
+            text += piece
+            answers = parse_answers(text, Task(), m)
+            assert len(answers) <= m and all(answer in text for answer in answers)
+            growing = parse_answers(text, Task(), m, finished=False)
+            may_change = "answer_" in text or "</think>" in text or m > 1
+            assert may_change or not counted or growing == counted
+            counted = growing
+
+
+@contextlib.contextmanager
+def cpu_limit(seconds: float = 3):
+    """End what takes far too long. It is CPU time of this process: a busy machine does not count."""
+
+    def stop(*_) -> None:
+        raise AssertionError(f"not done after {seconds} s of CPU time")
+
+    previous = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, previous)
+
+
+BLANKS = " " * 64_000
+LONG_TEXTS = (  # that make a careless regular expression try every place
+    f" a{BLANKS}b\n",
+    f"1. a{BLANKS}b\n2. c",
+    f"{BLANKS}1",
+    f"1.{BLANKS}",
+    "1. " * 32_000,
+    "<answer_1>" * 10_000,
+    "9" * 64_000,
+)
+
+
+@pytest.mark.parametrize("form", ["tags", "lines"])
+def test_parsing_takes_time_in_proportion_to_the_text(form):
+    """Guards against a regular expression that tries every end of an answer: it took 19 s."""
+    with cpu_limit():
+        for text in LONG_TEXTS:
+            for finished in (True, False):
+                assert len(parse_answers(text, task_in(form), 1, finished)) <= 1
+    text = f" a{BLANKS}b\n"
+    assert parse_answers(text, task_in("lines"), 1) == [text.strip()]
+
+
+# Scores.
+
+
+def test_scoring_a_batch():
+    """Missing answers: the minimum, out of the mask. Repeats: their reward, marked as repeats."""
+    toy = Toy()
+    stub = " ".join("0" * 9)
+    perfect = " ".join("1" * 9)
+    answers = [[stub, stub + " ", perfect], [], [perfect], [stub, perfect]]  # P = 2, G = 2
+    scored = score(toy, toy.problems("test", 2), answers, 3)
+    assert scored.vectors.shape == (2, 2, 3, 3)
+    present = [[[True] * 3, [False] * 3], [[True, False, False], [True, True, False]]]
+    assert scored.answer_mask.tolist() == present
+    assert scored.repeat_mask.nonzero().tolist() == [[0, 0, 1]]
+    expected = torch.tensor([[0.8, 0.8, 1.0], [0.0, 0.0, 0.0]])
+    torch.testing.assert_close(scored.scalars[0], expected)
+    assert scored.objective_mask.all()
+
+
+def test_problems_may_differ_in_their_objectives():
+    """Shorter vectors are padded with 0, also where the minimum is another, and the padding is marked."""
+
+    class Varying(Task):
+        minimum = -1.0
+
+        def reward(self, problem, answer):
+            return [1.0] * problem.data
+
+    problems = [Problem("a", 2), Problem("b", 3)]
+    scored = score(Varying(), problems, [["x"], []], 1)
+    assert scored.vectors.tolist() == [[[[1, 1, 0]]], [[[-1, -1, -1]]]]
+    assert scored.scalars.tolist() == [[[1]], [[-1]]]
+    assert scored.objective_mask.tolist() == [[True, True, False], [True, True, True]]
+
+
+# The fence and the toy.
+
+
+@pytest.mark.parametrize(
+    ("answer", "vector"),
+    [
+        ("red red red red red red", [1, 0, 0]),
+        ("grey grey grey grey grey grey", [0.35] * 3),
+        ("red  red blue\ngreen grey grey", [2.7 / 6, 1.7 / 6, 1.7 / 6]),
+        ("red red red red red", [0] * 3),  # five boards
+        ("red red red red red fence", [0] * 3),  # a word, but no color
+        ("", [0] * 3),
+    ],
+)
+def test_what_a_fence_pays(answer, vector):
+    fence = Fence()
+    assert fence.reward(Problem("fence", None), answer) == pytest.approx(vector)
+
+
+def test_grey_is_best_on_average_and_no_fence_is_best_for_anybody():
+    """The conflict on which the whole example rests: GRPO's best answer is nobody's."""
+    means = {}
+    for color in ("red", "blue", "green", "grey"):
+        vector = Fence().reward(Problem("fence", None), " ".join([color] * 6))
+        means[color] = sum(vector) / 3
+    assert max(means, key=means.get) == "grey"
+
+
+def test_toy_is_a_deceptive_valley():
+    """Every bit that is set costs, until the block is full; the other blocks do not matter."""
+    toy = Toy()
+    problem = Problem("toy", {})
+    for block, expected in (("000", 0.8), ("100", 0.4), ("110", 0.0), ("111", 1.0)):
+        answer = " ".join("000" + block + "000")
+        assert toy.reward(problem, answer) == pytest.approx([0.8, expected, 0.8])
+    for text in ("", "1", "1 1 1 1 1 1 1 1 2", "1 1 1 1 1 1 1 1 1 1"):
+        assert toy.reward(problem, text) == [0.0] * 3
+
+
+@pytest.mark.parametrize("name", ["fence", "toy", "maze", "code", f"{ROOT}/examples/nested.py"])
+def test_a_tiny_model_knows_every_word(name):
+    """Guards against words that the vocabulary lacks: they would become padding, silently."""
+    task = load_task(name)
+    rng = Random(1)
+    n_perfect = 0
+    for split in ("train", "demonstrations", "test"):
+        for problem in task.problems(split, 60):
+            answer = task.demonstration(problem, rng)
+            assert {*task.tiny_prompt(problem).split(), *answer.split()} <= set(task.words)
+            assert len(answer.split()) <= task.answer_words
+            vector = task.reward(problem, answer)
+            assert len(vector) == len(task.objectives)
+            assert max(vector) >= task.minimum
+            n_perfect += min(vector) == 1
+    assert n_perfect < 60, "demonstrations should leave something to discover"
+
+
+@pytest.mark.parametrize("name", ["fence", "toy"])
+def test_the_form_that_a_prompt_shows_is_read(name):
+    """Guards against a request for what no parser reads."""
+    task = load_task(name, model="some/model")
+    (problem,) = task.problems("test", 1)
+    assert len(parse_answers(task.prompt(problem, 3), task, 3)) == 3
+    assert task.problems("test", 4, start=2)[1].id == task.problems("test", 4)[3].id
+
+
+def test_a_fence_is_drawn_board_by_board():
+    """Equal fences lie together, and an answer that is no fence stays blank."""
+    fence = Fence()
+    axes = Figure().subplots()
+    answers = ["red blue green grey red red", "no fence", "red blue green grey red red"]
+    fence.draw(axes, Problem("fence", None), answers, "black")
+    rows = sorted({round(bar.get_y() + bar.get_height() / 2) for bar in axes.patches})
+    assert len(axes.patches) == 12 and rows == [1, 2]
+    assert len({bar.get_facecolor() for bar in axes.patches}) == 4
+    assert fence.summary(torch.tensor([[1.0, 0, 0], [0, 0, 0]])) == "ann 0.50, bob 0.00, cid 0.00"

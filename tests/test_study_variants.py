@@ -1,0 +1,276 @@
+"""What the ablations of the study train, and what its benchmark compares."""
+
+import functools
+import json
+import random
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from test_rollout import save_random_model
+from torch import Tensor
+
+import train
+import vpo
+from engine.config import Config
+from engine.tasks import load_task
+from rewards import Problem, Task
+from rollout import load_policy
+from study import result_tables, reward_to_go, shapley, variants
+from study.benchmarks import plain_against_fast as benchmark
+
+STUDY = Path(__file__).resolve().parent.parent / "study"
+
+
+class Letters(Task):
+    """A task on which an untrained model finds answers."""
+
+    name = "letters"
+    objectives = ("a", "b")
+    answer_words = 4
+    words = ("a", "b", "c", *(f"p{i}" for i in range(40)))
+
+    def problems(self, split: str, n: int, seed: int = 0, start: int = 0) -> list[Problem]:
+        return [Problem(f"{split}-{i}", i) for i in range(start, start + n)]
+
+    def tiny_prompt(self, problem: Problem) -> str:
+        return f"p{problem.data}"
+
+    def find_answers(self, text: str, m: int, finished: bool) -> list[str]:
+        words = [word for word in text.split() if word in "abc"]
+        return [" ".join(words[i::m]) for i in range(m) if words[i::m]]
+
+    def reward(self, problem: Problem, answer: str) -> list[float]:
+        return [answer.count("a") / 4, answer.count("b") / 4]
+
+
+def rewards_of(*shape: int) -> Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(1)
+
+
+def test_a_share_of_nothing_for_the_mean_is_vpo():
+    """Half a share prefers the set without a bad answer; a repeated answer is a bad one."""
+    rewards = rewards_of(2, 4, 3, 2)
+    mask = torch.ones(2, 4, 3, dtype=torch.bool)
+    scalars = rewards.mean(-1)
+    own = functools.partial(variants.shared_mean, mean_share=0.0, n_weights=100)
+    expected = vpo.vpo_advantage(rewards, mask, generator=generator())
+    assert torch.allclose(own(rewards, scalars, mask, generator=generator()), expected)
+
+    own = functools.partial(variants.shared_mean, mean_share=0.5, n_weights=10)
+    rewards = torch.ones(1, 2, 2, 1)
+    mask = torch.ones(1, 2, 2, dtype=torch.bool)
+    repeat_mask = torch.zeros(1, 2, 2, dtype=torch.bool)
+    repeat_mask[0, 1, 1] = True
+    A = own(rewards, rewards.mean(-1), mask, repeat_mask=repeat_mask)
+    assert A[0, 0] > 0 > A[0, 1]
+    rewards[0, 1, 1] = 0
+    A = own(rewards, rewards.mean(-1), mask)
+    assert A[0, 0] > 0 > A[0, 1]
+
+
+def test_a_compromise_is_best_by_tchebycheff_utilities():
+    """A linear utility prefers a specialist there."""
+    weights = torch.tensor([[[0.5, 0.5]]])
+    rewards = torch.tensor([[1.0, 0.0], [0.45, 0.45]])[None, :, None]  # (P, G, m, k)
+    linear = vpo.set_scores(rewards, weights)[0, :, 0]
+    tchebycheff = variants.tchebycheff(rewards, weights)[0, :, 0]
+    assert linear[0] > linear[1] and tchebycheff[0] < tchebycheff[1]
+    missing = torch.zeros(1, 2, 1, dtype=torch.bool)
+    assert (variants.tchebycheff(rewards, weights, missing) == -1).all()
+
+
+def test_annealed_sets_shrink_to_single_rollouts():
+    rewards = rewards_of(2, 8, 1, 2)
+    mask = torch.ones(2, 8, 1, dtype=torch.bool)
+    for progress, subset in ((0.0, 4), (0.5, 2), (1.0, 1)):
+        A = variants.annealed(
+            rewards, rewards.mean(-1), mask, progress=progress, generator=generator()
+        )
+        expected = vpo.vpo_advantage(rewards, mask, subset=subset, generator=generator())
+        assert torch.equal(A, expected)
+
+
+def test_a_pass_is_a_full_reward_in_the_objectives_that_a_problem_has():
+    rewards = torch.tensor([[1.0, 0.0], [0.9, 1.0]])[None, :, None]
+    mask = torch.ones(1, 2, 1, dtype=torch.bool)
+    has_one = torch.tensor([[True, False]])
+    scalars = rewards.mean(-1)
+    assert variants.passes(rewards, scalars, mask, objective_mask=has_one)[0, 0] > 0
+    assert not variants.passes(rewards, scalars, mask).any()
+
+
+def test_shapley_values_share_the_best_utility():
+    """Of 1, 1 and 3: the two equal ones share the first step with the best one, which has the rest alone."""
+    values = shapley.shapley_values(torch.tensor([1.0, 3.0, 1.0]))
+    assert values.tolist() == pytest.approx([1 / 3, 1 / 3 + 2, 1 / 3])
+
+
+@pytest.mark.parametrize("credit", [reward_to_go.reward_to_go, shapley.shapley_credit])
+def test_credit_for_each_answer_of_one_is_vpo(credit):
+    """Guards the loss, which gets every token as a rollout of its own, with a KL term too."""
+    task = Letters()
+    config = Config(task="letters", m=1, group_size=8, prompts_per_step=4, kl=0.1)
+
+    def gradient_norm(train_step) -> float:
+        policy = load_policy("tiny", task)
+        reference = load_policy("tiny", task, seed=1)
+        state = train.TrainState(policy, reference, train.MasterWeightAdamW(policy.model), step=0)
+        return float(train_step("vpo", state, task, config).metrics["grad_norm"])
+
+    expected = gradient_norm(train.train_step)
+    own = functools.partial(reward_to_go.train_step, credit=credit)
+    assert gradient_norm(own) == pytest.approx(expected, rel=1e-4)
+    assert expected > 0.01
+
+
+def test_tokens_have_the_advantage_of_their_answer():
+    task = load_task("toy")
+    policy = load_policy("tiny", task)
+    text = "<answer_1> 0 1 </answer_1> <answer_2> 1 </answer_2> 0"
+    rollouts = train.rollouts_of_texts(policy, ["answers=2 bits"], [text])
+    advantages = torch.tensor([[[1.0, 2.0]]])  # (P, G, m)
+    found = reward_to_go.token_advantages(policy, task, rollouts, advantages)
+    assert found.tolist() == [[1, 1, 1, 1, 2, 2, 2, 2, 2]]
+
+
+@pytest.mark.parametrize("name", variants.CHANGES)
+def test_a_variant_replaces_what_is_there(name):
+    """Guards against a variant that trains the unchanged method, because a name has moved."""
+    names, changed, change = variants.CHANGES[name]
+    assert changed in names and names[changed] is not change
+
+
+SMALL = (
+    "--task maze --size 5 --warm-steps 0 --steps 2 --prompts-per-step 2 --group-size 4 --snapshots 0 "
+    "--eval-problems 0 --out run"
+)
+
+
+@pytest.mark.parametrize(
+    ("script", "method"),
+    [("variants.py annealed", "group_vpo"), ("reward_to_go.py", "vpo"), ("shapley.py", "vpo")],
+)
+def test_the_scripts_train(script, method, tmp_path, monkeypatch):
+    """Guards against a script whose change train.py does not see: its log would be that of train.py."""
+    monkeypatch.chdir(tmp_path)
+    usual = train.train_step
+    monkeypatch.setattr(train, "train_step", usual)  # restored after the script has replaced it
+    monkeypatch.setitem(vpo.ADVANTAGES, "group_vpo", vpo.group_vpo)
+    file, *words = script.split()
+    monkeypatch.setattr(sys, "argv", [file, *words, "--method", method, *SMALL.split()])
+    runpy.run_path(str(STUDY / file), run_name="__main__")
+    rows = Path("run", method, "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row)["step"] for row in rows] == [1, 2]
+    assert train.train_step is not usual
+
+
+@pytest.mark.parametrize("name", ["copies", "noisy", "halfway", "gems", "tradeoff"])
+def test_a_blended_reward_is_made_of_the_mazes(name):
+    task = load_task(f"{STUDY}/rewards/{name}.py")
+    maze = load_task("maze")
+    problem = maze.problems("demonstrations", 1)[0]
+    assert task.problems("demonstrations", 1) == [problem]
+    answers = [maze.demonstration(problem, random.Random(i)) for i in range(20)]
+    answer = max(answers, key=lambda answer: maze.reward(problem, answer))
+    vector = maze.reward(problem, answer)
+    blend = task.reward(problem, answer)
+    assert any(vector) and len(blend) == len(task.objectives)
+    if name in ("copies", "noisy", "halfway"):
+        assert sum(blend) / len(blend) == pytest.approx(sum(vector) / 4, abs=0.05)
+    if name == "tradeoff":
+        assert sum(blend) == pytest.approx(vector[0])
+    if name == "gems":
+        assert blend == vector[1:3]
+    assert task.reward(problem, "") == [0.0] * len(task.objectives)
+
+
+def test_a_goal_conditioned_prompt_tells_what_training_pays(tmp_path, monkeypatch):
+    """Guards against weights in the prompt that are not those of the reward."""
+    monkeypatch.chdir(tmp_path)
+    task = load_task(f"{STUDY}/goal_conditioned.py", model="model")
+    base = load_task("headline", model="model")
+    (problem,) = task.problems("train", 1)
+    (test,) = task.problems("test", 1)
+    weights = problem.data["weights"]
+    assert sum(weights) == pytest.approx(1)
+    assert f"event {weights[0]:.0%}" in task.prompt(problem, 1)
+    answer = base.demonstration(base.problems("train", 1)[0], random.Random(0))
+    vector = base.reward(base.problems("train", 1)[0], answer)
+    assert any(vector)
+    expected = sum(w * r for w, r in zip(weights, vector, strict=True))
+    assert task.reward(problem, answer) == [pytest.approx(expected)]
+    assert len(task.reward(test, answer)) == len(base.objectives)
+
+    model = save_random_model("model", "llama")
+    train.main(
+        f"--task {STUDY}/goal_conditioned.py --model {model} --method grpo --warm-steps 0 --steps 2 "
+        "--prompts-per-step 1 --group-size 2 --eval-problems 2 --pool 3 --max-new-tokens 4 --device cpu "
+        "--out run".split()
+    )
+    report = json.loads(Path("run/eval.json").read_text())
+    assert "W@3" in report["policies"]["grpo"]
+
+
+def test_the_closed_form_is_the_mean_over_many_weights():
+    rewards = rewards_of(4, 5, 3, 2)
+    exact = result_tables.set_reward_of_two(rewards)
+    for sampler in (vpo.sample_weights, result_tables.sobol_weights):
+        weights = sampler(4, 20_000, 2, generator=generator())
+        assert weights.shape == (4, 20_000, 2)
+        assert torch.allclose(weights.sum(-1), torch.ones(4, 20_000, dtype=weights.dtype))
+        assert torch.allclose(vpo.set_reward(rewards, weights), exact, atol=0.01)
+    specialists = torch.tensor([[1.0, 0.0], [0.0, 1.0]])[None, None]
+    assert result_tables.set_reward_of_two(specialists).item() == pytest.approx(0.75)
+
+
+@pytest.fixture(scope="module")
+def step(tmp_path_factory) -> benchmark.Step:
+    """A step of GRPO on the fence, with rollouts of different lengths."""
+    folder = tmp_path_factory.mktemp("fence")
+    flags = f"--task fence --warm-steps 0 --kl 0 --prompts-per-step 1 --out {folder}/run"
+    config, task, _ = benchmark.read_config(flags.split(), "")
+    benchmark.resolve(config)
+    train.write_start(train.start_policy(config, task), task, config, folder / "run" / "start")
+    step = benchmark.step_of("grpo", config, task)
+    step.advantages = torch.linspace(-1, 1, len(step.advantages)).round(decimals=1)
+    assert len(set(step.rollouts.lengths)) > 1 and not step.advantages.all()
+    return step
+
+
+@pytest.mark.parametrize("name", benchmark.SAMPLING_TRICKS)
+def test_sampling_without_a_trick_draws_the_same_tokens(step, name):
+    """Guards against a benchmark that compares two different things."""
+    found = step.sample(benchmark.SAMPLING_TRICKS[name])
+    assert torch.equal(found.tokens, step.rollouts.tokens)
+
+
+@pytest.mark.parametrize("name", benchmark.BACKWARD_TRICKS)
+def test_a_gradient_without_a_trick_is_the_same(step, name):
+    def gradient(function) -> Tensor:
+        function(step.policy, None, step.rollouts, step.advantages, step.config)
+        weights = list(step.policy.model.parameters())
+        flat = torch.cat([weight.grad.flatten() for weight in weights])
+        step.policy.model.zero_grad()
+        return flat
+
+    expected = gradient(train.backward)
+    found = gradient(benchmark.BACKWARD_TRICKS[name])
+    assert (found - expected).norm() < 1e-4 * expected.norm()
+
+
+@pytest.mark.parametrize("tricks", [[], ["--tricks"]])
+def test_the_benchmark_prints_its_table(tricks, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    flags = ["--tasks", "fence", "--repeats", "1", "--flags=--warm-steps=0 --prompts-per-step=1"]
+    monkeypatch.setattr(sys, "argv", ["plain_against_fast.py", *flags, *tricks])
+    benchmark.run()
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| fence")]
+    assert len(rows) == (6 if tricks else 4)  # of two methods
+    assert len({row.count("|") for row in rows}) == 1
