@@ -87,12 +87,12 @@ def test_maze_knows_what_can_be_reached():
 
 
 def test_a_maze_with_other_rewards_does_not_know_what_can_be_reached():
-    Path("blended.py").write_text(
+    Path("one_number.py").write_text(
         "from tasks.maze import Maze\n\n\nclass Blended(Maze):\n"
         "    def reward(self, problem, answer):\n"
         "        return [sum(super(Blended, self).reward(problem, answer))]\n"
     )
-    task = load_task("blended.py")
+    task = load_task("one_number.py")
     assert task.reachable(task.problems("test", 1)[0]) == []
 
 
