@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NUMBER = re.compile(r"\s*(\d{1,3})[.):](?!\d)")  # of a line: "1. red blue" or "2) green"
+MAX_ANSWERS = 8  # of one rollout; the tiny model's vocabulary has a tag for each
 FIRST_NUMBER = "1."  # a prompt for lines ends with it, so that the model continues the list
 
 

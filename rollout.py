@@ -39,9 +39,8 @@ from transformers import (
 from engine.doors import as_user_error
 from engine.models import load_hugging_face
 from engine.tasks import check_text, reward_vectors, task_scalars
-from rewards import FIRST_NUMBER, Problem, Task, UserError, parse_answers
+from rewards import FIRST_NUMBER, MAX_ANSWERS, Problem, Task, UserError, parse_answers
 
-MAX_ANSWERS = 8  # of one rollout; the tiny model's vocabulary has a tag for each
 PAD = "<pad>"
 EOS = "<eos>"
 NEGLIGIBLE = -21.0  # no token of a smaller log-probability is drawn; see `draw`

@@ -15,10 +15,9 @@ from transformers import HfArgumentParser
 
 from engine.doors import as_user_error, did_you_mean, plain_message
 from engine.trackers import MODULES, check_tracker
-from rewards import Task, UserError
+from rewards import MAX_ANSWERS, Task, UserError
 from vpo import ADVANTAGES, ALPHAS, answers_per_rollout
 
-MAX_ANSWERS = 8  # of one rollout; the tiny model's vocabulary has a tag for each
 RESERVED = ("start", "start_sets")  # policies of every run that are no methods
 # Peak learning rates of the tiny model: the best of a grid on validation mazes (study/README.md).
 TINY_RATES = (
