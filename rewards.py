@@ -23,6 +23,28 @@ if TYPE_CHECKING:
 NUMBER = re.compile(r"\s*(\d{1,3})[.):](?!\d)")  # of a line: "1. red blue" or "2) green"
 MAX_ANSWERS = 8  # of one rollout; the tiny model's vocabulary has a tag for each
 FIRST_NUMBER = "1."  # a prompt for lines ends with it, so that the model continues the list
+# What stands around a model's thoughts, by family of models.
+THOUGHTS = (
+    ("<think>", "</think>"),  # DeepSeek-R1, Qwen3, GLM, Phi-4, SmolLM3 and most others
+    ("<thinking>", "</thinking>"),
+    ("<thought>", "</thought>"),  # EXAONE Deep
+    ("<reasoning>", "</reasoning>"),
+    ("<seed:think>", "</seed:think>"),  # Seed-OSS
+    ("<mm:think>", "</mm:think>"),  # MiniMax M3
+    ("<longcat_think>", "</longcat_think>"),
+    ("[THINK]", "[/THINK]"),  # Magistral
+    ("[unused16]", "[unused17]"),  # Pangu
+    ("<unused94>thought", "<unused95>"),  # MedGemma
+    ("◁think▷", "◁/think▷"),  # Kimi
+    ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A
+    ("<|begin_of_thought|>", "<|end_of_thought|>"),  # OpenThinker, Sky-T1
+    ("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
+    ("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
+    ("<|channel>thought", "<channel|>"),  # Gemma 4
+    ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),  # gpt-oss
+    ("Here is my thought process:", "Here is my response:"),  # Granite 3
+    ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),  # Apriel
+)
 
 
 class UserError(Exception):
@@ -105,6 +127,10 @@ class Task:
         """
         return None
 
+    def without_thoughts(self, text: str) -> str:
+        """The part of a rollout's text in which answers are looked for."""
+        return without_thoughts(text)
+
     def canonical(self, problem: Problem, answer: str) -> str:
         """Two answers of one rollout with equal canonical forms count once."""
         return " ".join(answer.split())
@@ -160,14 +186,14 @@ class Drawing:
 def parse_answers(text: str, task: Task, m: int, finished: bool = True) -> list[str]:
     """The up to m answers in a rollout's text, in their order.
 
-    They are looked for in this order:
+    Thoughts are left out. Then answers are looked for in this order:
 
     1. `task.find_answers`, a form of the task's own.
     2. Tags, <answer_1> ... </answer_1>. An answer without both its tags is left out. So is one that
        holds another's tag: it was never closed.
     3. Numbered lines, such as "1. red blue", where the text holds no tag and `task.reads_untagged`.
-       Thoughts up to </think> are left out. A text in lines that begins with no number begins with
-       the first answer, because the prompt ended with "1.".
+       A text in lines that begins with no number, and had no thoughts, begins with the first
+       answer, because the prompt ended with "1.".
     4. Where none was found in lines, for m = 1 and a finished rollout, the whole text.
 
     Args:
@@ -176,6 +202,9 @@ def parse_answers(text: str, task: Task, m: int, finished: bool = True) -> list[
     Raises:
         UserError: find_answers gives something else. No text raises.
     """
+    rest = task.without_thoughts(text)
+    had_thoughts = rest != text
+    text = rest
     own = task.find_answers(text, m, finished)
     if own is not None:
         if not isinstance(own, list) or not all(isinstance(answer, str) for answer in own):
@@ -186,16 +215,37 @@ def parse_answers(text: str, task: Task, m: int, finished: bool = True) -> list[
     has_tags = f"<{task.tag}_" in text or f"</{task.tag}_" in text
     if has_tags or not task.reads_untagged:
         return _tagged_answers(text, task.tag, m)
-    text = text.rpartition("</think>")[2]
-    if "<think>" in text:
-        return []
     lines = text
-    if task.form == "lines" and not NUMBER.match(text):
+    if task.form == "lines" and not had_thoughts and not NUMBER.match(text):
         lines = f"{FIRST_NUMBER} {text.lstrip()}"
     answers = _numbered_answers(lines, m, finished)
     if not answers and m == 1 and finished and text.strip():
         return [text.strip()]
     return answers
+
+
+def without_thoughts(text: str) -> str:
+    """A text without its thoughts. One that was never closed goes on to the end.
+
+    What stands before a closing mark without an opening one is a thought, too: it was opened in the
+    prompt.
+    """
+    for opening, closing in THOUGHTS:
+        parts = text.split(opening)
+        kept = [parts[0].rpartition(closing)[2]]
+        for thought in parts[1:]:
+            if closing in thought:
+                kept.append(thought.rpartition(closing)[2])
+        text = "".join(kept)
+    return text
+
+
+def open_thought(prompt: str) -> tuple[str, str]:
+    """The marks of the thought that a prompt leaves open at its end; ("", "") if it leaves none."""
+    for opening, closing in THOUGHTS:
+        if prompt.rstrip().endswith(opening):
+            return opening, closing
+    return "", ""
 
 
 def _tagged_answers(text: str, tag: str, m: int) -> list[str]:
@@ -223,15 +273,23 @@ def _numbered_answers(text: str, m: int, finished: bool) -> list[str]:
     return [by_number[i] for i in range(1, m + 1) if i in by_number]
 
 
-def write_answers(task: Task, answers: list[str]) -> str:
-    """The counterpart of `parse_answers`: the text that gives these answers. Code blocks need no tags."""
+def write_answers(task: Task, answers: list[str], closing: str = "") -> str:
+    """The counterpart of `parse_answers`: the text that gives these answers. Code blocks need no tags.
+
+    Args:
+        closing: the mark that ends the thought which the prompt left open; empty: it left none.
+    """
     if answers[0].startswith("```"):
-        return "\n".join(answers)
+        text = "\n".join(answers)
+    elif task.form == "lines":
+        text = "\n".join(number_answers(task, answers))
+    else:
+        text = " ".join(number_answers(task, answers))
+    if closing:
+        return f"\n{closing}\n\n{text}"
     if task.form == "lines":
-        return "\n".join(number_answers(task, answers)).removeprefix(
-            FIRST_NUMBER
-        )  # it is in the prompt
-    return " ".join(number_answers(task, answers))
+        return text.removeprefix(FIRST_NUMBER)  # it is in the prompt
+    return text
 
 
 def number_answers(task: Task, answers: list[str]) -> list[str]:

@@ -39,7 +39,15 @@ from transformers import (
 from engine.doors import as_user_error
 from engine.models import load_hugging_face
 from engine.tasks import check_text, reward_vectors, task_scalars
-from rewards import FIRST_NUMBER, MAX_ANSWERS, Problem, Task, UserError, parse_answers
+from rewards import (
+    FIRST_NUMBER,
+    MAX_ANSWERS,
+    Problem,
+    Task,
+    UserError,
+    open_thought,
+    parse_answers,
+)
 
 PAD = "<pad>"
 EOS = "<eos>"
@@ -69,6 +77,17 @@ class Policy:
         ids = self.model.generation_config.eos_token_id
         ids = ids if isinstance(ids, list) else [ids]
         return sorted({*ids, self.tokenizer.eos_token_id} - {None})
+
+    @functools.cached_property
+    def silent_ids(self) -> set[int]:
+        """Token ids that stand for no text. Other special tokens may be marks of thoughts or tags."""
+        tokenizer = self.tokenizer
+        special = (tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id)
+        return {*self.eos_ids, *special}
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of sampled token ids."""
+        return self.tokenizer.decode([i for i in ids if i not in self.silent_ids])
 
 
 def load_policy(
@@ -153,10 +172,17 @@ def build_prompt(policy: Policy, task: Task, problem: Problem, m: int) -> str:
         return f"answers={m} {text}"
     text = task.prompt(problem, m)
     check_text(task, "prompt", problem, text)
-    opening = FIRST_NUMBER if task.form == "lines" else ""  # small models then go on with a list
     tokenizer = policy.tokenizer
-    if tokenizer.chat_template is None:
-        return f"{text}\n{opening}"
+    prompt = f"{text}\n"
+    if tokenizer.chat_template is not None:
+        prompt = chat_prompt(tokenizer, text)
+    if task.form == "lines" and not any(open_thought(prompt)):
+        prompt += FIRST_NUMBER  # small models then go on with a list
+    return prompt
+
+
+def chat_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
+    """What a user says, in the model's chat template. Raises UserError if it cannot be used."""
     with as_user_error(f"--model {tokenizer.name_or_path}: its chat template cannot be used"):
         chat = tokenizer.apply_chat_template(
             [{"role": "user", "content": text}],
@@ -166,7 +192,7 @@ def build_prompt(policy: Policy, task: Task, problem: Problem, m: int) -> str:
         )
         if text.strip() not in chat:
             raise ValueError("it leaves out what the user says")
-    return chat + opening
+    return chat
 
 
 def encode_prompts(
@@ -196,8 +222,14 @@ def encode_prompts(
 
 
 def encode(policy: Policy, text: str, special: bool) -> list[int]:
-    """Token ids of a text. Raises UserError for a word that the tiny model's vocabulary lacks."""
+    """Token ids of a text. Raises UserError for a word that the tiny model's vocabulary lacks.
+
+    Args:
+        special: whether the tokenizer adds its special tokens, but for an EOS at the end.
+    """
     ids = policy.tokenizer(text, add_special_tokens=special)["input_ids"]
+    if special and len(ids) > 1 and ids[-1] in policy.eos_ids:
+        ids.pop()  # the rollout would begin after its end
     # The tiny model's tokenizer turns an unknown word into padding.
     if policy.is_tiny and policy.tokenizer.pad_token_id in ids:
         word = text.split()[ids.index(policy.tokenizer.pad_token_id)]
@@ -222,7 +254,7 @@ class Rollouts:
     tokens: Tensor  # (P * G, T) sampled token ids, after the end of a rollout an EOS
     logprobs: Tensor  # (P * G, T) float32, log-probability of each under the sampling temperature
     lengths: list[int]  # P * G, how many were sampled, the first EOS included
-    texts: list[str]  # P * G, decoded without special tokens
+    texts: list[str]  # P * G; after a thought that the prompt opened they begin with its mark
     ended: list[bool]  # P * G, by an EOS or by the stop rule; the others were cut off
 
     @property
@@ -280,18 +312,16 @@ class StopRule:
     """Ends a rollout with its m-th answer: nobody reads what follows, so no reward teaches to end.
 
     Only a token with one of a task's final characters can have ended an answer. The whole text is
-    looked at after these alone. A model whose chat template knows thoughts must have closed them.
+    looked at after these alone.
     """
 
     def __init__(self, policy: Policy, task: Task, m: int):
-        self.tokenizer = policy.tokenizer
+        self.policy = policy
         self.task = task
         self.m = m
-        self.thinks = "<think>" in str(policy.tokenizer.chat_template)
+        self.opening = ""  # of a thought, with which the prompts end
         has_own_form = type(task).find_answers is not Task.find_answers
         self.ends = task.ends if has_own_form else ">\n"
-        if self.ends and self.thinks:
-            self.ends += ">"  # of </think>
         self.can_end: dict[int, bool] = {}  # token id -> whether it can end an answer
 
     def __call__(self, tokens: Tensor, is_alive: Tensor) -> Tensor:
@@ -300,7 +330,7 @@ class StopRule:
         newest = torch.where(is_alive, tokens[:, -1], -1).tolist()
         for row, token in enumerate(newest):
             if token >= 0 and self.may_end(token):
-                text = self.tokenizer.decode(tokens[row], skip_special_tokens=True)
+                text = self.opening + self.policy.decode(tokens[row].tolist())
                 has_stopped[row] = self.is_finished(text)
         return has_stopped
 
@@ -308,14 +338,16 @@ class StopRule:
         if not self.ends:
             return True
         if token not in self.can_end:
-            text = self.tokenizer.decode([token, token])  # some decoders drop a text's first blank
+            text = self.policy.tokenizer.decode(
+                [token, token]
+            )  # some decoders drop a text's first blank
             ends = self.ends + "\ufffd"  # what a part of a character is decoded to
             self.can_end[token] = any(character in text for character in ends)
         return self.can_end[token]
 
     def is_finished(self, text: str) -> bool:
         answers = parse_answers(text, self.task, self.m, finished=False)
-        if len(answers) < self.m or (self.thinks and "</think>" not in text):
+        if len(answers) < self.m:
             return False
         for letter in ("x", "1"):  # answers that the next letter changes would be cut off there
             later = parse_answers(text + letter, self.task, self.m, finished=False)
@@ -393,6 +425,9 @@ def sample(
         UserError: if a prompt and its rollout exceed the context, or logits are not finite.
     """
     P = len(prompts)
+    opening, _ = open_thought(prompts[0])  # the prompts of a task end alike
+    if options.stop:
+        options.stop.opening = opening
     ids, lengths = encode_prompts(policy, prompts, options.max_new_tokens)
     uniform = torch.rand(P, G, options.max_new_tokens, generator=options.generator)
     uniform = uniform.to(policy.device)
@@ -417,8 +452,9 @@ def sample(
             "try a lower --lr in train.py or a higher --temperature"
         )
     ended = torch.cat([batch.ended for batch in batches]).tolist()
-    sampled = [row[:length] for row, length in zip(tokens.tolist(), n_sampled, strict=True)]
-    texts = policy.tokenizer.batch_decode(sampled, skip_special_tokens=True)
+    texts = []
+    for row, length in zip(tokens.tolist(), n_sampled, strict=True):
+        texts.append(opening + policy.decode(row[:length]))
     return Rollouts(ids, lengths, tokens, logprobs, n_sampled, texts, ended)
 
 

@@ -62,7 +62,7 @@ from engine.snapshots import is_snapshot_step, write_snapshot
 from engine.tasks import check_task, held_out, take_problems
 from engine.trackers import open_tracker
 from eval import diversity, evaluate, sample_pool
-from rewards import Problem, Task, UserError, write_answers
+from rewards import Problem, Task, UserError, open_thought, write_answers
 from rollout import (
     Policy,
     Rollouts,
@@ -385,13 +385,14 @@ def warm_up(policy: Policy, task: Task, config: Config) -> None:
     """
     peak = 5e-3 if policy.is_tiny else 2e-5
     rows_at_once = 48 if policy.is_tiny else 1  # demonstrations of a language model may be long
+    fastest_logprobs = accelerated(token_logprobs, config.plain)
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=peak)
     for step in tqdm(range(config.warm_steps), "SFT warm-up", unit="step"):
         prompts, texts = demonstrations(policy, task, config, step, may_sample=True)
         rollouts = rollouts_of_texts(policy, prompts, texts)
         optimizer.zero_grad()
         for rows in torch.arange(len(texts), device=policy.device).split(rows_at_once):
-            logprobs, _ = token_logprobs(policy.model, rollouts, rows, temperature=1.0)
+            logprobs, _ = fastest_logprobs(policy.model, rollouts, rows, temperature=1.0)
             loss = -logprobs.sum() / sum(rollouts.lengths)
             loss.backward()
             if not loss.isfinite():
@@ -434,7 +435,10 @@ def demonstrations(
     prompts = []
     for i, problem in enumerate(problems):
         prompts.append(build_prompt(policy, task, problem, len(sets[i * G])))
-    texts = [write_answers(task, answers) for answers in sets]
+    texts = []
+    for i, answers in enumerate(sets):
+        _, closing = open_thought(prompts[i // G])
+        texts.append(write_answers(task, answers, closing))
     return prompts, texts
 
 

@@ -1,6 +1,6 @@
-"""Faster `sample` and `backward`: the same tokens and the same gradient as those of the reading path."""
+"""Faster functions of the reading path: the same tokens, log-probabilities and gradient."""
 
 from fast.sampling import sample
-from fast.update import backward
+from fast.update import backward, token_logprobs
 
-__all__ = ["backward", "sample"]
+__all__ = ["backward", "sample", "token_logprobs"]

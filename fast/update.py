@@ -40,7 +40,7 @@ def backward(
         leaves = shared.leaves()
         for batch, own_ref_logprobs in zip(chunk.batches, ref_logprobs, strict=True):
             index = torch.tensor(batch, device=policy.device)
-            logprobs, entropy = token_logprobs(
+            logprobs, entropy = logprobs_after(
                 policy.model, rollouts, batch, leaves, config.temperature
             )
             T = logprobs.shape[1]
@@ -142,6 +142,19 @@ def backward_through_prompts(shared: SharedPrompts, leaves: SharedPrompts) -> No
 
 
 def token_logprobs(
+    model: PreTrainedModel, rollouts: Rollouts, rows: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropies (B, T) of B rollouts, as those of `rollout.token_logprobs`.
+
+    T is the length of the longest of them.
+    """
+    own_rows = rows.tolist()
+    prompts = sorted({row // rollouts.group_size for row in own_rows})
+    shared = share_prompts(model, rollouts, prompts)
+    return logprobs_after(model, rollouts, own_rows, shared, temperature)
+
+
+def logprobs_after(
     model: PreTrainedModel,
     rollouts: Rollouts,
     rows: list[int],
@@ -187,7 +200,7 @@ def reference_logprobs(
     with torch.no_grad(), adapter_off(reference.model):
         shared = share_prompts(reference.model, rollouts, chunk.prompts)
         for rows in chunk.batches:
-            own, _ = token_logprobs(reference.model, rollouts, rows, shared, temperature)
+            own, _ = logprobs_after(reference.model, rollouts, rows, shared, temperature)
             logprobs.append(own)
     return logprobs
 

@@ -197,7 +197,7 @@ class Code(Drawing, FileTask):
 
 
 def find_blocks(text: str, finished: bool = False) -> list[str]:
-    """The Python code blocks of a text after a model's thoughts; unlabelled ones count.
+    """The Python code blocks of a text; unlabelled ones count.
 
     A block is what stands between two fences, ``` or ~~~, also in a list. What all its lines are
     indented by is left out. A last block without a closing fence counts if the rollout ended by
@@ -206,11 +206,10 @@ def find_blocks(text: str, finished: bool = False) -> list[str]:
     Args:
         finished: whether the rollout ended by itself.
     """
-    answer = text.rpartition("</think>")[2]
     blocks = []
     opening = None  # the fence of the block in which a line stands
     lines: list[str] = []
-    for line in answer.split("\n"):
+    for line in text.split("\n"):
         fence = FENCE.fullmatch(line)
         if opening is None:
             opening = fence

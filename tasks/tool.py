@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 
-from rewards import Problem, UserError
+from rewards import THOUGHTS, Problem, UserError
 from tasks.files import FileTask, all_tagged, f1, normalized, text_field
 
 NUMBER = re.compile(r"[-+]?\d+(\.\d+)?([eE][-+]?\d{1,3})?", re.ASCII)
@@ -54,6 +54,13 @@ class Tool(FileTask):
             f"{problem.data['instruction']}\n\n{problem.data['input']}\n\nWrite {outputs} within these tags:\n"
             + self.write_form("...", m)
         )
+
+    def without_thoughts(self, text: str) -> str:
+        """A rollout's text without the thought that it begins with: an attempt has its own."""
+        for opening, closing in THOUGHTS:
+            if text.lstrip().startswith(opening):
+                return text.partition(closing)[2]
+        return text
 
     def reward(self, problem: Problem, answer: str) -> list[float]:
         gold = problem.data["calls"]

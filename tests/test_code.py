@@ -694,7 +694,6 @@ def test_expressions_that_share_a_process_are_judged_as_if_alone():
         ("", []),
         ("```", []),
         ("```python\n```", [""]),
-        ("<think>\n```python\ndraft\n```\n</think>\n```python\na\n```", ["a\n"]),
     ],
 )
 def test_blocks_by_hand(text, blocks):

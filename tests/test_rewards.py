@@ -1,6 +1,7 @@
 """rewards.py: answers in a text, how they are asked for and written, the fence and the toy."""
 
 import contextlib
+import re
 import signal
 from pathlib import Path
 from random import Random
@@ -10,7 +11,7 @@ import torch
 from matplotlib.figure import Figure
 
 from engine.tasks import load_task
-from rewards import Fence, Problem, Task, Toy, UserError, parse_answers, write_answers
+from rewards import THOUGHTS, Fence, Problem, Task, Toy, UserError, parse_answers, write_answers
 from rollout import score
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -66,6 +67,53 @@ def test_answers_without_tags(text, m, finished, unfinished):
     assert parse_answers(text, task, m, finished=False) == unfinished
     task.reads_untagged = False
     assert parse_answers(text, task, m) == (["red"] if "</answer" in text else [])
+
+
+@pytest.mark.parametrize(
+    ("text", "m", "expected"),
+    [
+        (
+            "<think>Maybe <answer_1> draft </answer_1>? no.</think><answer_1> final </answer_1>",
+            1,
+            ["final"],
+        ),
+        (
+            "<think>Form: <answer_1> ... </answer_1></think>\n<answer_1> red </answer_1> <answer_2> blue </answer_2>",
+            2,
+            ["red", "blue"],
+        ),
+        ("<think>I will write <answer_1>.</think><answer_1> red </answer_1>", 1, ["red"]),
+        ("<think><answer_1> x </answer_1>", 1, []),
+        (
+            "draft <answer_1> x </answer_1></think><answer_1> red </answer_1>",
+            1,
+            ["red"],
+        ),  # opened in the prompt
+        (
+            "<answer_1> red </answer_1><think>1. no</think><answer_2> blue </answer_2>",
+            2,
+            ["red", "blue"],
+        ),
+        ("<think>a <think>b</think> 1. no\n</think>\n1. red\n2. blue", 2, ["red", "blue"]),
+        ("<think>so</think>\nHere they are:\n1. red\n2. blue", 2, ["red", "blue"]),
+        ("<think>so</think> red", 1, ["red"]),
+        ("<think>so", 1, []),
+    ],
+)
+@pytest.mark.parametrize("marks", THOUGHTS)
+def test_thoughts_are_no_answers(text, m, expected, marks):
+    """Guards against drafts that are graded, and against a preamble that is taken for an answer."""
+    opening, closing = marks
+    text = text.replace("<think>", opening).replace("</think>", closing)
+    for form in ("tags", "lines"):
+        assert parse_answers(text, task_in(form), m) == expected
+
+
+def test_thoughts_are_no_answers_in_a_form_of_ones_own():
+    task = Task()
+    task.find_answers = lambda text, m, finished: re.findall(r"\[(\w*)\]", text)
+    assert parse_answers("<think>[no]</think>[red]", task, 1) == ["red"]
+    assert parse_answers("[no]</think>[red]", task, 1) == ["red"]
 
 
 @pytest.mark.parametrize("m", [1, 2])

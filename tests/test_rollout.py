@@ -20,11 +20,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 import rollout
 from engine.config import check_device
 from engine.models import save_model
-from rewards import Problem, Task, UserError
+from rewards import Fence, Problem, Task, UserError, parse_answers, write_answers
 from rollout import Policy, Rollouts, SamplingOptions, StopRule, load_policy, token_logprobs
 from tasks.maze import Maze
 
 TASK = Maze(5)
+FENCE = Fence()
 TEMPERATURE = 0.7  # of `draw`
 SHAPE = {
     "hidden_size": 32,
@@ -347,10 +348,8 @@ SIGNS = "一。二。三。"
 @byte_model
 @pytest.mark.parametrize("text", [TAGS, NUMBERED, THOUGHTS, SIGNS])
 @pytest.mark.parametrize("task", [Task(), Lines(), Words(), MarkedWords(), Sentences()])
-@pytest.mark.parametrize("template", [None, "{{ messages }}<think>"])
-def test_the_rule_misses_no_end(policy, text, task, template, monkeypatch):
+def test_the_rule_misses_no_end(policy, text, task):
     """Equal to a look at every token, for all forms; guards against signs that are cut into tokens."""
-    monkeypatch.setattr(policy.tokenizer, "chat_template", template)
     tokens = policy.tokenizer(text)["input_ids"]
     for m in (1, 2):
         expected = first_stop(AtEveryToken(policy, task, m), tokens)
@@ -359,32 +358,105 @@ def test_the_rule_misses_no_end(policy, text, task, template, monkeypatch):
 
 def test_an_end_may_be_the_blank_of_a_next_word():
     """Guards against decoders that take the first blank of a text away, as Llama's does."""
-    backend = Tokenizer(WordLevel({"▁red": 0, "▁blue": 1, "<eos>": 2}, unk_token="<eos>"))
+    backend = Tokenizer(WordLevel({"<eos>": 0, "▁red": 2, "▁blue": 3}, unk_token="<eos>"))
     backend.decoder = decoders.Metaspace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>")
-    assert tokenizer.decode([0, 1]) == "red blue"
+    assert tokenizer.decode([2, 3]) == "red blue"
     policy = Policy(load_random_model("llama").model, tokenizer)
-    assert first_stop(StopRule(policy, MarkedWords(), 1), [0, 1, 0]) == 2
+    assert first_stop(StopRule(policy, MarkedWords(), 1), [2, 3, 2]) == 2
 
 
 @byte_model
-def test_where_a_rollout_stops(policy, monkeypatch):
+def test_where_a_rollout_stops(policy):
     """Guards against a set that is cut short, a thought taken for an answer, and a line without its end."""
 
-    def rest(text: str, task: Task) -> str | None:
+    def rest(text: str, task: Task, opening: str = "") -> str | None:
         """The text after the place where it stops."""
         tokens = policy.tokenizer(text)["input_ids"]
-        n = first_stop(StopRule(policy, task, 2), tokens)
+        rule = StopRule(policy, task, 2)
+        rule.opening = opening
+        n = first_stop(rule, tokens)
         return None if n is None else policy.tokenizer.decode(tokens[n:])
 
     assert rest(TAGS, Task()) == " and so on"
     assert rest(NUMBERED, Task()).startswith("3. green")
     assert rest(NUMBERED, Lines()).startswith("3. green")
     assert rest(SIGNS, Sentences()) == "三。"
-    assert rest(THOUGHTS, Task()).startswith("</think>")
-    monkeypatch.setattr(policy.tokenizer, "chat_template", "{{ messages }}<think>")
-    assert rest(THOUGHTS, Task()).startswith(" so")
+    assert rest(THOUGHTS, Task()) == " and so on"
+    assert rest(THOUGHTS.removeprefix("<think>"), Task()).startswith("</think>")
+    assert rest(THOUGHTS.removeprefix("<think>"), Task(), "<think>") == " and so on"
     assert rest(THOUGHTS.replace("</think>", ""), Task()) is None
+    assert rest(" red\n2. blue\n3. green\n", FENCE, "<think>") is None
+
+
+THINKING = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"
+
+
+@byte_model
+@pytest.mark.parametrize(
+    ("end", "opening"),
+    [
+        ("", ""),
+        ("<think>\n\n</think>\n\n", ""),  # Qwen3 with thinking switched off
+        ("<think>\n", "<think>"),  # DeepSeek-R1, Qwen3 that always thinks
+        ("[THINK]", "[THINK]"),
+        ("<|channel>thought\n<channel|>", ""),
+    ],
+)
+def test_a_prompt_that_opens_a_thought(policy, end, opening, monkeypatch):
+    """Guards against drafts taken for answers, and a rollout that waits for the end of no thought."""
+    monkeypatch.setattr(policy.tokenizer, "chat_template", f"{THINKING}{{{{ {end!r} }}}}")
+    prompt = rollout.build_prompt(policy, FENCE, FENCE.problems("train", 1)[0], 2)
+    assert prompt.endswith(f"<|assistant|>{end}{'' if opening else '1.'}")
+    rule = StopRule(policy, FENCE, 2)
+    options = SamplingOptions(2, torch.Generator(), stop=rule)
+    (text,) = rollout.sample(policy, [prompt], 1, options).texts
+    assert text.startswith(opening)
+    answers = policy.tokenizer(" red\n2. blue\n")["input_ids"]
+    assert first_stop(rule, answers) == (None if opening else len(answers))
+    draft = "Okay. First ideas:\n1. red red\n2. grey grey\n3. blue\nBut maybe"
+    for task in (Task(), FENCE):
+        answers = parse_answers(opening + draft, task, 3, finished=False)
+        assert len(answers) == (0 if opening else 3)
+
+
+def test_a_warm_up_closes_the_thought_of_its_prompt():
+    """Guards against demonstrations that teach to answer within a thought."""
+    text = write_answers(FENCE, ["red", "blue"], "</think>")
+    assert text == "\n</think>\n\n1. red\n2. blue"
+    assert parse_answers("<think>" + text, FENCE, 2) == ["red", "blue"]
+
+
+def test_marks_that_are_special_tokens_stay_in_the_text(tmp_path):
+    """Guards against drafts that are graded: without their marks thoughts look like answers."""
+    policy = load_policy(save_random_model(tmp_path, "llama"), TASK)
+    marks = ["<think>", "</think>", "<answer_1>", "</answer_1>"]
+    policy.tokenizer.add_special_tokens({"additional_special_tokens": marks})
+    for text in ("<think>1. no\n2. nope\n</think>1. red\n2. blue\n", "<answer_1> red </answer_1>"):
+        ids = policy.tokenizer(text)["input_ids"]
+        assert policy.decode([*ids, 0]) == text
+        assert (
+            parse_answers(policy.decode(ids), Task(), 2)
+            == ["red", "blue"][: text.count("red\n") + 1]
+        )
+
+
+@byte_model
+def test_a_tokenizer_that_appends_an_end(policy, monkeypatch):
+    """Guards against rollouts that begin after the end of their prompt."""
+    prompt = "Paint!"
+    ids = policy.tokenizer(prompt)["input_ids"]
+    original = type(policy.tokenizer).__call__
+
+    def call(tokenizer, text, **options):
+        encoded = original(tokenizer, text, **options)
+        if options.get("add_special_tokens", True):
+            encoded["input_ids"].append(0)
+        return encoded
+
+    monkeypatch.setattr(type(policy.tokenizer), "__call__", call)
+    assert rollout.encode(policy, prompt, special=True) == ids
+    assert rollout.encode(policy, "", special=True) == [0]
 
 
 @byte_model

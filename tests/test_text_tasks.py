@@ -12,7 +12,7 @@ import train
 from engine.tasks import load_task
 from rewards import Problem, Task, UserError, parse_answers
 from tasks.files import tagged, word_f1
-from tasks.tool import match, parse_calls
+from tasks.tool import Tool, match, parse_calls
 
 
 def musique(i: int, hops: int = 2) -> dict:
@@ -234,6 +234,16 @@ WANTED = [
     {"name": "book", "parameters": {"seats": 2, "vip": True, "name": "Ann Lee", "price": "1.5"}},
     {"name": "mail", "parameters": {"to": ["Ann", "Bob"], "options": {"html": False, "copies": 1}}},
 ]
+
+
+def test_an_attempt_keeps_its_thoughts():
+    """Guards against a format that nobody can meet, and a draft in the rollout's own thought that counts."""
+    task = Tool.__new__(Tool)  # without a file
+    attempt = output([{"name": "f", "parameters": {}}])
+    text = f"<think> as <attempt_1> no </attempt_1> </think><attempt_1> {attempt} </attempt_1>"
+    assert parse_answers(text, task, 1) == [attempt]
+    assert parse_answers(text.partition("</think>")[2], task, 1) == [attempt]
+    assert parse_answers("<think> <attempt_1> no </attempt_1>", task, 1) == []
 
 
 def output(calls: list | str, think: str = "<think>so</think>") -> str:
