@@ -79,15 +79,15 @@ class Policy:
         return sorted({*ids, self.tokenizer.eos_token_id} - {None})
 
     @functools.cached_property
-    def silent_ids(self) -> set[int]:
+    def silent_ids(self) -> Tensor:
         """Token ids that stand for no text. Other special tokens may be marks of thoughts or tags."""
         tokenizer = self.tokenizer
-        special = (tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id)
-        return {*self.eos_ids, *special}
+        special = {tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
+        return torch.tensor(sorted({*self.eos_ids, *special} - {None}))
 
-    def decode(self, ids: list[int]) -> str:
-        """The text of sampled token ids."""
-        return self.tokenizer.decode([i for i in ids if i not in self.silent_ids])
+    def decode(self, ids: Tensor) -> str:
+        """The text of sampled token ids (T), on the CPU."""
+        return self.tokenizer.decode(ids[~torch.isin(ids, self.silent_ids)])
 
 
 def load_policy(
@@ -328,10 +328,12 @@ class StopRule:
         """Which of the rollouts that are alive (B) have their m answers: tokens (B, t) -> (B) bool."""
         has_stopped = torch.zeros_like(is_alive)
         newest = torch.where(is_alive, tokens[:, -1], -1).tolist()
-        for row, token in enumerate(newest):
-            if token >= 0 and self.may_end(token):
-                text = self.opening + self.policy.decode(tokens[row].tolist())
-                has_stopped[row] = self.is_finished(text)
+        rows = [row for row, token in enumerate(newest) if token >= 0 and self.may_end(token)]
+        if not rows:
+            return has_stopped
+        for row, ids in zip(rows, tokens[rows].cpu(), strict=True):
+            text = self.opening + self.policy.decode(ids)
+            has_stopped[row] = self.is_finished(text)
         return has_stopped
 
     def may_end(self, token: int) -> bool:
@@ -453,7 +455,7 @@ def sample(
         )
     ended = torch.cat([batch.ended for batch in batches]).tolist()
     texts = []
-    for row, length in zip(tokens.tolist(), n_sampled, strict=True):
+    for row, length in zip(tokens.cpu(), n_sampled, strict=True):
         texts.append(opening + policy.decode(row[:length]))
     return Rollouts(ids, lengths, tokens, logprobs, n_sampled, texts, ended)
 

@@ -434,11 +434,8 @@ def test_marks_that_are_special_tokens_stay_in_the_text(tmp_path):
     policy.tokenizer.add_special_tokens({"additional_special_tokens": marks})
     for text in ("<think>1. no\n2. nope\n</think>1. red\n2. blue\n", "<answer_1> red </answer_1>"):
         ids = policy.tokenizer(text)["input_ids"]
-        assert policy.decode([*ids, 0]) == text
-        assert (
-            parse_answers(policy.decode(ids), Task(), 2)
-            == ["red", "blue"][: text.count("red\n") + 1]
-        )
+        assert policy.decode(torch.tensor([*ids, 0])) == text
+        assert parse_answers(text, Task(), 2) == ["red", "blue"][: text.count("red\n") + 1]
 
 
 @byte_model
