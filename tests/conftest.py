@@ -19,7 +19,6 @@ SLOW_FILES = (  # the slowest first
     "test_page.py",
     "test_rollout.py",
     "test_doors.py",
-    "test_study.py",
     "test_processes.py",
     "test_examples.py",
 )

@@ -38,7 +38,7 @@ from study.significance import benjamini_hochberg, holm, t_test
 from study.stored import Difference, Result, Stored, TaskResults
 from vpo import ADVANTAGES
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
