@@ -35,6 +35,7 @@ DeepSpeed, FSDP, several nodes.
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +55,7 @@ from engine.doors import as_command
 from engine.models import load_config_and_tokenizer
 from engine.tasks import check_task, load_task, take_problems
 from eval import diversity, weighted_best_at_k
-from rewards import Problem, Task, UserError, parse_answers
+from rewards import Problem, Task, UserError, open_thought, parse_answers
 from rollout import (
     Policy,
     Scored,
@@ -68,27 +69,40 @@ from vpo import ADVANTAGES, answers_per_rollout
 
 
 class AdvantageReward:
-    """TRL's reward function: the texts of rollouts -> their advantages."""
+    """TRL's reward function: rollouts -> their advantages."""
 
-    def __init__(self, config: "VPOConfig", task: Task, problems: list[Problem], m: int):
+    def __init__(
+        self, config: "VPOConfig", policy: Policy, task: Task, problems: list[Problem], m: int
+    ):
         self.config = config
+        self.policy = policy
         self.task = task
         self.problems = problems
         self.m = m  # answers per rollout
 
     def __call__(
-        self, completions: list[str], problem: list[int], group_size: list[int], log_metric, **_
+        self,
+        prompts: list[str],
+        completion_ids: list[list[int]],
+        problem: list[int],
+        group_size: list[int],
+        log_metric: Callable[[str, float], None],
+        **_,
     ) -> list[float]:
         """The advantages of the B rollouts of a rank. TRL calls it on all ranks at the same time.
 
         Args:
-            completions: the texts of the rollouts.
+            completion_ids: the tokens of the rollouts. TRL's own texts lack marks that are special tokens.
             problem: the number of each rollout's problem, a column of the data set.
             group_size: G, likewise.
             log_metric: of TRL; takes a name and a number.
         """
         problems = [self.problems[row] for row in problem]
-        answers = [parse_answers(text, self.task, self.m) for text in completions]
+        answers = []
+        for prompt, ids in zip(prompts, completion_ids, strict=True):
+            opening, _ = open_thought(prompt)
+            text = opening + self.policy.decode(torch.tensor(ids))
+            answers.append(parse_answers(text, self.task, self.m))
         own = score(self.task, problems, answers, self.m)  # (B, 1, m, k)
         log_rewards(own, log_metric)
 
@@ -107,8 +121,8 @@ class AdvantageReward:
             subset=self.config.subset or None,
             generator=random_generator(self.config.seed, rows[0], "weights"),
         )  # (P, G)
-        first = PartialState().process_index * len(completions)
-        return advantages.flatten()[first : first + len(completions)].tolist()
+        first = PartialState().process_index * len(prompts)
+        return advantages.flatten()[first : first + len(prompts)].tolist()
 
 
 def in_groups(ranks: list[Scored], G: int) -> Scored:
@@ -286,7 +300,7 @@ def build_trainer(config: VPOConfig) -> GRPOTrainer:
     dataset = Dataset.from_dict({"prompt": prompts, "problem": rows, "group_size": group_sizes})
     return GRPOTrainer(
         config.model,
-        AdvantageReward(config, task, problems, m),
+        AdvantageReward(config, policy, task, problems, m),
         config,
         dataset.select(rows[:n_train]),
         dataset.select(rows[n_train:]),

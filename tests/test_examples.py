@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
+from test_rollout import load_random_model
 
 from engine.models import save_model
 from engine.tasks import load_task, take_problems
@@ -179,11 +180,15 @@ def test_the_reward_function_returns_advantages_and_logs_rewards():
     """Two fences of one color are paid once, and R is the mean over users of the better fence."""
     trl_vpo = script("trl_vpo")
     config = SimpleNamespace(method="multi_rlvr", n_weights=9, alpha=1.0, subset=0, seed=0)
-    reward = trl_vpo.AdvantageReward(config, Fence(), Fence().problems("train", 1), m=2)
+    policy = load_random_model("llama")
+    reward = trl_vpo.AdvantageReward(config, policy, Fence(), Fence().problems("train", 1), m=2)
     logged = {}
     texts = ["1. red red red red red red\n2. red red red red red red"]
     texts += ["1. grey grey grey grey grey grey"]
-    advantages = reward(texts, [0, 0], [2, 2], log_metric=logged.__setitem__)
+    texts[1] = "1. red red red red red red</think>" + texts[1]
+    ids = policy.tokenizer(texts)["input_ids"]
+    prompts = ["Paint!", "Paint!<think>"]
+    advantages = reward(prompts, ids, [0, 0], [2, 2], log_metric=logged.__setitem__)
     assert advantages == pytest.approx([-1, 1], abs=0.001)
     assert logged["R"] == pytest.approx((1 / 3 + 0.35) / 2, abs=0.005)
     assert logged["best_in_rollout"] == pytest.approx((1 / 3 + 0.35) / 2)
