@@ -49,7 +49,21 @@ const objectives = () => (data.objectives.length ? data.objectives : numbered())
 const sampled = (method) => problem().pools[state.step][method.name];
 const pool = (method) => sampled(method).answers;
 const vectors = (method) => pool(method).map((i) => problem().vectors[i]);
-const scalars = (method) => pool(method).map((i) => problem().scalars[i]);
+
+/** What the answers in a pool are worth to the user of section 2. */
+const worths = (method) => vectors(method).map((r) => dot(preferences(), r));
+
+/** The weights that the bars of section 2 stand for. */
+function preferences() {
+  const total = sum(state.weights);
+  return state.weights.map((x) => (total ? x / total : 1 / state.weights.length));
+}
+
+/** From the least to the most that any objective of the problem was worth. */
+function range() {
+  const all = problem().vectors.flat();
+  return [Math.min(0, ...all), Math.max(1, ...all)];
+}
 
 /** best@k of n scores, exact: the highest is the best of k / n draws, the next of (n - k) / (n - 1) as many, ... */
 function bestAtK(scores, k) {
@@ -102,13 +116,24 @@ function squares(numbers, color, low, high) {
       style: `background: linear-gradient(to top, ${color} ${share(x)}, white 0)` })));
 }
 
+/** Preference weights as numbers, after these names if there are any; many of them as squares. */
+function weighting(w, names) {
+  if (w.length > 4) return squares(w, "#444", 0, Math.max(...w));
+  return names ? w.map((x, i) => `${names[i]}\u00a0${fixed(x, 2)}`).join(", ") : w.map((x) => fixed(x, 2)).join(" ");
+}
+
+/** Whether an answer names colours and nothing else: it is drawn as squares of them. */
+const isPaint = (text) => text.split(/\s+/).every((word) => CSS.supports("color", word));
+
 /** A row of a list: what stands before it, the answer's reward vector and text. */
 function row(before, answer, color, chosen) {
-  const text = problem().answers[answer], all = problem().vectors.flat();
-  const words = text === null ? "(no answer)" : text.trim().split(/\s+/).join(" ") || "(empty)";
+  const text = problem().answers[answer], said = text === null ? "(no answer)" : text.trim() || "(empty)";
+  const words = said.split(/\s+/), line = words.join(" ");
+  const paint = () => words.map((word) => el("i", { style: `background: ${word}` }));
   return el("div", { class: chosen ? "answer best" : "answer" }, el("span", { class: "number" }, before),
-    squares(problem().vectors[answer], color, Math.min(0, ...all), Math.max(1, ...all)),
-    el("code", { title: text || words }, words.length > 120 ? `${words.slice(0, 119)}\u2026` : words));
+    squares(problem().vectors[answer], color, ...range()),
+    isPaint(said) ? el("span", { class: "paint", role: "img", title: said, "aria-label": said }, ...paint()) :
+      el("code", { title: said }, line.length > 120 ? `${line.slice(0, 119)}\u2026` : line));
 }
 
 /** The most frequent answers of a pool, the chosen one first; of a few all, in their order. */
@@ -139,13 +164,14 @@ const table = (head, rows) => el("table", {}, el("thead", {}, tr(head.map((cell)
   el("tbody", {}, ...rows));
 
 // ---- Charts -------------------------------------------------------------------------------------------------------
-/** A line chart in an <svg>; lines: {color, points, width, opacity}, dots: {color, points: [[x, y]]}. */
-function chart(svg, { lines, dots = [], cursor, xLabel, fromZero = true }) {
+/** A line chart in an <svg>; lines: {color, points, width, opacity}, dots: {color, points: [[x, y]]}; the y axis shows
+ *  the numbers `shows`, too. */
+function chart(svg, { lines, dots = [], cursor, xLabel, shows = [0] }) {
   const width = svg.clientWidth || 360, [left, right, top, bottom] = [58, width - 20, 12, 202];
   const all = [...lines, ...dots].flatMap(({ points }) => points), xs = all.map(([x]) => x), ys = all.map(([, y]) => y);
   const [x0, x1] = [Math.min(...xs), Math.max(...xs, Math.min(...xs) + 1)];
-  const [low, high] = [Math.min(fromZero ? 0 : Infinity, ...ys), Math.max(...ys)], room = 0.06 * (high - low) || 0.1;
-  const [y0, y1] = [fromZero && low === 0 ? 0 : low - room, high + room];
+  const [low, high] = [Math.min(...shows, ...ys), Math.max(...shows, ...ys)], room = 0.06 * (high - low) || 0.1;
+  const [y0, y1] = [low === 0 ? 0 : low - room, high + room];
   const X = (x) => left + ((x - x0) / (x1 - x0)) * (right - left);
   const Y = (y) => bottom - ((y - y0) / (y1 - y0)) * (bottom - top);
   const add = (name, attributes, ...text) => svg.append(el(name, attributes, ...text));
@@ -213,26 +239,23 @@ function makeWeights() {
   state.weights = objectives().map(() => 50);
   byId("weights").replaceChildren(...objectives().map((name, i) => {
     const id = `w${i}`, input = el("input", { type: "range", id, min: 0, max: 100, value: 50 });
-    input.addEventListener("input", () => drawTaste(state.weights.map((w, j) => (i === j ? +input.value : w))));
+    input.addEventListener("input", () => setWeights(state.weights.map((w, j) => (i === j ? +input.value : w))));
     return el("div", {}, el("label", { for: id }, el("span", {}, name), el("output", { for: id })), input);
   }));
 }
 
-function drawTaste(weights = state.weights) {
-  const total = sum(weights), w = weights.map((x) => (total ? x / total : 1 / weights.length));
+function drawTaste() {
+  const w = preferences(), most = range()[1];
   const best = methods.map((method) => {
-    const worths = vectors(method).map((r) => dot(w, r));
-    const place = worths.reduce((first, x, i) => (x > worths[first] + 1e-9 ? i : first), 0); // the first of equals
-    return { method, place, worth: worths[place] };
+    const scores = worths(method);
+    const place = scores.reduce((first, x, i) => (x > scores[first] + 1e-9 ? i : first), 0); // the first of equals
+    return { method, place, worth: scores[place] };
   });
-  const most = Math.max(1, ...best.map(({ worth }) => worth));
-  state.weights = weights;
-  weights.forEach((x, i) => (byId(`w${i}`).value = x));
+  state.weights.forEach((x, i) => (byId(`w${i}`).value = x));
   document.querySelectorAll("#weights output").forEach((output, i) => (output.textContent = fixed(w[i], 2)));
   byId("worth").replaceChildren(...best.map(({ method, worth }) => el("div", { class: "bar" },
-    el("span", {}, key(method), method.title),
-    el("i", { style: `width: ${100 * Math.max(0, worth / most)}%; background: ${method.color}` }),
-    el("span", { class: "number" }, fixed(worth)))));
+    el("span", {}, key(method), method.title), el("span", { class: "number" }, fixed(worth)),
+    el("i", { style: `width: ${100 * Math.max(0, worth / most)}%; background: ${method.color}` }))));
   byId("taste").replaceChildren(...best.map(({ method, place }) => {
     const values = vectors(method)[place].map((x, i) => `${objectives()[i]}\u00a0${+x.toFixed(2)}`).join(", ");
     const shown = panel(method, place, problem().grid ? values : "");
@@ -251,7 +274,7 @@ function startOver() {
 function drawMore(times) {
   state.draws += times;
   for (const method of Array(times).fill(methods).flat()) {
-    const scores = scalars(method), places = [...scores.keys()];
+    const scores = worths(method), places = [...scores.keys()];
     for (let i = 0; i < state.k; i++) {
       const j = i + Math.floor(random() * (places.length - i));
       [places[i], places[j]] = [places[j], places[i]];
@@ -263,10 +286,9 @@ function drawMore(times) {
   drawLuck();
 }
 
-/** The pool as bars, high for a high scalar: those drawn in colour, the best of them framed. */
+/** The pool as bars, as high as their worth: those drawn in colour, the best of them framed. */
 function strip(method) {
-  const scores = scalars(method), last = state.last[method.name], width = 300 / scores.length;
-  const [low, high] = [Math.min(0, ...problem().scalars), Math.max(1e-9, ...problem().scalars)];
+  const scores = worths(method), last = state.last[method.name], width = 300 / scores.length, [low, high] = range();
   const said = `${method.title}: ${last ? `best of this draw ${fixed(scores[last.best])}` : "nothing drawn yet"}`;
   return el("svg", { class: "strip", viewBox: "0 0 300 34", role: "img", "aria-label": said },
     ...scores.map((score, i) => {
@@ -279,19 +301,20 @@ function strip(method) {
 function drawLuck() {
   const { k, draws, sums, last } = state;
   byId("k").value = byId("k-now").textContent = k;
-  const curves = methods.map((method) => scalars(method).map((_, i, scores) => [i + 1, bestAtK(scores, i + 1)]));
+  byId("user").replaceChildren(weighting(preferences(), objectives()));
+  const curves = methods.map((method) => worths(method).map((_, i, scores) => [i + 1, bestAtK(scores, i + 1)]));
   chart(byId("curve"), {
-    xLabel: "candidates k", cursor: k, fromZero: false,
+    xLabel: "candidates k", cursor: k, shows: range(),
     lines: methods.map(({ color }, i) => ({ color, points: curves[i] })),
     dots: draws ? methods.map(({ color, name }) => ({ color, points: [[k, sums[name] / draws]] })) : [],
   });
   byId("draws").replaceChildren(...methods.flatMap((method) => [el("small", {}, method.title), strip(method)]));
-  const [low, high] = [Math.min(0, ...problem().scalars), Math.max(...problem().scalars)];
-  byId("scale").textContent = `A bar is one of the ${scalars(methods[0]).length} candidates, as high as its score, from ` +
+  const [low, high] = range();
+  byId("scale").textContent = `A bar is one of the ${pool(methods[0]).length} candidates, as high as its worth, from ` +
     `${fixed(low, 2)} to ${fixed(high, 2)}. Those of the last draw are coloured, the best of them is framed.`;
-  byId("means").replaceChildren(table(["", "this draw", `mean of ${draws}`, `best@${k}`], methods.map((method, i) => {
+  byId("means").replaceChildren(table(["", "this draw", `mean of ${draws}`, "exact"], methods.map((method, i) => {
     const { name, title } = method, exact = curves[i][k - 1][1];
-    const numbers = draws ? [scalars(method)[last[name].best], sums[name] / draws, exact] : [NaN, NaN, exact];
+    const numbers = draws ? [worths(method)[last[name].best], sums[name] / draws, exact] : [NaN, NaN, exact];
     return tr([th([key(method), title]), ...numbers.map((x) => td(Number.isNaN(x) ? "\u2013" : fixed(x)))]);
   })));
 }
@@ -342,8 +365,7 @@ function drawSet() {
 
   const max = stage >= 2, weighed = problem().weights.map((w, j) => {
     const worth = set.map((r) => dot(w, r)), top = max && Math.max(...worth);
-    const shown = w.length < 5 ? w.map((x) => fixed(x, 2)).join(" ") : squares(w, "#444", 0, Math.max(...w));
-    return tr([th(shown), ...worth.map((x) => td(fixed(x), x === top ? { class: "won" } : {})),
+    return tr([th(weighting(w)), ...worth.map((x) => td(fixed(x), x === top ? { class: "won" } : {})),
       ...when(max, td(fixed(best[g][j])))]);
   });
   const columns = ["weighting w", ...names.map((name) => `w \u00b7 ${name}`), ...when(max, "max")];
@@ -368,6 +390,18 @@ function setStep(step) {
   [drawFilm, drawTaste, startOver, drawSet].forEach((draw) => draw());
 }
 
+function setWeights(weights) {
+  state.weights = weights;
+  drawTaste();
+  startOver();
+}
+
+/** Someone whose preferences are uniform on the simplex. */
+function randomUser() {
+  const draws = objectives().map(() => -Math.log(1 - random()));
+  setWeights(draws.map((x) => Math.round((100 * x) / Math.max(...draws))));
+}
+
 function setProblem(index) {
   state.problem = index;
   byId("question").textContent = problem().text;
@@ -379,27 +413,26 @@ function setProblem(index) {
 }
 
 const titles = methods.map((method) => method.title).join(", "), count = data.problems.length;
-byId("about").textContent = `Task ${data.task}; ${titles}, grown from the same start. ${count} held-out problems, ` +
-  `${pool(methods[0]).length} answers of each policy at every step shown, sampled at temperature ${data.temperature}.`;
+byId("about").textContent = `Task ${data.task}; ${titles}, grown from the same start. ` +
+  `${count === 1 ? "One held-out problem" : `${count} held-out problems`}, ${pool(methods[0]).length} answers of each policy at every step shown, sampled at temperature ${data.temperature}.`;
 byId("marks").textContent = problem().grid ?
   "S start, E exit, G gold, D diamonds, L lava, dark: wall. A line is a route that reaches the exit; others are " +
   "counted, not drawn." :
   "A row is an answer: how often it is in the pool, a square for every objective, filled as far as it was earned, " +
-  "and the text.";
+  `and the answer itself${problem().answers.some((text) => text && isPaint(text)) ? `; ${data.legend}` : ""}.`;
 if (!problem().grid) document.documentElement.style.setProperty("--panel", "330px");
 byId("legend").append(...methods.map((method) => el("span", {}, key(method), method.title)));
 byId("problem").append(...data.problems.map((_, i) => el("option", { value: i }, `${i + 1} of ${count}`)));
+byId("problem").parentNode.hidden = count === 1;
 byId("step").max = lastStep;
 const EVENTS = { BUTTON: "click", INPUT: "input", SELECT: "change" };
 const ACTIONS = {
   problem: setProblem,
   step: (step) => { play(false); setStep(step); },
   play: () => play(!timers.play),
-  equal: () => drawTaste(objectives().map(() => 50)),
-  any: () => {
-    const draws = objectives().map(() => -Math.log(1 - random())); // their shares are uniform on the simplex
-    drawTaste(draws.map((x) => Math.round((100 * x) / Math.max(...draws))));
-  },
+  equal: () => setWeights(objectives().map(() => 50)),
+  any: randomUser,
+  another: randomUser,
   k: (k) => { state.k = k; startOver(); },
   once: () => drawMore(1),
   many: () => repeat("many", !timers.many, ["Keep drawing", "Stop"], 60, () => drawMore(4)),

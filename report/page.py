@@ -98,11 +98,12 @@ def _page(snapshots: Snapshots) -> str:
     data = {
         "task": snapshots.task.name,
         "objectives": snapshots.task.objectives,
+        "legend": snapshots.task.legend if isinstance(snapshots.task, Drawing) else "",
         "temperature": config.eval_temperature,
         "draws": config.n_weights,
         "steps": [frame.step for frame in snapshots.frames],
         "methods": [_method(name, rows, config.m) for name, rows in snapshots.metrics.items()],
-        "problems": [_problem(snapshots, i) for i in range(len(snapshots.problems))],
+        "problems": [_problem(snapshots, i) for i in plots.distinct_problems(snapshots.problems)],
     }
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")  # holds no </script>
 
@@ -166,7 +167,6 @@ def _problem(snapshots: Snapshots, i: int) -> dict:
         "pools": pools,
         "answers": [_shown_answer(task, problem, text) for text, _ in numbers],
         "vectors": vectors,
-        "scalars": _rounded(task.scalar(torch.tensor(vectors))),
         "weights": _rounded(weights[0, :5]),
     }
 

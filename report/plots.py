@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 COLUMNS = 4  # problems in a figure of answers; policies side by side in one of reward vectors
 BOLD = {"fontsize": 12, "fontweight": "bold"}
 TRAINING_PANELS = {  # key in metrics.jsonl: title, label of the y axis
-    "diversity": ("diversity of training rollouts", "mean pairwise L1 distance"),
-    "reward": ("mean reward of training rollouts", "the task's own scalar"),
-    "answers": ("different answers in training", "share of those asked for"),
-    "entropy": ("entropy of the policy in training", "nats per token"),
+    "diversity": ("diversity", "mean pairwise L1 distance"),
+    "reward": ("mean reward", "the task's own scalar"),
+    "answers": ("different answers", "share of those asked for"),
+    "entropy": ("entropy of the policy", "nats per token"),
 }
 SEARCH_PANELS = {  # key in search.json: title
     "solved": "share of problems solved",
@@ -105,7 +105,7 @@ def training(curves: list[TrainingCurve], temperature: float, path: Path, window
             keys.append(key)
     n_columns = 2 if len(keys) == 4 else len(keys)
     n_rows = len(keys) // n_columns
-    means = "Running means" if window > 1 else "Means"
+    means = "running means" if window > 1 else "means"
     first = "step 1" if window > 1 else "steps 1 to 10"
     size = (4.5 * n_columns, 0.6 + 3.5 * n_rows)
     with style.new_figure(n_rows, n_columns, size) as axes:
@@ -115,18 +115,12 @@ def training(curves: list[TrainingCurve], temperature: float, path: Path, window
             if key != "answers":  # rollouts of several answers lack more of them
                 _draw_start_levels(ax, curves, key, first)
             heading, unit = TRAINING_PANELS[key]
-            ax.set(
-                title=f"{heading} (temperature {temperature:g})",
-                xlabel="training step",
-                ylabel=unit,
-            )
-        axes[0, 0].set_ylim(0, None)
-        style.finish(
-            axes,
-            path,
-            f"{means} of 10 steps; tables and other figures sample held-out problems, at their "
-            "own temperature",
-        )
+            ax.set(title=heading, xlabel="training step", ylabel=unit)
+            lowest = min(row[key] for curve in curves for row in curve.rows)
+            ax.set_ylim(min(0.0, lowest), None)
+        caption = f"Training's own rollouts at temperature {temperature:g}, {means} of 10 steps; "
+        caption += "the table and the other figures are of held-out problems"
+        style.finish(axes, path, caption)
 
 
 def _draw_smoothed(ax: Any, curve: TrainingCurve, key: str, window: int) -> None:
@@ -182,7 +176,7 @@ def reward_vectors(pools: dict[str, Tensor], objectives: Sequence[str], path: Pa
             look = look_of(name)
             seen = _draw_vectors(ax, view, look.color)
             distinct = len(all_objectives.unique(dim=0))
-            heading = f"{look.title}\n{distinct} distinct"
+            heading = f"{look.title}\n{distinct} different"
             if seen < distinct:
                 heading += f", {seen} in this view"
             ax.set(title=heading, xlabel=labels[x], xlim=limits, ylim=limits)
@@ -192,7 +186,10 @@ def reward_vectors(pools: dict[str, Tensor], objectives: Sequence[str], path: Pa
         for ax in axes[:, 0]:
             ax.set_ylabel(labels[y])
         caption = f"Reward vectors for problem {index + 1}, {n} candidates per policy; "
-        style.finish(axes, path, caption + "a number: so many at one place, a bare dot: one")
+        caption += "a circle is the larger the more of them it holds"
+        if len(objectives) > 2:
+            caption += f"; 2 of {k} objectives are shown"
+        style.finish(axes, path, caption)
 
 
 def _limits(values: Tensor) -> tuple[float, float]:
@@ -217,17 +214,8 @@ def _draw_vectors(ax: Any, vectors: Tensor, color: str) -> int:
             zorder=3 - share,
             clip_on=False,
         )
-        if count > 1:
-            inside = share >= 0.2  # else the circle is too small for a number
-            ax.annotate(
-                str(count),
-                point,
-                (0, 0) if inside else (6, 6),
-                textcoords="offset points",
-                ha="center" if inside else "left",
-                va="center_baseline",
-                zorder=4,
-            )
+        if share >= 0.2:  # else the circle is too small for a number
+            ax.annotate(str(count), point, ha="center", va="center_baseline", zorder=4)
     return len(points)
 
 

@@ -266,6 +266,7 @@ def test_the_page_of_a_run(run, capsys):
     assert data["steps"] == [1, 7]
     assert [method["title"] for method in data["methods"]] == ["GRPO", "VPO"]
     assert [row[0] for row in data["methods"][0]["curve"]] == list(range(1, 8))
+    assert len(data["problems"]) == 1, "the toy's one problem is not offered four times"
     for i, problem in enumerate(data["problems"]):
         for name in ("grpo", "vpo"):
             for row, pools in zip(
@@ -506,34 +507,61 @@ def test_the_weighting_lights_up_what_python_would_choose(name, tab, tmp_path):
 
 
 @needs_browser
-def test_draws_come_near_best_at_k(tab, tmp_path):
-    """400 draws, always the same ones: the mean of the best within two standard errors of the exact value."""
-    snapshots = made_snapshots("code")
+def test_the_best_of_k_is_that_of_the_user_of_part_2(tab, tmp_path):
+    """Guards against curves of the task scalar, which show GRPO on top below a user who prefers VPO.
+
+    400 draws, always the same ones: the mean of the best within two standard errors of the exact value.
+    """
+    snapshots = made_snapshots("fence")
     pools = snapshots.frames[-1].pools
     open_page(tab, tmp_path, snapshots, 1280)
+    weights = torch.tensor([0.8, 0.2, 0.0], dtype=torch.float64)
+    tab.run("byId('once').click(); drawn = byId('curve').innerHTML")
+    tab.run("byId('w2').value = 0; byId('w2').dispatchEvent(new Event('input'))")
+    assert tab.run("state.draws === 0 && drawn !== byId('curve').innerHTML")
+    tab.run("setWeights([80, 20, 0])")
+    assert tab.run("byId('user').textContent") == "ann\u00a00.80, bob\u00a00.20, cid\u00a00.00"
+    ticks = tab.run("[...document.querySelectorAll('#curve text')].map((node) => node.textContent)")
+    assert ticks[:3] == ["0", "0.5", "1"], "the axis stands still"
     for k in (3, 10, 30):
         tab.run(
-            f"byId('k').value = {k}; byId('k').dispatchEvent(new Event('input')); "
-            "for (let i = 0; i < 400; i++) byId('once').click()"
+            f"byId('k').value = {k}; byId('k').dispatchEvent(new Event('input')); drawMore(400)"
         )
         assert tab.run("state.draws") == 400
         for method in METHODS:
-            scalars = snapshots.task.scalar(
-                torch.tensor(pools[method][0]["rewards"], dtype=torch.float64)
-            )
-            exact, square = (
-                evaluation.best_at_k(values, k).item() for values in (scalars, scalars**2)
-            )
+            rewards = torch.tensor(pools[method][0]["rewards"], dtype=torch.float64)  # (n, 3)
+            worths = rewards @ weights
+            exact = evaluation.best_at_k(worths, k).item()
+            square = evaluation.best_at_k(worths**2, k).item()
             error = max(0.0, square - exact**2) ** 0.5 / 20
             assert tab.run(f"state.sums.{method} / 400") == pytest.approx(
                 exact, abs=2 * error + 1e-4
             )
             assert tab.run(
-                f"bestAtK(scalars(methods[{METHODS.index(method)}]), {k})"
+                f"bestAtK(worths(methods[{METHODS.index(method)}]), {k})"
             ) == pytest.approx(exact, abs=1e-4)
     tab.run("byId('over').click(); byId('many').click()")
     tab.run("new Promise((done) => setTimeout(done, 600))")
     assert tab.run("byId('many').click(); state.draws") > 4
+
+
+@needs_browser
+def test_answers_that_name_colours_are_painted(tab, tmp_path):
+    """Guards against a fence in words, an answer in words that is painted, and a legend that nothing needs."""
+    for name, is_painted in (("fence", True), ("headline", False)):
+        snapshots = made_snapshots(name)
+        open_page(tab, tmp_path, snapshots, 390)
+        rows = tab.run(
+            "[...document.querySelectorAll('#film .answer')].map((row) => "
+            "[row.lastChild.title, [...row.lastChild.children].map((board) => board.style.background)])"
+        )
+        answers = snapshots.frames[-1].pools["grpo"][0]["answers"]
+        assert rows[0][0] in answers
+        for text, colors in rows:
+            assert colors == (text.split() if is_painted and text != "(no answer)" else [])
+        assert (snapshots.task.legend in tab.run("byId('marks').textContent")) == is_painted
+        assert (tab.run("byId('problem').offsetWidth") == 0) == is_painted, "one problem, no choice"
+        assert tab.run(LAYOUT) == []
 
 
 @needs_browser
