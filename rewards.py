@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NUMBER = re.compile(r"\s*(\d{1,3})[.):](?!\d)")  # of a line: "1. red blue" or "2) green"
+# The beginning of a line whose number is in bold: "**1.** red blue" or "**1. red blue**".
+BOLD = re.compile(r"^([ \t]*+)\*\*(\d{1,3}[.):].*?)\*\*", re.MULTILINE)
 MAX_ANSWERS = 8  # of one rollout; the tiny model's vocabulary has a tag for each
 FIRST_NUMBER = "1."  # a prompt for lines ends with it, so that the model continues the list
 # What stands around a model's thoughts, by family of models.
@@ -28,6 +30,7 @@ THOUGHTS = (
     ("<think>", "</think>"),  # DeepSeek-R1, Qwen3, GLM, Phi-4, SmolLM3 and most others
     ("<thinking>", "</thinking>"),
     ("<thought>", "</thought>"),  # EXAONE Deep
+    ("<Thought>", "</Thought>"),  # Marco-o1
     ("<reasoning>", "</reasoning>"),
     ("<seed:think>", "</seed:think>"),  # Seed-OSS
     ("<mm:think>", "</mm:think>"),  # MiniMax M3
@@ -36,6 +39,7 @@ THOUGHTS = (
     ("[unused16]", "[unused17]"),  # Pangu
     ("<unused94>thought", "<unused95>"),  # MedGemma
     ("◁think▷", "◁/think▷"),  # Kimi
+    ("<|open|>think<|sep|>", "<|open|>response<|sep|>"),  # Kimi K3
     ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A
     ("<|begin_of_thought|>", "<|end_of_thought|>"),  # OpenThinker, Sky-T1
     ("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
@@ -43,6 +47,7 @@ THOUGHTS = (
     ("<|channel>thought", "<channel|>"),  # Gemma 4
     ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),  # gpt-oss
     ("Here is my thought process:", "Here is my response:"),  # Granite 3
+    ("Here's my thought process:", "Here's my response:"),
     ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),  # Apriel
 )
 
@@ -177,7 +182,7 @@ class Drawing:
             return f"mean reward {rewards.mean():.2f}"
         means = rewards.mean(0).tolist()
         named = zip(self.objectives, means, strict=True)
-        return ", ".join(f"{name} {mean:.2f}" for name, mean in named)
+        return "mean reward: " + ", ".join(f"{name} {mean:.2f}" for name, mean in named)
 
 
 # Answers in a text.
@@ -215,9 +220,9 @@ def parse_answers(text: str, task: Task, m: int, finished: bool = True) -> list[
     has_tags = f"<{task.tag}_" in text or f"</{task.tag}_" in text
     if has_tags or not task.reads_untagged:
         return _tagged_answers(text, task.tag, m)
-    lines = text
-    if task.form == "lines" and not had_thoughts and not NUMBER.match(text):
-        lines = f"{FIRST_NUMBER} {text.lstrip()}"
+    lines = BOLD.sub(r"\1\2", text)
+    if task.form == "lines" and not had_thoughts and not NUMBER.match(lines):
+        lines = f"{FIRST_NUMBER} {lines.lstrip()}"
     answers = _numbered_answers(lines, m, finished)
     if not answers and m == 1 and finished and text.strip():
         return [text.strip()]
@@ -228,9 +233,22 @@ def without_thoughts(text: str) -> str:
     """A text without its thoughts. One that was never closed goes on to the end.
 
     What stands before a closing mark without an opening one is a thought, too: it was opened in the
-    prompt.
+    prompt. Marks of another family in a thought are a part of it. Those in plain words count only
+    where the text begins with them.
     """
-    for opening, closing in THOUGHTS:
+
+    def begin(marks: tuple[str, str]) -> int:
+        """Where a family's first thought begins, or -1: in the prompt, or there is none."""
+        opening, closing = marks
+        first = text.find(opening)
+        end = text.find(closing)
+        was_opened = end >= 0 and not 0 <= first < end
+        return -1 if was_opened else first
+
+    for opening, closing in sorted(THOUGHTS, key=begin):
+        is_plain = closing[0].isalpha()
+        if is_plain and not text.lstrip().startswith(opening):
+            continue
         parts = text.split(opening)
         kept = [parts[0].rpartition(closing)[2]]
         for thought in parts[1:]:
@@ -332,6 +350,12 @@ class Fence(Drawing, Task):
     answer_words = 6
     defaults = {"steps": 60, "eval_problems": 200}
     tiny_defaults = {"warm_steps": 100, "lr": ["1.5e-3"]}
+    language_defaults = {
+        "lr": ["2e-5"],
+        "temperature": 0.7,
+        "max_new_tokens": 24,
+        "prompts_per_step": 2,
+    }
 
     def problems(self, split: str, n: int, seed: int = 0, start: int = 0) -> list[Problem]:
         """The one problem of this task, n times."""

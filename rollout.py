@@ -20,6 +20,7 @@ was sampled. `fast/` has a faster `sample` that draws the same tokens.
 import functools
 import hashlib
 import importlib.util
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -42,6 +43,7 @@ from engine.tasks import check_text, reward_vectors, task_scalars
 from rewards import (
     FIRST_NUMBER,
     MAX_ANSWERS,
+    THOUGHTS,
     Problem,
     Task,
     UserError,
@@ -80,10 +82,19 @@ class Policy:
 
     @functools.cached_property
     def silent_ids(self) -> Tensor:
-        """Token ids that stand for no text. Other special tokens may be marks of thoughts or tags."""
+        """Token ids that stand for no text: ends, padding, and what the chat template writes around texts.
+
+        Other special tokens may be marks of thoughts or tags of a task.
+        """
         tokenizer = self.tokenizer
-        special = {tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
-        return torch.tensor(sorted({*self.eos_ids, *special} - {None}))
+        silent = {*self.eos_ids, tokenizer.bos_token_id, tokenizer.pad_token_id}
+        silent.add(tokenizer.unk_token_id)
+        marks = " ".join(itertools.chain(*THOUGHTS))
+        template = str(tokenizer.chat_template)
+        for id, token in tokenizer.added_tokens_decoder.items():
+            if token.special and token.content in template and token.content not in marks:
+                silent.add(id)
+        return torch.tensor(sorted(silent - {None}))
 
     def decode(self, ids: Tensor) -> str:
         """The text of sampled token ids (T), on the CPU."""
@@ -176,7 +187,8 @@ def build_prompt(policy: Policy, task: Task, problem: Problem, m: int) -> str:
     prompt = f"{text}\n"
     if tokenizer.chat_template is not None:
         prompt = chat_prompt(tokenizer, text)
-    if task.form == "lines" and not any(open_thought(prompt)):
+    begins_text = not prompt[-1].isalpha()  # else the model ends a header first, as gpt-oss does
+    if task.form == "lines" and begins_text and not any(open_thought(prompt)):
         prompt += FIRST_NUMBER  # small models then go on with a list
     return prompt
 

@@ -145,6 +145,7 @@ def subset_best(scores: Tensor, s: int) -> Tensor:
     own = torch.tensor(own, device=scores.device)  # (G)
     above = torch.tensor(above, device=scores.device)  # (G)
 
+    scores = _precise(scores)
     lowest = scores.amin(1, keepdim=True)  # subtracted so that equal scores become exact zeros
     ranked, order = (scores - lowest).sort(1)
     ranked = ranked.transpose(1, -1)  # (P, ..., G)
@@ -198,6 +199,7 @@ def group_normalize(scores: Tensor, eps: float = EPS) -> Tensor:
         raise ValueError(
             f"scores {tuple(scores.shape)}: expected (P, G) with G >= 2, one rollout cannot be normalised"
         )
+    scores = _precise(scores)
     scale = scores.abs().amax(1, keepdim=True).clamp_min(1.0)  # (P, 1)
     scores = scores - scores[:, :1]  # equal scores become exact zeros
     centered = scores - scores.mean(1, keepdim=True)
@@ -345,7 +347,7 @@ def multi_rlvr(
     is_paid = answer_mask.bool()
     if repeat_mask is not None:
         is_paid = is_paid & ~repeat_mask.bool()
-    paid = torch.where(is_paid, scalars, missing_answer_reward)  # (P, G, m)
+    paid = torch.where(is_paid, _precise(scalars), missing_answer_reward)  # (P, G, m)
     return group_normalize(paid.sum(-1))
 
 
@@ -463,7 +465,12 @@ def _single(scalars: Tensor, method: str) -> Tensor:
         raise ValueError(
             f"{method} takes one answer per rollout, not m = {scalars.shape[-1]}; vpo takes several"
         )
-    return scalars[..., 0]
+    return _precise(scalars[..., 0])
+
+
+def _precise(x: Tensor) -> Tensor:
+    """Numbers of any kind in float32 at least: bfloat16 would round a mean, and integers have none."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _check_rewards(rewards: Tensor, answer_mask: Tensor | None = None) -> torch.Size:

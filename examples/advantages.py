@@ -4,13 +4,14 @@ python examples/advantages.py
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from vpo import ADVANTAGES, sample_weights, set_reward
+from vpo import ADVANTAGES, SEVERAL_ANSWERS, sample_weights, set_reward
 
 A = [1.0, 0.0]  # delights user 1
 B = [0.0, 1.0]  # delights user 2
@@ -18,20 +19,18 @@ C = [0.55, 0.55]  # a compromise
 F = [0.0, 0.0]  # a failure
 
 SINGLE = {"A": [A], "A again": [A], "B": [B], "C": [C], "F": [F]}
-WHY_SINGLE = {
+WHY = {
     "grpo": "only the mean counts, and C has the highest",
-    "dr_grpo": "the same, not divided by the standard deviation",
-    "maxrl": "the same, divided by the group's mean instead",
+    "dr_grpo": "grpo's, not divided by the standard deviation",
+    "maxrl": "grpo's, divided by the group's mean instead",
     "gdpo": "each user's rewards normalised alone: B is rarer than A",
     "max_at_k": "the best mean in sets of two: only C raises it",
     "random_weighting": "one random w: this one cares more for user 1",
-    "group_vpo": "the same under all w: B is the only one for user 2",
-}
-PAIRS = {"A + B": [A, B], "A + A": [A, A], "A + C": [A, C], "C + C": [C, C], "F + F": [F, F]}
-WHY_PAIRS = {
+    "group_vpo": "averaged over all w: B is the only one for user 2",
     "multi_rlvr": "adds up the means of different answers: A + C is most",
     "vpo": "normalises R(S): the two specialists are most",
 }
+PAIRS = {"A + B": [A, B], "A + A": [A, A], "A + C": [A, C], "C + C": [C, C], "F + F": [F, F]}
 
 
 def main() -> None:
@@ -44,7 +43,7 @@ def main() -> None:
     print_row("for user 2", numbers(rewards[..., 0, 1]))
     print_row("mean", numbers(rewards.mean((2, 3))))
     print("advantages")
-    print_advantages(rewards, WHY_SINGLE)
+    print_advantages(rewards, [name for name in ADVANTAGES if name not in SEVERAL_ANSWERS])
 
     print("\nA group of five rollouts with two answers each:\n")
     rewards = torch.tensor(list(PAIRS.values()))[None]  # (1, G, 2, k)
@@ -53,15 +52,15 @@ def main() -> None:
     reason = "the better answer's utility, averaged over all w"
     print_row("R(S)", numbers(set_reward(rewards, users)), reason)
     print("advantages")
-    print_advantages(rewards, WHY_PAIRS)
+    print_advantages(rewards, SEVERAL_ANSWERS)
 
 
-def print_advantages(rewards: Tensor, why: dict[str, str]) -> None:
+def print_advantages(rewards: Tensor, methods: Sequence[str]) -> None:
     """Print a row per method: the advantages of one group's rewards (1, G, m, k), and why."""
     answer_mask = torch.ones(rewards.shape[:3], dtype=torch.bool)  # (1, G, m)
     repeat_mask = torch.zeros_like(answer_mask)
     repeat_mask[:, :, 1:] = (rewards[:, :, 1:] == rewards[:, :, :1]).all(-1)
-    for method, reason in why.items():
+    for method in methods:
         advantages = ADVANTAGES[method](
             rewards,
             rewards.mean(-1),
@@ -70,7 +69,7 @@ def print_advantages(rewards: Tensor, why: dict[str, str]) -> None:
             n_weights=10_000,
             generator=torch.Generator().manual_seed(0),
         )
-        print_row(method, numbers(advantages), reason)
+        print_row(method, numbers(advantages), WHY.get(method, ""))
 
 
 def print_row(name: str, cells: list[str], reason: str = "") -> None:

@@ -58,7 +58,8 @@ def compute_score(
     Args:
         data_source: the task.
         solution_str: the rollout's text. veRL does not tell the prompt: where it opened a thought, one
-            that was not closed counts as answers.
+            that was not closed counts as answers. It leaves out special tokens: where the marks of
+            thoughts are such, drafts count.
         ground_truth: the problem as `rows` writes it.
         extra_info: holds m.
         n_weights, alpha: of `vpo.sample_weights`.

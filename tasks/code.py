@@ -197,7 +197,7 @@ class Code(Drawing, FileTask):
 
 
 def find_blocks(text: str, finished: bool = False) -> list[str]:
-    """The Python code blocks of a text; unlabelled ones count.
+    """The Python code blocks of a text; unlabelled ones count if they are Python.
 
     A block is what stands between two fences, ``` or ~~~, also in a list. What all its lines are
     indented by is left out. A last block without a closing fence counts if the rollout ended by
@@ -233,13 +233,15 @@ def _closes(fence: re.Match, opening: re.Match) -> bool:
 
 
 def _programs(opening: re.Match, lines: list[str]) -> list[str]:
-    """The program of a block, none if its fence names another language."""
+    """The program of a block; none if it names another language, or no language and is no Python."""
     language = LANGUAGE.match(opening[3])[1].lower()
     if language not in ("", "py", "python", "python3"):
         return []
     program = "".join(lines)
     if program[:1].isspace():
         program = textwrap.dedent(program)
+    if not language and not canonical(program):
+        return []  # such as the input of an example
     return [program]
 
 

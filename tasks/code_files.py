@@ -207,10 +207,10 @@ def _humaneval(record: dict) -> dict:
 
     # Imports and helper functions stand above the function and its decorators.
     first_line = min(node.lineno for node in (function, *function.decorator_list))
-    before = source.splitlines(keepends=True)[: first_line - 1]
+    before = source.split("\n")[: first_line - 1]
     problem = _from_asserts(check, candidate, entry_point) | {
         "text": "Complete this function:\n\n" + prompt,
-        "before": "".join(before),
+        "before": "".join(f"{line}\n" for line in before),
         "reference": source if solution else "",
     }
     return problem | _id(record, "task_id", "id")
@@ -295,7 +295,7 @@ def _function_name(record: dict) -> str | None:
 def _function_test(stdin: str, stdout: str) -> list:
     """A test of LiveCodeBench whose input holds an argument in each line."""
     what = "a list of tests, whose input and output are JSON for a function"
-    lines = [line for line in stdin.splitlines() if line.strip()]
+    lines = [line for line in stdin.split("\n") if line.strip()]
     arguments = [_json(line, "public_test_cases, private_test_cases", what) for line in lines]
     return [arguments, _json(stdout, "public_test_cases, private_test_cases", what)]
 

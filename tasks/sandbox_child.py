@@ -28,6 +28,7 @@ import types
 from collections.abc import Callable
 from typing import TextIO
 
+OPEN = open  # the builtin function, which `_open` replaces
 RECURSION_LIMIT = sys.getrecursionlimit()
 MAX_DEPTH = 200  # of nested lists and dictionaries
 MAX_PATIENCE = 40  # seconds that a child may wait for a core beyond its deadline
@@ -138,6 +139,7 @@ def serve(control: socket.socket, seconds: float, memory_mb: int, unconfined: bo
         __import__(name)
     builtins.exit = builtins.quit = sys.exit  # Python's option -S leaves them out
     os.fstat = _fstat
+    builtins.open = _open
     confine = None
     try:
         _become_nobody()
@@ -282,6 +284,11 @@ def _fstat(descriptor: int) -> os.stat_result:
     size = os.lseek(descriptor, 0, os.SEEK_END)
     os.lseek(descriptor, position, os.SEEK_SET)
     return os.stat_result((0o100400, 0, 0, 1, 0, 0, size, 0, 0, 0))
+
+
+def _open(file, *arguments, **options):
+    """`open`, for which /dev/stdin is descriptor 0: the filter lets no file be opened."""
+    return OPEN(0 if file == "/dev/stdin" else file, *arguments, **options)
 
 
 def _fork() -> int:

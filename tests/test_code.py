@@ -680,7 +680,7 @@ def test_expressions_that_share_a_process_are_judged_as_if_alone():
         ('```python title="a.py"\na\n```', ["a\n"]),
         ("```{.python}\na\n```\r\n", ["a\n"]),
         ("~~~python\na\n~~~", ["a\n"]),
-        ("~~~\na\n```\n~~~", ["a\n```\n"]),
+        ("~~~py\na\n```\n~~~", ["a\n```\n"]),
         ("````python\na\n```\nb\n````", ["a\n```\nb\n"]),
         ("1. One:\n   ```python\n   if a:\n       b\n   ```\n2. Two", ["if a:\n    b\n"]),
         ("2. ```python\n   if a:\n       b\n   ```", ["if a:\n    b\n"]),
@@ -689,6 +689,8 @@ def test_expressions_that_share_a_process_are_judged_as_if_alone():
         ("```bash\na\n```", []),
         ("``` bash\na\n```\n```\nb\n```", ["b\n"]),
         ("text ```python\na\n```", []),
+        ("Input:\n```\n3 4\n```\n```python\na\n```\n```\n>>> f(2)\n2\n```", ["a\n"]),
+        ("```python\n3 4\n```", ["3 4\n"]),  # a program, but a wrong one
         ("```python```\na", []),
         ("```python\nx = '```'\n```", ["x = '```'\n"]),
         ("", []),
@@ -732,6 +734,23 @@ def test_reading_programs_takes_time_in_proportion_to_the_text():
                 "".join(f"{line}# {i}\n" for i in range(16_000)),
             )
         assert not code_module._is_arithmetic("1" * 64_000)
+
+
+def test_a_line_ends_with_a_newline_alone():
+    """Guards against lines cut at a form feed or U+2028, which Python and JSON take for a blank or a letter."""
+    prompt = "# page\f one\u2028two\x1c\ndef help(x):\n    return x\n\n\ndef f(x):\n"
+    record = {
+        "prompt": prompt,
+        "entry_point": "f",
+        "canonical_solution": "    return help(x)\n",
+        "test": "def check(candidate):\n    assert candidate(1) == 1\n",
+    }
+    (problem,) = read_problems(write(record))
+    assert problem["before"] == prompt.removesuffix("def f(x):\n")
+    assert Code()._verdicts([(problem, problem["reference"])]) == [[True]]
+    cases = json.dumps([{"input": '"a\u2028b"', "output": '"x\x85y"'}])
+    (problem,) = read_problems(write(LCB_FUNCTION | {"public_test_cases": cases}))
+    assert [["a\u2028b"], "x\x85y"] in problem["tests"]
 
 
 def test_answers_meet_the_source_around_them(capsys):

@@ -20,7 +20,6 @@ import pytest
 
 import train
 from engine.config import LANGUAGE_DEFAULTS, TINY_DEFAULTS, Config, flag_of
-from engine.looks import LOOKS
 from engine.tasks import load_task_class, task_names
 from eval import EvalFlags
 from search import SearchFlags
@@ -253,8 +252,7 @@ def is_ours(module: str) -> bool:
 
 @pytest.mark.parametrize("method", ADVANTAGES)
 def test_a_method_is_entered_in_every_place(method):
-    """Guards against a method without a color, or without a source."""
-    assert method in LOOKS, f"{method} has no title and color in engine/looks.py"
+    """Guards against a method without a source."""
     is_explained = f"| `{method}` (" in REFERENCE.read_text()
     assert is_explained, f"{method} has no row with a source in docs/reference.md#methods"
 

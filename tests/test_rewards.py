@@ -51,6 +51,7 @@ def test_tags(text, m, expected):
         ("Sure:\n 1. red \n2. blue\n2. late\n4. beyond\n", 3, ["red", "blue"], ["red", "blue"]),
         ("1. r", 1, ["r"], []),
         ("1.red\n", 1, ["red"], ["red"]),
+        ("**1.** a\n **2. b**\n3. **c**\n", 3, ["a", "b", "**c**"], ["a", "b", "**c**"]),
         ("1.5 apples", 1, ["1.5 apples"], []),
         ("two\nlines", 1, ["two\nlines"], []),
         ("no list", 3, [], []),
@@ -104,9 +105,30 @@ def test_answers_without_tags(text, m, finished, unfinished):
 def test_thoughts_are_no_answers(text, m, expected, marks):
     """Guards against drafts that are graded, and against a preamble that is taken for an answer."""
     opening, closing = marks
+    if closing[0].isalpha() and not text.startswith("<think>"):
+        return  # plain words count where the text begins with them
     text = text.replace("<think>", opening).replace("</think>", closing)
     for form in ("tags", "lines"):
         assert parse_answers(text, task_in(form), m) == expected
+
+
+@pytest.mark.parametrize("marks", THOUGHTS)
+def test_a_thought_may_speak_of_other_marks(marks):
+    """Guards against a mark inside a thought that is taken for a thought without an end."""
+    opening, closing = marks
+    for other, other_closing in THOUGHTS:
+        for said in (other, other_closing, f"{other} {other_closing}"):
+            thought = f"{opening}not {said} no{closing}\n1. red\n2. blue\n"
+            is_own = opening in said or closing in said
+            assert is_own or parse_answers(thought, task_in("lines"), 2) == ["red", "blue"]
+
+
+def test_plain_words_of_an_answer_are_no_marks():
+    """Guards against an answer that says what begins a reply of Granite, and takes all before it along."""
+    answers = ["Dear Ann. Here is my response: no.", "Here is my thought process: none."]
+    for form in ("tags", "lines"):
+        task = task_in(form)
+        assert parse_answers(write_answers(task, answers), task, 2) == answers
 
 
 def test_thoughts_are_no_answers_in_a_form_of_ones_own():
@@ -211,6 +233,8 @@ LONG_TEXTS = (  # that make a careless regular expression try every place
     "1. " * 32_000,
     "<answer_1>" * 10_000,
     "9" * 64_000,
+    "**1." + "*" * 64_000,
+    "**1.\n" * 16_000,
 )
 
 
@@ -335,4 +359,4 @@ def test_a_fence_is_drawn_board_by_board():
     rows = sorted({round(bar.get_y() + bar.get_height() / 2) for bar in axes.patches})
     assert len(axes.patches) == 12 and rows == [1, 2]
     assert len({bar.get_facecolor() for bar in axes.patches}) == 4
-    assert fence.summary(torch.tensor([[1.0, 0, 0], [0, 0, 0]])) == "ann 0.50, bob 0.00, cid 0.00"
+    assert fence.summary(torch.tensor([[1.0, 0, 0], [0, 0, 0]])) == "mean reward: ann 0.50, bob 0.00, cid 0.00"

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import rollout
-from engine.config import check_device
+from engine.config import open_device
 from engine.models import save_model
 from rewards import Fence, Problem, Task, UserError, parse_answers, write_answers
 from rollout import Policy, Rollouts, SamplingOptions, StopRule, load_policy, token_logprobs
@@ -438,6 +438,20 @@ def test_marks_that_are_special_tokens_stay_in_the_text(tmp_path):
         assert parse_answers(text, Task(), 2) == ["red", "blue"][: text.count("red\n") + 1]
 
 
+def test_what_a_chat_template_writes_around_texts_is_no_text(tmp_path):
+    """Guards against a last answer that ends in <|END_RESPONSE|>, as Command A closes a reply before its EOS."""
+    policy = load_policy(save_random_model(tmp_path, "llama"), TASK)
+    tokenizer = policy.tokenizer
+    control = ["<|START_RESPONSE|>", "<|END_RESPONSE|>"]
+    marks = ["<|START_THINKING|>", "<|END_THINKING|>", "<answer_1>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": control + marks})
+    tokenizer.chat_template = "<|START_THINKING|><|START_RESPONSE|>{{ x }}<|END_RESPONSE|>"
+    text = "<|START_THINKING|>no<|END_THINKING|><|START_RESPONSE|>1. red\n2. blue<|END_RESPONSE|>"
+    read = policy.decode(torch.tensor(tokenizer(text)["input_ids"]))
+    assert read == "<|START_THINKING|>no<|END_THINKING|>1. red\n2. blue"
+    assert policy.decode(torch.tensor(tokenizer("<answer_1>")["input_ids"])) == "<answer_1>"
+
+
 @byte_model
 def test_a_tokenizer_that_appends_an_end(policy, monkeypatch):
     """Guards against rollouts that begin after the end of their prompt."""
@@ -656,6 +670,15 @@ def test_a_list_is_begun_in_the_prompt(monkeypatch):
         assert prompt.endswith("1.")
 
 
+def test_no_list_is_begun_in_an_open_header(monkeypatch):
+    """Guards against "<|start|>assistant1.": gpt-oss goes on with a channel there."""
+    policy = load_random_model("qwen2")
+    problem = FENCE.problems("train", 1)[0]
+    harmony = "<|start|>user<|message|>{{ messages[0].content }}<|end|><|start|>assistant"
+    monkeypatch.setattr(policy.tokenizer, "chat_template", harmony)
+    assert rollout.build_prompt(policy, FENCE, problem, 2).endswith("<|start|>assistant")
+
+
 @pytest.mark.parametrize(
     "template, why",
     [
@@ -776,7 +799,7 @@ def test_a_dtype_that_the_device_lacks_is_named(monkeypatch):
     def fail(*args, **kwargs):
         raise TypeError("BFloat16 is not supported on MPS")
 
-    check_device("cpu", "bfloat16")
+    open_device("cpu", "bfloat16")
     monkeypatch.setattr(torch, "ones", fail)
     with pytest.raises(UserError, match="--device cpu: cannot compute in bfloat16 here"):
-        check_device("cpu", "bfloat16")
+        open_device("cpu", "bfloat16")
