@@ -22,7 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from engine.config import Config, Parser, check_device, check_ranges, flag, flag_of
+from engine.config import Config, Parser, check_ranges, flag, flag_of, open_device
 from engine.doors import as_command
 from engine.files import read_log, write_text, writing
 from engine.looks import look_of
@@ -639,7 +639,7 @@ def run(argv: list[str] | None) -> None:
     if device == "auto":
         is_tiny = flags.reward_geometry or all(load_run(run).config.is_tiny for run in runs)
         device = "cuda" if torch.cuda.is_available() and not is_tiny else "cpu"
-    check_device(device)
+    open_device(device)
     if flags.reward_geometry:
         for name in rest.runs:
             print_reward_geometry(name, flags.task or "maze", flags.problems or 100, device)

@@ -597,9 +597,10 @@ def token_logprobs(
     hidden = hidden[:, -T - 1 : -1]  # (B, T, H): from the state before a token it is predicted
 
     targets = rollouts.tokens[rows][token_mask]  # (N): the LM head sees sampled tokens alone
-    own_logprobs, own_entropy = head_logprobs(model, hidden[token_mask], targets, temperature)
+    hidden = hidden[token_mask]  # (N, H), of the first rollout's tokens, then of the second's, ...
+    own_logprobs, own_entropy = head_logprobs(model, hidden, targets, temperature)  # (N)
     zeros = torch.zeros(token_mask.shape, device=ids.device)
-    logprobs = zeros.masked_scatter(token_mask, own_logprobs)
+    logprobs = zeros.masked_scatter(token_mask, own_logprobs)  # (B, T) again
     entropy = zeros.masked_scatter(token_mask, own_entropy)
     return logprobs, entropy
 

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from engine.config import Config, Parser, check_device, check_ranges, flag
+from engine.config import Config, Parser, check_ranges, flag, open_device
 from engine.doors import as_command, as_user_error, did_you_mean
 from engine.files import write_text, writing
 from engine.runs import StoredPolicy, policies, task_of
@@ -573,7 +573,7 @@ def run(argv: list[str] | None) -> None:
     if flags.device == "auto":
         has_cuda = torch.cuda.is_available() and not config.is_tiny
         flags.device = "cuda" if has_cuda else "cpu"
-    check_device(flags.device)
+    open_device(flags.device)
     if config.is_tiny:
         torch.set_num_threads(1)  # so that no number depends on the machine's cores
     if flags.strategy == "best_of_n":

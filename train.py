@@ -110,11 +110,15 @@ class StepResult:
 
 
 def train_step(method: str, state: TrainState, task: Task, config: Config) -> StepResult:
-    """One update of a method: the algorithm box of the paper."""
+    """One update of a method.
+
+    Problems -> prompts -> rollouts -> answers -> reward vectors -> advantages -> gradient -> update.
+    """
     t = state.step
     policy = state.policy
     m = answers_per_rollout(method, config.m)
-    P = config.prompts_per_step * config.m // m  # every method samples equally many answers
+    # Every method samples equally many answers: by default P is 12 for VPO and 36 for GRPO.
+    P = config.prompts_per_step * config.m // m
 
     problems = take_problems(task, "train", P, config.seed, start=t * P)
     prompts = [build_prompt(policy, task, problem, m) for problem in problems]
@@ -129,11 +133,11 @@ def train_step(method: str, state: TrainState, task: Task, config: Config) -> St
     fastest_backward = accelerated(backward, config.plain)
     metrics = fastest_backward(policy, state.reference, rollouts, row_advantages, config)
     metrics["grad_norm"] = torch.nn.utils.clip_grad_norm_(state.optimizer.weights, 1.0)
-    metrics["lr"] = learning_rate(config, method, t)
-    state.optimizer.step(metrics["lr"])
+    lr = learning_rate(config, method, t)
+    state.optimizer.step(lr)
     policy.model.zero_grad()
     state.step += 1
-    metrics |= step_metrics(task, rollouts, scored, advantages)
+    metrics |= {"lr": lr} | step_metrics(task, rollouts, scored, advantages)
     return StepResult(metrics, sample_record(problems, rollouts, scored, advantages))
 
 
@@ -147,7 +151,8 @@ def backward(
     """Add the gradient of the loss, a mean over all sampled tokens, to that of the weights.
 
     The rollouts go through the model in micro-batches. One number of tokens divides the losses of
-    all of them, so their gradients add up to that of the whole batch.
+    all of them, so their gradients add up to that of the whole batch. A rollout without an advantage
+    counts in that number, and the KL term pulls it to the reference policy.
 
     Args:
         reference: the reference policy of the KL term; None: there is no such term.
@@ -271,9 +276,12 @@ class MasterWeightAdamW:
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
-        """Move every weight once, with this learning rate."""
+        """Move every weight once, with this learning rate.
+
+        Gradients of 0 move them, too: by what is left of former steps, and by the weight decay.
+        """
         for weight in self.weights:
-            if weight.grad is None:  # such as all, where no rollout has an advantage
+            if weight.grad is None:  # it took no part, such as an expert that no token chose
                 weight.grad = torch.zeros_like(weight)
         self.adamw.param_groups[0]["lr"] = lr
         if self.masters is self.weights:
@@ -373,7 +381,7 @@ def warm_up_key(policy: Policy, task: Task, config: Config) -> str:
     for step in range(SET_EVERY):
         recipe.append(demonstrations(policy, task, config, step, may_sample=False))
     for weight in policy.model.parameters():
-        recipe.append(weight.detach().double().abs().sum().item())
+        recipe.append(weight.detach().cpu().double().abs().sum().item())
     return hashlib.sha256(repr(recipe).encode()).hexdigest()[:12]
 
 

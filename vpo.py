@@ -7,7 +7,8 @@
     loss = PPO-clip(A) + c KL(pi || ref)     policy_loss        mean over all sampled tokens
 
 Letters in shapes: P prompts, G rollouts per prompt (the group), m answers per rollout,
-k objectives (components of a reward vector), K preference weights, T tokens.
+k objectives (components of a reward vector), K preference weights, B rollouts of a micro-batch,
+T tokens.
 
 Four methods form one family. They differ in what a set S is and in its utility:
 
@@ -425,7 +426,8 @@ def policy_loss(  # noqa: PLR0913 - the public loss: every argument is one symbo
     nothing is clipped. The clips are for trainers that make several. Dual clip (arXiv 1912.09729)
     bounds the loss where the advantage is negative. The estimate of KL, called k3, is
     x - log x - 1 with x = reference / policy. Beyond log x = KL_LINEAR it goes on as a straight line
-    with the same slope, so that loss and gradient stay finite.
+    with the same slope, so that loss and gradient stay finite. The gradient of k3 is (1 - x) that of
+    log policy, in expectation the gradient of KL(reference || policy).
 
     Args:
         logprobs, old_logprobs, ref_logprobs: (B, T) of the sampled tokens, in nats.
@@ -435,14 +437,15 @@ def policy_loss(  # noqa: PLR0913 - the public loss: every argument is one symbo
 
     Returns:
         The scalar loss, and metrics without gradient, sums over these tokens divided by n_tokens:
-        policy_loss, clip_fraction (tokens whose gradient is clipped away), kl (nats per token).
+        policy_loss (without the KL term), clip_fraction (tokens whose gradient is clipped away), kl
+        (nats per token).
     """
     A = advantages[:, None]
     log_ratio = (logprobs - old_logprobs).masked_fill(~token_mask, 0.0)
     ratio = log_ratio.clamp_max(80).exp()  # finite, so that an advantage of 0 gives a loss of 0
     unclipped = -A * ratio
     clipped = -A * ratio.clamp(1 - clip, 1 + clip)
-    token_loss = torch.maximum(unclipped, clipped)
+    token_loss = torch.maximum(unclipped, clipped)  # (B, T); at ratio 1 its gradient is -A
     token_loss = torch.where(A < 0, torch.minimum(token_loss, -A * dual_clip), token_loss)
     loss = token_loss.masked_fill(~token_mask, 0.0).sum() / n_tokens
 

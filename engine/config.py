@@ -185,6 +185,14 @@ MAY_DIFFER = (
     "micro_batch_tokens", "gradient_checkpointing",
 )  # fmt: skip
 
+DEVICE_FIXES = {  # a sign in what torch says of a device -> what helps
+    "not compiled with CUDA": "install a torch with CUDA",
+    "driver": "install a newer NVIDIA driver",
+    "no kernel image": "install a torch that is built for this card",
+    "No CUDA GPUs": "name a card in CUDA_VISIBLE_DEVICES",
+    "out of memory": "end what fills the card",
+}
+
 
 class FlagHelp(argparse.ArgumentDefaultsHelpFormatter):
     """Shows defaults as they stand on a command line, and none that is empty or a plain no."""
@@ -336,19 +344,25 @@ def resolve(config: Config) -> None:
         is_half = config.device == "cuda" and not config.is_tiny and not config.warm_steps
         is_half = is_half and torch.cuda.is_bf16_supported(including_emulation=False)
         config.dtype = "bfloat16" if is_half else "float32"
-    check_device(config.device, config.dtype)
+    open_device(config.device, config.dtype)
 
 
-def check_device(device: str, dtype: str = "float32") -> None:
-    """Raise UserError, with the reason, if the machine lacks the device or it lacks the dtype."""
+def open_device(device: str, dtype: str = "float32") -> None:
+    """Prepare a device. Raises UserError, with the reason, if it cannot compute in this dtype."""
     try:
         torch.ones(1, device=device, dtype=getattr(torch, dtype)).square()
     except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
         reason = " ".join(str(error).split())
-        fix = "take --device cpu" if dtype == "float32" else "take --device cpu or --dtype float32"
+        fixes = [fix for sign, fix in DEVICE_FIXES.items() if sign in reason]
+        fixes.append("take --device cpu")
+        if dtype != "float32":
+            fixes.append("take --dtype float32")
         raise UserError(
-            f"--device {device}: cannot compute in {dtype} here ({reason:.200}); {fix}"
+            f"--device {device}: cannot compute in {dtype} here ({reason:.200}); {' or '.join(fixes)}"
         ) from error
+    if device == "cuda":
+        # It plans for every new shape, and each decoded token has one.
+        torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def check(config: Config, task: Task) -> None:

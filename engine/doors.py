@@ -19,6 +19,7 @@ MEMORY_SIGNS = (
     "tried to allocate",
     "out of memory",
     "alloc_failed",
+    "allocation_failed",
 )  # of every backend, in small letters
 
 

@@ -62,4 +62,4 @@ def decode(
     return Decoded(tokens, logprobs, n_sampled, has_ended)
 
 
-sample = functools.partial(rollout.sample, decoder=decode)
+sample = functools.partial(rollout.sample, decoder=decode)  # rollout.sample with this decoder

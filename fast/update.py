@@ -36,7 +36,8 @@ def backward(
     for chunk in prompt_chunks(rollouts, rows, config.micro_batch_tokens):
         ref_logprobs = reference_logprobs(reference, rollouts, chunk, config.temperature)
         shared = share_prompts(policy.model, rollouts, chunk.prompts)
-        # The rollouts' gradients gather in these copies, and then pass through the prompts once.
+        # The rollouts' gradients gather in these copies, d loss / d (keys, values). The chain rule
+        # then takes them through the prompts once.
         leaves = shared.leaves()
         for batch, own_ref_logprobs in zip(chunk.batches, ref_logprobs, strict=True):
             index = torch.tensor(batch, device=policy.device)

@@ -9,11 +9,13 @@ import pytest
 # The models are so small that threads wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # no card: what the tests compare are numbers of the CPU
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
 SLOW_FILES = (  # the slowest first
     "test_train.py",
+    "test_device.py",
     "test_fast.py",
     "test_lesson.py",
     "test_page.py",

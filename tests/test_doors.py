@@ -5,6 +5,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -179,7 +180,7 @@ def test_a_package_that_is_missing_is_named(capsys, monkeypatch):
 
 
 def test_a_gpu_takes_one_method_at_a_time(monkeypatch, capsys):
-    monkeypatch.setattr("engine.config.check_device", lambda *args: None)
+    monkeypatch.setattr("engine.config.open_device", lambda *args: None)
     text = "--jobs 2: on cuda methods go one by one; leave it out"
     fails([*TOY, "--device", "cuda", "--jobs", "2"], capsys, text)
 
@@ -423,6 +424,23 @@ def test_a_folder_that_cannot_be_made_is_named(capsys):
 
 
 # The door of memory.
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA error: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "MPS backend out of memory (MPS allocated: 8.10 GB)",
+    ],
+)
+def test_errors_of_memory_are_explained(message):
+    """Guards against a traceback where a library, not torch's allocator, found no memory."""
+    told = f"out of memory .{re.escape(message)}.; .*--lora-rank"
+    with pytest.raises(UserError, match=told), explain_out_of_memory():
+        raise RuntimeError(message)
 
 
 def test_other_errors_are_not_taken_for_memory():

@@ -359,4 +359,7 @@ def test_a_fence_is_drawn_board_by_board():
     rows = sorted({round(bar.get_y() + bar.get_height() / 2) for bar in axes.patches})
     assert len(axes.patches) == 12 and rows == [1, 2]
     assert len({bar.get_facecolor() for bar in axes.patches}) == 4
-    assert fence.summary(torch.tensor([[1.0, 0, 0], [0, 0, 0]])) == "mean reward: ann 0.50, bob 0.00, cid 0.00"
+    assert (
+        fence.summary(torch.tensor([[1.0, 0, 0], [0, 0, 0]]))
+        == "mean reward: ann 0.50, bob 0.00, cid 0.00"
+    )
