@@ -1,0 +1,323 @@
+"""The playground in a real browser: its arithmetic is vpo.py's and eval.py's, and it shows what its texts say."""
+
+import json
+import random
+from pathlib import Path
+
+import browser
+import pytest
+import torch
+from test_page import LAYOUT, needs_browser
+
+import eval as evaluation
+import vpo
+from rewards import Fence
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs/playground.html"
+COLORS = ("red", "blue", "green", "grey")
+METHODS = ("grpo", "max_at_k", "multi_rlvr", "vpo", "group_vpo")
+GOLDEN = json.loads((ROOT / "tests/golden.json").read_text())
+
+pytestmark = needs_browser
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory):
+    """The page. It asks for nothing and complains of nothing."""
+    with browser.browser(tmp_path_factory.mktemp("profile")) as tab:
+        tab.open(PAGE, 390)
+        wait_for(tab, "isTrained()")
+        yield tab
+        assert not tab.errors
+        assert set(tab.requests) == {PAGE.as_uri()}
+
+
+@pytest.fixture
+def in_double(monkeypatch):
+    """vpo.py in double precision, as JavaScript computes."""
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def wait_for(tab, condition: str) -> None:
+    """Let the page train and draw until a condition holds, at most ten seconds."""
+    script = f"""new Promise((done, fail) => {{
+      const check = () => ({condition}) ? done() : setTimeout(check, 20);
+      setTimeout(() => fail("never: {condition.replace('"', "'")}"), 10000);
+      check();
+    }})"""
+    tab.run(script)
+    tab.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def turn(tab, **knobs: float | str) -> None:
+    """Turn knobs, all of them before the page draws again."""
+    script = ""
+    for knob, value in knobs.items():
+        script += f"byId('{knob}').value = {json.dumps(value)};"
+        script += f"byId('{knob}').dispatchEvent(new Event('input'));"
+    tab.run(script)
+
+
+def text(tab, element: str) -> str:
+    return tab.run(f"byId('{element}').innerText")
+
+
+# The arithmetic.
+
+
+def advantages(tab, method: str, group: dict) -> torch.Tensor:
+    """What the page's function of a method gives a group."""
+    pay = f"METHODS.find(({{ name }}) => name === '{method}').pay({json.dumps(group)})"
+    return torch.tensor(tab.run(f"groupNormalize({pay})"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_advantages_are_those_of_vpo(method, tab, in_double):
+    """On the golden groups, under the golden weights."""
+    several = method in vpo.SEVERAL_ANSWERS
+    inputs = GOLDEN["inputs"]["three answers" if several else "one answer"]
+    weights = torch.tensor(GOLDEN["cases"]["vpo, given weights"]["weights"])  # (P, K, k)
+    rewards = torch.tensor(inputs["rewards"])  # (P, G, m, k)
+    scalars = torch.tensor(inputs["scalars"])  # (P, G, m)
+    is_repeat = torch.zeros_like(scalars, dtype=torch.bool)
+    if several:
+        is_repeat[0, 1, 2] = is_repeat[1, 3, 1] = True
+    for subset in (1, 2, 3):
+        if method in ("vpo", "group_vpo"):
+            s = subset if method == "group_vpo" else 1
+            expected = vpo.group_normalize(vpo.set_reward(rewards, weights, subset=s))
+        else:
+            everywhere = torch.ones_like(is_repeat)
+            options = {"repeat_mask": is_repeat, "subset": subset}
+            expected = vpo.ADVANTAGES[method](rewards, scalars, everywhere, **options)
+        for p in range(len(rewards)):
+            group = {
+                "rewards": rewards[p].tolist(),
+                "scalars": scalars[p].tolist(),
+                "isRepeat": is_repeat[p].tolist(),
+                "weights": weights[p].tolist(),
+                "subset": subset,
+            }
+            found = advantages(tab, method, group)
+            torch.testing.assert_close(found, expected[p], atol=1e-9, rtol=1e-9)
+
+
+def test_rewards_and_measures_are_those_of_python(tab):
+    rng = random.Random(0)
+    fences = [rng.choices(range(4), k=6) for _ in range(30)]
+    found = tab.run(f"{fences}.map((fence) => rewardOf(fence, {{ ...DEFAULTS, grey: 0.35 }}))")
+    expected = [
+        Fence().reward(None, " ".join(COLORS[board] for board in fence)) for fence in fences
+    ]
+    rewards = torch.tensor(expected, dtype=torch.float64)  # (n, k)
+    torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), rewards)
+
+    scalars = rewards.mean(-1)
+    spread = json.dumps(evaluation.spread_weights(3).tolist())
+    for k in (1, 2, 7, 30):
+        best = tab.run(f"bestAtK(ascending({scalars.tolist()}), {k})")
+        assert best == pytest.approx(evaluation.best_at_k(scalars, k).item(), abs=1e-6)
+        weighted = evaluation.weighted_best_at_k(rewards[None], k).item()
+        same_users = tab.run(f"bestAtK(meanRanks({rewards.tolist()}, {spread}), {k})")
+        assert same_users == pytest.approx(weighted, abs=1e-6)
+        own_users = tab.run(f"bestAtK(meanRanks({rewards.tolist()}, spreadWeights(3)), {k})")
+        assert own_users == pytest.approx(weighted, abs=2e-3)
+    found = tab.run(f"diversity({rewards.tolist()})")
+    assert found == pytest.approx(evaluation.diversity(rewards[None]).item(), abs=1e-6)
+
+
+def test_random_users_are_uniform_on_the_simplex(tab):
+    """Three specialists are worth 11/18 to them, two 3/4: the crossings that the page marks."""
+    script = "mean(sampleWeights(20000, {k}, randomNumbers(0)).map((w) => Math.max(...w)))"
+    for users, k in (("three", 3), ("two", 2)):
+        crossing = tab.run(f"USERS.{users}.set[0]")
+        assert tab.run(script.format(k=k)) == pytest.approx(crossing, abs=0.005)
+        specialists = torch.eye(k).tolist()
+        assert tab.run(
+            f"bestAtK(meanRanks({specialists}, spreadWeights({k})), {k})"
+        ) == pytest.approx(crossing, abs=1e-3)
+
+
+# The experiments.
+
+
+def outcomes(tab) -> dict[str, dict]:
+    """Of every method at the last step: best@1, W@k for every k, the shares of the colors, the fences."""
+    return tab.run(
+        """Object.fromEntries(METHODS.map(({ name }) => {
+          const record = trainings[name].records[STEPS];
+          const boards = record.fences.flat();
+          return [name, {
+            best1: bestAtK(record.ranks, 1),
+            W: times(POOL, (i) => bestAtK(record.userRanks, i + 1)),
+            colors: COLORS.map((_, c) => boards.filter((board) => board === c).length / boards.length),
+            fences: String(record.fences),
+          }];
+        }))"""
+    )
+
+
+def grey_against_three_colors(found: dict[str, dict]) -> None:
+    assert found["grpo"]["colors"][3] > 0.95
+    assert found["max_at_k"]["colors"][3] > 0.8
+    assert found["grpo"]["W"][29] < 0.4
+    for name in ("vpo", "group_vpo"):
+        assert min(found[name]["colors"][:3]) > 0.2
+        assert found[name]["W"][29] > 0.59
+
+
+def grey_against_two_colors(found: dict[str, dict]) -> None:
+    assert found["grpo"]["colors"][3] > 0.9
+    assert found["grpo"]["W"][29] < 0.6
+    for name in ("vpo", "group_vpo"):
+        assert min(found[name]["colors"][:2]) > 0.2
+        assert found[name]["W"][29] > 0.68
+
+
+def all_equal_with_thirty(found: dict[str, dict]) -> None:
+    assert all(found[name]["W"][29] > 0.9995 for name in METHODS)
+    assert found["max_at_k"]["fences"] == found["group_vpo"]["fences"]
+    assert found["grpo"]["best1"] > 0.95
+    assert found["vpo"]["best1"] < 0.9
+
+
+def ahead_from_two_or_three(found: dict[str, dict]) -> None:
+    grpo, several = found["grpo"]["W"], found["vpo"]["W"]
+    ahead = [k for k in range(1, 31) if several[k - 1] > grpo[k - 1]]
+    assert ahead[0] in (2, 3)
+    assert len(ahead) == 31 - ahead[0]
+
+
+@pytest.mark.parametrize(
+    "experiment, check, right",
+    [
+        (0, grey_against_three_colors, "Grey."),
+        (1, grey_against_two_colors, "Red and blue."),
+        (2, all_equal_with_thirty, "All five are equal."),
+        (3, ahead_from_two_or_three, "From 2 or 3 on."),
+    ],
+)
+def test_an_experiment_asks_trains_and_answers(experiment, check, right, tab):
+    """Guards against an answer before the guess, an answer that the training contradicts, a text that is cut off."""
+    tab.run(f"byId('experiments').children[{experiment}].click()")
+    wait_for(tab, "isTrained() && !byId('card').hidden")
+    assert tab.run("shownStep()") == 0 and not text(tab, "answer")
+    tab.run("byId('choices').children[0].click()")
+    wait_for(tab, "shownStep() > 0")
+    assert "Pause" in text(tab, "play") and "Then try" not in text(tab, "answer")
+    turn(tab, step=60)
+    wait_for(tab, "isTrained() && state.answer")
+    check(outcomes(tab))
+    answer = text(tab, "answer")
+    assert answer.startswith(f"{right} You said: ")
+    turn(tab, k=10)
+    tab.run("scrollTo(0, 0)")
+    wait_for(tab, "byId('k-now').value === '10'")
+    assert text(tab, "answer") == answer, "what to try afterwards disappears when it is tried"
+    assert tab.run(LAYOUT) == []
+
+
+def test_a_turned_knob_ends_a_question(tab):
+    """Guards against a question about other knobs than those that are trained with."""
+    tab.run("begin(0)")
+    turn(tab, k=20)
+    wait_for(tab, "byId('card').hidden")
+
+
+# What is seen.
+
+
+def test_nothing_overlaps_on_a_desk_and_every_control_has_a_name(tab):
+    tab.open(PAGE, 1280)
+    wait_for(tab, "isTrained()")
+    assert tab.run(LAYOUT) == []
+    unnamed = "(node) => !(node.labels && node.labels.length) && !node.textContent.trim()"
+    controls = "[...document.querySelectorAll('button, input, select')]"
+    assert tab.run(f"{controls}.filter({unnamed}).length") == 0
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"G": 2, "m": 1, "users": "one", "grey": 0, "rate": 0, "k": 1},
+        {"G": 2, "m": 6, "users": "two", "grey": 0.7, "rate": 6, "k": 30},
+        {"G": 32, "m": 1, "s": 31, "users": "same", "grey": 0.7, "rate": 6},
+    ],
+)
+def test_knobs_at_their_ends_give_numbers(knobs, tab):
+    """Guards against sets as large as the group, equal rewards, a rate of 0, and a lens of fewer users."""
+    turn(tab, **knobs)
+    wait_for(tab, "isTrained() && shownStep() === 60")
+    seen = "document.querySelector('main').innerHTML"
+    for method in METHODS:
+        tab.run(f"state.method = '{method}'; draw()")
+        assert not tab.run(f"/NaN|undefined|Infinity/.test({seen})")
+    assert tab.run("settings.s") < tab.run("settings.G")
+    if knobs["rate"] == 0:
+        assert tab.run(
+            "METHODS.every(({ name }) => new Set(valuesOf('diversity', name)).size === 1)"
+        )
+
+
+def grey_share(tab, method: str) -> float:
+    return outcomes(tab)[method]["colors"][3]
+
+
+def test_the_sentence_about_grey_is_what_is_painted(tab):
+    """Below a third, and above 11/18; between them is the first experiment."""
+    tab.run("Object.assign(settings, DEFAULTS)")
+    turn(tab, grey=0.2)
+    wait_for(tab, "isTrained()")
+    assert text(tab, "grey-says").startswith("Below 1/3")
+    assert grey_share(tab, "grpo") < 0.1 and grey_share(tab, "vpo") < 0.1
+    turn(tab, grey=0.66)
+    wait_for(tab, "isTrained()")
+    assert text(tab, "grey-says").startswith("Above 11/18")
+    assert grey_share(tab, "grpo") > 0.9 and 0.3 < grey_share(tab, "vpo") < 0.9
+
+
+def test_with_one_answer_vpo_paints_grey_and_group_vpo_does_not(tab):
+    tab.run("Object.assign(settings, DEFAULTS)")
+    turn(tab, m=1)
+    wait_for(tab, "isTrained()")
+    assert grey_share(tab, "vpo") > 0.95
+    assert grey_share(tab, "group_vpo") < 0.2
+
+
+def test_the_lens_adds_up_and_follows_pointer_and_keys(tab):
+    tab.open(PAGE, 1280)
+    wait_for(tab, "isTrained()")
+    turn(tab, step=10)
+    wait_for(tab, "shownStep() === 10")
+    tab.run("byId('triangle').scrollIntoView()")
+    x, y = tab.run(
+        "(() => { const box = byId('triangle').getBoundingClientRect(); "
+        "return [box.left + box.width * 0.14, box.top + box.width * 0.8]; })()"
+    )
+    tab.click(x, y)
+    wait_for(tab, "true")
+    before = tab.run("userOf({ vector: true })")
+    assert before[0] > 0.85, "not at Ann's corner"
+    tab.run("byId('triangle').focus()")
+    tab.press("ArrowRight", 39)
+    wait_for(tab, "true")
+    w = tab.run("userOf({ vector: true })")
+    assert w[1] > before[1]
+
+    group = tab.run("recordOf('vpo').group")
+    rewards = torch.tensor([group["rewards"]], dtype=torch.float64)
+    R = vpo.set_reward(rewards, torch.tensor([group["weights"]]))
+    best = R[0].argmax().item()
+    utility = (rewards[0, best] @ torch.tensor(w, dtype=torch.float64)).max().item()
+    row = "document.querySelector('tbody tr.chosen')"
+    cells = tab.run(f"[...{row}.cells].map((cell) => cell.innerText)")
+    assert float(cells[3]) == pytest.approx(utility, abs=6e-3)
+    assert float(cells[4]) == pytest.approx(R.max().item(), abs=6e-4)
+    assert float(cells[5]) == pytest.approx(vpo.group_normalize(R).max().item(), abs=6e-2)
+    explained = text(tab, "explained")
+    assert f"the favorite: {utility:.2f}" in explained
+    assert f"R = {R.max().item():.3f}" in explained
