@@ -13,21 +13,36 @@ In names such as best@k the letter k counts candidates. In shapes n is the pool,
 
 import dataclasses
 import importlib.util
+import itertools
 import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+if __name__ == "__main__":  # Ctrl-C while the libraries are loaded, which takes seconds
+    from engine.interrupt import stop_in_one_line
+
+    stop_in_one_line()
+
 import torch
 from torch import Tensor
 
-from engine.config import Config, Parser, check_ranges, flag, flag_of, open_device
+from engine.config import (
+    MAY_DIFFER,
+    Config,
+    Parser,
+    check_ranges,
+    flag,
+    flag_of,
+    open_device,
+    peak_rate,
+)
 from engine.doors import as_command
 from engine.files import read_log, write_text, writing
 from engine.looks import look_of
 from engine.processes import run_all
-from engine.runs import load_run, policies, progress, start_of, task_of
+from engine.runs import load_run, policies, progress, start_of, steps_done, task_of
 from engine.tasks import held_out
 from rewards import Problem, Task, UserError
 from rollout import (
@@ -423,20 +438,58 @@ def check_comparable(evaluations: list[Evaluation]) -> None:
     runs = [evaluation.run for evaluation in evaluations]
     if len({run.resolve() for run in runs}) < len(runs):
         raise UserError(f"{' '.join(map(str, runs))}: names a run twice")
-    first = evaluations[0]
-    for other in evaluations[1:]:
-        for name in ("task", "m", "size", "data", "test_data"):
-            own = getattr(other.config, name)
-            others = getattr(first.config, name)
-            if own != others:
-                raise UserError(
-                    f"{other.run}: has --{name} {own}, and {first.run} has {others}; their mean "
-                    "says nothing"
-                )
-        if other.settings != first.settings:
+    for first, other in itertools.combinations(evaluations, 2):
+        check_pair(first, other)
+
+
+def check_pair(first: Evaluation, other: Evaluation) -> None:
+    """Raise UserError if two runs differ in more than the seed, or do not differ in it."""
+    for field in dataclasses.fields(Config):
+        own = getattr(other.config, field.name)
+        others = getattr(first.config, field.name)
+        if own != others and field.name not in (*MAY_DIFFER, "seed"):
             raise UserError(
-                f"{other.run}: differs from {first.run} in --problems, --pool or --temperature: "
-                "give them"
+                f"{other.run}: has {flag_of(field.name)} {own}, and {first.run} has {others}; their mean "
+                "says nothing"
+            )
+    for method in other.config.method:
+        if method in first.config.method:
+            check_trained_alike(method, first, other)
+    if other.settings != first.settings:
+        raise UserError(
+            f"{other.run}: differs from {first.run} in --problems, --pool or --temperature: give them"
+        )
+    if other.config.seed == first.config.seed:
+        raise UserError(
+            f"{other.run}: has --seed {other.config.seed}, as {first.run} has; a mean is one over seeds: "
+            "train with another --seed, or evaluate them one by one"
+        )
+
+
+def check_trained_alike(method: str, first: Evaluation, other: Evaluation) -> None:
+    """Raise UserError if a method had other learning rates in two runs, or other steps."""
+    rate = peak_rate(first.config, method)
+    other_rate = peak_rate(other.config, method)
+    if other_rate != rate:
+        raise UserError(
+            f"{other.run}: has --lr {method}={other_rate:g}, and {first.run} has {rate:g}; their mean "
+            "says nothing"
+        )
+    steps = steps_done(first.run / method)
+    other_steps = steps_done(other.run / method)
+    if other_steps != steps:
+        raise UserError(
+            f"{other.run}: {method} has done {other_steps} steps, and in {first.run} {steps}; finish "
+            "both with --resume"
+        )
+    rows = read_log(first.run / method / "metrics.jsonl", "lr")
+    other_rows = read_log(other.run / method / "metrics.jsonl", "lr")
+    for row, other_row in zip(rows, other_rows, strict=False):
+        if other_row["step"] == row["step"] and other_row["lr"] != row["lr"]:
+            raise UserError(
+                f"{other.run}: {method} has --lr {other_row['lr']:g} in step {row['step']}, and in "
+                f"{first.run} {row['lr']:g}, because one of them went on with more --steps; their mean "
+                "says nothing"
             )
 
 
@@ -469,6 +522,7 @@ def evaluate(
     if len(runs) > 1:
         means = mean_of(reports)
         means.print_table()
+        print_left_out({report.runs[0]: list(report.measures) for report in reports})
         summary = runs[0].parent / f"{evaluations[0].config.task_name}-summary"
         if evaluations[0].folder != runs[0]:
             summary = summary / evaluations[0].folder.name
@@ -575,6 +629,16 @@ def mean_of(reports: list[Report]) -> Report:
                 stacked = [report.measures[policy][name] for report in reports]
                 measures[policy][name] = torch.stack(stacked)  # (runs, N)
     return Report([report.runs[0] for report in reports], first.settings, measures)
+
+
+def print_left_out(policies_of: dict[str, list[str]]) -> None:
+    """Name the policies that a mean over runs lacks, given those of each run."""
+    of_any = itertools.chain.from_iterable(policies_of.values())
+    for policy in dict.fromkeys(of_any):
+        lacking = [run for run, own in policies_of.items() if policy not in own]
+        if lacking:
+            title = look_of(policy).title
+            print(f"{title} is left out of the mean: not trained in {', '.join(lacking)}")
 
 
 def print_reward_geometry(name: str, task_name: str, n_problems: int, device: str) -> None:

@@ -28,6 +28,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
+if __name__ == "__main__":  # Ctrl-C while the libraries are loaded, which takes seconds
+    from engine.interrupt import stop_in_one_line
+
+    stop_in_one_line()
+
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -37,7 +42,13 @@ from engine.doors import as_command, as_user_error, did_you_mean
 from engine.files import write_text, writing
 from engine.runs import StoredPolicy, policies, task_of
 from engine.tasks import held_out
-from eval import ROLLOUTS_AT_ONCE, check_comparable, evaluation_of, output_folders
+from eval import (
+    ROLLOUTS_AT_ONCE,
+    check_comparable,
+    evaluation_of,
+    output_folders,
+    print_left_out,
+)
 from report import plots
 from report.markdown import aligned
 from report.search_tables import search_table
@@ -567,6 +578,8 @@ def run(argv: list[str] | None) -> None:
     task = task_of(config)
     goal = make_goal(flags.goal, task)
     shared = [name for name in runs[0].policies if all(name in run.policies for run in runs)]
+    if not flags.policies:
+        print_left_out({str(run.folder): list(run.policies) for run in runs})
     all_but_sets = [name for name in shared if name != "start_sets"]
     flags.policies = flags.policies or all_but_sets
     check_policies(flags, runs[0], shared, screened=all_but_sets)

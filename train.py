@@ -21,6 +21,7 @@ All flags are fields of `Config` in engine/config.py. All random numbers of step
 seeded by (seed, t). Weights, the optimizer's moments and t are all that a resume needs.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -29,8 +30,14 @@ import random
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+if __name__ == "__main__":  # Ctrl-C while the libraries are loaded, which takes seconds
+    from engine.interrupt import stop_in_one_line
+
+    stop_in_one_line()
 
 import torch
 from torch import Tensor
@@ -44,15 +51,17 @@ from engine.config import (
     peak_rate,
     resolve,
 )
+from engine.disk import disk_line
 from engine.doors import as_command, as_user_error, explain_out_of_memory
 from engine.files import append, cut_log, last_record, write_folder
 from engine.interrupt import StopRequest
-from engine.messages import show_first_rollout, tell_unread
+from engine.messages import SILENT_STEPS, show_first_step, tell_no_signal, tell_unread
 from engine.models import (
     adapter_off,
     add_adapter,
     check_peft,
     is_adapter,
+    link_start,
     recompute_layers,
     save_model,
 )
@@ -133,6 +142,7 @@ def train_step(method: str, state: TrainState, task: Task, config: Config) -> St
     fastest_backward = accelerated(backward, config.plain)
     metrics = fastest_backward(policy, state.reference, rollouts, row_advantages, config)
     metrics["grad_norm"] = torch.nn.utils.clip_grad_norm_(state.optimizer.weights, 1.0)
+    check_finite(metrics, t)
     lr = learning_rate(config, method, t)
     state.optimizer.step(lr)
     policy.model.zero_grad()
@@ -221,6 +231,18 @@ def step_advantages(method: str, scored: Scored, task: Task, config: Config, t: 
     return advantages
 
 
+def check_finite(metrics: dict[str, Tensor], t: int) -> None:
+    """Raise UserError before an update that would ruin the weights."""
+    loss = metrics["loss"].item()
+    norm = metrics["grad_norm"].item()
+    if math.isfinite(loss) and math.isfinite(norm):
+        return
+    fix = "try a lower --lr"
+    if t == 0:
+        fix = "no update came before, so look for the cause in the model or the loss"
+    raise UserError(f"loss {loss}, gradient norm {norm}: {fix}")
+
+
 def learning_rate(config: Config, method: str, t: int) -> float:
     """Of step t, counted from 0: the peak, times a rise over 10 steps, times the decay."""
     decay = 1.0
@@ -234,11 +256,14 @@ def step_metrics(
 ) -> dict[str, float | Tensor]:
     """What the rollouts of a step say, before the update."""
     is_distinct = scored.answer_mask & ~scored.repeat_mask
+    is_above = scored.vectors > task.minimum  # (P, G, m, k)
+    is_earning = is_above & scored.objective_mask[:, None, None]
     metrics = {
         "reward": scored.scalars.mean(),
         "best_in_rollout": scored.scalars.amax(-1).mean(),
         "diversity": diversity(scored.vectors.flatten(1, 2)).mean(),
         "answers": is_distinct.float().mean(),
+        "earned": is_earning.any(-1).float().mean(),
         "signal": (advantages != 0).any(1).float().mean(),
         "cut_off": 1 - sum(rollouts.ended) / len(rollouts.ended),
         "rollouts": len(rollouts.texts),
@@ -253,12 +278,22 @@ def step_metrics(
 def sample_record(
     problems: list[Problem], rollouts: Rollouts, scored: Scored, advantages: Tensor
 ) -> dict:
-    """The rollouts of a step's first problem, for samples.jsonl."""
+    """The rollouts of a step's first problem, and the step's best one, for samples.jsonl."""
     records = []
     for g, A in enumerate(advantages[0].tolist()):
         vectors = scored.vectors[0, g].tolist()
         records.append({"text": rollouts.texts[g], "rewards": vectors, "advantage": A})
-    return {"problem": dataclasses.asdict(problems[0]), "rollouts": records}
+    best = scored.scalars.amax(-1).argmax().item()  # row p * G + g, the one with the best answer
+    best_record = {
+        "id": problems[best // len(records)].id,
+        "text": rollouts.texts[best],
+        "rewards": scored.vectors.flatten(0, 1)[best].tolist(),
+    }
+    return {
+        "problem": dataclasses.asdict(problems[0]),
+        "rollouts": records,
+        "best": best_record,
+    }
 
 
 class MasterWeightAdamW:
@@ -506,21 +541,20 @@ def train_method(method: str, config: Config, task: Task, shows_bar: bool = True
         disable=not shows_bar,
     )
     could_read = first == config.steps  # an answer, in any step of this command
+    silent = 0  # steps in a row in which no group had a signal
+    was_told = False
     with StopRequest(is_announced=not shows_bar) as stop:
         for t in bar:
-            try:
+            with saved_on_failure(method, state, config, folder), explain_out_of_memory():
                 metrics = logged_step(method, state, task, config, folder)
                 log(metrics, state.step)
-                could_read = could_read or metrics["answers"] > 0
-                is_due = (t + 1) % config.save_every == 0 or t + 1 == config.steps
-                if is_due or stop.received:
-                    save_state(state, folder)
-            except (UserError, OSError) as error:  # a log on a full disk is an OSError
-                saved = checkpoints(folder)
-                good = saved[-1] if saved else "none was due yet"
-                raise UserError(
-                    f"{method}, step {t + 1}: {error}; the last good checkpoint: {good}"
-                ) from error
+                if is_save_step(config, t + 1) or stop.received:
+                    save_state(state, config, folder)
+            could_read = could_read or metrics["answers"] > 0
+            silent = 0 if metrics["signal"] else silent + 1
+            if silent == SILENT_STEPS and not was_told:
+                tell_no_signal(method, metrics)
+                was_told = True
             bar.set_postfix({name: metrics[name] for name in SHOWN_METRICS})
             if stop.received:
                 raise KeyboardInterrupt(
@@ -531,27 +565,55 @@ def train_method(method: str, config: Config, task: Task, shows_bar: bool = True
         tell_unread(method, config, task, folder / "samples.jsonl")
 
 
+@contextlib.contextmanager
+def saved_on_failure(
+    method: str, state: TrainState, config: Config, folder: Path
+) -> Iterator[None]:
+    """Save the state if a step fails, which is the one before its update if that has failed.
+
+    Raises:
+        UserError: names the step, and the checkpoint from which --resume goes on.
+    """
+    step = state.step + 1
+    try:
+        yield
+    except Exception as error:
+        is_full = isinstance(error, OSError)  # a log could not be written
+        if state.step > steps_done(folder) and not is_full:
+            state.policy.model.zero_grad()  # makes room
+            with contextlib.suppress(Exception):  # the weights may be ruined
+                save_state(state, config, folder)
+        if not isinstance(error, UserError | OSError):
+            raise
+        saved = checkpoints(folder)
+        good = saved[-1] if saved else "none was due yet"
+        raise UserError(
+            f"{method}, step {step}: {error}; the last good checkpoint: {good}"
+        ) from error
+
+
+def is_save_step(config: Config, step: int) -> bool:
+    """Whether a checkpoint is due after this many updates."""
+    if step == config.steps:
+        return True
+    return config.save_every > 0 and step % config.save_every == 0
+
+
 def logged_step(
     method: str, state: TrainState, task: Task, config: Config, folder: Path
 ) -> dict[str, float]:
     """One training step, its logs and, if one is due, its snapshot. Returns the metrics."""
     began = time.perf_counter()
-    with explain_out_of_memory():
-        result = train_step(method, state, task, config)
+    result = train_step(method, state, task, config)
     metrics = {}
     for name, value in result.metrics.items():
         metrics[name] = value.item() if isinstance(value, Tensor) else value
     seconds = time.perf_counter() - began
     if state.step == 1 and not config.is_tiny:
-        show_first_rollout(method, config, task, result.example, metrics)
+        show_first_step(method, config, task, result.example, metrics)
         if config.device == "cuda":
             peak = torch.cuda.max_memory_allocated() / 2**30
             print(f"{method}: the first step took {peak:.1f} GiB at most", file=sys.stderr)
-    if not math.isfinite(metrics["loss"]) or not math.isfinite(metrics["grad_norm"]):
-        fix = "try a lower --lr"
-        if state.step == 1:
-            fix = "no update came before, so look for the cause in the model or the loss"
-        raise UserError(f"loss {metrics['loss']}, gradient norm {metrics['grad_norm']}: {fix}")
     metrics["tokens_per_second"] = metrics["tokens"] / seconds
     metrics["seconds"] = seconds
     append(folder / "metrics.jsonl", {"step": state.step} | metrics)
@@ -593,13 +655,14 @@ def load_state(config: Config, task: Task, folder: Path) -> TrainState:
 
     policy = load_policy(str(newest), task, device=config.device, dtype=config.dtype)
     if config.lora_rank and not saved:
+        torch.manual_seed(config.seed)  # from which peft draws the adapter
         add_adapter(policy.model, config.lora_rank)
     if config.gradient_checkpointing:
         recompute_layers(policy.model)
     reference = reference_policy(config, task, start, policy)
     state = TrainState(policy, reference, MasterWeightAdamW(policy.model), step=0)
     if saved:
-        load_trainer(state, newest)
+        load_trainer(state, newest, config.steps)
     for log in LOGS:  # so that no step is logged twice
         cut_log(folder / f"{log}.jsonl", state.step)
     return state
@@ -614,9 +677,16 @@ def reference_policy(config: Config, task: Task, start: Path, policy: Policy) ->
     return load_policy(str(start), task, device=config.device, dtype=config.dtype)
 
 
-def load_trainer(state: TrainState, folder: Path) -> None:
-    """Read what a checkpoint holds beside the weights. Raises UserError if it cannot be read."""
+def load_trainer(state: TrainState, folder: Path, steps: int) -> None:
+    """Read what a checkpoint holds beside the weights: nothing, if it is the last of all steps.
+
+    Raises:
+        UserError: it cannot be read.
+    """
     path = folder / "trainer.pt"
+    if steps_done(folder.parent) == steps and not path.exists():
+        state.step = steps
+        return
     try:
         trainer = torch.load(path, map_location="cpu", weights_only=True)
         state.optimizer.load_state_dict(trainer["optimizer"])
@@ -628,18 +698,33 @@ def load_trainer(state: TrainState, folder: Path) -> None:
         ) from error
 
 
-def save_state(state: TrainState, folder: Path) -> None:
-    """Write a checkpoint and keep the last two. Raises UserError if the weights are not finite."""
+def save_state(state: TrainState, config: Config, folder: Path) -> None:
+    """Write a checkpoint, and delete older ones.
+
+    The last two are kept. With --save-every 0 it is the last one, and so it is when all steps are
+    done; then the optimizer's state is left out, unless --keep-optimizer.
+
+    Raises:
+        UserError: the weights are not finite.
+    """
     if not all(weight.isfinite().all() for weight in state.policy.model.parameters()):
         raise UserError("the weights are not finite: try a lower --lr")
 
+    is_finished = state.step == config.steps and not config.keep_optimizer
+    is_from_hub = not config.warm_steps and not Path(config.model).exists()
+
     def write(path: Path) -> None:
         save_model(state.policy.model, state.policy.tokenizer, path)
+        if config.lora_rank:
+            link_start(path, Path("../../start"), config.model if is_from_hub else "")
+        if is_finished:
+            return
         trainer = {"optimizer": state.optimizer.state_dict(), "step": state.step}
         torch.save(trainer, path / "trainer.pt")
 
     write_folder(folder / f"checkpoint-{state.step:06d}", write)
-    for old in checkpoints(folder)[:-2]:
+    n_kept = 1 if is_finished or not config.save_every else 2
+    for old in checkpoints(folder)[:-n_kept]:
         shutil.rmtree(old)
 
 
@@ -677,8 +762,8 @@ def train_run(
     out = Path(config.out)
     if stored and all(steps_done(out / method) == config.steps for method in config.method):
         print(
-            f"{out}: all {config.steps} steps are done, nothing is left to train; to go on: "
-            f"python train.py --resume --steps {2 * config.steps} --out {out}",
+            f"{out}: all {config.steps} steps are done, nothing is left to train; with "
+            f"--keep-optimizer a run can go on: --resume --steps {2 * config.steps}",
             file=sys.stderr,
         )
     needs_start = stored is None or not (out / "start").exists()
@@ -687,7 +772,9 @@ def train_run(
         if start is not None:
             write_start(start, task, config, out / "start")
         code = "plain" if accelerated(sample, config.plain) is sample else "fast/"
-        print(f"{', '.join(config.method)} on {config.device}, {code}", file=sys.stderr)
+        names = ", ".join(config.method)
+        disk = disk_line(config, jobs)
+        print(f"{names} on {config.device}, {code}, {disk}", file=sys.stderr)
         train_methods(config, task, jobs)
     if config.eval_problems:
         evaluate([out], device=config.device, jobs=jobs)

@@ -123,7 +123,14 @@ class Config:
     seed: int = flag(0, "seed of the start model, problems, rollouts and preference weights")
     out: str = flag("", "run folder; without it runs/TASK-seedSEED")
     resume: bool = flag(False, "go on with the run in the folder --out, with its own flags")
-    save_every: int = flag(25, "steps between checkpoints; the last two are kept")
+    save_every: int = flag(
+        25, "steps between checkpoints, of which the last two are kept; 0: only the last state"
+    )
+    keep_optimizer: bool = flag(
+        False,
+        "keep the last two checkpoints and the optimizer's state of a finished run, so that it can go "
+        "on with more --steps",
+    )
     log: str = flag("", "tensorboard or wandb: send the metrics there, too")
     snapshots: int = flag(
         20, "how many times answers to four held-out problems are kept for the page and the film"
@@ -170,7 +177,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "eval_temperature": (1e-3, 1e3),
     "pool": (1, 10_000),
     "seed": (0, 2**31),
-    "save_every": (1, 2**31),
+    "save_every": (0, 2**31),
     "snapshots": (0, 1000),
     # of eval.py and search.py
     "problems": (0, 2**20),
@@ -181,7 +188,7 @@ RANGES: dict[str, tuple[float, float]] = {
 # What may differ when a run goes on or one more method joins it: no result depends on it.
 MAY_DIFFER = (
     "method", "lr", "resume", "out", "device", "plain", "jobs", "save_every", "log", "snapshots",
-    "eval_problems", "eval_temperature", "pool", "unconfined", "sampling_batch",
+    "keep_optimizer", "eval_problems", "eval_temperature", "pool", "unconfined", "sampling_batch",
     "micro_batch_tokens", "gradient_checkpointing",
 )  # fmt: skip
 

@@ -15,6 +15,29 @@ from rewards import UserError
 
 # Where an error of a user's code may come out, beside that code: "<" begins what is built in.
 LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<")
+# What other trainers call a flag -> what it is called here.
+OTHER_NAMES = {
+    "learning-rate": "lr",
+    "beta": "kl",
+    "kl-coef": "kl",
+    "epochs": "steps",
+    "num-train-epochs": "steps",
+    "max-steps": "steps",
+    "warmup-steps": "warm-steps",
+    "batch-size": "prompts-per-step",
+    "train-batch-size": "prompts-per-step",
+    "per-device-train-batch-size": "prompts-per-step",
+    "num-generations": "group-size",
+    "n-samples": "group-size",
+    "max-tokens": "max-new-tokens",
+    "max-completion-length": "max-new-tokens",
+    "output-dir": "out",
+    "save-steps": "save-every",
+    "report-to": "log",
+    "lora-r": "lora-rank",
+    "dataset": "data",
+    "algorithm": "method",
+}
 MEMORY_SIGNS = (
     "tried to allocate",
     "out of memory",
@@ -85,6 +108,9 @@ def plain_message(message: str, helps: dict[str, str]) -> str:
 def flag_meant(unknown: str, helps: dict[str, str]) -> str:
     """The end of a message about an unknown flag: one of a similar name, or whose help has its words."""
     word = unknown.strip("-").replace("_", "-")
+    other = f"--{OTHER_NAMES.get(word)}"
+    if other in helps:
+        return f"; did you mean {other}?"
     similar = did_you_mean(word, [name.strip("-") for name in helps])
     if similar:
         return similar.replace("mean ", "mean --")

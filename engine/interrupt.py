@@ -1,7 +1,21 @@
-"""Ctrl-C during training."""
+"""Ctrl-C while the libraries are loaded, and during training."""
 
+import os
 import signal
 import sys
+
+
+def stop_in_one_line() -> None:
+    """Let Ctrl-C end the process with one line and exit code 130, until `as_command` takes over.
+
+    An exception could come out of a half-loaded library as another one.
+    """
+
+    def stop(number: int, frame) -> None:
+        print("\nstopped, nothing has begun", file=sys.stderr, flush=True)
+        os._exit(130)
+
+    signal.signal(signal.SIGINT, stop)
 
 
 class StopRequest:

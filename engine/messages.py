@@ -8,29 +8,31 @@ from engine.files import read_log
 from rewards import Task
 
 SHOWN = 1000  # characters of a rollout
+SILENT_STEPS = 10  # without a signal, after which a user is told
 FEW = 0.5  # share of the slots that hold a distinct answer, below which the prompt should be looked at
 
 
-def show_first_rollout(
+def show_first_step(
     method: str, config: Config, task: Task, example: dict, metrics: dict[str, float]
 ) -> None:
-    """Show a language model's first rollout, before minutes are spent.
+    """Show the best rollout of a language model's first step, before minutes are spent.
 
     Args:
-        example: the rollouts of the step's first problem, see `train.StepResult`.
+        example: the rollouts of the step's first problem and its best one, see `train.StepResult`.
     """
-    first = example["rollouts"][0]
+    best = example["best"]
     print(
-        f"\n{method}, its first rollout:\n{first['text'][:SHOWN]}\nrewards: {first['rewards']}\n"
-        f"of all: {metrics['answers']:.0%} of the slots hold a distinct answer, "
-        f"{metrics['cut_off']:.0%} were cut off (--max-new-tokens "
+        f"\n{method}, the best of the first step's {metrics['rollouts']} rollouts, of problem "
+        f"{best['id']!r}:\n{best['text'][:SHOWN]}\nrewards: {best['rewards']}\n"
+        f"of all: {metrics['earned']:.0%} of the slots earn something, {metrics['answers']:.0%} hold a "
+        f"distinct answer; {metrics['cut_off']:.0%} of the rollouts were cut off (--max-new-tokens "
         f"{config.max_new_tokens} per answer)",
         file=sys.stderr,
     )
     if not metrics["answers"]:
         print(
             f"{method}: no rollout of the first step holds an answer that can be read.\n"
-            f"{why_unread(config, task, first['text'])}",
+            f"{why_unread(config, task, best['text'])}",
             file=sys.stderr,
         )
     elif metrics["answers"] < FEW:
@@ -41,7 +43,7 @@ def show_first_rollout(
             'form = "lines" best. If many were cut off, raise --max-new-tokens.',
             file=sys.stderr,
         )
-    elif not metrics["best_in_rollout"] > task.minimum:
+    elif not metrics["earned"]:
         print(
             f"{method}: all answers of the first step earn the least, {task.minimum:g}. If the next "
             "steps show no reward above it, nothing is learnt: look at what the answers lack in "
@@ -80,6 +82,25 @@ def why_unread(config: Config, task: Task, text: str) -> str:
     if type(task).demonstration is not Task.demonstration:
         reasons.append(f"are --warm-steps {config.warm_steps} too few?")
     return "\n".join(f"- {reason}" for reason in reasons)
+
+
+def tell_no_signal(method: str, metrics: dict[str, float]) -> None:
+    """Say that learning has stopped, with what it means and what to do.
+
+    Args:
+        metrics: of the last step.
+    """
+    fix = "no answer earns more than the least: take easier problems, a denser reward or a warm-up"
+    if metrics["earned"]:
+        fix = (
+            "if the answers are all alike (metric diversity), begin anew with a lower --lr or another "
+            "--method; else take harder or easier problems, a larger --group-size or --temperature"
+        )
+    print(
+        f"\n{method}: no signal in the last {SILENT_STEPS} steps: all rollouts of each group were paid "
+        f"the same, so nothing is learnt from them; {fix}",
+        file=sys.stderr,
+    )
 
 
 def tell_unread(method: str, config: Config, task: Task, samples: Path) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib.util
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,6 +43,8 @@ def load_hugging_face(name: str, dtype: str) -> tuple[PreTrainedModel, PreTraine
         check_peft(name)
         with _explained(name):
             model.load_adapter(name, is_trainable=True)
+        for own in model.peft_config.values():
+            own.base_model_name_or_path = config.name_or_path  # peft looks into it as it saves
     return model.eval(), tokenizer
 
 
@@ -181,6 +184,23 @@ def add_adapter(model: PreTrainedModel, rank: int) -> None:
 
     config = LoraConfig("CAUSAL_LM", r=rank, lora_alpha=2 * rank, target_modules="all-linear")
     model.add_adapter(config)
+
+
+def link_start(checkpoint: Path, start: Path, hub_id: str) -> None:
+    """Let an adapter's folder name its start model, and hold links to it.
+
+    With the links AutoModelForCausalLM loads the folder wherever the run is moved.
+
+    Args:
+        start: the folder of the start model, relative to the checkpoint.
+        hub_id: where the start model comes from; empty if it is on no Hub.
+    """
+    path = checkpoint / ADAPTER_FILE
+    record = json.loads(path.read_text()) | {"base_model_name_or_path": hub_id or str(start)}
+    path.write_text(json.dumps(record, indent=2))
+    for file in (checkpoint / start).iterdir():
+        if file.name == "config.json" or ".safetensors" in file.name:
+            (checkpoint / file.name).symlink_to(start / file.name)
 
 
 def adapter_off(model: PreTrainedModel) -> contextlib.ExitStack:

@@ -77,7 +77,9 @@ def read_config(argv: list[str], description: str) -> tuple[Config, Task, Stored
     out = Path(first.out or f"runs/{Path(first.task).stem}-seed{first.seed}")
     stored = None if first.help else find_run(out)
     if first.resume and stored is None and not first.help:
-        raise UserError(f"--resume: {out} holds no run; name the folder of one with --out")
+        raise UserError(
+            f"--resume: {out} holds no run; name the folder of one with --out{run_meant(out)}"
+        )
     if stored is not None and not first.resume and not stored.has_checkpoint:
         stored = None  # nothing is lost: it is replaced
     if stored is None:
@@ -144,9 +146,13 @@ def check_joins(config: Config, stored: StoredRun) -> None:
             )
     present = [name for name in config.method if (out / name).exists()]
     if present and not config.resume:
+        if all(steps_done(out / name) == config.steps for name in present):
+            fix = f"finished; python eval.py {out} shows its table"
+        else:
+            fix = "--resume goes on with it"
         raise UserError(
-            f"--out {out}: already holds {', '.join(present)}; --resume goes on with it, --method adds "
-            f"another, --out {out}-2 begins anew"
+            f"--out {out}: already holds {', '.join(present)}, {fix}; --method adds another, --out "
+            f"{unused(out)} begins anew"
         )
     if stored.has_checkpoint:
         check_start(out / "start")
@@ -158,6 +164,12 @@ def check_more_steps(steps: int, out: Path, stored: Config) -> None:
         done = steps_done(out / method)
         if steps < done:
             raise UserError(f"--steps {steps}: {method} has {done} already; give as many or more")
+        is_longer = steps > stored.steps and done == stored.steps
+        if is_longer and not (checkpoints(out / method)[-1] / "trainer.pt").exists():
+            raise UserError(
+                f"--steps {steps}: {method} has finished its {done} steps, and its optimizer's state is "
+                f"kept only with --keep-optimizer; train anew, with --steps {steps} --out {unused(out)}"
+            )
     if steps != stored.steps and stored.lr_schedule == "linear":
         print(
             f"--steps {steps}: the learning rate now falls over {steps} steps; until here it fell over "
@@ -174,8 +186,26 @@ def find_run(out: Path) -> StoredRun | None:
         leftovers = ("lock", "config.json.tmp")
         is_empty = out.is_dir() and all(path.name in leftovers for path in out.iterdir())
         if not is_empty:
-            raise UserError(f"--out {out}: not empty, and no run of train.py; take another name")
+            raise UserError(
+                f"--out {out}: not empty, and no run of train.py; take another name{run_meant(out)}"
+            )
     return None
+
+
+def run_meant(folder: Path) -> str:
+    """The end of a message about a folder inside a run: "; did you mean RUN?", or nothing."""
+    for parent in list(folder.absolute().parents)[:2]:
+        if (parent / "config.json").exists() and (parent / "start").is_dir():
+            return f"; did you mean {os.path.relpath(parent)}?"
+    return ""
+
+
+def unused(out: Path) -> Path:
+    """The first of OUT-2, OUT-3, ... that there is not."""
+    n = 2
+    while Path(f"{out}-{n}").exists():
+        n += 1
+    return Path(f"{out}-{n}")
 
 
 def load_run(run: Path) -> StoredRun:
@@ -191,7 +221,7 @@ def load_run(run: Path) -> StoredRun:
     if is_model or not path.is_file():
         raise UserError(
             f"{run}: no config.json of a run in it, so it is no run of train.py; name the folder that "
-            "holds config.json and start/"
+            f"holds config.json and start/{run_meant(run)}"
         )
     try:
         record = json.loads(path.read_text())

@@ -66,7 +66,8 @@ def load_task_class(name: str) -> type[Task]:
     if name in BUILT_IN:
         return BUILT_IN[name]
     if path.suffix == ".py" and not path.is_file():
-        raise UserError(f"--task {name}: there is no such file, looked for from {Path.cwd()}")
+        fix = f"; the built-in one is --task {path.stem}" if path.stem in task_names() else ""
+        raise UserError(f"--task {name}: there is no such file, looked for from {Path.cwd()}{fix}")
     if path.suffix != ".py" and name not in task_names():
         names = task_names()
         raise UserError(

@@ -98,6 +98,7 @@ def geometry_report(
     measures = geometry(rewards, objective_mask, scalars, G)
     lines = []
     if objectives:
+        lines.append("correlations of the objectives around each problem's mean:")
         for name, row in zip(objectives, correlations(rewards).tolist(), strict=True):
             cells = "".join(f"{value:7.2f}" for value in row)
             lines.append(f"{name:16}{cells.replace('nan', '  -')}")

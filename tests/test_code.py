@@ -834,7 +834,7 @@ def test_real_formats_go_through_training_and_evaluation(capsys):
     told = capsys.readouterr()
     assert "7 test problems" in told.out
     assert "vpo: no rollout held an answer" in told.err and "--max-new-tokens 9" in told.err
-    assert "vpo, its first rollout:" in told.err
+    assert "vpo, the best of the first step's " in told.err
     first = json.loads(Path("run/vpo/samples.jsonl").read_text().splitlines()[0])
     assert first["problem"]["data"]["tests"]
 

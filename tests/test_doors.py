@@ -15,7 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 from test_rollout import save_random_model
-from test_train import ROOT, fails, in_an_empty_folder, metrics  # noqa: F401 - a fixture
+from test_train import (  # noqa: F401 - a fixture
+    ROOT,
+    change_config,
+    fails,
+    in_an_empty_folder,
+    metrics,
+)
 
 import eval as evaluation
 import train
@@ -67,7 +73,7 @@ def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     before = os.getcwd()
     os.chdir(folder)
-    train.main(["--out", "run", *TOY])
+    train.main(["--out", "run", "--jobs", "1", *TOY])
     os.chdir(before)
     return folder / "run"
 
@@ -85,12 +91,6 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in paths}
 
 
-def change_config(run: Path, **flags: object) -> None:
-    record = json.loads((run / "config.json").read_text())
-    record["flags"] |= flags
-    (run / "config.json").write_text(json.dumps(record))
-
-
 # Flags.
 
 
@@ -103,6 +103,10 @@ def change_config(run: Path, **flags: object) -> None:
         ("--out=", "--out: is empty"),
         ("--metod vpo", "unrecognized arguments: --metod vpo; did you mean --method?"),
         ("--learning-rate 1", "unrecognized arguments: --learning-rate 1; did you mean --lr?"),
+        ("--num_generations 8", "did you mean --group-size?"),
+        ("--beta 0", "did you mean --kl?"),
+        ("--task fence.py", "there is no such file, looked for from"),
+        ("--task tasks/fence.py", "; the built-in one is --task fence"),
         ("--figs 1", "unrecognized arguments: --figs 1; --help lists all flags"),
         ("vpo", "unrecognized arguments: vpo"),
         ("--method ppo", "--method ppo: unknown; one of grpo, dr_grpo"),
@@ -208,7 +212,7 @@ def test_the_help_shows_the_defaults_of_task_and_model(run, capsys):
     Path("toy-seed0").rename("runs/toy-seed0")
     for flags, expected in (
         ("--task toy", ["(vpo, multi_rlvr) (default: 5)", "(default: 2.5e-4)"]),
-        ("--task fence --model x", ["(vpo, multi_rlvr) (default: 3)", "(default: 1e-6)"]),
+        ("--task fence --model x", ["(vpo, multi_rlvr) (default: 3)", "(default: 2e-5)"]),
     ):
         with pytest.raises(SystemExit) as stop:
             train.main([*flags.split(), "--help"])
@@ -269,7 +273,13 @@ def test_a_refused_command_changes_nothing(run, capsys):
     refused = {
         "--out run --method multi_rlvr --lr 0.5": "grpo has --lr 0.00025, not 0.5",
         "--out run --method multi_rlvr --steps 3": "with --steps 2, not 3",
-        "--out run --task toy": "already holds grpo, vpo",
+        "--out run --task toy": "already holds grpo, vpo, finished; python eval.py run shows",
+        "--out run --method vpo": "--method adds another, --out run-2 begins anew",
+        "--out run --resume --steps 3": "--steps 3: grpo has finished its 2 steps",
+        "--resume --out run/vpo": "no run of train.py; take another name; did you mean run?",
+        "--resume --out run/vpo/checkpoint-000002": "no run of train.py; name the folder that",
+        "--resume --out run/start": "; did you mean run?",
+        "--resume --out run/grp": "run/grp holds no run; name the folder of one with --out; did",
         "--out run --resume --m 3": "with --m 2, not 3; drop the flag, or take another --out",
         "--out run --resume --subset 2": "with --subset 0, not 2",
         "--out run --resume --jobs 99": "--jobs 99: must be",
@@ -423,6 +433,23 @@ def test_a_folder_that_cannot_be_made_is_named(capsys):
     fails([*TOY, "--out", "file/run"], capsys, "file/run: cannot be written (Not a directory)")
 
 
+def test_ctrl_c_while_the_libraries_are_loaded_is_one_line(tmp_path):
+    """Guards against twenty lines of traceback from within torch. A torch that only waits stands for it."""
+    torch_file = tmp_path / "torch.py"
+    torch_file.write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    for script in ("train.py", "eval.py", "search.py"):
+        text = (ROOT / script).read_text()
+        code = f"import sys; sys.path.insert(1, {str(ROOT)!r}); exec(compile({text!r}, '', 'exec'))"
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 130
+        assert done.stderr == "\nstopped, nothing has begun\n", done.stderr
+
+
 # The door of memory.
 
 
@@ -476,6 +503,8 @@ def test_eval_names_what_it_cannot_evaluate(run, capsys):
         "run --page --pool 3": "--pool 3: not used by --page and --film; leave it out",
         "": "the following arguments are required: RUN",
         "nowhere": "nowhere: no config.json of a run in it",
+        "run/vpo": "holds config.json and start/; did you mean run?",
+        "run/vpo/checkpoint-000002 --page": "; did you mean run?",
     }
     before = files(run)
     for arguments, message in refused.items():

@@ -10,7 +10,17 @@ from torch import Tensor
 
 import eval as evaluation
 from engine.config import Config
-from eval import EvalFlags, Pool, Report, Settings, best_at_k, half_width, measure, pass_at_k
+from eval import (
+    EvalFlags,
+    Evaluation,
+    Pool,
+    Report,
+    Settings,
+    best_at_k,
+    half_width,
+    measure,
+    pass_at_k,
+)
 from report.statistics import bootstrap_interval
 from rewards import Fence, Problem, Task, UserError
 from rollout import load_policy
@@ -234,6 +244,66 @@ def test_a_table_of_nothing_says_so(capsys):
         values["diversity"] = torch.zeros(20)
     report.print_table()
     assert "all candidates of all policies earned the same" in capsys.readouterr().out
+
+
+def evaluation_with(name: str, seed: int, **flags: object) -> Evaluation:
+    """A run of two steps of GRPO, as config, checkpoint and log."""
+    config = Config(task="toy", method=["grpo"], seed=seed, **flags)
+    run = Path(name)
+    (run / "grpo/checkpoint-000002").mkdir(parents=True)
+    lines = [json.dumps({"step": step, "lr": step / config.steps}) + "\n" for step in (1, 2)]
+    (run / "grpo/metrics.jsonl").write_text("".join(lines))
+    return Evaluation(run, config, Settings("test", 20, 8, 0.7), run)
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ({"lr": ["1e-3"]}, "b: has --lr grpo=0.001, and a has 0.0012; their mean says nothing"),
+        ({"kl": 0.0}, "b: has --kl 0.0, and a has 0.001"),
+        ({"steps": 100}, "b: has --steps 100, and a has 200"),
+        ({"group_size": 4}, "b: has --group-size 4, and a has 8"),
+        ({"prompts_per_step": 4}, "b: has --prompts-per-step 4"),
+        ({"model": "m"}, "b: has --model m, and a has tiny"),
+        ({"alpha": 0.5}, "b: has --alpha 0.5"),
+        ({"temperature": 0.9}, "b: has --temperature 0.9"),
+        ({"warm_steps": 9}, "b: has --warm-steps 9"),
+        ({"lora_rank": 9}, "b: has --lora-rank 9"),
+        ({"seed": 0}, "b: has --seed 0, as a has; a mean is one over seeds"),
+    ],
+)
+def test_runs_that_do_not_belong_together_have_no_mean(flags, message, tmp_path, monkeypatch):
+    """Guards against a mean over learning rates, and against one seed that counts twice."""
+    monkeypatch.chdir(tmp_path)
+    first = evaluation_with("a", 0)
+    evaluation.check_comparable([first, evaluation_with("alike", 1, jobs=3, lr=["0.0012"])])
+    with pytest.raises(UserError, match=f"^{message}"):
+        evaluation.check_comparable([first, evaluation_with("b", **{"seed": 1} | flags)])
+
+
+def test_runs_that_are_not_equally_far_have_no_mean(tmp_path, monkeypatch):
+    """Guards against a mean with a run that has just begun, or that was made longer later."""
+    monkeypatch.chdir(tmp_path)
+    first = evaluation_with("a", 0)
+    longer = evaluation_with("longer", 1)
+    log = Path("longer/grpo/metrics.jsonl")
+    log.write_text(log.read_text().replace("0.01", "0.02"))
+    with pytest.raises(UserError, match="^longer: grpo has --lr 0.02 in step 2, and in a 0.01,"):
+        evaluation.check_comparable([first, longer])
+    begun = evaluation_with("begun", 1)
+    Path("begun/grpo/checkpoint-000002").rename("begun/grpo/checkpoint-000001")
+    with pytest.raises(UserError, match="^begun: grpo has done 1 steps, and in a 2; finish both"):
+        evaluation.check_comparable([first, begun])
+
+
+def test_a_method_that_a_run_lacks_is_named(capsys):
+    """Guards against a mean that lacks a method without a word."""
+    policies_of = {"a": ["start", "grpo"], "b": ["start", "vpo"], "c": ["start", "vpo"]}
+    evaluation.print_left_out(policies_of)
+    assert capsys.readouterr().out == (
+        "GRPO is left out of the mean: not trained in b, c\n"
+        "VPO is left out of the mean: not trained in a\n"
+    )
 
 
 def test_means_of_several_runs(tmp_path, capsys):

@@ -96,6 +96,7 @@ def test_no_signal_is_said():
     objective_mask = torch.ones(5, 3, dtype=torch.bool)
     text = geometry_report(rewards, objective_mask, rewards.mean(-1), 4, ("a", "b", "c"))
     assert "nan" not in text and "0.00 of 3" in text
+    assert text.startswith("correlations of the objectives around each problem's mean:\na  ")
 
 
 def test_a_finite_data_set_counts_once(capsys):

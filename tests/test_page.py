@@ -28,7 +28,7 @@ from rewards import Problem, Task
 
 RUN = shlex.split(
     "--task toy --method grpo vpo --m 2 --warm-steps 20 --steps 7 --group-size 3 --prompts-per-step 2 "
-    "--eval-problems 0 --pool 7 --save-every 3 --device cpu --snapshots 4"
+    "--eval-problems 0 --pool 7 --save-every 3 --keep-optimizer --device cpu --snapshots 4"
 )
 CONFIG = Config(m=3)
 METHODS = ("grpo", "vpo", "group_vpo")

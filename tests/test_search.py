@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from test_train import change_config
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
@@ -268,6 +269,7 @@ def test_problems_are_hard_for_every_policy(trained, capsys):
 def test_two_runs_are_searched(trained, capsys):
     """With one list of problems; the pools of the screening are not those of the search."""
     shutil.copytree(trained, "toy-seed1")
+    change_config(Path("toy-seed1"), seed=1)
     Path("goal.py").write_text(HARD)
     flags = "--among 3 --budget 12 --policies grpo --goal goal.py --problems 1 --screen 2"
     run_search(trained, f"toy-seed1 {flags} --strategy best_of_n --out out")
@@ -424,14 +426,11 @@ def test_goals_of_a_task_without_names_of_objectives():
 def test_two_runs_with_other_evaluations_share_the_first_ones_problems(trained, capsys):
     """Guards against a refusal for the runs' own --pool and --eval-problems, which do not matter here."""
     shutil.copytree(trained, "toy-seed1")
-    config = json.loads(Path("toy-seed1/config.json").read_text())
-    config["flags"] |= {"pool": 9, "eval_problems": 7}
-    Path("toy-seed1/config.json").write_text(json.dumps(config))
+    change_config(Path("toy-seed1"), seed=1, pool=9, eval_problems=7)
     flags = "--among 3 --problems 2 --screen 0 --budget 12 --policies vpo --out out"
     search.main([str(trained), "toy-seed1", *flags.split()])
     assert "2 problems, 12 candidates each, 2 runs" in capsys.readouterr().out
-    config["flags"]["m"] = 1
-    Path("toy-seed1/config.json").write_text(json.dumps(config))
+    change_config(Path("toy-seed1"), m=1)
     with pytest.raises(SystemExit):
         search.main([str(trained), "toy-seed1", *flags.split()])
     assert "has --m 1, and" in capsys.readouterr().err

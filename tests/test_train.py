@@ -4,6 +4,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -17,15 +18,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from test_rollout import save_random_model
+from transformers import AutoModelForCausalLM
 
 import eval as evaluation
 import train
 import vpo
-from engine import trackers
+from engine import disk, models, trackers
 from engine.config import Config
+from engine.messages import show_first_step, tell_no_signal
 from engine.runs import checkpoints, load_run
 from engine.tasks import load_task
-from rollout import load_policy, rollouts_of_texts, token_logprobs
+from rollout import load_policy, rollouts_of_texts, score, token_logprobs
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = shlex.split(
@@ -52,6 +55,13 @@ def metrics(folder: Path) -> list[dict]:
     for row in rows:
         del row["seconds"], row["tokens_per_second"]
     return rows
+
+
+def change_config(run: Path, **flags: object) -> None:
+    """Write other flags into the config.json of a run."""
+    record = json.loads((run / "config.json").read_text())
+    record["flags"] |= flags
+    (run / "config.json").write_text(json.dumps(record))
 
 
 def assert_equal_weights(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
@@ -91,8 +101,8 @@ def test_the_main_job(capsys):
         rows = metrics(run / method)
         assert [row["step"] for row in rows] == list(range(1, 5))
         assert all(set(row) == set(rows[0]) for row in rows)
-        saved = [path.name for path in checkpoints(run / method)]
-        assert saved == ["checkpoint-000003", "checkpoint-000004"]
+        assert [path.name for path in checkpoints(run / method)] == ["checkpoint-000004"]
+        assert not list(run.rglob("trainer.pt")), "the optimizer's state is for --keep-optimizer"
         assert json.loads((run / method / "samples.jsonl").read_text().splitlines()[0])["rollouts"]
     report = json.loads((run / "eval.json").read_text())["policies"]
     assert list(report) == ["start", "start_sets", "grpo", "vpo", "group_vpo"]
@@ -111,6 +121,7 @@ def test_the_main_job(capsys):
     assert list(report) == ["start", "start_sets", "grpo", "multi_rlvr", "vpo", "group_vpo"]
 
     shutil.copytree(run, "other")
+    change_config(Path("other"), seed=1)
     flags = "--split validation --problems 3 --pool 4 --out both"
     evaluation.main(["run", "other", *flags.split()])
     assert "mean of 2 runs" in capsys.readouterr().out and Path("both/best_at_k.png").exists()
@@ -172,7 +183,7 @@ def test_bfloat16_weights_take_small_steps():
 def test_a_finished_run_goes_on(capsys):
     """More steps, told what becomes of the learning rate; fewer are refused and change nothing."""
     flags = ["--task", "toy", *QUICK, "--method", "vpo", "--out", "run", "--eval-problems", "0"]
-    train.main([*flags, "--steps", "2"])
+    train.main([*flags, "--steps", "2", "--keep-optimizer"])
     train.main(["--resume", "--out", "run"])
     assert "all 2 steps are done, nothing is left to train" in capsys.readouterr().err
     fails(["--resume", "--out", "run", "--steps", "1"], capsys, "--steps 1: vpo has 2 already")
@@ -180,6 +191,13 @@ def test_a_finished_run_goes_on(capsys):
     assert "the learning rate now falls over 4 steps" in capsys.readouterr().err
     assert [row["step"] for row in metrics(Path("run/vpo"))] == [1, 2, 3, 4]
     assert load_run(Path("run")).config.steps == 4
+    assert [path.name[-1] for path in checkpoints(Path("run/vpo"))] == ["3", "4"]
+    shutil.rmtree("run/vpo/checkpoint-000003")
+    Path("run/vpo/checkpoint-000004/trainer.pt").unlink()  # as without --keep-optimizer
+    kept = "--steps 5: vpo has finished its 4 steps, and its optimizer's state is kept only with"
+    fails(["--resume", "--out", "run", "--steps", "5"], capsys, kept, "--steps 5 --out run-2")
+    train.main(["--resume", "--out", "run"])
+    assert len(metrics(Path("run/vpo"))) == 4
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
@@ -198,7 +216,7 @@ def test_trackers_get_the_metrics_of_the_log(name, monkeypatch):
         return rows
 
     flags = ["--task", "toy", *QUICK, "--method", "vpo", "--out", "run", "--eval-problems", "0"]
-    train.main([*flags, "--steps", "2", "--log", name])
+    train.main([*flags, "--steps", "2", "--keep-optimizer", "--log", name])
     lines = Path("run/vpo/metrics.jsonl").read_text().splitlines()
     logged = [(row.pop("step"), row) for row in map(json.loads, lines)]
     assert tracked() == [(step, *pair) for step, row in logged for pair in row.items()]
@@ -246,27 +264,57 @@ def test_a_language_model_goes_through_the_same_code(architecture, capsys):
     assert "start" in json.loads(Path("run/eval.json").read_text())["policies"]
     told = capsys.readouterr().err
     assert ("prompts are plain text" in told) == (architecture == "llama")
-    assert "vpo, its first rollout:" in told
+    assert "vpo, the best of the first step's 6 rollouts, of problem " in told
+    assert "% of the slots earn something, " in told
 
 
 def test_an_adapter_goes_through_the_same_code():
-    """LoRA: checkpoints hold the adapter alone, a killed run goes on from it, so does the evaluation."""
+    """LoRA: checkpoints hold the adapter alone, a killed run goes on from it, so does the evaluation.
+
+    Guards against an adapter that is drawn anew where a run was killed before its first checkpoint.
+    """
     pytest.importorskip("peft")
     model = save_random_model("model", "qwen2")
     flags = "--lora-rank 2 --method vpo --steps 4 --save-every 2 --max-new-tokens 30 --lr 0.01"
-    arguments = ["--model", model, *QUICK, *shlex.split(flags)]
+    arguments = ["--model", model, *QUICK, *shlex.split(flags), "--keep-optimizer"]
     train.main(["--out", "whole", *arguments])
     folder = Path("whole/vpo/checkpoint-000004")
     assert (folder / "adapter_model.safetensors").exists()
-    assert not (folder / "model.safetensors").exists()
-    shutil.copytree("whole", "run")
-    shutil.rmtree("run/vpo/checkpoint-000004")
-    train.main(["--out", "run", "--resume"])
+    assert (folder / "model.safetensors").is_symlink()
     adapter = "vpo/checkpoint-000004/adapter_model.safetensors"
-    assert_equal_weights(load_file(f"whole/{adapter}"), load_file(f"run/{adapter}"))
-    assert metrics(Path("whole/vpo")) == metrics(Path("run/vpo"))
+    shutil.copytree("whole", "run", symlinks=True)
+    for lost in ("checkpoint-000004", "checkpoint-00000[24]"):
+        for checkpoint in Path("run/vpo").glob(lost):
+            shutil.rmtree(checkpoint)
+        train.main(["--out", "run", "--resume"])
+        assert_equal_weights(load_file(f"whole/{adapter}"), load_file(f"run/{adapter}"))
+        assert metrics(Path("whole/vpo")) == metrics(Path("run/vpo"))
     report = json.loads(Path("run/eval.json").read_text())["policies"]
     assert list(report) == ["start", "start_sets", "vpo"]
+
+
+@pytest.mark.parametrize("hub_id", ["", "someone/a-model"])
+def test_an_adapter_is_loaded_where_its_run_was_moved(hub_id):
+    """By plain transformers and by us. Guards against the path of a machine in adapter_config.json."""
+    pytest.importorskip("peft")
+    start = save_random_model("run/start", "qwen2")
+    Path("run/config.json").touch()
+    model, tokenizer = models.load_hugging_face(start, "float32")
+    models.add_adapter(model, rank=2)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight)
+    checkpoint = Path("run/vpo/checkpoint-000002")
+    models.save_model(model, tokenizer, checkpoint)
+    models.link_start(checkpoint, Path("../../start"), hub_id)
+    named = json.loads((checkpoint / "adapter_config.json").read_text())["base_model_name_or_path"]
+    assert named == (hub_id or "../../start")
+    Path("run").rename("moved")
+    moved = "moved/vpo/checkpoint-000002"
+    ids = torch.tensor([[5, 6, 7]])
+    ours, _ = models.load_hugging_face(moved, "float32")
+    for loaded in (AutoModelForCausalLM.from_pretrained(moved), ours):
+        assert torch.equal(loaded(ids).logits, model(ids).logits)
 
 
 def test_a_task_without_a_picture_has_no_figure_of_answers():
@@ -283,6 +331,80 @@ def test_no_warm_up_at_all(capsys):
     assert "nothing was learnt" in out
     assert "no rollout held an answer that could be read" in err
     assert "- are --warm-steps 0 too few" in err and "Task.request" not in err
+
+
+def test_learning_that_has_stopped_is_said_once(monkeypatch, capsys):
+    """After ten steps in a row without a signal. Guards against a night of steps that change nothing."""
+    signals = [0] * 9 + [1] + [0] * 10 + [1] + [0] * 10 + [1]
+
+    def step(method, state, *rest) -> dict[str, float]:
+        state.step += 1
+        told_at.append(capsys.readouterr().err.count("vpo: no signal in the last 10 steps"))
+        shown = dict.fromkeys(train.SHOWN_METRICS, 0)
+        return shown | {"signal": signals[state.step - 1], "answers": 1, "earned": 1}
+
+    told_at: list[int] = []
+    monkeypatch.setattr(train, "logged_step", step)
+    flags = f"--task toy --method vpo --steps {len(signals)} --eval-problems 0 --save-every 0"
+    train.main(["--out", "run", *QUICK, *flags.split()])
+    assert told_at == [0] * 20 + [1] + [0] * 11
+
+
+def test_a_fix_fits_what_was_earned(capsys):
+    for earned, fix in ((0.0, "a denser reward"), (0.5, "a lower --lr")):
+        tell_no_signal("vpo", {"earned": earned})
+        assert fix in capsys.readouterr().err.strip()
+
+
+def test_the_first_step_shows_the_best_rollout(capsys):
+    """Guards against a first look at a rollout that earns nothing where others earn something."""
+    task = load_task("fence")
+    problems = task.problems("train", 2)
+    good = " ".join(["red"] * 6)
+    answers = [[], ["red"], [], [good], ["red"], []]  # of two groups of three rollouts
+    scored = score(task, problems, answers, m=1)
+    texts = [f"text {row}" for row in range(6)]
+    rollouts = MagicMock(texts=texts, lengths=[1] * 6, ended=[True] * 6)
+    advantages = torch.zeros(2, 3)
+    example = train.sample_record(problems, rollouts, scored, advantages)
+    metrics = train.step_metrics(task, rollouts, scored, advantages)
+    assert example["best"] == {
+        "id": problems[1].id,
+        "text": "text 3",
+        "rewards": [task.reward(problems[1], good)],
+    }
+    show_first_step("vpo", Config(model="m"), task, example, metrics)
+    told = capsys.readouterr().err
+    assert f"problem {problems[1].id!r}:\ntext 3\nrewards: " in told
+    assert "17% of the slots earn something, 50% hold a distinct answer" in told
+
+
+@pytest.mark.parametrize("flags", ["", "--save-every 2", "--save-every 0", "--keep-optimizer"])
+def test_the_disk_that_a_run_takes_is_told(flags, monkeypatch, capsys):
+    """Guards against a full disk after hours: what is told is what the folder holds, at most and at the end."""
+    sizes = []
+    write_folder = train.write_folder
+
+    def measure(folder: Path, write: Callable[[Path], None]) -> None:
+        def write_and_measure(path: Path) -> None:
+            write(path)
+            sizes.append(disk_size(Path("run")))
+
+        write_folder(folder, write_and_measure)
+
+    monkeypatch.setattr(train, "write_folder", measure)
+    monkeypatch.setattr(disk, "text_of", lambda size: f"<{size}>")
+    quick = "--task toy --method grpo vpo --steps 8 --eval-problems 0 --snapshots 0 --warm-steps 0"
+    train.main(["--out", "run", *QUICK, *quick.split(), *flags.split()])
+    told = [int(size) for size in re.findall(r"<(\d+)>", capsys.readouterr().err)]
+    at_end, *at_most, free = told
+    assert free > 1e6
+    assert at_end == pytest.approx(disk_size(Path("run")), rel=0.1)
+    assert max([at_end, *at_most]) == pytest.approx(max(sizes), rel=0.1)
+
+
+def disk_size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def test_max_new_tokens_is_per_answer():
@@ -304,7 +426,8 @@ def trained(tmp_path_factory) -> Path:
     """A finished run of VPO, to be copied."""
     folder = tmp_path_factory.mktemp("trained")
     with contextlib.chdir(folder):
-        train.main(["--out", "run", *QUICK, "--method", "vpo", "--eval-problems", "0"])
+        flags = "--method vpo --eval-problems 0 --keep-optimizer"
+        train.main(["--out", "run", *QUICK, *flags.split()])
     return folder / "run"
 
 
@@ -314,8 +437,16 @@ def cut(path: Path) -> None:
     path.write_bytes(content[: len(content) // 2])
 
 
-@pytest.mark.parametrize("damage", [cut, Path.unlink], ids=["cut", "lost"])
-@pytest.mark.parametrize("name", ["model.safetensors", "trainer.pt", "config.json"])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("model.safetensors", cut),
+        ("model.safetensors", Path.unlink),
+        ("config.json", cut),
+        ("config.json", Path.unlink),
+        ("trainer.pt", cut),
+    ],
+)
 def test_a_damaged_checkpoint_is_named(name, damage, trained, capsys):
     """The checkpoint before it is offered, and works."""
     shutil.copytree(trained, "run")
@@ -406,6 +537,36 @@ def test_a_model_that_diverges_stops_the_run(capsys, monkeypatch):
     fails(["--out", "run", *QUICK, "--method", "vpo"], capsys, "vpo, step", "--lr")
     for folder in checkpoints(Path("run/vpo")):
         assert all(value.isfinite().all() for value in weights(folder).values())
+
+
+def test_a_step_that_fails_leaves_the_state_before_it(monkeypatch):
+    """Also with --save-every 0; --resume comes to the weights of a run that never failed.
+
+    Guards against an update with a gradient that is not finite, and steps that are lost.
+    """
+    flags = [*LEARNING, "--method", "vpo", "--save-every", "0"]
+    train.main(["--out", "whole", *flags])
+    check_finite = train.check_finite
+    checkpoint = Path("vpo/checkpoint-000008")
+    for error in (None, MemoryError(), ZeroDivisionError("a mistake of ours")):
+
+        def fail(metrics: dict[str, torch.Tensor], t: int, error=error) -> None:
+            if t == 6 and error:
+                raise error
+            if t == 6:
+                metrics["grad_norm"] *= float("nan")
+            check_finite(metrics, t)
+
+        monkeypatch.setattr(train, "check_finite", fail)
+        with pytest.raises((SystemExit, ZeroDivisionError)):
+            train.main(["--out", "run", *flags])
+        assert [path.name for path in checkpoints(Path("run/vpo"))] == ["checkpoint-000006"]
+        monkeypatch.setattr(train, "check_finite", check_finite)
+        train.main(["--out", "run", "--resume"])
+        assert_equal_weights(weights("whole" / checkpoint), weights("run" / checkpoint))
+        assert metrics(Path("whole/vpo")) == metrics(Path("run/vpo"))
+        assert [path.name for path in checkpoints(Path("run/vpo"))] == ["checkpoint-000008"]
+        shutil.rmtree("run")
 
 
 def test_weights_that_are_not_finite_are_not_saved(capsys, monkeypatch):
