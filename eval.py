@@ -321,13 +321,14 @@ class Report:
         return f"{title} {after / before:.0%} ({what})"
 
     def ranking(self, measure: str) -> str:
-        """The policies from the best to the worst."""
-        means = {}
-        for policy in self.measures:
-            if policy != "start_sets":
-                means[look_of(policy).title] = self.mean(policy, measure)
-        ranked = sorted(means, key=means.get, reverse=True)
-        return ", ".join(f"{title} {means[title]:.3f}" for title in ranked)
+        """The policies from the best to the worst, with half of the 95% interval of each."""
+        shown = [policy for policy in self.measures if policy != "start_sets"]
+        shown.sort(key=lambda policy: self.mean(policy, measure), reverse=True)
+        parts = []
+        for policy in shown:
+            margin = half_width(self.measures[policy][measure])
+            parts.append(f"{look_of(policy).title} {self.mean(policy, measure):.3f} ± {margin:.3f}")
+        return ", ".join(parts)
 
     def write(self, folder: Path, device: str) -> None:
         """Write eval.json: settings, and of every measure mean and 95% interval."""
