@@ -1,19 +1,25 @@
-"""The paper's claims, C1 to C11: what was measured of each, and the verdict that follows from it."""
+"""The paper's claims, C1 to C11: what was measured of each, and the verdict that follows from it.
+
+- "Matches or beats" (C1): shown if the whole interval is above -0.02, refuted if all of it is below.
+- A lead (C2, C3, C9): shown if it is firm, refuted by a firm difference of the other sign.
+- The crossing (C3): the first k at which VPO's mean is above GRPO's. It counts only where GRPO's lead
+  at k = 1 is firm: up to k = 5 it shows the claim, later it refutes it.
+- A search (C5): shown if in every run the method solves more problems that GRPO does not solve than
+  GRPO of another run does, which is chance; refuted if in no run.
+- "Alike" (C7, C8): shown if the whole interval is within 0.02 of 0, refuted if none of it is.
+- Difficulty (C11): a t-test over seeds of the leads in the hardest and the easiest third of the problems.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from report.markdown import markdown
 from report.search_tables import RIVALS, counts_alone
-from study.entries import Entry
-from study.result_tables import GRPO, MAX_AT_K, START_MODEL, VPO, flags_text
-from study.searches import counts_of_other_runs
-from study.significance import t_test
-from study.stored import SINGLE, Difference, Stored, TaskResults
+from study.entries import GRPO, MAX_AT_K, MULTI_RLVR, START_MODEL, TWO_ANSWERS, VPO, Entry
+from study.result_tables import as_csv, counts_of_other_runs
+from study.stored import SINGLE, Difference, Stored, TaskResults, t_test
 
-MULTI_RLVR = Entry("multi_rlvr")
 ONE_ANSWER = Entry("vpo", flags=(("m", 1), ("prompts-per-step", 36), ("lr", 1.2e-3)))
-TWO_ANSWERS = Entry("vpo", flags=(("m", 2), ("prompts-per-step", 18)))
 FIVE_ANSWERS = Entry("vpo", flags=(("m", 5), ("prompts-per-step", 7)))
 FEW_WEIGHTS = Entry("vpo", flags=(("n-weights", 10),))
 SOBOL = Entry("vpo", flags=(("sampler", "sobol"),))
@@ -66,74 +72,45 @@ class Claim:
 
 
 def all_claims(stored: Stored) -> list[Claim]:
-    measured = (
-        (
-            "C1",
-            "at k = 30 VPO matches or beats the strongest scalar baseline",
-            beats_scalar_baselines,
-        ),
-        ("C2", "VPO's lead over the strongest scalar baseline widens with k", lead_widens_with_k),
-        (
-            "C3",
-            "at k = 1 GRPO is ahead, and VPO overtakes it at about k = 3 (from 2 to 5)",
-            curves_cross,
-        ),
-        (
-            "C4",
-            "diversity from the first ten steps of training to the last: GRPO's falls towards 0, "
-            "Multi-RLVR's stays low, VPO's stays high",
-            diversity_in_training,
-        ),
-        (
-            "C5",
-            "in an evolutionary search VPO solves problems that GRPO does not, more than chance",
-            vpo_solves_more,
-        ),
-        ("C5, Group VPO", "so does Group VPO", group_vpo_solves_more),
-        (
-            "C6",
-            "no extra training compute: at most 10% more tokens than Multi-RLVR and GRPO",
-            no_extra_compute,
-        ),
-        (
-            "C7",
-            "with collinear objectives VPO and GRPO are alike (within 0.02)",
-            collinear_objectives,
-        ),
-        ("C8", "with m = 1 VPO is GRPO (within 0.02)", one_answer_is_grpo),
-        (
-            "C9",
-            "more answers, more preference weights and low-discrepancy weights help",
-            more_answers_and_weights,
-        ),
-        (
-            "C10",
-            "a valley in which partial progress scores worse: GRPO stays out, VPO crosses it",
-            crosses_the_valley,
-        ),
-        ("C11", "VPO's lead over GRPO is larger on harder problems", lead_grows_with_difficulty),
-    )
-    return [Claim(name, text, list(measure(stored))) for name, text, measure in measured]
+    """The claims with all that was measured of them."""
+    measured = {
+        "C1: at k = 30 VPO matches or beats the strongest scalar baseline": beats_scalar_baselines,
+        "C2: its lead over that baseline widens with k": lead_widens_with_k,
+        "C3: GRPO is ahead at k = 1, and VPO overtakes it by k = 5": curves_cross,
+        "C4: in training GRPO's diversity falls, Multi-RLVR's is low, VPO's stays": diversity_in_training,
+        "C5: in a search VPO solves what GRPO does not, above chance": vpo_solves_more,
+        "C5G: so does Group VPO": group_vpo_solves_more,
+        "C6: at most 10% more tokens than Multi-RLVR and GRPO": no_extra_compute,
+        "C7: with collinear objectives VPO is GRPO": collinear_objectives,
+        "C8: with m = 1 VPO is GRPO": one_answer_is_grpo,
+        "C9: more answers, more and more even preference weights help": more_answers_and_weights,
+        "C10: GRPO stays out of a deceptive valley, VPO crosses it": crosses_the_valley,
+        "C11: VPO's lead over GRPO is larger on harder problems": lead_grows_with_difficulty,
+    }
+    claims = []
+    for text, measure in measured.items():
+        name, _, claim = text.partition(": ")
+        claims.append(Claim(name, claim, list(measure(stored))))
+    return claims
 
 
 def verdict_table(stored: Stored) -> str:
     """The claims with their verdicts and one number each."""
-    head = ["", "claim", "verdict", "the first measurement that does not support it"]
+    head = ["", "claim of the paper", "verdict", "measured"]
     rows = []
     for claim in all_claims(stored):
         rows.append([claim.id, claim.text, f"**{claim.verdict}**", claim.decisive])
     return markdown(head, rows)
 
 
-def finding_table(stored: Stored) -> str:
-    """The claims, and below each a row for everything that was measured of it."""
-    rows = []
+def claims_csv(stored: Stored) -> str:
+    """Every measurement with the claim that it was made for, and what it says of it."""
+    rows: list[list] = [["claim", "text", "verdict", "measurement", "details", "outcome"]]
     for claim in all_claims(stored):
-        rows.append([claim.id, f"**{claim.text}**", f"**{claim.verdict}**"])
         for finding in claim.findings:
-            measured = f"{finding.text}; {finding.detail}" if finding.detail else finding.text
-            rows.append(["", measured, finding.outcome])
-    return markdown(["", "claim and measurements", "verdict"], rows)
+            about = [claim.id, claim.text, claim.verdict]
+            rows.append([*about, finding.text, finding.detail, finding.outcome])
+    return as_csv(rows)
 
 
 def beats_scalar_baselines(stored: Stored) -> Iterator[Finding]:
@@ -146,7 +123,8 @@ def beats_scalar_baselines(stored: Stored) -> Iterator[Finding]:
             verdict = True
         elif lead.high < -ALIKE:
             verdict = False
-        yield Finding(f"{task.name}, {measure}, against {scalar.title}: {lead}", verdict)
+        text = f"{task.name}, {measure}, VPO - {scalar.title}: {lead.short}"
+        yield Finding(text, verdict, str(lead))
 
 
 def lead_widens_with_k(stored: Stored) -> Iterator[Finding]:
@@ -155,8 +133,9 @@ def lead_widens_with_k(stored: Stored) -> Iterator[Finding]:
         lead_at_30 = task.lead(VPO, scalar, "best@30")
         lead = task.summary(lead_at_30)
         growth = task.summary(lead_at_30 - task.lead(VPO, scalar, "best@3"))
-        text = f"{task.name}, best@k: from k = 3 to k = 30 by {growth}, at k = 30 it is {lead}"
-        yield Finding(text, both(is_positive(growth), is_positive(lead)))
+        text = f"{task.name}, best@3 to best@30: by {growth.short} to {lead.short}"
+        detail = f"against {scalar.title} by {growth} to {lead}"
+        yield Finding(text, both(is_positive(growth), is_positive(lead)), detail)
 
 
 def curves_cross(stored: Stored) -> Iterator[Finding]:
@@ -166,10 +145,10 @@ def curves_cross(stored: Stored) -> Iterator[Finding]:
         for k in (2, 3, 5, 10, 30):
             if task.lead(VPO, GRPO, f"best@{k}").mean() > 0:
                 ahead.append(k)
-        crossing = f"VPO ahead from k = {ahead[0]}" if ahead else "VPO ahead at no k"
-        text = f"{task.name}, GRPO - VPO at k = 1: {grpo_lead}, {crossing}"
+        crossing = f"from k = {ahead[0]}" if ahead else "at no k"
+        text = f"{task.name}, GRPO - VPO: {grpo_lead.short}; VPO ahead {crossing}"
         crosses_early = bool(ahead) and ahead[0] <= 5
-        yield Finding(text, both(is_positive(grpo_lead), crosses_early))
+        yield Finding(text, both(is_positive(grpo_lead), crosses_early), str(grpo_lead))
 
 
 def diversity_in_training(stored: Stored) -> Iterator[Finding]:
@@ -206,10 +185,7 @@ def solves_more(stored: Stored, method: str) -> Iterator[Finding]:
         policies = search["policies"]
         alone = counts_alone(policies, (method,), ("grpo",))
         chance = counts_of_other_runs(policies, ("grpo",))
-        text = (
-            f"{name.replace('_', ', ')}: in three runs {title} solves {listed(alone)} that GRPO does "
-            f"not; GRPO of another run {listed(chance)}"
-        )
+        text = f"{name.replace('_', ' ')}: {listed(alone)} in three runs; chance {listed(chance)}"
         reverse = counts_alone(policies, ("grpo",), (method,))
         neither = counts_alone(policies, (method,), RIVALS)
         neither_by_chance = counts_of_other_runs(policies, RIVALS)
@@ -251,15 +227,15 @@ def collinear_objectives(stored: Stored) -> Iterator[Finding]:
         task = stored.task(name)
         lead = task.difference(VPO, GRPO, "W@30")
         control = task.difference(VPO, MAX_AT_K, "W@30")
-        text = f"{name}, W@30, VPO - GRPO: {lead}, VPO - Max@K: {control}"
-        yield Finding(text, is_alike(lead))
+        text = f"{name}, W@30, VPO - GRPO: {lead.short}; VPO - Max@K: {control.short}"
+        yield Finding(text, is_alike(lead), f"{lead}; {control}")
 
 
 def one_answer_is_grpo(stored: Stored) -> Iterator[Finding]:
     maze = stored.task("maze")
     for measure in ("best@1", "W@30"):
         lead = maze.difference(ONE_ANSWER, GRPO, measure)
-        yield Finding(f"maze, {measure}: {lead}", is_alike(lead))
+        yield Finding(f"maze, {measure}, VPO - GRPO: {lead.short}", is_alike(lead), str(lead))
 
 
 def more_answers_and_weights(stored: Stored) -> Iterator[Finding]:
@@ -269,8 +245,7 @@ def more_answers_and_weights(stored: Stored) -> Iterator[Finding]:
         verdict = is_positive(lead)
         if policy not in (FIVE_ANSWERS, SOBOL) and verdict is not None:
             verdict = not verdict  # these have less than the default
-        text = f"maze, W@30, {flags_text(policy)} against the default: {lead}"
-        yield Finding(text, verdict)
+        yield Finding(f"maze, W@30, {policy.setting}: {lead.short}", verdict, str(lead))
 
 
 def crosses_the_valley(stored: Stored) -> Iterator[Finding]:
@@ -293,11 +268,9 @@ def lead_grows_with_difficulty(stored: Stored) -> Iterator[Finding]:
             growth = thirds[0] - thirds[2]
             means = ", ".join(f"{third.mean():+.3f}" for third in thirds)
             p = t_test(growth)
-            text = (
-                f"{task.name}, {measure}, thirds from hard to easy by the start's {start_measure}: "
-                f"{means} (p = {p:.2f})"
-            )
-            yield Finding(text, growth.mean().item() > 0 if p < 0.05 else None)
+            text = f"{task.name}, {measure}, thirds from hard to easy: {means} (p = {p:.2f})"
+            detail = f"sorted by the start model's {start_measure}"
+            yield Finding(text, growth.mean().item() > 0 if p < 0.05 else None, detail)
 
 
 def main_tasks(stored: Stored) -> list[TaskResults]:

@@ -1,45 +1,62 @@
-"""study/README.md, study/pages/ and the table of README.md, filled from stored results."""
+"""study/README.md, study/pages/ and the table of README.md, filled from stored results; their figures."""
 
-import csv
-import io
 import re
 from pathlib import Path
 
-from report import search_tables
-from study import claims, result_tables, searches
-from study.result_figures import draw_figures
+import torch
+from torch import Tensor
+
+from engine.tasks import load_task, take_problems
+from report import plots
+from rewards import Problem, Task
+from study import claims, result_plots, result_tables
+from study.grid import Cell
+from study.store import Store
 from study.stored import Stored
 
 TASK_TABLES = {
-    "main": result_tables.main_table,
     "mean": result_tables.means,
-    "completion": result_tables.completion,
-    "pairs": result_tables.pairs,
     "every_k": result_tables.every_k,
-    "differences": result_tables.differences,
-    "temperatures": result_tables.temperatures,
-    "ablations": result_tables.ablations,
-    "cost": result_tables.cost,
+    "three_seeds": result_tables.three_seeds,
 }
 GENERAL_TABLES = {
+    "main": result_tables.main_table,
+    "leads": result_tables.leads,
+    "ablations": result_tables.ablations,
     "rewards": result_tables.rewards,
+    "rates": result_tables.chosen_rates,
+    "searches": result_tables.searches,
     "verdicts": claims.verdict_table,
-    "findings": claims.finding_table,
     "multiplicity": result_tables.multiplicity,
-    "searches": searches.all_searches,
+}
+CSV_FILES = {
+    "runs": result_tables.runs_csv,
+    "differences": result_tables.differences_csv,
+    "searches": result_tables.searches_csv,
+    "claims": claims.claims_csv,
 }
 BLOCK = re.compile(r"(<!-- results:(\w+)-(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-SEED_TASKS = ("maze", "code", "toy", "headline")  # measured with several seeds
+HEADLINES = {  # figure of headlines -> its policies
+    "docs/figures/headlines.png": ("start", "grpo", "vpo", "group_vpo"),
+    "study/figures/headlines_of_others.png": ("max_at_k", "multi_rlvr"),
+}
+DRAWN_TEXTS = 2  # problems in a figure of headlines
 
 
 def write(stored: Stored, root: Path) -> None:
-    """Write all documents, the tables of every seed, and all figures."""
+    """Write all documents and CSV files."""
     texts = {path: fill(stored, path.read_text()) for path in documents(root)}
-    for task in SEED_TASKS:
-        texts[root / f"study/pages/{task}_seeds.csv"] = seed_csv(stored, task)
+    for name, csv_of in CSV_FILES.items():
+        texts[root / f"study/pages/{name}.csv"] = csv_of(stored)
     for path, text in texts.items():
         path.write_text(text)
-    draw_figures(stored, root / "study/figures")
+
+
+def draw(stored: Stored, store: Store, root: Path) -> None:
+    """Draw all figures."""
+    result_plots.draw_figures(stored, root)
+    for name, policies in HEADLINES.items():
+        draw_headlines(store, policies, root / name)
 
 
 def documents(root: Path) -> list[Path]:
@@ -49,7 +66,7 @@ def documents(root: Path) -> list[Path]:
 
 
 def fill(stored: Stored, text: str) -> str:
-    """A document with every block <!-- results:TASK-TABLE --> ... <!-- end --> made anew."""
+    """A document with every block <!-- results:SUBJECT-TABLE --> ... <!-- end --> made anew."""
 
     def filled(match: re.Match) -> str:
         table = block(stored, match[2], match[3])
@@ -59,22 +76,32 @@ def fill(stored: Stored, text: str) -> str:
 
 
 def block(stored: Stored, subject: str, table: str) -> str:
-    """One table, of a task, of a search by its name, or of "all"."""
+    """One table or sentence, of a task or of all."""
+    if table == "version":
+        return result_tables.versions(stored, subject)
     if table in GENERAL_TABLES:
         return GENERAL_TABLES[table](stored)
-    if table == "search":
-        return search_tables.search_table(stored.searches[subject])
-    if table == "rates":
-        return result_tables.learning_rates(stored.task(subject, tuning=True))
-    if table == "noise":
-        return result_tables.noise()
-    if subject == "all":
-        return result_tables.main_table(stored.task("maze"), stored.task("code"))
     return TASK_TABLES[table](stored.task(subject))
 
 
-def seed_csv(stored: Stored, task: str) -> str:
-    """Every seed of every policy, as the text of a CSV file."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(result_tables.seed_rows(stored.task(task)))
-    return text.getvalue()
+def draw_headlines(store: Store, policies: tuple[str, ...], path: Path) -> None:
+    """Draw what policies of seed 0 wrote for the first held-out texts."""
+    task = load_task("headline")
+    problems = take_problems(task, "test", DRAWN_TEXTS)
+    pools = {}
+    for policy in policies:
+        method = "grpo" if policy == "start" else policy  # GRPO's record holds the start model too
+        cell = Cell("headline", method, 0)
+        texts = store.current([cell])[cell]["answers"][policy][:DRAWN_TEXTS]
+        pools[policy] = (texts, rewards_of(task, problems, texts))
+    headings = [problem.data["text"] for problem in problems]
+    plots.answers(pools, problems, task, path, columns=headings)
+
+
+def rewards_of(task: Task, problems: list[Problem], texts: list[list]) -> list[Tensor]:
+    """The rewards (n, k) of the answers to each problem; an empty slot earns what "" does."""
+    rewards = []
+    for problem, candidates in zip(problems, texts, strict=True):
+        vectors = [task.reward(problem, text or "") for text in candidates]
+        rewards.append(torch.tensor(vectors))
+    return rewards

@@ -1,110 +1,236 @@
-"""The figures that only the study draws, from plain numbers."""
+"""The figures of the study, drawn from stored results; those of headlines are in documents.py."""
 
-import math
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from engine.looks import look_of
 from report import style
-from study.entries import HIGHLIGHTED, Entry
-from study.stored import Difference
+from report.search_tables import solved_at
+from study.entries import GROUP_VPO, GRPO, MAX_AT_K, MULTI_RLVR, START_MODEL, VPO, Entry
+from study.result_tables import KS, geometry_tasks, low_grpo, unseen_share
+from study.stored import Difference, Stored, TaskResults
+
+FOUR = (START_MODEL, GRPO, VPO, GROUP_VPO)
+TITLES = {"maze": "Maze", "code": "Programs", "toy": "Toy"}
+SEARCHES = {
+    "maze_diamond_87_evolve": "87 hard mazes: a route with all the diamonds",
+    "nested_scalar_evolve": "40 hard programs",
+}
+MAX_BANDS = 4  # more would hide one another
+LINE_HEIGHT = 0.055  # of a label at the end of a curve, as a share of the height of the axes
 
 
-def two_halves(points: dict[str, tuple[float, Difference, Difference]], path: Path) -> None:
-    """Draw what sets gained and what the vector gained, by how much of the variance the scalar misses.
+@dataclass
+class Curve:
+    """A curve of a policy, and the lowest and highest seed at each of its points."""
+
+    method: str
+    label: str
+    x: list[int]
+    y: Tensor  # (points)
+    low: Tensor
+    high: Tensor
+    line: str = "-"
+
+
+@dataclass
+class Panel:
+    """One pair of axes with curves."""
+
+    title: str
+    x_label: str
+    y_label: str
+    curves: list[Curve]
+
+
+def draw_figures(stored: Stored, root: Path) -> None:
+    """Draw all figures of results."""
+    pages = root / "study/figures"
+    maze = stored.task("maze")
+    code = stored.task("code")
+    panels = [best_of_k(task, "best", list(FOUR)) for task in (maze, code)]
+    draw_curves(panels, root / "docs/figures/best_at_k.png", of_seeds(maze))
+    for task, kinds in ((maze, ("best", "W")), (code, ("best", "pass"))):
+        policies = [*FOUR[:2], low_grpo(task), MULTI_RLVR, MAX_AT_K, *FOUR[2:]]
+        panels = [best_of_k(task, kind, policies) for kind in kinds]
+        draw_curves(panels, pages / f"{task.name}_best_at_k.png", of_seeds(task))
+    toy = stored.task("toy")
+    policies = [*FOUR[:2], MULTI_RLVR, MAX_AT_K, *FOUR[2:]]
+    panels = [best_of_k(toy, kind, policies) for kind in ("best", "pass")]
+    draw_curves(panels, pages / "toy_best_at_k.png", of_seeds(toy))
+    panels = [solved_by(stored.searches[name], title) for name, title in SEARCHES.items()]
+    draw_curves(panels, pages / "search.png", "mean of three training seeds")
+    two_halves(geometry_tasks(stored), pages / "two_halves.png")
+    frontier(stored, pages / "frontier.png")
+
+
+def of_seeds(task: TaskResults) -> str:
+    """The caption of a task's curves."""
+    seeds = len(task.runs(VPO))
+    return f"mean of {seeds} seeds; temperature 0.7"
+
+
+def best_of_k(task: TaskResults, kind: str, policies: list[Entry | None]) -> Panel:
+    """best@k, W@k or pass@k of some policies, as far as they are stored.
 
     Args:
-        points: by reward the variance share, Max@K - GRPO and Group VPO - Max@K, both in W@30.
+        kind: "best", "W" or "pass".
+    """
+    curves = []
+    for policy in policies:
+        if policy is None:
+            continue
+        means = [task.values(policy, f"{kind}@{k}").mean(1) for k in KS]
+        of_seeds = torch.stack(means, 1)  # (seeds, points)
+        label = "GRPO, low rate" if policy.lr else policy.title
+        curves.append(seed_curve(policy.method, label, list(KS), of_seeds))
+        if policy.lr:
+            curves[-1].line = ":"
+    labels = {
+        "best": "best score of k candidates (best@k)",
+        "W": "the same, random preferences (W@k)",
+        "pass": "a full solution among k (pass@k)",
+    }
+    return Panel(TITLES[task.name], "number of candidates k", labels[kind], curves)
+
+
+def seed_curve(method: str, label: str, x: list[int], of_seeds: Tensor) -> Curve:
+    """The curve through the means over seeds of values (seeds, points)."""
+    low, high = of_seeds.aminmax(dim=0)
+    return Curve(method, label, x, of_seeds.mean(0), low, high, look_of(method).line)
+
+
+def solved_by(search: dict, title: str) -> Panel:
+    """The share of problems that each policy of a search solved within so many candidates."""
+    ticks = search["ticks"]
+    curves = []
+    for name, runs in search["policies"].items():
+        after = solved_at(runs)[..., None]  # (runs, N, 1), 0: never
+        solved = (after > 0) & (after <= torch.tensor(ticks))
+        of_runs = solved.double().mean(1)  # (runs, ticks)
+        curves.append(seed_curve(name, look_of(name).title, ticks, of_runs))
+    return Panel(title, "candidates scored for a problem", "share of problems solved", curves)
+
+
+def draw_curves(panels: list[Panel], path: Path, caption: str) -> None:
+    """Draw panels side by side, each curve with its name at its right end.
+
+    Bands show the lowest and the highest seed where the curves are few.
+    """
+    if len(panels[0].curves) <= MAX_BANDS:
+        caption += "; bands: lowest to highest seed"
+    with style.new_figure(1, len(panels), (5.4 * len(panels), 4.4)) as axes:
+        for ax, panel in zip(axes[0], panels, strict=True):
+            for curve in panel.curves:
+                look = look_of(curve.method)
+                marker = look.marker if len(curve.x) <= len(KS) else ""
+                points = {"color": look.color, "ls": curve.line, "lw": 2, "marker": marker, "ms": 5}
+                ax.plot(curve.x, curve.y, **points)
+                if len(panel.curves) <= MAX_BANDS:
+                    band = {"color": look.color, "alpha": 0.15, "lw": 0}
+                    ax.fill_between(curve.x, curve.low, curve.high, **band)
+            x = panel.curves[0].x
+            ax.set(xscale="log", xlabel=panel.x_label, ylabel=panel.y_label)
+            ax.set_title(panel.title, fontsize=13)
+            if len(x) <= len(KS):
+                ax.set_xticks(x, x)
+            else:
+                ax.xaxis.set_major_formatter("{x:,.0f}")
+            ax.minorticks_off()
+            ax.grid(alpha=0.2, lw=0.6)
+            name_curves(ax, panel.curves)
+        style.finish(axes, path, caption)
+
+
+def name_curves(ax: Any, curves: list[Curve]) -> None:
+    """Write the name of each curve beside its right end, so that no two names overlap."""
+    bottom, top = ax.get_ylim()
+    gap = LINE_HEIGHT * (top - bottom)
+    ordered = sorted(curves, key=lambda curve: curve.y[-1])
+    places = [curve.y[-1].item() for curve in ordered]
+    for _ in range(100):  # neighbours that overlap push each other apart
+        for i in range(1, len(places)):
+            overlap = gap - (places[i] - places[i - 1])
+            if overlap > 0:
+                places[i - 1] -= overlap / 2
+                places[i] += overlap / 2
+    for curve, place in zip(ordered, places, strict=True):
+        color = look_of(curve.method).color
+        ax.annotate(
+            curve.label,
+            (1.02, place),
+            xycoords=("axes fraction", "data"),
+            color=color,
+            va="center",
+            fontweight="bold",
+            annotation_clip=False,
+        )
+
+
+def two_halves(tasks: list[TaskResults], path: Path) -> None:
+    """Draw what a set and what a vector gained in W@30, a pair of bars for each reward.
+
+    Args:
+        tasks: in the order of the share of the variance that the scalar misses.
         path: the file that is written.
     """
     halves = (
-        ("a set instead of single answers: Max@K - GRPO", "max_at_k"),
-        ("a vector instead of the scalar: Group VPO - Max@K", "group_vpo"),
+        ("a set instead of single answers (Max@K - GRPO)", MAX_AT_K, GRPO, -0.2),
+        ("a vector instead of its mean (Group VPO - Max@K)", GROUP_VPO, MAX_AT_K, 0.2),
     )
-    shares = sorted(x for x, *_ in points.values())
-    with style.new_figure(1, 2, (10.4, 4.2), sharey=True) as axes:
-        for half, (ax, (heading, method)) in enumerate(zip(axes[0], halves, strict=True)):
-            policy = Entry(method)
-            for i, (name, (x, *gains)) in enumerate(points.items()):  # by rising x
-                gain = gains[half]
-                interval = [[gain.mean - gain.low], [gain.high - gain.mean]]
-                ax.errorbar(
-                    x, gain.mean, interval, fmt=policy.look.marker, color=policy.color, capsize=3
-                )
-                # On the side of the farther neighbour, so that names keep apart.
-                before = x - shares[i - 1] if i else 1
-                after = shares[i + 1] - x if i + 1 < len(shares) else 1
-                is_right = after > before
-                ax.annotate(
-                    name,
-                    (x, gain.mean),
-                    (6 if is_right else -6, -3),
-                    textcoords="offset points",
-                    ha="left" if is_right else "right",
-                )
-            ax.axhline(0, color="#999999", lw=0.8)
-            ax.set(title=heading, xlabel="variance that the scalar does not see, before training")
-            ax.xaxis.set_major_formatter("{x:.0%}")
-            ax.margins(x=0.15)
-        axes[0, 0].set_ylabel("difference in W@30 after training")
-        style.finish(axes, path, "a point per reward, 95% intervals")
+    with style.new_figure(1, 1, (9.6, 4.4)) as axes:
+        ax = axes[0, 0]
+        for label, ours, theirs, shift in halves:
+            gains = [task.difference(ours, theirs, "W@30") for task in tasks]
+            x = [i + shift for i in range(len(tasks))]
+            bars = {"width": 0.38, "color": look_of(ours.method).color, "capsize": 3}
+            ax.bar(x, [gain.mean for gain in gains], yerr=error_bars(gains), label=label, **bars)
+        ax.axhline(0, color="#666666", lw=0.8)
+        names = [f"{task.name}\n{unseen_share(task):.0%}" for task in tasks]
+        ax.set_xticks(range(len(tasks)), names)
+        ax.set(
+            ylabel="gained in W@30",
+            xlabel="reward, and the share of its variance that the mean does not see",
+        )
+        style.finish(
+            axes, path, "five seeds for each reward; 95% intervals over seeds and problems"
+        )
 
 
-def frontier(rows: list[dict[str, dict[Entry, Tensor]]], path: Path) -> None:
-    """Draw what each method reaches with one candidate against what it reaches with thirty.
+def error_bars(differences: list[Difference]) -> list[list[float]]:
+    """The lengths of the intervals below and above the means."""
+    below = [difference.mean - difference.low for difference in differences]
+    above = [difference.high - difference.mean for difference in differences]
+    return [below, above]
 
-    Args:
-        rows: in each of two rows of axes: heading -> policy -> (settings, 2): best@1 and best@30. The
-            settings, such as learning rates, are in the order in which they are joined.
-        path: the file that is written.
-    """
-    with style.new_figure(2, 2, (10.4, 7.8)) as axes:
-        for of_row, panels in zip(axes, rows, strict=True):
-            for ax, (heading, curves) in zip(of_row, panels.items(), strict=True):
-                ax.set(title=heading, xlabel="best@1", ylabel="best@30")
-                ax.grid(alpha=0.25, lw=0.6)
-                for policy, points in curves.items():
-                    look = policy.line_style
-                    if policy.method not in (*HIGHLIGHTED, "multi_rlvr"):
-                        look |= {"lw": 1, "ms": 3.5, "alpha": 0.55}
-                    ax.plot(*points.T, **look)
+
+def frontier(stored: Stored, path: Path) -> None:
+    """Draw what five methods reach with one candidate and with thirty, a point per learning rate."""
+    with style.new_figure(1, 2, (10.4, 4.6)) as axes:
+        for ax, name in zip(axes[0], ("maze", "code"), strict=True):
+            validation = stored.task(name, tuning=True)
+            for policy in (GRPO, MULTI_RLVR, MAX_AT_K, VPO, GROUP_VPO):
+                points = rate_points(validation, policy.method)
+                line = style.curve_style(look_of(policy.method)) | {"lw": 1, "ms": 7}
+                ax.plot(*points.T, **line)
+            ax.set(xlabel="one candidate (best@1) →", ylabel="thirty candidates (best@30) →")
+            ax.set_title(TITLES[name], fontsize=13)
+            ax.grid(alpha=0.2, lw=0.6)
         caption = (
-            "The best choice lies at the top right. Above: a point per peak learning rate, validation "
-            "problems, temperature 0.7, one seed, for most of GRPO's rates in the maze two. Below: "
-            "temperatures 0.7 (right end), 1 and 1.3, held-out problems, three or five seeds."
+            "The best lies at the top right. A point per peak learning rate, validation problems, one "
+            "seed; GRPO in the maze two."
         )
         style.finish(axes, path, caption)
 
 
-def ablations(panels: dict[str, dict[str, dict[str, Difference]]], path: Path) -> None:
-    """Draw measures against the values of a flag, a panel per flag.
-
-    Args:
-        panels: flag -> value -> measure -> its mean and interval, of three measures.
-        path: the file that is written.
-    """
-    columns = math.ceil(len(panels) / 2)
-    looks = (("s", "grpo"), ("o", "vpo"), ("^", "max_at_k"))  # a marker, and whose color
-    with style.new_figure(2, columns, (2.4 * columns + 1, 5.6), sharey=True) as axes:
-        for ax, (heading, values) in zip(axes.flat, panels.items(), strict=False):
-            measures = next(iter(values.values()))
-            for name, (marker, method) in zip(measures, looks, strict=True):
-                points = [by_name[name] for by_name in values.values()]
-                bounds = [(point.mean, point.low, point.high) for point in points]
-                means, low, high = torch.tensor(bounds).T.numpy()
-                ax.errorbar(
-                    list(values),
-                    means,
-                    [means - low, high - means],
-                    label=name,
-                    marker=marker,
-                    color=Entry(method).color,
-                    capsize=3,
-                )
-            ax.set_title(heading)
-            ax.margins(x=0.15)
-        for ax in axes.flat[len(panels) :]:
-            ax.set_axis_off()
-        caption = "maze, temperature 0.7; the seeds that all points of a panel have; 95%"
-        style.finish(axes, path, caption)
+def rate_points(validation: TaskResults, method: str) -> Tensor:
+    """best@1 and best@30 of a method at every learning rate, from the lowest to the highest: (rates, 2)."""
+    points = []
+    for policy in validation.policies():  # in the order of their rates
+        if policy.method == method:
+            points.append([validation.mean(policy, name) for name in ("best@1", "best@30")])
+    return torch.tensor(points)

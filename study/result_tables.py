@@ -1,251 +1,222 @@
-"""The tables of study/pages/ as Markdown, one function each, from stored results alone."""
+"""The tables of the study as Markdown and as CSV, one function each, from stored results alone."""
+
+import csv
+import io
 
 import torch
+from torch import Tensor
 
 from report.markdown import markdown
-from study.entries import Entry
-from study.significance import benjamini_hochberg, holm
-from study.stored import METHODS, START, TEMPERATURES, Stored, TaskResults
-from vpo import SEVERAL_ANSWERS, answers_per_rollout, group_normalize, sample_weights, set_reward
+from report.search_tables import (
+    BUDGETS,
+    RIVALS,
+    alone_cell,
+    counts_alone,
+    final_mean,
+    solved_at,
+    solved_by,
+)
+from report.statistics import bootstrap_interval
+from study.entries import (
+    GROUP_VPO,
+    GRPO,
+    MAX_AT_K,
+    MULTI_RLVR,
+    PAIRS,
+    START_MODEL,
+    TWO_ANSWERS,
+    VPO,
+    Entry,
+)
+from study.grid import MAIN_METHODS, REAL_TASKS, REWARDS, VERSION
+from study.stored import (
+    METHODS,
+    START,
+    TEMPERATURES,
+    Difference,
+    Result,
+    Stored,
+    TaskResults,
+    scipy_stats,
+)
+from vpo import SEVERAL_ANSWERS
 
-START_MODEL = Entry("start")
-GRPO = Entry("grpo")
-MAX_AT_K = Entry("max_at_k")
-VPO = Entry("vpo")
-GROUP_VPO = Entry("group_vpo")
-
-MEASURES = {
-    "maze": ("best@1", "best@3", "best@30", "W@30"),
-    "code": ("best@1", "best@30", "pass@1", "pass@30", "W@30"),
-    "toy": ("best@30", "pass@1", "pass@30"),
-    "open_cases": ("best@1", "best@30", "pass@30", "W@30"),
-    "headline": ("best@1", "best@3", "best@30", "W@30"),
-}
-PRETRAINED = ("open_cases", "headline")  # whose start model is a pretrained one
-WITHOUT_PASSES = ("maze", "headline")  # where no answer has the full reward in all objectives
-MAIN_MEASURES = {
-    "maze": ("best@1", "best@3", "best@30", "W@30", "diversity"),
-    "code": ("best@1", "best@30", "pass@30", "W@30", "diversity"),
-}
+WITH_PASSES = ("code", "toy", "open_cases")  # where an answer can have the full reward
 SIDE_BY_SIDE = ("best@1", "best@30", "W@30", "diversity")  # where a table holds several tasks
+KS = (1, 2, 3, 5, 10, 30)
 # By what a learning rate is chosen; for all other methods by best@1.
 CHOSEN_BY = {"vpo": "W@3", "group_vpo": "W@3", "max_at_k": "best@3"}
+# The differences that are counted where they are corrected for their number.
+COUNTED = {
+    "maze": ("best@1", "best@3", "best@30", "W@30"),
+    "code": ("best@1", "best@30", "pass@1", "pass@30", "W@30"),
+}
 
 
-def main_table(*tasks: TaskResults) -> str:
-    """The most important rows and columns of these tasks side by side, as far as they are stored."""
-    head = [""]
-    policies = (START_MODEL, GRPO, MAX_AT_K, VPO, GROUP_VPO)
-    rows = [[policy.title] for policy in policies]
-    low_rate = ["GRPO, low rate"]
-    several = len(tasks) > 1
-    for task in tasks:
-        if not task.runs(GRPO):
-            continue
-        for measure in SIDE_BY_SIDE if several else MAIN_MEASURES[task.name]:
-            head.append(f"{task.name} {measure}" if several else measure)
-            for policy, row in zip(policies, rows, strict=True):
-                row.append(task.mean(policy, measure) if task.runs(policy) else "")
-            other = grpo_for_many(task)
-            low_rate.append(task.mean(other, measure) if other else "")
-    if any(low_rate[1:]):
-        rows.insert(2, low_rate)
-    return markdown(head, rows)
-
-
-def grpo_for_many(task: TaskResults) -> Entry | None:
-    """GRPO at the rate that is best for thirty candidates, if it was trained so."""
+def low_grpo(task: TaskResults) -> Entry | None:
+    """GRPO at the lowest other rate with which it was trained, if there is one."""
     rates = [policy for policy in task.policies() if policy.method == "grpo" and policy.lr]
     return rates[0] if rates else None
 
 
+# Tables of the pages.
+
+
+def main_table(stored: Stored) -> str:
+    """The maze and programs side by side, as far as they are stored."""
+    head = [""]
+    rows: dict[str, list] = {}
+    for name in ("maze", "code"):
+        if name not in stored.names:
+            continue
+        task = stored.task(name)
+        head += [f"{name} {measure}" for measure in SIDE_BY_SIDE]
+        for policy in main_policies(task):
+            title = "GRPO, low rate" if policy.lr else policy.title
+            means = [task.mean(policy, measure) for measure in SIDE_BY_SIDE]
+            rows[title] = [*rows.get(title, [title]), *means]
+    return markdown(head, list(rows.values()))
+
+
+def main_policies(task: TaskResults) -> list[Entry]:
+    """The start model, GRPO at both of its rates, and the methods with sets."""
+    wanted = (START_MODEL, GRPO, low_grpo(task), MAX_AT_K, VPO, GROUP_VPO)
+    return [policy for policy in wanted if policy and task.runs(policy)]
+
+
+def leads(stored: Stored) -> str:
+    """Who is ahead of whom in the maze and on programs, without intervals."""
+    columns = {
+        "maze": ("best@1", "best@30", "W@30"),
+        "code": ("best@1", "best@30", "pass@30"),
+    }
+    head = ["minus"]
+    rows: dict[str, list[str]] = {}
+    for name, measures in columns.items():
+        task = stored.task(name)
+        head += [f"{name} {measure}" for measure in measures]
+        for ours, theirs in main_pairs(task):
+            if theirs == VPO:
+                continue  # a row that the others nearly imply
+            other = "GRPO, low rate" if theirs.lr else theirs.title
+            heading = f"{ours.title} - {other}"
+            cells = [task.difference(ours, theirs, measure).short for measure in measures]
+            rows[heading] = [*rows.get(heading, [heading]), *cells]
+    return markdown(head, list(rows.values()))
+
+
+def main_pairs(task: TaskResults) -> list[tuple[Entry, Entry]]:
+    """VPO and Group VPO against the others that are stored; GRPO at both of its rates."""
+    low = low_grpo(task)
+    pairs = [
+        (VPO, GRPO),
+        (VPO, low),
+        (VPO, MAX_AT_K),
+        (VPO, MULTI_RLVR),
+        (GROUP_VPO, GRPO),
+        (GROUP_VPO, low),
+        (GROUP_VPO, MAX_AT_K),
+        (GROUP_VPO, VPO),
+    ]
+    return [pair for pair in pairs if pair[1] and task.shared_seeds(*pair)]
+
+
 def means(task: TaskResults) -> str:
     """All policies at temperature 0.7, the mean over their seeds."""
-    passes = [] if task.name in WITHOUT_PASSES else ["pass@1", "pass@30"]
-    measures = ["best@1", "best@3", "best@10", "best@30", *passes, "W@30", "diversity"]
+    measures = ["best@1", "best@3", "best@30", "W@30", "diversity"]
+    if task.name in WITH_PASSES:
+        measures = ["best@1", "best@30", "pass@1", "pass@30", "W@30", "diversity"]
     rows = []
     for policy in task.policies():
         values = [task.mean(policy, measure) for measure in measures]
-        rows.append([policy.title, len(task.runs(policy)), *values])
-    return markdown(["method", "seeds", *measures], rows)
+        rows.append([policy.title, len(task.runs(policy)), *values, earning(task, policy)])
+    return markdown(["method", "seeds", *measures, "earn something"], rows)
 
 
-def completion(task: TaskResults) -> str:
-    """How many candidates earn anything, and how much those earn on average, at temperature 0.7.
-
-    Over the seeds for which it is stored: older results lack it.
-    """
-    rows = []
-    for policy in (*task.policies(), *task.variants()):
-        measured = []
-        for run in task.runs(policy).values():
-            values = run.measures[TEMPERATURES[0]][policy.method]
-            if "earned" in values:
-                measured.append([values["earned"].mean(), values["best@1"].mean()])
-        if measured:
-            earned, best = torch.tensor(measured).mean(0).tolist()
-            name = f"{policy.title}, {flags_text(policy)}" if policy.flags else policy.title
-            rows.append([name, len(measured), earned, best / earned, best])
-    head = ["method", "seeds", "candidates that earn anything", "their mean score", "best@1"]
-    return markdown(head, rows)
-
-
-def seed_rows(task: TaskResults) -> list[list]:
-    """The table of every seed, its head first."""
-    measures = (*MEASURES[task.name], "diversity")
-    rows: list[list] = [["method", "seed", *measures]]
-    for policy in task.policies():
-        columns = [task.values(policy, measure).mean(1) for measure in measures]
-        for seed, values in zip(task.shared_seeds(policy), torch.stack(columns, 1), strict=True):
-            rows.append([policy.title, seed, *(f"{value:.3f}" for value in values)])
-    return rows
-
-
-def temperatures(task: TaskResults) -> str:
-    columns = []
-    at_30 = "pass@30" if task.name == "code" else "best@30"
-    for measure in ("best@1", at_30, "W@30", "diversity"):
-        columns += [(measure, temperature) for temperature in TEMPERATURES]
-    rows = []
-    for policy in task.policies():
-        rows.append([policy.title, *(task.mean(policy, *column) for column in columns)])
-    return markdown(["method", *(f"{measure} at {T}" for measure, T in columns)], rows)
-
-
-def differences(task: TaskResults) -> str:
-    """Paired differences at temperature 0.7, and with each method at its best setting for the measure."""
-    measures = MEASURES[task.name]
-    rows = []
-    for ours, theirs in compared_pairs(task):
-        heading = f"{ours.title} - {theirs.title}"
-        seeds = len(task.shared_seeds(ours, theirs))
-        rows.append([heading, "0.7", seeds, *task.differences(ours, theirs, measures)])
-        if task.name != "open_cases":  # of which one temperature is stored
-            best = [best_difference(task, ours, theirs, measure) for measure in measures]
-            rows.append([heading, "each its best", seeds, *best])
-    return markdown(["difference", "temperature", "seeds", *measures], rows)
-
-
-def pairs(task: TaskResults) -> str:
-    """Group VPO with sets of two rollouts against the others: is there a method without a price?"""
-    measures = ("best@1", "best@3", "best@10", "best@30", "W@3", "W@30")
-    ours = Entry("group_vpo", flags=(("subset", 2),))
-    rows = []
-    for theirs in (GRPO, MAX_AT_K, VPO, GROUP_VPO):
-        seeds = len(task.shared_seeds(ours, theirs))
-        rows.append([theirs.title, seeds, *task.differences(ours, theirs, measures)])
-    return markdown(["minus", "seeds", *measures], rows)
+def earning(task: TaskResults, policy: Entry) -> float | str:
+    """The share of candidates that earn anything, over the seeds for which it is stored."""
+    shares = []
+    for run in task.runs(policy).values():
+        measures = run.measures[TEMPERATURES[0]][policy.method]
+        if "earned" in measures:
+            shares.append(measures["earned"].mean())
+    return torch.stack(shares).mean().item() if shares else ""
 
 
 def every_k(task: TaskResults) -> str:
-    """The methods with sets against GRPO, at its own rate and at that for thirty candidates."""
-    measures = [f"best@{k}" for k in (1, 2, 3, 5, 10, 30)]
-    if task.name not in WITHOUT_PASSES:
-        measures += ["pass@1", "pass@30"]
-    measures += ["W@3", "W@30"]
+    """The methods with sets against GRPO, at its own rate and at the low one."""
+    measures = [f"best@{k}" for k in (1, 3, 10, 30)] + ["W@30"]
     rows = []
-    for theirs in (GRPO, grpo_for_many(task)):
+    for theirs in (GRPO, low_grpo(task)):
         for ours in (MAX_AT_K, VPO, GROUP_VPO):
-            heading = f"{ours.title} - {theirs.title}"
-            rows.append([heading, *task.differences(ours, theirs, measures)])
+            cells = [task.difference(ours, theirs, measure) for measure in measures]
+            rows.append([f"{ours.title} - {theirs.title}", *cells])
     return markdown(["difference", *measures], rows)
 
 
-def multiplicity(stored: Stored) -> str:
-    """How many differences of the tables survive a correction for their number."""
-    p_values = []
-    n_firm = 0
+def three_seeds(task: TaskResults) -> str:
+    """Differences with one candidate and thirty, where three seeds allow no bold."""
+    rows = []
+    pairs = [pair for pair in main_pairs(task) if not pair[1].lr]
+    for ours, theirs in [*pairs, (MAX_AT_K, GRPO), (GRPO, START_MODEL)]:
+        one = task.difference(ours, theirs, "best@1")
+        thirty = task.difference(ours, theirs, "W@30")
+        firm = "yes" if thirty.firm else "no"
+        heading = f"{ours.title} - {theirs.title}"
+        rows.append([heading, one, thirty, f"{firm}, p = {thirty.p:.3f}"])
+    return markdown(["difference", "best@1", "W@30", "firm in W@30"], rows)
+
+
+def ablations(stored: Stored) -> str:
+    """What every varied setting changes against its method's default, on the seeds that both have."""
+    measures = ("best@1", "best@30", "W@30", "diversity")
+    rows = []
     for name in ("maze", "code"):
         task = stored.task(name)
-        for ours, theirs in compared_pairs(task):
-            if len(task.shared_seeds(ours, theirs)) < 3:
-                continue
-            for difference in task.differences(ours, theirs, MEASURES[name]):
-                p_values.append(difference.p)
-                n_firm += difference.firm
-    return (
-        f"Of {len(p_values)} differences at temperature 0.7 in the maze and on programs "
-        f"{n_firm} are firm. By the t-test alone {benjamini_hochberg(p_values)} survive "
-        f"Benjamini-Hochberg at a false discovery rate of 5%, and {holm(p_values)} survive Holm."
-    )
+        for policy in task.policies(flags=True):
+            default = Entry(policy.method)
+            cells = [task.difference(policy, default, measure).short for measure in measures]
+            seeds = len(task.shared_seeds(policy, default))
+            rows.append([name, default.title, policy.setting, seeds, *cells])
+    return markdown(["task", "method", "setting", "seeds", *measures], rows)
 
 
-def compared_pairs(task: TaskResults) -> list[tuple[Entry, Entry]]:
-    """The pairs of policies whose differences are shown; only those that share a seed."""
-    names = [
-        ("vpo", "grpo"),
-        ("vpo", "max_at_k"),
-        ("group_vpo", "vpo"),
-        ("group_vpo", "max_at_k"),
-        ("vpo", "multi_rlvr"),
-        ("vpo", "goal_conditioned"),
-    ]
-    names += [(method, "grpo") for method in METHODS if method not in (*START, "grpo", "vpo")]
-    pairs = []
-    for lr in (None, 2e-5, 5e-5):
-        pairs += [(Entry(ours, lr), Entry(theirs, lr)) for ours, theirs in names]
-    if task.name in PRETRAINED:
-        trained = [policy for policy in task.policies() if policy.method not in START]
-        pairs += [(policy, START_MODEL) for policy in trained]
-        with_sets = [policy for policy in trained if policy.method in SEVERAL_ANSWERS]
-        pairs += [(policy, Entry("start_sets")) for policy in with_sets]
-    return [pair for pair in pairs if task.shared_seeds(*pair)]
-
-
-def best_difference(task: TaskResults, ours: Entry, theirs: Entry, measure: str) -> str:
-    """A difference with each method at the rate and temperature that are best for this measure."""
-    if measure == "best@3":  # not stored at other temperatures
-        return ""
-    seeds = task.shared_seeds(ours, theirs)
-    our_best, our_temperature = best_setting(task, ours, measure, seeds)
-    their_best, their_temperature = best_setting(task, theirs, measure, seeds)
-    our_values = task.values(our_best, measure, our_temperature, seeds)
-    their_values = task.values(their_best, measure, their_temperature, seeds)
-    difference = task.summary(our_values - their_values)
-    our_text = setting_text(our_best, our_temperature)
-    their_text = setting_text(their_best, their_temperature)
-    return f"{difference} ({our_text}; {their_text})"
-
-
-def best_setting(
-    task: TaskResults, policy: Entry, measure: str, seeds: list[int]
-) -> tuple[Entry, str]:
-    """The learning rate and the temperature at which a policy's method has the highest mean.
-
-    Only rates with all these seeds count, and they count alone: others may be easier.
-    """
-    settings = []
-    for rival in task.policies():
-        if rival.method == policy.method and set(seeds) <= set(task.runs(rival)):
-            settings += [(rival, temperature) for temperature in TEMPERATURES]
-
-    def mean(setting: tuple[Entry, str]) -> float:
-        rival, temperature = setting
-        return task.values(rival, measure, temperature, seeds).mean().item()
-
-    return max(settings, key=mean)
-
-
-def setting_text(policy: Entry, temperature: str) -> str:
-    """A temperature, with the learning rate where it is not the method's own."""
-    if policy.lr is None:
-        return temperature
-    return f"{temperature} at {policy.lr:g}"
-
-
-def learning_rates(validation: TaskResults) -> str:
-    measures = ("best@1", "best@3", "best@30", "W@3", "W@30", "diversity")
+def rewards(stored: Stored) -> str:
+    """What sets and vectors gained in W@30 with each reward, and what the scalar does not see of it."""
+    pairs = ((VPO, GRPO), (MAX_AT_K, GRPO), (GROUP_VPO, MAX_AT_K), (VPO, MAX_AT_K))
     rows = []
-    for policy in validation.policies():
-        values = [validation.mean(policy, measure) for measure in measures]
-        uses = []
-        if policy.lr == best_rate(validation, policy.method):
-            uses.append("few")
-        if policy.lr == best_rate_for_many(validation, policy.method):
-            uses.append("30")
-        rate = f"**{policy.lr:g}**" if uses else f"{policy.lr:g}"
-        rows.append([Entry(policy.method).title, rate, ", ".join(uses), *values])
-    return markdown(["method", "peak lr", "chosen for", *measures], rows)
+    for task in geometry_tasks(stored):
+        gains = [task.difference(*pair, "W@30") for pair in pairs]
+        rows.append([task.name, f"{unseen_share(task):.0%}", *gains])
+    head = ["reward", "unseen", *(f"{ours.title} - {theirs.title}" for ours, theirs in pairs)]
+    return markdown(head, rows)
+
+
+def geometry_tasks(stored: Stored) -> list[TaskResults]:
+    """The tasks with a reward geometry; first the one whose scalar misses the least variance."""
+    names = ("maze", "code", "copies", "noisy", "halfway", "gems", "tradeoff", "fence")
+    return sorted([stored.task(name) for name in names], key=unseen_share)
+
+
+def unseen_share(task: TaskResults) -> float:
+    """The share of the variance that the scalar misses; GRPO's results hold the start model."""
+    return task.average(GRPO, lambda run: run.geometry["unseen_variance_share"])
+
+
+def chosen_rates(stored: Stored) -> str:
+    """The rates for few and for thirty candidates of each method in each task."""
+    tasks = [stored.task(name, tuning=True) for name in ("maze", "code", *REAL_TASKS)]
+    rows = []
+    for method in METHODS:
+        row = [Entry(method).title]
+        for task in tasks:
+            rates = means_by_rate(task, method, "best@30")
+            few = f"{best_rate(task, method):g}" if rates else ""
+            thirty = f"{best_rate_for_many(task, method):g}" if rates else ""
+            row.append(few if few == thirty else f"{few}, 30: {thirty}")
+        if any(row[1:]):
+            rows.append(row)
+    return markdown(["method", *(task.name for task in tasks)], rows)
 
 
 def best_rate_for_many(validation: TaskResults, method: str) -> float:
@@ -274,130 +245,308 @@ def means_by_rate(validation: TaskResults, method: str, measure: str) -> dict[fl
     return {policy.lr: validation.mean(policy, measure) for policy in policies}
 
 
-def ablations(task: TaskResults) -> str:
-    """What every varied setting changes against its method's default, on the seeds that both have.
-
-    VPO with two answers per rollout, the best m, is compared with its rivals too.
-    """
-    measures = (*MEASURES[task.name], "diversity")
+def searches(stored: Stored) -> str:
+    """The share that each policy solved in each search, and the counts behind claim C5."""
+    names = ("start", "grpo", "max_at_k", "multi_rlvr", "vpo", "group_vpo")
+    head = ["search", *(Entry(name).title for name in names)]
+    head += ["VPO, not GRPO", "Group VPO, not GRPO", "by chance"]
     rows = []
-    for policy in task.variants():
-        others = [Entry(policy.method)]
-        if policy.flags[0] == ("m", 2):
-            others += [MAX_AT_K, GROUP_VPO]
-        for other in others:
-            cells = task.differences(policy, other, measures)
-            seeds = len(task.runs(policy))
-            rows.append([policy.title, flags_text(policy), other.title, seeds, *cells])
-    return markdown(["method", "setting", "minus", "seeds", *measures], rows)
-
-
-def flags_text(policy: Entry) -> str:
-    """The flags of a variant, or the name of the script of study/ that trained it."""
-    scripts = {"answer": "reward-to-go", "shapley": "Shapley credit"}
-    words = []
-    for name, value in policy.flags:
-        if name == "credit":
-            words.append(scripts[value])
-        elif name == "variant":
-            words.append(value.replace("_", " "))
-        else:
-            words.append(f"--{name} {value}")
-    return " ".join(words)
-
-
-def cost(task: TaskResults) -> str:
-    """What every policy sampled in training, and how long it took; cells ran side by side."""
-    m = 5 if task.name == "toy" else 3
-    rows = []
-    for policy in task.policies():
-        if policy.method in START:
-            continue
-        rollouts = task.average(policy, lambda run: run.rollouts)
-        answers = rollouts * answers_per_rollout(policy.method, m)
-        tokens = task.average(policy, lambda run: run.tokens)
-        seconds = task.average(policy, lambda run: run.training_seconds / run.steps)
-        rows.append([policy.title, f"{answers:,.0f}", f"{tokens:,.0f}", f"{seconds:.2f}"])
-    return markdown(["method", "answers", "tokens", "seconds per step"], rows)
-
-
-def noise() -> str:
-    """Mean error of VPO's advantage by the number of preference weights K, for two ways to draw them.
-
-    With k = 2 objectives the set reward has a closed form, from which the exact advantage follows.
-    """
-    rewards = torch.rand(256, 8, 3, 2, generator=torch.Generator().manual_seed(0))  # (P, G, m, k)
-    exact = group_normalize(set_reward_of_two(rewards))  # (P, G)
-    counts = (10, 30, 100, 300, 1000)
-    samplers = {"iid": sample_weights, "sobol": sobol_weights}
-    rows = []
-    for name, sampler in samplers.items():
-        row = [name]
-        for n_weights in counts:
-            error = 0.0
-            for seed in range(5):
-                generator = torch.Generator().manual_seed(seed)
-                weights = sampler(256, n_weights, 2, generator=generator)  # (P, K, k)
-                advantage = group_normalize(set_reward(rewards, weights))
-                error += (advantage - exact).abs().mean().item()
-            row.append(f"{error / 5:.4f}")
+    for key, search in stored.searches.items():
+        policies = search["policies"]
+        row = [key.replace("_", " ")]
+        for name in names:
+            solved = (solved_at(policies[name]) > 0).double() if name in policies else None
+            row.append("" if solved is None else f"{solved.mean():.2f}")
+        for name in ("vpo", "group_vpo"):
+            row.append(" ".join(map(str, counts_alone(policies, (name,), ("grpo",)))))
+        row.append(" ".join(map(str, counts_of_other_runs(policies, ("grpo",)))))
         rows.append(row)
-    return markdown(["sampler", *(f"K = {n_weights}" for n_weights in counts)], rows)
-
-
-def set_reward_of_two(rewards: torch.Tensor) -> torch.Tensor:
-    """The set reward in closed form for k = 2 objectives and alpha = 1: rewards (P, G, m, 2) -> (P, G).
-
-    The utility of an answer under w = (u, 1 - u) is a line in u. The best of m answers is the upper
-    envelope of m lines, and R is the area under it on [0, 1]. The envelope is straight between the
-    points where two lines cross, so the trapezoidal rule is exact.
-    """
-    offset = rewards[..., 1]  # (P, G, m)
-    slope = rewards[..., 0] - offset
-    rise = offset[..., None, :] - offset[..., None]  # (P, G, m, m)
-    run = slope[..., None] - slope[..., None, :]
-    crossings = (rise / run).nan_to_num(0.0).clamp(0, 1).flatten(2)  # (P, G, m * m)
-    ends = torch.tensor([0.0, 1.0]).expand(*crossings.shape[:2], 2)
-    u = torch.cat([crossings, ends], -1).sort(-1).values  # (P, G, m * m + 2)
-    lines = slope[..., None] * u[:, :, None] + offset[..., None]  # (P, G, m, m * m + 2)
-    return torch.trapezoid(lines.amax(2), u, dim=-1)
-
-
-def sobol_weights(P: int, K: int, k: int, generator: torch.Generator) -> torch.Tensor:
-    """K preference weights (P, K, k) for each of P prompts, spread evenly over the simplex.
-
-    A Sobol net that every prompt shifts at random gives k - 1 cuts of [0, 1]. Their gaps are a weight.
-    """
-    bits = 2**23
-    net = torch.quasirandom.SobolEngine(k - 1, scramble=True, seed=0).draw(K, dtype=torch.float64)
-    shift = torch.randint(bits, (P, 1, k - 1), generator=generator)
-    points = (net * bits).long() ^ shift  # (P, K, k - 1)
-    cuts = ((points + 0.5) / bits).sort(-1).values
-    ends = torch.nn.functional.pad(cuts, (1, 0)), torch.nn.functional.pad(cuts, (0, 1), value=1.0)
-    return ends[1] - ends[0]
-
-
-def rewards(stored: Stored) -> str:
-    """What the start model's rollouts said of each reward, and what sets and vectors then gained."""
-    pairs = ((VPO, GRPO), (MAX_AT_K, GRPO), (GROUP_VPO, MAX_AT_K), (VPO, MAX_AT_K))
-    rows = []
-    for task in geometry_tasks(stored):
-        seeds = len(task.shared_seeds(VPO, GRPO, MAX_AT_K, GROUP_VPO))
-        gains = [task.difference(*pair, "W@30") for pair in pairs]
-        levels = [task.mean(policy, "W@30") for policy in (START_MODEL, MAX_AT_K)]
-        rows.append([task.name, seeds, f"{unseen_share(task):.0%}", *gains, *levels])
-    head = ["reward", "seeds", "unseen by the scalar"]
-    head += [f"{ours.title} - {theirs.title}" for ours, theirs in pairs]
-    head += ["start model", "Max@K"]
     return markdown(head, rows)
 
 
-def geometry_tasks(stored: Stored) -> list[TaskResults]:
-    """The tasks with a reward geometry; first the one whose scalar misses the least variance."""
-    names = ("maze", "code", "copies", "noisy", "halfway", "gems", "tradeoff", "fence")
-    return sorted([stored.task(name) for name in names], key=unseen_share)
+def counts_of_other_runs(policies: dict[str, list[dict]], names: tuple[str, ...]) -> list[int]:
+    """What chance gives: the most that the same policies of another run solved and this run's did not."""
+    solved = solved_by(policies, names)  # (runs, N)
+    new = solved[None] & ~solved[:, None]  # (this run, other run, N)
+    return new.sum(-1).amax(1).tolist()
 
 
-def unseen_share(task: TaskResults) -> float:
-    """The share of the variance that the scalar misses; GRPO's results hold the start model."""
-    return task.average(GRPO, lambda run: run.geometry["unseen_variance_share"])
+# Sentences of the pages.
+
+
+def multiplicity(stored: Stored) -> str:
+    """How many differences between methods survive a correction for their number."""
+    p_values = []
+    n_firm = 0
+    for name, measures in COUNTED.items():
+        task = stored.task(name)
+        for ours, theirs in method_pairs(task):
+            if len(task.shared_seeds(ours, theirs)) < 3:
+                continue
+            for measure in measures:
+                difference = task.difference(ours, theirs, measure)
+                p_values.append(difference.p)
+                n_firm += difference.firm
+    discovered, strict = survivors(p_values)
+    return (
+        f"Of {len(p_values)} differences between methods in the maze and on programs {n_firm} are "
+        f"firm. By the t-test alone {discovered} survive Benjamini-Hochberg at a false discovery "
+        f"rate of 5%, and {strict} survive Bonferroni."
+    )
+
+
+def survivors(p_values: list[float]) -> tuple[int, int]:
+    """How many tests are significant at 5% by Benjamini and Hochberg, and by Bonferroni."""
+    adjusted = scipy_stats().false_discovery_control(p_values)
+    strict = [p for p in p_values if p <= 0.05 / len(p_values)]
+    return int((adjusted <= 0.05).sum()), len(strict)
+
+
+def versions(stored: Stored, subject: str) -> str:
+    """Which version of the program measured the numbers of a page, in one line.
+
+    Args:
+        subject: a task, whose policies are named; or "all", "ablations", "rates" or "searches".
+    """
+    found: dict[str, set[int]] = {}  # what is named -> versions
+    if subject == "searches":
+        for key, search in stored.searches.items():
+            found.setdefault(key.replace("_", " "), set()).add(search.get("version", 2))
+    for result in newest_results(stored, tuning=subject == "rates"):
+        if result.task == subject and not result.policy.flags:
+            found.setdefault(result.policy.title, set()).add(result.version)
+        elif is_about(result, subject):
+            found.setdefault(result.task, set()).add(result.version)
+
+    groups: dict[str, list[str]] = {}  # which versions -> what is named
+    for name, numbers in found.items():
+        groups.setdefault(version_text(numbers), []).append(name)
+    parts = []
+    for text, names in sorted(groups.items(), reverse=True):
+        what = "all numbers" if len(groups) == 1 else ", ".join(names)
+        parts.append(f"{text}: {what}.")
+    return f"*{' '.join(parts)}*"
+
+
+def version_text(numbers: set[int]) -> str:
+    """Which program these versions are."""
+    if numbers == {VERSION}:
+        return f"Version {VERSION} of the program"
+    if VERSION in numbers:
+        return f"Some seeds by version {VERSION}, the others by the former program"
+    return f"Former program (version 1 or 2; this is {VERSION})"
+
+
+def newest_results(stored: Stored, tuning: bool) -> list[Result]:
+    """The newest result of every cell, on validation problems or on those that are held out."""
+    newest: dict[tuple, Result] = {}
+    for result in sorted(stored.results, key=lambda result: result.version):
+        if result.tuning == tuning:
+            newest[result.task, result.policy, result.seed] = result
+    return list(newest.values())
+
+
+def is_about(result: Result, subject: str) -> bool:
+    """Whether a page about several tasks rests on a result."""
+    policy = result.policy
+    if subject == "all":
+        is_main = policy.method in MAIN_METHODS and not policy.flags
+        return is_main and result.task in ("maze", "code", "headline")
+    if subject == "ablations":
+        return bool(policy.flags) or result.task in (*REWARDS.split(), "fence")
+    return subject == "rates"
+
+
+# CSV files.
+
+
+def as_csv(rows: list[list]) -> str:
+    """The text of a CSV file, floats with four digits."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for row in rows:
+        writer.writerow([f"{cell:.4g}" if isinstance(cell, float) else cell for cell in row])
+    return text.getvalue()
+
+
+def runs_csv(stored: Stored) -> str:
+    """A row for every run, policy and temperature; its learning rate where it is not the method's own."""
+    measures = ["earned", "diversity"]
+    for kind in ("best", "W", "pass"):
+        measures += [f"{kind}@{k}" for k in KS]
+    head = ["task", "split", "method", "learning rate", "setting", "seed", "version"]
+    rows: list[list] = [[*head, "tokens", "seconds per step", "temperature", *measures]]
+    for run in stored.results:
+        split = "validation" if run.tuning else "test"
+        for temperature, policies in run.measures.items():
+            for method, values in policies.items():
+                name = Entry(method).title
+                policy = Entry(method) if method in START else run.policy
+                row = [run.task, split, name, policy.lr or "", policy.setting, run.seed]
+                row += [run.version, run.tokens, run.step_seconds, temperature]
+                for measure in measures:
+                    row.append(values[measure].mean().item() if measure in values else "")
+                rows.append(row)
+    return as_csv(rows)
+
+
+def differences_csv(stored: Stored) -> str:
+    """A row for every difference of two policies in a measure."""
+    head = ["task", "method", "minus", "temperature", "seeds"]
+    rows: list[list] = [[*head, "measure", "mean", "low", "high", "p", "firm"]]
+    for name in stored.names:
+        task = stored.task(name)
+        for ours, theirs in compared_pairs(task):
+            start = [task.name, ours.title, theirs.title, TEMPERATURES[0]]
+            for measure in compared_measures(task):
+                difference = task.difference(ours, theirs, measure)
+                rows.append([*start, *difference_cells(measure, difference)])
+        if name in ("maze", "code", "headline"):
+            for ours, theirs in main_pairs(task):
+                if theirs.method in MAIN_METHODS and not theirs.lr:
+                    rows += best_rows(task, ours, theirs)
+    return as_csv(rows)
+
+
+def difference_cells(measure: str, difference: Difference) -> list:
+    """The cells of a difference in a CSV file."""
+    interval = [difference.mean, difference.low, difference.high]
+    firm = "yes" if difference.firm else "no"
+    return [difference.n_seeds, measure, *interval, difference.p, firm]
+
+
+def compared_measures(task: TaskResults) -> list[str]:
+    measures = ["best@1", "best@3", "best@10", "best@30", "W@30", "diversity"]
+    return [*measures, "pass@1", "pass@30"] if task.name in WITH_PASSES else measures
+
+
+def compared_pairs(task: TaskResults) -> list[tuple[Entry, Entry]]:
+    """All pairs of policies whose differences are listed; only those that share a seed."""
+    pairs = method_pairs(task)
+    low = low_grpo(task)
+    pairs += [(ours, low) for ours in (MAX_AT_K, VPO, GROUP_VPO) if low]
+    pairs += [(PAIRS, theirs) for theirs in (GRPO, MAX_AT_K, VPO)]
+    pairs += [(TWO_ANSWERS, theirs) for theirs in (MAX_AT_K, GROUP_VPO)]
+    pairs += [(policy, Entry(policy.method)) for policy in task.policies(flags=True)]
+    if task.name in REAL_TASKS:
+        trained = [policy for policy in task.policies() if policy.method not in START]
+        pairs += [(policy, START_MODEL) for policy in trained]
+        with_sets = [policy for policy in trained if policy.method in SEVERAL_ANSWERS]
+        pairs += [(policy, Entry("start_sets")) for policy in with_sets]
+    return [pair for pair in pairs if task.shared_seeds(*pair)]
+
+
+def method_pairs(task: TaskResults) -> list[tuple[Entry, Entry]]:
+    """The pairs of methods, each at the same kind of rate, that share a seed."""
+    names = [
+        ("vpo", "grpo"),
+        ("vpo", "max_at_k"),
+        ("group_vpo", "vpo"),
+        ("group_vpo", "max_at_k"),
+        ("vpo", "multi_rlvr"),
+        ("vpo", "goal_conditioned"),
+    ]
+    names += [(method, "grpo") for method in METHODS if method not in (*START, "grpo", "vpo")]
+    pairs = []
+    for lr in (None, 2e-5, 5e-5):
+        pairs += [(Entry(ours, lr), Entry(theirs, lr)) for ours, theirs in names]
+    return [pair for pair in pairs if task.shared_seeds(*pair)]
+
+
+def best_rows(task: TaskResults, ours: Entry, theirs: Entry) -> list[list]:
+    """Differences with each method at the rate and temperature that are best for a measure."""
+    measures = ["best@1", "best@30", "W@30"]
+    if task.name in WITH_PASSES:
+        measures.append("pass@30")
+    rows = []
+    for measure in measures:
+        seeds = task.shared_seeds(ours, theirs)
+        our_best, our_temperature = best_setting(task, ours, measure, seeds)
+        their_best, their_temperature = best_setting(task, theirs, measure, seeds)
+        our_values = task.values(our_best, measure, our_temperature, seeds)
+        their_values = task.values(their_best, measure, their_temperature, seeds)
+        difference = task.summary(our_values - their_values)
+        temperatures = f"each its best: {our_temperature}; {their_temperature}"
+        start = [task.name, our_best.title, their_best.title, temperatures]
+        rows.append([*start, *difference_cells(measure, difference)])
+    return rows
+
+
+def best_setting(
+    task: TaskResults, policy: Entry, measure: str, seeds: list[int]
+) -> tuple[Entry, str]:
+    """The learning rate and the temperature at which a policy's method has the highest mean.
+
+    Only rates with all these seeds count, and they count alone: others may be easier.
+    """
+    settings = []
+    for rival in task.policies():
+        if rival.method == policy.method and set(seeds) <= set(task.runs(rival)):
+            settings += [(rival, temperature) for temperature in TEMPERATURES]
+
+    def mean(setting: tuple[Entry, str]) -> float:
+        rival, temperature = setting
+        return task.values(rival, measure, temperature, seeds).mean().item()
+
+    return max(settings, key=mean)
+
+
+def searches_csv(stored: Stored) -> str:
+    """A row for every search and policy; the counts are those of the runs."""
+    head = ["search", "problems", "policy", *(f"solved by {budget}" for budget in BUDGETS)]
+    head += ["solved", "low", "high", "best score", "reward vectors"]
+    rows: list[list] = [[*head, "not by GRPO or start", "nor in any run", "by chance"]]
+    for key, search in stored.searches.items():
+        policies = search["policies"]
+        chance = " ".join(map(str, counts_of_other_runs(policies, RIVALS)))
+        for name, runs in policies.items():
+            solved = solved_at(runs)  # (runs, N)
+            row = [key, solved.shape[1], Entry(name).title]
+            for budget in BUDGETS:
+                row.append(share((solved > 0) & (solved <= budget)))
+            row += [share(solved > 0), *bootstrap_interval(solved > 0)]
+            row += [final_mean(runs, "best"), final_mean(runs, "behaviours")]
+            row += [alone_cell(policies, name, any_run) for any_run in (False, True)]
+            rows.append([*row, chance])
+    return as_csv(rows)
+
+
+def share(is_so: Tensor) -> float:
+    return is_so.double().mean().item()
+
+
+# The comparison of two versions of the program.
+
+
+def old_and_new(old: Stored, new: Stored) -> str:
+    """Means of policies over the seeds that both have, and the lowest and highest old seed.
+
+    A star marks a new mean outside of the old seeds.
+    """
+    head = ["task", "policy", "seeds"]
+    for measure in SIDE_BY_SIDE:
+        head += [measure, "new", "old seeds"]
+    rows = []
+    for name in new.names:
+        before = old.task(name)
+        after = new.task(name)
+        for policy in [*after.policies(), *after.policies(flags=True)]:
+            seeds = sorted(set(before.runs(policy)) & set(after.runs(policy)))
+            if seeds:
+                cells = compared_cells(before, after, policy, seeds)
+                rows.append([name, policy.title, len(seeds), *cells])
+    return markdown(head, rows)
+
+
+def compared_cells(
+    before: TaskResults, after: TaskResults, policy: Entry, seeds: list[int]
+) -> list[str]:
+    cells = []
+    for measure in SIDE_BY_SIDE:
+        old_mean = before.values(policy, measure, seeds=seeds).mean().item()
+        new_mean = after.values(policy, measure, seeds=seeds).mean().item()
+        of_seeds = before.values(policy, measure).mean(1)  # (seeds)
+        low, high = torch.aminmax(of_seeds)
+        mark = "" if low <= new_mean <= high else "*"
+        cells += [f"{old_mean:.3f}", f"{new_mean:.3f}{mark}", f"{low:.3f}-{high:.3f}"]
+    return cells

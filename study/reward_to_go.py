@@ -88,6 +88,7 @@ def train_step(
     with patch("train.policy_loss", policy_loss_of_tokens):  # per answer
         metrics = train.backward(policy, state.reference, rollouts, of_tokens, config)
     metrics["grad_norm"] = torch.nn.utils.clip_grad_norm_(state.optimizer.weights, 1.0)
+    train.check_finite(metrics, t)
     metrics["lr"] = train.learning_rate(config, method, t)
     state.optimizer.step(metrics["lr"])
     policy.model.zero_grad()

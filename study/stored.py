@@ -1,14 +1,16 @@
-"""The stored results of study/reproduce.py by task, policy and seed; their means and paired differences."""
+"""The stored results by task, policy and seed; their means and paired differences."""
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from report.statistics import bootstrap_interval
+from rewards import UserError
 from study.entries import Entry
-from study.significance import t_test
+from study.grid import VERSION
 
 TEMPERATURES = ("0.7", "1", "1.3")  # the first is that of the tables
 START = ("start", "start_sets")  # the start model, asked for single answers or for sets
@@ -23,25 +25,28 @@ class Result:
     task: str
     policy: Entry
     seed: int
+    version: int  # of the program
     tuning: bool  # measured on validation problems, only to choose a learning rate
     # temperature -> the method or one of START -> measure -> (N), of a tuning run (1)
     measures: dict[str, dict[str, dict[str, Tensor]]]
     prompt_ids: Tensor | None  # (N), equal where two problems show the same prompt
     geometry: dict[str, float] | None
     training: dict[str, list[float]]  # means over ten steps each
-    rollouts: int
     tokens: int
-    steps: int
-    training_seconds: float
+    step_seconds: float
+
+    @property
+    def is_former(self) -> bool:
+        """Whether the former program measured it."""
+        return self.version < VERSION
 
 
 @dataclass(frozen=True)
 class Difference:
     """The mean of paired differences with its 95% interval over seeds and problems.
 
-    The interval is a bootstrap's. So few seeds make it too narrow. So a difference is firm only if
-    Student's t-test over three seeds or more rejects 0, too. In the tables it is bold if it is firm
-    and has five seeds.
+    The interval is a bootstrap's, too narrow with so few seeds. So a difference is firm only if
+    Student's t-test over three seeds or more rejects 0, too. Bold in a table is firm with five seeds.
     """
 
     mean: float
@@ -55,9 +60,42 @@ class Difference:
         excludes_zero = self.low > 0 or self.high < 0
         return excludes_zero and self.p < 0.05 and self.n_seeds >= 3
 
+    @property
+    def short(self) -> str:
+        """Without the interval."""
+        return self.bold(f"{self.mean:+.3f}")
+
     def __str__(self) -> str:
-        text = f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
+        return self.bold(f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}]")
+
+    def bold(self, text: str) -> str:
         return f"**{text}**" if self.firm and self.n_seeds >= 5 else text
+
+
+def scipy_stats():
+    """The module `scipy.stats`. Raises UserError where scipy is not installed."""
+    try:
+        from scipy import stats
+    except ModuleNotFoundError as error:
+        raise UserError("scipy is not installed: pip install -r study/requirements.txt") from error
+    return stats
+
+
+def t_test(values: Tensor) -> float:
+    """The two-sided p-value of Student's t-test that the mean of n independent values is 0.
+
+    Args:
+        values: (n), such as the mean difference of two methods in each seed.
+
+    Returns:
+        1 where n < 2.
+    """
+    values = values.double()
+    if len(values) < 2:
+        return 1.0
+    if values.std() < 1e-12:
+        return float(values[0] == 0)
+    return scipy_stats().ttest_1samp(values.numpy(), 0.0).pvalue.item()
 
 
 class TaskResults:
@@ -66,23 +104,21 @@ class TaskResults:
     def __init__(self, name: str, results: list[Result]):
         self.name = name
         self.prompt_ids = results[0].prompt_ids if results else None  # (N), equal in all results
-        self._runs: dict[Entry, dict[int, Result]] = {}
-        for result in results:
+        self._runs: dict[Entry, dict[int, list[Result]]] = {}  # by seed, the newest first
+        for result in sorted(results, key=lambda result: -result.version):
             for method in result.measures[TEMPERATURES[0]]:  # GRPO's hold the start model's too
                 policy = Entry(method) if method in START else result.policy
-                self._runs.setdefault(policy, {})[result.seed] = result
+                self._runs.setdefault(policy, {}).setdefault(result.seed, []).append(result)
 
-    def policies(self) -> list[Entry]:
-        """The policies that were trained with their method's default flags, in the tables' order."""
-        return sorted((policy for policy in self._runs if not policy.flags), key=table_order)
-
-    def variants(self) -> list[Entry]:
-        """The policies that were trained with other flags, in the tables' order."""
-        return sorted((policy for policy in self._runs if policy.flags), key=table_order)
+    def policies(self, flags: bool = False) -> list[Entry]:
+        """The policies without flags of train.py, or those with flags, in the tables' order."""
+        chosen = [policy for policy in self._runs if bool(policy.flags) == flags]
+        return sorted(chosen, key=table_order)
 
     def runs(self, policy: Entry) -> dict[int, Result]:
-        """The results that hold a policy, by seed."""
-        return self._runs.get(policy, {})
+        """The newest results that hold a policy, by seed."""
+        of_seeds = self._runs.get(policy, {})
+        return {seed: results[0] for seed, results in sorted(of_seeds.items())}
 
     def shared_seeds(self, *policies: Entry) -> list[int]:
         """The seeds that all these policies have."""
@@ -98,7 +134,7 @@ class TaskResults:
     ) -> Tensor:
         """One measure for every seed, or for `seeds`, and problem: (seeds, N)."""
         runs = self.runs(policy)
-        chosen = [runs[seed] for seed in seeds or sorted(runs)]
+        chosen = [runs[seed] for seed in seeds or runs]
         return torch.stack([run.measures[temperature][policy.method][measure] for run in chosen])
 
     def mean(self, policy: Entry, measure: str, temperature: str = TEMPERATURES[0]) -> float:
@@ -112,24 +148,32 @@ class TaskResults:
 
     def lead(self, ours: Entry, theirs: Entry, measure: str) -> Tensor:
         """Ours minus theirs, paired by seed and problem: (seeds that both have, N)."""
-        seeds = self.shared_seeds(ours, theirs)
-        our_values = self.values(ours, measure, seeds=seeds)
-        return our_values - self.values(theirs, measure, seeds=seeds)
+        leads = []
+        for seed in self.shared_seeds(ours, theirs):
+            our_run, their_run = self.of_one_program(ours, theirs, seed)
+            our_values = our_run.measures[TEMPERATURES[0]][ours.method][measure]
+            their_values = their_run.measures[TEMPERATURES[0]][theirs.method][measure]
+            leads.append(our_values - their_values)
+        return torch.stack(leads)
+
+    def of_one_program(self, ours: Entry, theirs: Entry, seed: int) -> tuple[Result, Result]:
+        """The newest results of two policies that the same program measured, or else the newest."""
+        for our_run in self._runs[ours][seed]:
+            for their_run in self._runs[theirs][seed]:
+                if our_run.is_former == their_run.is_former:
+                    return our_run, their_run
+        return self._runs[ours][seed][0], self._runs[theirs][seed][0]
 
     def summary(self, values: Tensor) -> Difference:
         """Mean and interval of values (seeds, N)."""
-        mean = values.mean().item()
         low, high = bootstrap_interval(values, self.prompt_ids, samples=2000)
         p = t_test(values.mean(1))
-        return Difference(mean, low, high, p, n_seeds=len(values))
+        return Difference(values.mean().item(), low, high, p, n_seeds=len(values))
 
+    @functools.cache  # noqa: B019 - a table, a figure and a claim may ask for the same one
     def difference(self, ours: Entry, theirs: Entry, measure: str) -> Difference:
         """The difference of two policies at the first temperature."""
         return self.summary(self.lead(ours, theirs, measure))
-
-    def differences(self, ours: Entry, theirs: Entry, measures: Sequence[str]) -> list[Difference]:
-        """The differences of two policies in several measures."""
-        return [self.difference(ours, theirs, measure) for measure in measures]
 
 
 @dataclass(frozen=True)
@@ -141,8 +185,19 @@ class Stored:
 
     def task(self, name: str, tuning: bool = False) -> TaskResults:
         """The results on held-out problems, or those by which learning rates are chosen."""
-        chosen = [run for run in self.results if run.task == name and run.tuning == tuning]
-        return TaskResults(name, chosen)
+        return self._tasks[name, tuning]
+
+    @functools.cached_property
+    def _tasks(self) -> dict[tuple[str, bool], TaskResults]:
+        grouped: dict[tuple[str, bool], list[Result]] = {}
+        for result in self.results:
+            grouped.setdefault((result.task, result.tuning), []).append(result)
+        return {key: TaskResults(key[0], results) for key, results in grouped.items()}
+
+    @property
+    def names(self) -> list[str]:
+        """The tasks that have results on held-out problems."""
+        return [name for name, tuning in self._tasks if not tuning]
 
 
 def table_order(policy: Entry) -> tuple:

@@ -18,7 +18,7 @@ from engine.config import Config
 from engine.tasks import load_task
 from rewards import Problem, Task
 from rollout import load_policy
-from study import result_tables, reward_to_go, shapley, variants
+from study import reward_to_go, shapley, variants
 from study.benchmarks import plain_against_fast as benchmark
 
 STUDY = Path(__file__).resolve().parents[2] / "study"
@@ -216,18 +216,6 @@ def test_a_goal_conditioned_prompt_tells_what_training_pays(tmp_path, monkeypatc
     )
     report = json.loads(Path("run/eval.json").read_text())
     assert "W@3" in report["policies"]["grpo"]
-
-
-def test_the_closed_form_is_the_mean_over_many_weights():
-    rewards = rewards_of(4, 5, 3, 2)
-    exact = result_tables.set_reward_of_two(rewards)
-    for sampler in (vpo.sample_weights, result_tables.sobol_weights):
-        weights = sampler(4, 20_000, 2, generator=generator())
-        assert weights.shape == (4, 20_000, 2)
-        assert torch.allclose(weights.sum(-1), torch.ones(4, 20_000, dtype=weights.dtype))
-        assert torch.allclose(vpo.set_reward(rewards, weights), exact, atol=0.01)
-    specialists = torch.tensor([[1.0, 0.0], [0.0, 1.0]])[None, None]
-    assert result_tables.set_reward_of_two(specialists).item() == pytest.approx(0.75)
 
 
 @pytest.fixture(scope="module")

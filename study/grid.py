@@ -1,0 +1,242 @@
+"""The grid: every run of the study, as rows of tasks, methods, seeds and flags."""
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+VERSION = 3  # of the program, kept with every result; 1 and 2 are the former one
+
+MAIN_METHODS = ("grpo", "max_at_k", "vpo", "group_vpo")
+REAL_TASKS = ("open_cases", "headline")  # of a language model, up to an hour and a half for a run
+TUNING_SEED = 100  # it and those above: validation problems, to choose a learning rate
+
+
+def rates_of(text: str) -> dict[str, float]:
+    """Method -> peak learning rate, from words such as "vpo=5e-4"."""
+    pairs = [word.split("=") for word in text.split()]
+    return {method: float(rate) for method, rate in pairs}
+
+
+# The peak learning rates that validation chose. Tasks that are not named take those of the maze.
+LR = {
+    "maze": rates_of(
+        "grpo=1.2e-3 dr_grpo=8e-4 maxrl=8e-4 gdpo=1.2e-3 max_at_k=1.2e-3 random_weighting=5e-4 "
+        "goal_conditioned=8e-4 multi_rlvr=1.2e-3 vpo=5e-4 group_vpo=1.2e-3"
+    ),
+    "code": rates_of(
+        "grpo=5e-4 dr_grpo=8e-4 maxrl=1.2e-3 gdpo=8e-4 max_at_k=8e-4 random_weighting=8e-4 "
+        "goal_conditioned=8e-4 multi_rlvr=1.2e-3 vpo=8e-4 group_vpo=8e-4"
+    ),
+    "headline": rates_of("grpo=2e-5 max_at_k=1e-5 multi_rlvr=2e-5 vpo=4e-5 group_vpo=2e-5"),
+    "open_cases": rates_of("grpo=5e-5 max_at_k=2e-5 vpo=5e-5 group_vpo=2e-5"),
+}
+# What validation prefers for best@30 by more than .005. LR is chosen for best@1, or for m answers.
+LR_AT_30 = {
+    "maze": rates_of(
+        "grpo=1.2e-4 multi_rlvr=1.8e-3 goal_conditioned=5e-4 gdpo=5e-4 random_weighting=2.5e-4"
+    ),
+    "code": rates_of(
+        "grpo=6e-5 multi_rlvr=5e-4 group_vpo=1.2e-3 goal_conditioned=6e-5 random_weighting=6e-5 "
+        "dr_grpo=6e-5 maxrl=3e-5 gdpo=6e-5"
+    ),
+}
+
+RATES = (1.2e-4, 2.5e-4, 5e-4, 8e-4, 1.2e-3, 1.8e-3)  # peak learning rates that are compared
+LOW_RATES = (3e-5, 6e-5)
+MORE_RATES = {  # compared too, where a rate at an edge was the best for best@30
+    "maze": {
+        **dict.fromkeys(("grpo", "gdpo", "goal_conditioned"), (6e-5,)),
+        "multi_rlvr": (2.5e-3,),
+    },
+    "code": {
+        **dict.fromkeys(("grpo", "dr_grpo", "gdpo", "random_weighting"), LOW_RATES),
+        "goal_conditioned": LOW_RATES,
+        "maxrl": (1.5e-5, *LOW_RATES),
+        "group_vpo": (1.8e-3,),
+    },
+}
+REAL_RATES = {  # fewer: a run takes a quarter of an hour
+    "open_cases": dict.fromkeys(MAIN_METHODS, (2e-5, 5e-5)),
+    "headline": {
+        "grpo": (1e-5, 2e-5),
+        "max_at_k": (5e-6, 1e-5, 2e-5),
+        "multi_rlvr": (1e-5, 2e-5, 4e-5),
+        "vpo": (2e-5, 4e-5, 8e-5),
+        "group_vpo": (1e-5, 2e-5, 4e-5, 8e-5),
+    },
+}
+
+REAL_MODEL = "--model HuggingFaceTB/SmolLM2-135M-Instruct --snapshots 0"
+OPEN_CASES = (
+    "--data tasks/open_cases.jsonl --model HuggingFaceTB/SmolLM2-135M-Instruct --warm-steps 36 "
+    "--prompts-per-step 2 --max-new-tokens 96 --temperature 0.7 --kl 0 --save-every 10 "
+    "--no-gradient-checkpointing --snapshots 0 --steps"
+)
+TUNING_STEPS = 60  # of 150: the headline task is learnt, or lost, by then
+
+
+@dataclass(frozen=True)
+class Row:
+    """Some cells: all these tasks with all these methods and with the seeds from 0."""
+
+    tasks: str  # names, or files without ".py" for the rewards of study/rewards/
+    methods: str
+    seeds: int
+    flags: dict[str, object] = field(default_factory=dict)
+
+
+MAIN = " ".join(MAIN_METHODS)
+OTHERS = "dr_grpo maxrl gdpo random_weighting"
+REWARDS = "copies noisy halfway gems tradeoff"  # from collinear to conflicting
+GRID = (
+    Row("maze code toy", f"{MAIN} multi_rlvr goal_conditioned", 5),
+    Row("maze code", OTHERS, 3),
+    Row("toy", OTHERS, 5),
+    Row(f"{REWARDS} fence", MAIN, 5),
+    Row("headline", f"{MAIN} multi_rlvr", 3),
+    Row("open_cases", MAIN, 1),
+    # Other learning rates of the real model, on held-out problems.
+    Row("open_cases", "grpo vpo", 1, {"lr": 2e-5}),
+    Row("open_cases", "max_at_k", 1, {"lr": 5e-5}),
+    Row("headline", "grpo max_at_k", 1, {"lr": 5e-6}),
+    Row("headline", "grpo", 1, {"lr": 1e-5}),
+    Row("headline", "max_at_k", 1, {"lr": 2e-5}),
+    Row("headline", "group_vpo", 1, {"lr": 4e-5}),
+    # Ablations: one setting changed at a time. Five seeds where a claim rests on it.
+    # The first three sample as many answers as the default.
+    Row("maze", "vpo", 5, {"m": 2, "prompts-per-step": 18}),
+    Row("maze", "vpo", 3, {"m": 5, "prompts-per-step": 7}),
+    Row("maze", "vpo", 3, {"m": 1, "prompts-per-step": 36, "lr": 1.2e-3}),  # C8: GRPO's rate
+    Row("maze", "vpo", 2, {"alpha": 0.3}),
+    Row("maze", "vpo", 2, {"alpha": 3.0}),
+    Row("maze", "vpo", 3, {"n-weights": 10}),
+    Row("maze", "vpo", 3, {"n-weights": 1000}),
+    Row("maze", "vpo", 3, {"sampler": "sobol"}),
+    Row("maze", "vpo", 2, {"subset": 2}),
+    Row("maze code", "group_vpo", 5, {"subset": 2}),
+    Row("maze", "group_vpo", 2, {"subset": 6}),
+    Row("maze", "group_vpo", 2, {"group-size": 4, "prompts-per-step": 24}),
+    Row("maze", "group_vpo", 2, {"group-size": 16, "prompts-per-step": 6}),
+    Row("maze", "group_vpo", 2, {"group-size": 32, "prompts-per-step": 3}),
+    Row("maze", "grpo", 5, {"prompts-per-step": 4}),  # VPO's rollouts, a third of its answers
+    # No flags, but scripts of study/ in place of train.py.
+    Row("maze", "vpo", 2, {"credit": "answer"}),
+    Row("maze", "vpo", 2, {"credit": "shapley"}),
+    Row("maze code", "vpo", 5, {"variant": "shared_mean"}),
+    Row("maze", "vpo", 2, {"variant": "half_mean"}),
+    Row("maze", "group_vpo", 2, {"variant": "tchebycheff"}),
+    Row("maze", "group_vpo", 2, {"variant": "annealed"}),
+    Row("maze", "multi_rlvr", 1, {"variant": "literal_sum"}),
+    Row("code", "maxrl", 3, {"variant": "passes"}),
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of train.py and what is measured of it."""
+
+    task: str
+    method: str
+    seed: int
+    flags: tuple[tuple[str, object], ...] = ()  # of train.py, beyond task, method and seed
+
+    @property
+    def tuning(self) -> bool:
+        """Whether means over 100 validation problems are measured, at one temperature."""
+        return self.seed >= TUNING_SEED
+
+    @property
+    def name(self) -> str:
+        words = [Path(self.task).stem, self.method, f"seed{self.seed}"]
+        for name, value in self.flags:
+            words.append(name + text_of(value))
+        return "-".join(words)
+
+    @property
+    def is_former(self) -> bool:
+        """Whether it is a result of the former program, which the present one cannot train."""
+        return self.method == "goal_conditioned" or "sampler" in dict(self.flags)
+
+    @property
+    def folder(self) -> str:
+        """The name of its run: what was trained by another version or setting has another."""
+        digest = hashlib.sha256(f"{VERSION} {self.command}".encode()).hexdigest()
+        return f"{self.name}-{digest[:8]}"
+
+    @property
+    def script(self) -> list[str]:
+        """The script that trains it, with its first argument."""
+        flags = dict(self.flags)
+        if "variant" in flags:
+            return ["study/variants.py", flags["variant"]]
+        scripts = {"answer": "study/reward_to_go.py", "shapley": "study/shapley.py"}
+        return [scripts.get(flags.get("credit"), "train.py")]
+
+    @property
+    def command(self) -> list[str]:
+        """Flags of train.py. The learning rate is written out: a result says which one it had."""
+        text = f"--task {self.task} --method {self.method} --seed {self.seed}"
+        if self.task == "open_cases":
+            steps = 20 if self.tuning else 60
+            text = f"{text} {OPEN_CASES} {steps}".replace("open_cases", "code", 1)
+        if self.task == "headline":
+            text = f"{text} {REAL_MODEL}"
+            if self.tuning:
+                text = f"{text} --steps {TUNING_STEPS}"
+        flags = dict(self.flags)
+        flags.pop("credit", None)
+        flags.pop("variant", None)
+        if self.task not in ("toy", "fence"):  # which have one rate for all methods
+            rates = LR.get(self.task, LR["maze"])
+            flags.setdefault("lr", rates[self.method])
+        words = [f"--{name} {text_of(value)}" for name, value in flags.items()]
+        return " ".join([text, *words]).split()
+
+
+def text_of(value: object) -> str:
+    """The value of a flag as on a command line."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def cells() -> list[Cell]:
+    """The whole grid: learning rates on validation problems, then all rows."""
+    grid = tuning_cells()
+    for row in GRID:
+        grid += cells_of(row)
+    for task, rates in LR_AT_30.items():
+        for method, rate in rates.items():
+            n_seeds = 3 if method in OTHERS.split() else 5
+            grid += cells_of(Row(task, method, n_seeds, {"lr": rate}))
+    return grid
+
+
+def cells_of(row: Row) -> list[Cell]:
+    """The cells of a row."""
+    found = []
+    for name in row.tasks.split():
+        task = f"study/rewards/{name}.py" if name in REWARDS.split() else name
+        for method in row.methods.split():
+            for seed in range(row.seeds):
+                found.append(Cell(task, method, seed, tuple(row.flags.items())))
+    return found
+
+
+def tuning_cells() -> list[Cell]:
+    """The runs that choose the learning rates."""
+    grid = []
+    for task in LR:
+        for method in LR[task]:
+            for rate in tuning_rates(task, method):
+                grid.append(Cell(task, method, TUNING_SEED, (("lr", rate),)))
+    for rate in RATES:  # with one seed they came in no order
+        grid.append(Cell("maze", "grpo", TUNING_SEED + 1, (("lr", rate),)))
+    return grid
+
+
+def tuning_rates(task: str, method: str) -> tuple[float, ...]:
+    """The peak learning rates that are compared: four, and more while the best is at an edge."""
+    if task in REAL_TASKS:
+        return REAL_RATES[task][method]
+    best = LR[task][method]
+    rates = [rate for i, rate in enumerate(RATES) if i < 4 or RATES[i - 1] <= best]
+    return tuple(sorted([*rates, *MORE_RATES[task].get(method, ())]))

@@ -1,0 +1,171 @@
+"""study/results/: one file per task, in it a record for every cell; and records as results."""
+
+import fcntl
+import gzip
+import json
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from eval import pass_at_k
+from rewards import UserError
+from study.entries import Entry
+from study.grid import REAL_TASKS, Cell, cells
+from study.stored import TEMPERATURES, Result, Stored
+
+RESULTS = Path("study/results")
+RUNS = Path("runs/reproduce")
+QUICK = RUNS / "quick"
+CURVE = (1, 2, 3, 5, 10, 30)  # the k of best@k, W@k and pass@k
+FORMER_TASKS = {"examples/fence.py": "fence"}  # former names in the commands of stored results
+FORMER = "@former"  # ends the name of a record that another version has replaced
+
+
+@dataclass(frozen=True)
+class Store:
+    """Results in a folder, one file per task: cell name -> record."""
+
+    folder: Path
+
+    def run(self, cell: Cell) -> Path:
+        """Where a cell is trained. Other results than the project's own have runs of their own."""
+        runs = RUNS if self.folder in (RESULTS, QUICK) else self.folder / "runs"
+        return runs / cell.folder
+
+    def path(self, cell: Cell) -> Path:
+        """The file that holds a cell; the rewards that are compared share one."""
+        name = cell.task
+        if name == "fence" or name.endswith(".py"):
+            name = "rewards"
+        return self.folder / f"{name}.json.gz"
+
+    def read(self, path: Path) -> dict[str, dict]:
+        """All records of a file, none if there is no file. Raises UserError if it is damaged."""
+        if not path.exists():
+            return {}
+        try:
+            records = dict(json.loads(gzip.decompress(path.read_bytes())))
+            if not all(isinstance(record, dict) for record in records.values()):
+                raise ValueError("a record is no object")
+        except (OSError, EOFError, ValueError, TypeError, zlib.error) as error:
+            raise UserError(f"{path}: damaged ({error}); restore or delete it") from error
+        return records
+
+    def current(self, grid: list[Cell], suffix: str = "") -> dict[Cell, dict]:
+        """The records that were measured with the cell's own command.
+
+        Args:
+            suffix: FORMER for those that a newer version has replaced.
+        """
+        records = {}
+        for path in {self.path(cell) for cell in grid}:
+            records |= self.read(path)
+        current = {}
+        for cell in grid:
+            record = records.get(cell.name + suffix, {})
+            command = [FORMER_TASKS.get(word, word) for word in record.get("command", [])]
+            if command == cell.command:
+                current[cell] = record
+        return current
+
+    def add(self, cell: Cell, record: dict) -> None:
+        """Store a record. The file is replaced as a whole; equal numbers give equal bytes.
+
+        What another version measured is kept at the first temperature, to be compared with what
+        that version alone measured.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.path(cell)
+        temporary = path.with_suffix(".tmp")
+        with (self.folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another process may store at the same time
+            records = self.read(path)
+            old = records.get(cell.name, record)
+            if old.get("version") != record.get("version"):
+                measured = {TEMPERATURES[0]: old["at"][TEMPERATURES[0]]}
+                records[cell.name + FORMER] = old | {"at": measured}
+            records[cell.name] = record
+            text = json.dumps(dict(sorted(records.items())), separators=(",", ":"))
+            temporary.write_bytes(gzip.compress(text.encode(), mtime=0))
+            temporary.replace(path)
+
+    def take(self, other: "Store", grid: list[Cell]) -> int:
+        """Store the records of another folder that a newer version measured; how many."""
+        own = self.current(grid)
+        taken = 0
+        for cell, record in other.current(grid).items():
+            newest = own[cell].get("version", 0) if cell in own else -1
+            if record.get("version", 0) > newest:
+                self.add(cell, record)
+                taken += 1
+        return taken
+
+
+def load_stored(store: Store) -> Stored:
+    """All results of the grid, and the stored searches, as plain data for the tables."""
+    grid = cells()
+    results = results_of(store.current(grid).items())
+    results += results_of(store.current(grid, FORMER).items())
+    return Stored(results, store.read(store.folder / "search.json.gz"))
+
+
+def results_of(records: Iterable[tuple[Cell, dict]]) -> list[Result]:
+    """Records in the measures' own units. Raises UserError if a part of one is missing."""
+    results = []
+    for cell, record in records:
+        try:
+            results.append(result_of(cell, record))
+        except KeyError as error:
+            raise UserError(
+                f"results, cell {cell.name}: the record lacks {error}; restore the file, or delete "
+                "the record and measure the cell again"
+            ) from error
+    return results
+
+
+def result_of(cell: Cell, record: dict) -> Result:
+    """A record in the measures' own units, with pass@k."""
+    measures = {}
+    for temperature, policies in record["at"].items():
+        measures[temperature] = {}
+        for name, values in policies.items():
+            measures[temperature][name] = measures_of(values, record["size"], cell.tuning)
+    prompt_ids = record.get("groups")
+    return Result(
+        task=Path(cell.task).stem,
+        policy=policy_of(cell),
+        seed=cell.seed,
+        version=record["version"],
+        tuning=cell.tuning,
+        measures=measures,
+        prompt_ids=None if prompt_ids is None else torch.tensor(prompt_ids),
+        geometry=record.get("geometry"),
+        training=record["training"],
+        tokens=record["tokens"],
+        step_seconds=record["seconds"]["training"] / record["steps"],
+    )
+
+
+def policy_of(cell: Cell) -> Entry:
+    """What the tables call a cell's policy: with the learning rate where several are compared."""
+    flags = dict(cell.flags)
+    if cell.task == REAL_TASKS[0] or set(flags) == {"lr"}:
+        return Entry(cell.method, float(cell.command[-1]))
+    return Entry(cell.method, flags=cell.flags)
+
+
+def measures_of(values: dict[str, list], size: int, tuning: bool) -> dict[str, Tensor]:
+    """Stored thousandths as measures, and pass@k from how many of `size` candidates passed."""
+    measures = {}
+    for name, thousandths in values.items():
+        if name != "passed":
+            measures[name] = torch.tensor(thousandths, dtype=torch.float64) / 1000
+    if not tuning:  # else means
+        for k in CURVE:
+            chances = [pass_at_k(size, passed, k) for passed in values["passed"]]
+            measures[f"pass@{k}"] = torch.tensor(chances, dtype=torch.float64)
+    return measures
