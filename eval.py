@@ -33,6 +33,7 @@ from engine.config import (
     Config,
     Parser,
     check_ranges,
+    device_of,
     flag,
     flag_of,
     open_device,
@@ -700,10 +701,8 @@ def run(argv: list[str] | None) -> None:
     check_used(flags)
     runs = [Path(name) for name in rest.runs]
     out = Path(flags.out) if flags.out else None
-    device = flags.device
-    if device == "auto":
-        is_tiny = flags.reward_geometry or all(load_run(run).config.is_tiny for run in runs)
-        device = "cuda" if torch.cuda.is_available() and not is_tiny else "cpu"
+    is_tiny = all((run / "start").is_dir() and load_run(run).config.is_tiny for run in runs)
+    device = device_of(flags.device, is_tiny)
     open_device(device)
     if flags.reward_geometry:
         for name in rest.runs:

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from engine.config import Config, Parser, check_ranges, flag, open_device
+from engine.config import Config, Parser, check_ranges, device_of, flag, open_device
 from engine.doors import as_command, as_user_error, did_you_mean
 from engine.files import write_text, writing
 from engine.runs import StoredPolicy, policies, task_of
@@ -583,9 +583,7 @@ def run(argv: list[str] | None) -> None:
     all_but_sets = [name for name in shared if name != "start_sets"]
     flags.policies = flags.policies or all_but_sets
     check_policies(flags, runs[0], shared, screened=all_but_sets)
-    if flags.device == "auto":
-        has_cuda = torch.cuda.is_available() and not config.is_tiny
-        flags.device = "cuda" if has_cuda else "cpu"
+    flags.device = device_of(flags.device, config.is_tiny)
     open_device(flags.device)
     if config.is_tiny:
         torch.set_num_threads(1)  # so that no number depends on the machine's cores

@@ -344,14 +344,19 @@ def task_defaults(task: Task | type[Task], model: str) -> dict[str, Any]:
 
 def resolve(config: Config) -> None:
     """Give `auto` its meaning on this machine. Raises UserError if the device cannot compute."""
-    if config.device == "auto":
-        has_cuda = not config.is_tiny and torch.cuda.is_available()
-        config.device = "cuda" if has_cuda else "cpu"
+    config.device = device_of(config.device, config.is_tiny)
     if config.dtype == "auto":
         is_half = config.device == "cuda" and not config.is_tiny and not config.warm_steps
         is_half = is_half and torch.cuda.is_bf16_supported(including_emulation=False)
         config.dtype = "bfloat16" if is_half else "float32"
     open_device(config.device, config.dtype)
+
+
+def device_of(flag: str, is_tiny: bool) -> str:
+    """The device that --device means: for auto cuda for a language model if there is one, else cpu."""
+    if flag != "auto":
+        return flag
+    return "cuda" if torch.cuda.is_available() and not is_tiny else "cpu"
 
 
 def open_device(device: str, dtype: str = "float32") -> None:
