@@ -255,7 +255,7 @@ def vpo_advantage(  # noqa: PLR0913 - the public estimator: every argument is on
 #   answer_mask   False where an answer is missing
 #   options       `repeat_mask` (P, G, m), True where an answer repeats an earlier one of its rollout,
 #                 and the keyword arguments of `vpo_advantage`; a method ignores what it does not need
-# subset = None stands for the method's own default.
+# subset = 0 stands for the method's own default.
 
 
 def grpo(rewards: Tensor, scalars: Tensor, answer_mask: Tensor, **options) -> Tensor:
@@ -317,7 +317,7 @@ def max_at_k(
     scalars: Tensor,
     answer_mask: Tensor,
     *,
-    subset: int | None = None,
+    subset: int = 0,
     **options,
 ) -> Tensor:
     """Max@K (arXiv 2510.23393, 2505.15201): the best task scalar in sets of s rollouts, normalised."""
@@ -358,7 +358,7 @@ def vpo(
     answer_mask: Tensor,
     *,
     repeat_mask: Tensor | None = None,
-    subset: int | None = None,
+    subset: int = 0,
     **options,
 ) -> Tensor:
     """VPO (arXiv 2605.22817): the sets are the m answers of one rollout.
@@ -373,7 +373,7 @@ def group_vpo(
     scalars: Tensor,
     answer_mask: Tensor,
     *,
-    subset: int | None = None,
+    subset: int = 0,
     **options,
 ) -> Tensor:
     """Group VPO (ours): the sets are formed across the group's rollouts, which hold one answer each.

@@ -468,7 +468,7 @@ def estimator_options(config: Config) -> dict[str, Any]:
     return {
         "n_weights": config.n_weights,
         "alpha": config.alpha,
-        "subset": config.subset or None,  # None: the method's own
+        "subset": config.subset,
     }
 
 

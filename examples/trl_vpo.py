@@ -118,7 +118,7 @@ class AdvantageReward:
             missing_answer_reward=self.task.minimum,
             n_weights=self.config.n_weights,
             alpha=self.config.alpha,
-            subset=self.config.subset or None,
+            subset=self.config.subset,
             generator=random_generator(self.config.seed, rows[0], "weights"),
         )  # (P, G)
         first = PartialState().process_index * len(prompts)

@@ -81,7 +81,7 @@ def annealed(
     answer_mask: Tensor,
     *,
     progress: float,
-    subset: int | None = None,
+    subset: int = 0,
     **options,
 ) -> Tensor:
     """Group VPO with s = G/2 at the start of the training and s = 1 at its end, linearly."""
