@@ -337,14 +337,15 @@ class StopRule:
         self.can_end: dict[int, bool] = {}  # token id -> whether it can end an answer
 
     def __call__(self, tokens: Tensor, is_alive: Tensor) -> Tensor:
-        """Which of the rollouts that are alive (B) have their m answers: tokens (B, t) -> (B) bool."""
+        """Which of the rollouts that are alive (B) have their m answers: tokens (B, t) -> (B) bool.
+
+        All are on the CPU.
+        """
         has_stopped = torch.zeros_like(is_alive)
         newest = torch.where(is_alive, tokens[:, -1], -1).tolist()
         rows = [row for row, token in enumerate(newest) if token >= 0 and self.may_end(token)]
-        if not rows:
-            return has_stopped
-        for row, ids in zip(rows, tokens[rows].cpu(), strict=True):
-            text = self.opening + self.policy.decode(ids)
+        for row in rows:
+            text = self.opening + self.policy.decode(tokens[row])
             has_stopped[row] = self.is_finished(text)
         return has_stopped
 
@@ -378,16 +379,18 @@ class StopRule:
 class Decoded:
     """B rollouts as they are decoded."""
 
-    tokens: Tensor  # (B, T), after the end of a rollout an EOS
-    logprobs: Tensor  # (B, T), after the end of a rollout 0
-    lengths: Tensor  # (B)
-    ended: Tensor  # (B) bool
+    tokens: Tensor  # (B, T) on the CPU, after the end of a rollout an EOS
+    logprobs: Tensor  # (B, T) on the device, after the end of a rollout 0
+    lengths: Tensor  # (B) on the CPU
+    ended: Tensor  # (B) bool, on the CPU
 
 
 def decode(
     policy: Policy, ids: Tensor, lengths: list[int], uniform: Tensor, options: SamplingOptions
 ) -> Decoded:
     """Sample the rollouts of P prompts, token by token, until the last of them has ended.
+
+    The CPU holds the tokens and who is alive: it waits for the device once per token.
 
     Args:
         ids: token ids (P, L) of the prompts, padded on the left.
@@ -396,12 +399,11 @@ def decode(
     """
     B, T = uniform.shape
     G = B // len(ids)
-    device = ids.device
-    ends = torch.tensor(policy.eos_ids, device=device)
-    tokens = torch.full((B, T), policy.eos_ids[0], device=device)
-    logprobs = torch.zeros(B, T, device=device)
-    n_sampled = torch.zeros(B, dtype=torch.long, device=device)
-    is_alive = torch.ones(B, dtype=torch.bool, device=device)
+    ends = torch.tensor(policy.eos_ids)
+    tokens = torch.full((B, T), policy.eos_ids[0])
+    logprobs = torch.zeros(B, T, device=ids.device)
+    n_sampled = torch.zeros(B, dtype=torch.long)
+    is_alive = torch.ones(B, dtype=torch.bool)
 
     cache = DynamicCache(config=policy.model.config)
     mask = prompt_mask(ids, lengths).repeat_interleave(G, 0)  # (B, L)
@@ -410,10 +412,11 @@ def decode(
         hidden = hidden_states(policy.model, fed, mask, cache)  # (B, n, H)
         logits = lm_logits(policy.model, hidden[:, -1])  # (B, V)
         token, logprob = draw(logits / options.temperature, uniform[:, t])  # (B)
-        tokens[:, t] = torch.where(is_alive, token, tokens[:, t])
-        logprobs[:, t] = torch.where(is_alive, logprob, 0.0)
+        logprobs[:, t] = torch.where(is_alive.to(ids.device), logprob, 0.0)
+        newest = token.cpu()
+        tokens[:, t] = torch.where(is_alive, newest, tokens[:, t])
         n_sampled += is_alive
-        is_alive &= ~torch.isin(token, ends)
+        is_alive &= ~torch.isin(newest, ends)
         if options.stop:
             is_alive &= ~options.stop(tokens[:, : t + 1], is_alive)
         if not is_alive.any():
@@ -458,7 +461,7 @@ def sample(
 
     n_sampled = torch.cat([batch.lengths for batch in batches]).tolist()
     T = max(n_sampled)
-    tokens = torch.cat([batch.tokens for batch in batches])[:, :T]
+    tokens = torch.cat([batch.tokens for batch in batches])[:, :T]  # on the CPU
     logprobs = torch.cat([batch.logprobs for batch in batches])[:, :T]
     if not logprobs.isfinite().all():
         raise UserError(
@@ -467,8 +470,9 @@ def sample(
         )
     ended = torch.cat([batch.ended for batch in batches]).tolist()
     texts = []
-    for row, length in zip(tokens.cpu(), n_sampled, strict=True):
+    for row, length in zip(tokens, n_sampled, strict=True):
         texts.append(opening + policy.decode(row[:length]))
+    tokens = tokens.to(policy.device)
     return Rollouts(ids, lengths, tokens, logprobs, n_sampled, texts, ended)
 
 
