@@ -277,7 +277,7 @@ class Report:
         columns = [f"best@{k}" for k in (1, 3, 10) if k < n] + [f"best@{n}"]
         if any(values[f"pass@{n}"].any() for values in self.measures.values()):
             columns += ["pass@1", f"pass@{n}"]
-        columns += [f"W@{n}", "diversity", "pareto", "coverage"]
+        columns += [f"W@{n}", "diversity", "earned", "pareto", "coverage"]
         heading = (
             f"{self.runs[0]}: {self.settings.problems} {self.settings.split} problems, pool of {n} "
             f"candidates, temperature {self.settings.temperature}"
@@ -317,13 +317,14 @@ class Report:
             return f"{title} {after:.3f} (start model 0)"
         what = variety(after / before)
         utility = f"W@{self.settings.pool}"
-        if self.mean(policy, utility) < self.mean("start", utility):
+        if self.mean(policy, utility) < self.mean(start, utility):
             what += f", {utility} below the start model"
         return f"{title} {after / before:.0%} ({what})"
 
     def ranking(self, measure: str) -> str:
         """The policies from the best to the worst, with half of the 95% interval of each."""
-        shown = [policy for policy in self.measures if policy != "start_sets"]
+        has_sets = any(policy in SEVERAL_ANSWERS for policy in self.measures)
+        shown = [policy for policy in self.measures if policy != "start_sets" or has_sets]
         shown.sort(key=lambda policy: self.mean(policy, measure), reverse=True)
         parts = []
         for policy in shown:

@@ -586,7 +586,7 @@ def saved_on_failure(
         if not isinstance(error, UserError | OSError):
             raise
         saved = checkpoints(folder)
-        good = saved[-1] if saved else "none was due yet"
+        good = saved[-1] if saved else "none was due yet, --resume begins anew"
         raise UserError(
             f"{method}, step {step}: {error}; the last good checkpoint: {good}"
         ) from error
@@ -761,9 +761,11 @@ def train_run(
     """Write the start model if there is none yet, train all methods, and evaluate them."""
     out = Path(config.out)
     if stored and all(steps_done(out / method) == config.steps for method in config.method):
+        way_on = f"to go on: --resume --steps {2 * config.steps}"
+        if not (checkpoints(out / config.method[0])[-1] / "trainer.pt").exists():
+            way_on = "it was trained without --keep-optimizer, so it cannot go on"
         print(
-            f"{out}: all {config.steps} steps are done, nothing is left to train; with "
-            f"--keep-optimizer a run can go on: --resume --steps {2 * config.steps}",
+            f"{out}: all {config.steps} steps are done, nothing is left to train; {way_on}",
             file=sys.stderr,
         )
     needs_start = stored is None or not (out / "start").exists()
@@ -804,6 +806,8 @@ def train_methods(config: Config, task: Task, jobs: int) -> None:
         for method, bar in bars.items():
             row = last_record(Path(config.out) / method / "metrics.jsonl", *SHOWN_METRICS)
             if row and row["step"] != bar.n:
+                if bar.n == bar.initial:  # a method that had to wait begins to count now
+                    bar.unpause()
                 bar.set_postfix({name: row[name] for name in SHOWN_METRICS}, refresh=False)
                 bar.update(row["step"] - bar.n)
 

@@ -147,8 +147,10 @@ def _explained(name: str) -> Iterator[None]:
             yield
     except Exception as error:
         reason = " ".join(str(error).split())[:400] or type(error).__name__
-        fix = "save it again; or, from the Hub: no connection (or HF_HUB_OFFLINE is set), no such model, "
-        fix += "or a gated one: accept its terms, then `hf auth login`"
+        fix = "the Hub has no such model, or there is no connection (or HF_HUB_OFFLINE is set), or it is "
+        fix += "gated: accept its terms, then `hf auth login`"
+        if Path(name).exists():
+            fix = "save it again"
         if _belongs_to_run(name):
             fix = f"delete the folder {name}, and --resume does without it"
         if Path(name).name == "start":

@@ -214,7 +214,9 @@ def report_of(seed: int = 0) -> Report:
     for policy, (one, all_of_them, diversity) in means.items():
         by_name = dict.fromkeys(["best@1", "W@1"], one) | dict.fromkeys(["best@3", "W@3"], 0.6)
         by_name |= dict.fromkeys(["best@8", "W@8"], all_of_them) | {"diversity": diversity}
-        by_name |= dict.fromkeys(["pass@1", "pass@3", "pass@8", "pareto", "coverage"], 0.0)
+        by_name |= dict.fromkeys(
+            ["pass@1", "pass@3", "pass@8", "pareto", "coverage", "earned"], 0.0
+        )
         noise = 0.01 * (random_rewards(seed, 20) - 0.5)
         measures[policy] = {
             name: mean + (noise - noise.mean()) * mean for name, mean in by_name.items()
@@ -229,12 +231,22 @@ def test_the_table_says_in_words_what_it_shows(capsys):
     out = capsys.readouterr().out
     assert "runs/fence-seed0: 20 test problems, pool of 8 candidates, temperature 0.7" in out
     rows = [line.split() for line in out.splitlines()]
-    assert ["best@1", "best@3", "best@8", "W@8", "diversity", "pareto", "coverage"] in rows
-    assert ["VPO", "0.700", "0.600", "0.900", "0.900", "1.100", "0.000", "0.000"] in rows
+    assert [
+        "best@1",
+        "best@3",
+        "best@8",
+        "W@8",
+        "diversity",
+        "earned",
+        "pareto",
+        "coverage",
+    ] in rows
+    assert ["VPO", "0.700", "0.600", "0.900", "0.900", "1.100", "0.000", "0.000", "0.000"] in rows
     assert "GRPO 10% (collapsed), VPO 92% (kept)" in out
     assert re.search(r"best@1: GRPO 0.800 ± [\d.]+, VPO 0.700 ± [\d.]+, start model 0.300 ±", out)
     assert re.search(
-        r"W@8: VPO 0.900 ± [\d.]+, GRPO 0.800 ± [\d.]+, start model 0.500 ± [\d.]+\n", out
+        r"W@8: VPO 0.900 ± [\d.]+, GRPO 0.800 ± [\d.]+, start model 0.500 ± [\d.]+, start model, sets",
+        out,
     )
     report.measures["vpo"]["pass@8"][3] = 1.0
     report.print_table()
