@@ -7,7 +7,7 @@ import pytest
 from test_train import fails
 
 from engine.config import Config
-from engine.messages import show_first_rollout, why_unread
+from engine.messages import show_first_step, why_unread
 from engine.tasks import check_task, load_task, reward_vectors, take_problems, task_names
 from rewards import Problem, UserError
 
@@ -280,9 +280,9 @@ def test_without_names_each_problem_has_its_own_objectives():
 )
 def test_few_answers_are_no_silence(share, told, capsys):
     """Guards against a prompt that asks for no form: a few lucky answers hid it."""
-    metrics = {"answers": share, "cut_off": 0.0, "best_in_rollout": 0.3}
-    example = {"rollouts": [{"text": "red, blue", "rewards": [[0.0, 0.0]]}]}
-    show_first_rollout("vpo", Config(model="m"), load_task(write()), example, metrics)
+    metrics = {"answers": share, "cut_off": 0.0, "earned": 0.3, "rollouts": 16}
+    example = {"best": {"id": "p", "text": "red, blue", "rewards": [[0.0, 0.0]]}}
+    show_first_step("vpo", Config(model="m"), load_task(write()), example, metrics)
     advice = capsys.readouterr().err.partition("per answer)\n")[2]
     assert told in advice and bool(advice) == bool(told)
     assert ("Task.request writes such a prompt" in advice) == bool(told)
