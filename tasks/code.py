@@ -57,7 +57,7 @@ class Code(Drawing, FileTask):
 
     name = "code"
     tag = "program"
-    ends = ">\n`~"
+    ends = ">`~"
     wide = True
     flags = ("data", "test_data", "seconds", "memory_mb", "unconfined")
     may_test_on_training = True  # to try a few problems of one's own
