@@ -91,9 +91,9 @@ class Policy:
         silent.add(tokenizer.unk_token_id)
         marks = " ".join(itertools.chain(*THOUGHTS))
         template = str(tokenizer.chat_template)
-        for id, token in tokenizer.added_tokens_decoder.items():
+        for token_id, token in tokenizer.added_tokens_decoder.items():
             if token.special and token.content in template and token.content not in marks:
-                silent.add(id)
+                silent.add(token_id)
         return torch.tensor(sorted(silent - {None}))
 
     def decode(self, ids: Tensor) -> str:

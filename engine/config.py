@@ -345,11 +345,14 @@ def task_defaults(task: Task | type[Task], model: str) -> dict[str, Any]:
 def resolve(config: Config) -> None:
     """Give `auto` its meaning on this machine. Raises UserError if the device cannot compute."""
     config.device = device_of(config.device, config.is_tiny)
+    is_cuda = config.device == "cuda"
+    has_bfloat16 = is_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
     if config.dtype == "auto":
-        is_half = config.device == "cuda" and not config.is_tiny and not config.warm_steps
-        is_half = is_half and torch.cuda.is_bf16_supported(including_emulation=False)
+        is_half = has_bfloat16 and not config.is_tiny and not config.warm_steps
         config.dtype = "bfloat16" if is_half else "float32"
     open_device(config.device, config.dtype)
+    if is_cuda and config.dtype == "bfloat16" and not has_bfloat16:
+        raise UserError("--dtype bfloat16: this card only emulates it; take --dtype float32")
 
 
 def device_of(flag: str, is_tiny: bool) -> str:

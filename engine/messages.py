@@ -1,4 +1,4 @@
-"""What a user is told about rollouts: the first one, and why no answer can be read."""
+"""What a user is told about rollouts: the best of the first step, no answers, no signal."""
 
 import sys
 from pathlib import Path

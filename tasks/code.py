@@ -57,7 +57,7 @@ class Code(Drawing, FileTask):
 
     name = "code"
     tag = "program"
-    ends = ">`~"
+    ends = ">`~"  # no newline, which programs are full of: a closing fence counts without it
     wide = True
     flags = ("data", "test_data", "seconds", "memory_mb", "unconfined")
     may_test_on_training = True  # to try a few problems of one's own

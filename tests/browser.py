@@ -127,9 +127,10 @@ class Page:
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
-    def screenshot(self, path: Path) -> None:
-        """The whole page as a PNG."""
-        data = self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"]
+    def screenshot(self, path: Path, top: float, bottom: float, width: int) -> None:
+        """A strip of the page, between two heights, as a PNG."""
+        clip = {"x": 0, "y": top, "width": width, "height": bottom - top, "scale": 1}
+        data = self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)["data"]
         path.write_bytes(base64.b64decode(data))
 
 

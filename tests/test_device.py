@@ -193,6 +193,9 @@ def test_a_card_computes_in_what_it_has(has_bfloat16, dtype, monkeypatch):
     resolve(config)
     assert (config.device, config.dtype) == ("cuda", dtype)
     assert not torch.backends.cuda.cudnn_sdp_enabled()
+    if not has_bfloat16:
+        with pytest.raises(UserError, match="this card only emulates it; take --dtype float32"):
+            resolve(Config(model="m", warm_steps=0, dtype="bfloat16"))
     tiny = Config()
     resolve(tiny)
     assert (tiny.device, tiny.dtype) == ("cpu", "float32")

@@ -2,6 +2,7 @@
 
 import json
 import random
+import tempfile
 from pathlib import Path
 
 import browser
@@ -352,3 +353,19 @@ def test_the_lens_adds_up_and_follows_pointer_and_keys(tab):
     explained = text(tab, "explained")
     assert f"the favorite: {utility:.2f}" in explained
     assert f"R = {R.max().item():.3f}" in explained
+
+
+def take_picture() -> None:
+    """Write docs/figures/playground.png: the five painters after sixty steps."""
+    with tempfile.TemporaryDirectory() as folder, browser.browser(Path(folder)) as tab:
+        tab.open(PAGE, 1180)
+        wait_for(tab, "isTrained()")
+        tab.run("goTo(60)")
+        wait_for(tab, "shownStep() === 60")
+        top = tab.run("byId('bar').getBoundingClientRect().top + scrollY")
+        bottom = tab.run("byId('panels').getBoundingClientRect().bottom + scrollY")
+        tab.screenshot(ROOT / "docs/figures/playground.png", top, bottom, 1180)
+
+
+if __name__ == "__main__":  # PYTHONPATH=tests python -m tests.test_playground
+    take_picture()

@@ -22,6 +22,7 @@ from engine.config import open_device
 from engine.models import save_model
 from rewards import Fence, Problem, Task, UserError, parse_answers, write_answers
 from rollout import Policy, Rollouts, SamplingOptions, StopRule, load_policy, token_logprobs
+from tasks.code import Code
 from tasks.maze import Maze
 
 TASK = Maze(5)
@@ -354,6 +355,20 @@ def test_the_rule_misses_no_end(policy, text, task):
     for m in (1, 2):
         expected = first_stop(AtEveryToken(policy, task, m), tokens)
         assert first_stop(StopRule(policy, task, m), tokens) == expected
+
+
+@byte_model
+@pytest.mark.parametrize("fence", ["```", "~~~"])
+def test_a_program_ends_with_its_closing_fence(policy, fence):
+    """Equal to a look at every token; guards against rollouts that go on after the m-th block."""
+    block = f"{fence}python\nx = [1]\nprint(f'{{x}}')\n{fence}"
+    text = f"First:\n{block}\nThen:\n{block}\n and so on"
+    tokens = policy.tokenizer(text)["input_ids"]
+    task = Code.__new__(Code)  # without problems
+    for m in (1, 2):
+        n = first_stop(StopRule(policy, task, m), tokens)
+        assert n == first_stop(AtEveryToken(policy, task, m), tokens)
+        assert policy.tokenizer.decode(tokens[:n]).count(block) == m
 
 
 def test_an_end_may_be_the_blank_of_a_next_word():
