@@ -345,6 +345,7 @@ def task_defaults(task: Task | type[Task], model: str) -> dict[str, Any]:
 def resolve(config: Config) -> None:
     """Give `auto` its meaning on this machine. Raises UserError if the device cannot compute."""
     config.device = device_of(config.device, config.is_tiny)
+    open_device(config.device)  # before torch is asked what its card can do
     is_cuda = config.device == "cuda"
     has_bfloat16 = is_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
     if config.dtype == "auto":

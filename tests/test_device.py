@@ -170,11 +170,15 @@ def test_a_card_that_cannot_be_used_is_named(reason, fix, monkeypatch):
         raise RuntimeError(reason)
 
     monkeypatch.setattr(torch, "ones", fail)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", fail)
     message = (
         f"--device cuda: cannot compute in float32 here .{reason}.; {fix} or take --device cpu"
     )
     with pytest.raises(UserError, match=message):
         open_device("cuda")
+    for dtype in ("auto", "bfloat16"):
+        with pytest.raises(UserError, match=message):
+            resolve(Config(model="m", device="cuda", dtype=dtype))
 
 
 @pytest.mark.parametrize(("has_bfloat16", "dtype"), [(True, "bfloat16"), (False, "float32")])
