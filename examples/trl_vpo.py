@@ -355,6 +355,8 @@ def main(argv: list[str] | None = None) -> None:
             raise UserError(mistake) from mistake
         trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
         trainer.save_model()
+        trainer.accelerator.wait_for_everyone()  # a rank that ends first can abort the others
+        trainer.accelerator.end_training()
 
     as_command("trl_vpo.py", run)
 

@@ -102,6 +102,8 @@ for method in methods.split(","):
     accelerator = trainer.accelerator
     name = f"{{method}}-{{accelerator.num_processes}}-{{accelerator.process_index}}.json"
     (folder / name).write_text(json.dumps(steps))
+accelerator.wait_for_everyone()  # a rank that ends first can abort the other
+accelerator.end_training()
 """
 
 
