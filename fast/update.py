@@ -229,6 +229,7 @@ def prompt_chunks(rollouts: Rollouts, rows: list[int], token_budget: int) -> lis
     chunks = []
     for chunk_prompts in fill(prompts, rollouts.prompt_lengths, token_budget):
         chunk_rows = [row for row in rows if row // G in chunk_prompts]
+        chunk_rows.sort(key=rollouts.lengths.__getitem__)  # less padding
         chunks.append(PromptChunk(chunk_prompts, fill(chunk_rows, sizes, token_budget)))
     return chunks
 

@@ -26,9 +26,9 @@ from rewards import UserError
 
 QUICK = shlex.split(
     "--task toy --warm-steps 20 --steps 16 --prompts-per-step 2 --group-size 4 --save-every 3 "
-    "--eval-problems 3 --pool 5 --device cpu --method grpo vpo max_at_k"
+    "--eval-problems 3 --pool 5 --device cpu --method grpo vpo"
 )
-METHODS = ("grpo", "vpo", "max_at_k")
+METHODS = ("grpo", "vpo")
 
 
 # Functions for other processes, which import them from here.
@@ -130,8 +130,8 @@ def assert_equal_runs(a: Path, b: Path) -> None:
 
 def test_numbers_do_not_depend_on_jobs(alone):
     """Training and evaluation, bit for bit; the tables are printed in the same order."""
-    together = Path("jobs3")
-    train.main([*QUICK, "--jobs", "3", "--out", str(together)])
+    together = Path("together")
+    train.main([*QUICK, "--jobs", "2", "--out", str(together)])
     assert_equal_runs(alone, together)
     expected, found = [json.loads((run / "eval.json").read_text()) for run in (alone, together)]
     assert list(expected["policies"]) == list(found["policies"])
@@ -188,11 +188,11 @@ def wait_until_dead(pids: set[int]) -> None:
 def test_a_run_that_is_killed_and_then_stopped_ends_bit_for_bit_the_same(alone):
     """SIGKILL of the parent: its processes die with it, so that a resume has the folder for itself.
     Ctrl-C, which a terminal sends to all of them: no traceback of a child, and all is saved."""
-    flags = ["--eval-problems", "0", "--jobs", "3", "--out", "run"]
+    flags = ["--eval-problems", "0", "--jobs", "2", "--out", "run"]
     child = begin(*flags)
     wait_for(child, Path("run/vpo/metrics.jsonl"), 4)
     others = descendants(child.pid)
-    assert len(others) >= 3
+    assert len(others) >= 2
     child.kill()
     child.communicate()
     wait_until_dead(others)
@@ -209,7 +209,7 @@ def test_a_run_that_is_killed_and_then_stopped_ends_bit_for_bit_the_same(alone):
         steps = len(metrics(Path("run", method)))
         assert Path("run", method, f"checkpoint-{steps:06d}").exists()
     assert len(metrics(Path("run/vpo"))) < 16
-    train.main(["--resume", "--out", "run", "--jobs", "2"])
+    train.main(["--resume", "--out", "run", "--jobs", "1"])
     assert_equal_runs(Path("run"), alone)
 
 

@@ -330,7 +330,7 @@ def test_a_tiny_model_knows_every_word(name):
     rng = Random(1)
     n_perfect = 0
     for split in ("train", "demonstrations", "test"):
-        for problem in task.problems(split, 60):
+        for problem in task.problems(split, 20):
             answer = task.demonstration(problem, rng)
             assert {*task.tiny_prompt(problem).split(), *answer.split()} <= set(task.words)
             assert len(answer.split()) <= task.answer_words
@@ -338,7 +338,7 @@ def test_a_tiny_model_knows_every_word(name):
             assert len(vector) == len(task.objectives)
             assert max(vector) >= task.minimum
             n_perfect += min(vector) == 1
-    assert n_perfect < 60, "demonstrations should leave something to discover"
+    assert n_perfect < 20, "demonstrations should leave something to discover"
 
 
 @pytest.mark.parametrize("name", ["fence", "toy"])

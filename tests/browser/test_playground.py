@@ -5,16 +5,16 @@ import random
 import tempfile
 from pathlib import Path
 
-import browser
+import chromium
 import pytest
 import torch
-from test_page import LAYOUT, needs_browser
+from test_page_in_a_browser import LAYOUT, needs_browser
 
 import eval as evaluation
 import vpo
 from rewards import Fence
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/playground.html"
 COLORS = ("red", "blue", "green", "grey")
 METHODS = ("grpo", "max_at_k", "multi_rlvr", "vpo", "group_vpo")
@@ -26,7 +26,7 @@ pytestmark = needs_browser
 @pytest.fixture(scope="module")
 def tab(tmp_path_factory):
     """The page. It asks for nothing and complains of nothing."""
-    with browser.browser(tmp_path_factory.mktemp("profile")) as tab:
+    with chromium.browser(tmp_path_factory.mktemp("profile")) as tab:
         tab.open(PAGE, 390)
         wait_for(tab, "isTrained()")
         yield tab
@@ -357,7 +357,7 @@ def test_the_lens_adds_up_and_follows_pointer_and_keys(tab):
 
 def take_picture() -> None:
     """Write docs/figures/playground.png: the five painters after sixty steps."""
-    with tempfile.TemporaryDirectory() as folder, browser.browser(Path(folder)) as tab:
+    with tempfile.TemporaryDirectory() as folder, chromium.browser(Path(folder)) as tab:
         tab.open(PAGE, 1180)
         wait_for(tab, "isTrained()")
         tab.run("goTo(60)")
@@ -367,5 +367,5 @@ def take_picture() -> None:
         tab.screenshot(ROOT / "docs/figures/playground.png", top, bottom, 1180)
 
 
-if __name__ == "__main__":  # PYTHONPATH=tests python -m tests.test_playground
+if __name__ == "__main__":  # PYTHONPATH=tests python tests/browser/test_playground.py
     take_picture()

@@ -1,0 +1,252 @@
+"""The page in Chromium: its controls do what they say, nothing overlaps, and no address is asked for."""
+
+import random
+from pathlib import Path
+
+import chromium
+import pytest
+import torch
+from test_page import METHODS, data_of, made_snapshots
+
+import eval as evaluation
+import vpo
+from engine.snapshots import Snapshots
+from report import page
+
+needs_browser = pytest.mark.skipif(
+    not chromium.find(), reason="no Chromium: apt-get install chromium, or set CHROMIUM"
+)
+pytestmark = needs_browser
+
+
+def open_page(tab, folder: Path, snapshots: Snapshots, width: int) -> None:
+    """Write the page of these snapshots and open it."""
+    page.write_page(folder / "report.html", snapshots)
+    tab.open(folder / "report.html", width)
+
+
+LAYOUT = """(() => {
+  const wrong = [], boxes = [], edge = document.documentElement.clientWidth;
+  const name = (node) => `${node.tagName || node.parentNode.tagName} "${node.textContent.trim().slice(0, 30)}"`;
+  if (document.documentElement.scrollWidth > edge) wrong.push("the page is wider than the window");
+  for (const node of document.querySelectorAll("body *")) {
+    const style = getComputedStyle(node);
+    if (style.overflowX !== "visible" && node.tagName !== "svg" && node.scrollWidth > node.clientWidth + 1)
+      wrong.push(`${name(node)} is cut off`);
+    if (["BUTTON", "INPUT", "SELECT"].includes(node.tagName)) boxes.push([node, node.getBoundingClientRect()]);
+  }
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    if (!node.textContent.trim() || node.parentNode.closest("script, option, details:not([open]) pre")) continue;
+    const range = document.createRange(), svg = node.parentNode.closest("svg");
+    range.selectNodeContents(node);
+    for (const box of range.getClientRects()) {
+      if (box.left < -1 || box.right > edge + 1) wrong.push(`${name(node)} leaves the window`);
+      const around = svg && svg.getBoundingClientRect();
+      if (around && (box.left < around.left - 1 || box.right > around.right + 1 || box.bottom > around.bottom + 1))
+        wrong.push(`${name(node)} leaves its chart`);
+      boxes.push([node, box]);
+    }
+  }
+  boxes.forEach(([a, p], i) => boxes.slice(i + 1).forEach(([b, q]) => {
+    const across = Math.min(p.right, q.right) - Math.max(p.left, q.left);
+    const down = Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top);
+    if (Math.min(across, down) > 2 && !a.contains(b) && !b.contains(a)) wrong.push(`${name(a)} overlaps ${name(b)}`);
+  }));
+  return [...new Set(wrong)].slice(0, 8);
+})()"""
+
+
+@pytest.fixture
+def tab(tmp_path):
+    with chromium.browser(tmp_path / "profile") as tab:
+        yield tab
+        assert not tab.errors and all(url.startswith("file:") for url in tab.requests)
+
+
+@pytest.mark.parametrize("task", ["maze", "code", "toy", "prose"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_nothing_overlaps_or_is_cut_off(task, width, tab, tmp_path):
+    """In every stage, at every problem, with draws; and every control has a name."""
+    snapshots = made_snapshots(task)
+    open_page(tab, tmp_path, snapshots, width)
+    assert tab.run(LAYOUT) == []
+    assert (
+        tab.run(
+            "[...document.querySelectorAll('button, input, select')].filter((node) => "
+            "!(node.labels && node.labels.length) && !node.textContent.trim()).length"
+        )
+        == 0
+    )
+    tab.run("byId('once').click()")
+    for problem in range(len(snapshots.problems)):
+        tab.run(
+            f"byId('problem').value = {problem}; byId('problem').dispatchEvent(new Event('change')); "
+            "byId('next').click(); byId('any').click()"
+        )
+        assert tab.run(LAYOUT) == []
+
+
+def test_the_slider_the_keys_and_the_film_change_the_picture(tab, tmp_path):
+    snapshots = made_snapshots("maze")
+    open_page(tab, tmp_path, snapshots, 1280)
+    drawn = "byId('film').innerHTML"
+    last, cursor = (
+        tab.run(drawn),
+        tab.run("document.querySelector('#diversity .cursor').getAttribute('x1')"),
+    )
+    tab.run("byId('step').focus()")
+    tab.press("ArrowLeft", 37)
+    assert tab.run("byId('now').textContent") == "21 of 31" and tab.run(drawn) != last
+    assert float(
+        tab.run("document.querySelector('#diversity .cursor').getAttribute('x1')")
+    ) < float(cursor)
+    left, middle = tab.run(
+        "(() => { const box = byId('step').getBoundingClientRect(); "
+        "return [box.left + 6, box.top + box.height / 2]; })()"
+    )
+    tab.click(left, middle)
+    assert tab.run("byId('now').textContent") == "1 of 31"
+    tab.run("byId('play').click()")
+    assert "Pause" in tab.run("byId('play').textContent")
+    tab.run("new Promise((done) => setTimeout(done, 2500))")
+    assert tab.run(drawn) == last and "Play" in tab.run("byId('play').textContent")
+    record = snapshots.frames[-1].pools["grpo"][0]
+    routes = 0
+    for answer, rewards in zip(record["answers"], record["rewards"], strict=True):
+        routes += answer is not None and rewards[0] > 0
+    assert (
+        tab.run("document.querySelectorAll('#film figure')[0].querySelectorAll('path').length")
+        == routes
+    )
+
+
+@pytest.mark.parametrize("name", ["maze", "prose"])
+def test_the_weighting_lights_up_what_python_would_choose(name, tab, tmp_path):
+    snapshots = made_snapshots(name)
+    pools = snapshots.frames[-1].pools
+    open_page(tab, tmp_path, snapshots, 1280)
+    tab.run("byId('problem').value = 1; byId('problem').dispatchEvent(new Event('change'))")
+    vectors, chosen = data_of(tmp_path / "report.html")["problems"][1]["vectors"], set()
+    k, rng = len(vectors[0]), random.Random(1)
+    for bars in [
+        [0] * k,
+        *([100 * (i == j) for j in range(k)] for i in range(k)),
+        *([rng.randrange(101) for _ in range(k)] for _ in range(5)),
+    ]:
+        tab.run(
+            f"{bars}.forEach((x, i) => {{ const bar = byId(`w${{i}}`); bar.value = x; "
+            "bar.dispatchEvent(new Event('input')); })"
+        )
+        w = torch.tensor([x / sum(bars) if any(bars) else 1 / k for x in bars], dtype=torch.float64)
+        shown = tab.run(
+            "[...document.querySelectorAll('#taste figure')].map((figure) => +figure.dataset.best)"
+        )
+        worths = tab.run(
+            "[...document.querySelectorAll('#worth .number')].map((node) => node.textContent)"
+        )
+        chosen.add(tuple(shown))
+        for method, answer, text in zip(METHODS, shown, worths, strict=True):
+            rewards = torch.tensor(pools[method][1]["rewards"], dtype=torch.float64)
+            best = (rewards @ w).max().item()
+            assert (torch.tensor(vectors[answer], dtype=torch.float64) @ w).item() == pytest.approx(
+                best
+            )
+            assert vectors[answer] in rewards.tolist()
+            assert float(text.replace("\u2212", "-")) == pytest.approx(best, abs=6e-4)
+    assert len(chosen) > 1
+    tab.run("byId('w0').focus()")
+    tab.press("Home", 36)
+    assert tab.run("state.weights[0]") == 0
+
+
+def test_the_best_of_k_is_that_of_the_user_of_part_2(tab, tmp_path):
+    """Guards against curves of the task scalar, which show GRPO on top below a user who prefers VPO.
+
+    400 draws, always the same ones: the mean of the best within two standard errors of the exact value.
+    """
+    snapshots = made_snapshots("fence")
+    pools = snapshots.frames[-1].pools
+    open_page(tab, tmp_path, snapshots, 1280)
+    weights = torch.tensor([0.8, 0.2, 0.0], dtype=torch.float64)
+    tab.run("byId('once').click(); drawn = byId('curve').innerHTML")
+    tab.run("byId('w2').value = 0; byId('w2').dispatchEvent(new Event('input'))")
+    assert tab.run("state.draws === 0 && drawn !== byId('curve').innerHTML")
+    tab.run("setWeights([80, 20, 0])")
+    assert tab.run("byId('user').textContent") == "ann\u00a00.80, bob\u00a00.20, cid\u00a00.00"
+    ticks = tab.run("[...document.querySelectorAll('#curve text')].map((node) => node.textContent)")
+    assert ticks[:3] == ["0", "0.5", "1"], "the axis stands still"
+    for k in (3, 10, 30):
+        tab.run(
+            f"byId('k').value = {k}; byId('k').dispatchEvent(new Event('input')); drawMore(400)"
+        )
+        assert tab.run("state.draws") == 400
+        for method in METHODS:
+            rewards = torch.tensor(pools[method][0]["rewards"], dtype=torch.float64)  # (n, 3)
+            worths = rewards @ weights
+            exact = evaluation.best_at_k(worths, k).item()
+            square = evaluation.best_at_k(worths**2, k).item()
+            error = max(0.0, square - exact**2) ** 0.5 / 20
+            assert tab.run(f"state.sums.{method} / 400") == pytest.approx(
+                exact, abs=2 * error + 1e-4
+            )
+            assert tab.run(
+                f"bestAtK(worths(methods[{METHODS.index(method)}]), {k})"
+            ) == pytest.approx(exact, abs=1e-4)
+    tab.run("byId('over').click(); byId('many').click()")
+    tab.run("new Promise((done) => setTimeout(done, 600))")
+    assert tab.run("byId('many').click(); state.draws") > 4
+
+
+def test_answers_that_name_colours_are_painted(tab, tmp_path):
+    """Guards against a fence in words, an answer in words that is painted, and a legend that nothing needs."""
+    for name, is_painted in (("fence", True), ("headline", False)):
+        snapshots = made_snapshots(name)
+        open_page(tab, tmp_path, snapshots, 390)
+        rows = tab.run(
+            "[...document.querySelectorAll('#film .answer')].map((row) => "
+            "[row.lastChild.title, [...row.lastChild.children].map((board) => board.style.background)])"
+        )
+        answers = snapshots.frames[-1].pools["grpo"][0]["answers"]
+        assert rows[0][0] in answers
+        for text, colors in rows:
+            assert colors == (text.split() if is_painted and text != "(no answer)" else [])
+        assert (snapshots.task.legend in tab.run("byId('marks').textContent")) == is_painted
+        assert (tab.run("byId('problem').offsetWidth") == 0) == is_painted, "one problem, no choice"
+        assert tab.run(LAYOUT) == []
+
+
+def test_the_set_reward_is_shown_as_vpo_computes_it(tab, tmp_path):
+    snapshots = made_snapshots("maze")
+    open_page(tab, tmp_path, snapshots, 390)
+    tab.run(
+        "for (let i = 0; i < 4; i++) byId('next').click(); byId('rollout').value = 6; "
+        "byId('rollout').dispatchEvent(new Event('input'))"
+    )
+    rewards = torch.tensor(snapshots.frames[-1].pools["vpo"][0]["rewards"]).view(1, 10, 3, 4)
+    drawn = vpo.sample_weights(1, 100, 4, generator=torch.Generator().manual_seed(0))
+    R = vpo.set_reward(rewards, drawn)
+    assert float(tab.run("byId('R').textContent")) == pytest.approx(R[0, 6].item(), abs=6e-4)
+    shown = tab.run(
+        "[...document.querySelectorAll('#group tbody tr')].map((row) => row.cells[2].textContent)"
+    )
+    expected = vpo.group_normalize(R)[0].tolist()
+    assert [float(text.replace("\u2212", "-")) for text in shown] == pytest.approx(
+        expected, abs=6e-3
+    )
+    best = (rewards[0, 6] @ drawn[0, :5].T).max(0)
+    cells = tab.run(
+        "[...document.querySelectorAll('#scores tbody tr')].map((row) => "
+        "[row.lastChild.textContent, [...row.cells].findIndex((cell) => cell.className === 'won')])"
+    )
+    assert [float(value) for value, _ in cells] == pytest.approx(best.values.tolist(), abs=6e-4)
+    assert all(
+        rewards[0, 6, place - 1] @ w == pytest.approx(top)
+        for (_, place), w, top in zip(cells, drawn[0, :5], best.values, strict=True)
+    )
+    for frame in snapshots.frames:
+        frame.pools = {"grpo": frame.pools["grpo"]}
+    snapshots.metrics = {"grpo": snapshots.metrics["grpo"]}
+    page.write_page(tmp_path / "none.html", snapshots)
+    tab.open(tmp_path / "none.html", 390)
+    assert "train.py --method vpo" in tab.run("byId('stage-text').textContent")
