@@ -29,7 +29,6 @@ import torch
 from torch import Tensor
 
 from engine.config import (
-    MAY_DIFFER,
     Config,
     Parser,
     check_ranges,
@@ -37,13 +36,19 @@ from engine.config import (
     flag,
     flag_of,
     open_device,
-    peak_rate,
 )
 from engine.doors import as_command
+from engine.evaluations import (
+    Evaluation,
+    Settings,
+    check_comparable,
+    evaluation_of,
+    output_folders,
+)
 from engine.files import read_log, write_text, writing
 from engine.looks import look_of
 from engine.processes import run_all
-from engine.runs import load_run, policies, progress, start_of, steps_done, task_of
+from engine.runs import load_run, policies, progress, start_of, task_of
 from engine.tasks import held_out
 from rewards import Problem, Task, UserError
 from rollout import (
@@ -265,7 +270,7 @@ class Report:
     """The measures of one run's policies, or of several runs' policies together."""
 
     runs: list[str]
-    settings: "Settings"
+    settings: Settings
     measures: dict[str, dict[str, Tensor]]  # policy -> measure -> values (N) or (runs, N)
 
     def mean(self, policy: str, measure: str) -> float:
@@ -397,105 +402,6 @@ def variety(share: float) -> str:
 # The evaluation of runs.
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How policies are evaluated: on which problems, with how many candidates each."""
-
-    split: str
-    problems: int
-    pool: int  # candidates per problem
-    temperature: float
-
-    @property
-    def folder_name(self) -> str:
-        return f"eval-{self.split}-{self.problems}x{self.pool}-T{self.temperature:g}"
-
-
-@dataclass
-class Evaluation:
-    """The evaluation of one run."""
-
-    run: Path
-    config: Config
-    settings: Settings
-    folder: Path  # for what is written
-
-
-def evaluation_of(run: Path, changes: dict) -> Evaluation:
-    """How to evaluate a run: by its own flags, but for the changes that are not None."""
-    config = load_run(run).config
-    own = Settings(
-        "test", config.eval_problems or Config.eval_problems, config.pool, config.eval_temperature
-    )
-    changed = {name: value for name, value in changes.items() if value is not None}
-    settings = dataclasses.replace(own, **changed)
-    if settings.pool < config.m:
-        raise UserError(
-            f"--pool {settings.pool}: must hold one rollout of the run's {config.m} answers"
-        )
-    return Evaluation(run, config, settings, run if settings == own else run / settings.folder_name)
-
-
-def check_comparable(evaluations: list[Evaluation]) -> None:
-    """Raise UserError if the means of several runs would say nothing."""
-    runs = [evaluation.run for evaluation in evaluations]
-    if len({run.resolve() for run in runs}) < len(runs):
-        raise UserError(f"{' '.join(map(str, runs))}: names a run twice")
-    for first, other in itertools.combinations(evaluations, 2):
-        check_pair(first, other)
-
-
-def check_pair(first: Evaluation, other: Evaluation) -> None:
-    """Raise UserError if two runs differ in more than the seed, or do not differ in it."""
-    for field in dataclasses.fields(Config):
-        own = getattr(other.config, field.name)
-        others = getattr(first.config, field.name)
-        if own != others and field.name not in (*MAY_DIFFER, "seed"):
-            raise UserError(
-                f"{other.run}: has {flag_of(field.name)} {own}, and {first.run} has {others}; their mean "
-                "says nothing"
-            )
-    for method in other.config.method:
-        if method in first.config.method:
-            check_trained_alike(method, first, other)
-    if other.settings != first.settings:
-        raise UserError(
-            f"{other.run}: differs from {first.run} in --problems, --pool or --temperature: give them"
-        )
-    if other.config.seed == first.config.seed:
-        raise UserError(
-            f"{other.run}: has --seed {other.config.seed}, as {first.run} has; a mean is one over seeds: "
-            "train with another --seed, or evaluate them one by one"
-        )
-
-
-def check_trained_alike(method: str, first: Evaluation, other: Evaluation) -> None:
-    """Raise UserError if a method had other learning rates in two runs, or other steps."""
-    rate = peak_rate(first.config, method)
-    other_rate = peak_rate(other.config, method)
-    if other_rate != rate:
-        raise UserError(
-            f"{other.run}: has --lr {method}={other_rate:g}, and {first.run} has {rate:g}; their mean "
-            "says nothing"
-        )
-    steps = steps_done(first.run / method)
-    other_steps = steps_done(other.run / method)
-    if other_steps != steps:
-        raise UserError(
-            f"{other.run}: {method} has done {other_steps} steps, and in {first.run} {steps}; finish "
-            "both with --resume"
-        )
-    rows = read_log(first.run / method / "metrics.jsonl", "lr")
-    other_rows = read_log(other.run / method / "metrics.jsonl", "lr")
-    for row, other_row in zip(rows, other_rows, strict=False):
-        if other_row["step"] == row["step"] and other_row["lr"] != row["lr"]:
-            raise UserError(
-                f"{other.run}: {method} has --lr {other_row['lr']:g} in step {row['step']}, and in "
-                f"{first.run} {row['lr']:g}, because one of them went on with more --steps; their mean "
-                "says nothing"
-            )
-
-
 def evaluate(
     runs: list[Path],
     *,
@@ -534,26 +440,6 @@ def evaluate(
             means.write(folder, device)
             means.draw_best_at_k(folder / f"best_at_k.{figure_format}")
         print(f"figures: {folder / f'best_at_k.{figure_format}'}")
-
-
-def output_folders(runs: list[Path], out: Path | None) -> list[Path | None]:
-    """The folders in `out` for what is made of each run; of a single run `out` itself.
-
-    Raises:
-        UserError: `out` is a file, or two runs would get the same folder in it.
-    """
-    if out is None:
-        return [None] * len(runs)
-    if out.is_file():
-        raise UserError(f"--out {out}: must be a folder, and is a file")
-    names = [run.name for run in runs]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(
-                f"{' '.join(map(str, runs))}: two runs are named {name}, and each gets a folder of its "
-                f"name in {out}; rename one"
-            )
-    return [out] if len(runs) == 1 else [out / name for name in names]
 
 
 def evaluate_run(

@@ -39,16 +39,11 @@ from tqdm import tqdm
 
 from engine.config import Config, Parser, check_ranges, device_of, flag, open_device
 from engine.doors import as_command, as_user_error, did_you_mean
+from engine.evaluations import check_comparable, evaluation_of, output_folders
 from engine.files import write_text, writing
 from engine.runs import StoredPolicy, policies, task_of
 from engine.tasks import held_out
-from eval import (
-    ROLLOUTS_AT_ONCE,
-    check_comparable,
-    evaluation_of,
-    output_folders,
-    print_left_out,
-)
+from eval import ROLLOUTS_AT_ONCE, print_left_out
 from report import plots
 from report.markdown import aligned
 from report.search_tables import search_table

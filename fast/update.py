@@ -1,7 +1,7 @@
 """A gradient for which a prompt is computed once for its rollouts (shared prefix, arXiv 2506.05433).
 
-Rollouts without a gradient are left out. The gradient is that of `train.backward`. The entropy is that
-of the rollouts that are computed.
+Rollouts without a gradient are left out, and those of similar length share a micro-batch. The gradient
+is that of `train.backward`. The entropy is that of the rollouts that are computed.
 """
 
 from dataclasses import dataclass

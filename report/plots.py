@@ -19,7 +19,8 @@ from rewards import Drawing, Problem, Task
 from vpo import ADVANTAGES, SEVERAL_ANSWERS
 
 if TYPE_CHECKING:
-    from eval import Evaluation, Pool
+    from engine.evaluations import Evaluation
+    from eval import Pool
 
 COLUMNS = 4  # problems in a figure of answers; policies side by side in one of reward vectors
 BOLD = {"fontsize": 12, "fontweight": "bold"}

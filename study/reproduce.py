@@ -32,10 +32,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from engine.config import Config, Parser, flag, task_defaults
 from engine.doors import as_command
+from engine.evaluations import Evaluation, Settings
 from engine.files import read_log
 from engine.runs import checkpoints, load_run, task_of
 from engine.tasks import held_out
-from eval import Evaluation, Settings, evaluate_policy, measure
+from eval import evaluate_policy, measure
 from report.geometry import geometry
 from report.markdown import aligned
 from rewards import Problem, Task, UserError

@@ -11,12 +11,11 @@ from torch import Tensor
 
 import eval as evaluation
 from engine.config import Config
+from engine.evaluations import Evaluation, Settings, check_comparable, output_folders
 from eval import (
     EvalFlags,
-    Evaluation,
     Pool,
     Report,
-    Settings,
     best_at_k,
     half_width,
     measure,
@@ -291,9 +290,9 @@ def test_runs_that_do_not_belong_together_have_no_mean(flags, message, tmp_path,
     """Guards against a mean over learning rates, and against one seed that counts twice."""
     monkeypatch.chdir(tmp_path)
     first = evaluation_with("a", 0)
-    evaluation.check_comparable([first, evaluation_with("alike", 1, jobs=3, lr=["0.0012"])])
+    check_comparable([first, evaluation_with("alike", 1, jobs=3, lr=["0.0012"])])
     with pytest.raises(UserError, match=f"^{message}"):
-        evaluation.check_comparable([first, evaluation_with("b", **{"seed": 1} | flags)])
+        check_comparable([first, evaluation_with("b", **{"seed": 1} | flags)])
 
 
 def test_runs_that_are_not_equally_far_have_no_mean(tmp_path, monkeypatch):
@@ -304,11 +303,11 @@ def test_runs_that_are_not_equally_far_have_no_mean(tmp_path, monkeypatch):
     log = Path("longer/grpo/metrics.jsonl")
     log.write_text(log.read_text().replace("0.01", "0.02"))
     with pytest.raises(UserError, match="^longer: grpo has --lr 0.02 in step 2, and in a 0.01,"):
-        evaluation.check_comparable([first, longer])
+        check_comparable([first, longer])
     begun = evaluation_with("begun", 1)
     Path("begun/grpo/checkpoint-000002").rename("begun/grpo/checkpoint-000001")
     with pytest.raises(UserError, match="^begun: grpo has done 1 steps, and in a 2; finish both"):
-        evaluation.check_comparable([first, begun])
+        check_comparable([first, begun])
 
 
 def test_a_method_that_a_run_lacks_is_named(capsys):
@@ -382,11 +381,11 @@ def test_a_flag_that_would_be_ignored_is_refused(flags, message):
 def test_what_is_written_goes_to_a_folder_of_each_run(tmp_path):
     """Guards against runs that overwrite one another's figures."""
     runs = [Path("runs/a"), Path("runs/b")]
-    assert evaluation.output_folders(runs, None) == [None, None]
-    assert evaluation.output_folders(runs[:1], tmp_path) == [tmp_path]
-    assert evaluation.output_folders(runs, tmp_path) == [tmp_path / "a", tmp_path / "b"]
+    assert output_folders(runs, None) == [None, None]
+    assert output_folders(runs[:1], tmp_path) == [tmp_path]
+    assert output_folders(runs, tmp_path) == [tmp_path / "a", tmp_path / "b"]
     with pytest.raises(UserError, match="two runs are named a"):
-        evaluation.output_folders([*runs, Path("other/a")], tmp_path)
+        output_folders([*runs, Path("other/a")], tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="must be a folder, and is a file"):
-        evaluation.output_folders(runs, tmp_path / "file")
+        output_folders(runs, tmp_path / "file")
