@@ -5,7 +5,8 @@
 - The crossing (C3): the first k at which VPO's mean is above GRPO's. It counts only where GRPO's lead
   at k = 1 is firm: up to k = 5 it shows the claim, later it refutes it.
 - A search (C5): shown if in every run the method solves more problems that GRPO does not solve than
-  GRPO of another run does, which is chance; refuted if in no run.
+  GRPO of another run does, which is chance; refuted if in no run. It is GRPO at its low rate where
+  that took part.
 - "Alike" (C7, C8): shown if the whole interval is within 0.02 of 0, refuted if none of it is.
 - Difficulty (C11): a t-test over seeds of the leads in the hardest and the easiest third of the problems.
 """
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from report.markdown import markdown
 from report.search_tables import RIVALS, counts_alone
 from study.entries import GRPO, MAX_AT_K, MULTI_RLVR, START_MODEL, TWO_ANSWERS, VPO, Entry
-from study.result_tables import as_csv, counts_of_other_runs
+from study.result_tables import as_csv, counts_of_other_runs, rival_of
 from study.stored import SINGLE, Difference, Stored, TaskResults, t_test
 
 ONE_ANSWER = Entry("vpo", flags=(("m", 1), ("prompts-per-step", 36), ("lr", 1.2e-3)))
@@ -133,8 +134,9 @@ def lead_widens_with_k(stored: Stored) -> Iterator[Finding]:
         lead_at_30 = task.lead(VPO, scalar, "best@30")
         lead = task.summary(lead_at_30)
         growth = task.summary(lead_at_30 - task.lead(VPO, scalar, "best@3"))
-        text = f"{task.name}, best@3 to best@30: by {growth.short} to {lead.short}"
-        detail = f"against {scalar.title} by {growth} to {lead}"
+        text = f"{task.name}, VPO - {scalar.title}: {growth.short} from best@3 to best@30, where it is "
+        text += lead.short
+        detail = f"{growth} to {lead}"
         yield Finding(text, both(is_positive(growth), is_positive(lead)), detail)
 
 
@@ -146,7 +148,7 @@ def curves_cross(stored: Stored) -> Iterator[Finding]:
             if task.lead(VPO, GRPO, f"best@{k}").mean() > 0:
                 ahead.append(k)
         crossing = f"from k = {ahead[0]}" if ahead else "at no k"
-        text = f"{task.name}, GRPO - VPO: {grpo_lead.short}; VPO ahead {crossing}"
+        text = f"{task.name}, best@1, GRPO - VPO: {grpo_lead.short}; VPO ahead in best@k {crossing}"
         crosses_early = bool(ahead) and ahead[0] <= 5
         yield Finding(text, both(is_positive(grpo_lead), crosses_early), str(grpo_lead))
 
@@ -165,7 +167,8 @@ def diversity_in_training(stored: Stored) -> Iterator[Finding]:
         ):
             outcome = expectation if met else f"not {expectation}"
             change = f"{first[policy]:.2f} to {last[policy]:.2f}"
-            yield Finding(f"{task.name}, {policy.title}: {change}, {outcome}", met)
+            text = f"{task.name}, diversity of {policy.title} in training: {change}, {outcome}"
+            yield Finding(text, met)
 
 
 def vpo_solves_more(stored: Stored) -> Iterator[Finding]:
@@ -183,15 +186,18 @@ def solves_more(stored: Stored, method: str) -> Iterator[Finding]:
         if not name.endswith("evolve"):
             continue
         policies = search["policies"]
-        alone = counts_alone(policies, (method,), ("grpo",))
-        chance = counts_of_other_runs(policies, ("grpo",))
-        text = f"{name.replace('_', ' ')}: {listed(alone)} in three runs; chance {listed(chance)}"
-        reverse = counts_alone(policies, ("grpo",), (method,))
+        rival = rival_of(policies)
+        rival_title = Entry(rival).title
+        alone = counts_alone(policies, (method,), (rival,))
+        chance = counts_of_other_runs(policies, (rival,))
+        text = f"search {name.replace('_', ' ')}: three runs of {title} solve {listed(alone)} problems that "
+        text += f"{rival_title} does not; chance {listed(chance)}"
+        reverse = counts_alone(policies, (rival,), (method,))
         neither = counts_alone(policies, (method,), RIVALS)
         neither_by_chance = counts_of_other_runs(policies, RIVALS)
         lost = counts_alone(policies, RIVALS, (method,))
         detail = (
-            f"GRPO solves {listed(reverse)} that {title} does not; beside GRPO and the start model "
+            f"{rival_title} solves {listed(reverse)} that {title} does not; beside GRPO and the start model "
             f"{title} solves {listed(neither)}, these two in another run {listed(neither_by_chance)}, "
             f"and {listed(lost)} that {title} does not"
         )
@@ -227,7 +233,7 @@ def collinear_objectives(stored: Stored) -> Iterator[Finding]:
         task = stored.task(name)
         lead = task.difference(VPO, GRPO, "W@30")
         control = task.difference(VPO, MAX_AT_K, "W@30")
-        text = f"{name}, W@30, VPO - GRPO: {lead.short}; VPO - Max@K: {control.short}"
+        text = f"reward {name}, W@30, VPO - GRPO: {lead.short}; VPO - Max@K: {control.short}"
         yield Finding(text, is_alike(lead), f"{lead}; {control}")
 
 
@@ -245,7 +251,8 @@ def more_answers_and_weights(stored: Stored) -> Iterator[Finding]:
         verdict = is_positive(lead)
         if policy not in (FIVE_ANSWERS, SOBOL) and verdict is not None:
             verdict = not verdict  # these have less than the default
-        yield Finding(f"maze, W@30, {policy.setting}: {lead.short}", verdict, str(lead))
+        text = f"maze, W@30, VPO with {policy.setting} - VPO: {lead.short}"
+        yield Finding(text, verdict, str(lead))
 
 
 def crosses_the_valley(stored: Stored) -> Iterator[Finding]:

@@ -23,11 +23,14 @@ GENERAL_TABLES = {
     "main": result_tables.main_table,
     "leads": result_tables.leads,
     "ablations": result_tables.ablations,
+    "more_steps": result_tables.more_steps,
     "rewards": result_tables.rewards,
     "rates": result_tables.chosen_rates,
     "searches": result_tables.searches,
     "verdicts": claims.verdict_table,
     "multiplicity": result_tables.multiplicity,
+    "hours": result_tables.hours,
+    "measured_twice": result_tables.measured_twice,
 }
 CSV_FILES = {
     "runs": result_tables.runs_csv,

@@ -17,7 +17,7 @@ from study.stored import Difference, Stored, TaskResults
 FOUR = (START_MODEL, GRPO, VPO, GROUP_VPO)
 TITLES = {"maze": "Maze", "code": "Programs", "toy": "Toy"}
 SEARCHES = {
-    "maze_diamond_87_evolve": "87 hard mazes: a route with all the diamonds",
+    "maze_diamond_79_evolve": "79 hard mazes: a route with all the diamonds",
     "nested_scalar_evolve": "40 hard programs",
 }
 MAX_BANDS = 4  # more would hide one another

@@ -20,6 +20,7 @@ from report.statistics import bootstrap_interval
 from study.entries import (
     GROUP_VPO,
     GRPO,
+    LOW_RATE,
     MAX_AT_K,
     MULTI_RLVR,
     PAIRS,
@@ -96,8 +97,6 @@ def leads(stored: Stored) -> str:
         task = stored.task(name)
         head += [f"{name} {measure}" for measure in measures]
         for ours, theirs in main_pairs(task):
-            if theirs == VPO:
-                continue  # a row that the others nearly imply
             other = "GRPO, low rate" if theirs.lr else theirs.title
             heading = f"{ours.title} - {other}"
             cells = [task.difference(ours, theirs, measure).short for measure in measures]
@@ -174,11 +173,33 @@ def ablations(stored: Stored) -> str:
     for name in ("maze", "code"):
         task = stored.task(name)
         for policy in task.policies(flags=True):
+            if "steps" in dict(policy.flags):
+                continue  # in `more_steps`
             default = Entry(policy.method)
             cells = [task.difference(policy, default, measure).short for measure in measures]
             seeds = len(task.shared_seeds(policy, default))
             rows.append([name, default.title, policy.setting, seeds, *cells])
     return markdown(["task", "method", "setting", "seeds", *measures], rows)
+
+
+def more_steps(stored: Stored) -> str:
+    """GRPO at its low rate and VPO after as many steps as elsewhere and after more, on the same seeds."""
+    measures = ("best@1", "best@3", "best@30", "W@30", "diversity")
+    rows = []
+    for name in ("maze", "code"):
+        task = stored.task(name)
+        longer = [policy for policy in task.policies(flags=True) if "steps" in dict(policy.flags)]
+        for policy in longer:
+            flags = dict(policy.flags)
+            usual = Entry(policy.method, flags.get("lr"))
+            title = "GRPO, low rate" if usual.lr else usual.title
+            seeds = task.shared_seeds(usual, policy)
+            for entry in (usual, policy):
+                steps = task.runs(entry)[seeds[0]].steps
+                values = [task.values(entry, measure, seeds=seeds) for measure in measures]
+                means = [value.mean().item() for value in values]
+                rows.append([name, title, steps, len(seeds), *means])
+    return markdown(["task", "method", "steps", "seeds", *measures], rows)
 
 
 def rewards(stored: Stored) -> str:
@@ -247,7 +268,7 @@ def means_by_rate(validation: TaskResults, method: str, measure: str) -> dict[fl
 
 def searches(stored: Stored) -> str:
     """The share that each policy solved in each search, and the counts behind claim C5."""
-    names = ("start", "grpo", "max_at_k", "multi_rlvr", "vpo", "group_vpo")
+    names = ("start", "grpo", LOW_RATE, "max_at_k", "multi_rlvr", "vpo", "group_vpo")
     head = ["search", *(Entry(name).title for name in names)]
     head += ["VPO, not GRPO", "Group VPO, not GRPO", "by chance"]
     rows = []
@@ -257,11 +278,17 @@ def searches(stored: Stored) -> str:
         for name in names:
             solved = (solved_at(policies[name]) > 0).double() if name in policies else None
             row.append("" if solved is None else f"{solved.mean():.2f}")
+        rival = rival_of(policies)
         for name in ("vpo", "group_vpo"):
-            row.append(" ".join(map(str, counts_alone(policies, (name,), ("grpo",)))))
-        row.append(" ".join(map(str, counts_of_other_runs(policies, ("grpo",)))))
+            row.append(" ".join(map(str, counts_alone(policies, (name,), (rival,)))))
+        row.append(" ".join(map(str, counts_of_other_runs(policies, (rival,)))))
         rows.append(row)
     return markdown(head, rows)
+
+
+def rival_of(policies: dict[str, list[dict]]) -> str:
+    """The GRPO that VPO is held against in a search: the one that keeps its variety, if it took part."""
+    return LOW_RATE if LOW_RATE in policies else "grpo"
 
 
 def counts_of_other_runs(policies: dict[str, list[dict]], names: tuple[str, ...]) -> list[int]:
@@ -295,6 +322,45 @@ def multiplicity(stored: Stored) -> str:
     )
 
 
+def hours(stored: Stored) -> str:
+    """How long the stored runs were trained."""
+    seconds = {"tiny": [], "real": []}
+    for result in stored.results:
+        model = "real" if result.task in REAL_TASKS else "tiny"
+        seconds[model].append(result.steps * result.step_seconds)
+    tiny, real = (f"{sum(values) / 3600:.0f} hours" for values in seconds.values())
+    return (
+        f"{len(seconds['tiny'])} runs of the tiny model were trained for {tiny} of a core, "
+        f"{len(seconds['real'])} of the real one for {real}."
+    )
+
+
+def measured_twice(stored: Stored) -> str:
+    """How many differences between methods both versions of the program agree on."""
+    former = Stored([result for result in stored.results if result.is_former], {})
+    newest = Stored([result for result in stored.results if not result.is_former], {})
+    n_pairs = 0
+    n_changed = 0
+    for name, measures in COUNTED.items():
+        if name not in former.names or name not in newest.names:
+            continue
+        before = former.task(name)
+        after = newest.task(name)
+        for ours, theirs in method_pairs(after):
+            seeds = after.shared_seeds(ours, theirs)
+            if len(seeds) < 3 or seeds != before.shared_seeds(ours, theirs):
+                continue
+            for measure in measures:
+                old = before.difference(ours, theirs, measure)
+                new = after.difference(ours, theirs, measure)
+                n_pairs += 1
+                n_changed += old.firm != new.firm
+    return (
+        f"Of {n_pairs} of them that a former version measured, too, with other random numbers, "
+        f"{n_changed} were firm in one of the two measurements alone."
+    )
+
+
 def survivors(p_values: list[float]) -> tuple[int, int]:
     """How many tests are significant at 5% by Benjamini and Hochberg, and by Bonferroni."""
     adjusted = scipy_stats().false_discovery_control(p_values)
@@ -316,7 +382,8 @@ def versions(stored: Stored, subject: str) -> str:
         if result.task == subject and not result.policy.flags:
             found.setdefault(result.policy.title, set()).add(result.version)
         elif is_about(result, subject):
-            found.setdefault(result.task, set()).add(result.version)
+            name = "settings" if result.policy.flags else result.task
+            found.setdefault(name, set()).add(result.version)
 
     groups: dict[str, list[str]] = {}  # which versions -> what is named
     for name, numbers in found.items():
@@ -331,10 +398,10 @@ def versions(stored: Stored, subject: str) -> str:
 def version_text(numbers: set[int]) -> str:
     """Which program these versions are."""
     if numbers == {VERSION}:
-        return f"Version {VERSION} of the program"
+        return f"Measured with version {VERSION} of this software"
     if VERSION in numbers:
-        return f"Some seeds by version {VERSION}, the others by the former program"
-    return f"Former program (version 1 or 2; this is {VERSION})"
+        return f"Measured with version {VERSION} in some seeds, in the others with a former one"
+    return f"Measured with a former version (1 or 2; this is {VERSION})"
 
 
 def newest_results(stored: Stored, tuning: bool) -> list[Result]:
@@ -349,11 +416,15 @@ def newest_results(stored: Stored, tuning: bool) -> list[Result]:
 def is_about(result: Result, subject: str) -> bool:
     """Whether a page about several tasks rests on a result."""
     policy = result.policy
+    has_main_rate = policy.lr is None or policy.method == "grpo"
+    is_main = policy.method in MAIN_METHODS and has_main_rate and not policy.flags
     if subject == "all":
-        is_main = policy.method in MAIN_METHODS and not policy.flags
         return is_main and result.task in ("maze", "code", "headline")
     if subject == "ablations":
-        return bool(policy.flags) or result.task in (*REWARDS.split(), "fence")
+        is_setting = bool(policy.flags) and "steps" not in dict(policy.flags)
+        return is_setting or (
+            is_main and result.task in (*REWARDS.split(), "maze", "code", "fence")
+        )
     return subject == "rates"
 
 
@@ -458,9 +529,11 @@ def best_rows(task: TaskResults, ours: Entry, theirs: Entry) -> list[list]:
     measures = ["best@1", "best@30", "W@30"]
     if task.name in WITH_PASSES:
         measures.append("pass@30")
+    seeds = task.shared_seeds(ours, theirs)
+    if programs_of(task, ours, seeds) != programs_of(task, theirs, seeds):
+        return []
     rows = []
     for measure in measures:
-        seeds = task.shared_seeds(ours, theirs)
         our_best, our_temperature = best_setting(task, ours, measure, seeds)
         their_best, their_temperature = best_setting(task, theirs, measure, seeds)
         our_values = task.values(our_best, measure, our_temperature, seeds)
@@ -472,16 +545,25 @@ def best_rows(task: TaskResults, ours: Entry, theirs: Entry) -> list[list]:
     return rows
 
 
+def programs_of(task: TaskResults, policy: Entry, seeds: list[int]) -> set[bool]:
+    """Whether the former program measured a policy's newest results of these seeds."""
+    runs = task.runs(policy)
+    return {runs[seed].is_former for seed in seeds}
+
+
 def best_setting(
     task: TaskResults, policy: Entry, measure: str, seeds: list[int]
 ) -> tuple[Entry, str]:
     """The learning rate and the temperature at which a policy's method has the highest mean.
 
-    Only rates with all these seeds count, and they count alone: others may be easier.
+    Only rates with all these seeds count, and they count alone: others may be easier. The same
+    program must have measured them.
     """
+    program = programs_of(task, policy, seeds)
     settings = []
     for rival in task.policies():
-        if rival.method == policy.method and set(seeds) <= set(task.runs(rival)):
+        has_seeds = rival.method == policy.method and set(seeds) <= set(task.runs(rival))
+        if has_seeds and programs_of(task, rival, seeds) == program:
             settings += [(rival, temperature) for temperature in TEMPERATURES]
 
     def mean(setting: tuple[Entry, str]) -> float:

@@ -145,6 +145,7 @@ def result_of(cell: Cell, record: dict) -> Result:
         prompt_ids=None if prompt_ids is None else torch.tensor(prompt_ids),
         geometry=record.get("geometry"),
         training=record["training"],
+        steps=record["steps"],
         tokens=record["tokens"],
         step_seconds=record["seconds"]["training"] / record["steps"],
     )

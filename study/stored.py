@@ -32,6 +32,7 @@ class Result:
     prompt_ids: Tensor | None  # (N), equal where two problems show the same prompt
     geometry: dict[str, float] | None
     training: dict[str, list[float]]  # means over ten steps each
+    steps: int
     tokens: int
     step_seconds: float
 

@@ -4,6 +4,7 @@ import functools
 import json
 import random
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -268,3 +269,19 @@ def test_the_benchmark_prints_its_table(tricks, tmp_path, monkeypatch, capsys):
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| fence")]
     assert len(rows) == (6 if tricks else 4)  # of two methods
     assert len({row.count("|") for row in rows}) == 1
+
+
+def test_grpo_at_a_low_rate_joins_a_run_and_is_searched_with(tmp_path):
+    """Guards against a search that compares with GRPO at one rate alone."""
+    run = str(tmp_path / "run")
+    flags = (
+        "--task toy --warm-steps 2 --steps 1 --prompts-per-step 2 --group-size 2 --eval-problems 0"
+    )
+    train.main([*flags.split(), "--method", "vpo", "--out", run])
+    script = [sys.executable, str(STUDY / "low_rate.py")]
+    own = ["--method", "grpo_low_rate", "--lr", "grpo_low_rate=1e-4", "--out", run]
+    subprocess.run([*script, "train", *flags.split(), *own], check=True)
+    search = ["--budget", "6", "--problems", "1", "--screen", "0", "--device", "cpu", "--out"]
+    subprocess.run([*script, "search", run, *search, str(tmp_path / "search")], check=True)
+    found = json.loads((tmp_path / "search/search.json").read_text())
+    assert list(found["policies"]) == ["start", "vpo", "grpo_low_rate"]
