@@ -15,14 +15,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 SLOW_FILES = (  # the slowest first
     "test_train.py",
-    "test_device.py",
-    "test_fast.py",
-    "test_lesson.py",
-    "test_page.py",
-    "test_rollout.py",
-    "test_doors.py",
     "test_processes.py",
+    "test_page_in_a_browser.py",
     "test_examples.py",
+    "test_fast.py",
+    "test_report.py",
+    "test_sandbox.py",
+    "test_doors.py",
+    "test_device.py",
+    "test_playground.py",
+    "test_lesson.py",
+    "test_rollout.py",
 )
 
 

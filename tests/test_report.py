@@ -20,8 +20,6 @@ from report.search_tables import search_table
 from rewards import Drawing, Problem, Task, UserError
 from vpo import ADVANTAGES
 
-pytestmark = pytest.mark.draws
-
 
 def problems(n: int) -> list[Problem]:
     return [Problem(str(i), i) for i in range(n)]
@@ -85,6 +83,7 @@ def test_looks(monkeypatch):
     assert look_of("not_registered").color == look_of("my_method").color
 
 
+@pytest.mark.draws
 @pytest.mark.parametrize("suffix", ["svg", "png"])
 def test_every_figure_is_written_and_none_stays_open(tmp_path, suffix, drawn):
     pools = make_pools()
@@ -114,6 +113,7 @@ def test_every_figure_is_written_and_none_stays_open(tmp_path, suffix, drawn):
     assert len(drawn) == 3 * (1 + (suffix == "svg")) and not small
 
 
+@pytest.mark.draws
 @pytest.mark.parametrize("task, names", [(Squares(), ["answers"]), (Plain(), [])])
 def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task, names):
     """Guards against views that know our methods and tasks alone: both are of one's own here."""
