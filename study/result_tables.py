@@ -328,18 +328,19 @@ def hours(stored: Stored) -> str:
     for result in stored.results:
         model = "real" if result.task in REAL_TASKS else "tiny"
         seconds[model].append(result.steps * result.step_seconds)
-    tiny, real = (f"{sum(values) / 3600:.0f} hours" for values in seconds.values())
+    tiny_hours = sum(seconds["tiny"]) / 3600
+    real_hours = sum(seconds["real"]) / 3600
     return (
-        f"{len(seconds['tiny'])} runs of the tiny model were trained for {tiny} of a core, "
-        f"{len(seconds['real'])} of the real one for {real}."
+        f"{len(seconds['tiny'])} runs of the tiny model were trained for {tiny_hours:.0f} hours of a "
+        f"core, {len(seconds['real'])} of the real one for {real_hours:.0f} hours."
     )
 
 
 def measured_twice(stored: Stored) -> str:
-    """How many differences between methods both versions of the program agree on."""
+    """How many differences between methods are firm in one version's measurement and not in the other's."""
     former = Stored([result for result in stored.results if result.is_former], {})
     newest = Stored([result for result in stored.results if not result.is_former], {})
-    n_pairs = 0
+    n_both = 0
     n_changed = 0
     for name, measures in COUNTED.items():
         if name not in former.names or name not in newest.names:
@@ -353,10 +354,10 @@ def measured_twice(stored: Stored) -> str:
             for measure in measures:
                 old = before.difference(ours, theirs, measure)
                 new = after.difference(ours, theirs, measure)
-                n_pairs += 1
+                n_both += 1
                 n_changed += old.firm != new.firm
     return (
-        f"Of {n_pairs} of them that a former version measured, too, with other random numbers, "
+        f"Of {n_both} of them that a former version measured, too, with other random numbers, "
         f"{n_changed} were firm in one of the two measurements alone."
     )
 
@@ -562,8 +563,9 @@ def best_setting(
     program = programs_of(task, policy, seeds)
     settings = []
     for rival in task.policies():
-        has_seeds = rival.method == policy.method and set(seeds) <= set(task.runs(rival))
-        if has_seeds and programs_of(task, rival, seeds) == program:
+        is_of_method = rival.method == policy.method
+        has_seeds = set(seeds) <= set(task.runs(rival))
+        if is_of_method and has_seeds and programs_of(task, rival, seeds) == program:
             settings += [(rival, temperature) for temperature in TEMPERATURES]
 
     def mean(setting: tuple[Entry, str]) -> float:

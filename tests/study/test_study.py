@@ -378,7 +378,7 @@ def result(task: str, policy: Entry, seed: int, **values: object) -> Result:
 
 def constant(policy: Entry, seed: int, score: float, version: int) -> Result:
     """A result whose every measure is one number."""
-    names = ("best@1", "best@30", "W@30", "diversity")
+    names = ("best@1", "best@3", "best@30", "W@30", "diversity")
     values = {name: torch.full((4,), score).double() for name in names}
     measures = {"0.7": {policy.method: values}}
     return result("maze", policy, seed, measures=measures, version=version)
@@ -403,6 +403,22 @@ def test_a_difference_is_taken_within_one_program():
     line = result_tables.versions(Stored(runs, {}), "maze")
     assert f"with version {VERSION} of this software: VPO." in line
     assert f"with version {VERSION} in some seeds, in the others with a former one: GRPO." in line
+
+
+def test_differences_that_were_measured_twice_are_compared():
+    """VPO's lead is firm with the former program and gone with the newest; an unpaired run counts not."""
+    runs = []
+    for seed in range(3):
+        small = 0.001 * seed
+        runs.append(constant(VPO, seed, 0.9 + small, version=2))
+        runs.append(constant(GRPO, seed, 0.5, version=2))
+        runs.append(constant(VPO, seed, 0.5 + small * (1 - seed), version=VERSION))
+        runs.append(constant(GRPO, seed, 0.5, version=VERSION))
+        runs.append(constant(Entry("max_at_k"), seed, 0.5, version=VERSION))
+    text = result_tables.measured_twice(Stored(runs, {}))
+    n_measures = len(result_tables.COUNTED["maze"])
+    assert text.startswith(f"Of {n_measures} of them")
+    assert f"{n_measures} were firm in one of the two" in text
 
 
 def record_of(cell: Cell, score: int, version: int) -> dict:
