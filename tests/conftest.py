@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,9 @@ def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         )
 
 
-@pytest.fixture(autouse=True)
-def _one_job(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def _one_job() -> Iterator[None]:
     """Methods go one by one where --jobs does not say: other tests run on the other cores."""
-    monkeypatch.setattr("engine.processes.cores", lambda: 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.processes.cores", lambda: 1)
+        yield

@@ -185,11 +185,9 @@ def wait_until_dead(pids: set[int]) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_a_run_that_is_killed_and_then_stopped_ends_bit_for_bit_the_same(alone):
-    """SIGKILL of the parent: its processes die with it, so that a resume has the folder for itself.
-    Ctrl-C, which a terminal sends to all of them: no traceback of a child, and all is saved."""
-    flags = ["--eval-problems", "0", "--jobs", "2", "--out", "run"]
-    child = begin(*flags)
+def test_a_killed_run_ends_bit_for_bit_the_same(alone):
+    """SIGKILL of the parent: its processes die with it, so that a resume has the folder for itself."""
+    child = begin("--eval-problems", "0", "--jobs", "2", "--out", "run")
     wait_for(child, Path("run/vpo/metrics.jsonl"), 4)
     others = descendants(child.pid)
     assert len(others) >= 2
@@ -197,24 +195,15 @@ def test_a_run_that_is_killed_and_then_stopped_ends_bit_for_bit_the_same(alone):
     child.communicate()
     wait_until_dead(others)
     assert not Path("run/vpo/checkpoint-000016").exists(), "the kill came too late"
-
-    child = begin("--resume", *flags)
-    wait_for(child, Path("run/vpo/metrics.jsonl"), 5)
-    os.killpg(child.pid, signal.SIGINT)
-    told = child.communicate()[1]
-    assert child.returncode == 130
-    assert "everything is saved; go on with: python train.py --resume --out run" in told
-    assert "Traceback" not in told and "leaked" not in told
-    for method in METHODS:
-        steps = len(metrics(Path("run", method)))
-        assert Path("run", method, f"checkpoint-{steps:06d}").exists()
-    assert len(metrics(Path("run/vpo"))) < 16
     train.main(["--resume", "--out", "run", "--jobs", "1"])
     assert_equal_runs(Path("run"), alone)
 
 
 def test_a_task_and_a_method_of_ones_own_reach_the_processes(capsys):
-    """A file given by its path, and a script that adds a method as docs/own.md does."""
+    """A file given by its path, and a script that adds a method as docs/own.md does.
+
+    Ctrl-C, which a terminal sends to all of them: no traceback of a child, and all is saved.
+    """
     fence = inspect.getsource(rewards.Fence)
     Path("my_task.py").write_text(
         f"from random import Random\n\nfrom rewards import Drawing, Problem, Task\n\n\n{fence}"
@@ -227,11 +216,19 @@ def test_a_task_and_a_method_of_ones_own_reach_the_processes(capsys):
         "    train.main()\n"
     )
     flags = "--task my_task.py --method grpo mine --jobs 2 --out run --eval-problems 0 "
-    flags += "--steps 2 --warm-steps 2"
+    flags += "--steps 500 --warm-steps 2"
     child = begin(*flags.split(), script="my_method.py")
+    for method in ("grpo", "mine"):
+        wait_for(child, Path("run", method, "metrics.jsonl"), 2)
+    os.killpg(child.pid, signal.SIGINT)
     told = child.communicate()[1]
-    assert child.returncode == 0, told
-    assert all(len(metrics(Path("run", method))) == 2 for method in ("grpo", "mine"))
+    assert child.returncode == 130, told
+    assert "everything is saved; go on with: python train.py --resume --out run" in told
+    assert "Traceback" not in told and "leaked" not in told
+    for method in ("grpo", "mine"):
+        steps = len(metrics(Path("run", method)))
+        assert 2 <= steps < 500
+        assert Path("run", method, f"checkpoint-{steps:06d}").exists()
     fails(["--resume", "--out", "run"], capsys, "has the method mine, which only the file")
 
 

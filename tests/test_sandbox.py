@@ -56,12 +56,13 @@ def honest(name: str, job: Job, verdicts: list[bool] | None = None) -> Case:
     return Case(name, job, verdicts or [True] * len(job.tests))
 
 
-# Cheats that use up the time of each test, and therefore get one.
+# Cheats that use up the time or the memory of each test, and therefore get one.
 LONG = (
     "recursion without limit",
     "recursion in C",
     "memory in pieces",
     "memory by doubling",
+    "returns a gigantic integer",
 )
 CASES = build_cases()
 

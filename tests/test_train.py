@@ -32,12 +32,12 @@ from rollout import load_policy, rollouts_of_texts, score, token_logprobs
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = shlex.split(
-    "--size 5 --m 2 --warm-steps 3 --steps 4 --prompts-per-step 2 --group-size 3 --eval-problems 3 "
+    "--task toy --m 2 --warm-steps 3 --steps 4 --prompts-per-step 2 --group-size 3 --eval-problems 3 "
     "--pool 4 --save-every 3 --device cpu"
 )
 # A warm-up that is long enough for rewards and advantages that are not all zero. Without them a
 # resume has nothing to get wrong.
-LEARNING = [*QUICK, *shlex.split("--task toy --warm-steps 40 --steps 8 --eval-problems 0")]
+LEARNING = [*QUICK, *shlex.split("--warm-steps 40 --steps 8 --eval-problems 0")]
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +95,8 @@ def interrupt_at(monkeypatch, log: Path, step: int) -> None:
 
 def test_the_main_job(capsys):
     """Warm-up, three methods, table, figures; then one more joins the same folder and the same start."""
-    train.main(["--out", "run", *QUICK])
+    maze = [*QUICK, "--task", "maze", "--size", "5"]
+    train.main(["--out", "run", *maze])
     run = Path("run")
     for method in ("grpo", "vpo", "group_vpo"):
         rows = metrics(run / method)
@@ -113,7 +114,7 @@ def test_the_main_job(capsys):
 
     start = weights(run / "start")
     rate = ["--method", "multi_rlvr", "--lr", "multi_rlvr=1e-3"]
-    train.main(["--out", "run", *QUICK, *rate])
+    train.main(["--out", "run", *maze, *rate])
     assert "Multi-RLVR" in capsys.readouterr().out
     assert_equal_weights(start, weights(run / "start"))
     assert metrics(run / "multi_rlvr")[0]["lr"] == pytest.approx(1e-4)  # a tenth in step 1
@@ -182,7 +183,7 @@ def test_bfloat16_weights_take_small_steps():
 
 def test_a_finished_run_goes_on(capsys):
     """More steps, told what becomes of the learning rate; fewer are refused and change nothing."""
-    flags = ["--task", "toy", *QUICK, "--method", "vpo", "--out", "run", "--eval-problems", "0"]
+    flags = [*QUICK, "--method", "vpo", "--out", "run", "--eval-problems", "0"]
     train.main([*flags, "--steps", "2", "--keep-optimizer"])
     train.main(["--resume", "--out", "run"])
     assert "all 2 steps are done, nothing is left to train" in capsys.readouterr().err
@@ -215,7 +216,7 @@ def test_trackers_get_the_metrics_of_the_log(name, monkeypatch):
         module.reset_mock()
         return rows
 
-    flags = ["--task", "toy", *QUICK, "--method", "vpo", "--out", "run", "--eval-problems", "0"]
+    flags = [*QUICK, "--method", "vpo", "--out", "run", "--eval-problems", "0"]
     train.main([*flags, "--steps", "2", "--keep-optimizer", "--log", name])
     lines = Path("run/vpo/metrics.jsonl").read_text().splitlines()
     logged = [(row.pop("step"), row) for row in map(json.loads, lines)]
@@ -318,14 +319,14 @@ def test_an_adapter_is_loaded_where_its_run_was_moved(hub_id):
 
 
 def test_a_task_without_a_picture_has_no_figure_of_answers():
-    train.main(["--task", "toy", *QUICK, "--steps", "2"])
+    train.main([*QUICK, "--steps", "2"])
     assert Path("runs/toy-seed0/eval.json").exists()
     assert not Path("runs/toy-seed0/answers.png").exists()
 
 
 def test_no_warm_up_at_all(capsys):
     """--warm-steps 0: a model of random weights; it learns nothing, and all that is told says so."""
-    flags = "--task toy --warm-steps 0 --eval-problems 1 --steps 1 --method vpo"
+    flags = "--warm-steps 0 --eval-problems 1 --steps 1 --method vpo"
     train.main(["--out", "run", *QUICK, *flags.split()])
     out, err = capsys.readouterr()
     assert "nothing was learnt" in out
@@ -345,7 +346,7 @@ def test_learning_that_has_stopped_is_said_once(monkeypatch, capsys):
 
     told_at: list[int] = []
     monkeypatch.setattr(train, "logged_step", step)
-    flags = f"--task toy --method vpo --steps {len(signals)} --eval-problems 0 --save-every 0"
+    flags = f"--method vpo --steps {len(signals)} --eval-problems 0 --save-every 0"
     train.main(["--out", "run", *QUICK, *flags.split()])
     assert told_at == [0] * 20 + [1] + [0] * 11
 
@@ -394,7 +395,7 @@ def test_the_disk_that_a_run_takes_is_told(flags, monkeypatch, capsys):
 
     monkeypatch.setattr(train, "write_folder", measure)
     monkeypatch.setattr(disk, "text_of", lambda size: f"<{size}>")
-    quick = "--task toy --method grpo vpo --steps 8 --eval-problems 0 --snapshots 0 --warm-steps 0"
+    quick = "--method grpo vpo --steps 8 --eval-problems 0 --snapshots 0 --warm-steps 0"
     train.main(["--out", "run", *QUICK, *quick.split(), *flags.split()])
     told = [int(size) for size in re.findall(r"<(\d+)>", capsys.readouterr().err)]
     at_end, *at_most, free = told
@@ -409,7 +410,7 @@ def disk_size(folder: Path) -> int:
 
 def test_max_new_tokens_is_per_answer():
     """A rollout of two answers may take twice as many; what ran into the limit is a metric."""
-    flags = "--task toy --method grpo vpo --max-new-tokens 3 --eval-problems 0 --steps 1"
+    flags = "--method grpo vpo --max-new-tokens 3 --eval-problems 0 --steps 1"
     train.main(["--out", "run", *QUICK, *flags.split()])
     single = metrics(Path("run/grpo"))[0]
     double = metrics(Path("run/vpo"))[0]
@@ -477,7 +478,7 @@ def test_a_damaged_start_is_named_and_costs_no_trained_method(trained, capsys):
 
 def test_the_start_model_is_kept_for_other_runs(capsys):
     """Another budget, the same start; another seed has its own; a damaged one is made again."""
-    flags = ["--task", "toy", *QUICK, "--eval-problems", "0", "--steps", "1"]
+    flags = [*QUICK, "--eval-problems", "0", "--steps", "1"]
     train.main(["--out", "a", *flags, "--method", "grpo"])
     assert "SFT warm-up" in capsys.readouterr().err
     train.main(["--out", "b", *flags, "--method", "vpo", "--steps", "2"])
@@ -630,7 +631,7 @@ def test_a_new_method_slots_in(monkeypatch, capsys):
 
     monkeypatch.setitem(vpo.ADVANTAGES, "best_scalar", best_scalar)
     train.main(["--out", "run", *QUICK, "--method", "best_scalar", "grpo"])
-    assert "best_scalar" in capsys.readouterr().out and Path("run/answers.png").exists()
+    assert "best_scalar" in capsys.readouterr().out and Path("run/reward_vectors.png").exists()
 
 
 def test_a_run_with_a_method_of_ones_own_is_refused_where_it_is_unknown(monkeypatch, capsys):
