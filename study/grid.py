@@ -116,6 +116,7 @@ GRID = (
     Row("maze", "vpo", 3, {"n-weights": 1000}),
     Row("maze", "vpo", 3, {"sampler": "sobol"}),
     Row("maze", "vpo", 2, {"subset": 2}),
+    Row("maze code", "max_at_k", 5, {"subset": 2}),
     Row("maze code", "group_vpo", 5, {"subset": 2}),
     Row("maze", "group_vpo", 2, {"subset": 6}),
     Row("maze", "group_vpo", 2, {"group-size": 4, "prompts-per-step": 24}),
