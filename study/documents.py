@@ -18,6 +18,7 @@ TASK_TABLES = {
     "mean": result_tables.means,
     "every_k": result_tables.every_k,
     "three_seeds": result_tables.three_seeds,
+    "thirty_candidates": result_tables.thirty_candidates,
 }
 GENERAL_TABLES = {
     "main": result_tables.main_table,
