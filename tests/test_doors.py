@@ -225,15 +225,6 @@ def test_the_help_names_every_method():
     assert all(name in text for name in vpo.ADVANTAGES)
 
 
-def test_a_script_says_a_mistake_in_one_line():
-    """As a process of its own, whose imports may print nothing either."""
-    command = [sys.executable, "train.py", "--task", "maz"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 2 and done.stdout == ""
-    assert len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith("train.py: error: --task maz: unknown")
-
-
 @pytest.mark.parametrize(
     ("name", "method", "message"),
     [

@@ -95,7 +95,7 @@ def interrupt_at(monkeypatch, log: Path, step: int) -> None:
 
 def test_the_main_job(capsys):
     """Warm-up, three methods, table, figures; then one more joins the same folder and the same start."""
-    maze = [*QUICK, "--task", "maze", "--size", "5"]
+    maze = [*QUICK, "--task", "maze", "--size", "5", "--max-new-tokens", "10"]
     train.main(["--out", "run", *maze])
     run = Path("run")
     for method in ("grpo", "vpo", "group_vpo"):
