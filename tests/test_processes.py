@@ -2,12 +2,15 @@
 
 import inspect
 import json
+import multiprocessing
 import os
 import shlex
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -141,15 +144,15 @@ def test_numbers_do_not_depend_on_jobs(alone):
     assert expected["policies"] == found["policies"]
 
 
-def begin(*flags: str, script: str = str(ROOT / "train.py")) -> subprocess.Popen:
-    """A command of its own, in a group of its own, as a terminal begins it."""
-    command = [sys.executable, script, *QUICK, *flags]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+def train_in_a_fork(arguments: list[str]) -> None:
+    """A fork has imported everything already. Its server of processes must be its own."""
+    forkserver._forkserver.__init__()
+    train.main(arguments)
 
 
-def wait_for(child: subprocess.Popen, log: Path, steps: int) -> None:
+def wait_for(is_running: Callable[[], bool], log: Path, steps: int) -> None:
     while not log.exists() or log.read_text().count("\n") < steps:
-        assert child.poll() is None, f"the run ended too early: {child.stderr.read()}"
+        assert is_running(), "the run ended too early"
         time.sleep(0.01)
 
 
@@ -187,12 +190,14 @@ def wait_until_dead(pids: set[int]) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_killed_run_ends_bit_for_bit_the_same(alone):
     """SIGKILL of the parent: its processes die with it, so that a resume has the folder for itself."""
-    child = begin("--eval-problems", "0", "--jobs", "2", "--out", "run")
-    wait_for(child, Path("run/vpo/metrics.jsonl"), 4)
+    flags = [*QUICK, "--eval-problems", "0", "--jobs", "2", "--out", "run"]
+    child = multiprocessing.get_context("fork").Process(target=train_in_a_fork, args=(flags,))
+    child.start()
+    wait_for(child.is_alive, Path("run/vpo/metrics.jsonl"), 4)
     others = descendants(child.pid)
     assert len(others) >= 2
     child.kill()
-    child.communicate()
+    child.join()
     wait_until_dead(others)
     assert not Path("run/vpo/checkpoint-000016").exists(), "the kill came too late"
     train.main(["--resume", "--out", "run", "--jobs", "1"])
@@ -217,9 +222,11 @@ def test_a_task_and_a_method_of_ones_own_reach_the_processes(capsys):
     )
     flags = "--task my_task.py --method grpo mine --jobs 2 --out run --eval-problems 0 "
     flags += "--steps 500 --warm-steps 2"
-    child = begin(*flags.split(), script="my_method.py")
+    command = [sys.executable, "my_method.py", *QUICK, *flags.split()]
+    # In a group of its own, as a terminal begins it.
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     for method in ("grpo", "mine"):
-        wait_for(child, Path("run", method, "metrics.jsonl"), 2)
+        wait_for(lambda: child.poll() is None, Path("run", method, "metrics.jsonl"), 2)
     os.killpg(child.pid, signal.SIGINT)
     told = child.communicate()[1]
     assert child.returncode == 130, told
