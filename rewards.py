@@ -349,7 +349,7 @@ class Fence(Drawing, Task):
     words = ("fence", "red", "blue", "green", "grey")  # all that the tiny model reads and writes
     answer_words = 6
     defaults = {"steps": 60, "eval_problems": 200}
-    tiny_defaults = {"warm_steps": 100, "lr": ["1.5e-3"]}
+    tiny_defaults = {"steps": 90, "warm_steps": 100, "lr": ["1.5e-3"]}
     language_defaults = {
         "lr": ["2e-5"],
         "temperature": 0.7,
