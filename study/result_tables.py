@@ -392,7 +392,8 @@ def versions(stored: Stored, subject: str) -> str:
         if result.task == subject and not result.policy.flags:
             found.setdefault(result.policy.title, set()).add(result.version)
         elif is_about(result, subject):
-            name = "settings" if result.policy.flags else result.task
+            method = Entry(result.policy.method).title
+            name = f"settings of {method}" if result.policy.flags else result.task
             found.setdefault(name, set()).add(result.version)
 
     groups: dict[str, list[str]] = {}  # which versions -> what is named
