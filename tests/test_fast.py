@@ -26,7 +26,7 @@ from rollout import Policy, Rollouts, StopRule, load_policy
 
 TOLERANCE = 1e-5
 both_kinds = pytest.mark.parametrize("name", ["tiny", "llama"])
-three_kinds = pytest.mark.parametrize("name", ["tiny", "gemma3", "gpt2"])
+three_kinds = pytest.mark.parametrize("name", ["tiny", "qwen3", "gemma3"])
 architectures = pytest.mark.parametrize("name", ["tiny", "llama", "qwen3", "gemma3", "gpt2"])
 
 

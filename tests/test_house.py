@@ -141,6 +141,7 @@ def test_five_scripts_and_the_engine_are_enough(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stderr.lstrip().startswith("SFT warm-up"), "imports print something"
+    assert done.stdout.lstrip().startswith("runs/fence-seed0: "), "imports print something"
     assert "grpo, vpo, group_vpo on cpu, plain" in done.stderr
     rows = [line.split()[0] for line in done.stdout.splitlines() if line.strip()]
     assert {"GRPO", "VPO", "Group"} <= set(rows)

@@ -56,7 +56,7 @@ def honest(name: str, job: Job, verdicts: list[bool] | None = None) -> Case:
     return Case(name, job, verdicts or [True] * len(job.tests))
 
 
-# Cheats that use up the time or the memory of each test, and therefore get one.
+# Cheats that use up the time of each test, and therefore get one.
 LONG = (
     "recursion without limit",
     "recursion in C",
@@ -366,9 +366,9 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20) -> bool:
 def test_a_busy_machine_fails_no_program():
     """Guards against a limit on CPU time that is one on the machine's load.
 
-    Three other processes want the core of a program that needs half of its CPU time.
+    Three other processes want the core of a program that needs more than half of its CPU time.
     """
-    spins = "import time\ndef f(x):\n    while time.process_time() < 0.45: pass\n    return 2 * x"
+    spins = "import time\ndef f(x):\n    while time.process_time() < 0.6: pass\n    return 2 * x"
     (core, *_) = os.sched_getaffinity(0)
     command = [
         sys.executable,
