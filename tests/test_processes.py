@@ -111,20 +111,6 @@ def test_a_second_stop_ends_all_at_once():
     wait_until_dead({int(Path("vpo").read_text())})
 
 
-@pytest.fixture(scope="module")
-def shared_folder(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("shared")
-
-
-@pytest.fixture
-def alone(shared_folder) -> Path:
-    """A run whose methods went one by one, trained once for all tests that compare theirs with it."""
-    out = shared_folder / "alone"
-    if not out.exists():
-        train.main([*QUICK, "--jobs", "1", "--out", str(out)])
-    return out
-
-
 def assert_equal_runs(a: Path, b: Path) -> None:
     for method in METHODS:
         assert metrics(a / method) == metrics(b / method)
@@ -132,17 +118,9 @@ def assert_equal_runs(a: Path, b: Path) -> None:
         assert models[0].read_bytes() == models[1].read_bytes()
 
 
-def test_numbers_do_not_depend_on_jobs(alone):
-    """Training and evaluation, bit for bit; the tables are printed in the same order."""
-    together = Path("together")
-    train.main([*QUICK, "--jobs", "2", "--out", str(together)])
-    assert_equal_runs(alone, together)
-    expected, found = [json.loads((run / "eval.json").read_text()) for run in (alone, together)]
-    assert list(expected["policies"]) == list(found["policies"])
-    assert expected["policies"] == found["policies"]
-    evaluation.main([str(together), "--jobs", "2"])
-    found = json.loads((together / "eval.json").read_text())
-    assert expected["policies"] == found["policies"]
+def policies_of(run: Path) -> dict[str, dict]:
+    """What an evaluation measured of each policy, in the order of the table."""
+    return json.loads((run / "eval.json").read_text())["policies"]
 
 
 def train_in_a_fork(arguments: list[str]) -> None:
@@ -190,9 +168,14 @@ def wait_until_dead(pids: set[int]) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_a_killed_run_ends_bit_for_bit_the_same(alone):
-    """SIGKILL of the parent: its processes die with it, so that a resume has the folder for itself."""
-    flags = [*QUICK, "--eval-problems", "0", "--jobs", "2", "--out", "run"]
+def test_a_killed_run_ends_bit_for_bit_the_same():
+    """SIGKILL of the parent: its processes die with it, so that a resume has the folder for itself.
+
+    Two methods at a time, trained and evaluated, come to what they come to one by one.
+    """
+    alone = Path("alone")
+    train.main([*QUICK, "--jobs", "1", "--out", "alone"])
+    flags = [*QUICK, "--jobs", "2", "--out", "run"]
     child = multiprocessing.get_context("fork").Process(target=train_in_a_fork, args=(flags,))
     child.start()
     wait_for(child.is_alive, Path("run/vpo/metrics.jsonl"), 4)
@@ -204,6 +187,11 @@ def test_a_killed_run_ends_bit_for_bit_the_same(alone):
     assert not Path("run/vpo/checkpoint-000016").exists(), "the kill came too late"
     train.main(["--resume", "--out", "run", "--jobs", "2"])
     assert_equal_runs(Path("run"), alone)
+    expected = policies_of(alone)
+    assert policies_of(Path("run")) == expected
+    assert list(policies_of(Path("run"))) == list(expected), "the table has another order"
+    evaluation.main(["run", "--jobs", "2"])
+    assert policies_of(Path("run")) == expected
 
 
 def test_a_task_and_a_method_of_ones_own_reach_the_processes(capsys):
