@@ -41,6 +41,11 @@ class Entry:
         return " ".join(words)
 
 
+def short_title(policy: Entry) -> str:
+    """The title in a table of main rates, where GRPO alone has another one, its low rate."""
+    return look_of(LOW_RATE).title if policy.lr else policy.title
+
+
 START_MODEL = Entry("start")
 GRPO = Entry("grpo")
 MAX_AT_K = Entry("max_at_k")

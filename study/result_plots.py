@@ -10,7 +10,16 @@ from torch import Tensor
 from engine.looks import look_of
 from report import style
 from report.search_tables import solved_at
-from study.entries import GROUP_VPO, GRPO, MAX_AT_K, MULTI_RLVR, START_MODEL, VPO, Entry
+from study.entries import (
+    GROUP_VPO,
+    GRPO,
+    MAX_AT_K,
+    MULTI_RLVR,
+    START_MODEL,
+    VPO,
+    Entry,
+    short_title,
+)
 from study.result_tables import KS, geometry_tasks, low_grpo, unseen_share
 from study.stored import Difference, Stored, TaskResults
 
@@ -86,7 +95,7 @@ def best_of_k(task: TaskResults, kind: str, policies: list[Entry | None]) -> Pan
             continue
         means = [task.values(policy, f"{kind}@{k}").mean(1) for k in KS]
         of_seeds = torch.stack(means, 1)  # (seeds, points)
-        label = "GRPO, low rate" if policy.lr else policy.title
+        label = short_title(policy)
         curves.append(seed_curve(policy.method, label, list(KS), of_seeds))
         if policy.lr:
             curves[-1].line = ":"

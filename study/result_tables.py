@@ -28,6 +28,7 @@ from study.entries import (
     TWO_ANSWERS,
     VPO,
     Entry,
+    short_title,
 )
 from study.grid import MAIN_METHODS, REAL_TASKS, REWARDS, VERSION
 from study.stored import (
@@ -73,7 +74,7 @@ def main_table(stored: Stored) -> str:
         task = stored.task(name)
         head += [f"{name} {measure}" for measure in SIDE_BY_SIDE]
         for policy in main_policies(task):
-            title = "GRPO, low rate" if policy.lr else policy.title
+            title = short_title(policy)
             means = [task.mean(policy, measure) for measure in SIDE_BY_SIDE]
             rows[title] = [*rows.get(title, [title]), *means]
     return markdown(head, list(rows.values()))
@@ -97,8 +98,7 @@ def leads(stored: Stored) -> str:
         task = stored.task(name)
         head += [f"{name} {measure}" for measure in measures]
         for ours, theirs in main_pairs(task):
-            other = "GRPO, low rate" if theirs.lr else theirs.title
-            heading = f"{ours.title} - {other}"
+            heading = f"{ours.title} - {short_title(theirs)}"
             cells = [task.difference(ours, theirs, measure).short for measure in measures]
             rows[heading] = [*rows.get(heading, [heading]), *cells]
     return markdown(head, list(rows.values()))
@@ -201,7 +201,7 @@ def more_steps(stored: Stored) -> str:
         for policy in longer:
             flags = dict(policy.flags)
             usual = Entry(policy.method, flags.get("lr"))
-            title = "GRPO, low rate" if usual.lr else usual.title
+            title = short_title(usual)
             seeds = task.shared_seeds(usual, policy)
             for entry in (usual, policy):
                 steps = task.runs(entry)[seeds[0]].steps
