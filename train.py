@@ -559,7 +559,7 @@ def train_method(method: str, config: Config, task: Task, shows_bar: bool = True
             if stop.received:
                 raise KeyboardInterrupt(
                     f"{method} stopped after step {t + 1} of {config.steps}, everything is saved; go "
-                    f"on with: python train.py --resume --out {config.out}"
+                    f"on with: python {sys.argv[0]} --resume --out {config.out}"
                 )
     if not could_read:
         tell_unread(method, config, task, folder / "samples.jsonl")

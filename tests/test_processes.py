@@ -220,7 +220,7 @@ def test_a_task_and_a_method_of_ones_own_reach_the_processes(capsys):
     os.killpg(child.pid, signal.SIGINT)
     told = child.communicate()[1]
     assert child.returncode == 130, told
-    assert "everything is saved; go on with: " in told
+    assert "everything is saved; go on with: python my_method.py --resume --out run" in told
     assert "Traceback" not in told and "leaked" not in told
     for method in ("grpo", "mine"):
         steps = len(metrics(Path("run", method)))

@@ -234,6 +234,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(monkeypatch, capsys):
     arguments = ["--method", "grpo", *LEARNING]
     train.main(["--out", "whole", *arguments])
     with monkeypatch.context() as patch:
+        patch.setattr("sys.argv", ["train.py", *arguments])
         interrupt_at(patch, Path("run/grpo/metrics.jsonl"), step=4)
         with pytest.raises(SystemExit) as stop:
             train.main(["--out", "run", *arguments])
