@@ -22,7 +22,7 @@ from report import search_tables, style
 from report.statistics import bootstrap_interval
 from rewards import UserError
 from study import claims, documents, reproduce, result_plots, result_tables, store, stored
-from study.entries import GRPO, VPO, Entry
+from study.entries import GROUP_VPO, GRPO, VPO, Entry
 from study.grid import LR, LR_AT_30, REAL_TASKS, VERSION, Cell, cells, tuning_rates
 from study.store import FORMER, QUICK, RESULTS, Store, load_stored, results_of
 from study.stored import Difference, Result, Stored, TaskResults, t_test
@@ -54,6 +54,20 @@ def test_the_csv_files_follow_from_the_stored_results(name, results):
         text = "\n".join([head, *(row for row in rows if row.startswith("headline,"))]) + "\n"
         results = Stored([run for run in results.results if run.task == "headline"], {})
     assert documents.CSV_FILES[name](results) == text, "run: python study/reproduce.py --write"
+
+
+def test_the_minute_of_the_readme_is_the_measured_one(results):
+    """Guards against lines of README.md that the newest program does not print."""
+    text = (ROOT / "README.md").read_text()
+    fence = results.task("fence")
+    starts = {GRPO: Entry("start"), VPO: Entry("start_sets"), GROUP_VPO: Entry("start")}
+    for policy in {*starts, *starts.values()}:
+        for name in ("best@1", "W@30"):
+            mean = fence.values(policy, name, seeds=[0]).mean()
+            assert re.search(rf"{name}: (.*, )?{policy.title} {mean:.3f} ±", text), (name, policy)
+    for policy, start in starts.items():
+        means = [fence.values(entry, "diversity", seeds=[0]).mean() for entry in (policy, start)]
+        assert re.search(rf"[:,] {policy.title} {means[0] / means[1]:.0%} \(", text), policy
 
 
 def test_every_figure_is_on_a_page():
