@@ -562,7 +562,9 @@ class EvalFlags:
     split: Literal["test", "validation"] = flag(
         "test", "held-out problems; validation is for tuning"
     )
-    problems: int = flag(0, "number of held-out problems; 0: as in the run")
+    problems: int = flag(
+        0, "number of held-out problems; 0: as in the run, 200 after --eval-problems 0"
+    )
     pool: int = flag(0, "candidates per problem; 0: as in the run")
     temperature: float = flag(0.0, "sampling temperature of the candidates; 0: as in the run")
     device: Literal["auto", "cpu", "cuda", "mps"] = flag("auto", "auto: as train.py chooses")

@@ -432,7 +432,7 @@ class Search:
         # Without parents the prompts of a problem are equal.
         per_prompt = 1 if self.flags.selection else G
         prompts = [child.prompt for child in children[::per_prompt]]
-        rollouts = accelerated(sample, False)(self.policy, prompts, per_prompt, options)
+        rollouts = accelerated(sample, self.config.plain)(self.policy, prompts, per_prompt, options)
         texts = [child.prefix for child in children]
         for row, text in enumerate(rollouts.texts):
             texts[row] += text

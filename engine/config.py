@@ -185,7 +185,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "among": (0, 2**20),
     "screen": (0, 10_000),
 }
-# What may differ when a run goes on or one more method joins it: no result depends on it.
+# What may differ when a run goes on or one more method joins it: no trained weights depend on it.
 MAY_DIFFER = (
     "method", "lr", "resume", "out", "device", "plain", "jobs", "save_every", "log", "snapshots",
     "keep_optimizer", "eval_problems", "eval_temperature", "pool", "unconfined", "sampling_batch",

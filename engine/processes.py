@@ -41,7 +41,7 @@ def jobs_of(config: Config) -> int:
     """
     if config.jobs > 1 and config.device != "cpu":
         raise UserError(
-            f"--jobs {config.jobs}: on {config.device} methods go one by one; leave it out"
+            f"--jobs {config.jobs}: on {config.device} methods go one by one; give --jobs 1"
         )
     if config.jobs:
         return min(config.jobs, len(config.method))

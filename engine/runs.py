@@ -37,7 +37,7 @@ from engine.tasks import load_task, load_task_class
 from rewards import Task, UserError
 from vpo import ADVANTAGES, answers_per_rollout
 
-NOT_STORED = ("resume", "out", "jobs", "plain")
+NOT_STORED = ("resume", "out")
 
 
 @dataclass

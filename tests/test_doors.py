@@ -185,7 +185,7 @@ def test_a_package_that_is_missing_is_named(capsys, monkeypatch):
 
 def test_a_gpu_takes_one_method_at_a_time(monkeypatch, capsys):
     monkeypatch.setattr("engine.config.open_device", lambda *args: None)
-    text = "--jobs 2: on cuda methods go one by one; leave it out"
+    text = "--jobs 2: on cuda methods go one by one; give --jobs 1"
     fails([*TOY, "--device", "cuda", "--jobs", "2"], capsys, text)
 
 

@@ -21,6 +21,7 @@ from test_rollout import save_random_model
 from transformers import AutoModelForCausalLM
 
 import eval as evaluation
+import fast
 import train
 import vpo
 from engine import disk, models, trackers
@@ -227,6 +228,14 @@ def test_trackers_get_the_metrics_of_the_log(name, monkeypatch):
     options = [call.kwargs for call in module.SummaryWriter.call_args_list]
     assert options in ([], [{"purge_step": 3}])
     assert {row[0] for row in tracked()} == {3}
+
+
+def test_plain_runs_nothing_of_fast(monkeypatch):
+    """Guards against an evaluation that samples with fast/ what was trained without it."""
+    for name in ("sample", "backward", "token_logprobs"):
+        monkeypatch.setattr(fast, name, None)
+    train.main([*QUICK, "--method", "vpo", "--plain", "--jobs", "1", "--out", "run"])
+    evaluation.main(["run"])
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(monkeypatch, capsys):
