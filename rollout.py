@@ -657,6 +657,7 @@ class Scored:
     answer_mask: Tensor  # (P, G, m) bool, False where an answer is missing
     repeat_mask: Tensor  # (P, G, m) bool, True where it repeats an earlier one of its rollout
     objective_mask: Tensor  # (P, k) bool, the objectives that each problem has
+    missing_answer_scalar: Tensor  # (P, 1) the task scalar of a missing answer
 
 
 def read_answers(task: Task, rollouts: Rollouts, m: int) -> list[list[str]]:
@@ -689,6 +690,7 @@ def score(task: Task, problems: list[Problem], answers: list[list[str]], m: int)
     scalars = torch.zeros(P, G, m)
     answer_mask = torch.zeros(P, G, m, dtype=torch.bool)
     repeat_mask = torch.zeros(P, G, m, dtype=torch.bool)
+    missing_answer_scalar = torch.zeros(P, 1)
     objective_mask = torch.arange(k) < torch.tensor(sizes)[:, None]  # (P, k)
     for p, problem in enumerate(problems):
         own = torch.full((G, m, sizes[p]), float(task.minimum))
@@ -702,7 +704,8 @@ def score(task: Task, problems: list[Problem], answers: list[list[str]], m: int)
                 forms.add(form)
         vectors[p, :, :, : sizes[p]] = own
         scalars[p] = task_scalars(task, own)
-    return Scored(vectors, scalars, answer_mask, repeat_mask, objective_mask)
+        missing_answer_scalar[p] = task_scalars(task, torch.full((sizes[p],), float(task.minimum)))
+    return Scored(vectors, scalars, answer_mask, repeat_mask, objective_mask, missing_answer_scalar)
 
 
 def score_distinct(

@@ -224,6 +224,7 @@ def step_advantages(method: str, scored: Scored, task: Task, config: Config, t: 
             repeat_mask=scored.repeat_mask,
             objective_mask=scored.objective_mask,
             missing_answer_reward=task.minimum,
+            missing_answer_scalar=scored.missing_answer_scalar,
             generator=random_generator(config.seed, t, "weights"),
             **estimator_options(config),
         )
@@ -411,8 +412,14 @@ def can_be_loaded(folder: Path, task: Task) -> bool:
 
 def warm_up_key(policy: Policy, task: Task, config: Config) -> str:
     """A digest of all that shapes a warm-up. The first demonstrations stand for the task."""
-    recipe = [torch.__version__, torch.get_num_threads(), config.warm_steps, config.m, config.seed]
-    recipe += [config.temperature, config.max_new_tokens, policy.model.config.to_json_string()]
+    recipe = [torch.__version__, torch.get_num_threads(), config.device, config.seed]
+    recipe += [
+        config.warm_steps,
+        config.m,
+        config.temperature,
+        config.max_new_tokens,
+        policy.model.config.to_json_string(),
+    ]
     for step in range(SET_EVERY):
         recipe.append(demonstrations(policy, task, config, step, may_sample=False))
     for weight in policy.model.parameters():
@@ -540,7 +547,7 @@ def train_method(method: str, config: Config, task: Task, shows_bar: bool = True
         unit="step",
         disable=not shows_bar,
     )
-    could_read = first == config.steps  # an answer, in any step of this command
+    could_read = False  # an answer, in any step of this command
     silent = 0  # steps in a row in which no group had a signal
     was_told = False
     with StopRequest(is_announced=not shows_bar) as stop:
@@ -561,7 +568,7 @@ def train_method(method: str, config: Config, task: Task, shows_bar: bool = True
                     f"{method} stopped after step {t + 1} of {config.steps}, everything is saved; go "
                     f"on with: python {sys.argv[0]} --resume --out {config.out}"
                 )
-    if not could_read:
+    if first < config.steps and not could_read:
         tell_unread(method, config, task, folder / "samples.jsonl")
 
 

@@ -29,7 +29,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-ALPHAS = (0.05, 100.0)  # beyond, every w is a corner or the centre of the simplex in float32
+# Below, gamma draws underflow in float32. Above, every w is nearly the centre of the simplex.
+ALPHAS = (0.05, 100.0)
 EPS = 1e-6  # a group whose standard deviation is smaller, relative to its scores, has no signal
 KL_LINEAR = 10.0  # nats; beyond this log-ratio the estimate of the KL is a straight line
 
@@ -101,7 +102,7 @@ def set_scores(
         raise ValueError(
             f"weights {tuple(weights.shape)}: expected (P, K, k) = ({P}, K, {k}) to fit the rewards"
         )
-    # Products and a sum, not a matrix product: autocast and TF32 would round that.
+    # Products and a sum stay in float32 where autocast or TF32 would round a matrix product.
     answers = rewards.float()[:, :, :, None]  # (P, G, m, 1, k)
     utilities = (answers * weights.float()[:, None, None]).sum(-1)  # (P, G, m, K)
     if answer_mask is None:
@@ -251,10 +252,11 @@ def vpo_advantage(  # noqa: PLR0913 - the public estimator: every argument is on
 
 
 # One function per method: (rewards (P, G, m, k), scalars (P, G, m), answer_mask (P, G, m)) -> (P, G).
-#   scalars       the task scalars of the answers, the task's minimum where one is missing
+#   scalars       the task scalars of the answers, and of the least rewards where one is missing
 #   answer_mask   False where an answer is missing
 #   options       `repeat_mask` (P, G, m), True where an answer repeats an earlier one of its rollout,
-#                 and the keyword arguments of `vpo_advantage`; a method ignores what it does not need
+#                 `missing_answer_scalar` (P, 1), the task scalar of a missing answer, and the keyword
+#                 arguments of `vpo_advantage`; a method ignores what it does not need
 # subset = 0 stands for the method's own default.
 
 
@@ -275,15 +277,15 @@ def maxrl(
     scalars: Tensor,
     answer_mask: Tensor,
     *,
-    missing_answer_reward: float = 0.0,
+    missing_answer_scalar: float | Tensor = 0.0,
     **options,
 ) -> Tensor:
     """MaxRL (arXiv 2602.02710): (r - mean r) / mean r, meant for r in {0, 1}, here with the task scalar.
 
-    The least reward, `missing_answer_reward`, is subtracted, so that no r is negative. The advantages
-    are 0 where the mean is.
+    The scalar of a missing answer, the least one, is subtracted, so that no r is negative. The
+    advantages are 0 where the mean is.
     """
-    r = _single(scalars, "maxrl") - missing_answer_reward
+    r = _single(scalars, "maxrl") - missing_answer_scalar
     mean = r.mean(1, keepdim=True)
     centered = r - r[:, :1]  # equal rewards become exact zeros
     centered = centered - centered.mean(1, keepdim=True)
@@ -300,7 +302,7 @@ def gdpo(
 ) -> Tensor:
     """GDPO (arXiv 2601.05242): normalise each objective in the group, add them up, normalise over the batch.
 
-    The batch is one of rollouts, not of tokens, so that long rollouts do not weigh more.
+    Each rollout of the batch counts once, however long it is.
     """
     P, G, _, k = rewards.shape
     _single(scalars, "gdpo")
@@ -337,19 +339,20 @@ def multi_rlvr(
     answer_mask: Tensor,
     *,
     repeat_mask: Tensor | None = None,
-    missing_answer_reward: float = 0.0,
+    missing_answer_scalar: float | Tensor = 0.0,
     **options,
 ) -> Tensor:
     """Multi-RLVR (arXiv 2605.22817, baselines): the sum of the task scalars of the distinct answers.
 
     The paper sums over all m answers. Its official code pays nothing for an answer that repeats an
-    earlier one, and so does this function.
+    earlier one. Here it earns what a missing one does.
     """
     is_paid = answer_mask.bool()
     if repeat_mask is not None:
         is_paid = is_paid & ~repeat_mask.bool()
-    paid = torch.where(is_paid, _precise(scalars), missing_answer_reward)  # (P, G, m)
-    return group_normalize(paid.sum(-1))
+    paid = torch.where(is_paid, _precise(scalars), 0.0).sum(-1)  # (P, G)
+    n_unpaid = (~is_paid).sum(-1)  # (P, G)
+    return group_normalize(paid + missing_answer_scalar * n_unpaid)
 
 
 def vpo(
@@ -358,10 +361,11 @@ def vpo(
     answer_mask: Tensor,
     *,
     repeat_mask: Tensor | None = None,
+    missing_answer_scalar: float | Tensor = 0.0,
     subset: int = 0,
     **options,
 ) -> Tensor:
-    """VPO (arXiv 2605.22817): the sets are the m answers of one rollout.
+    """VPO (arXiv 2605.22817): the sets are the m answers of one rollout, of s rollouts if subset is s.
 
     A repeated answer does not raise the maximum, so it needs no mask.
     """
@@ -395,7 +399,7 @@ ADVANTAGES: dict[str, Callable[..., Tensor]] = {
     "vpo": vpo,
     "group_vpo": group_vpo,
 }
-SEVERAL_ANSWERS = ("multi_rlvr", "vpo")  # the methods whose rollouts hold m answers
+SEVERAL_ANSWERS = ["multi_rlvr", "vpo"]  # the methods whose rollouts hold m answers
 
 
 def answers_per_rollout(method: str, m: int) -> int:
@@ -422,8 +426,8 @@ def policy_loss(  # noqa: PLR0913 - the public loss: every argument is one symbo
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO-clip with dual clip, plus kl_coef times an estimate of KL(policy || reference policy).
 
-    `train.backward` is called once per batch of rollouts, so its ratios are 1 up to rounding and
-    nothing is clipped. The clips are for trainers that make several. Dual clip (arXiv 1912.09729)
+    With one update per batch of rollouts, as here, the ratios are 1 up to rounding and nothing is
+    clipped. The clips are for trainers that make several. Dual clip (arXiv 1912.09729)
     bounds the loss where the advantage is negative. The estimate of KL, called k3, is
     x - log x - 1 with x = reference / policy. Beyond log x = KL_LINEAR it goes on as a straight line
     with the same slope, so that loss and gradient stay finite. The gradient of k3 is (1 - x) that of
@@ -441,6 +445,7 @@ def policy_loss(  # noqa: PLR0913 - the public loss: every argument is one symbo
         (nats per token).
     """
     A = advantages[:, None]
+    token_mask = token_mask.bool()
     log_ratio = (logprobs - old_logprobs).masked_fill(~token_mask, 0.0)
     ratio = log_ratio.clamp_max(80).exp()  # finite, so that an advantage of 0 gives a loss of 0
     unclipped = -A * ratio

@@ -447,6 +447,7 @@ def try_method(name: str, config: Config) -> None:
                 repeat_mask=~present,
                 objective_mask=torch.ones(2, 2, dtype=torch.bool),
                 missing_answer_reward=0.0,
+                missing_answer_scalar=torch.zeros(2, 1),
                 generator=torch.Generator().manual_seed(0),
                 **estimator_options(config),
             )

@@ -116,6 +116,7 @@ class AdvantageReward:
             repeat_mask=scored.repeat_mask,
             objective_mask=scored.objective_mask,
             missing_answer_reward=self.task.minimum,
+            missing_answer_scalar=scored.missing_answer_scalar,
             n_weights=self.config.n_weights,
             alpha=self.config.alpha,
             subset=self.config.subset,
@@ -137,6 +138,7 @@ def in_groups(ranks: list[Scored], G: int) -> Scored:
         torch.cat([own.answer_mask for own in ranks]).view(-1, G, m),
         torch.cat([own.repeat_mask for own in ranks]).view(-1, G, m),
         objective_mask.view(-1, G, k)[:, 0],
+        torch.cat([own.missing_answer_scalar for own in ranks]).view(-1, G)[:, :1],
     )
 
 

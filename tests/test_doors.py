@@ -553,21 +553,26 @@ def test_a_run_with_damaged_logs_is_evaluated(run, capsys):
 def test_the_minimum_of_a_task_reaches_rewards_and_advantages(monkeypatch):
     """Guards against an empty rollout that beats real answers where rewards are negative."""
     source = LETTERS.replace('name = "letters"', 'name = "letters"\n    minimum = -1.0')
-    Path("letters.py").write_text(source.replace("[float(", "[-1.0 + float("))
+    source = source.replace("[float(", "[-1.0 + float(")
+    source += "\n    def scalar(self, rewards):\n        return rewards.sum(-1)\n"
+    Path("letters.py").write_text(source)
     task = load_task("letters.py")
     scored = score(task, task.problems("train", 1), [["red"], []], 2)
     assert scored.vectors.tolist() == [[[[0, 0], [-1, -1]], [[-1, -1], [-1, -1]]]]
-    assert scored.scalars.tolist() == [[[0, -1], [-1, -1]]]
+    assert scored.scalars.tolist() == [[[0, -2], [-2, -2]]]
+    assert scored.missing_answer_scalar.tolist() == [[-2]]
     advantage = vpo.ADVANTAGES["vpo"]
     minima = []
 
     def record(*args, **options):
-        minima.append(options["missing_answer_reward"])
+        scalars = options["missing_answer_scalar"]  # (P, 1)
+        minima.append((options["missing_answer_reward"], scalars.tolist()))
         return advantage(*args, **options)
 
     monkeypatch.setitem(vpo.ADVANTAGES, "vpo", record)
     train.main([*TOY, "--task", "letters.py", "--method", "vpo", "--eval-problems", "0"])
-    assert minima == [0.0, -1.0, -1.0]  # the first is that of the check
+    of_steps = [(-1.0, [[-2.0], [-2.0]])] * 2
+    assert minima == [(0.0, [[0.0], [0.0]]), *of_steps]  # the first is that of the check
 
 
 def test_a_reward_that_goes_wrong_in_a_training_names_the_step(capsys):

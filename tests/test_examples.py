@@ -241,6 +241,7 @@ def check_advantages(task: Task, method: str, step: int, logs: list) -> None:
         repeat_mask=scored.repeat_mask,
         objective_mask=scored.objective_mask,
         missing_answer_reward=task.minimum,
+        missing_answer_scalar=scored.missing_answer_scalar,
         n_weights=100,
         generator=random_generator(SEED, first, "weights"),
     )

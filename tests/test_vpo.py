@@ -387,7 +387,7 @@ def test_dr_grpo_and_maxrl_by_hand():
     expected = torch.tensor([[-1.0, 1, -1, 1], [0] * 4, [0] * 4])
     A = advantages_of("maxrl", rewards)
     torch.testing.assert_close(A, expected, atol=1e-4, rtol=0)
-    lower = advantages_of("maxrl", rewards - 2, missing_answer_reward=-2.0)
+    lower = advantages_of("maxrl", rewards - 2, missing_answer_scalar=-2.0)
     torch.testing.assert_close(lower, expected, atol=1e-4, rtol=0)
 
 
@@ -409,7 +409,7 @@ def test_multi_rlvr_pays_distinct_answers():
     paid = rewards.mean(-1)
     paid[0, 0, 1] = -0.5
     paid[0, 1, 2] = -0.5
-    options = {"missing_answer_reward": -0.5, "repeat_mask": repeats}
+    options = {"missing_answer_scalar": torch.full((3, 1), -0.5), "repeat_mask": repeats}
     A = advantages_of("multi_rlvr", rewards, mask, **options)
     torch.testing.assert_close(A, vpo.group_normalize(paid.sum(-1)))
 
