@@ -42,7 +42,7 @@ from engine.doors import as_command, as_user_error, did_you_mean
 from engine.evaluations import check_comparable, evaluation_of, output_folders
 from engine.files import write_text, writing
 from engine.runs import StoredPolicy, policies, task_of
-from engine.tasks import held_out
+from engine.tasks import held_out, reachable_vectors
 from eval import ROLLOUTS_AT_ONCE, print_left_out
 from report import plots
 from report.markdown import aligned
@@ -218,8 +218,8 @@ class Goal:
         if self.target is not None:
             return self.target
         if problem.id not in self.targets:
-            reachable = self.task.reachable(problem)
-            scores = [self.score(rewards, "") for rewards in reachable]
+            reachable = reachable_vectors(self.task, problem)
+            scores = [self.score(as_logged(rewards), "") for rewards in reachable]
             self.targets[problem.id] = max(scores, default=math.inf)
         return self.targets[problem.id]
 
@@ -364,11 +364,12 @@ class Search:
         return list(self.populations.values())
 
     def header(self) -> str:
-        """The first line of the log, which holds all that shapes the result."""
+        """The first line of the log, which tells a search from another one."""
         ids = " ".join(self.populations)
         header = {
-            "version": 3,  # of the log
+            "version": 4,  # of the log
             "goal": self.goal.key,
+            "task": checksum_of_task(self.config.task),
             "problems": hashlib.sha256(ids.encode()).hexdigest(),
             "m": self.m,
             "weights": checksum_of_weights(self.folder),
@@ -444,13 +445,13 @@ class Search:
         candidates = []
         for j, answer in enumerate(slots):
             # Only the first answer of the tiny model's set begins as the parent.
-            is_child = child.parent and (j == 0 or not child.prefix)
-            rewards = [round(reward, 6) for reward in vectors[j].tolist()]
+            inherits = j == 0 or not child.prefix
+            rewards = as_logged(vectors[j].tolist())
             candidate = Candidate(
                 child.batch,
                 child.problem.id,
                 order=child.order + j,
-                parent=child.parent.order if is_child else 0,
+                parent=child.parent.order if child.parent and inherits else 0,
                 island=child.island,
                 answer=answer,
                 rewards=rewards,
@@ -520,6 +521,18 @@ def checksum_of_weights(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def checksum_of_task(name: str) -> str:
+    """A checksum of a user's file of a task; the name of a built-in task."""
+    if Path(name).suffix != ".py":
+        return name
+    return hashlib.sha256(Path(name).read_bytes()).hexdigest()
+
+
+def as_logged(rewards: list[float]) -> list[float]:
+    """A reward vector (k) as a candidate's stands in the log, so that equal ones have equal scores."""
+    return [round(reward, 6) for reward in torch.tensor(rewards, dtype=torch.float32).tolist()]
+
+
 def append_batch(log: Path, candidates: list[Candidate]) -> None:
     """Append the candidates of a batch to a log, one a line."""
     lines = [json.dumps(vars(candidate)) for candidate in candidates]
@@ -539,7 +552,8 @@ def read_batches(log: Path, header: str) -> list[list[Candidate]]:
     if lines[0] != header:
         raise UserError(f"{log}: the log of another search; name another folder with --out")
     try:
-        candidates = [Candidate(**json.loads(line)) for line in lines[1:-1]]
+        whole_lines = lines[1:-1]  # the last one is empty, or cut by a kill
+        candidates = [Candidate(**json.loads(line)) for line in whole_lines]
     except (ValueError, TypeError) as error:  # not what a kill leaves
         raise UserError(f"{log}: damaged ({error}); delete it") from error
     orders = Counter()  # by problem: of its last candidate

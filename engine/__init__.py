@@ -1,1 +1,1 @@
-"""What makes it fit and fast: models, decoding, the update, memory, run folders."""
+"""What keeps runs: flags, folders, checkpoints, models, tasks, processes, messages."""

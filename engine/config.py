@@ -460,8 +460,10 @@ def check_subset(config: Config) -> None:
     """Raise UserError if no method would use --subset."""
     for name in config.method:
         function = ADVANTAGES.get(name)
-        if function is None or "subset" in inspect.signature(function).parameters:
-            return  # an unknown method is told elsewhere
+        if function is None or function.__module__ != "vpo":
+            return  # an unknown method is told elsewhere, one's own may read it from its options
+        if "subset" in inspect.signature(function).parameters:
+            return
     if config.subset:
         raise UserError(
             f"--subset {config.subset}: not used by {', '.join(config.method)}; leave it out"

@@ -50,7 +50,9 @@ def _checkpoint_bytes(config: Config) -> tuple[int, int]:
     # Two are kept while a third is written.
     if config.keep_optimizer:
         return min(2, n + 1) * complete, min(3, n + 1) * complete
-    return weights, max(min(3, n) * complete, min(2, n) * complete + weights)
+    before_the_last = min(3, n) * complete
+    at_the_last = min(2, n) * complete + weights  # it is written without its optimizer
+    return weights, max(before_the_last, at_the_last)
 
 
 def _size(folder: Path) -> int:

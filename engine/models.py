@@ -87,7 +87,9 @@ def check_start(folder: Path) -> None:
 
 def _belongs_to_run(name: str) -> bool:
     """Whether a folder is the start model or a checkpoint of a run."""
-    return Path(name).name == "start" or (Path(name).parent.parent / "config.json").exists()
+    folder = Path(name)
+    is_checkpoint = folder.exists() and (folder.parent.parent / "config.json").exists()
+    return is_checkpoint or folder.name == "start"
 
 
 def _check_folder(name: str) -> None:

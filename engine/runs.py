@@ -84,7 +84,13 @@ def read_config(argv: list[str], description: str) -> tuple[Config, Task, Stored
         stored = None  # nothing is lost: it is replaced
     if stored is None:
         task_class = load_task_class(first.task)
-        parser.lay_over(task_defaults(task_class, first.model), f"task {task_class.name}")
+        of_task = task_defaults(task_class, first.model)
+        for name in ("task", "model", "seed", "out", "resume"):
+            if name in of_task:
+                raise UserError(
+                    f"task {task_class.name}: its defaults name {name}, which only a command can give"
+                )
+        parser.lay_over(of_task, f"task {task_class.name}")
     else:
         flags = dataclasses.asdict(stored.config)
         flags = {name: value for name, value in flags.items() if name not in NOT_STORED}

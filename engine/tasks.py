@@ -1,10 +1,12 @@
 """Tasks: how they are found and loaded, and checks of what their methods return."""
 
+import dataclasses
 import difflib
 import functools
 import importlib
 import inspect
 import json
+import math
 import numbers
 import sys
 import types
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor
 
 import rewards
+from engine.config import Config
 from engine.doors import as_user_error, did_you_mean
 from rewards import Drawing, Problem, Task, UserError
 
@@ -89,7 +92,9 @@ def load_task_class(name: str) -> type[Task]:
             f"--task {name}: defines {len(classes)} subclasses of Task; it needs exactly one"
         )
     _check_names(classes[0], name)
+    _check_reward(classes[0], name)
     _check_attributes(classes[0], name)
+    _check_flags(classes[0], name)
     return classes[0]
 
 
@@ -120,6 +125,7 @@ def load_task(name: str, model: str = "tiny", **flags: Any) -> Task:
     """
     task_class = load_task_class(name)
     with as_user_error(f"--task {name}: cannot be loaded"):
+        flags["model"] = model
         own = {flag: flags[flag] for flag in task_class.flags if flag in flags}
         task = task_class(**own)
     _check_attributes(task, name)  # those that the constructor has set
@@ -129,7 +135,12 @@ def load_task(name: str, model: str = "tiny", **flags: Any) -> Task:
     if model == "tiny":
         task.form = "tags"
         task.reads_untagged = False
+        task.find_answers = no_answers_of_its_own
     return task
+
+
+def no_answers_of_its_own(text: str, m: int, finished: bool) -> None:
+    """In place of `Task.find_answers`: the answers stand in tags."""
 
 
 def methods_of(task_class: type[Task]) -> dict[str, Callable]:
@@ -150,12 +161,27 @@ def _check_attributes(task: Task | type[Task], name: str) -> None:
         value = getattr(task, attribute)
         if not isinstance(value, expected):
             raise UserError(f"--task {name}: {attribute} = {value!r:.60} must be {description}")
+        if expected is tuple and not all(isinstance(part, str) for part in value):
+            raise UserError(f"--task {name}: {attribute} = {value!r:.60} must be {description}")
+    if not math.isfinite(task.minimum):
+        raise UserError(f"--task {name}: minimum = {task.minimum} must be finite")
     if task.form not in ("tags", "lines"):
         raise UserError(f'--task {name}: form = {task.form!r:.60} must be "tags" or "lines"')
     if len(task.tag.split()) != 1:
         raise UserError(f"--task {name}: the tag {task.tag!r} must be one word")
     if len(set(task.objectives)) < len(task.objectives):
         raise UserError(f"--task {name}: objectives = {task.objectives!r:.60} names one twice")
+
+
+def _check_flags(task_class: type[Task], name: str) -> None:
+    """Raise UserError for a name in `flags` that train.py does not know."""
+    known = [field.name for field in dataclasses.fields(Config)]
+    for flag in task_class.flags:
+        if flag not in known:
+            raise UserError(
+                f"--task {name}: flags names {flag!r}, which is no flag of train.py"
+                f"{did_you_mean(flag, known)}"
+            )
 
 
 def _check_names(task_class: type[Task], name: str) -> None:
@@ -180,6 +206,18 @@ def _check_names(task_class: type[Task], name: str) -> None:
         raise UserError(
             f"--task {name}: defines draw; begin it with class {task_class.__name__}(Drawing, Task)"
         )
+
+
+def _check_reward(task_class: type[Task], name: str) -> None:
+    """Raise UserError if a class defines `reward` while `rewards` of a parent is what is called."""
+    for parent in task_class.__mro__[:-1]:
+        if parent is Task or "rewards" in vars(parent):
+            return
+        if "reward" in vars(parent) and task_class.rewards is not Task.rewards:
+            raise UserError(
+                f"--task {name}: defines reward, but its parent scores answers with rewards(pairs); "
+                "define rewards"
+            )
 
 
 def _check_signatures(task: Task, name: str) -> None:
@@ -230,6 +268,11 @@ def take_problems(task: Task, split: str, n: int, seed: int = 0, start: int = 0)
         raise UserError(
             f"task {task.name}: problems({split!r}, n={n}, start={start}) gave {len(problems)}; {fix}"
         )
+    for problem in problems:
+        if not isinstance(problem.id, str):
+            raise UserError(
+                f"task {task.name}: the id {problem.id!r:.60} of a problem must be text"
+            )
     by_id = {problem.id: problem for problem in problems}
     for problem in problems:
         if problem.data != by_id[problem.id].data:
@@ -264,6 +307,25 @@ def reward_vectors(task: Task, pairs: list[tuple[Problem, str]]) -> list[list[fl
             raise UserError(
                 f"task {task.name}: the reward {vector!r:.80} of problem {problem.id!r}, "
                 f"answer {answer!r:.80} {mistake}"
+            )
+    return vectors
+
+
+def reachable_vectors(task: Task, problem: Problem) -> list[list[float]]:
+    """task.reachable(problem), checked. Raises UserError for what is no reward vector."""
+    vectors = task.reachable(problem)
+    if not isinstance(vectors, list):
+        raise UserError(
+            f"task {task.name}: reachable of problem {problem.id!r} must be a list of reward vectors, "
+            f"not {vectors!r:.80}"
+        )
+    sizes: dict[str, int] = {}
+    for vector in vectors:
+        mistake = _mistake_in(vector, task, problem, sizes)
+        if mistake:
+            raise UserError(
+                f"task {task.name}: reachable of problem {problem.id!r} holds {vector!r:.80}, which "
+                f"{mistake}"
             )
     return vectors
 

@@ -1,6 +1,7 @@
 """Metrics in TensorBoard or Weights & Biases, beside metrics.jsonl, which is always written."""
 
 import importlib
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,13 +38,15 @@ def open_tracker(name: str, folder: Path, done: int) -> Callable[[dict[str, floa
 
         return log
     if name == "wandb":
-        run_name = f"{folder.parent.name}-{folder.name}"
+        id_file = folder / "wandb-id"
+        if done == 0 or not id_file.exists():
+            id_file.write_text(secrets.token_hex(4))
         module = importlib.import_module(MODULES[name])
         with as_user_error("--log wandb: cannot begin, is there a login or WANDB_MODE=offline?"):
             run = module.init(
                 project="vpo",
-                name=run_name,
-                id=run_name,
+                name=f"{folder.parent.name}-{folder.name}",
+                id=id_file.read_text(),
                 resume="allow",
                 dir=str(folder),
                 reinit=True,

@@ -152,6 +152,8 @@ class Code(Drawing, FileTask):
 
     def reachable(self, problem: Problem) -> list[list[float]]:
         """All tests passed, as the reference does."""
+        if type(self).rewards is not Code.rewards:  # a subclass that judges programs in another way
+            return []
         return [[1.0] * len(problem.data["tests"])]
 
     def summary(self, rewards: Tensor) -> str:

@@ -69,7 +69,7 @@ def load_problems(flag: str, path: str, judge: Judge) -> list[dict]:
     """
     Read a file, and say on stderr what it holds.
 
-    Of problems with one text the earliest counts, so that no text is trained on and held out.
+    Of equal problems the earliest counts, so that none is trained on and held out.
 
     Args:
         judge: runs the reference solutions. The tests made of asserts that they fail are left out.
@@ -82,11 +82,12 @@ def load_problems(flag: str, path: str, judge: Judge) -> list[dict]:
     n_failed = _check_references(f"{flag} {path}", problems, judge)
     n_left_out = sum(max(0, problem["asserts"] - len(problem["tests"])) for problem in problems)
 
-    by_text: dict[str, dict] = {}
+    distinct: dict[tuple, dict] = {}
     for problem in sorted(problems, key=lambda problem: problem["date"]):
         if problem["tests"]:
-            by_text.setdefault(problem["text"], problem)
-    if not by_text:
+            key = (problem["text"], problem["entry_point"], problem["starter"])
+            distinct.setdefault(key, problem)
+    if not distinct:
         first = f"; the first, {problems[0]['id']}: {first_reason}" if problems else ""
         raise UserError(f"{flag} {path}: no problem with a test is left{first}")
 
@@ -94,13 +95,13 @@ def load_problems(flag: str, path: str, judge: Judge) -> list[dict]:
     if len(failed) > SHOWN:
         failed[SHOWN:] = [f"and {len(failed) - SHOWN} more"]
     print(
-        f"{path}: {len(by_text)} problems; left out: {n_left_out} asserts that their reference "
+        f"{path}: {len(distinct)} problems; left out: {n_left_out} asserts that their reference "
         f"solution fails ({', '.join(failed) or 'none'}), that are no pair of arguments and expected "
         f"value, or that a loop reaches after {MAX_TESTS} passes, "
-        f"{len(problems) - len(by_text)} problems without any test or with the text of another",
+        f"{len(problems) - len(distinct)} problems without any test or with the text of another",
         file=sys.stderr,
     )
-    return list(by_text.values())
+    return list(distinct.values())
 
 
 def _why_no_test(problem: dict) -> str:

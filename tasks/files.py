@@ -242,10 +242,14 @@ def all_tagged(text: str, tag: str) -> list[str]:
 
 
 def normalized(text: str) -> str:
-    """A text in lower case and with single blanks, without a, an, the and punctuation."""
+    """A text in lower case and with single blanks, without a, an, the and punctuation.
+
+    What would leave nothing, such as the answer "A", stays as it is.
+    """
     without_punctuation = text.lower().translate(str.maketrans("", "", string.punctuation))
     without_articles = re.sub(r"\b(?:a|an|the)\b", " ", without_punctuation)
-    return " ".join(without_articles.split())
+    words = without_articles.split() or without_punctuation.split() or text.lower().split()
+    return " ".join(words)
 
 
 def f1(ours: Iterable, gold: Iterable) -> float:

@@ -57,7 +57,6 @@ DEMONSTRATIONS = (
     "{person} saw {cause}",
     "{person} saw the {event}",
 )
-PLURAL_CAUSES = ("rats", "wasps", "bees", "bats", "mice", "crows", "pigeons", "squirrels")
 # The kinds of word that may follow one another, articles aside: facts in capitals, all other words as they
 # are. What is not here is no English, or not what the text says.
 GRAMMAR = {
@@ -234,12 +233,16 @@ def kinds_of(words: list[str], names: dict[str, str]) -> list[str]:
     kinds = []
     for word in words:
         kind = names[word].upper() if word in names else word
-        if word in names and word in PLURAL_CAUSES:
+        if kind == "CAUSE" and is_plural(word):
             kind = "CAUSES"
         if kind == "EVENT" and kinds and kinds[-1] in MODIFIERS:
             kinds.pop()
         kinds.append(kind)
     return kinds
+
+
+def is_plural(word: str) -> bool:
+    return word == "mice" or (word.endswith("s") and not word.endswith("ss"))
 
 
 def is_english(kinds: list[str]) -> bool:

@@ -562,6 +562,16 @@ def test_a_problem_in_both_files_is_told(capsys):
         assert told == (n_shared > 0)
 
 
+def test_functions_of_one_text_are_different_problems():
+    """Guards against all but one problem of a file whose texts say only "complete the function"."""
+    records = several(20)
+    for i, record in enumerate(records):
+        record |= {"prompt": "Complete the function.", "entry_point": f"f{i}"}
+        record["reference"] = record["reference"].replace("def twice", f"def f{i}")
+    parts = splits(Code(write(*records)), "entry_point")
+    assert sum(map(len, parts.values())) == 20
+
+
 def test_no_text_stands_on_both_sides(capsys):
     """Guards against a text under two ids that is trained on under one and tested under the other."""
     records = [record | {"prompt": f"Double {i // 3}."} for i, record in enumerate(several(60))]

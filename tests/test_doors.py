@@ -27,7 +27,7 @@ import eval as evaluation
 import train
 import vpo
 from engine import models, runs
-from engine.config import RANGES, Config, Parser, check_ranges, flag_of, peak_rate
+from engine.config import RANGES, Config, Parser, check_ranges, check_subset, flag_of, peak_rate
 from engine.doors import explain_out_of_memory
 from engine.runs import load_run
 from engine.tasks import load_task
@@ -545,6 +545,13 @@ def test_a_run_with_damaged_logs_is_evaluated(run, capsys):
     evaluation.main(["run"])
     told = capsys.readouterr().out
     assert "GRPO 0 steps" in told and "VPO 2 steps" in told
+
+
+def test_a_method_of_ones_own_may_read_the_subset_from_its_options(monkeypatch):
+    monkeypatch.setitem(vpo.ADVANTAGES, "mine", lambda rewards, s, mask, **options: s[..., 0])
+    check_subset(Config(method=["mine"], subset=2))
+    with pytest.raises(UserError, match="--subset 2: not used by grpo"):
+        check_subset(Config(method=["grpo"], subset=2))
 
 
 # Tasks, in a run.

@@ -9,7 +9,7 @@ from test_train import fails
 from engine.config import Config
 from engine.messages import show_first_step, why_unread
 from engine.tasks import check_task, load_task, reward_vectors, take_problems, task_names
-from rewards import Problem, UserError
+from rewards import Problem, UserError, parse_answers
 
 RIGHT = """
 from rewards import Drawing, Problem, Task
@@ -95,7 +95,10 @@ def test_an_unknown_task_is_told_the_known_ones(name):
         (member("flags = ('size',)"), "cannot be loaded (tasks.py, line"),
         # its attributes
         (member("flags = 'size'"), "flags = 'size' must be a tuple of names of flags"),
+        (member("flags = ('sizes',)"), "'sizes', which is no flag of train.py; did you mean size?"),
+        (member("words = (1, 2)"), "words = (1, 2) must be a tuple of words"),
         (member("minimum = None"), "minimum = None must be a number"),
+        (member("minimum = -float('inf')"), "minimum = -inf must be finite"),
         (member("def __init__(self): self.minimum = 'a'"), "minimum = 'a' must be a number"),
         (('("length", "capitals")', "'length'"), "objectives = 'length' must be a tuple of names"),
         (('"capitals"', '"length"'), "objectives = ('length', 'length') names one twice"),
@@ -110,6 +113,7 @@ def test_an_unknown_task_is_told_the_known_ones(name):
         (member("defaults = {'steps': '3'}"), "task echo: steps = '3' must be a whole number"),
         (member("tiny_defaults = {'lr': 1e-3}"), "lr = 0.001 must be a list of texts, such as"),
         (member("defaults = {'m': 0}"), "--m 0: must be 1 to 8"),
+        (member("defaults = {'seed': 7}"), "its defaults name seed, which only a command can give"),
         (member("defaults = {'dtype': 'half'}"), "must be one of auto, float32, bfloat16"),
         # its methods
         (member("minimun = -1"), "minimun is not in rewards.Task; did you mean minimum?"),
@@ -140,6 +144,7 @@ def test_an_unknown_task_is_told_the_known_ones(name):
             (PROBLEMS, "[Problem('a', {i: 0}) for i in range(n)]"),
             "two with the id 'a' and different",
         ),
+        (('f"{split}-{start + i}"', "i"), "task echo: the id 0 of a problem must be text"),
         (('{"word": "abc"}', "{(1, 2): 3}"), "data of 'train-0' is not plain JSON"),
         (('{"word": "abc"}', "object()"), "data of 'train-0' is not plain JSON"),
         (
@@ -212,10 +217,29 @@ def test_a_method_that_raises_later_is_named_with_its_line(definition, arguments
     name = definition.partition("(")[0]
     drawing = ("class Echo(Task)", "class Echo(Drawing, Task)")
     former = ("def reward(", "def _reward(") if name == "reward" else ("", "")
-    task = load_task(write(drawing, former, member(f"def {definition}")))
+    task = load_task(write(drawing, former, member(f"def {definition}")), model="some model")
     values = {"p": Problem("test-0", {}), "a": "(", "m": 2}
     with pytest.raises(UserError, match=rf"^task echo: {name}.* failed \(mine.py, {message}"):
         getattr(task, name)(*[values[argument] for argument in arguments])
+
+
+def test_a_reward_that_nobody_would_call_is_told():
+    """Guards against a subclass whose reward is ignored, because its parent scores many answers at once."""
+    head = "from tasks.code import Code\n\n\nclass Short(Code):\n    name = 'short'\n"
+    source = head + "    def reward(self, problem, answer): return [0.25] * 8\n"
+    with pytest.raises(UserError, match="short.py: defines reward, but its parent scores answers"):
+        load_task(write(source=source, name="short.py"))
+    source = source.replace("reward(self, problem, answer)", "rewards(self, pairs)")
+    task = load_task(write(source=source, name="short.py"))
+    assert task.reachable(task.problems("test", 1)[0]) == []
+
+
+def test_the_tiny_model_writes_tags_whatever_the_form():
+    """Guards against a form for language models that turns every answer of the tiny one into none."""
+    source = write(member("def find_answers(self, text, m, finished): return [text]"))
+    text = "<answer_1> a </answer_1> <answer_2> b </answer_2>"
+    assert parse_answers(text, load_task(source), 2) == ["a", "b"]
+    assert parse_answers(text, load_task(source, model="some model"), 2) == [text]
 
 
 def test_a_missing_file_is_told():

@@ -75,6 +75,9 @@ def test_verbs_agree_with_their_cause():
     assert not facts_told(RATS, "Rats causes fire")
     assert not facts_told(STORY, "Lightning cause fire")
     assert not facts_told(RATS, "A rats at the market")
+    goats = RATS | {"cause": "goats"}  # a word of one's own
+    assert facts_told(goats, "Goats cause fire at the market") == {"cause", "event", "place"}
+    assert not facts_told(goats, "Goats causes fire")
 
 
 def accepted_headlines(words: list[str]) -> list[str]:

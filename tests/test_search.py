@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from test_train import change_config
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
@@ -95,6 +96,41 @@ def test_a_maze_with_other_rewards_does_not_know_what_can_be_reached():
     )
     task = load_task("one_number.py")
     assert task.reachable(task.problems("test", 1)[0]) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("[1.0, 0, 0]", "holds 1.0, which must be a list of numbers"),
+        ("[[1, 0]]", "holds [1, 0], which has 2 numbers for 3 objectives"),
+        ("None", "must be a list of reward vectors, not None"),
+    ],
+)
+def test_what_can_be_reached_is_checked(value, message):
+    """Guards against a vector without its list, with which no problem would ever be solved."""
+    task = fence_that_reaches(value)
+    with pytest.raises(UserError, match=f"^task fence: reachable .*{re.escape(message)}"):
+        search.make_goal("scalar", task).target_of(task.problems("test", 1)[0])
+
+
+def fence_that_reaches(value: str) -> Task:
+    source = f"    def reachable(self, problem):\n        return {value}\n"
+    Path("reach.py").write_text(f"from rewards import Fence\n\n\nclass Mine(Fence):\n{source}")
+    return load_task("reach.py")
+
+
+@pytest.mark.parametrize("goal", ["scalar", "ann"])
+@pytest.mark.parametrize("vector", ["[1, 0, 0]", "[100.1, 0.3, 33.3]", "[1 / 3, 2 / 3, 1 / 7]"])
+def test_the_best_that_can_be_reached_solves_a_problem(vector, goal):
+    """Guards against a target that rounding puts above every score."""
+    task = fence_that_reaches(f"[{vector}]")
+    problem = task.problems("test", 1)[0]
+    goal = search.make_goal(goal, task)
+    population = Population(problem, goal.target_of(problem))
+    rewards = search.as_logged(torch.tensor(eval(vector), dtype=torch.float32).tolist())
+    found = Candidate(0, problem.id, 1, 0, 0, "answer", rewards, goal.score(rewards, "answer"))
+    population.add(found)
+    assert population.solved_after() == 1
 
 
 def population_of(target: float = 0.0) -> Population:
@@ -389,6 +425,21 @@ def test_other_weights_are_another_search(trained, capsys):
     newest = sorted(Path("toy-seed0/vpo").glob("checkpoint-*"))[-1]
     shutil.copy("toy-seed0/start/model.safetensors", newest)
     fails(Path("toy-seed0"), flags, capsys, "vpo.jsonl: the log of another search")
+
+
+def test_another_reward_is_another_search(tmp_path_factory, capsys):
+    """Guards against a log in which old scores stand beside new ones."""
+    source = "from rewards import Fence\n\n\nclass Mine(Fence):\n    name = 'mine'\n"
+    Path("mine.py").write_text(source)
+    flags = "--task mine.py --warm-steps 5 --steps 1 --method vpo --eval-problems 0 --snapshots 0"
+    train.main([*flags.split(), "--prompts-per-step", "1", "--out", "run"])
+    flags = "--problems 2 --among 2 --budget 9 --policies vpo --out out"
+    run_search(Path("run"), flags)
+    reward = "return [2 * r for r in super(Mine, self).reward(problem, answer)]"
+    Path("mine.py").write_text(
+        f"{source}\n    def reward(self, problem, answer):\n        {reward}\n"
+    )
+    fails(Path("run"), flags, capsys, "vpo.jsonl: the log of another search")
 
 
 def test_a_task_that_does_not_say_what_can_be_reached(trained, tmp_path_factory, capsys):

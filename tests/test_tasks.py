@@ -13,7 +13,7 @@ import torch
 from matplotlib.figure import Figure
 
 from engine.tasks import load_task
-from rewards import Problem, UserError
+from rewards import Drawing, Problem, UserError
 from rollout import score
 from tasks import maze
 from tasks.maze import Maze
@@ -175,6 +175,16 @@ def test_a_pool_of_routes_in_few_words():
     assert Maze(5).summary(torch.tensor(pool)) == "gold 18, diamonds 9, failed 3"
     pool += [[1.0, 0.0, 0.0, 1.0], [1.0, 0.5, 0.5, 1.0]]
     assert Maze(5).summary(torch.tensor(pool)) == "gold 18, diamonds 9, neither 2, failed 3"
+
+
+def test_a_maze_with_other_objectives_has_other_words():
+    """Guards against a drawing that fails when the whole training is done."""
+
+    class Gems(Maze):
+        objectives = ("gold", "diamond")
+
+    rewards = torch.tensor([[0.5, 1.0]])
+    assert Gems().summary(rewards) == Drawing.summary(Gems(), rewards)
 
 
 def test_a_drawing_shows_ways_not_wandering():

@@ -105,7 +105,9 @@ def test_reading_takes_time_in_proportion_to_the_text():
 @pytest.mark.parametrize(
     "ours, gold, score",
     [
-        ("the", "a", 1),  # both without a word that counts
+        ("the", "a", 0),  # what has no other word keeps its article
+        ("A.", "a", 1),
+        ("...", "a", 0),
         ("", "x", 0),
         ("x", "", 0),
         ("river Thames", "The Thames!", 2 / 3),

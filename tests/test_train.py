@@ -221,10 +221,14 @@ def test_trackers_get_the_metrics_of_the_log(name, monkeypatch):
 
     flags = [*QUICK, "--method", "vpo", "--out", "run", "--eval-problems", "0"]
     train.main([*flags, "--steps", "2", "--keep-optimizer", "--log", name])
+    first_id = module.init.call_args.kwargs["id"] if name == "wandb" else ""
     lines = Path("run/vpo/metrics.jsonl").read_text().splitlines()
     logged = [(row.pop("step"), row) for row in map(json.loads, lines)]
     assert tracked() == [(step, *pair) for step, row in logged for pair in row.items()]
     train.main(["--resume", "--out", "run", "--steps", "3", "--log", name])
+    if name == "wandb":
+        (begun,) = [call.kwargs for call in module.init.call_args_list]
+        assert begun["id"] == Path("run/vpo/wandb-id").read_text() == first_id
     options = [call.kwargs for call in module.SummaryWriter.call_args_list]
     assert options in ([], [{"purge_step": 3}])
     assert {row[0] for row in tracked()} == {3}
