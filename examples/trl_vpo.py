@@ -102,7 +102,10 @@ class AdvantageReward:
         for prompt, ids in zip(prompts, completion_ids, strict=True):
             opening, _ = open_thought(prompt)
             text = opening + self.policy.decode(torch.tensor(ids))
-            answers.append(parse_answers(text, self.task, self.m))
+            has_ended = (
+                len(ids) < self.config.max_completion_length or ids[-1] in self.policy.eos_ids
+            )
+            answers.append(parse_answers(text, self.task, self.m, has_ended))
         own = score(self.task, problems, answers, self.m)  # (B, 1, m, k)
         log_rewards(own, log_metric)
 
@@ -289,11 +292,18 @@ def build_trainer(config: VPOConfig) -> GRPOTrainer:
             f"may take {length} tokens; leave it out, and say with --max_new_tokens how long an answer is"
         )
 
+    if (config.temperature, config.beta) != (defaults.temperature, defaults.kl):
+        print(
+            f"temperature {config.temperature:g}, beta {config.beta:g}; train.py would take "
+            f"{defaults.temperature:g} and --kl {defaults.kl:g}",
+            file=sys.stderr,
+        )
     n_train = train_problems(config)
     problems = take_problems(task, "train", n_train, config.seed)
     problems += take_problems(task, "test", defaults.eval_problems)
     prompts = [build_prompt(policy, task, problem, m) for problem in problems]
-    encode_prompts(policy, prompts[:32], length)  # UserError: they are too long
+    longest = sorted(prompts, key=len)[-32:]
+    encode_prompts(policy, longest, config.max_completion_length)  # UserError: they are too long
     if writes_bos(policy):
         prompts = [prompt.removeprefix(policy.tokenizer.bos_token) for prompt in prompts]
     group_sizes = [config.num_generations] * n_train

@@ -17,6 +17,7 @@ one, so methods that compare them (Group VPO, Max@K, GDPO) cannot be used.
 """
 
 import argparse
+import copy
 import functools
 import json
 import numbers
@@ -72,7 +73,9 @@ def compute_score(
     m = (extra_info or {}).get("m") or default_m(task)
     problem = read_problem(ground_truth, m, data_source)
 
-    answers = parse_answers(solution_str, task, m)
+    reader = copy.copy(task)
+    reader.form = "tags"  # numbered lines are read, too; "lines" needs a prompt that ends with "1."
+    answers = parse_answers(solution_str, reader, m)
     scored = score(task, [problem], [answers], m)  # (1, 1, m, k)
     generator = torch.Generator().manual_seed(zlib.crc32(ground_truth.encode()))
     weights = sample_weights(

@@ -9,7 +9,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 import rollout
 from rollout import Decoded, Policy, SamplingOptions, draw, hidden_states, lm_logits, prompt_mask
 
-# A batch drops its finished rollouts when fewer than this share go on: moving the cache costs a step.
+# A batch drops its finished rollouts when fewer than this share go on, because this copies the cache.
 COMPACT_BELOW = 0.8
 
 

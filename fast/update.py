@@ -162,10 +162,12 @@ def logprobs_after(
     shared: SharedPrompts,
     temperature: float,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities (B, T) of the tokens of B rollouts, with gradient, and entropies, as plain.
+    """Log-probabilities of the tokens of B rollouts, with gradient, and their entropies: both (B, T).
+
+    T is the length of the longest of them.
 
     Args:
-        shared: their prompts. T is the length of the longest rollout.
+        shared: their prompts.
     """
     device = rollouts.tokens.device
     T = max(rollouts.lengths[row] for row in rows)

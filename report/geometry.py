@@ -72,6 +72,11 @@ def verdict(measures: dict[str, float]) -> str:
             "Hardly any group has a signal: no method will learn. Start from a model that solves "
             "more, take easier problems, or a larger group."
         )
+    if measures["effective_objectives"] == 0:
+        return (
+            "The better quarter of the answers to each problem all earn the same, so it cannot tell. Look at the "
+            "correlations."
+        )
     if measures["unseen_variance_share"] < 0.2:
         return (
             "The objectives rise and fall together: expect no gain of the vector. Keep the scalar: "

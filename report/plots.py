@@ -64,7 +64,7 @@ def run_figures(
 
     paths.append(folder / f"reward_vectors.{suffix}")
     rewards = {name: pool.rewards for name, pool in drawn.items()}
-    reward_vectors(rewards, task.objectives, paths[-1])
+    reward_vectors(rewards, task.objectives, paths[-1], task.minimum)
 
     if isinstance(task, Drawing):
         paths.append(folder / f"answers.{suffix}")
@@ -145,7 +145,9 @@ def _draw_start_levels(ax: Any, curves: list[TrainingCurve], key: str, first: st
         ax.axhline(sum(values) / len(values), color=look.color, ls=look.line, label=label)
 
 
-def reward_vectors(pools: dict[str, Tensor], objectives: Sequence[str], path: Path) -> None:
+def reward_vectors(
+    pools: dict[str, Tensor], objectives: Sequence[str], path: Path, minimum: float = 0.0
+) -> None:
     """Draw the reward vectors of a typical problem, a panel per policy.
 
     The axes are the two objectives that conflict most over all problems. If problems differ in
@@ -155,6 +157,7 @@ def reward_vectors(pools: dict[str, Tensor], objectives: Sequence[str], path: Pa
         pools: rewards (N, n, k) by policy.
         objectives: names of the k objectives; empty if problems differ in them.
         path: the file that is written.
+        minimum: the task's, which candidates without an answer have in all objectives.
     """
     index = typical_problem(pools)
     vectors = torch.stack([rewards[index] for rewards in pools.values()])  # (policies, n, k)
@@ -163,7 +166,7 @@ def reward_vectors(pools: dict[str, Tensor], objectives: Sequence[str], path: Pa
     x = 0
     y = min(1, k - 1)
     if objectives:
-        x, y = _conflicting_pair(torch.cat(list(pools.values())))
+        x, y = _conflicting_pair(torch.cat(list(pools.values())), minimum)
 
     views = vectors[..., [x, y]]  # (policies, n, 2)
     limits = _limits(views)
@@ -220,10 +223,10 @@ def _draw_vectors(ax: Any, vectors: Tensor, color: str) -> int:
     return len(points)
 
 
-def _conflicting_pair(rewards: Tensor) -> tuple[int, int]:
+def _conflicting_pair(rewards: Tensor, minimum: float) -> tuple[int, int]:
     """The two objectives with the lowest correlation over all candidates that scored: (N, n, k)."""
     k = rewards.shape[-1]
-    scored = rewards[rewards.any(-1)]  # (candidates, k)
+    scored = rewards[(rewards > minimum).any(-1)]  # (candidates, k)
     if len(scored) < 2:
         scored = rewards.flatten(0, 1)
     matrix = torch.corrcoef(scored.T).reshape(k, k)  # nan: an objective that is constant

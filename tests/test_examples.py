@@ -59,9 +59,10 @@ class Letters(Task):
     def tiny_prompt(self, problem):
         return f"p{problem.data}"
 
-    def find_answers(self, text, m, finished):
+    def without_thoughts(self, text):
         words = [word for word in text.split() if word in "abc"]
-        return [" ".join(words[i::m]) for i in range(m) if words[i::m]]
+        answers = [f"<answer_{i}> {' '.join(words[i - 1 :: 3])} </answer_{i}>" for i in (1, 2, 3)]
+        return " ".join(answers[: len(words)])
 
     def reward(self, problem, answer):
         return [answer.split().count(x) - 0.5 * (x in "bc") for x in "abc"[:2 + problem.data % 2]]
@@ -180,6 +181,7 @@ def test_the_reward_function_returns_advantages_and_logs_rewards():
     """Two fences of one color are paid once, and R is the mean over users of the better fence."""
     trl_vpo = script("trl_vpo")
     config = SimpleNamespace(method="multi_rlvr", n_weights=9, alpha=1.0, subset=0, seed=0)
+    config.max_completion_length = 500
     policy = load_random_model("llama")
     reward = trl_vpo.AdvantageReward(config, policy, Fence(), Fence().problems("train", 1), m=2)
     logged = {}
@@ -193,6 +195,24 @@ def test_the_reward_function_returns_advantages_and_logs_rewards():
     assert logged["R"] == pytest.approx((1 / 3 + 0.35) / 2, abs=0.005)
     assert logged["best_in_rollout"] == pytest.approx((1 / 3 + 0.35) / 2)
     assert logged["scalar"] == pytest.approx((1 / 3 + 1 / 3 + 0.35 + 0) / 4)
+
+
+@needs_trl
+def test_a_text_that_was_cut_off_is_no_answer():
+    """As in train.py: only a rollout that has ended is an answer as a whole."""
+    trl_vpo = script("trl_vpo")
+    policy = load_random_model("llama")
+    text = "red red red red red red"
+    ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+    scalars = []
+    for room in (len(ids), len(ids) + 1):
+        config = SimpleNamespace(method="grpo", n_weights=9, alpha=1.0, subset=0, seed=0)
+        config.max_completion_length = room
+        reward = trl_vpo.AdvantageReward(config, policy, Fence(), Fence().problems("train", 1), 1)
+        logged = {}
+        reward(["Paint!"] * 2, [ids] * 2, [0, 0], [2, 2], log_metric=logged.__setitem__)
+        scalars.append(logged["scalar"])
+    assert scalars == pytest.approx([0, 1 / 3])
 
 
 @needs_trl
@@ -390,6 +410,8 @@ def test_verl_reads_answers_of_a_language_model():
     result = verl.compute_score("fence", text, truth, {"m": 2})
     assert result["scalar"] == pytest.approx(1 / 3)
     assert result["score"] == pytest.approx(0.5, abs=0.05)  # E max(w_1, w_2) of three weights
+    # veRL's prompt does not end with "1.", as that of train.py does.
+    assert verl.compute_score("fence", f"Two fences:\n{text}", truth, {"m": 2}) == result
 
 
 # What the recorded model answers in turn, and which of the eight tests each program passes.

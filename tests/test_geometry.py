@@ -99,6 +99,14 @@ def test_no_signal_is_said():
     assert text.startswith("correlations of the objectives around each problem's mean:\na  ")
 
 
+def test_equal_best_answers_are_no_sign_of_agreement():
+    """Guards against "keep the scalar" where half the answers trade one objective for the other."""
+    pool = torch.tensor([[0.6, 0.6]] * 8 + [[1.0, 0.0]] * 12 + [[0.0, 1.0]] * 12)
+    result = measures(pool[torch.randperm(32, generator=torch.Generator().manual_seed(0))][None])
+    assert result["effective_objectives"] == 0 and result["vector_signal"] > 0.9
+    assert "it cannot tell" in verdict(result)
+
+
 def test_a_finite_data_set_counts_once(capsys):
     """Where it wraps around, each problem is sampled once, and the heading says how many there are."""
     Path("few.py").write_text(

@@ -173,6 +173,11 @@ def test_reward_vectors_show_the_conflict(tmp_path, drawn):
     assert texts(axes[0]).count("3") == 1
     assert any(text.endswith("2 of 3 objectives are shown") for text in texts(drawn[0]))
 
+    lower = torch.cat([rewards - 5, torch.full((4, 20, 3), -5.0)], 1)  # and many empty slots
+    plots.reward_vectors({"vpo": lower}, ["gold", "lava", "gems"], tmp_path / "e.png", minimum=-5.0)
+    axes = drawn.pop().axes
+    assert {axes[0].get_xlabel(), axes[0].get_ylabel()} == {"gold", "gems"}
+
     padded = torch.zeros(2, 4, 4)  # k differs: the first problem has but two objectives
     padded[0, :, :2] = torch.tensor([[1, 0], [0, 1], [1, 1], [0, 1]])
     padded[1, :, :2] = padded[1, :2, 2] = padded[1, 2:, 3] = 1

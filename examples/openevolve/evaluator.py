@@ -55,8 +55,10 @@ def address_and_model() -> tuple[str, str]:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--api-base")
     parser.add_argument("--primary-model")
-    parser.add_argument("--config", "-c", default=HERE / "config.yaml")
+    parser.add_argument("--config", "-c")
     flags, _ = parser.parse_known_args()
+    if not flags.config:
+        raise SystemExit("--config: is missing, and without it OpenEvolve asks api.openai.com")
     if flags.api_base and not flags.primary_model:
         raise SystemExit(
             f"--api-base {flags.api_base}: OpenEvolve heeds it only with --primary-model; give both"
