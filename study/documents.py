@@ -19,6 +19,7 @@ TASK_TABLES = {
     "every_k": result_tables.every_k,
     "three_seeds": result_tables.three_seeds,
     "thirty_candidates": result_tables.thirty_candidates,
+    "different": result_tables.different_headlines,
 }
 GENERAL_TABLES = {
     "main": result_tables.main_table,

@@ -41,8 +41,10 @@ from study.stored import (
     TaskResults,
     scipy_stats,
 )
+from tasks.headline import words_of
 from vpo import SEVERAL_ANSWERS
 
+HEADLINE_POLICIES = (START_MODEL, GRPO, MAX_AT_K, MULTI_RLVR, VPO, GROUP_VPO)
 WITH_PASSES = ("code", "toy", "open_cases")  # where an answer can have the full reward
 SIDE_BY_SIDE = ("best@1", "best@30", "W@30", "diversity")  # where a table holds several tasks
 KS = (1, 2, 3, 5, 10, 30)
@@ -169,10 +171,28 @@ def three_seeds(task: TaskResults) -> str:
 def thirty_candidates(task: TaskResults) -> str:
     """The main methods' W@30 in one line."""
     values = []
-    for policy in (START_MODEL, GRPO, MAX_AT_K, MULTI_RLVR, VPO, GROUP_VPO):
+    for policy in HEADLINE_POLICIES:
         values.append(f"{policy.title} {task.mean(policy, 'W@30'):.3f}")
     n_seeds = len(task.shared_seeds(VPO, GRPO))
     return f"W@30, means of {n_seeds} seeds: {', '.join(values)}."
+
+
+def different_headlines(task: TaskResults) -> str:
+    """How many different headlines the main methods write for a text, in one line."""
+    values = []
+    for policy in HEADLINE_POLICIES:
+        counts = []
+        for run in task.runs(policy).values():
+            for candidates in run.answers[policy.method]:
+                headlines = {" ".join(words_of(text)) for text in candidates if text}
+                counts.append(len(headlines))
+        values.append(f"{policy.title} {sum(counts) / len(counts):.1f}")
+    n_seeds = len(task.shared_seeds(VPO, GRPO))
+    n_texts = len(counts) // n_seeds
+    return (
+        f"Different headlines among thirty, means of {n_texts} texts and {n_seeds} seeds: "
+        f"{', '.join(values)}."
+    )
 
 
 def ablations(stored: Stored) -> str:

@@ -35,6 +35,7 @@ class Result:
     steps: int
     tokens: int
     step_seconds: float
+    answers: dict[str, list[list[str | None]]]  # policy -> those of each problem that are stored
 
     @property
     def is_former(self) -> bool:

@@ -385,6 +385,7 @@ def result(task: str, policy: Entry, seed: int, **values: object) -> Result:
         "training": {},
         "tokens": 1000,
         "step_seconds": 0.5,
+        "answers": {},
         "steps": 200,
     }
     return Result(task, policy, seed, **(defaults | values))
