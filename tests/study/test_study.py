@@ -610,6 +610,7 @@ def made_up(cells: list[Cell]) -> Stored:
             measures=measures,
             prompt_ids=torch.arange(12) // 2,
             training=training,
+            answers=dict.fromkeys(names, [["Fire on Monday", "fire on monday", None, "Rats"]] * 6),
         )
         data.append(made)
     return Stored(data, made_up_searches())
@@ -650,7 +651,14 @@ def few_samples(monkeypatch):
         monkeypatch.setattr(module, "bootstrap_interval", interval)
 
 
-SENTENCES = ("multiplicity", "measured_twice", "version", "hours", "thirty_candidates")
+SENTENCES = (
+    "multiplicity",
+    "measured_twice",
+    "version",
+    "hours",
+    "thirty_candidates",
+    "different",
+)
 
 
 def test_every_table_of_the_whole_grid(few_samples):
@@ -664,6 +672,7 @@ def test_every_table_of_the_whole_grid(few_samples):
                 continue
             lines = text.splitlines()
             assert len({line.count("|") for line in lines}) == 1 and len(lines) > 3, name
+    assert "3 seeds: start model 2.0, GRPO 2.0" in documents.block(data, "headline", "different")
     assert "**+0.2" in result_tables.every_k(data.task("maze"))
     rates = result_tables.chosen_rates(data).splitlines()[2:]
     assert len(rates) == len(LR["maze"])
