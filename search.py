@@ -55,6 +55,7 @@ from rollout import (
     StopRule,
     accelerated,
     build_prompt,
+    encode_prompts,
     load_policy,
     random_generator,
     read_answers,
@@ -336,6 +337,7 @@ class Search:
         self.policy = load_policy(
             str(self.folder), self.task, device=flags.device, dtype=self.config.dtype
         )
+        self.n_tokens = rollout_length(self.task, self.m, self.config.max_new_tokens)
         self.stop = None if self.policy.is_tiny else StopRule(self.policy, self.task, self.m)
         self.populations = {}
         for problem in problems:
@@ -414,17 +416,30 @@ class Search:
     def child(
         self, batch: int, population: Population, order: int, island: int, rng: random.Random
     ) -> Child:
-        """Choose a parent, or none, and write the prompt for its child."""
+        """Choose a parent, or none, and write the prompt for its child.
+
+        A parent that leaves no room for a rollout in the model's context is not shown.
+        """
         problem = population.problem
         parent = population.parent(island, self.flags.selection, rng)
         prompt, prefix = child_prompt(self.policy, self.task, problem, self.m, parent, rng)
+        if parent and not self.fits(prompt):
+            parent = None
+            prompt, prefix = child_prompt(self.policy, self.task, problem, self.m, parent, rng)
         return Child(batch, problem, order, island, parent, prompt, prefix)
+
+    def fits(self, prompt: str) -> bool:
+        """Whether the model's context holds a prompt and its rollout."""
+        try:
+            encode_prompts(self.policy, [prompt], self.n_tokens)
+        except UserError:
+            return False
+        return True
 
     def sample(self, children: list[Child], G: int) -> Rollouts:
         """The rollouts of P * G children, with the words with which they begin."""
-        n_tokens = rollout_length(self.task, self.m, self.config.max_new_tokens)
         options = SamplingOptions(
-            max_new_tokens=n_tokens,
+            max_new_tokens=self.n_tokens,
             generator=random_generator(self.flags.seed, children[0].batch, "search"),
             temperature=self.flags.temperature,
             batch=self.config.sampling_batch or ROLLOUTS_AT_ONCE,

@@ -427,6 +427,27 @@ def test_other_weights_are_another_search(trained, capsys):
     fails(Path("toy-seed0"), flags, capsys, "vpo.jsonl: the log of another search")
 
 
+def test_a_parent_without_room_in_the_context_is_not_shown(trained, monkeypatch):
+    """Guards against a search that fails when its programs have grown long."""
+    encode, sample = search.encode_prompts, search.Search.sample
+    asked, sampled = [], []
+
+    def encode_short(policy, prompts, max_new_tokens):
+        asked.append(len(prompts[0].split()))
+        if asked[-1] > 3:
+            raise UserError("too long")
+        return encode(policy, prompts, max_new_tokens)
+
+    def record(self, children, G):
+        sampled.extend(len(child.prompt.split()) for child in children)
+        return sample(self, children, G)
+
+    monkeypatch.setattr(search, "encode_prompts", encode_short)
+    monkeypatch.setattr(search.Search, "sample", record)
+    run_search(trained, f"{QUICK} --goal all --policies vpo --out out")
+    assert max(asked) > 3 and max(sampled) == 3
+
+
 def test_another_reward_is_another_search(tmp_path_factory, capsys):
     """Guards against a log in which old scores stand beside new ones."""
     source = "from rewards import Fence\n\n\nclass Mine(Fence):\n    name = 'mine'\n"
