@@ -704,7 +704,8 @@ def score(task: Task, problems: list[Problem], answers: list[list[str]], m: int)
                 forms.add(form)
         vectors[p, :, :, : sizes[p]] = own
         scalars[p] = task_scalars(task, own)
-        missing_answer_scalar[p] = task_scalars(task, torch.full((sizes[p],), float(task.minimum)))
+        least = torch.full((sizes[p],), float(task.minimum))
+        missing_answer_scalar[p] = task_scalars(task, least)
     return Scored(vectors, scalars, answer_mask, repeat_mask, objective_mask, missing_answer_scalar)
 
 

@@ -159,9 +159,10 @@ def _check_attributes(task: Task | type[Task], name: str) -> None:
             setattr(task, attribute, tuple(value))
     for attribute, (expected, description) in ATTRIBUTES.items():
         value = getattr(task, attribute)
-        if not isinstance(value, expected):
-            raise UserError(f"--task {name}: {attribute} = {value!r:.60} must be {description}")
-        if expected is tuple and not all(isinstance(part, str) for part in value):
+        is_right = isinstance(value, expected)
+        if is_right and expected is tuple:
+            is_right = all(isinstance(part, str) for part in value)
+        if not is_right:
             raise UserError(f"--task {name}: {attribute} = {value!r:.60} must be {description}")
     if not math.isfinite(task.minimum):
         raise UserError(f"--task {name}: minimum = {task.minimum} must be finite")

@@ -448,7 +448,7 @@ def test_a_parent_without_room_in_the_context_is_not_shown(trained, monkeypatch)
     assert max(asked) > 3 and max(sampled) == 3
 
 
-def test_another_reward_is_another_search(tmp_path_factory, capsys):
+def test_another_reward_is_another_search(capsys):
     """Guards against a log in which old scores stand beside new ones."""
     source = "from rewards import Fence\n\n\nclass Mine(Fence):\n    name = 'mine'\n"
     Path("mine.py").write_text(source)

@@ -2,7 +2,7 @@
 
 import hashlib
 
-from rewards import Drawing, Problem
+from rewards import Problem
 from tasks.maze import Maze
 
 
@@ -10,7 +10,6 @@ class Blended(Maze):
     """The maze, its prompts and its start model, with a reward vector that a subclass chooses."""
 
     objectives = ("one", "two", "three", "four")
-    summary = Drawing.summary
 
     def blend(self, vector: list[float], problem: Problem, answer: str) -> list[float]:
         """Another vector for the maze's (completion, gold, diamond, avoid_lava)."""
