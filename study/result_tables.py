@@ -408,12 +408,11 @@ def versions(stored: Stored, subject: str) -> str:
     if subject == "searches":
         for key, search in stored.searches.items():
             found.setdefault(key.replace("_", " "), set()).add(search.get("version", 2))
-    for result in newest_results(stored, tuning=subject == "rates"):
-        if result.task == subject and not result.policy.flags:
-            found.setdefault(result.policy.title, set()).add(result.version)
-        elif is_about(result, subject):
-            method = Entry(result.policy.method).title
-            name = f"settings of {method}" if result.policy.flags else result.task
+    if subject == "rates":
+        found["learning rates"] = {run.version for run in newest_results(stored, tuning=True)}
+    for result in newest_results(stored, tuning=False):
+        name = name_on_page(result, subject)
+        if name:
             found.setdefault(name, set()).add(result.version)
 
     groups: dict[str, list[str]] = {}  # which versions -> what is named
@@ -444,19 +443,22 @@ def newest_results(stored: Stored, tuning: bool) -> list[Result]:
     return list(newest.values())
 
 
-def is_about(result: Result, subject: str) -> bool:
-    """Whether a page about several tasks rests on a result."""
+def name_on_page(result: Result, subject: str) -> str:
+    """What a page calls a result that it rests on in its line of versions; "" for other results."""
     policy = result.policy
+    flags = dict(policy.flags)
     has_main_rate = policy.lr is None or policy.method == "grpo"
-    is_main = policy.method in MAIN_METHODS and has_main_rate and not policy.flags
+    is_main = policy.method in MAIN_METHODS and has_main_rate and not flags
+    if subject == "rates":
+        return "more steps" if "steps" in flags else ""
     if subject == "all":
-        return is_main and result.task in ("maze", "code", "headline")
+        return result.task if is_main and result.task in ("maze", "code", "headline") else ""
     if subject == "ablations":
-        is_setting = bool(policy.flags) and "steps" not in dict(policy.flags)
-        return is_setting or (
-            is_main and result.task in (*REWARDS.split(), "maze", "code", "fence")
-        )
-    return subject == "rates"
+        if flags:
+            return "" if "steps" in flags else f"settings of {Entry(policy.method).title}"
+        tasks = (*REWARDS.split(), "maze", "code", "fence")
+        return result.task if is_main and result.task in tasks else ""
+    return policy.title if result.task == subject and not flags else ""
 
 
 # CSV files.

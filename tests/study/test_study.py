@@ -1,5 +1,6 @@
 """The grid and the documents: cells are distinct, results survive, a failure stays alone, tables follow from numbers."""
 
+import dataclasses
 import gzip
 import json
 import multiprocessing
@@ -418,6 +419,16 @@ def test_a_difference_is_taken_within_one_program():
     line = result_tables.versions(Stored(runs, {}), "maze")
     assert f"with version {VERSION} of this software: VPO." in line
     assert f"with version {VERSION} in some seeds, in the others with a former one: GRPO." in line
+
+
+def test_rates_and_longer_trainings_are_of_different_versions():
+    """Guards against a page of learning rates whose line of versions is silent on its second table."""
+    longer = constant(Entry("vpo", flags=(("steps", 600),)), 0, 0.5, version=VERSION)
+    rate = constant(VPO, 100, 0.5, version=1)
+    rate = dataclasses.replace(rate, tuning=True)
+    line = result_tables.versions(Stored([longer, rate], {}), "rates")
+    assert f"version {VERSION} of this software: more steps." in line
+    assert line.endswith(f"former version (1 or 2; this is {VERSION}): learning rates.*")
 
 
 def test_differences_that_were_measured_twice_are_compared():
