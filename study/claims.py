@@ -25,7 +25,7 @@ FIVE_ANSWERS = Entry("vpo", flags=(("m", 5), ("prompts-per-step", 7)))
 FEW_WEIGHTS = Entry("vpo", flags=(("n-weights", 10),))
 SOBOL = Entry("vpo", flags=(("sampler", "sobol"),))
 
-# By what many candidates are judged in each task. In headlines best@30 ties: none tells four facts.
+# By what many candidates are judged in each task. In headlines best@30 nearly ties: few tell four facts.
 LARGE_K = {"maze": "best@30", "code": "pass@30", "headline": "W@30"}
 ALIKE = 0.02  # smaller differences count as none
 

@@ -195,6 +195,24 @@ def different_headlines(task: TaskResults) -> str:
     )
 
 
+def headlines_twice(stored: Stored) -> str:
+    """W@30 of every seed of headlines, by this version of the program and by a former one, in one line."""
+    sentences = []
+    for is_former in (False, True):
+        results = [result for result in stored.results if result.is_former == is_former]
+        of_version = Stored(results, {})
+        if "headline" not in of_version.names:
+            continue
+        task = of_version.task("headline")
+        values = []
+        for policy in (GRPO, MAX_AT_K, MULTI_RLVR, VPO, GROUP_VPO):
+            of_seeds = task.values(policy, "W@30").mean(1).tolist()
+            values.append(f"{policy.title} {', '.join(f'{value:.3f}' for value in of_seeds)}")
+        program = "a former version" if is_former else "this version"
+        sentences.append(f"W@30 of each seed with {program}: {'; '.join(values)}.")
+    return " ".join(sentences)
+
+
 def ablations(stored: Stored) -> str:
     """What every varied setting changes against its method's default, on the seeds that both have."""
     measures = ("best@1", "best@30", "W@30", "diversity")
@@ -447,7 +465,8 @@ def name_on_page(result: Result, subject: str) -> str:
     """What a page calls a result that it rests on in its line of versions; "" for other results."""
     policy = result.policy
     flags = dict(policy.flags)
-    has_main_rate = policy.lr is None or policy.method == "grpo"
+    has_low_rate = policy.method == "grpo" and result.task != "headline"
+    has_main_rate = policy.lr is None or has_low_rate
     is_main = policy.method in MAIN_METHODS and has_main_rate and not flags
     if subject == "rates":
         return "more steps" if "steps" in flags else ""

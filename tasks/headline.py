@@ -9,6 +9,7 @@ English, so which four is a choice.
 
 import json
 import re
+import textwrap
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -103,6 +104,7 @@ COLORS = {  # of the facts in a drawing
     "cause": "#e08214",
 }
 LINES = 5  # headlines in a drawing
+LETTERS = 46  # of a line, as many as a drawing is wide
 FONT_SIZE = 8  # points
 LETTER_WIDTH = 0.602 * FONT_SIZE  # of the monospaced font
 MIN_WORDS = 10  # in a list of one's own
@@ -278,7 +280,7 @@ def draw_line(axes, row: int, count: str, headline: str, facts: dict[str, str]) 
     told = facts_told(facts, headline)
     names = {facts[name]: name for name in told}
     column = len(count) + 1
-    for word in headline.split():
+    for word in textwrap.shorten(headline, LETTERS, placeholder=" ...").split():
         color = "#222222" if told else "#aaaaaa"
         weight = "normal"
         if word in names:

@@ -447,6 +447,22 @@ def test_differences_that_were_measured_twice_are_compared():
     assert f"{n_measures} were firm in one of the two" in text
 
 
+def test_both_measurements_of_headlines_are_told_seed_by_seed():
+    runs = []
+    for version, scores in ((1, (0.6, 0.7)), (VERSION, (0.4, 0.5))):
+        for seed, score in enumerate(scores):
+            for method in ("grpo", "max_at_k", "multi_rlvr", "vpo", "group_vpo"):
+                run = constant(Entry(method), seed, score, version)
+                runs.append(dataclasses.replace(run, task="headline"))
+    text = result_tables.headlines_twice(Stored(runs, {}))
+    newest, former = text.split(". W@30")
+    assert newest.startswith("W@30 of each seed with this version: GRPO 0.400, 0.500; ")
+    assert former.endswith(
+        "a former version: GRPO 0.600, 0.700; Max@K 0.600, 0.700; "
+        "Multi-RLVR 0.600, 0.700; VPO 0.600, 0.700; Group VPO 0.600, 0.700."
+    )
+
+
 def record_of(cell: Cell, score: int, version: int) -> dict:
     """A record with one number for every measure, in thousandths."""
     values = dict.fromkeys(("best@1", "best@30", "W@30", "diversity"), [score] * 3)
@@ -665,6 +681,7 @@ def few_samples(monkeypatch):
 SENTENCES = (
     "multiplicity",
     "measured_twice",
+    "headlines_twice",
     "version",
     "hours",
     "thirty_candidates",
