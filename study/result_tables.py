@@ -199,15 +199,15 @@ def headlines_twice(stored: Stored) -> str:
     """W@30 of every seed of headlines, by this version of the program and by a former one, in one line."""
     sentences = []
     for is_former in (False, True):
-        results = [result for result in stored.results if result.is_former == is_former]
-        of_version = Stored(results, {})
-        if "headline" not in of_version.names:
+        results = measured_by(stored, is_former)
+        if "headline" not in results.names:
             continue
-        task = of_version.task("headline")
+        task = results.task("headline")
         values = []
-        for policy in (GRPO, MAX_AT_K, MULTI_RLVR, VPO, GROUP_VPO):
+        for policy in HEADLINE_POLICIES[1:]:  # without the start model
             of_seeds = task.values(policy, "W@30").mean(1).tolist()
-            values.append(f"{policy.title} {', '.join(f'{value:.3f}' for value in of_seeds)}")
+            texts = ", ".join(f"{value:.3f}" for value in of_seeds)
+            values.append(f"{policy.title} {texts}")
         program = "a former version" if is_former else "this version"
         sentences.append(f"W@30 of each seed with {program}: {'; '.join(values)}.")
     return " ".join(sentences)
@@ -385,8 +385,8 @@ def hours(stored: Stored) -> str:
 
 def measured_twice(stored: Stored) -> str:
     """How many differences between methods are firm in one version's measurement and not in the other's."""
-    former = Stored([result for result in stored.results if result.is_former], {})
-    newest = Stored([result for result in stored.results if not result.is_former], {})
+    former = measured_by(stored, is_former=True)
+    newest = measured_by(stored, is_former=False)
     n_both = 0
     n_changed = 0
     for name, measures in COUNTED.items():
@@ -407,6 +407,11 @@ def measured_twice(stored: Stored) -> str:
         f"Of {n_both} of them that a former version measured, too, with other random numbers, "
         f"{n_changed} were firm in one of the two measurements alone."
     )
+
+
+def measured_by(stored: Stored, is_former: bool) -> Stored:
+    """The results of a former version of the program, or of this one."""
+    return Stored([result for result in stored.results if result.is_former == is_former], {})
 
 
 def survivors(p_values: list[float]) -> tuple[int, int]:
@@ -438,7 +443,8 @@ def versions(stored: Stored, subject: str) -> str:
         groups.setdefault(version_text(numbers), []).append(name)
     parts = []
     for text, names in sorted(groups.items(), reverse=True):
-        what = "all numbers" if len(groups) == 1 else ", ".join(names)
+        is_all = len(groups) == 1 and subject != "all"  # other pages hold what "all" sums up
+        what = "all numbers" if is_all else ", ".join(names)
         parts.append(f"{text}: {what}.")
     return f"*{' '.join(parts)}*"
 
@@ -465,9 +471,9 @@ def name_on_page(result: Result, subject: str) -> str:
     """What a page calls a result that it rests on in its line of versions; "" for other results."""
     policy = result.policy
     flags = dict(policy.flags)
-    has_low_rate = policy.method == "grpo" and result.task != "headline"
-    has_main_rate = policy.lr is None or has_low_rate
-    is_main = policy.method in MAIN_METHODS and has_main_rate and not flags
+    # The tables of many tasks hold GRPO at its low rate, too, but not for headlines.
+    has_table_rate = policy.lr is None or (policy.method == "grpo" and result.task != "headline")
+    is_main = policy.method in MAIN_METHODS and has_table_rate and not flags
     if subject == "rates":
         return "more steps" if "steps" in flags else ""
     if subject == "all":

@@ -16,7 +16,7 @@ from engine.config import Config, peak_rate, task_defaults
 from engine.tasks import load_task, take_problems
 from rewards import UserError, parse_answers
 from rollout import load_policy, tiny_tokenizer
-from tasks.headline import FACTS, FOLLOWERS, MAX_WORDS, MODIFIERS, facts_told, kinds_of
+from tasks.headline import FACTS, FOLLOWERS, LETTERS, MAX_WORDS, MODIFIERS, facts_told, kinds_of
 
 STORY = {
     "event": "fire",
@@ -208,6 +208,16 @@ def test_a_drawing_counts_equal_headlines():
     assert task.summary(torch.tensor([[1.0] * 2 + [0.0] * 4, [0.0] * 6])) == (
         "2 of 6 facts told by some headline, 1 of 2 earn nothing"
     )
+
+
+def test_a_long_headline_is_cut_in_a_drawing():
+    """Guards against a column of a figure that pushes the next one out of the picture."""
+    task = load_task("headline")
+    figure = Figure()
+    axes = figure.subplots()
+    task.draw(axes, task.problems("test", 1)[0], ["monday " * 20], "black")
+    shown = [text.get_text() for text in axes.texts]
+    assert shown[-1] == "..." and len(" ".join(shown[1:])) <= LETTERS
 
 
 def test_the_tiny_model_is_refused():
