@@ -50,6 +50,7 @@ from rewards import (
     open_thought,
     parse_answers,
 )
+from vpo import Scored
 
 PAD = "<pad>"
 EOS = "<eos>"
@@ -647,19 +648,6 @@ def check_model(policy: Policy, name: str) -> None:
 # Scores.
 
 
-@dataclass
-class Scored:
-    """The rewards of P problems, G rollouts each, m answers each, k objectives. Tensors on the CPU."""
-
-    # (P, G, m, k) the task's minimum where an answer is missing, 0 beyond a problem's own k
-    vectors: Tensor
-    scalars: Tensor  # (P, G, m) the task scalar
-    answer_mask: Tensor  # (P, G, m) bool, False where an answer is missing
-    repeat_mask: Tensor  # (P, G, m) bool, True where it repeats an earlier one of its rollout
-    objective_mask: Tensor  # (P, k) bool, the objectives that each problem has
-    missing_answer_scalar: Tensor  # (P, 1) the task scalar of a missing answer
-
-
 def read_answers(task: Task, rollouts: Rollouts, m: int) -> list[list[str]]:
     """The up to m answers of every rollout (P * G)."""
     answers = []
@@ -690,7 +678,7 @@ def score(task: Task, problems: list[Problem], answers: list[list[str]], m: int)
     scalars = torch.zeros(P, G, m)
     answer_mask = torch.zeros(P, G, m, dtype=torch.bool)
     repeat_mask = torch.zeros(P, G, m, dtype=torch.bool)
-    missing_answer_scalar = torch.zeros(P, 1)
+    missing_scalar = torch.zeros(P, 1)
     objective_mask = torch.arange(k) < torch.tensor(sizes)[:, None]  # (P, k)
     for p, problem in enumerate(problems):
         own = torch.full((G, m, sizes[p]), float(task.minimum))
@@ -705,8 +693,10 @@ def score(task: Task, problems: list[Problem], answers: list[list[str]], m: int)
         vectors[p, :, :, : sizes[p]] = own
         scalars[p] = task_scalars(task, own)
         least = torch.full((sizes[p],), float(task.minimum))
-        missing_answer_scalar[p] = task_scalars(task, least)
-    return Scored(vectors, scalars, answer_mask, repeat_mask, objective_mask, missing_answer_scalar)
+        missing_scalar[p] = task_scalars(task, least)
+    return Scored(
+        vectors, scalars, answer_mask, repeat_mask, objective_mask, missing_scalar, task.minimum
+    )
 
 
 def score_distinct(

@@ -47,7 +47,7 @@ from engine.config import (
     Config,
     check,
     check_advantages,
-    estimator_options,
+    estimator_of,
     peak_rate,
     resolve,
 )
@@ -76,7 +76,6 @@ from rollout import (
     Policy,
     Rollouts,
     SamplingOptions,
-    Scored,
     StopRule,
     accelerated,
     build_prompt,
@@ -90,7 +89,7 @@ from rollout import (
     score,
     token_logprobs,
 )
-from vpo import ADVANTAGES, answers_per_rollout, policy_loss
+from vpo import ADVANTAGES, Scored, answers_per_rollout, policy_loss
 
 SHOWN_METRICS = ("reward", "diversity", "entropy")
 LOGS = ("metrics", "samples", "snapshots")
@@ -136,7 +135,7 @@ def train_step(method: str, state: TrainState, task: Task, config: Config) -> St
     rollouts = fastest_sample(policy, prompts, config.group_size, options)  # P * G
     answers = read_answers(task, rollouts, m)  # P * G lists of up to m
     scored = score(task, problems, answers, m)  # (P, G, m, k)
-    advantages = step_advantages(method, scored, task, config, t)  # (P, G)
+    advantages = step_advantages(method, scored, config, t)  # (P, G)
 
     row_advantages = advantages.flatten().to(policy.device)  # (P * G), row p * G + g
     fastest_backward = accelerated(backward, config.plain)
@@ -214,20 +213,11 @@ def sampling_options(policy: Policy, task: Task, m: int, config: Config, t: int)
     )
 
 
-def step_advantages(method: str, scored: Scored, task: Task, config: Config, t: int) -> Tensor:
+def step_advantages(method: str, scored: Scored, config: Config, t: int) -> Tensor:
     """The advantages (P, G) of a step's rollouts, from the method's function in vpo.py."""
+    generator = random_generator(config.seed, t, "weights")
     with as_user_error(f"method {method} failed"):
-        advantages = ADVANTAGES[method](
-            scored.vectors,
-            scored.scalars,
-            scored.answer_mask,
-            repeat_mask=scored.repeat_mask,
-            objective_mask=scored.objective_mask,
-            missing_answer_reward=task.minimum,
-            missing_answer_scalar=scored.missing_answer_scalar,
-            generator=random_generator(config.seed, t, "weights"),
-            **estimator_options(config),
-        )
+        advantages = ADVANTAGES[method](scored, estimator_of(config, generator))
     check_advantages(method, advantages, scored.scalars.shape[:2])
     return advantages
 

@@ -25,6 +25,7 @@ The file imports torch alone, so that it can be copied into another trainer.
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -33,6 +34,9 @@ from torch import Tensor
 ALPHAS = (0.05, 100.0)
 EPS = 1e-6  # a group whose standard deviation is smaller, relative to its scores, has no signal
 KL_LINEAR = 10.0  # nats; beyond this log-ratio the estimate of the KL is a straight line
+
+
+# The equations.
 
 
 def sample_weights(
@@ -55,16 +59,11 @@ def sample_weights(
 
     Returns:
         (P, K, k), non-negative, every row sums to 1.
-
-    Raises:
-        ValueError: K < 1, k < 1 or alpha out of range.
     """
     if K < 1 or k < 1:
         raise ValueError(f"n_weights = {K}, objectives k = {k}: both must be at least 1")
     if not ALPHAS[0] <= alpha <= ALPHAS[1]:
-        raise ValueError(
-            f"alpha = {alpha}: must be {ALPHAS[0]:g} to {ALPHAS[1]:g}; 1 is uniform on the simplex"
-        )
+        raise ValueError(f"alpha = {alpha}: must be {ALPHAS[0]:g} to {ALPHAS[1]:g}")
     if device is None and generator is not None:
         device = generator.device
     if alpha == 1:
@@ -84,6 +83,8 @@ def set_scores(
 ) -> Tensor:
     """The utility of every rollout's best answer: u_j(g) = max_{y in S} w_j . r(y).
 
+    It is fused: one batched matrix product makes the utilities of all answers under all weights.
+
     Args:
         rewards: (P, G, m, k) reward vectors.
         weights: (P, K, k) preference weights of each prompt.
@@ -93,24 +94,21 @@ def set_scores(
 
     Returns:
         (P, G, K) in float32.
-
-    Raises:
-        ValueError: the shapes do not fit.
     """
-    P, _, _, k = _check_rewards(rewards, answer_mask)
+    P, G, m, k = _check_rewards(rewards, answer_mask)
     if weights.ndim != 3 or weights.shape[0] != P or weights.shape[2] != k:
-        raise ValueError(
-            f"weights {tuple(weights.shape)}: expected (P, K, k) = ({P}, K, {k}) to fit the rewards"
-        )
-    # Products and a sum stay in float32 where autocast or TF32 would round a matrix product.
-    answers = rewards.float()[:, :, :, None]  # (P, G, m, 1, k)
-    utilities = (answers * weights.float()[:, None, None]).sum(-1)  # (P, G, m, K)
+        raise ValueError(f"weights {tuple(weights.shape)}: expected (P, K, k) = ({P}, K, {k})")
+    # Neither autocast nor TF32 rounds a product of float64, which MPS alone does not have.
+    exact = torch.float32 if rewards.device.type == "mps" else torch.float64
+    answers = rewards.to(exact).reshape(P, G * m, k)
+    utilities = torch.bmm(answers, weights.to(exact).mT)  # (P, G * m, K)
+    utilities = utilities.view(P, G, m, -1)
     if answer_mask is None:
-        return utilities.amax(2)
+        return utilities.amax(2).float()
     answer_mask = answer_mask.bool()
     utilities = utilities.masked_fill(~answer_mask[..., None], -math.inf)
     is_empty = ~answer_mask.any(-1, keepdim=True)  # (P, G, 1)
-    return utilities.amax(2).masked_fill(is_empty, missing_answer_reward)
+    return utilities.amax(2).masked_fill(is_empty, missing_answer_reward).float()
 
 
 def subset_best(scores: Tensor, s: int) -> Tensor:
@@ -126,21 +124,17 @@ def subset_best(scores: Tensor, s: int) -> Tensor:
 
     Args:
         scores: (P, G, ...).
-        s: rollouts per set, 1 <= s < G; 1 changes nothing.
+        s: rollouts per set, 1 <= s < G; 1 changes nothing. A set as large as the group would give
+            every rollout the same.
 
     Returns:
         The same shape as `scores`.
-
-    Raises:
-        ValueError: s is out of range. A set as large as the group gives every rollout the same.
     """
     if s == 1:
         return scores
     G = scores.shape[1]
     if not 1 <= s < G:
-        raise ValueError(
-            f"subset s = {s}: must be 1 to {G - 1}; as large as the group, G = {G}, it carries no signal"
-        )
+        raise ValueError(f"subset s = {s}: must be 1 to {G - 1}, less than the group")
     n_sets = math.comb(G - 1, s - 1)
     own = [math.comb(i, s - 1) / n_sets for i in range(G)]
     above = [0.0] + [math.comb(j - 1, s - 2) / n_sets for j in range(1, G)]
@@ -173,38 +167,23 @@ def set_reward(
     Args:
         subset: s, rollouts that form a set together; 1 is VPO, more Group VPO.
 
-    The other arguments and errors are those of `set_scores` and `subset_best`.
-
-    Returns:
-        (P, G).
+    The other arguments are those of `set_scores`. Returns (P, G).
     """
     utilities = set_scores(rewards, weights, answer_mask, missing_answer_reward)  # (P, G, K)
-    utilities = subset_best(utilities, subset)  # (P, G, K)
-    return utilities.mean(-1)
+    return subset_best(utilities, subset).mean(-1)
 
 
 def group_normalize(scores: Tensor, eps: float = EPS) -> Tensor:
-    """A_g = (R_g - mean R) / (std R + eps) over each prompt's group, as in GRPO.
+    """A_g = (R_g - mean R) / (std R + eps) over each prompt's group (P, G), as in GRPO.
 
-    Args:
-        scores: (P, G).
-        eps: groups whose population standard deviation is smaller get advantages of exactly 0. With
-            scores beyond 1 the bound grows with the largest of them, as their rounding errors do.
-
-    Returns:
-        (P, G).
-
-    Raises:
-        ValueError: G < 2. A group of one has nothing to be compared with.
+    Groups whose population standard deviation is below eps get advantages of exactly 0. With scores
+    beyond 1 the bound grows with the largest of them, as their rounding errors do.
     """
     if scores.ndim != 2 or scores.shape[1] < 2:
-        raise ValueError(
-            f"scores {tuple(scores.shape)}: expected (P, G) with G >= 2, one rollout cannot be normalised"
-        )
+        raise ValueError(f"scores {tuple(scores.shape)}: expected (P, G) with G >= 2")
     scores = _precise(scores)
     scale = scores.abs().amax(1, keepdim=True).clamp_min(1.0)  # (P, 1)
-    scores = scores - scores[:, :1]  # equal scores become exact zeros
-    centered = scores - scores.mean(1, keepdim=True)
+    centered = center(scores)
     std = centered.square().mean(1, keepdim=True).sqrt()  # (P, 1)
     return torch.where(std < eps * scale, 0.0, centered / (std + eps))
 
@@ -220,7 +199,7 @@ def vpo_advantage(  # noqa: PLR0913 - the public estimator: every argument is on
     subset: int = 1,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """The advantage of VPO, and of Group VPO where subset > 1.
+    """The advantage of VPO, and of Group VPO where subset > 1: (P, G, m, k) -> (P, G).
 
     The G rollouts of a prompt share its preference weights. Only then do the errors of the random
     weights cancel in R_g - mean R. A NaN in a reward makes its whole group's advantages NaN.
@@ -234,12 +213,6 @@ def vpo_advantage(  # noqa: PLR0913 - the public estimator: every argument is on
         missing_answer_reward: the utility of a rollout without answers, see `set_scores`.
         subset: s, rollouts that form a set together, with all their answers. 1 is VPO.
         generator: of the preference weights, on the device of `rewards`. None: torch's default one.
-
-    Returns:
-        (P, G).
-
-    Raises:
-        ValueError: shapes do not fit, G < 2, subset >= G, or an argument of `sample_weights` is wrong.
     """
     P, _, _, k = _check_rewards(rewards, answer_mask)
     weights = sample_weights(
@@ -251,144 +224,107 @@ def vpo_advantage(  # noqa: PLR0913 - the public estimator: every argument is on
     return group_normalize(set_rewards)
 
 
-# One function per method: (rewards (P, G, m, k), scalars (P, G, m), answer_mask (P, G, m)) -> (P, G).
-#   scalars       the task scalars of the answers, and of the least rewards where one is missing
-#   answer_mask   False where an answer is missing
-#   options       `repeat_mask` (P, G, m), True where an answer repeats an earlier one of its rollout,
-#                 `missing_answer_scalar` (P, 1), the task scalar of a missing answer, and the keyword
-#                 arguments of `vpo_advantage`; a method ignores what it does not need
-# subset = 0 stands for the method's own default.
+# The methods: (what the rollouts earned, options) -> advantages (P, G).
 
 
-def grpo(rewards: Tensor, scalars: Tensor, answer_mask: Tensor, **options) -> Tensor:
+@dataclass
+class Scored:
+    """What the rollouts of P prompts earned: G rollouts each, m answers each, k objectives."""
+
+    vectors: Tensor  # (P, G, m, k) `minimum` where an answer is missing, 0 beyond a prompt's own k
+    scalars: Tensor  # (P, G, m) the task scalar of each answer, which is that of VPO's rivals
+    answer_mask: Tensor  # (P, G, m) bool, False where an answer is missing
+    repeat_mask: Tensor  # (P, G, m) bool, True where it repeats an earlier one of its rollout
+    objective_mask: Tensor  # (P, k) bool, the objectives that each prompt has
+    missing_scalar: Tensor  # (P, 1) the task scalar of a missing answer
+    minimum: float = 0.0  # the least that a component can be
+
+
+@dataclass
+class Estimator:
+    """The options of the methods. Each takes what it needs."""
+
+    n_weights: int = 100  # K, preference weights per prompt
+    alpha: float = 1.0  # of their Dirichlet distribution
+    subset: int = 0  # s, rollouts that form a set together; 0: the method's own default
+    generator: torch.Generator | None = None  # of the weights; None: torch's default one
+
+
+def grpo(x: Scored, e: Estimator) -> Tensor:
     """GRPO (arXiv 2402.03300): the task scalar, normalised in the group."""
-    return group_normalize(_single(scalars, "grpo"))
+    return group_normalize(single(x))
 
 
-def dr_grpo(rewards: Tensor, scalars: Tensor, answer_mask: Tensor, **options) -> Tensor:
+def dr_grpo(x: Scored, e: Estimator) -> Tensor:
     """Dr. GRPO (arXiv 2503.20783): r - mean r, not divided by the standard deviation."""
-    r = _single(scalars, "dr_grpo")
-    r = r - r[:, :1]  # equal rewards become exact zeros
-    return r - r.mean(1, keepdim=True)
+    return center(single(x))
 
 
-def maxrl(
-    rewards: Tensor,
-    scalars: Tensor,
-    answer_mask: Tensor,
-    *,
-    missing_answer_scalar: float | Tensor = 0.0,
-    **options,
-) -> Tensor:
-    """MaxRL (arXiv 2602.02710): (r - mean r) / mean r, meant for r in {0, 1}, here with the task scalar.
-
-    The scalar of a missing answer, the least one, is subtracted, so that no r is negative. The
-    advantages are 0 where the mean is.
-    """
-    r = _single(scalars, "maxrl") - missing_answer_scalar
+def maxrl(x: Scored, e: Estimator) -> Tensor:
+    """MaxRL (arXiv 2602.02710): (r - mean r) / mean r, meant for r in {0, 1}; 0 where the mean is."""
+    r = single(x) - x.missing_scalar  # the least scalar becomes 0, so that no r is negative
     mean = r.mean(1, keepdim=True)
-    centered = r - r[:, :1]  # equal rewards become exact zeros
-    centered = centered - centered.mean(1, keepdim=True)
-    return torch.where(mean.abs() < EPS, 0.0, centered / (mean + EPS))
+    return torch.where(mean.abs() < EPS, 0.0, center(r) / (mean + EPS))
 
 
-def gdpo(
-    rewards: Tensor,
-    scalars: Tensor,
-    answer_mask: Tensor,
-    *,
-    objective_mask: Tensor | None = None,
-    **options,
-) -> Tensor:
-    """GDPO (arXiv 2601.05242): normalise each objective in the group, add them up, normalise over the batch.
-
-    Each rollout of the batch counts once, however long it is.
-    """
-    P, G, _, k = rewards.shape
-    _single(scalars, "gdpo")
-    by_objective = rewards[:, :, 0].transpose(1, 2)  # (P, k, G)
-    normalized = group_normalize(by_objective.reshape(P * k, G)).view(P, k, G)
-    if objective_mask is not None:
-        normalized = normalized.masked_fill(~objective_mask.bool()[..., None], 0.0)
-    total = normalized.sum(1)  # (P, G)
+def gdpo(x: Scored, e: Estimator) -> Tensor:
+    """GDPO (arXiv 2601.05242): each objective normalised in the group, their sum over the batch."""
+    P, G = single(x).shape
+    by_objective = x.vectors[:, :, 0].transpose(1, 2).flatten(0, 1)  # (P * k, G)
+    normalized = group_normalize(by_objective).view(P, -1, G)  # (P, k, G)
+    total = normalized.masked_fill(~x.objective_mask[..., None], 0.0).sum(1)  # (P, G)
     return group_normalize(total.view(1, P * G)).view(P, G)
 
 
-def max_at_k(
-    rewards: Tensor,
-    scalars: Tensor,
-    answer_mask: Tensor,
-    *,
-    subset: int = 0,
-    **options,
-) -> Tensor:
+def max_at_k(x: Scored, e: Estimator) -> Tensor:
     """Max@K (arXiv 2510.23393, 2505.15201): the best task scalar in sets of s rollouts, normalised."""
-    r = _single(scalars, "max_at_k")
-    return group_normalize(subset_best(r, subset or default_subset(r.shape[1])))
+    r = single(x)
+    return group_normalize(subset_best(r, e.subset or default_subset(r.shape[1])))
 
 
-def random_weighting(rewards: Tensor, scalars: Tensor, answer_mask: Tensor, **options) -> Tensor:
+def random_weighting(x: Scored, e: Estimator) -> Tensor:
     """Random weighting (arXiv 2605.22817, baselines): w . r under one w per prompt and step."""
-    _single(scalars, "random_weighting")
-    return vpo(rewards, scalars, answer_mask, **options | {"n_weights": 1, "subset": 1})
+    single(x)
+    return vpo(x, Estimator(n_weights=1, alpha=e.alpha, generator=e.generator))
 
 
-def multi_rlvr(
-    rewards: Tensor,
-    scalars: Tensor,
-    answer_mask: Tensor,
-    *,
-    repeat_mask: Tensor | None = None,
-    missing_answer_scalar: float | Tensor = 0.0,
-    **options,
-) -> Tensor:
+def multi_rlvr(x: Scored, e: Estimator) -> Tensor:
     """Multi-RLVR (arXiv 2605.22817, baselines): the sum of the task scalars of the distinct answers.
 
-    The paper sums over all m answers. Its official code pays nothing for an answer that repeats an
-    earlier one. Here it earns what a missing one does.
+    As in the paper's official code a repeated answer earns what a missing one does.
     """
-    is_paid = answer_mask.bool()
-    if repeat_mask is not None:
-        is_paid = is_paid & ~repeat_mask.bool()
-    paid = torch.where(is_paid, _precise(scalars), 0.0).sum(-1)  # (P, G)
-    n_unpaid = (~is_paid).sum(-1)  # (P, G)
-    return group_normalize(paid + missing_answer_scalar * n_unpaid)
+    is_paid = x.answer_mask & ~x.repeat_mask  # (P, G, m)
+    paid = torch.where(is_paid, _precise(x.scalars), x.missing_scalar[..., None])
+    return group_normalize(paid.sum(-1))
 
 
-def vpo(
-    rewards: Tensor,
-    scalars: Tensor,
-    answer_mask: Tensor,
-    *,
-    repeat_mask: Tensor | None = None,
-    missing_answer_scalar: float | Tensor = 0.0,
-    subset: int = 0,
-    **options,
-) -> Tensor:
-    """VPO (arXiv 2605.22817): the sets are the m answers of one rollout, of s rollouts if subset is s.
+def vpo(x: Scored, e: Estimator) -> Tensor:
+    """VPO (arXiv 2605.22817): the sets are the m answers of one rollout; of s rollouts if s is given.
 
     A repeated answer does not raise the maximum, so it needs no mask.
     """
-    return vpo_advantage(rewards, answer_mask, subset=subset or 1, **options)
+    return vpo_advantage(
+        x.vectors,
+        x.answer_mask,
+        objective_mask=x.objective_mask,
+        n_weights=e.n_weights,
+        alpha=e.alpha,
+        missing_answer_reward=x.minimum,
+        subset=e.subset or 1,
+        generator=e.generator,
+    )
 
 
-def group_vpo(
-    rewards: Tensor,
-    scalars: Tensor,
-    answer_mask: Tensor,
-    *,
-    subset: int = 0,
-    **options,
-) -> Tensor:
+def group_vpo(x: Scored, e: Estimator) -> Tensor:
     """Group VPO (ours): the sets are formed across the group's rollouts, which hold one answer each.
 
     Under each w a rollout is paid the mean utility of all sets of s rollouts that contain it.
     """
-    s = subset or default_subset(rewards.shape[1])
-    return vpo(rewards, scalars, answer_mask, subset=s, **options)
+    s = e.subset or default_subset(x.vectors.shape[1])
+    return vpo(x, Estimator(e.n_weights, e.alpha, s, e.generator))
 
 
-ADVANTAGES: dict[str, Callable[..., Tensor]] = {
+ADVANTAGES: dict[str, Callable[[Scored, Estimator], Tensor]] = {
     "grpo": grpo,
     "dr_grpo": dr_grpo,
     "maxrl": maxrl,
@@ -412,6 +348,23 @@ def default_subset(G: int) -> int:
     return max(2, G // 2)
 
 
+def single(x: Scored) -> Tensor:
+    """The task scalars (P, G) of rollouts that hold one answer each."""
+    m = x.scalars.shape[-1]
+    if m != 1:
+        raise ValueError(f"takes one answer per rollout, not m = {m}; vpo takes several")
+    return _precise(x.scalars[..., 0])
+
+
+def center(scores: Tensor) -> Tensor:
+    """Scores (P, G) minus their mean over the group; equal ones become exact zeros."""
+    scores = scores - scores[:, :1]
+    return scores - scores.mean(1, keepdim=True)
+
+
+# The loss.
+
+
 def policy_loss(  # noqa: PLR0913 - the public loss: every argument is one symbol of the paper
     logprobs: Tensor,
     old_logprobs: Tensor,
@@ -426,12 +379,10 @@ def policy_loss(  # noqa: PLR0913 - the public loss: every argument is one symbo
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO-clip with dual clip, plus kl_coef times an estimate of KL(policy || reference policy).
 
-    With one update per batch of rollouts, as here, the ratios are 1 up to rounding and nothing is
-    clipped. The clips are for trainers that make several. Dual clip (arXiv 1912.09729)
-    bounds the loss where the advantage is negative. The estimate of KL, called k3, is
-    x - log x - 1 with x = reference / policy. Beyond log x = KL_LINEAR it goes on as a straight line
-    with the same slope, so that loss and gradient stay finite. The gradient of k3 is (1 - x) that of
-    log policy, in expectation the gradient of KL(reference || policy).
+    In the first update after sampling the ratios are 1 up to rounding, and nothing is clipped. Dual
+    clip (arXiv 1912.09729) bounds the loss where the advantage is negative. The estimate of KL, k3,
+    is x - log x - 1 with x = reference / policy. Beyond log x = KL_LINEAR it goes on as a straight
+    line with the same slope, so that loss and gradient stay finite.
 
     Args:
         logprobs, old_logprobs, ref_logprobs: (B, T) of the sampled tokens, in nats.
@@ -467,13 +418,7 @@ def policy_loss(  # noqa: PLR0913 - the public loss: every argument is one symbo
     return loss + kl_coef * kl, metrics
 
 
-def _single(scalars: Tensor, method: str) -> Tensor:
-    """The task scalars (P, G) of rollouts that hold one answer each."""
-    if scalars.shape[-1] != 1:
-        raise ValueError(
-            f"{method} takes one answer per rollout, not m = {scalars.shape[-1]}; vpo takes several"
-        )
-    return _precise(scalars[..., 0])
+# Helpers.
 
 
 def _precise(x: Tensor) -> Tensor:
@@ -482,21 +427,12 @@ def _precise(x: Tensor) -> Tensor:
 
 
 def _check_rewards(rewards: Tensor, answer_mask: Tensor | None = None) -> torch.Size:
-    """The shape (P, G, m, k) of the rewards. Raises ValueError if they or the mask have another.
-
-    Raises TypeError for what is no tensor, such as a numpy array.
-    """
-    for name, value in (("rewards", rewards), ("answer_mask", answer_mask)):
-        if value is not None and not isinstance(value, Tensor):
-            raise TypeError(
-                f"{name}: expected a torch.Tensor, not {type(value).__name__}; take torch.as_tensor"
-            )
-    if rewards.ndim != 4 or 0 in rewards.shape:
-        raise ValueError(f"rewards {tuple(rewards.shape)}: expected (P, G, m, k), none of them 0")
-    if answer_mask is not None and answer_mask.shape != rewards.shape[:3]:
-        raise ValueError(
-            f"answer_mask {tuple(answer_mask.shape)}: expected (P, G, m) = {tuple(rewards.shape[:3])}"
-        )
+    """The shape (P, G, m, k) of rewards, if they and the mask have it."""
+    shape = tuple(rewards.shape)
+    if len(shape) != 4 or 0 in shape:
+        raise ValueError(f"rewards {shape}: expected (P, G, m, k), none of them 0")
+    if answer_mask is not None and answer_mask.shape != shape[:3]:
+        raise ValueError(f"answer_mask {tuple(answer_mask.shape)}: expected {shape[:3]}")
     return rewards.shape
 
 
@@ -510,9 +446,7 @@ def _without_absent(
     """
     P, _, _, k = rewards.shape
     if objective_mask.shape != (P, k):
-        raise ValueError(
-            f"objective_mask {tuple(objective_mask.shape)}: expected (P, k) = ({P}, {k})"
-        )
+        raise ValueError(f"objective_mask {tuple(objective_mask.shape)}: expected {(P, k)}")
     is_absent = ~objective_mask.bool()  # (P, k)
     rewards = rewards.masked_fill(is_absent[:, None, None], 0.0)
     has_some = ~is_absent.all(-1, keepdim=True)  # (P, 1)

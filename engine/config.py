@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import inspect
 import itertools
 import sys
 from collections.abc import Sequence
@@ -16,8 +15,9 @@ from transformers import HfArgumentParser
 from engine.doors import as_user_error, did_you_mean, plain_message
 from engine.trackers import MODULES, check_tracker
 from rewards import MAX_ANSWERS, Task, UserError
-from vpo import ADVANTAGES, ALPHAS, answers_per_rollout
+from vpo import ADVANTAGES, ALPHAS, Estimator, Scored, answers_per_rollout
 
+TAKE_SUBSET = ("max_at_k", "vpo", "group_vpo")  # methods of vpo.py that --subset changes
 RESERVED = ("start", "start_sets")  # policies of every run that are no methods
 # Peak learning rates of the tiny model: the best of a grid on validation mazes (study/README.md).
 TINY_RATES = (
@@ -435,22 +435,15 @@ def check_methods(config: Config) -> None:
 def try_method(name: str, config: Config) -> None:
     """Raise UserError if a method fails on a made-up group."""
     shape = (2, config.group_size, answers_per_rollout(name, config.m))
-    rewards = torch.rand(*shape, 2, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    rewards = torch.rand(*shape, 2, generator=generator)
     present = torch.ones(shape, dtype=torch.bool)
-    takes = "it must take (rewards, scalars, answer_mask, **options) and return advantages (P, G)"
+    objectives = torch.ones(2, 2, dtype=torch.bool)
+    scored = Scored(rewards, rewards.mean(-1), present, ~present, objectives, torch.zeros(2, 1))
+    takes = "it must take (scored, estimator) and return advantages (P, G)"
     with as_user_error(f"--method {name}: {takes}, but failed"):
         try:
-            advantages = ADVANTAGES[name](
-                rewards,
-                rewards.mean(-1),
-                present,
-                repeat_mask=~present,
-                objective_mask=torch.ones(2, 2, dtype=torch.bool),
-                missing_answer_reward=0.0,
-                missing_answer_scalar=torch.zeros(2, 1),
-                generator=torch.Generator().manual_seed(0),
-                **estimator_options(config),
-            )
+            advantages = ADVANTAGES[name](scored, estimator_of(config, generator))
         except ValueError as error:  # a flag does not fit
             raise UserError(f"--method {name}: {error}") from error
     check_advantages(name, advantages, (2, config.group_size))
@@ -462,7 +455,7 @@ def check_subset(config: Config) -> None:
         function = ADVANTAGES.get(name)
         if function is None or function.__module__ != "vpo":
             return  # an unknown method is told elsewhere, one's own may read it from its options
-        if "subset" in inspect.signature(function).parameters:
+        if name in TAKE_SUBSET:
             return
     if config.subset:
         raise UserError(
@@ -470,13 +463,9 @@ def check_subset(config: Config) -> None:
         )
 
 
-def estimator_options(config: Config) -> dict[str, Any]:
-    """The flags that a method in vpo.py may use, as its keyword arguments."""
-    return {
-        "n_weights": config.n_weights,
-        "alpha": config.alpha,
-        "subset": config.subset,
-    }
+def estimator_of(config: Any, generator: torch.Generator | None = None) -> Estimator:
+    """The options of the methods in vpo.py that flags of the same names ask for."""
+    return Estimator(config.n_weights, config.alpha, config.subset, generator)
 
 
 def check_advantages(method: str, advantages: Any, shape: Sequence[int]) -> None:

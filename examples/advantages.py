@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from vpo import ADVANTAGES, SEVERAL_ANSWERS, sample_weights, set_reward
+from vpo import ADVANTAGES, SEVERAL_ANSWERS, Estimator, Scored, sample_weights, set_reward
 
 A = [1.0, 0.0]  # delights user 1
 B = [0.0, 1.0]  # delights user 2
@@ -60,15 +60,13 @@ def print_advantages(rewards: Tensor, methods: Sequence[str]) -> None:
     answer_mask = torch.ones(rewards.shape[:3], dtype=torch.bool)  # (1, G, m)
     repeat_mask = torch.zeros_like(answer_mask)
     repeat_mask[:, :, 1:] = (rewards[:, :, 1:] == rewards[:, :, :1]).all(-1)
+    objective_mask = torch.ones(1, rewards.shape[-1], dtype=torch.bool)  # (1, k)
+    missing = torch.zeros(1, 1)
+    scalars = rewards.mean(-1)
+    scored = Scored(rewards, scalars, answer_mask, repeat_mask, objective_mask, missing)
     for method in methods:
-        advantages = ADVANTAGES[method](
-            rewards,
-            rewards.mean(-1),
-            answer_mask,
-            repeat_mask=repeat_mask,
-            n_weights=10_000,
-            generator=torch.Generator().manual_seed(0),
-        )
+        generator = torch.Generator().manual_seed(0)
+        advantages = ADVANTAGES[method](scored, Estimator(n_weights=10_000, generator=generator))
         print_row(method, numbers(advantages), WHY.get(method, ""))
 
 

@@ -50,7 +50,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from engine.config import Config, Parser, estimator_options, flag, task_defaults
+from engine.config import Config, Parser, estimator_of, flag, task_defaults
 from engine.doors import as_command
 from engine.models import load_config_and_tokenizer
 from engine.tasks import check_task, load_task, take_problems
@@ -58,14 +58,13 @@ from eval import diversity, weighted_best_at_k
 from rewards import Problem, Task, UserError, open_thought, parse_answers
 from rollout import (
     Policy,
-    Scored,
     build_prompt,
     encode_prompts,
     random_generator,
     rollout_length,
     score,
 )
-from vpo import ADVANTAGES, answers_per_rollout
+from vpo import ADVANTAGES, Scored, answers_per_rollout
 
 
 class AdvantageReward:
@@ -112,19 +111,9 @@ class AdvantageReward:
         # A group may be divided among ranks, so every rank computes the advantages of all.
         rows = gather_object(problem)  # P * G
         scored = in_groups(gather_object([own]), group_size[0])  # (P, G, m, k)
-        advantages = ADVANTAGES[self.config.method](
-            scored.vectors,
-            scored.scalars,
-            scored.answer_mask,
-            repeat_mask=scored.repeat_mask,
-            objective_mask=scored.objective_mask,
-            missing_answer_reward=self.task.minimum,
-            missing_answer_scalar=scored.missing_answer_scalar,
-            n_weights=self.config.n_weights,
-            alpha=self.config.alpha,
-            subset=self.config.subset,
-            generator=random_generator(self.config.seed, rows[0], "weights"),
-        )  # (P, G)
+        generator = random_generator(self.config.seed, rows[0], "weights")
+        estimator = estimator_of(self.config, generator)
+        advantages = ADVANTAGES[self.config.method](scored, estimator)  # (P, G)
         first = PartialState().process_index * len(prompts)
         return advantages.flatten()[first : first + len(prompts)].tolist()
 
@@ -141,7 +130,8 @@ def in_groups(ranks: list[Scored], G: int) -> Scored:
         torch.cat([own.answer_mask for own in ranks]).view(-1, G, m),
         torch.cat([own.repeat_mask for own in ranks]).view(-1, G, m),
         objective_mask.view(-1, G, k)[:, 0],
-        torch.cat([own.missing_answer_scalar for own in ranks]).view(-1, G)[:, :1],
+        torch.cat([own.missing_scalar for own in ranks]).view(-1, G)[:, :1],
+        ranks[0].minimum,
     )
 
 
@@ -263,10 +253,12 @@ class VPOConfig(GRPOConfig):
         for name in names:
             G = getattr(self, name) or self.num_generations
             rewards = torch.zeros(1, G, 1, 2)
-            answer_mask = torch.ones(1, G, 1, dtype=torch.bool)
+            present = torch.ones(1, G, 1, dtype=torch.bool)
+            objectives = torch.ones(1, 2, dtype=torch.bool)
+            missing = torch.zeros(1, 1)
+            scored = Scored(rewards, rewards.mean(-1), present, ~present, objectives, missing)
             try:
-                method = ADVANTAGES[self.method]
-                method(rewards, rewards.mean(-1), answer_mask, **estimator_options(self))
+                ADVANTAGES[self.method](scored, estimator_of(self))
             except ValueError as error:
                 raise UserError(f"--{name} {G}: {error}") from error
 

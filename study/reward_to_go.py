@@ -30,7 +30,6 @@ from rewards import Task
 from rollout import (
     Policy,
     Rollouts,
-    Scored,
     accelerated,
     build_prompt,
     random_generator,
@@ -38,7 +37,7 @@ from rollout import (
     sample,
     score,
 )
-from vpo import group_normalize, policy_loss, sample_weights, set_reward
+from vpo import Scored, group_normalize, policy_loss, sample_weights, set_reward
 
 Credit = Callable[[Scored, Tensor, float], Tensor]
 usual_train_step = train.train_step

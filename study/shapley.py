@@ -20,8 +20,8 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import train
-from rollout import Scored
 from study import reward_to_go
+from vpo import Scored
 
 
 def shapley_values(utilities: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ variant` measures them beside the method that they vary.
 
 import functools
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -24,37 +25,27 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import train
 import vpo
+from vpo import Estimator, Scored
 
 maxrl = vpo.maxrl
 train_step = train.train_step
 
 
-def literal_sum(rewards: Tensor, scalars: Tensor, answer_mask: Tensor, **options) -> Tensor:
+def literal_sum(x: Scored, e: Estimator) -> Tensor:
     """Multi-RLVR with the sum of all m task scalars, repeated answers too."""
-    return vpo.group_normalize(scalars.sum(-1))
+    return vpo.group_normalize(x.scalars.sum(-1))
 
 
-def shared_mean(  # noqa: PLR0913 - the options of `vpo.vpo_advantage`
-    rewards: Tensor,
-    scalars: Tensor,
-    answer_mask: Tensor,
-    *,
-    mean_share: float,
-    n_weights: int,
-    missing_answer_reward: float = 0.0,
-    repeat_mask: Tensor | None = None,
-    generator: torch.Generator | None = None,
-    **options,
-) -> Tensor:
+def shared_mean(x: Scored, e: Estimator, *, mean_share: float) -> Tensor:
     """VPO whose set reward also holds the mean of its answers, so that invalid ones cost something.
 
     An answer that repeats an earlier one of its rollout counts as a missing one in the mean.
     """
-    P, _, _, k = rewards.shape
-    weights = vpo.sample_weights(P, n_weights, k, generator=generator)
-    best = vpo.set_reward(rewards, weights, answer_mask, missing_answer_reward)  # (P, G)
-    is_counted = answer_mask if repeat_mask is None else answer_mask & ~repeat_mask
-    mean = torch.where(is_counted, rewards.mean(-1), missing_answer_reward).mean(-1)  # (P, G)
+    P, _, _, k = x.vectors.shape
+    weights = vpo.sample_weights(P, e.n_weights, k, generator=e.generator)
+    best = vpo.set_reward(x.vectors, weights, x.answer_mask, x.minimum)  # (P, G)
+    is_counted = x.answer_mask & ~x.repeat_mask
+    mean = torch.where(is_counted, x.vectors.mean(-1), x.minimum).mean(-1)  # (P, G)
     return vpo.group_normalize((1 - mean_share) * best + mean_share * mean)
 
 
@@ -75,19 +66,11 @@ def tchebycheff(
     return utilities.amax(2)
 
 
-def annealed(
-    rewards: Tensor,
-    scalars: Tensor,
-    answer_mask: Tensor,
-    *,
-    progress: float,
-    subset: int = 0,
-    **options,
-) -> Tensor:
+def annealed(x: Scored, e: Estimator, *, progress: float) -> Tensor:
     """Group VPO with s = G/2 at the start of the training and s = 1 at its end, linearly."""
-    largest = vpo.default_subset(rewards.shape[1])
+    largest = vpo.default_subset(x.vectors.shape[1])
     s = max(1, round(largest * (1 - progress)))
-    return vpo.vpo(rewards, scalars, answer_mask, subset=s, **options)
+    return vpo.vpo(x, replace(e, subset=s))
 
 
 def annealed_train_step(method, state, task, config):
@@ -97,19 +80,11 @@ def annealed_train_step(method, state, task, config):
     return train_step(method, state, task, config)
 
 
-def passes(
-    rewards: Tensor,
-    scalars: Tensor,
-    answer_mask: Tensor,
-    *,
-    objective_mask: Tensor | None = None,
-    **options,
-) -> Tensor:
+def passes(x: Scored, e: Estimator) -> Tensor:
     """MaxRL with the binary reward that it is meant for, such as a program that passes all tests."""
-    is_perfect = rewards >= 1  # (P, G, 1, k)
-    if objective_mask is not None:
-        is_perfect = is_perfect | ~objective_mask[:, None, None]
-    return maxrl(rewards, is_perfect.all(-1).float(), answer_mask)
+    is_perfect = (x.vectors >= 1) | ~x.objective_mask[:, None, None]  # (P, G, 1, k)
+    binary = is_perfect.all(-1).float()
+    return maxrl(replace(x, scalars=binary, missing_scalar=torch.zeros(len(binary), 1)), e)
 
 
 # variant -> object, name in it, what stands there instead

@@ -114,7 +114,7 @@ def files(folder: Path) -> dict[str, bytes]:
         ("--method vpo grpo vpo", "--method vpo grpo vpo: names a method twice"),
         ("--method", "--method: expected at least one argument"),
         ("--method grpo --subset 2", "--subset 2: not used by grpo; leave it out"),
-        ("--subset 4", "s = 4: must be 1 to 3; as large as the group, G = 4, it carries no signal"),
+        ("--subset 4", "s = 4: must be 1 to 3, less than the group"),
         ("--method max_at_k --group-size 2", "--method max_at_k: subset s = 2"),
         ("--m 2.5", "--m 2.5: must be a whole number"),
         ("--steps many", "--steps many: must be a whole number"),
@@ -232,12 +232,12 @@ def test_the_help_names_every_method():
         ("start", vpo.grpo, "--method start: must be a name such as my_method"),
         (
             "mine",
-            lambda rewards, scalars, mask: scalars,
-            "must take (rewards, scalars, answer_mask",
+            lambda x: x.scalars,
+            "must take (scored, estimator)",
         ),
-        ("mine", lambda r, s, mask, *, n_weights, **o: 1 / 0, "ZeroDivisionError"),
-        ("mine", lambda rewards, s, mask, **options: s, "have the shape (2, 4, 1), not (P, G)"),
-        ("mine", lambda rewards, s, mask, **options: s.sum(-1) / 0, "an advantage is not finite"),
+        ("mine", lambda x, e: 1 / 0, "ZeroDivisionError"),
+        ("mine", lambda x, e: x.scalars, "have the shape (2, 4, 1), not (P, G)"),
+        ("mine", lambda x, e: x.scalars.sum(-1) / 0, "an advantage is not finite"),
     ],
 )
 def test_a_wrong_method_is_named_before_any_minute_is_spent(
@@ -548,7 +548,7 @@ def test_a_run_with_damaged_logs_is_evaluated(run, capsys):
 
 
 def test_a_method_of_ones_own_may_read_the_subset_from_its_options(monkeypatch):
-    monkeypatch.setitem(vpo.ADVANTAGES, "mine", lambda rewards, s, mask, **options: s[..., 0])
+    monkeypatch.setitem(vpo.ADVANTAGES, "mine", lambda x, e: x.scalars[..., 0])
     check_subset(Config(method=["mine"], subset=2))
     with pytest.raises(UserError, match="--subset 2: not used by grpo"):
         check_subset(Config(method=["grpo"], subset=2))
@@ -567,14 +567,13 @@ def test_the_minimum_of_a_task_reaches_rewards_and_advantages(monkeypatch):
     scored = score(task, task.problems("train", 1), [["red"], []], 2)
     assert scored.vectors.tolist() == [[[[0, 0], [-1, -1]], [[-1, -1], [-1, -1]]]]
     assert scored.scalars.tolist() == [[[0, -2], [-2, -2]]]
-    assert scored.missing_answer_scalar.tolist() == [[-2]]
+    assert scored.missing_scalar.tolist() == [[-2]]
     advantage = vpo.ADVANTAGES["vpo"]
     minima = []
 
-    def record(*args, **options):
-        scalars = options["missing_answer_scalar"]  # (P, 1)
-        minima.append((options["missing_answer_reward"], scalars.tolist()))
-        return advantage(*args, **options)
+    def record(x, e):
+        minima.append((x.minimum, x.missing_scalar.tolist()))
+        return advantage(x, e)
 
     monkeypatch.setitem(vpo.ADVANTAGES, "vpo", record)
     train.main([*TOY, "--task", "letters.py", "--method", "vpo", "--eval-problems", "0"])

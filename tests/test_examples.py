@@ -19,6 +19,7 @@ import numpy
 import pytest
 import torch
 from test_rollout import load_random_model
+from test_vpo import scored_of
 
 from engine.models import save_model
 from engine.tasks import load_task, take_problems
@@ -26,7 +27,7 @@ from rewards import Fence, Problem, Task, UserError, parse_answers, write_answer
 from rollout import load_policy, random_generator, score
 from tasks.code import Code
 from tasks.code_files import read_problems
-from vpo import ADVANTAGES, answers_per_rollout, sample_weights, set_reward
+from vpo import ADVANTAGES, Estimator, answers_per_rollout, sample_weights, set_reward
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
@@ -169,9 +170,8 @@ def test_the_mean_of_a_groups_advantages_is_0(method):
     rewards = torch.rand(5, G, m, 3, generator=torch.Generator().manual_seed(0))
     answer_mask = rewards[..., 0] > 0.1
     objective_mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1], [1, 1, 0]]).bool()
-    scalars = rewards.mean(-1)
-    options = {"objective_mask": objective_mask, "missing_answer_reward": -0.5}
-    A = ADVANTAGES[method](rewards, scalars, answer_mask, **options)
+    scored = scored_of(rewards, answer_mask, objective_mask=objective_mask, minimum=-0.5)
+    A = ADVANTAGES[method](scored, Estimator())
     assert A.abs().max() > 0.1
     assert A.mean(1).abs().max() < 1e-6
 
@@ -254,17 +254,8 @@ def check_advantages(task: Task, method: str, step: int, logs: list) -> None:
     problems = take_problems(task, "train", P, start=first)
     answers = [parse_answers(row[2], task, m) for row in rows]
     scored = score(task, problems, answers, m)
-    expected = ADVANTAGES[method](
-        scored.vectors,
-        scored.scalars,
-        scored.answer_mask,
-        repeat_mask=scored.repeat_mask,
-        objective_mask=scored.objective_mask,
-        missing_answer_reward=task.minimum,
-        missing_answer_scalar=scored.missing_answer_scalar,
-        n_weights=100,
-        generator=random_generator(SEED, first, "weights"),
-    )
+    generator = random_generator(SEED, first, "weights")
+    expected = ADVANTAGES[method](scored, Estimator(generator=generator))
     actual = torch.tensor([row[3] for row in rows]).view(P, G)
     assert expected.abs().max() > 0.5
     assert torch.allclose(actual, expected, atol=1e-5, rtol=0), (method, step)

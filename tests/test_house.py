@@ -17,7 +17,7 @@ PROGRAM = ("vpo", "rewards", "rollout", "eval", "search", "engine/", "fast/", "t
 MAY_KNOW = {
     "vpo": (),
     "rewards": (),
-    "rollout": ("rewards", "engine/"),
+    "rollout": ("vpo", "rewards", "engine/"),
     "eval": ("vpo", "rewards", "rollout", "engine/"),
     "train": ("vpo", "rewards", "rollout", "eval", "engine/"),
     "search": PROGRAM,

@@ -205,8 +205,7 @@ def test_a_task_and_a_method_of_ones_own_reach_the_processes(capsys):
     )
     Path("my_method.py").write_text(
         f"import sys\n\nsys.path.append({str(ROOT)!r})\nfrom vpo import ADVANTAGES, grpo\n\n\n"
-        "def mine(rewards, scalars, answer_mask, **options):\n"
-        "    return 2 * grpo(rewards, scalars, answer_mask, **options)\n\n\n"
+        "def mine(x, e):\n    return 2 * grpo(x, e)\n\n\n"
         'ADVANTAGES["mine"] = mine\n\nif __name__ == "__main__":\n    import train\n\n'
         "    train.main()\n"
     )
@@ -231,9 +230,7 @@ def test_a_task_and_a_method_of_ones_own_reach_the_processes(capsys):
 
 def test_a_method_that_only_this_process_knows_is_refused_there(monkeypatch, capsys):
     """Guards against methods of one's own that are trained as others: by default they go one by one."""
-    monkeypatch.setitem(
-        vpo.ADVANTAGES, "mine", lambda rewards, scalars, mask, **options: scalars[..., 0]
-    )
+    monkeypatch.setitem(vpo.ADVANTAGES, "mine", lambda x, e: x.scalars[..., 0])
     message = "--jobs 2: a process of its own does not know the method mine"
     fails([*QUICK, "--method", "grpo", "mine", "--jobs", "2"], capsys, message)
 
@@ -245,7 +242,7 @@ def test_how_many_go_side_by_side_where_nobody_says(monkeypatch):
     assert jobs_of(tiny) == 3
     assert jobs_of(Config(method=["grpo", "vpo"], device="cpu", model="m")) == 1
     assert jobs_of(Config(method=["grpo", "vpo"], device="cpu", jobs=8)) == 2
-    monkeypatch.setitem(vpo.ADVANTAGES, "vpo", lambda *args, **options: None)
+    monkeypatch.setitem(vpo.ADVANTAGES, "vpo", lambda x, e: None)
     assert jobs_of(tiny) == 1
     monkeypatch.undo()
     monkeypatch.setattr(processes, "cores", lambda: 1)

@@ -517,8 +517,8 @@ def break_at(monkeypatch, step: int, broken: Callable[[torch.Tensor], torch.Tens
     """From this step on VPO's advantages are broken."""
     advantage = vpo.ADVANTAGES["vpo"]
 
-    def method(rewards, scalars, mask, **options):
-        advantages = advantage(rewards, scalars, mask, **options)
+    def method(x, e):
+        advantages = advantage(x, e)
         log = Path("run/vpo/metrics.jsonl")
         n_steps = len(log.read_text().splitlines()) if log.exists() else 0
         return broken(advantages) if n_steps == step - 1 else advantages
@@ -642,8 +642,8 @@ def test_running_out_of_memory_names_step_amount_and_flags(error, amount, capsys
 def test_a_new_method_slots_in(monkeypatch, capsys):
     """One function more in vpo.ADVANTAGES is all that training, table and figures need."""
 
-    def best_scalar(rewards, scalars, mask, **options):
-        return vpo.group_normalize(scalars.amax(-1))
+    def best_scalar(x, e):
+        return vpo.group_normalize(x.scalars.amax(-1))
 
     monkeypatch.setitem(vpo.ADVANTAGES, "best_scalar", best_scalar)
     flags = "--task maze --size 5 --max-new-tokens 10 --method best_scalar grpo"

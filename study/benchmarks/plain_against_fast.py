@@ -99,7 +99,7 @@ def step_of(method: str, config: Config, task: Task) -> Step:
     options = train.sampling_options(policy, task, m, config, 0)
     rollouts = fast.sample(policy, prompts, config.group_size, options)
     scored = rollout.score(task, problems, rollout.read_answers(task, rollouts, m), m)
-    advantages = train.step_advantages(method, scored, task, config, 0).flatten()
+    advantages = train.step_advantages(method, scored, config, 0).flatten()
     advantages = advantages.to(policy.device)
     return Step(method, config, task, policy, reference, prompts, rollouts, advantages)
 

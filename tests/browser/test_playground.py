@@ -93,8 +93,10 @@ def test_advantages_are_those_of_vpo(method, tab, in_double):
             expected = vpo.group_normalize(vpo.set_reward(rewards, weights, subset=s))
         else:
             everywhere = torch.ones_like(is_repeat)
-            options = {"repeat_mask": is_repeat, "subset": subset}
-            expected = vpo.ADVANTAGES[method](rewards, scalars, everywhere, **options)
+            objectives = torch.ones(len(rewards), rewards.shape[-1], dtype=torch.bool)
+            missing = torch.zeros(len(rewards), 1)
+            scored = vpo.Scored(rewards, scalars, everywhere, is_repeat, objectives, missing)
+            expected = vpo.ADVANTAGES[method](scored, vpo.Estimator(subset=subset))
         for p in range(len(rewards)):
             group = {
                 "rewards": rewards[p].tolist(),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from test_rollout import save_random_model
+from test_vpo import scored_of
 from torch import Tensor
 
 import train
@@ -21,6 +22,7 @@ from rewards import Problem, Task
 from rollout import load_policy
 from study import reward_to_go, shapley, variants
 from study.benchmarks import plain_against_fast as benchmark
+from vpo import Estimator
 
 STUDY = Path(__file__).resolve().parents[2] / "study"
 
@@ -58,21 +60,17 @@ def generator() -> torch.Generator:
 def test_a_share_of_nothing_for_the_mean_is_vpo():
     """Half a share prefers the set without a bad answer; a repeated answer is a bad one."""
     rewards = rewards_of(2, 4, 3, 2)
-    mask = torch.ones(2, 4, 3, dtype=torch.bool)
-    scalars = rewards.mean(-1)
-    own = functools.partial(variants.shared_mean, mean_share=0.0, n_weights=100)
-    expected = vpo.vpo_advantage(rewards, mask, generator=generator())
-    assert torch.allclose(own(rewards, scalars, mask, generator=generator()), expected)
+    expected = vpo.vpo_advantage(rewards, generator=generator())
+    estimator = Estimator(generator=generator())
+    A = variants.shared_mean(scored_of(rewards), estimator, mean_share=0.0)
+    assert torch.allclose(A, expected)
 
-    own = functools.partial(variants.shared_mean, mean_share=0.5, n_weights=10)
-    rewards = torch.ones(1, 2, 2, 1)
-    mask = torch.ones(1, 2, 2, dtype=torch.bool)
-    repeat_mask = torch.zeros(1, 2, 2, dtype=torch.bool)
-    repeat_mask[0, 1, 1] = True
-    A = own(rewards, rewards.mean(-1), mask, repeat_mask=repeat_mask)
+    scored = scored_of(torch.ones(1, 2, 2, 1))
+    scored.repeat_mask[0, 1, 1] = True
+    A = variants.shared_mean(scored, Estimator(n_weights=10), mean_share=0.5)
     assert A[0, 0] > 0 > A[0, 1]
-    rewards[0, 1, 1] = 0
-    A = own(rewards, rewards.mean(-1), mask)
+    scored = scored_of(torch.tensor([[[[1.0], [1.0]], [[1.0], [0.0]]]]))
+    A = variants.shared_mean(scored, Estimator(n_weights=10), mean_share=0.5)
     assert A[0, 0] > 0 > A[0, 1]
 
 
@@ -89,22 +87,19 @@ def test_a_compromise_is_best_by_tchebycheff_utilities():
 
 def test_annealed_sets_shrink_to_single_rollouts():
     rewards = rewards_of(2, 8, 1, 2)
-    mask = torch.ones(2, 8, 1, dtype=torch.bool)
     for progress, subset in ((0.0, 4), (0.5, 2), (1.0, 1)):
-        A = variants.annealed(
-            rewards, rewards.mean(-1), mask, progress=progress, generator=generator()
-        )
-        expected = vpo.vpo_advantage(rewards, mask, subset=subset, generator=generator())
-        assert torch.equal(A, expected)
+        estimator = Estimator(generator=generator())
+        A = variants.annealed(scored_of(rewards), estimator, progress=progress)
+        expected = vpo.vpo_advantage(rewards, subset=subset, generator=generator())
+        torch.testing.assert_close(A, expected)
 
 
 def test_a_pass_is_a_full_reward_in_the_objectives_that_a_problem_has():
     rewards = torch.tensor([[1.0, 0.0], [0.9, 1.0]])[None, :, None]
-    mask = torch.ones(1, 2, 1, dtype=torch.bool)
-    has_one = torch.tensor([[True, False]])
-    scalars = rewards.mean(-1)
-    assert variants.passes(rewards, scalars, mask, objective_mask=has_one)[0, 0] > 0
-    assert not variants.passes(rewards, scalars, mask).any()
+    scored = scored_of(rewards)
+    assert not variants.passes(scored, Estimator()).any()
+    scored.objective_mask = torch.tensor([[True, False]])
+    assert variants.passes(scored, Estimator())[0, 0] > 0
 
 
 def test_shapley_values_share_the_best_utility():
