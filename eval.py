@@ -49,19 +49,17 @@ from engine.files import read_log, write_text, writing
 from engine.looks import look_of
 from engine.processes import run_all
 from engine.runs import load_run, policies, progress, start_of, task_of
+from engine.start import load_start
 from engine.tasks import held_out
 from rewards import Problem, Task, UserError
 from rollout import (
     Policy,
-    SamplingOptions,
-    StopRule,
-    accelerated,
     build_prompt,
     load_policy,
     random_generator,
     read_answers,
-    rollout_length,
     sample,
+    sampling_options,
     score,
 )
 from vpo import ADVANTAGES, SEVERAL_ANSWERS, answers_per_rollout
@@ -206,18 +204,14 @@ def sample_pool(
     n_rollouts = math.ceil(size / m)  # for each problem
     times = math.ceil(n_rollouts / max(at_once, config.group_size))
     G = math.ceil(n_rollouts / times)
-    options = SamplingOptions(
-        max_new_tokens=rollout_length(task, m, config.max_new_tokens),
-        generator=random_generator(config.seed, 0, "evaluation"),
-        temperature=temperature,
-        batch=at_once,
-        stop=None if policy.is_tiny else StopRule(policy, task, m),
-    )
-    fastest_sample = accelerated(sample, config.plain)  # that of fast/, unless --plain
+    generator = random_generator(config.seed, 0, "evaluation")
+    options = sampling_options(policy, task, config, m, generator)
+    options.temperature = temperature
+    options.batch = at_once
     prompts = []
     for problem in problems:
         prompts += [build_prompt(policy, task, problem, m)] * times
-    rollouts = fastest_sample(policy, prompts, G, options)
+    rollouts = sample(policy, prompts, G, options)
     answers = read_answers(task, rollouts, m)
     return pool_of(task, problems, answers, m, size)
 
@@ -543,7 +537,7 @@ def print_reward_geometry(name: str, task_name: str, n_problems: int, device: st
         task_name: the task of a model.
     """
     config, task, model = start_of(name, task_name, device)
-    policy = load_policy(model, task, device=device, dtype=config.dtype)
+    policy = load_start(model, task, device=device, dtype=config.dtype)
     problems = held_out(task, "validation", n_problems)
     size = 4 * config.group_size
     pool = sample_pool(

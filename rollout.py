@@ -14,14 +14,12 @@ A prompt of the fence for the tiny model, and a rollout of two answers:
 Tokens are drawn from the whole distribution at a temperature, and scored at the same temperature.
 Masks come from positions, never from pad ids, and the first EOS counts as sampled. The model stays
 in eval mode, in the update too: with dropout the update would score another policy than the one that
-was sampled. `fast/` has a faster `sample` that draws the same tokens.
+was sampled.
 """
 
 import functools
 import hashlib
-import importlib.util
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +35,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from engine.config import Config
 from engine.doors import as_user_error
 from engine.models import load_hugging_face
 from engine.tasks import check_text, reward_vectors, task_scalars
@@ -54,6 +53,7 @@ from vpo import Scored
 
 PAD = "<pad>"
 EOS = "<eos>"
+COMPACT_BELOW = 0.8  # share of live rollouts; compaction copies the cache, so not at every end
 NEGLIGIBLE = -21.0  # no token of a smaller log-probability is drawn; see `draw`
 HEAD_BYTES = 2**27  # of the float32 logits that the LM head makes at a time
 
@@ -116,7 +116,6 @@ def load_policy(
         model = AutoModelForCausalLM.from_config(tiny_config(tokenizer)).eval()
         return Policy(model.to(device), tokenizer)
     policy = Policy(*load_hugging_face(name, dtype))
-    check_model(policy, name)
     policy.model.to(device)
     return policy
 
@@ -293,6 +292,19 @@ class SamplingOptions:
     stop: "StopRule | None" = None
 
 
+def sampling_options(
+    policy: Policy, task: Task, config: Config, m: int, generator: torch.Generator
+) -> SamplingOptions:
+    """How a run samples rollouts of m answers in training. Evaluation changes temperature and batch."""
+    return SamplingOptions(
+        max_new_tokens=rollout_length(task, m, config.max_new_tokens),
+        generator=generator,
+        temperature=config.temperature,
+        batch=config.sampling_batch,
+        stop=None if policy.is_tiny else StopRule(policy, task, m),
+    )
+
+
 def random_generator(seed: int, step: int, purpose: str) -> torch.Generator:
     """Random numbers of one purpose ("rollouts", "weights") in one step of a run."""
     digest = hashlib.sha256(f"{seed} {step} {purpose}".encode()).digest()
@@ -308,17 +320,6 @@ def rollout_length(task: Task, m: int, max_new_tokens: int) -> int:
     if max_new_tokens:
         return m * max_new_tokens
     return m * (task.answer_words + 2) + 1  # two tags for each answer, and the EOS
-
-
-def accelerated(function: Callable, plain: bool) -> Callable:
-    """The function of the same name in fast/, which does the same sooner.
-
-    Args:
-        plain: --plain: the function itself, as where there is no fast/.
-    """
-    if plain or importlib.util.find_spec("fast") is None:
-        return function
-    return getattr(importlib.import_module("fast"), function.__name__)
 
 
 class StopRule:
@@ -391,40 +392,65 @@ def decode(
 ) -> Decoded:
     """Sample the rollouts of P prompts, token by token, until the last of them has ended.
 
-    The CPU holds the tokens and who is alive: it waits for the device once per token.
+    A prompt is computed once for its group. Rollouts that have ended leave the batch. The CPU holds
+    the tokens and who is alive: it waits for the device once per token.
 
     Args:
         ids: token ids (P, L) of the prompts, padded on the left.
         lengths: of the P prompts.
-        uniform: a random number in [0, 1) for every rollout and position (P * G, T).
+        uniform: a random number in [0, 1) for every rollout and position (B, T), B = P * G.
     """
+    model = policy.model
+    device = ids.device
     B, T = uniform.shape
     G = B // len(ids)
     ends = torch.tensor(policy.eos_ids)
     tokens = torch.full((B, T), policy.eos_ids[0])
-    logprobs = torch.zeros(B, T, device=ids.device)
+    logprobs = torch.zeros(B, T, device=device)
     n_sampled = torch.zeros(B, dtype=torch.long)
-    is_alive = torch.ones(B, dtype=torch.bool)
+    has_ended = torch.zeros(B, dtype=torch.bool)
 
-    cache = DynamicCache(config=policy.model.config)
-    mask = prompt_mask(ids, lengths).repeat_interleave(G, 0)  # (B, L)
-    fed = ids.repeat_interleave(G, 0)  # (B, L): first the prompts, then token after token
+    # 1. the prompts, whose keys and values every rollout of the group gets
+    cache = DynamicCache(config=model.config)
+    mask = prompt_mask(ids, lengths)  # (P, L)
+    hidden = hidden_states(model, ids, mask, cache)[:, -1]  # (P, H)
+    logits = lm_logits(model, hidden).repeat_interleave(G, 0)  # (B, V)
+    cache.batch_repeat_interleave(G)
+    mask = mask.repeat_interleave(G, 0)  # (B, L)
+
+    rows = torch.arange(B)  # those in the batch, b of them
+    is_alive = torch.ones(B, dtype=torch.bool)  # (b) those of them that go on
     for t in range(T):
-        hidden = hidden_states(policy.model, fed, mask, cache)  # (B, n, H)
-        logits = lm_logits(policy.model, hidden[:, -1])  # (B, V)
-        token, logprob = draw(logits / options.temperature, uniform[:, t])  # (B)
-        logprobs[:, t] = torch.where(is_alive.to(ids.device), logprob, 0.0)
+        # 2. a token of each rollout
+        on_device = rows.to(device)
+        token, logprob = draw(logits / options.temperature, uniform[on_device, t])  # (b)
+        logprobs[on_device, t] = torch.where(is_alive.to(device), logprob, 0.0)
         newest = token.cpu()
-        tokens[:, t] = torch.where(is_alive, newest, tokens[:, t])
-        n_sampled += is_alive
+        tokens[rows, t] = torch.where(is_alive, newest, policy.eos_ids[0])
+        n_sampled[rows] += is_alive
+
+        # 3. who has ended, and leaves
         is_alive &= ~torch.isin(newest, ends)
         if options.stop:
-            is_alive &= ~options.stop(tokens[:, : t + 1], is_alive)
-        if not is_alive.any():
+            is_alive &= ~options.stop(tokens[rows, : t + 1], is_alive)
+        has_ended[rows] = ~is_alive
+        n_alive = int(is_alive.sum())
+        if n_alive == 0 or t == T - 1:
             break
-        fed = token[:, None]
+        if n_alive < COMPACT_BELOW * len(rows):
+            keep = is_alive.nonzero()[:, 0]
+            rows = rows[keep]
+            is_alive = is_alive[keep]
+            keep = keep.to(device)
+            cache.batch_select_indices(keep)
+            mask = mask[keep]
+            token = token[keep]
+
+        # 4. the logits of the next token
         mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
-    return Decoded(tokens, logprobs, n_sampled, ~is_alive)
+        hidden = hidden_states(model, token[:, None], mask, cache)[:, -1]
+        logits = lm_logits(model, hidden)
+    return Decoded(tokens, logprobs, n_sampled, has_ended)
 
 
 def sample(
@@ -432,7 +458,6 @@ def sample(
     prompts: list[str],
     G: int,
     options: SamplingOptions,
-    decoder: Callable[..., Decoded] = decode,
 ) -> Rollouts:
     """Sample G rollouts of every prompt, up to an EOS, the stop rule or max_new_tokens.
 
@@ -458,7 +483,7 @@ def sample(
             L = max(lengths[part])
             own_uniform = uniform[part].flatten(0, 1)  # (B, T)
             # -L: cuts padding that only other prompts need.
-            batches.append(decoder(policy, ids[part, -L:], lengths[part], own_uniform, options))
+            batches.append(decode(policy, ids[part, -L:], lengths[part], own_uniform, options))
 
     n_sampled = torch.cat([batch.lengths for batch in batches]).tolist()
     T = max(n_sampled)
@@ -608,41 +633,6 @@ def token_logprobs(
     logprobs = zeros.masked_scatter(token_mask, own_logprobs)  # (B, T) again
     entropy = zeros.masked_scatter(token_mask, own_entropy)
     return logprobs, entropy
-
-
-def check_model(policy: Policy, name: str) -> None:
-    """Raise UserError for a model whose rollouts would never end, or would be scored wrongly."""
-    if not policy.eos_ids:
-        raise UserError(
-            f"--model {name}: its tokenizer has no EOS token, so no rollout would ever end; "
-            "set eos_token in its tokenizer_config.json"
-        )
-    model = policy.model
-    ids = torch.tensor([[5, 6, 3, 4]])
-    mask = torch.ones_like(ids, dtype=torch.bool)
-    architecture = type(model).__name__
-    fix = "choose a decoder-only model such as Qwen, Llama, SmolLM, Gemma or GPT-2"
-    try:
-        with torch.no_grad():
-            cache = DynamicCache(config=model.config)
-            padded = torch.cat([ids[:, :1], ids[:, :2]], 1)  # its first token is padding
-            padded_mask = torch.tensor([[False, True, True, True, True]])
-            hidden_states(model, padded, padded_mask[:, :3], cache)
-            ours = lm_logits(model, hidden_states(model, ids[:, 2:], padded_mask, cache))
-            plain = model(input_ids=ids, attention_mask=mask).logits[:, 2:].float()
-    except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
-        raise UserError(
-            f"--model {name}: {architecture} takes no KV cache as others do ({error!s:.200}); {fix}"
-        ) from error
-    if not plain.isfinite().all():
-        raise UserError(
-            f"--model {name}: its logits are not finite, so its weights are not; fetch or save it again"
-        )
-    if not torch.allclose(ours, plain, atol=2e-2 * plain.abs().max().item()):
-        raise UserError(
-            f"--model {name}: {architecture} gives other logits after a cached prompt, or does more to "
-            f"them than its LM head, so log-probabilities would be wrong here; {fix}"
-        )
 
 
 # Scores.

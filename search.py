@@ -51,9 +51,6 @@ from rewards import Problem, Task, UserError
 from rollout import (
     Policy,
     Rollouts,
-    SamplingOptions,
-    StopRule,
-    accelerated,
     build_prompt,
     encode_prompts,
     load_policy,
@@ -61,6 +58,7 @@ from rollout import (
     read_answers,
     rollout_length,
     sample,
+    sampling_options,
     score,
 )
 
@@ -338,7 +336,6 @@ class Search:
             str(self.folder), self.task, device=flags.device, dtype=self.config.dtype
         )
         self.n_tokens = rollout_length(self.task, self.m, self.config.max_new_tokens)
-        self.stop = None if self.policy.is_tiny else StopRule(self.policy, self.task, self.m)
         self.populations = {}
         for problem in problems:
             self.populations[problem.id] = Population(problem, goal.target_of(problem))
@@ -438,17 +435,14 @@ class Search:
 
     def sample(self, children: list[Child], G: int) -> Rollouts:
         """The rollouts of P * G children, with the words with which they begin."""
-        options = SamplingOptions(
-            max_new_tokens=self.n_tokens,
-            generator=random_generator(self.flags.seed, children[0].batch, "search"),
-            temperature=self.flags.temperature,
-            batch=self.config.sampling_batch or ROLLOUTS_AT_ONCE,
-            stop=self.stop,
-        )
+        generator = random_generator(self.flags.seed, children[0].batch, "search")
+        options = sampling_options(self.policy, self.task, self.config, self.m, generator)
+        options.temperature = self.flags.temperature
+        options.batch = self.config.sampling_batch or ROLLOUTS_AT_ONCE
         # Without parents the prompts of a problem are equal.
         per_prompt = 1 if self.flags.selection else G
         prompts = [child.prompt for child in children[::per_prompt]]
-        rollouts = accelerated(sample, self.config.plain)(self.policy, prompts, per_prompt, options)
+        rollouts = sample(self.policy, prompts, per_prompt, options)
         texts = [child.prefix for child in children]
         for row, text in enumerate(rollouts.texts):
             texts[row] += text

@@ -43,6 +43,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+import fast
 from engine.config import (
     Config,
     check,
@@ -68,6 +69,7 @@ from engine.models import (
 from engine.processes import jobs_of, prepare_processes, run_all
 from engine.runs import StoredRun, checkpoints, claim, is_training, read_config, steps_done, task_of
 from engine.snapshots import is_snapshot_step, write_snapshot
+from engine.start import load_start
 from engine.tasks import check_task, held_out, take_problems
 from engine.trackers import open_tracker
 from eval import diversity, evaluate, sample_pool
@@ -75,9 +77,6 @@ from rewards import Problem, Task, UserError, open_thought, write_answers
 from rollout import (
     Policy,
     Rollouts,
-    SamplingOptions,
-    StopRule,
-    accelerated,
     build_prompt,
     encode_prompts,
     load_policy,
@@ -86,6 +85,7 @@ from rollout import (
     rollout_length,
     rollouts_of_texts,
     sample,
+    sampling_options,
     score,
     token_logprobs,
 )
@@ -130,16 +130,16 @@ def train_step(method: str, state: TrainState, task: Task, config: Config) -> St
 
     problems = take_problems(task, "train", P, config.seed, start=t * P)
     prompts = [build_prompt(policy, task, problem, m) for problem in problems]
-    options = sampling_options(policy, task, m, config, t)
-    fastest_sample = accelerated(sample, config.plain)  # that of fast/, unless --plain
-    rollouts = fastest_sample(policy, prompts, config.group_size, options)  # P * G
+    generator = random_generator(config.seed, t, "rollouts")
+    options = sampling_options(policy, task, config, m, generator)
+    rollouts = sample(policy, prompts, config.group_size, options)  # P * G
     answers = read_answers(task, rollouts, m)  # P * G lists of up to m
     scored = score(task, problems, answers, m)  # (P, G, m, k)
     advantages = step_advantages(method, scored, config, t)  # (P, G)
 
     row_advantages = advantages.flatten().to(policy.device)  # (P * G), row p * G + g
-    fastest_backward = accelerated(backward, config.plain)
-    metrics = fastest_backward(policy, state.reference, rollouts, row_advantages, config)
+    gradient = backward if config.plain else fast.backward  # the same, sooner
+    metrics = gradient(policy, state.reference, rollouts, row_advantages, config)
     metrics["grad_norm"] = torch.nn.utils.clip_grad_norm_(state.optimizer.weights, 1.0)
     check_finite(metrics, t)
     lr = learning_rate(config, method, t)
@@ -200,17 +200,6 @@ def backward(
         for name, value in parts.items():
             metrics[name] = metrics.get(name, 0.0) + value
     return metrics
-
-
-def sampling_options(policy: Policy, task: Task, m: int, config: Config, t: int) -> SamplingOptions:
-    """How the rollouts of step t are sampled."""
-    return SamplingOptions(
-        max_new_tokens=rollout_length(task, m, config.max_new_tokens),
-        generator=random_generator(config.seed, t, "rollouts"),
-        temperature=config.temperature,
-        batch=config.sampling_batch,
-        stop=None if policy.is_tiny else StopRule(policy, task, m),
-    )
 
 
 def step_advantages(method: str, scored: Scored, config: Config, t: int) -> Tensor:
@@ -345,7 +334,7 @@ def start_policy(config: Config, task: Task) -> Policy:
             word. This is found before minutes are spent.
     """
     check_task(task, config.m)
-    policy = load_policy(
+    policy = load_start(
         config.model,
         task,
         seed=config.seed,
@@ -425,14 +414,14 @@ def warm_up(policy: Policy, task: Task, config: Config) -> None:
     """
     peak = 5e-3 if policy.is_tiny else 2e-5
     rows_at_once = 48 if policy.is_tiny else 1  # demonstrations of a language model may be long
-    fastest_logprobs = accelerated(token_logprobs, config.plain)
+    logprobs_of = token_logprobs if config.plain else fast.token_logprobs
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=peak)
     for step in tqdm(range(config.warm_steps), "SFT warm-up", unit="step"):
         prompts, texts = demonstrations(policy, task, config, step, may_sample=True)
         rollouts = rollouts_of_texts(policy, prompts, texts)
         optimizer.zero_grad()
         for rows in torch.arange(len(texts), device=policy.device).split(rows_at_once):
-            logprobs, _ = fastest_logprobs(policy.model, rollouts, rows, temperature=1.0)
+            logprobs, _ = logprobs_of(policy.model, rollouts, rows, temperature=1.0)
             loss = -logprobs.sum() / sum(rollouts.lengths)
             loss.backward()
             if not loss.isfinite():
@@ -502,8 +491,9 @@ def own_sets(
     """Sets of m answers that the model samples one by one, or the reference alone if they cannot be read."""
     m = config.m
     prompts = [build_prompt(policy, task, problem, 1) for problem in problems]
-    options = sampling_options(policy, task, 1, config, step)
-    rollouts = accelerated(sample, config.plain)(policy, prompts, m, options)
+    generator = random_generator(config.seed, step, "rollouts")
+    options = sampling_options(policy, task, config, 1, generator)
+    rollouts = sample(policy, prompts, m, options)
     answers_of = read_answers(task, rollouts, 1)  # P * m lists of up to 1
     form = "```python\n{}\n```" if references[0][0].startswith("```") else "{}"
     sets = []
@@ -770,10 +760,8 @@ def train_run(
     with claim(config, argv, stored):
         if start is not None:
             write_start(start, task, config, out / "start")
-        code = "plain" if accelerated(sample, config.plain) is sample else "fast/"
         names = ", ".join(config.method)
-        disk = disk_line(config, jobs)
-        print(f"{names} on {config.device}, {code}, {disk}", file=sys.stderr)
+        print(f"{names} on {config.device}, {disk_line(config, jobs)}", file=sys.stderr)
         train_methods(config, task, jobs)
     if config.eval_problems:
         evaluate([out], device=config.device, jobs=jobs)

@@ -30,11 +30,11 @@ from rewards import Task
 from rollout import (
     Policy,
     Rollouts,
-    accelerated,
     build_prompt,
     random_generator,
     read_answers,
     sample,
+    sampling_options,
     score,
 )
 from vpo import Scored, group_normalize, policy_loss, sample_weights, set_reward
@@ -76,10 +76,9 @@ def train_step(
 
     problems = take_problems(task, "train", P, config.seed, start=t * P)
     prompts = [build_prompt(policy, task, problem, m) for problem in problems]
-    options = train.sampling_options(policy, task, m, config, t)
-    rollouts = accelerated(sample, config.plain)(
-        policy, prompts, config.group_size, options
-    )  # P * G
+    generator = random_generator(config.seed, t, "rollouts")
+    options = sampling_options(policy, task, config, m, generator)
+    rollouts = sample(policy, prompts, config.group_size, options)  # P * G
     scored = score(task, problems, read_answers(task, rollouts, m), m)  # (P, G, m, k)
     advantages = answer_advantages(scored, task, config, t, credit)  # (P, G, m), per answer
 

@@ -15,7 +15,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_map_only
 
-import fast
 import rollout
 import train
 from engine.config import Config, open_device, resolve
@@ -114,13 +113,12 @@ def count_waits(model: str) -> None:
     policy = load_policy(model, TASK, device=pretend_device.NAME)
     prompts = [TASK.prompt(problem, 1) for problem in TASK.problems("train", 3)]
     rule = None if policy.is_tiny else StopRule(policy, TASK, 8)
-    for sample in (rollout.sample, fast.sample):
-        pretend_device.waits.clear()
-        options = SamplingOptions(12, random_generator(0, 0, "rollouts"), stop=rule)
-        T = sample(policy, prompts, 4, options).tokens.shape[1]
-        often = {line: n for line, n in pretend_device.waits.items() if n > T / 2}
-        assert T > 6
-        assert sum(often.values()) <= 2 * (T + 2), often
+    pretend_device.waits.clear()
+    options = SamplingOptions(12, random_generator(0, 0, "rollouts"), stop=rule)
+    T = rollout.sample(policy, prompts, 4, options).tokens.shape[1]
+    often = {line: n for line, n in pretend_device.waits.items() if n > T / 2}
+    assert T > 6
+    assert sum(often.values()) <= 2 * (T + 2), often
 
 
 def program() -> None:

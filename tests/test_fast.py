@@ -6,7 +6,6 @@ import pytest
 import torch
 from test_rollout import (
     TASK,
-    MarkedWords,
     assert_same_gradient,
     draw,
     load_random_model,
@@ -22,7 +21,7 @@ import vpo
 from engine.config import Config
 from engine.models import adapter_off, add_adapter, recompute_layers
 from fast import update
-from rollout import Policy, Rollouts, StopRule, load_policy
+from rollout import Policy, Rollouts, load_policy
 
 TOLERANCE = 1e-5
 both_kinds = pytest.mark.parametrize("name", ["tiny", "llama"])
@@ -70,69 +69,6 @@ def assert_plain_is_fast(policy: Policy, rollouts: Rollouts, **options) -> None:
     ours, metrics = gradient(fast.backward, policy, rollouts, **options)
     assert_same_gradient(ours, plain, TOLERANCE)
     assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-6)
-
-
-def test_fast_is_taken_where_it_is():
-    assert rollout.accelerated(rollout.sample, plain=False) is fast.sample
-    assert rollout.accelerated(train.backward, plain=False) is fast.backward
-    assert rollout.accelerated(train.backward, plain=True) is train.backward
-
-
-# Sampling.
-
-
-def assert_same_rollouts(ours: Rollouts, plain: Rollouts) -> None:
-    assert ours.texts == plain.texts
-    assert ours.lengths == plain.lengths
-    assert ours.ended == plain.ended
-    assert torch.equal(ours.tokens, plain.tokens)
-    assert torch.equal(ours.prompt_ids, plain.prompt_ids)
-    torch.testing.assert_close(ours.logprobs, plain.logprobs, atol=2e-5, rtol=1e-4)
-
-
-@architectures
-@pytest.mark.parametrize("batch", [0, 6])
-def test_both_draw_the_same_tokens(name, batch):
-    """Guards against compaction that mixes rows up, and a window that loses its place when a prompt is shared."""
-    policy = load_random_model(name)
-    plain = draw(policy, n=5, G=4, batch=batch)
-    assert min(plain.lengths) < 20 or name == "gemma3", (
-        "the test wants rollouts that leave the batch"
-    )
-    assert_same_rollouts(draw(policy, n=5, G=4, batch=batch, sample=fast.sample), plain)
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
-@pytest.mark.parametrize("m", [1, 3])
-def test_both_stop_at_the_same_token(name, m):
-    """Guards against a rule that is shown the tokens of another rollout after compaction."""
-    policy = load_random_model(name)
-    stop = StopRule(policy, MarkedWords(), m)
-    plain = draw(policy, n=6, stop=stop)
-    assert len(set(plain.lengths)) > 2
-    assert_same_rollouts(draw(policy, n=6, stop=stop, sample=fast.sample), plain)
-
-
-@both_kinds
-def test_fewer_tokens_go_through_the_model(name, monkeypatch):
-    """Guards against speed that is lost in silence: prompts once per group, and ended rollouts leave the batch."""
-    policy = load_random_model(name)
-    n_tokens = {}
-    for module in (rollout, fast.sampling):
-        n_tokens[module] = 0
-        original = module.hidden_states
-
-        def counted(model, ids, *rest, module=module, original=original):
-            n_tokens[module] += ids.numel()
-            return original(model, ids, *rest)
-
-        monkeypatch.setattr(module, "hidden_states", counted)
-    for sample in (rollout.sample, fast.sample):
-        rollouts = draw(policy, n=6, G=6, max_new_tokens=100, sample=sample)
-    plain = 36 * (rollouts.prompt_ids.shape[1] + max(rollouts.lengths) - 1)
-    assert n_tokens[rollout] == plain
-    without_leaving = rollouts.prompt_ids.numel() + 36 * (max(rollouts.lengths) - 1)
-    assert n_tokens[fast.sampling] < 0.9 * without_leaving < plain
 
 
 # The gradient.

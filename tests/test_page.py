@@ -235,9 +235,10 @@ def test_a_snapshot_needs_no_more_memory_than_a_step(monkeypatch):
 
     def record(policy, prompts, G, options):
         calls.append((len(prompts), G, options.batch))
-        return evaluation.sample(policy, prompts, G, options)
+        return sample(policy, prompts, G, options)
 
-    monkeypatch.setattr(evaluation, "accelerated", lambda sample, plain: record)
+    sample = evaluation.sample
+    monkeypatch.setattr(evaluation, "sample", record)
     flags = ["--method", "grpo", "--steps", "2", "--sampling-batch", "2"]
     train.main(["--out", "run", *RUN, *flags])
     evaluation.main(["run", "--problems", "2"])

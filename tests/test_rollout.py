@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 import rollout
 from engine.config import open_device
 from engine.models import save_model
+from engine.start import load_start
 from rewards import Fence, Problem, Task, UserError, parse_answers, write_answers
 from rollout import Policy, Rollouts, SamplingOptions, StopRule, load_policy, token_logprobs
 from tasks.code import Code
@@ -170,6 +171,22 @@ def test_tokens_do_not_depend_on_the_batch(policy, batch):
     assert parts.ended == whole.ended
     assert torch.equal(parts.tokens, whole.tokens)
     assert torch.allclose(parts.logprobs, whole.logprobs, atol=1e-4)
+
+
+@any_model
+def test_fewer_tokens_go_through_the_model(policy, monkeypatch):
+    """Guards against speed that is lost in silence: prompts once per group, and ended rollouts leave the batch."""
+    sizes = []
+    forward = rollout.hidden_states
+
+    def counted(model, ids, *rest):
+        sizes.append(ids.numel())
+        return forward(model, ids, *rest)
+
+    monkeypatch.setattr(rollout, "hidden_states", counted)
+    rollouts = draw(policy, n=6, G=6, max_new_tokens=100)
+    without_leaving = rollouts.prompt_ids.numel() + 36 * (max(rollouts.lengths) - 1)
+    assert sum(sizes) < 0.9 * without_leaving
 
 
 @any_model
@@ -746,7 +763,7 @@ def test_a_model_that_cannot_be_scored_here_is_refused(
     """No cache, another cache, or logits that are scaled behind the head: wrong log-probabilities."""
     monkeypatch.setitem(ARCHITECTURES, "other", (configuration, shape))
     with pytest.raises(UserError, match=why):
-        load_policy(save_random_model(tmp_path, "other"), TASK)
+        load_start(save_random_model(tmp_path, "other"), TASK)
 
 
 def test_a_run_folder_is_no_model(tmp_path):
@@ -771,7 +788,7 @@ def test_a_tokenizer_without_eos_is_refused(tmp_path):
     for eos in (None, 2):
         (tmp_path / "config.json").write_text(json.dumps(config | {"eos_token_id": eos}))
         with pytest.raises(UserError, match="no EOS token"):
-            load_policy(folder, TASK)
+            load_start(folder, TASK)
 
 
 def rewrite_weights(path: Path, change) -> None:
@@ -789,7 +806,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
 
     def refused(message: str) -> None:
         with pytest.raises(UserError, match=message):
-            load_policy(folder, TASK)
+            load_start(folder, TASK)
 
     config_file.write_text(json.dumps(config | {"vocab_size": 2000}))
     refused("incomplete, its files lack .* in another size than config.json")

@@ -1,4 +1,4 @@
-"""Plain code against fast/: seconds and memory of sampling and of the gradient.
+"""Plain code against fast/: seconds and memory of the gradient.
 
     python study/benchmarks/plain_against_fast.py                    the tiny model, in the maze and in code
     python study/benchmarks/plain_against_fast.py --model MODEL      a language model's headlines, too
@@ -21,7 +21,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -29,7 +28,6 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import fast
-import fast.sampling
 import fast.update
 import rollout
 import train
@@ -39,7 +37,7 @@ from engine.models import adapter_off, recompute_layers
 from engine.runs import read_config
 from engine.tasks import take_problems
 from rewards import Task
-from rollout import Policy, Rollouts, SamplingOptions, load_policy
+from rollout import Policy, Rollouts, load_policy
 from vpo import answers_per_rollout, policy_loss
 
 MIB = 2**20
@@ -58,17 +56,8 @@ class Step:
     task: Task
     policy: Policy
     reference: Policy | None
-    prompts: list[str]
     rollouts: Rollouts
     advantages: Tensor  # (P * G)
-
-    @property
-    def m(self) -> int:
-        return answers_per_rollout(self.method, self.config.m)
-
-    def sample(self, function: Callable[..., Rollouts]) -> Rollouts:
-        options = train.sampling_options(self.policy, self.task, self.m, self.config, 0)
-        return function(self.policy, self.prompts, self.config.group_size, options)
 
     def backward(self, function: Callable) -> None:
         function(self.policy, self.reference, self.rollouts, self.advantages, self.config)
@@ -96,32 +85,16 @@ def step_of(method: str, config: Config, task: Task) -> Step:
     P = config.prompts_per_step * config.m // m
     problems = take_problems(task, "train", P, config.seed)
     prompts = [rollout.build_prompt(policy, task, problem, m) for problem in problems]
-    options = train.sampling_options(policy, task, m, config, 0)
-    rollouts = fast.sample(policy, prompts, config.group_size, options)
+    generator = rollout.random_generator(config.seed, 0, "rollouts")
+    options = rollout.sampling_options(policy, task, config, m, generator)
+    rollouts = rollout.sample(policy, prompts, config.group_size, options)
     scored = rollout.score(task, problems, rollout.read_answers(task, rollouts, m), m)
     advantages = train.step_advantages(method, scored, config, 0).flatten()
     advantages = advantages.to(policy.device)
-    return Step(method, config, task, policy, reference, prompts, rollouts, advantages)
+    return Step(method, config, task, policy, reference, rollouts, advantages)
 
 
 # fast/ without one of its tricks.
-
-
-def sample_prompts_repeated(policy: Policy, prompts: list[str], G: int, options: SamplingOptions):
-    """`fast.sample`, but every rollout computes its own prompt."""
-
-    def decode(policy, ids, lengths, uniform, options):
-        G = len(uniform) // len(ids)
-        lengths = [length for length in lengths for _ in range(G)]
-        return fast.sampling.decode(policy, ids.repeat_interleave(G, 0), lengths, uniform, options)
-
-    return rollout.sample(policy, prompts, G, options, decoder=decode)
-
-
-def sample_without_leaving(policy: Policy, prompts: list[str], G: int, options: SamplingOptions):
-    """`fast.sample`, but finished rollouts stay in the batch."""
-    with patch("fast.sampling.COMPACT_BELOW", 0.0):
-        return fast.sample(policy, prompts, G, options)
 
 
 def backward_all_rows(policy, reference, rollouts, advantages, config) -> None:
@@ -173,10 +146,6 @@ def rows_of(rollouts: Rollouts, rows: list[int]) -> Rollouts:
     )
 
 
-SAMPLING_TRICKS = {
-    "prompts once per group": sample_prompts_repeated,
-    "finished rollouts leave": sample_without_leaving,
-}
 BACKWARD_TRICKS = {
     "prompts once per group": backward_prompts_repeated,
     "no rows without gradient": backward_all_rows,
@@ -238,18 +207,13 @@ def compare(plain: Function, fast_one: Function, device: str, repeats: int) -> l
 
 
 def print_plain_against_fast(step: Step, repeats: int) -> None:
-    """A row for sampling and one for the gradient."""
-    plain = functools.partial(step.sample, rollout.sample)
-    print_comparison(step, "sampling", plain, repeats)
+    """A row for the gradient."""
     plain = functools.partial(step.backward, train.backward)
     print_comparison(step, "gradient", plain, repeats)
 
 
 def print_tricks(step: Step, repeats: int) -> None:
     """A row for each trick: `fast/` without it, against `fast/`."""
-    for name, function in SAMPLING_TRICKS.items():
-        without = functools.partial(step.sample, function)
-        print_comparison(step, f"sampling: {name}", without, repeats)
     for name, function in BACKWARD_TRICKS.items():
         if name == "no rows without gradient" and step.reference is not None:
             continue  # with a KL term every rollout has one
@@ -259,9 +223,7 @@ def print_tricks(step: Step, repeats: int) -> None:
 
 def print_comparison(step: Step, part: str, other: Function, repeats: int) -> None:
     """A row of the table: what `fast/` is compared with, and `fast/`."""
-    fast_one = functools.partial(step.sample, fast.sample)
-    if part.startswith("gradient"):
-        fast_one = functools.partial(step.backward, fast.backward)
+    fast_one = functools.partial(step.backward, fast.backward)
     cells = compare(other, fast_one, step.config.device, repeats)
     print_row([step.task.name, step.method, part, *cells])
 
