@@ -20,11 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-if __name__ == "__main__":  # Ctrl-C while the libraries are loaded, which takes seconds
-    from engine.interrupt import stop_in_one_line
-
-    stop_in_one_line()
-
 import torch
 from torch import Tensor
 
@@ -40,14 +35,15 @@ from engine.config import (
 from engine.doors import as_command
 from engine.evaluations import (
     Evaluation,
+    Pool,
     Settings,
     check_comparable,
     evaluation_of,
     output_folders,
 )
 from engine.files import read_log, write_text, writing
+from engine.jobs import run_all
 from engine.looks import look_of
-from engine.processes import run_all
 from engine.runs import load_run, policies, progress, start_of, task_of
 from engine.start import load_start
 from engine.tasks import held_out
@@ -173,17 +169,6 @@ def coverage(rewards: Tensor, m: int) -> Tensor:
 
 
 # Pools.
-
-
-@dataclass
-class Pool:
-    """The n candidates of one policy for each of N problems."""
-
-    problems: list[Problem]
-    answers: list[list[str | None]]  # (N, n) None where a rollout left the slot empty
-    rewards: Tensor  # (N, n, k) zero beyond a problem's own objectives
-    scalars: Tensor  # (N, n) task scalars
-    objective_mask: Tensor  # (N, k) bool, the objectives that each problem has
 
 
 def sample_pool(
@@ -475,6 +460,21 @@ def evaluate_run(
             figures += plots.run_figures(evaluation, task, pools, figure_format)
     print(f"figures: {', '.join(map(str, figures))}")
     return report
+
+
+def sample_held_out(  # noqa: PLR0913
+    policy: Policy, task: Task, config: Config, method: str, n_problems: int, size: int
+) -> Pool:
+    """The pool of a policy that is still trained, on the first held-out problems."""
+    return sample_pool(
+        policy,
+        task,
+        held_out(task, "test", n_problems),
+        config,
+        m=answers_per_rollout(method, config.m),
+        size=size,
+        temperature=config.eval_temperature,
+    )
 
 
 def evaluate_policy(

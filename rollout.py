@@ -17,6 +17,7 @@ in eval mode, in the update too: with dropout the update would score another pol
 was sampled.
 """
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -37,7 +38,7 @@ from transformers import (
 
 from engine.config import Config
 from engine.doors import as_user_error
-from engine.models import load_hugging_face
+from engine.models import adapter_off, load_hugging_face
 from engine.tasks import check_text, reward_vectors, task_scalars
 from rewards import (
     FIRST_NUMBER,
@@ -96,6 +97,10 @@ class Policy:
             if token.special and token.content in template and token.content not in marks:
                 silent.add(token_id)
         return torch.tensor(sorted(silent - {None}))
+
+    def adapter_off(self) -> contextlib.ExitStack:
+        """A context in which a policy that trains an adapter is its own reference; else no change."""
+        return adapter_off(self.model)
 
     def decode(self, ids: Tensor) -> str:
         """The text of sampled token ids (T), on the CPU."""

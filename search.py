@@ -28,11 +28,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
-if __name__ == "__main__":  # Ctrl-C while the libraries are loaded, which takes seconds
-    from engine.interrupt import stop_in_one_line
-
-    stop_in_one_line()
-
 import torch
 from torch import Tensor
 from tqdm import tqdm

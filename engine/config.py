@@ -2,23 +2,19 @@
 
 import argparse
 import dataclasses
-import itertools
-import sys
-from collections.abc import Sequence
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args, get_origin
+from typing import Any, Literal, NoReturn
 
 import torch
 from transformers import HfArgumentParser
 
-from engine.doors import as_user_error, did_you_mean, plain_message
-from engine.trackers import MODULES, check_tracker
+from engine.doors import did_you_mean
 from rewards import MAX_ANSWERS, Task, UserError
 from vpo import ADVANTAGES, ALPHAS, Estimator, Scored, answers_per_rollout
 
-TAKE_SUBSET = ("max_at_k", "vpo", "group_vpo")  # methods of vpo.py that --subset changes
-RESERVED = ("start", "start_sets")  # policies of every run that are no methods
+IGNORE_SUBSET = {"grpo", "dr_grpo", "maxrl", "gdpo", "random_weighting", "multi_rlvr"}
 # Peak learning rates of the tiny model: the best of a grid on validation mazes (study/README.md).
 TINY_RATES = (
     "5e-4 grpo=1.2e-3 dr_grpo=8e-4 maxrl=8e-4 gdpo=1.2e-3 max_at_k=1.2e-3 multi_rlvr=1.2e-3 "
@@ -78,7 +74,7 @@ class Config:
         "group_vpo half the group",
     )
     # optimisation
-    steps: int = flag(200, "updates, one per batch of rollouts")
+    steps: int = flag(200, "training steps, a batch of rollouts each")
     prompts_per_step: int = flag(
         12, "P of methods with m answers per rollout; the others get m times as many"
     )
@@ -86,6 +82,7 @@ class Config:
         TINY_RATES.split(),
         "peak learning rate of all methods, or of single ones as vpo=2e-5; the last that fits counts",
     )
+    updates: int = flag(1, "updates per batch of rollouts; the paper takes 2")
     lr_schedule: Literal["linear", "constant"] = flag(
         "linear", "after 10 steps of rise; linear falls to a tenth"
     )
@@ -119,6 +116,10 @@ class Config:
     eval_problems: int = flag(200, "held-out problems of the evaluation; 0: no evaluation")
     eval_temperature: float = flag(0.7, "sampling temperature of the candidates in the evaluation")
     pool: int = flag(30, "candidates per held-out problem, the largest k of best@k")
+    eval_every: int = flag(
+        0,
+        "training steps between evaluations on 20 held-out problems, drawn in progress.png; 0: none",
+    )
     # run
     seed: int = flag(0, "seed of the start model, problems, rollouts and preference weights")
     out: str = flag("", "run folder; without it runs/TASK-seedSEED")
@@ -165,6 +166,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "subset": (0, 4095),
     "steps": (1, 999_999),
     "prompts_per_step": (1, 65536),
+    "updates": (1, 1000),
+    "eval_every": (0, 2**31),
     "kl": (0, 1e6),
     "warm_steps": (0, 2**31),
     "lora_rank": (0, 4096),
@@ -188,7 +191,7 @@ RANGES: dict[str, tuple[float, float]] = {
 # What may differ when a run goes on or one more method joins it: no trained weights depend on it.
 MAY_DIFFER = (
     "method", "lr", "resume", "out", "device", "plain", "jobs", "save_every", "log", "snapshots",
-    "keep_optimizer", "eval_problems", "eval_temperature", "pool", "unconfined", "sampling_batch",
+    "keep_optimizer", "eval_problems", "eval_every", "eval_temperature", "pool", "unconfined", "sampling_batch",
     "micro_batch_tokens", "gradient_checkpointing",
 )  # fmt: skip
 
@@ -213,75 +216,44 @@ class FlagHelp(argparse.ArgumentDefaultsHelpFormatter):
 
 
 class Parser(HfArgumentParser):
-    """The flags of a dataclass. A mistake is one line that names the flag, the value and the fix."""
+    """The flags of a dataclass. A mistake is one line and exit code 2."""
 
-    def __init__(self, flags: type, script: str, description: str):
+    def __init__(self, flags: type, script: str, description: str, **options: Any):
         super().__init__(
             flags,
             prog=script,
             description=description,
             allow_abbrev=False,
             formatter_class=FlagHelp,
+            **options,
         )
-        for action in self._actions:  # --group_size is understood, too, but not shown
+        self.flags = flags
+        for action in self._actions:  # the spellings with _ are left out
             action.option_strings = [name for name in action.option_strings if "_" not in name]
             if action.nargs == "?":
                 action.metavar = "yes|no"
 
-    def format_help(self) -> str:
-        self.usage = f"python {self.prog} [--flag value ...]"
-        if any(not action.option_strings for action in self._actions):
-            self.usage = f"python {self.prog} RUN ... [--flag value ...]"
-        return super().format_help()
-
-    def parse_args_into_dataclasses(self, argv: list[str] | None = None) -> tuple[Any, ...]:
-        """The flags as their dataclass; behind it the other arguments, if the parser has some.
-
-        Exits with code 2 and one line if one is unknown, or has an unfit or an empty value.
-        """
-        words = sys.argv[1:] if argv is None else argv
-        for name, value in itertools.pairwise([*words, "end"]):
-            if name.startswith("--") and (value == "" or name.endswith("=")):
-                self.error(f"{name.rstrip('=')}: is empty; name a value, or leave the flag out")
-        *parsed, unknown = super().parse_args_into_dataclasses(
-            words, return_remaining_strings=True, look_for_args_file=False
-        )
-        if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return tuple(parsed)
+    def parse_args_into_dataclasses(
+        self, argv: list[str] | None = None
+    ) -> tuple[Any, argparse.Namespace]:
+        """The flags as their dataclass, and all arguments."""
+        arguments = self.parse_args(argv)
+        values = {}
+        for field in dataclasses.fields(self.flags):
+            if field.init:
+                values[field.name] = getattr(arguments, field.name)
+        return self.flags(**values), arguments
 
     def error(self, message: str) -> NoReturn:
-        helps = {
-            name: action.help or "" for action in self._actions for name in action.option_strings
-        }
-        message = plain_message(message, helps)
         self.exit(2, f"{self.prog}: error: {message}; --help lists all flags\n")
 
     def lay_over(self, defaults: dict[str, Any], source: str) -> None:
-        """Replace defaults. Raises UserError for what is no flag, or no value of it."""
-        check_types(defaults, source)
+        """Replace defaults. Raises UserError for what is no flag."""
+        names = [field.name for field in dataclasses.fields(self.flags)]
+        for name in defaults:
+            if name not in names:
+                raise UserError(f"{source}: {name!r} is no flag{did_you_mean(name, names)}")
         self.set_defaults(**defaults)
-
-
-def check_types(flags: dict[str, Any], source: str) -> None:
-    """Raise UserError for what is no flag of train.py, or no value of it."""
-    fields = {field.name: field for field in dataclasses.fields(Config)}
-    for name, value in flags.items():
-        if name not in fields:
-            raise UserError(f"{source}: {name!r} is no flag{did_you_mean(name, fields)}")
-        kind = fields[name].type
-        if kind == list[str]:
-            is_right = isinstance(value, list) and all(isinstance(part, str) for part in value)
-            expected = 'a list of texts, such as ["2e-5"]'
-        elif get_origin(kind) is Literal:
-            is_right = value in get_args(kind)
-            expected = f"one of {', '.join(get_args(kind))}"
-        else:
-            is_right = type(value) is kind or (kind is float and type(value) is int)
-            names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-            expected = names[kind]
-        if not is_right:
-            raise UserError(f"{source}: {name} = {value!r:.60} must be {expected}")
 
 
 def check_ranges(flags: Any) -> None:
@@ -291,17 +263,7 @@ def check_ranges(flags: Any) -> None:
         low, high = RANGES.get(field.name, (None, None))
         if low is None or low <= value <= high:  # false for NaN, too
             continue
-        message = (
-            f"{flag_of(field.name)} {_number(value)}: must be {_number(low)} to {_number(high)}"
-        )
-        if field.name.endswith("temperature") and value == 0:
-            message += "; greedy decoding would make all candidates equal"
-        raise UserError(message)
-
-
-def _number(value: float) -> str:
-    """A number as it stands on a command line."""
-    return str(value) if isinstance(value, int) else f"{value:g}"
+        raise UserError(f"{flag_of(field.name)} {value}: must be {low:.10g} to {high:.10g}")
 
 
 def flag_of(name: str) -> str:
@@ -383,7 +345,16 @@ def open_device(device: str, dtype: str = "float32") -> None:
 
 def check(config: Config, task: Task) -> None:
     """Raise UserError for flags that do not fit one another, the task or the machine."""
-    check_tracker_name(config.log)
+    if config.log and config.log not in ("tensorboard", "wandb"):
+        raise UserError(f"--log {config.log}: must be tensorboard or wandb")
+    if config.log and not importlib.util.find_spec(config.log):
+        raise UserError(f"--log {config.log}: not installed; pip install {config.log}")
+    if config.lora_rank and not importlib.util.find_spec("peft"):
+        raise UserError(f"--lora-rank {config.lora_rank}: needs peft; pip install peft")
+    if (Path(config.model) / "adapter_config.json").is_file():
+        raise UserError(
+            f"--model {config.model}: an adapter, not a model; merge it first (merge_and_unload of peft)"
+        )
     check_methods(config)
     if config.pool < config.m:
         raise UserError(
@@ -401,63 +372,41 @@ def check(config: Config, task: Task) -> None:
         raise UserError("--max-new-tokens 0: a language model needs a number of tokens per answer")
 
 
-def check_tracker_name(name: str) -> None:
-    if name and name not in MODULES:
-        raise UserError(
-            f"--log {name}: must be one of {', '.join(MODULES)}{did_you_mean(name, MODULES)}"
-        )
-    check_tracker(name)
-
-
 def check_methods(config: Config) -> None:
-    """Raise UserError for a method that is unknown, or fails on a made-up group."""
+    """Raise UserError for a method that is unknown, or that cannot use the flags."""
     methods = config.method
-    for name in methods:
-        if name not in ADVANTAGES:
-            fix = did_you_mean(name, ADVANTAGES)
-            if "," in name:
-                fix = "; separate them by blanks"
-            raise UserError(
-                f"--method {name}: unknown; one of {', '.join(ADVANTAGES)}{fix}; to add your own see "
-                "docs/own.md"
-            )
-        if not name.isidentifier() or name in RESERVED:
-            raise UserError(
-                f"--method {name}: must be a name such as my_method, and no other policy's"
-            )
-        peak_rate(config, name)
     if len(set(methods)) < len(methods):
         raise UserError(f"--method {' '.join(methods)}: names a method twice")
     for name in methods:
+        if name not in ADVANTAGES:
+            raise UserError(
+                f"--method {name}: unknown; one of {', '.join(ADVANTAGES)}{did_you_mean(name, ADVANTAGES)}"
+            )
+        peak_rate(config, name)
         try_method(name, config)
 
 
 def try_method(name: str, config: Config) -> None:
-    """Raise UserError if a method fails on a made-up group."""
+    """Raise UserError if a method cannot use the flags, tried on a made-up group."""
     shape = (2, config.group_size, answers_per_rollout(name, config.m))
     generator = torch.Generator().manual_seed(0)
     rewards = torch.rand(*shape, 2, generator=generator)
     present = torch.ones(shape, dtype=torch.bool)
     objectives = torch.ones(2, 2, dtype=torch.bool)
     scored = Scored(rewards, rewards.mean(-1), present, ~present, objectives, torch.zeros(2, 1))
-    takes = "it must take (scored, estimator) and return advantages (P, G)"
-    with as_user_error(f"--method {name}: {takes}, but failed"):
-        try:
-            advantages = ADVANTAGES[name](scored, estimator_of(config, generator))
-        except ValueError as error:  # a flag does not fit
-            raise UserError(f"--method {name}: {error}") from error
-    check_advantages(name, advantages, (2, config.group_size))
+    try:
+        advantages = ADVANTAGES[name](scored, estimator_of(config, generator))
+    except ValueError as error:  # a flag does not fit
+        raise UserError(f"--method {name}: {error}") from error
+    if advantages.shape != (2, config.group_size) or not advantages.isfinite().all():
+        raise UserError(
+            f"--method {name}: must return finite advantages (P, G), not {advantages!r:.80}"
+        )
 
 
 def check_subset(config: Config) -> None:
     """Raise UserError if no method would use --subset."""
-    for name in config.method:
-        function = ADVANTAGES.get(name)
-        if function is None or function.__module__ != "vpo":
-            return  # an unknown method is told elsewhere, one's own may read it from its options
-        if name in TAKE_SUBSET:
-            return
-    if config.subset:
+    if config.subset and set(config.method) <= IGNORE_SUBSET:
         raise UserError(
             f"--subset {config.subset}: not used by {', '.join(config.method)}; leave it out"
         )
@@ -466,16 +415,3 @@ def check_subset(config: Config) -> None:
 def estimator_of(config: Any, generator: torch.Generator | None = None) -> Estimator:
     """The options of the methods in vpo.py that flags of the same names ask for."""
     return Estimator(config.n_weights, config.alpha, config.subset, generator)
-
-
-def check_advantages(method: str, advantages: Any, shape: Sequence[int]) -> None:
-    """Raise UserError unless a method's advantages are finite numbers of this shape (P, G)."""
-    if not isinstance(advantages, torch.Tensor) or not advantages.is_floating_point():
-        raise UserError(f"method {method}: must return a tensor of floats, not {advantages!r:.60}")
-    if tuple(advantages.shape) != tuple(shape):
-        raise UserError(
-            f"method {method}: its advantages have the shape {tuple(advantages.shape)}, not "
-            f"(P, G) = {tuple(shape)}"
-        )
-    if not advantages.isfinite().all():
-        raise UserError(f"method {method}: an advantage is not finite; look for a division by 0")

@@ -2,8 +2,6 @@
 
 import contextlib
 import difflib
-import re
-import signal
 import sys
 import sysconfig
 import traceback
@@ -15,29 +13,6 @@ from rewards import UserError
 
 # Where an error of a user's code may come out, beside that code: "<" begins what is built in.
 LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<")
-# What other trainers call a flag -> what it is called here.
-OTHER_NAMES = {
-    "learning-rate": "lr",
-    "beta": "kl",
-    "kl-coef": "kl",
-    "epochs": "steps",
-    "num-train-epochs": "steps",
-    "max-steps": "steps",
-    "warmup-steps": "warm-steps",
-    "batch-size": "prompts-per-step",
-    "train-batch-size": "prompts-per-step",
-    "per-device-train-batch-size": "prompts-per-step",
-    "num-generations": "group-size",
-    "n-samples": "group-size",
-    "max-tokens": "max-new-tokens",
-    "max-completion-length": "max-new-tokens",
-    "output-dir": "out",
-    "save-steps": "save-every",
-    "report-to": "log",
-    "lora-r": "lora-rank",
-    "dataset": "data",
-    "algorithm": "method",
-}
 MEMORY_SIGNS = (
     "tried to allocate",
     "out of memory",
@@ -86,41 +61,6 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def plain_message(message: str, helps: dict[str, str]) -> str:
-    """What argparse says about a flag, shorter, and with the flag that was meant.
-
-    Args:
-        helps: flag -> its help.
-    """
-    message = re.sub(r"^argument (\S+): ", r"\1: ", message)
-    message = re.sub(r": invalid (int|float) value: (.*)", r" \2: must be a \1 number", message)
-    message = message.replace("int number", "whole number").replace("float number", "number")
-    message = message.replace(": invalid choice:", "").replace("'", "")
-    unknown = re.search(r"unrecognized arguments: (--[^\s=]+)", message)
-    choice = re.search(r"(\S+) \(choose from (.*)\)", message)
-    if unknown:
-        message += flag_meant(unknown[1], helps)
-    elif choice:
-        message += did_you_mean(choice[1], choice[2].split(", "))
-    return message
-
-
-def flag_meant(unknown: str, helps: dict[str, str]) -> str:
-    """The end of a message about an unknown flag: one of a similar name, or whose help has its words."""
-    word = unknown.strip("-").replace("_", "-")
-    other = f"--{OTHER_NAMES.get(word)}"
-    if other in helps:
-        return f"; did you mean {other}?"
-    similar = did_you_mean(word, [name.strip("-") for name in helps])
-    if similar:
-        return similar.replace("mean ", "mean --")
-    words = re.escape(word.replace("-", " "))
-    for name, text in helps.items():
-        if len(word) > 3 and re.search(rf"\b{words}\b", text):
-            return f"; did you mean {name}?"
-    return ""
-
-
 def quieten_transformers() -> None:
     """No progress bars and warnings of transformers between ours."""
     from transformers.utils import logging  # here, because it takes a second to import
@@ -132,14 +72,12 @@ def quieten_transformers() -> None:
 def as_command(script: str, run: Callable[[], None]) -> None:
     """Run a script: a user's mistake is one line and exit code 2, Ctrl-C one line and 130."""
     quieten_transformers()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with explain_out_of_memory():
             run()
-    except (UserError, OSError) as error:
+    except UserError as error:
         print(f"{script}: error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt as stop:
-        message = str(stop) or "stopped; give the same command again, or --resume"
-        print(f"\n{message}", file=sys.stderr)
+        print(f"\n{stop or 'stopped; give the same command again, or --resume'}", file=sys.stderr)
         sys.exit(130)

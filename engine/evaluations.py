@@ -5,10 +5,12 @@ import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import Tensor
+
 from engine.config import MAY_DIFFER, Config, flag_of, peak_rate
 from engine.files import read_log
 from engine.runs import load_run, steps_done
-from rewards import UserError
+from rewards import Problem, UserError
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,17 @@ class Evaluation:
     config: Config
     settings: Settings
     folder: Path  # for what is written
+
+
+@dataclass
+class Pool:
+    """The n candidates of one policy for each of N problems."""
+
+    problems: list[Problem]
+    answers: list[list[str | None]]  # (N, n) None where a rollout left the slot empty
+    rewards: Tensor  # (N, n, k) zero beyond a problem's own objectives
+    scalars: Tensor  # (N, n) task scalars
+    objective_mask: Tensor  # (N, k) bool, the objectives that each problem has
 
 
 def evaluation_of(run: Path, changes: dict) -> Evaluation:

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from rewards import UserError
 
-TAIL = 2**14  # bytes at the end of a log, which hold its newest records
-
 
 def write_text(path: Path, text: str) -> None:
     """Write a file as a whole or not at all."""
@@ -54,7 +52,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 def append(path: Path, record: dict) -> None:
     """Add a record to a log, JSON Lines."""
-    with path.open("a") as file:
+    with writing(path.parent), path.open("a") as file:
         file.write(json.dumps(record) + "\n")
 
 
@@ -63,16 +61,6 @@ def read_log(path: Path, *keys: str) -> list[dict]:
     if not path.exists():
         return []
     return _records(path.read_text(errors="replace"), keys)
-
-
-def last_record(path: Path, *keys: str) -> dict | None:
-    """The newest record of a log that may be long and still grows, None if there is none yet."""
-    if not path.exists():
-        return None
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - TAIL))
-        records = _records(file.read().decode(errors="replace"), keys)
-    return records[-1] if records else None
 
 
 def cut_log(path: Path, step: int) -> None:

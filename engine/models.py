@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import importlib.util
 import io
 import json
 from collections.abc import Iterator
@@ -40,7 +39,6 @@ def load_hugging_face(name: str, dtype: str) -> tuple[PreTrainedModel, PreTraine
     config, tokenizer = load_config_and_tokenizer(name)
     model = _load_weights(name, config, dtype)
     if is_adapter(name):
-        check_peft(name)
         with _explained(name):
             model.load_adapter(name, is_trainable=True)
         for own in model.peft_config.values():
@@ -174,12 +172,6 @@ def save_model(
     )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def check_peft(wanted_by: str) -> None:
-    """Raise UserError if an adapter is wanted and peft is not installed."""
-    if not importlib.util.find_spec("peft"):
-        raise UserError(f"{wanted_by}: needs peft, which is not installed: pip install peft")
 
 
 def add_adapter(model: PreTrainedModel, rank: int) -> None:

@@ -1,10 +1,33 @@
-"""The start model of a run: whether it can be sampled and scored."""
+"""The start of all methods: a model that can be sampled and scored, its checks and its warm-up."""
+
+import hashlib
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from transformers import DynamicCache
 
+from engine.config import Config
+from engine.files import write_folder
+from engine.models import recompute_layers, save_model
+from engine.tasks import check_task, held_out
 from rewards import Task, UserError
-from rollout import Policy, hidden_states, lm_logits, load_policy
+from rollout import (
+    Policy,
+    build_prompt,
+    encode_prompts,
+    hidden_states,
+    lm_logits,
+    load_policy,
+    rollout_length,
+    rollouts_of_texts,
+)
+
+# train.demonstrations: the prompts and texts that a step of the warm-up imitates
+Demonstrations = Callable[..., tuple[list[str], list[str]]]
+CHECKED = 3  # steps of the warm-up whose demonstrations are read before it begins
 
 
 def load_start(
@@ -51,3 +74,89 @@ def check_model(policy: Policy, name: str) -> None:
             f"--model {name}: {architecture} gives other logits after a cached prompt, or does more to "
             f"them than its LM head, so log-probabilities would be wrong here; {fix}"
         )
+
+
+def start_policy(config: Config, task: Task, demonstrations: Demonstrations) -> Policy:
+    """The model that all methods start from, before the SFT warm-up.
+
+    It is tried with the task's longest prompts and first demonstrations, before minutes are spent.
+    """
+    check_task(task, config.m)
+    dtype = "float32" if config.warm_steps else config.dtype
+    policy = load_start(config.model, task, seed=config.seed, device=config.device, dtype=dtype)
+    if config.gradient_checkpointing:
+        recompute_layers(policy.model)
+    if not policy.is_tiny and policy.tokenizer.chat_template is None:
+        print(
+            f"--model {config.model}: no chat template, so its prompts are plain text",
+            file=sys.stderr,
+        )
+    n = 2000 if config.data else 32
+    for split, m in (("train", 1), ("train", config.m), ("test", 1)):
+        problems = held_out(task, split, n)
+        prompts = [build_prompt(policy, task, problem, m) for problem in problems]
+        longest = sorted(prompts, key=len)[-32:]
+        encode_prompts(policy, longest, rollout_length(task, m, config.max_new_tokens))
+    # Of a file every demonstration is read, of made-up problems one of each kind.
+    n_checked = config.warm_steps if config.data else min(config.warm_steps, CHECKED)
+    for step in range(n_checked):
+        prompts, texts = demonstrations(policy, task, config, step, may_sample=False)
+        rollouts_of_texts(policy, prompts, texts)
+    return policy
+
+
+def write_start(
+    policy: Policy,
+    task: Task,
+    config: Config,
+    warm_up: Callable[[Policy, Task, Config], None],
+    demonstrations: Demonstrations,
+) -> None:
+    """Write the start of all methods, after the SFT warm-up, into the run.
+
+    A warm-up is kept in runs/start. Another run with the same one does not repeat it.
+    """
+    folder = Path(config.out) / "start"
+    shutil.rmtree(folder, ignore_errors=True)
+
+    def save(path: Path) -> None:
+        save_model(policy.model, policy.tokenizer, path)
+
+    if not config.warm_steps:
+        write_folder(folder, save)
+        return
+    key = warm_up_key(policy, task, config, demonstrations)
+    cached = Path("runs/start") / f"{task.name}-{key}"
+    if not can_be_loaded(cached, task):
+        shutil.rmtree(cached, ignore_errors=True)
+        warm_up(policy, task, config)
+        write_folder(cached, save)
+    write_folder(folder, lambda path: shutil.copytree(cached, path, dirs_exist_ok=True))
+
+
+def can_be_loaded(folder: Path, task: Task) -> bool:
+    """Whether there is a folder with a model that is not damaged."""
+    if not folder.exists():
+        return False
+    try:
+        load_policy(str(folder), task)
+    except UserError:
+        return False
+    return True
+
+
+def warm_up_key(policy: Policy, task: Task, config: Config, demonstrations: Demonstrations) -> str:
+    """A digest of all that shapes a warm-up. The first demonstrations stand for the task."""
+    recipe = [torch.__version__, torch.get_num_threads(), config.device, config.seed]
+    recipe += [
+        config.warm_steps,
+        config.m,
+        config.temperature,
+        config.max_new_tokens,
+        policy.model.config.to_json_string(),
+    ]
+    for step in range(CHECKED):
+        recipe.append(demonstrations(policy, task, config, step, may_sample=False))
+    for weight in policy.model.parameters():
+        recipe.append(weight.detach().cpu().double().abs().sum().item())
+    return hashlib.sha256(repr(recipe).encode()).hexdigest()[:12]

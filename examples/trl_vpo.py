@@ -353,7 +353,7 @@ def main(argv: list[str] | None = None) -> None:
     def run() -> None:
         parser = Parser(VPOConfig, "trl_vpo.py", __doc__.split("\n\n")[0])
         try:
-            (config,) = parser.parse_args_into_dataclasses(argv)
+            config, _ = parser.parse_args_into_dataclasses(argv)
             trainer = build_trainer(config)
         except (ValueError, ImportError) as mistake:  # what TRL itself refuses
             raise UserError(mistake) from mistake

@@ -65,7 +65,7 @@ def train_step(
     task: Task,
     config: Config,
     credit: Credit = reward_to_go,
-) -> train.StepResult:
+) -> tuple[dict, dict]:
     """`train.train_step`, which for VPO has an advantage per answer."""
     if method != "vpo":
         return usual_train_step(method, state, task, config)
@@ -86,14 +86,14 @@ def train_step(
     with patch("train.policy_loss", policy_loss_of_tokens):  # per answer
         metrics = train.backward(policy, state.reference, rollouts, of_tokens, config)
     metrics["grad_norm"] = torch.nn.utils.clip_grad_norm_(state.optimizer.weights, 1.0)
-    train.check_finite(metrics, t)
-    metrics["lr"] = train.learning_rate(config, method, t)
+    train.check_finite(metrics)
+    metrics["lr"] = train.learning_rate(state.peak_lr, t, config)
     state.optimizer.step(metrics["lr"])
     policy.model.zero_grad()
     state.step += 1
     first = advantages[..., 0]  # (P, G), of the first answers
-    metrics |= train.step_metrics(task, rollouts, scored, first)
-    return train.StepResult(metrics, train.sample_record(problems, rollouts, scored, first))
+    metrics |= train.step_metrics(task, rollouts, scored, first, m)
+    return metrics, train.sample_record(problems, rollouts, scored, first)
 
 
 def answer_advantages(scored: Scored, task: Task, config: Config, t: int, credit: Credit) -> Tensor:

@@ -31,14 +31,15 @@ import fast
 import fast.update
 import rollout
 import train
-from engine.config import Config, resolve
+from engine.config import Config, estimator_of, resolve
 from engine.doors import as_command
 from engine.models import adapter_off, recompute_layers
 from engine.runs import read_config
+from engine.start import start_policy, write_start
 from engine.tasks import take_problems
 from rewards import Task
 from rollout import Policy, Rollouts, load_policy
-from vpo import answers_per_rollout, policy_loss
+from vpo import ADVANTAGES, answers_per_rollout, policy_loss
 
 MIB = 2**20
 Function = Callable[[], object]
@@ -68,7 +69,8 @@ def start_of(flags: str, folder: Path) -> tuple[Config, Task]:
     """The configuration that these flags give, its task, and the start model in a folder."""
     config, task, _ = read_config([*flags.split(), "--out", str(folder)], "")
     resolve(config)
-    train.write_start(train.start_policy(config, task), task, config, folder / "start")
+    policy = start_policy(config, task, train.demonstrations)
+    write_start(policy, task, config, train.warm_up, train.demonstrations)
     return config, task
 
 
@@ -89,7 +91,8 @@ def step_of(method: str, config: Config, task: Task) -> Step:
     options = rollout.sampling_options(policy, task, config, m, generator)
     rollouts = rollout.sample(policy, prompts, config.group_size, options)
     scored = rollout.score(task, problems, rollout.read_answers(task, rollouts, m), m)
-    advantages = train.step_advantages(method, scored, config, 0).flatten()
+    estimator = estimator_of(config, rollout.random_generator(config.seed, 0, "weights"))
+    advantages = ADVANTAGES[method](scored, estimator).flatten()
     advantages = advantages.to(policy.device)
     return Step(method, config, task, policy, reference, rollouts, advantages)
 

@@ -1,0 +1,97 @@
+"""Checkpoints of a method: ordinary Hugging Face checkpoints, with what training needs to go on."""
+
+import shutil
+from pathlib import Path
+
+import torch
+
+from engine.config import Config
+from engine.files import write_folder
+from engine.models import add_adapter, link_start, recompute_layers, save_model
+from engine.optimizer import MasterWeightAdamW
+from engine.runs import checkpoints, steps_done
+from rewards import Task, UserError
+from rollout import Policy, load_policy
+
+
+def is_due(config: Config, step: int) -> bool:
+    """Whether a checkpoint is due after this many steps."""
+    if step == config.steps:
+        return True
+    return config.save_every > 0 and step % config.save_every == 0
+
+
+def load(
+    config: Config, task: Task, folder: Path
+) -> tuple[Policy, Policy | None, MasterWeightAdamW, int]:
+    """What a method's training goes on with: its newest checkpoint, else the start model.
+
+    Returns:
+        The policy, the reference policy (None without a KL term; with an adapter the policy itself,
+        whose adapter is switched off for it), the optimizer, and the steps that are done.
+    """
+    folder.mkdir(exist_ok=True)
+    for leftover in folder.glob("checkpoint-*.tmp*"):  # of a process that was killed while saving
+        shutil.rmtree(leftover)
+    start = folder.parent / "start"
+    saved = checkpoints(folder)
+    newest = saved[-1] if saved else start
+
+    policy = load_policy(str(newest), task, device=config.device, dtype=config.dtype)
+    if config.lora_rank and not saved:
+        torch.manual_seed(config.seed)  # from which peft draws the adapter
+        add_adapter(policy.model, config.lora_rank)
+    if config.gradient_checkpointing:
+        recompute_layers(policy.model)
+    reference = None
+    if config.kl and config.lora_rank:
+        reference = policy
+    elif config.kl:
+        reference = load_policy(str(start), task, device=config.device, dtype=config.dtype)
+    optimizer = MasterWeightAdamW(policy.model)
+    step = load_optimizer(optimizer, newest, config.steps) if saved else 0
+    return policy, reference, optimizer, step
+
+
+def load_optimizer(optimizer: MasterWeightAdamW, folder: Path, steps: int) -> int:
+    """Read the optimizer's state in a checkpoint, if a step is left for it. Returns the steps done."""
+    path = folder / "trainer.pt"
+    done = steps_done(folder.parent)
+    if done == steps and not path.exists():
+        return done
+    try:
+        trainer = torch.load(path, map_location="cpu", weights_only=True)
+        optimizer.load_state_dict(trainer["optimizer"])
+    except Exception as error:  # of a damaged file there are many kinds
+        raise UserError(
+            f"{path}: missing or damaged ({error!s:.100}); delete the folder {folder}, and --resume "
+            "does without it"
+        ) from error
+    return done
+
+
+def save(
+    policy: Policy, optimizer: MasterWeightAdamW, step: int, config: Config, folder: Path
+) -> None:
+    """Write a checkpoint, and delete older ones.
+
+    The last two are kept. With --save-every 0 it is the last one, and so it is when all steps are
+    done; then the optimizer's state is left out, unless --keep-optimizer.
+    """
+    if not all(weight.isfinite().all() for weight in policy.model.parameters()):
+        raise UserError("diverged: the weights are not finite; try a lower --lr")
+    is_finished = step == config.steps and not config.keep_optimizer
+    is_from_hub = not config.warm_steps and not Path(config.model).exists()
+
+    def write(path: Path) -> None:
+        save_model(policy.model, policy.tokenizer, path)
+        if config.lora_rank:
+            link_start(path, Path("../../start"), config.model if is_from_hub else "")
+        if not is_finished:
+            trainer = {"optimizer": optimizer.state_dict(), "step": step}
+            torch.save(trainer, path / "trainer.pt")
+
+    write_folder(folder / f"checkpoint-{step:06d}", write)
+    n_kept = 1 if is_finished or not config.save_every else 2
+    for old in checkpoints(folder)[:-n_kept]:
+        shutil.rmtree(old)

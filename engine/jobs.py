@@ -1,0 +1,81 @@
+"""Methods side by side, each in a process of its own."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from engine.config import Config
+from engine.doors import quieten_transformers
+from rewards import UserError
+from vpo import ADVANTAGES
+
+# Imported once, by the server that begins processes, because they take seconds.
+PRELOADED = ["torch", "transformers", "transformers.models.gpt2.modeling_gpt2"]
+
+
+def cores() -> int:
+    """The CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def jobs_of(config: Config) -> int:
+    """How many methods are trained at a time: with the tiny model on several cores all of them."""
+    if config.jobs:
+        return min(config.jobs, len(config.method))
+    # A method of one's own may be known to this process alone.
+    are_known = all(ADVANTAGES[name].__module__ == "vpo" for name in config.method)
+    is_small = config.is_tiny and config.device == "cpu"
+    return len(config.method) if is_small and are_known and cores() > 1 else 1
+
+
+def run_all(function: Callable[..., Any], arguments: dict[str, tuple], jobs: int) -> dict[str, Any]:
+    """Call a function with each of several arguments, at most `jobs` at a time, each in a process.
+
+    Args:
+        arguments: name -> arguments of its call.
+
+    Returns:
+        name -> what the function returned.
+    """
+    if jobs == 1:
+        return {name: function(*own) for name, own in arguments.items()}
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    with ProcessPoolExecutor(jobs, context, begin, (context.RLock(),)) as pool:
+        futures = {name: pool.submit(function, *own) for name, own in arguments.items()}
+        try:
+            return {name: future.result() for name, future in futures.items()}
+        except BrokenProcessPool as error:
+            raise UserError(
+                "a process was killed, maybe for want of memory; go on with --resume"
+            ) from error
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.kill()
+            raise
+
+
+def begin(lock: Any) -> None:
+    """What a process does first."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the parent, which ends its processes
+    threading.Thread(target=die_with_parent, daemon=True).start()
+    tqdm.set_lock(lock)  # the bars share a terminal
+    quieten_transformers()
+    torch.set_num_threads(1)
+
+
+def die_with_parent() -> None:
+    """End this process when the one that asked for it ends, killed or not."""
+    multiprocessing.parent_process().join()
+    os._exit(1)

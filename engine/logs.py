@@ -1,0 +1,137 @@
+"""What a training leaves to be read: metrics, rollouts, snapshots, trackers, and lines on the screen."""
+
+import secrets
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.config import Config
+from engine.evaluations import Pool
+from engine.files import append, cut_log
+from engine.snapshots import is_snapshot_step, write_snapshot
+from rewards import Task
+
+LOGS = ("metrics", "samples", "snapshots", "evaluations")
+SHOWN = ("reward", "diversity", "W@m")  # metrics beside the progress bar
+SILENT_STEPS = 10  # without a signal, after which a user is told
+
+
+class MethodLog:
+    """The logs of one method's training.
+
+    Args:
+        step: the steps that its newest checkpoint has; later ones are cut off, so that none is logged
+            twice.
+    """
+
+    def __init__(self, method: str, config: Config, task: Task, step: int):
+        self.method = method
+        self.config = config
+        self.task = task
+        self.folder = Path(config.out) / method
+        for name in LOGS:
+            cut_log(self.folder / f"{name}.jsonl", step)
+        self.track = open_tracker(config.log, self.folder, step)
+        self.silent_steps = 0
+
+    def write(self, step: int, metrics: dict[str, float | Tensor], example: dict) -> dict:
+        """Log a training step. Returns the metrics that are shown beside the progress bar."""
+        row = {}
+        for name, value in metrics.items():
+            row[name] = value.item() if isinstance(value, Tensor) else value
+        row["tokens_per_second"] = row["tokens"] / row["seconds"]
+        if step == 1 and not self.config.is_tiny:
+            show_first_step(self.method, self.config, example["best"], row)
+        self.tell_no_signal(step, row)
+        append(self.folder / "metrics.jsonl", {"step": step} | row)
+        if step % 10 == 1 or step == self.config.steps:
+            append(self.folder / "samples.jsonl", {"step": step} | example)
+        self.track(row, step)
+        return {name: row[name] for name in SHOWN}
+
+    def is_snapshot_due(self, step: int) -> bool:
+        return is_snapshot_step(self.config, step)
+
+    def write_snapshot(self, step: int, pool: Pool) -> None:
+        """Keep what the policy answers to a few held-out problems, for the page and the film."""
+        rewards = [pool.rewards[i][:, mask] for i, mask in enumerate(pool.objective_mask)]
+        write_snapshot(self.folder / "snapshots.jsonl", step, pool.problems, pool.answers, rewards)
+
+    def write_evaluation(self, step: int, measures: dict[str, Tensor]) -> None:
+        """Log measures (N) of N held-out problems, for a figure of their course."""
+        means = {name: value.mean().item() for name, value in measures.items()}
+        append(self.folder / "evaluations.jsonl", {"step": step} | means)
+
+    def tell_no_signal(self, step: int, row: dict[str, float]) -> None:
+        """Say once that learning has stopped, with what it means and what to do."""
+        self.silent_steps = 0 if row["signal"] else self.silent_steps + 1
+        if self.silent_steps != SILENT_STEPS:
+            return
+        fix = "no answer can be read: look at samples.jsonl; does the prompt ask for the form?"
+        if row["earned"]:
+            fix = "all answers are alike: a lower --lr, another --method, or other problems"
+        elif row["answers"]:
+            fix = (
+                "no answer earns more than the least: easier problems, a denser reward or a warm-up"
+            )
+        print(
+            f"\n{self.method}: no signal in {SILENT_STEPS} steps, step {step}: all rollouts of each group "
+            f"were paid the same, so nothing is learnt from them; {fix}",
+            file=sys.stderr,
+        )
+
+
+def show_first_step(method: str, config: Config, best: dict, row: dict[str, float]) -> None:
+    """Show the best rollout of a language model's first step, before minutes are spent."""
+    print(
+        f"\n{method}, the best of the first step's {row['rollouts']} rollouts, of problem "
+        f"{best['id']!r}:\n{best['text'][:1000]}\nrewards: {best['rewards']}\n"
+        f"of all: {row['earned']:.0%} of the slots earn something, {row['answers']:.0%} hold a "
+        f"distinct answer; {row['cut_off']:.0%} of the rollouts were cut off (--max-new-tokens "
+        f"{config.max_new_tokens} per answer)",
+        file=sys.stderr,
+    )
+    if not row["answers"]:
+        print(
+            f"{method}: no answer can be read; does the prompt ask for the form, with examples, as "
+            "Task.request does?",
+            file=sys.stderr,
+        )
+    if config.device == "cuda":
+        peak = torch.cuda.max_memory_allocated() / 2**30
+        print(f"{method}: the first step took {peak:.1f} GiB at most", file=sys.stderr)
+
+
+def open_tracker(name: str, folder: Path, done: int) -> Callable[[dict[str, float], int], None]:
+    """A function (metrics, step) that sends a method's metrics to the tracker that --log names."""
+    if name == "tensorboard":
+        from torch.utils.tensorboard import SummaryWriter
+
+        writer = SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1)
+
+        def add_scalars(metrics: dict[str, float], step: int) -> None:
+            for metric, value in metrics.items():
+                writer.add_scalar(metric, value, step)
+            writer.flush()
+
+        return add_scalars
+    if name == "wandb":
+        import wandb
+
+        id_file = folder / "wandb-id"
+        if done == 0 or not id_file.exists():
+            id_file.write_text(secrets.token_hex(4))
+        title = f"{folder.parent.name}-{folder.name}"
+        run = wandb.init(
+            project="vpo",
+            name=title,
+            id=id_file.read_text(),
+            resume="allow",
+            dir=str(folder),
+            reinit=True,
+        )
+        return lambda metrics, step: run.log(metrics, step=step)
+    return lambda metrics, step: None

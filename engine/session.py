@@ -1,0 +1,107 @@
+"""One command of train.py, from its flags to the comparison. The training itself is handed in."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from engine.config import Config, check, resolve
+from engine.doors import as_command, explain_out_of_memory
+from engine.jobs import jobs_of, run_all
+from engine.runs import checkpoints, read_config, steps_done, task_of, write_config
+from engine.start import Demonstrations, start_policy, write_start
+from eval import evaluate
+from rewards import Task, UserError
+from vpo import ADVANTAGES
+
+TrainMethod = Callable[[str, Config, Task, int], None]
+
+
+def main(
+    description: str,
+    warm_up: Callable,
+    demonstrations: Demonstrations,
+    train_method: TrainMethod,
+    argv: list[str] | None = None,
+) -> None:
+    """Train what the flags ask for, then evaluate it.
+
+    Args:
+        description: of the command, for --help.
+        warm_up, demonstrations, train_method: those of train.py.
+    """
+
+    def run() -> None:
+        arguments = sys.argv[1:] if argv is None else argv
+        config, task, stored = read_config(arguments, description.split("\n\n")[0])
+        resolve(config)
+        check(config, task)
+        jobs = jobs_of(config)
+        if config.is_tiny or jobs > 1:
+            torch.set_num_threads(1)  # so that no number depends on the machine's cores
+        out = Path(config.out)
+        if stored is None or not (out / "start").exists():
+            policy = start_policy(config, task, demonstrations)
+            write_config(config, arguments, stored)
+            write_start(policy, task, config, warm_up, demonstrations)
+        else:
+            write_config(config, arguments, stored)
+        print(f"{', '.join(config.method)} on {config.device}", file=sys.stderr)
+        train_methods(config, task, jobs, train_method)
+        if config.eval_problems:
+            evaluate([out], device=config.device, jobs=jobs)
+            return
+        newest = [str(checkpoints(out / method)[-1]) for method in config.method]
+        print(f"checkpoints: {', '.join(newest)}\ntable and figures: python eval.py {out}")
+
+    as_command("train.py", run)
+
+
+def train_methods(config: Config, task: Task, jobs: int, train_method: TrainMethod) -> None:
+    """Train all methods, several at a time where --jobs says so."""
+    if all(steps_done(Path(config.out) / method) == config.steps for method in config.method):
+        print(f"{config.out}: all {config.steps} steps are done", file=sys.stderr)
+    way_on = f"go on with: python {sys.argv[0]} --resume --out {config.out}"
+    try:
+        if jobs == 1:
+            for method in config.method:
+                train_one(train_method, method, config, task, 0)
+            return
+        work = {}
+        for position, method in enumerate(config.method):
+            # A process of its own loads the task itself.
+            work[method] = (train_method, method, config, None, position)
+        run_all(train_one, work, jobs)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"stopped; {way_on}") from None
+    except UserError as error:
+        raise UserError(f"{error}; {way_on}") from error
+    except Exception as error:
+        error.add_note(f"stopped; {way_on}")
+        raise
+
+
+def train_one(
+    train_method: TrainMethod, method: str, config: Config, task: Task | None, position: int
+) -> None:
+    """Train one method. What goes wrong names it."""
+    if method not in ADVANTAGES:
+        raise UserError(
+            f"--jobs {config.jobs}: a process of its own does not know the method {method}; add it "
+            "to vpo.ADVANTAGES where a file is imported, not under __main__, or take --jobs 1"
+        )
+    try:
+        with explain_out_of_memory():
+            train_method(method, config, task or task_of(config), position)
+    except UserError as error:
+        raise UserError(f"{method}, step {steps_logged(config, method) + 1}: {error}") from error
+    except Exception as error:
+        error.add_note(f"method {method}, step {steps_logged(config, method) + 1}")
+        raise
+
+
+def steps_logged(config: Config, method: str) -> int:
+    """The steps in a method's log."""
+    log = Path(config.out) / method / "metrics.jsonl"
+    return len(log.read_text().splitlines()) if log.exists() else 0
