@@ -257,7 +257,12 @@ class Parser(HfArgumentParser):
 
 
 def check_ranges(flags: Any) -> None:
-    """Raise UserError for a flag that is out of its range."""
+    """Raise UserError for a flag that has the wrong type or is out of its range."""
+    for field in dataclasses.fields(flags):
+        value = getattr(flags, field.name)
+        kind = type(getattr(type(flags)(), field.name))
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise UserError(f"{flag_of(field.name)} {value!r}: must be of type {kind.__name__}")
     for field in dataclasses.fields(flags):
         value = getattr(flags, field.name)
         low, high = RANGES.get(field.name, (None, None))

