@@ -7,19 +7,17 @@ import ast
 import contextlib
 import dataclasses
 import importlib
-import inspect
 import io
 import json
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, get_args, get_origin
 
 import pytest
 
 import train
-from engine.config import LANGUAGE_DEFAULTS, TINY_DEFAULTS, Config, flag_of
+from engine.config import Config, flag_of
 from engine.tasks import load_task_class, task_names
 from eval import EvalFlags
 from search import SearchFlags
@@ -55,8 +53,6 @@ def blocks(page: Path, language: str) -> list[str]:
 def generated(page: Path) -> str:
     """The text of a page with its generated tables written anew."""
     text = page.read_text()
-    for flags in FLAGS.values():
-        text = replaced(text, f"flags:{flags.__name__}", flags_tables(flags))
     text = replaced(text, "task-defaults", task_defaults_table())
     return replaced(text, "does-it-fit", memory_table())
 
@@ -69,42 +65,6 @@ def replaced(text: str, marker: str, table: str) -> str:
         return text
     _, end, after = rest.partition("<!-- end -->")
     return f"{before}{opening}{table}\n{end}{after}"
-
-
-def flags_tables(flags: type) -> str:
-    """The flags of a command as Markdown: a table for each group, which a comment above it names."""
-    head = [table_row(["flag", "default", "meaning"]), table_row(["---"] * 3)]
-    fields = {field.name: field for field in dataclasses.fields(flags)}
-    lines = []
-    for line in inspect.getsource(flags).splitlines():
-        group = re.fullmatch(r"    # (.*)", line)
-        name = re.match(r"    (\w+): ", line)
-        if group:
-            lines += ["", f"### {group[1].capitalize()}", ""]
-        if group or (name and not lines):
-            lines += head
-        if name:
-            lines.append(table_row(flag_cells(flags, fields[name[1]])))
-    return "\n".join(lines).strip()
-
-
-def flag_cells(flags: type, field: dataclasses.Field) -> list[str]:
-    """A flag, its defaults and its meaning."""
-    default = field.default
-    if default is dataclasses.MISSING:
-        default = field.default_factory()
-    meaning = field.metadata["help"]
-    choices = get_args(field.type) if get_origin(field.type) is Literal else ()
-    if not all(choice in meaning for choice in choices):
-        meaning += f" ({', '.join(choices)})"
-    text = shown(default)
-    if flags is Config:
-        of_tiny = TINY_DEFAULTS.get(field.name, default)
-        of_language_model = LANGUAGE_DEFAULTS.get(field.name, default)
-        text = shown(of_tiny)
-        if of_language_model != of_tiny:
-            text += f"; language model {shown(of_language_model)}"
-    return [f"`{flag_of(field.name)}`", text, meaning.replace("|", "\\|")]
 
 
 def shown(value: object) -> str:
@@ -270,7 +230,7 @@ def test_every_metric_and_every_file_of_a_run_is_explained(tmp_path, monkeypatch
     train.main([*flags.split(), "--out", "run"])
     text = REFERENCE.read_text()
     _, _, metrics = text.partition("## Metrics")
-    explained = set(re.findall(r"^- `([\w<>]+)`: ", metrics, re.MULTILINE))
+    explained = set(re.findall(r"^- `([\w<>@]+)`: ", metrics, re.MULTILINE))
     (line,) = Path("run/vpo/metrics.jsonl").read_text().splitlines()
     logged = json.loads(line).keys() - {"step"}
     logged = {name for name in logged if name not in ("reward_ann", "reward_bob", "reward_cid")}
