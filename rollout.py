@@ -20,7 +20,6 @@ was sampled.
 import contextlib
 import functools
 import hashlib
-import itertools
 from dataclasses import dataclass
 
 import torch
@@ -37,13 +36,11 @@ from transformers import (
 )
 
 from engine.config import Config
-from engine.doors import as_user_error
-from engine.models import adapter_off, load_hugging_face
-from engine.tasks import check_text, reward_vectors, task_scalars
+from engine.models import adapter_off, chat_prompt, eos_ids, load_hugging_face, silent_ids
+from engine.tasks import reward_vectors, task_scalars
 from rewards import (
     FIRST_NUMBER,
     MAX_ANSWERS,
-    THOUGHTS,
     Problem,
     Task,
     UserError,
@@ -66,55 +63,29 @@ class Policy:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
 
+    def __post_init__(self):
+        # Whether the model's language is the words of one task.
+        self.is_tiny = f"answers={MAX_ANSWERS}" in self.tokenizer.get_vocab()
+        self.eos_ids = eos_ids(self.model, self.tokenizer)  # every token id that ends a rollout
+        self.silent_ids = silent_ids(self.tokenizer, self.eos_ids)  # those that stand for no text
+
     @property
     def device(self) -> torch.device:
         return self.model.device
-
-    @functools.cached_property
-    def is_tiny(self) -> bool:
-        """Whether the model's language is the words of one task."""
-        return f"answers={MAX_ANSWERS}" in self.tokenizer.get_vocab()
-
-    @functools.cached_property
-    def eos_ids(self) -> list[int]:
-        """Every token id that ends a rollout: those of the generation config and of the tokenizer."""
-        ids = self.model.generation_config.eos_token_id
-        ids = ids if isinstance(ids, list) else [ids]
-        return sorted({*ids, self.tokenizer.eos_token_id} - {None})
-
-    @functools.cached_property
-    def silent_ids(self) -> Tensor:
-        """Token ids that stand for no text: ends, padding, and what the chat template writes around texts.
-
-        Other special tokens may be marks of thoughts or tags of a task.
-        """
-        tokenizer = self.tokenizer
-        silent = {*self.eos_ids, tokenizer.bos_token_id, tokenizer.pad_token_id}
-        silent.add(tokenizer.unk_token_id)
-        marks = " ".join(itertools.chain(*THOUGHTS))
-        template = str(tokenizer.chat_template)
-        for token_id, token in tokenizer.added_tokens_decoder.items():
-            if token.special and token.content in template and token.content not in marks:
-                silent.add(token_id)
-        return torch.tensor(sorted(silent - {None}))
-
-    def adapter_off(self) -> contextlib.ExitStack:
-        """A context in which a policy that trains an adapter is its own reference; else no change."""
-        return adapter_off(self.model)
 
     def decode(self, ids: Tensor) -> str:
         """The text of sampled token ids (T), on the CPU."""
         return self.tokenizer.decode(ids[~torch.isin(ids, self.silent_ids)])
 
+    def adapter_off(self) -> contextlib.ExitStack:
+        """A context in which a policy that trains an adapter is its own reference; else no change."""
+        return adapter_off(self.model)
+
 
 def load_policy(
     name: str, task: Task, *, seed: int = 0, device: str = "cpu", dtype: str = "float32"
 ) -> Policy:
-    """`tiny` with fresh weights, or a Hugging Face checkpoint: a folder or a Hub id.
-
-    Raises:
-        UserError: there is no such model, it cannot be read, or it could not be sampled or scored.
-    """
+    """`tiny` with fresh weights, or a Hugging Face checkpoint: a folder or a Hub id."""
     if name == "tiny":
         torch.manual_seed(seed)
         tokenizer = tiny_tokenizer(task)
@@ -126,15 +97,10 @@ def load_policy(
 
 
 def tiny_tokenizer(task: Task) -> PreTrainedTokenizerFast:
-    """One token per word: special tokens, numbers of answers, tags, then the task's own words.
-
-    Raises:
-        UserError: the task has no words, or one of them is not a single word.
-    """
+    """One token per word: special tokens, numbers of answers, tags, then the task's own words."""
     if not task.words:
         raise UserError(
-            f"--model tiny: task {task.name} has no words for it here; take a language model, "
-            "--model FOLDER or a Hub id, or give Task.words"
+            f"--model tiny: task {task.name} has no words for it; take --model FOLDER or a Hub id"
         )
     words = [PAD, EOS]
     words += [f"answers={m}" for m in range(1, MAX_ANSWERS + 1)]
@@ -143,9 +109,7 @@ def tiny_tokenizer(task: Task) -> PreTrainedTokenizerFast:
     words += task.words
     for word in words:
         if not isinstance(word, str) or len(word.split()) != 1:
-            raise UserError(
-                f"--model tiny: {word!r} in the words or the tag of task {task.name}: must be one word"
-            )
+            raise UserError(f"--model tiny: {word!r} of task {task.name} must be one word")
     vocabulary = {word: i for i, word in enumerate(dict.fromkeys(words))}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token=PAD))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -183,43 +147,21 @@ def tiny_config(tokenizer: PreTrainedTokenizerFast) -> GPT2Config:
 def build_prompt(policy: Policy, task: Task, problem: Problem, m: int) -> str:
     """The text that a model sees: words for the tiny model, else the task's prompt in a chat template."""
     if policy.is_tiny:
-        text = task.tiny_prompt(problem)
-        check_text(task, "tiny_prompt", problem, text)
-        return f"answers={m} {text}"
+        return f"answers={m} {task.tiny_prompt(problem)}"
     text = task.prompt(problem, m)
-    check_text(task, "prompt", problem, text)
-    tokenizer = policy.tokenizer
     prompt = f"{text}\n"
-    if tokenizer.chat_template is not None:
-        prompt = chat_prompt(tokenizer, text)
+    if policy.tokenizer.chat_template is not None:
+        prompt = chat_prompt(policy.tokenizer, text)
     begins_text = not prompt[-1].isalpha()  # else the model ends a header first, as gpt-oss does
     if task.form == "lines" and begins_text and not any(open_thought(prompt)):
         prompt += FIRST_NUMBER  # small models then go on with a list
     return prompt
 
 
-def chat_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
-    """What a user says, in the model's chat template. Raises UserError if it cannot be used."""
-    with as_user_error(f"--model {tokenizer.name_or_path}: its chat template cannot be used"):
-        chat = tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}],
-            tokenize=False,
-            add_generation_prompt=True,
-            enable_thinking=False,
-        )
-        if text.strip() not in chat:
-            raise ValueError("it leaves out what the user says")
-    return chat
-
-
 def encode_prompts(
     policy: Policy, prompts: list[str], max_new_tokens: int
 ) -> tuple[Tensor, list[int]]:
-    """Token ids (P, L) of prompts, padded on the left, and their P lengths.
-
-    Raises:
-        UserError: if a prompt and max_new_tokens exceed the model's context.
-    """
+    """Token ids (P, L) of prompts, padded on the left, and their P lengths."""
     # A chat template writes the BOS itself.
     special = policy.tokenizer.chat_template is None
     rows = [encode(policy, prompt, special) for prompt in prompts]
@@ -229,9 +171,8 @@ def encode_prompts(
     context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
     if context and needed > context:
         raise UserError(
-            f"a prompt of {L} tokens and {max_new_tokens} new ones need a context of {needed}; "
-            f"the model's is {context}; in train.py lower --max-new-tokens, --m or --size, "
-            "or take another --model"
+            f"a prompt of {L} tokens and {max_new_tokens} new ones need a context of {needed}, the model's "
+            f"is {context}; shorten Task.prompt, lower --max-new-tokens or --m, or take another --model"
         )
     padding = policy.tokenizer.pad_token_id or 0
     padded = [[padding] * (L - len(row)) + row for row in rows]
@@ -239,11 +180,7 @@ def encode_prompts(
 
 
 def encode(policy: Policy, text: str, special: bool) -> list[int]:
-    """Token ids of a text. Raises UserError for a word that the tiny model's vocabulary lacks.
-
-    Args:
-        special: whether the tokenizer adds its special tokens, but for an EOS at the end.
-    """
+    """Token ids of a text, with the tokenizer's special tokens if asked, but for an EOS at the end."""
     ids = policy.tokenizer(text, add_special_tokens=special)["input_ids"]
     if special and len(ids) > 1 and ids[-1] in policy.eos_ids:
         ids.pop()  # the rollout would begin after its end
@@ -424,10 +361,10 @@ def decode(
     mask = mask.repeat_interleave(G, 0)  # (B, L)
 
     rows = torch.arange(B)  # those in the batch, b of them
+    on_device = rows.to(device)
     is_alive = torch.ones(B, dtype=torch.bool)  # (b) those of them that go on
     for t in range(T):
         # 2. a token of each rollout
-        on_device = rows.to(device)
         token, logprob = draw(logits / options.temperature, uniform[on_device, t])  # (b)
         logprobs[on_device, t] = torch.where(is_alive.to(device), logprob, 0.0)
         newest = token.cpu()
@@ -447,6 +384,7 @@ def decode(
             rows = rows[keep]
             is_alive = is_alive[keep]
             keep = keep.to(device)
+            on_device = on_device[keep]
             cache.batch_select_indices(keep)
             mask = mask[keep]
             token = token[keep]
@@ -468,9 +406,6 @@ def sample(
 
     Every rollout and position has a random number of its own. So the tokens do not depend on how
     many rollouts are decoded at a time.
-
-    Raises:
-        UserError: if a prompt and its rollout exceed the context, or logits are not finite.
     """
     P = len(prompts)
     opening, _ = open_thought(prompts[0])  # the prompts of a task end alike
@@ -495,10 +430,7 @@ def sample(
     tokens = torch.cat([batch.tokens for batch in batches])[:, :T]  # on the CPU
     logprobs = torch.cat([batch.logprobs for batch in batches])[:, :T]
     if not logprobs.isfinite().all():
-        raise UserError(
-            "the logits are not finite: training diverged, or --temperature is too low; "
-            "try a lower --lr in train.py or a higher --temperature"
-        )
+        raise UserError("the logits are not finite; try a lower --lr or a higher --temperature")
     ended = torch.cat([batch.ended for batch in batches]).tolist()
     texts = []
     for row, length in zip(tokens, n_sampled, strict=True):
@@ -654,29 +586,30 @@ def read_answers(task: Task, rollouts: Rollouts, m: int) -> list[list[str]]:
 def score(task: Task, problems: list[Problem], answers: list[list[str]], m: int) -> Scored:
     """Reward vectors of the up to m answers of every rollout.
 
-    Two answers of a rollout are equal if their canonical forms are. Answers of different rollouts
-    are not compared.
+    Two answers of a rollout are equal if their canonical forms are. Each distinct answer to a problem
+    is scored once, and so is the empty one, which tells the number of objectives.
 
     Args:
         answers: of P * G rollouts, those of one problem side by side.
-
-    Raises:
-        UserError: a reward vector or a task scalar is not what it should be.
     """
     P = len(problems)
     G = len(answers) // P
-    vector_of = score_distinct(task, problems, answers)
-    sizes = [len(vector_of[p, ""]) for p in range(P)]
-    k = max(sizes)
+    pairs = {(p, ""): None for p in range(P)}  # (number of the problem, answer)
+    for row, own_answers in enumerate(answers):
+        pairs |= {(row // G, answer): None for answer in own_answers}
+    vectors = reward_vectors(task, [(problems[p], answer) for p, answer in pairs])
+    vector_of = dict(zip(pairs, vectors, strict=True))
+    sizes = torch.tensor([len(vector_of[p, ""]) for p in range(P)])  # (P)
+    k = int(sizes.max())
 
-    vectors = torch.zeros(P, G, m, k)
+    rewards = torch.zeros(P, G, m, k)
     scalars = torch.zeros(P, G, m)
     answer_mask = torch.zeros(P, G, m, dtype=torch.bool)
     repeat_mask = torch.zeros(P, G, m, dtype=torch.bool)
     missing_scalar = torch.zeros(P, 1)
-    objective_mask = torch.arange(k) < torch.tensor(sizes)[:, None]  # (P, k)
     for p, problem in enumerate(problems):
-        own = torch.full((G, m, sizes[p]), float(task.minimum))
+        missing = torch.full((sizes[p],), float(task.minimum))
+        own = missing.repeat(G, m, 1)  # (G, m, k of the problem)
         for g in range(G):
             forms = set()
             for j, answer in enumerate(answers[p * G + g]):
@@ -685,26 +618,10 @@ def score(task: Task, problems: list[Problem], answers: list[list[str]], m: int)
                 answer_mask[p, g, j] = True
                 repeat_mask[p, g, j] = form in forms
                 forms.add(form)
-        vectors[p, :, :, : sizes[p]] = own
+        rewards[p, :, :, : sizes[p]] = own
         scalars[p] = task_scalars(task, own)
-        least = torch.full((sizes[p],), float(task.minimum))
-        missing_scalar[p] = task_scalars(task, least)
+        missing_scalar[p] = task_scalars(task, missing)
+    objective_mask = torch.arange(k) < sizes[:, None]  # (P, k)
     return Scored(
-        vectors, scalars, answer_mask, repeat_mask, objective_mask, missing_scalar, task.minimum
+        rewards, scalars, answer_mask, repeat_mask, objective_mask, missing_scalar, task.minimum
     )
-
-
-def score_distinct(
-    task: Task, problems: list[Problem], answers: list[list[str]]
-) -> dict[tuple[int, str], list[float]]:
-    """(number of the problem, answer) -> reward vector; each distinct answer is scored once.
-
-    The empty answer of every problem is scored, too: it tells the number of objectives.
-    """
-    G = len(answers) // len(problems)
-    keys = {(p, ""): None for p in range(len(problems))}
-    for row, own_answers in enumerate(answers):
-        for answer in own_answers:
-            keys[row // G, answer] = None
-    vectors = reward_vectors(task, [(problems[p], answer) for p, answer in keys])
-    return dict(zip(keys, vectors, strict=True))

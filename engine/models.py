@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import io
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from transformers import (
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rewards import UserError
+from rewards import THOUGHTS, UserError
 
 START_FIX = "restore it from a copy, or train with another --out"
 ADAPTER_FILE = "adapter_config.json"  # tells a folder of peft from an ordinary checkpoint
@@ -233,3 +234,42 @@ def _checkpointed(forward, *args, **kwargs):
         return forward(*args, **kwargs)
     # Nothing in the layer is random: the model is in eval mode, without dropout.
     return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
+def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Every token id that ends a rollout: those of the generation config and of the tokenizer."""
+    ids = model.generation_config.eos_token_id
+    ids = ids if isinstance(ids, list) else [ids]
+    return sorted({*ids, tokenizer.eos_token_id} - {None})
+
+
+def silent_ids(tokenizer: PreTrainedTokenizerBase, eos_ids: list[int]) -> torch.Tensor:
+    """Token ids that stand for no text: ends, padding, and what the chat template writes around texts.
+
+    Other special tokens may be marks of thoughts or tags of a task.
+    """
+    silent = {*eos_ids, tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
+    marks = " ".join(itertools.chain(*THOUGHTS))
+    template = str(tokenizer.chat_template)
+    for token_id, token in tokenizer.added_tokens_decoder.items():
+        if token.special and token.content in template and token.content not in marks:
+            silent.add(token_id)
+    return torch.tensor(sorted(silent - {None}))
+
+
+def chat_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
+    """What a user says, in the model's chat template. Raises UserError if it cannot be used."""
+    try:
+        chat = tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}],
+            tokenize=False,
+            add_generation_prompt=True,
+            enable_thinking=False,
+        )
+        if text.strip() not in chat:
+            raise ValueError("it leaves out what the user says")
+    except Exception as error:  # Jinja has many kinds
+        raise UserError(
+            f"--model {tokenizer.name_or_path}: its chat template cannot be used ({error!s:.200})"
+        ) from error
+    return chat

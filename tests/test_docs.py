@@ -30,7 +30,7 @@ HARDWARE = DOCS / "hardware.md"
 GUIDES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 PAGES = [*GUIDES, *sorted((ROOT / "study").rglob("*.md"))]
 FLAGS = {"train.py": Config, "eval.py": EvalFlags, "search.py": SearchFlags}
-OTHER_FLAGS = ("--write", "--index-url")  # of study/reproduce.py and pip
+OTHER_FLAGS = ("--list", "--write", "--index-url")  # of study/reproduce.py and pip
 FOLDERS = "tasks|engine|fast|report|examples|study|tests|docs"
 
 guides = pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)

@@ -20,6 +20,7 @@ import train
 import vpo
 from engine.config import Config
 from engine.models import adapter_off, add_adapter, recompute_layers
+from engine.optimizer import MasterWeightAdamW
 from fast import update
 from rollout import Policy, Rollouts, load_policy
 
@@ -217,7 +218,7 @@ def test_a_step_without_any_signal(name):
         policy = copy_of(load_random_model(name))
         metrics = backward(policy, None, draw(policy), torch.zeros(12), Config(kl=0.0))
         assert metrics["loss"] == 0
-        train.MasterWeightAdamW(policy.model).step(1e-2)
+        MasterWeightAdamW(policy.model).step(1e-2)
         weights.append(torch.cat([weight.flatten() for weight in policy.model.parameters()]))
     assert torch.equal(*weights)
 

@@ -478,6 +478,7 @@ def test_what_a_chat_template_writes_around_texts_is_no_text(tmp_path):
     marks = ["<|START_THINKING|>", "<|END_THINKING|>", "<answer_1>"]
     tokenizer.add_special_tokens({"additional_special_tokens": control + marks})
     tokenizer.chat_template = "<|START_THINKING|><|START_RESPONSE|>{{ x }}<|END_RESPONSE|>"
+    policy = Policy(policy.model, tokenizer)
     text = "<|START_THINKING|>no<|END_THINKING|><|START_RESPONSE|>1. red\n2. blue<|END_RESPONSE|>"
     read = policy.decode(torch.tensor(tokenizer(text)["input_ids"]))
     assert read == "<|START_THINKING|>no<|END_THINKING|>1. red\n2. blue"
