@@ -431,7 +431,7 @@ def test_ctrl_c_while_the_libraries_are_loaded_is_one_line(tmp_path):
         "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
     )
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    for script in ("train.py", "eval.py", "search.py"):
+    for script in ("train.py", "eval.py"):
         text = (ROOT / script).read_text()
         code = f"import sys; sys.path.insert(1, {str(ROOT)!r}); exec(compile({text!r}, '', 'exec'))"
         done = subprocess.run(
