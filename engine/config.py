@@ -182,7 +182,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "seed": (0, 2**31),
     "save_every": (0, 2**31),
     "snapshots": (0, 1000),
-    # of eval.py and search.py
+    # of eval.py and examples/search.py
     "problems": (0, 2**20),
     "budget": (1, 10**6),
     "among": (0, 2**20),

@@ -2,7 +2,7 @@
 Programs of two nested conditions, `A if C else B if D else E`: too many for brute force.
 
     python train.py --task examples/nested.py --method grpo vpo --lr 8e-4
-    python search.py runs/nested-seed0 --budget 1000
+    python examples/search.py runs/nested-seed0 --budget 1000
 
 They are made of the pieces of the small programs of `--task code`. The prompt shows f at six
 places, the tests call it at twelve others.

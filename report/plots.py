@@ -1,4 +1,4 @@
-"""The figures of an evaluation, of training and of a search, from plain numbers; SVG, PDF or PNG."""
+"""The figures of an evaluation and of training, from plain numbers; SVG, PDF or PNG."""
 
 import json
 import math
@@ -29,11 +29,6 @@ TRAINING_PANELS = {  # key in metrics.jsonl: title, label of the y axis
     "reward": ("mean reward", "the task's own scalar"),
     "answers": ("different answers", "share of those asked for"),
     "entropy": ("entropy of the policy", "nats per token"),
-}
-SEARCH_PANELS = {  # key in search.json: title
-    "solved": "share of problems solved",
-    "best": "mean best score",
-    "behaviours": "distinct reward vectors",
 }
 
 
@@ -375,44 +370,3 @@ def _label_policy(ax: Any, label: str, above: bool) -> None:
     lines = 1 + ax.get_title("left").count("\n")
     position = (0, 10 + 12 * lines)
     ax.annotate(label, (0, 1), position, "axes fraction", "offset points", **BOLD)
-
-
-def search(
-    ticks: list[int], policies: dict[str, list[dict]], path: Path, has_targets: bool = True
-) -> None:
-    """Draw how much a search solved, and how well, against the candidates scored for a problem.
-
-    Args:
-        ticks: numbers of candidates, the x coordinates.
-        policies: by policy the curves of every run, as in search.json.
-        path: the file that is written.
-        has_targets: whether it is known when a problem is solved.
-    """
-    panels = dict(SEARCH_PANELS)
-    if not has_targets:
-        del panels["solved"]
-    with style.new_figure(1, len(panels), (4.4 * len(panels), 4.2)) as axes:
-        for ax, (key, heading) in zip(axes[0], panels.items(), strict=True):
-            for name, runs in policies.items():
-                curves = _search_curves(runs, key, ticks)  # (runs, ticks)
-                look = look_of(name)
-                ax.plot(ticks, curves.T, color=look.color, alpha=0.3, lw=0.8)
-                curve_style = style.curve_style(look) | {"marker": ""}
-                ax.plot(ticks, curves.mean(0), **curve_style)
-            ax.set(title=heading, xlabel="candidates scored for a problem", xscale="log")
-            ax.xaxis.set_major_formatter("{x:,.0f}")
-            ax.grid(alpha=0.25, lw=0.6)
-        runs = next(iter(policies.values()))
-        caption = f"{len(runs[0]['solved'])} problems"
-        if len(runs) > 1:
-            caption += f"; bold: mean of {len(runs)} runs"
-        style.finish(axes, path, caption)
-
-
-def _search_curves(runs: list[dict], key: str, ticks: list[int]) -> Tensor:
-    """What each run found with so many candidates, as means over problems: (runs, ticks)."""
-    values = torch.tensor([run[key] for run in runs], dtype=torch.float64)
-    if key == "solved":  # (runs, N), after how many candidates; 0: never
-        after = values[..., None]
-        values = ((after > 0) & (after <= torch.tensor(ticks))).double()
-    return values.mean(1).float()  # (runs, N, ticks) -> (runs, ticks)

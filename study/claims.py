@@ -14,8 +14,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from examples.search_report import RIVALS, counts_alone
 from report.markdown import markdown
-from report.search_tables import RIVALS, counts_alone
 from study.entries import GRPO, MAX_AT_K, MULTI_RLVR, START_MODEL, TWO_ANSWERS, VPO, Entry
 from study.result_tables import as_csv, counts_of_other_runs, rival_of
 from study.stored import SINGLE, Difference, Stored, TaskResults, t_test

@@ -3,7 +3,8 @@
     python study/low_rate.py train --method grpo_low_rate --lr grpo_low_rate=1.2e-4 --out runs/maze-seed0
     python study/low_rate.py search runs/maze-seed0 runs/maze-seed1 --goal diamond
 
-The first word is train, eval or search, and the flags are those of that script.
+The first word is train, eval or search, and the flags are those of train.py, eval.py or
+examples/search.py.
 """
 
 import sys
@@ -12,9 +13,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import eval as evaluation
-import search
 import train
 import vpo
+from examples import search
 from study.entries import LOW_RATE
 
 SCRIPTS = {"train": train, "eval": evaluation, "search": search}

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from engine.looks import look_of
+from examples.search_report import solved_at
 from report import style
-from report.search_tables import solved_at
 from study.entries import (
     GROUP_VPO,
     GRPO,

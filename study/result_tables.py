@@ -6,8 +6,7 @@ import io
 import torch
 from torch import Tensor
 
-from report.markdown import markdown
-from report.search_tables import (
+from examples.search_report import (
     BUDGETS,
     RIVALS,
     alone_cell,
@@ -16,6 +15,7 @@ from report.search_tables import (
     solved_at,
     solved_by,
 )
+from report.markdown import markdown
 from report.statistics import bootstrap_interval
 from study.entries import (
     GROUP_VPO,

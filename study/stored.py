@@ -180,7 +180,7 @@ class TaskResults:
 
 @dataclass(frozen=True)
 class Stored:
-    """All stored results, and the stored searches: name -> what search.py wrote to search.json."""
+    """All stored results, and the stored searches: name -> what examples/search.py wrote to search.json."""
 
     results: list[Result]
     searches: dict[str, dict]

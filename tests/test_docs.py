@@ -20,7 +20,7 @@ import train
 from engine.config import Config, flag_of
 from engine.tasks import load_task_class, task_names
 from eval import EvalFlags
-from search import SearchFlags
+from examples.search import SearchFlags
 from vpo import ADVANTAGES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,7 +29,7 @@ REFERENCE = DOCS / "reference.md"
 HARDWARE = DOCS / "hardware.md"
 GUIDES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 PAGES = [*GUIDES, *sorted((ROOT / "study").rglob("*.md"))]
-FLAGS = {"train.py": Config, "eval.py": EvalFlags, "search.py": SearchFlags}
+FLAGS = {"train.py": Config, "eval.py": EvalFlags, "examples/search.py": SearchFlags}
 OTHER_FLAGS = ("--list", "--write", "--index-url")  # of study/reproduce.py and pip
 FOLDERS = "tasks|engine|fast|report|examples|study|tests|docs"
 

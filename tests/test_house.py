@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ("vpo", "rewards", "rollout", "train", "eval")  # the reading path
 FOLDERS = ("engine", "fast", "tasks", "report", "examples", "study")
-PROGRAM = ("vpo", "rewards", "rollout", "eval", "search", "engine/", "fast/", "tasks/", "report/")
+PROGRAM = ("vpo", "rewards", "rollout", "eval", "engine/", "fast/", "tasks/", "report/")
 # What a file may import of the project, by file or by folder. "engine/" are all files of a folder.
 MAY_KNOW = {
     "vpo": (),
@@ -18,7 +18,6 @@ MAY_KNOW = {
     "rollout": ("vpo", "rewards", "engine/"),
     "eval": ("vpo", "rewards", "rollout", "engine/"),
     "train": ("vpo", "rewards", "rollout", "eval", "engine/", "fast/"),
-    "search": PROGRAM,
     "engine.start": ("rewards", "rollout", "engine/"),
     "engine.checkpoints": ("rewards", "rollout", "engine/"),
     "engine.session": ("vpo", "rewards", "eval", "engine/"),
@@ -35,7 +34,7 @@ LAZILY = {"eval": ("report/",)}  # inside a function, where the folder is there
 
 def files_by_name() -> dict[str, Path]:
     """The files of the project as they are imported. In the root a user's own files may lie, too."""
-    paths = [ROOT / f"{name}.py" for name in (*SCRIPTS, "search")]
+    paths = [ROOT / f"{name}.py" for name in SCRIPTS]
     for folder in FOLDERS:
         paths += (ROOT / folder).rglob("*.py")
     files = {}

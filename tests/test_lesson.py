@@ -17,12 +17,12 @@ pytest.importorskip(
 )
 
 ROOT = Path(__file__).parent.parent
-PROJECT = "vpo.py rollout.py rewards.py train.py eval.py search.py tasks engine fast report"
+PROJECT = "vpo.py rollout.py rewards.py train.py eval.py tasks engine fast report examples"
 SIZE = "--steps 2 --warm-steps 2 --prompts-per-step 2 --group-size 2 --eval-problems 4 --pool 8 --snapshots 2"
 SMALL = f"""
 MAZE = "train.py --task maze --method grpo vpo {SIZE}"
 TOY = "train.py --task toy --method grpo vpo {SIZE} --eval-problems 0"
-SEARCH = "search.py runs/lesson-maze --goal diamond --policies grpo vpo --budget 9 --problems 2 --among 4 --screen 0"
+SEARCH = "examples/search.py runs/lesson-maze --goal diamond --policies grpo vpo --budget 9 --problems 2 --among 4 --screen 0"
 """
 FORKED = """
 import runpy

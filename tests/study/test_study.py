@@ -19,7 +19,8 @@ import eval as evaluation
 import train
 from engine.config import Config, Parser, peak_rate, task_defaults
 from engine.tasks import load_task
-from report import search_tables, style
+from examples import search_report
+from report import style
 from report.statistics import bootstrap_interval
 from rewards import UserError
 from study import claims, documents, reproduce, result_plots, result_tables, store, stored
@@ -650,10 +651,10 @@ def test_what_neither_grpo_nor_the_start_solves():
         "vpo": [{"solved": [4, 4, 4]}] * 2,
         "grpo": [{"solved": [0, 0, 0]}, {"solved": [0, 0, 1]}],
     }
-    alone = search_tables.counts_alone
-    assert alone(found, ("vpo",), search_tables.RIVALS) == [3, 1]
-    assert alone(found, ("vpo",), search_tables.RIVALS, any_run=True) == [1, 1]
-    assert alone(found, ("grpo",), search_tables.RIVALS) == [0, 0]
+    alone = search_report.counts_alone
+    assert alone(found, ("vpo",), search_report.RIVALS) == [3, 1]
+    assert alone(found, ("vpo",), search_report.RIVALS, any_run=True) == [1, 1]
+    assert alone(found, ("grpo",), search_report.RIVALS) == [0, 0]
 
 
 def test_what_another_run_solves_is_what_chance_gives():
@@ -663,8 +664,8 @@ def test_what_another_run_solves_is_what_chance_gives():
         "vpo": [{"solved": [4, 4, 4]}, {"solved": [4, 0, 0]}],
     }
     assert result_tables.counts_of_other_runs(found, ("grpo",)) == [2, 1]
-    assert search_tables.counts_alone(found, ("vpo",), ("grpo",)) == [2, 1]
-    assert search_tables.counts_alone(found, ("grpo",), ("vpo",)) == [0, 2]
+    assert search_report.counts_alone(found, ("vpo",), ("grpo",)) == [2, 1]
+    assert search_report.counts_alone(found, ("grpo",), ("vpo",)) == [0, 2]
 
 
 @pytest.fixture

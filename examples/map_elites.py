@@ -1,0 +1,99 @@
+"""MAP-Elites with islands (arXiv 1504.04909): the best answer of every behaviour, and the parents among them.
+
+An island is a grid. The behaviour of an answer, its cell, is its reward vector, rounded to quarters.
+"""
+
+import random
+from dataclasses import dataclass
+from operator import attrgetter
+
+from rewards import Problem
+
+ISLANDS = 3
+FRESH = 0.2  # share of the children that have no parent
+
+
+@dataclass
+class Candidate:
+    """An answer, or the empty slot of one."""
+
+    problem: str  # the id
+    order: int  # among the candidates of the problem, from 1
+    parent: int  # the order of the parent, 0 if there is none
+    island: int
+    answer: str  # empty where the rollout left the slot empty
+    rewards: list[float]  # (k)
+    score: float  # what the goal makes of the rewards
+
+
+by_score = attrgetter("score")
+
+
+class Population:
+    """All candidates of one problem, and on every island the best answer of each behaviour."""
+
+    def __init__(self, problem: Problem, target: float):
+        self.problem = problem
+        self.target = target  # the score that solves the problem
+        self.candidates: list[Candidate] = []
+        self.islands: list[dict[tuple, Candidate]] = [{} for _ in range(ISLANDS)]
+
+    def add(self, candidate: Candidate) -> None:
+        self.candidates.append(candidate)
+        self.settle(candidate, candidate.island)
+
+    def settle(self, candidate: Candidate, island: int) -> None:
+        """Put an answer in the cell of its behaviour, unless a better one is there."""
+        grid = self.islands[island]
+        cell = tuple(round(4 * reward) for reward in candidate.rewards)
+        if candidate.answer and (cell not in grid or candidate.score >= grid[cell].score):
+            grid[cell] = candidate
+
+    def migrate(self) -> None:
+        """Settle the best answer of every island on the next island."""
+        best = [max(grid.values(), key=by_score, default=None) for grid in self.islands]
+        for island, candidate in enumerate(best, 1):
+            if candidate:
+                self.settle(candidate, island % ISLANDS)
+
+    def parent(self, island: int, strategy: str, rng: random.Random) -> Candidate | None:
+        """A parent from an island, or None for a child without one, as are all of best-of-n."""
+        elites = list(self.islands[island].values())
+        if strategy not in SELECTIONS or not elites or rng.random() < FRESH:
+            return None
+        return SELECTIONS[strategy](elites, rng)
+
+    def solved_after(self) -> int:
+        """How many candidates it took to reach the target score, 0 if none reached it."""
+        for candidate in self.candidates:
+            if candidate.score >= self.target - 1e-6:
+                return candidate.order
+        return 0
+
+
+def tournament(elites: list[Candidate], rng: random.Random) -> Candidate:
+    """The goal's best of three."""
+    return max(rng.sample(elites, min(3, len(elites))), key=by_score)
+
+
+def lexicase(elites: list[Candidate], rng: random.Random) -> Candidate:
+    """The best in a random objective. The next random objective decides between equals."""
+    k = len(elites[0].rewards)
+    for i in rng.sample(range(k), k):
+        best = max(candidate.rewards[i] for candidate in elites)
+        elites = [candidate for candidate in elites if candidate.rewards[i] == best]
+    return rng.choice(elites)
+
+
+def weighting(elites: list[Candidate], rng: random.Random) -> Candidate:
+    """The best under random preference weights w ~ Dirichlet(1)."""
+    weights = [rng.expovariate(1) for _ in elites[0].rewards]
+    return max(elites, key=lambda candidate: weighted_sum(weights, candidate.rewards))
+
+
+def weighted_sum(weights: list[float], rewards: list[float]) -> float:
+    """The utility of a reward vector (k) under preference weights (k)."""
+    return sum(w * reward for w, reward in zip(weights, rewards, strict=True))
+
+
+SELECTIONS = {"evolve": tournament, "lexicase": lexicase, "weighting": weighting}

@@ -1,0 +1,133 @@
+"""The table and the figure of a search, from its search.json: what each policy solved, and who else did."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.looks import look_of
+from report import style
+from report.markdown import markdown
+from report.statistics import bootstrap_interval
+
+BUDGETS = (30, 100, 300)  # candidates; the whole budget is added
+RIVALS = ("grpo", "start")
+PANELS = {  # key in search.json: title
+    "solved": "share of problems solved",
+    "best": "mean best score",
+    "behaviours": "distinct reward vectors",
+}
+
+
+def solved_at(runs: list[dict]) -> Tensor:
+    """The candidate that solved each problem, counted from 1, or 0: (runs, N)."""
+    return torch.tensor([run["solved"] for run in runs])
+
+
+def solved_by(policies: dict[str, list[dict]], names: tuple[str, ...]) -> Tensor:
+    """Which problems at least one of some policies solved in each run: (runs, N) bool."""
+    solved = [solved_at(policies[name]) > 0 for name in names]
+    return torch.stack(solved).any(0)
+
+
+def counts_alone(
+    policies: dict[str, list[dict]],
+    ours: tuple[str, ...],
+    theirs: tuple[str, ...],
+    any_run: bool = False,
+) -> list[int]:
+    """How many problems one of `ours` solved in each run, and none of `theirs` did.
+
+    Args:
+        any_run: whether to leave out what `theirs` solved in another run, too.
+    """
+    solved = solved_by(policies, theirs)  # (runs, N)
+    if any_run:
+        solved = solved.any(0)  # (N)
+    alone = solved_by(policies, ours) & ~solved  # (runs, N)
+    return alone.sum(1).tolist()
+
+
+def alone_cell(policies: dict[str, list[dict]], name: str, any_run: bool) -> str:
+    """How many problems a policy solved in each run and no rival did, where there are rivals."""
+    if not set(RIVALS) <= policies.keys():
+        return ""
+    return " ".join(map(str, counts_alone(policies, (name,), RIVALS, any_run)))
+
+
+def final_mean(runs: list[dict], key: str) -> float:
+    """The mean over runs and problems of what a curve reaches at the end of the budget."""
+    curves = torch.tensor([run[key] for run in runs], dtype=torch.float64)  # (runs, N, ticks)
+    return curves[..., -1].mean().item()
+
+
+def search_table(policies: dict[str, list[dict]], budget: int, has_targets: bool) -> str:
+    """What every policy solved within budgets, and how much of it neither GRPO nor the start model did.
+
+    Args:
+        policies: by policy the curves of every run, as in search.json.
+        has_targets: whether any problem can count as solved; a dash stands for what is not known.
+    """
+    budgets = [fewer for fewer in BUDGETS if fewer < budget] + [budget]
+    head = ["", *(f"solved by {n}" for n in budgets), "95% interval"]
+    head += ["best score", "reward vectors", "not by GRPO or start", "nor in any run"]
+    rows = []
+    for name, runs in policies.items():
+        if has_targets:
+            solved = solved_cells(runs, budgets)
+            alone = [alone_cell(policies, name, any_run) for any_run in (False, True)]
+        else:
+            solved = ["-"] * (len(budgets) + 1)
+            alone = ["-", "-"]
+        vectors = f"{final_mean(runs, 'behaviours'):.1f}"
+        rows.append([look_of(name).title, *solved, final_mean(runs, "best"), vectors, *alone])
+    return markdown(head, rows)
+
+
+def solved_cells(runs: list[dict], budgets: list[int]) -> list:
+    """The share of problems that were solved within each budget, and the last one's interval."""
+    solved = solved_at(runs)  # (runs, N)
+    cells = []
+    for budget in budgets:
+        within = (solved > 0) & (solved <= budget)
+        cells.append(within.double().mean().item())
+    low, high = bootstrap_interval(solved > 0)
+    return [*cells, f"[{low:.3f}, {high:.3f}]"]
+
+
+def draw(policies: dict[str, list[dict]], ticks: list[int], has_targets: bool, path: Path) -> None:
+    """Draw what each policy found against the candidates scored for a problem.
+
+    Args:
+        policies: by policy the curves of every run, as in search.json.
+        ticks: numbers of candidates, the x coordinates.
+        has_targets: whether it is known when a problem is solved.
+        path: the file that is written.
+    """
+    keys = [key for key in PANELS if has_targets or key != "solved"]
+    with style.new_figure(1, len(keys), (4.4 * len(keys), 4.2)) as axes:
+        for ax, key in zip(axes[0], keys, strict=True):
+            for name, runs in policies.items():
+                curves = run_curves(runs, key, ticks)  # (runs, ticks)
+                look = look_of(name)
+                ax.plot(ticks, curves.T, color=look.color, alpha=0.3, lw=0.8)
+                curve_style = style.curve_style(look) | {"marker": ""}
+                ax.plot(ticks, curves.mean(0), **curve_style)
+            ax.set(title=PANELS[key], xlabel="candidates scored for a problem", xscale="log")
+            ax.xaxis.set_major_formatter("{x:,.0f}")
+            ax.grid(alpha=0.25, lw=0.6)
+        runs = next(iter(policies.values()))
+        caption = f"{len(runs[0]['solved'])} problems"
+        if len(runs) > 1:
+            caption += f"; bold: mean of {len(runs)} runs"
+        style.finish(axes, path, caption)
+
+
+def run_curves(runs: list[dict], key: str, ticks: list[int]) -> Tensor:
+    """What each run found with so many candidates, as means over problems: (runs, ticks)."""
+    if key == "solved":
+        after = solved_at(runs)[..., None]  # (runs, N, 1), 0: never
+        values = (after > 0) & (after <= torch.tensor(ticks))  # (runs, N, ticks)
+    else:
+        values = torch.tensor([run[key] for run in runs], dtype=torch.float64)
+    return values.double().mean(1)  # (runs, ticks)
