@@ -12,8 +12,6 @@ In names such as best@k the letter k counts candidates. In shapes n is the pool,
 """
 
 import dataclasses
-import importlib.util
-import itertools
 import json
 import math
 from dataclasses import dataclass
@@ -28,30 +26,25 @@ if __name__ == "__main__":  # Ctrl-C while the libraries are loaded, which takes
 import torch
 from torch import Tensor
 
-from engine.config import (
-    Config,
-    Parser,
-    check_ranges,
-    device_of,
-    flag,
-    flag_of,
-    open_device,
-)
+from engine.config import Config, Parser, check_ranges, device_of, flag, open_device
 from engine.doors import as_command
 from engine.evaluations import (
+    Estimate,
     Evaluation,
-    Settings,
+    Pool,
+    Results,
     check_comparable,
     evaluation_of,
     output_folders,
 )
-from engine.files import read_log, write_text, writing
+from engine.files import write_text, writing
 from engine.looks import look_of
 from engine.processes import run_all
-from engine.runs import load_run, policies, progress, start_of, task_of
-from engine.start import load_start
+from engine.runs import load_run, policies, progress, task_of
 from engine.tasks import held_out
-from rewards import Problem, Task, UserError
+from report import plots, style
+from report.table import print_left_out, sentences, training_cost
+from rewards import Problem, Task
 from rollout import (
     Policy,
     build_prompt,
@@ -62,7 +55,7 @@ from rollout import (
     sampling_options,
     score,
 )
-from vpo import ADVANTAGES, SEVERAL_ANSWERS, answers_per_rollout
+from vpo import ADVANTAGES
 
 BUDGETS = (1, 2, 3, 5, 8, 10, 15, 20, 30, 50, 100)
 ROLLOUTS_AT_ONCE = 750  # of the tiny model
@@ -172,20 +165,6 @@ def coverage(rewards: Tensor, m: int) -> Tensor:
     return sets.amax(2).mean((1, 2))
 
 
-# Pools.
-
-
-@dataclass
-class Pool:
-    """The n candidates of one policy for each of N problems."""
-
-    problems: list[Problem]
-    answers: list[list[str | None]]  # (N, n) None where a rollout left the slot empty
-    rewards: Tensor  # (N, n, k) zero beyond a problem's own objectives
-    scalars: Tensor  # (N, n) task scalars
-    objective_mask: Tensor  # (N, k) bool, the objectives that each problem has
-
-
 def sample_pool(
     policy: Policy,
     task: Task,
@@ -258,125 +237,6 @@ def measure(pool: Pool, task: Task, m: int) -> dict[str, Tensor]:
     return values
 
 
-# The table and the picture.
-
-
-@dataclass
-class Report:
-    """The measures of one run's policies, or of several runs' policies together."""
-
-    runs: list[str]
-    settings: Settings
-    measures: dict[str, dict[str, Tensor]]  # policy -> measure -> values (N) or (runs, N)
-
-    def mean(self, policy: str, measure: str) -> float:
-        return self.measures[policy][measure].double().mean().item()
-
-    def print_table(self) -> None:
-        """Print the means of the main measures, a row per policy."""
-        n = self.settings.pool
-        columns = [f"best@{k}" for k in (1, 3, 10) if k < n] + [f"best@{n}"]
-        if any(values[f"pass@{n}"].any() for values in self.measures.values()):
-            columns += ["pass@1", f"pass@{n}"]
-        columns += [f"W@{n}", "diversity", "earned", "pareto", "coverage"]
-        heading = (
-            f"{self.runs[0]}: {self.settings.problems} {self.settings.split} problems, pool of {n} "
-            f"candidates, temperature {self.settings.temperature}"
-        )
-        if len(self.runs) > 1:
-            heading = f"mean of {len(self.runs)} runs"
-        heads = [f"{column:>11}" for column in columns]
-        print(f"\n{heading}\n" + " " * 20 + "".join(heads))
-        for policy in self.measures:
-            cells = [f"{self.mean(policy, column):11.3f}" for column in columns]
-            print(f"{look_of(policy).title:20}" + "".join(cells))
-        if not any(values["diversity"].any() for values in self.measures.values()):
-            print(
-                "all candidates of all policies earned the same: nothing was learnt, or nothing can be"
-            )
-        elif any(policy in ADVANTAGES for policy in self.measures):
-            print(self.in_words())
-
-    def in_words(self) -> str:
-        """What the table says: whose variety is left, and who is best for one candidate and for all."""
-        n = self.settings.pool
-        outcomes = [self.outcome(policy) for policy in self.measures if policy in ADVANTAGES]
-        return (
-            f"diversity, against the start model's: {', '.join(outcomes)}\n"
-            f"one candidate, best@1: {self.ranking('best@1')}\n"
-            f"{n} candidates for a user of unknown preferences, W@{n}: {self.ranking(f'W@{n}')}"
-        )
-
-    def outcome(self, policy: str) -> str:
-        """What became of a method's diversity, such as "GRPO 3% (collapsed)"."""
-        title = look_of(policy).title
-        # The start model is asked for what the method is asked for.
-        start = "start_sets" if policy in SEVERAL_ANSWERS else "start"
-        before = self.mean(start, "diversity")
-        after = self.mean(policy, "diversity")
-        if before < 1e-6:
-            return f"{title} {after:.3f} (start model 0)"
-        what = variety(after / before)
-        utility = f"W@{self.settings.pool}"
-        if self.mean(policy, utility) < self.mean(start, utility):
-            what += f", {utility} below the start model"
-        return f"{title} {after / before:.0%} ({what})"
-
-    def ranking(self, measure: str) -> str:
-        """The policies from the best to the worst, with half of the 95% interval of each."""
-        has_sets = any(policy in SEVERAL_ANSWERS for policy in self.measures)
-        shown = [policy for policy in self.measures if policy != "start_sets" or has_sets]
-        shown.sort(key=lambda policy: self.mean(policy, measure), reverse=True)
-        parts = []
-        for policy in shown:
-            margin = half_width(self.measures[policy][measure])
-            parts.append(f"{look_of(policy).title} {self.mean(policy, measure):.3f} ± {margin:.3f}")
-        return ", ".join(parts)
-
-    def write(self, folder: Path, device: str) -> None:
-        """Write eval.json: settings, and of every measure mean and 95% interval."""
-        settings = dataclasses.asdict(self.settings) | {"runs": self.runs, "device": device}
-        record = {"settings": settings, "policies": {}}
-        for policy, values in self.measures.items():
-            summaries = record["policies"][policy] = {}
-            for name, value in values.items():
-                mean = self.mean(policy, name)
-                margin = half_width(value)
-                summaries[name] = {"mean": mean, "interval": [mean - margin, mean + margin]}
-        write_text(folder / "eval.json", json.dumps(record, indent=1))
-
-    def draw_best_at_k(self, path: Path) -> None:
-        """Draw best@k and W@k against k, a curve per policy with its 95% band."""
-        import matplotlib
-        from matplotlib.figure import Figure
-
-        matplotlib.rcParams["svg.hashsalt"] = ""  # equal numbers give equal files
-        figure = Figure(figsize=(9, 4.2), layout="constrained")
-        panels = {"best@": "best@k: the task scalar", "W@": "W@k: random preference weights"}
-        for ax, (prefix, title) in zip(
-            figure.subplots(1, 2, sharey=True), panels.items(), strict=True
-        ):
-            for policy, values in self.measures.items():
-                ks = [k for k in (*BUDGETS, self.settings.pool) if f"{prefix}{k}" in values]
-                ks = sorted(set(ks))
-                means = torch.tensor([self.mean(policy, f"{prefix}{k}") for k in ks])
-                margins = torch.tensor([half_width(values[f"{prefix}{k}"]) for k in ks])
-                look = look_of(policy)
-                label = look.title if prefix == "best@" else None
-                ax.plot(ks, means, color=look.color, marker=look.marker, ls=look.line, label=label)
-                ax.fill_between(ks, means - margins, means + margins, color=look.color, alpha=0.12)
-            ax.set(title=title, xscale="log", xlabel="candidates k", xticks=ks, xticklabels=ks)
-            ax.minorticks_off()
-            ax.spines[["top", "right"]].set_visible(False)
-        figure.legend(loc="outside upper center", ncols=len(self.measures), frameon=False)
-        caption = f"{self.settings.problems} {self.settings.split} problems, temperature "
-        caption += f"{self.settings.temperature:g}; bands: 95% over "
-        caption += "seeds" if len(self.runs) > 1 else "problems"
-        figure.supxlabel(caption, fontsize=9)
-        metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-        figure.savefig(path, dpi=150, metadata=metadata.get(path.suffix[1:]))
-
-
 def half_width(values: Tensor) -> float:
     """Half of the 95% interval of the mean of values (N), over problems, or (runs, N), over runs."""
     over_runs = values.ndim == 2
@@ -389,13 +249,80 @@ def half_width(values: Tensor) -> float:
     return errors * values.double().std().item() / math.sqrt(n)
 
 
-def variety(share: float) -> str:
-    """What became of a policy's diversity, given as a share of the start model's."""
-    if share < 1 / 3:
-        return "collapsed"
-    if share < 0.9:
-        return "narrowed"
-    return "kept" if share < 1.1 else "grew"
+# The table and the picture.
+
+
+def results_of(evaluations: list[Evaluation], measures: dict[str, dict[str, Tensor]]) -> Results:
+    """The mean and the interval of every measure: policy -> measure -> values (N) or (runs, N)."""
+    estimates = {}
+    for policy, by_name in measures.items():
+        estimates[policy] = {}
+        for name, values in by_name.items():
+            mean = values.double().mean().item()
+            estimates[policy][name] = Estimate(mean, half_width(values))
+    # A finite data set may hold fewer problems than asked for.
+    N = measures["start"]["diversity"].shape[-1]
+    settings = dataclasses.replace(evaluations[0].settings, problems=N)
+    return Results([str(evaluation.run) for evaluation in evaluations], settings, estimates)
+
+
+def print_table(results: Results) -> None:
+    """Print the means of the main measures, a row per policy, and what they say."""
+    settings = results.settings
+    n = settings.pool
+    columns = [f"best@{k}" for k in (1, 3, 10) if k < n] + [f"best@{n}"]
+    if any(results.mean(policy, f"pass@{n}") for policy in results.estimates):
+        columns += ["pass@1", f"pass@{n}"]
+    columns += [f"W@{n}", "diversity", "earned", "pareto", "coverage"]
+    heading = (
+        f"{results.runs[0]}: {settings.problems} {settings.split} problems, pool of {n} "
+        f"candidates, temperature {settings.temperature}"
+    )
+    if len(results.runs) > 1:
+        heading = f"mean of {len(results.runs)} runs"
+    heads = [f"{column:>11}" for column in columns]
+    print(f"\n{heading}\n" + " " * 20 + "".join(heads))
+    for policy in results.estimates:
+        cells = [f"{results.mean(policy, column):11.3f}" for column in columns]
+        print(f"{look_of(policy).title:20}" + "".join(cells))
+    for sentence in sentences(results):
+        print(sentence)
+
+
+def draw_best_at_k(results: Results, path: Path) -> None:
+    """Draw best@k and W@k against k, a curve per policy with its 95% band."""
+    panels = {"best@": "best@k: the task scalar", "W@": "W@k: random preference weights"}
+    with style.new_figure(1, 2, (9, 4.2), sharey=True) as axes:
+        for ax, (prefix, title) in zip(axes[0], panels.items(), strict=True):
+            for policy, estimates in results.estimates.items():
+                ks = [k for k in (*BUDGETS, results.settings.pool) if f"{prefix}{k}" in estimates]
+                ks = sorted(set(ks))
+                look = look_of(policy)
+                means = torch.tensor([estimates[f"{prefix}{k}"].mean for k in ks])
+                margins = torch.tensor([estimates[f"{prefix}{k}"].margin for k in ks])
+                ax.plot(ks, means, **style.curve_style(look))
+                ax.fill_between(ks, means - margins, means + margins, color=look.color, alpha=0.12)
+            ax.set(title=title, xscale="log", xlabel="candidates k", xticks=ks, xticklabels=ks)
+            ax.minorticks_off()
+        caption = f"{results.settings.problems} {results.settings.split} problems, temperature "
+        caption += f"{results.settings.temperature:g}; bands: 95% over "
+        caption += "seeds" if len(results.runs) > 1 else "problems"
+        style.finish(axes, path, caption)
+
+
+def write(results: Results, folder: Path, device: str, figure_format: str) -> Path:
+    """Write eval.json, of every measure mean and 95% interval, and the picture; returns its path."""
+    settings = dataclasses.asdict(results.settings) | {"runs": results.runs, "device": device}
+    record = {"settings": settings, "policies": {}}
+    for policy, estimates in results.estimates.items():
+        record["policies"][policy] = {}
+        for name, estimate in estimates.items():
+            interval = [estimate.mean - estimate.margin, estimate.mean + estimate.margin]
+            record["policies"][policy][name] = {"mean": estimate.mean, "interval": interval}
+    write_text(folder / "eval.json", json.dumps(record, indent=1))
+    picture = folder / f"best_at_k.{figure_format}"
+    draw_best_at_k(results, picture)
+    return picture
 
 
 # The evaluation of runs.
@@ -416,35 +343,38 @@ def evaluate(
         jobs: policies that are evaluated at a time.
         out: folder for what is written, one in it for each of several runs; None: the run folders.
         changes: fields of Settings that differ from the runs' own.
-
-    Raises:
-        UserError: the runs are incomplete or cannot be compared.
     """
     evaluations = [evaluation_of(run, changes) for run in runs]
     check_comparable(evaluations)
     for evaluation, folder in zip(evaluations, output_folders(runs, out), strict=True):
         evaluation.folder = folder or evaluation.folder
-    reports = []
+    measures = []
     for evaluation in evaluations:
-        reports.append(evaluate_run(evaluation, device, jobs, figure_format))
-    if len(runs) > 1:
-        means = mean_of(reports)
-        means.print_table()
-        print_left_out({report.runs[0]: list(report.measures) for report in reports})
-        summary = runs[0].parent / f"{evaluations[0].config.task_name}-summary"
-        if evaluations[0].folder != runs[0]:
-            summary = summary / evaluations[0].folder.name
-        folder = out or summary
-        with writing(folder):
-            means.write(folder, device)
-            means.draw_best_at_k(folder / f"best_at_k.{figure_format}")
-        print(f"figures: {folder / f'best_at_k.{figure_format}'}")
+        measures.append(evaluate_run(evaluation, device, jobs, figure_format))
+    if len(runs) == 1:
+        return
+
+    results = results_of(evaluations, stacked(measures))
+    print_table(results)
+    print_left_out({str(run): list(own) for run, own in zip(runs, measures, strict=True)})
+    first = evaluations[0]
+    summary = runs[0].parent / f"{first.config.task_name}-summary"
+    if first.folder != runs[0]:
+        summary = summary / first.folder.name
+    folder = out or summary
+    with writing(folder):
+        picture = write(results, folder, device, figure_format)
+    print(f"figures: {picture}")
 
 
 def evaluate_run(
-    evaluation: Evaluation, device: str, jobs: int = 1, figure_format: str = "png"
-) -> Report:
-    """Evaluate one run, print its table, and write its eval.json and figures."""
+    evaluation: Evaluation, device: str, jobs: int, figure_format: str
+) -> dict[str, dict[str, Tensor]]:
+    """Evaluate one run, print its table, and write its eval.json and figures.
+
+    Returns:
+        policy -> measure -> values (N).
+    """
     run = evaluation.run
     config = evaluation.config
     if config.is_tiny:
@@ -456,25 +386,19 @@ def evaluate_run(
     work = {name: (name, evaluation, device, shared) for name in names}
     pools = run_all(evaluate_policy, work, jobs)
     measures = {name: measure(pools[name], task, config.m) for name in names}
-    # A finite data set may hold fewer problems than asked for.
-    settings = dataclasses.replace(evaluation.settings, problems=len(pools["start"].problems))
-    report = Report([str(run)], settings, measures)
+
     unfinished = progress(run, config)
     if unfinished:
         print(f"{run} is not finished: {unfinished}")
-    report.print_table()
+    results = results_of([evaluation], measures)
+    print_table(results)
     costs = [training_cost(run, name, config.m) for name in names if name in ADVANTAGES]
     print(f"sampled in training: {'; '.join(costs)}")
     with writing(evaluation.folder):
-        report.write(evaluation.folder, device)
-        picture = evaluation.folder / f"best_at_k.{figure_format}"
-        report.draw_best_at_k(picture)
-        figures = [picture]
-        if importlib.util.find_spec("report"):
-            plots = importlib.import_module("report.plots")
-            figures += plots.run_figures(evaluation, task, pools, figure_format)
+        picture = write(results, evaluation.folder, device, figure_format)
+        figures = [picture, *plots.run_figures(evaluation, task, pools, figure_format)]
     print(f"figures: {', '.join(map(str, figures))}")
-    return report
+    return measures
 
 
 def evaluate_policy(
@@ -498,57 +422,15 @@ def evaluate_policy(
     )
 
 
-def training_cost(run: Path, method: str, m: int) -> str:
-    """What a method sampled in training, which shows whether a comparison of methods is fair."""
-    rows = read_log(run / method / "metrics.jsonl", "rollouts", "tokens")
-    answers = answers_per_rollout(method, m) * sum(row["rollouts"] for row in rows)
-    tokens = sum(row["tokens"] for row in rows)
-    return f"{look_of(method).title} {len(rows)} steps, {answers:,} answers, {tokens:,} tokens"
-
-
-def mean_of(reports: list[Report]) -> Report:
-    """Several runs as one report, of the policies that all of them have."""
-    first = reports[0]
-    measures = {}
-    for policy in first.measures:
-        if all(policy in report.measures for report in reports):
-            measures[policy] = {}
-            for name in first.measures[policy]:
-                stacked = [report.measures[policy][name] for report in reports]
-                measures[policy][name] = torch.stack(stacked)  # (runs, N)
-    return Report([report.runs[0] for report in reports], first.settings, measures)
-
-
-def print_left_out(policies_of: dict[str, list[str]]) -> None:
-    """Name the policies that a mean over runs lacks, given those of each run."""
-    of_any = itertools.chain.from_iterable(policies_of.values())
-    for policy in dict.fromkeys(of_any):
-        lacking = [run for run, own in policies_of.items() if policy not in own]
-        if lacking:
-            title = look_of(policy).title
-            print(f"{title} is left out of the mean: not trained in {', '.join(lacking)}")
-
-
-def print_reward_geometry(name: str, task_name: str, n_problems: int, device: str) -> None:
-    """Print what a start model's rollouts on validation problems say of the task's reward vector.
-
-    Args:
-        name: a run folder, whose start model is asked; or a model, asked with the task's defaults.
-        task_name: the task of a model.
-    """
-    config, task, model = start_of(name, task_name, device)
-    policy = load_start(model, task, device=device, dtype=config.dtype)
-    problems = held_out(task, "validation", n_problems)
-    size = 4 * config.group_size
-    pool = sample_pool(
-        policy, task, problems, config, m=1, size=size, temperature=config.temperature
-    )
-    print(f"\n{name}: the start model on {len(problems)} validation problems, {size} answers each")
-    geometry = importlib.import_module("report.geometry")
-    text = geometry.geometry_report(
-        pool.rewards, pool.objective_mask, pool.scalars, config.group_size, task.objectives
-    )
-    print(text)
+def stacked(measures: list[dict[str, dict[str, Tensor]]]) -> dict[str, dict[str, Tensor]]:
+    """The measures of several runs together, (runs, N), of the policies that all of them have."""
+    together = {}
+    for policy, by_name in measures[0].items():
+        if all(policy in own for own in measures):
+            together[policy] = {}
+            for name in by_name:
+                together[policy][name] = torch.stack([own[policy][name] for own in measures])
+    return together
 
 
 # The command.
@@ -570,65 +452,30 @@ class EvalFlags:
     jobs: int = flag(1, "policies that are evaluated at a time, each in a process")
     out: str = flag("", "folder for what is written; empty: the run folder")
     figure_format: Literal["png", "svg", "pdf"] = flag("png", "format of the figures")
-    page: bool = flag(False, "only write report.html, a page that shows the training in a browser")
-    film: bool = flag(False, "only write film.gif, the answers drawn step by step")
-    reward_geometry: bool = flag(
-        False, "only say what the start model's rollouts tell about the reward; RUN may be a model"
-    )
-    task: str = flag("", "the task of a model, with --reward-geometry")
 
 
 def run(argv: list[str] | None) -> None:
-    """Do what the flags ask for."""
+    """Evaluate what the command names."""
     parser = Parser(EvalFlags, "eval.py", __doc__.split("\n\n")[0])
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders of train.py")
     flags, rest = parser.parse_args_into_dataclasses(argv)
-    check_ranges(
-        dataclasses.replace(flags, pool=flags.pool or 1, temperature=flags.temperature or 1)
-    )
-    check_used(flags)
+    used = dataclasses.replace(flags, pool=flags.pool or 1, temperature=flags.temperature or 1)
+    check_ranges(used)
     runs = [Path(name) for name in rest.runs]
-    out = Path(flags.out) if flags.out else None
-    is_tiny = all((run / "start").is_dir() and load_run(run).config.is_tiny for run in runs)
+    is_tiny = all(load_run(run).config.is_tiny for run in runs)
     device = device_of(flags.device, is_tiny)
     open_device(device)
-    if flags.reward_geometry:
-        for name in rest.runs:
-            print_reward_geometry(name, flags.task or "maze", flags.problems or 100, device)
-    elif flags.page or flags.film:
-        page = importlib.import_module("report.page")
-        for run, folder in zip(runs, output_folders(runs, out), strict=True):
-            page.write_page_or_film(run, folder or run, flags.page, flags.film)
-    else:
-        evaluate(
-            runs,
-            device=device,
-            jobs=flags.jobs,
-            out=out,
-            figure_format=flags.figure_format,
-            split=flags.split,
-            problems=flags.problems or None,
-            pool=flags.pool or None,
-            temperature=flags.temperature or None,
-        )
-
-
-def check_used(flags: EvalFlags) -> None:
-    """Raise UserError for a flag that --page, --film or --reward-geometry would ignore."""
-    if flags.reward_geometry:
-        mode = "--reward-geometry"
-        used = {"reward_geometry", "task", "device", "problems"}
-    elif flags.page or flags.film:
-        mode = "--page and --film"
-        used = {"page", "film", "out"}
-    elif flags.task:
-        raise UserError(f"--task {flags.task}: only used with --reward-geometry; leave it out")
-    else:
-        return
-    for field in dataclasses.fields(EvalFlags):
-        value = getattr(flags, field.name)
-        if value != field.default and field.name not in used:
-            raise UserError(f"{flag_of(field.name)} {value}: not used by {mode}; leave it out")
+    evaluate(
+        runs,
+        device=device,
+        jobs=flags.jobs,
+        out=Path(flags.out) if flags.out else None,
+        figure_format=flags.figure_format,
+        split=flags.split,
+        problems=flags.problems or None,
+        pool=flags.pool or None,
+        temperature=flags.temperature or None,
+    )
 
 
 def main(argv: list[str] | None = None) -> None:

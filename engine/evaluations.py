@@ -1,14 +1,16 @@
-"""How a run is evaluated, and which runs may share a mean: those that differ in their seeds alone."""
+"""Evaluations: their settings, pools and results, and which runs may share a mean."""
 
 import dataclasses
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import Tensor
+
 from engine.config import MAY_DIFFER, Config, flag_of, peak_rate
 from engine.files import read_log
 from engine.runs import load_run, steps_done
-from rewards import UserError
+from rewards import Problem, UserError
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,37 @@ class Evaluation:
     config: Config
     settings: Settings
     folder: Path  # for what is written
+
+
+@dataclass
+class Pool:
+    """The n candidates of one policy for each of N problems."""
+
+    problems: list[Problem]
+    answers: list[list[str | None]]  # (N, n) None where a rollout left the slot empty
+    rewards: Tensor  # (N, n, k) zero beyond a problem's own objectives
+    scalars: Tensor  # (N, n) task scalars
+    objective_mask: Tensor  # (N, k) bool, the objectives that each problem has
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The mean of a measure, and half of its 95% interval."""
+
+    mean: float
+    margin: float
+
+
+@dataclass
+class Results:
+    """What was measured of the policies of one run, or of several runs together."""
+
+    runs: list[str]
+    settings: Settings
+    estimates: dict[str, dict[str, Estimate]]  # policy -> measure
+
+    def mean(self, policy: str, measure: str) -> float:
+        return self.estimates[policy][measure].mean
 
 
 def evaluation_of(run: Path, changes: dict) -> Evaluation:
@@ -111,11 +144,7 @@ def check_trained_alike(method: str, first: Evaluation, other: Evaluation) -> No
 
 
 def output_folders(runs: list[Path], out: Path | None) -> list[Path | None]:
-    """The folders in `out` for what is made of each run; of a single run `out` itself.
-
-    Raises:
-        UserError: `out` is a file, or two runs would get the same folder in it.
-    """
+    """The folders in `out` for what is made of each run; of a single run `out` itself."""
     if out is None:
         return [None] * len(runs)
     if out.is_file():
