@@ -12,7 +12,6 @@ In names such as best@k the letter k counts candidates. In shapes n is the pool,
 """
 
 import dataclasses
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,22 +27,15 @@ from torch import Tensor
 
 from engine.config import Config, Parser, check_ranges, device_of, flag, open_device
 from engine.doors import as_command
-from engine.evaluations import (
-    Estimate,
-    Evaluation,
-    Pool,
-    Results,
-    check_comparable,
-    evaluation_of,
-    output_folders,
-)
-from engine.files import write_text, writing
+from engine.evaluations import Evaluation, Pool, evaluations_of, summary_folder
+from engine.files import writing
 from engine.looks import look_of
 from engine.processes import run_all
 from engine.runs import load_run, policies, progress, task_of
 from engine.tasks import held_out
 from report import plots, style
-from report.table import print_left_out, sentences, training_cost
+from report.statistics import half_width
+from report.table import Table, mean_of, print_left_out, sentences, training_costs, write_table
 from rewards import Problem, Task
 from rollout import (
     Policy,
@@ -59,20 +51,17 @@ from vpo import ADVANTAGES
 
 BUDGETS = (1, 2, 3, 5, 8, 10, 15, 20, 30, 50, 100)
 ROLLOUTS_AT_ONCE = 750  # of the tiny model
-# Student's t: standard errors on either side of the mean of 2, 3, ... runs. Above 11 runs a little wide.
-T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 
 
-# The measures.
+# Measures and pools.
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Probability that one of k candidates passes, when c of n do: 1 - C(n-c, k) / C(n, k).
 
-    Unbiased (arXiv 2107.03374). Raises ValueError unless 0 <= c <= n and 1 <= k <= n.
+    Unbiased (arXiv 2107.03374).
     """
-    if not (0 <= c <= n and 1 <= k <= n):
-        raise ValueError(f"pass_at_k(n={n}, c={c}, k={k}): needs 0 <= c <= n and 1 <= k <= n")
+    assert 0 <= c <= n and 1 <= k <= n, f"pass_at_k(n={n}, c={c}, k={k})"
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
@@ -81,13 +70,9 @@ def best_at_k(scores: Tensor, k: int) -> Tensor:
 
     Unbiased, by order statistics: the i-th lowest score is the best of C(i-1, k-1) of the C(n, k)
     subsets.
-
-    Raises:
-        ValueError: k is not within 1 and n.
     """
     n = scores.shape[-1]
-    if not 1 <= k <= n:
-        raise ValueError(f"best_at_k(k={k}): needs 1 <= k <= n = {n} candidates")
+    assert 1 <= k <= n, f"best_at_k(k={k}) of n = {n} candidates"
     n_subsets = math.comb(n, k)
     shares = [math.comb(i, k - 1) / n_subsets for i in range(n)]
     shares = torch.tensor(shares, dtype=torch.float64)  # (n)
@@ -99,14 +84,10 @@ def weighted_best_at_k(rewards: Tensor, k: int, objective_mask: Tensor | None = 
     """W@k: best@k of the utility w . r, averaged over w ~ Dirichlet(1).
 
     This is what a pool is worth to a user whose preferences were unknown in training, whatever its
-    --alpha was.
+    --alpha was: rewards (N, n, objectives) -> (N).
 
     Args:
-        rewards: (N, n, objectives).
         objective_mask: (N, objectives) bool, those that a problem has, which come first. None: all.
-
-    Returns:
-        (N).
     """
     rewards = rewards.cpu().double()
     if objective_mask is None:
@@ -121,12 +102,10 @@ def weighted_best_at_k(rewards: Tensor, k: int, objective_mask: Tensor | None = 
 
 
 def spread_weights(k: int, n: int = 256) -> Tensor:
-    """n preference weights (n, k) spread evenly over the simplex: the gaps between k - 1 cuts of [0, 1].
-
-    The cuts come from a scrambled Sobol net, always the same one.
-    """
+    """n preference weights (n, k) spread evenly over the simplex: the gaps between k - 1 cuts of [0, 1]."""
     if k == 1:
         return torch.ones(n, 1, dtype=torch.float64)
+    # A scrambled Sobol net, always the same one.
     net = torch.quasirandom.SobolEngine(k - 1, scramble=True, seed=0)
     cuts = net.draw(n, dtype=torch.float64).sort(-1).values  # (n, k - 1)
     zeros = torch.zeros(n, 1, dtype=torch.float64)
@@ -150,15 +129,9 @@ def pareto_share(rewards: Tensor) -> Tensor:
 
 
 def coverage(rewards: Tensor, m: int) -> Tensor:
-    """The best value in each objective among m candidates, averaged over objectives and sets.
+    """The best value in each objective among m candidates: (N, n, objectives) -> (N).
 
-    Consecutive candidates form the sets. In pools of m answers per rollout these are the rollouts.
-
-    Args:
-        rewards: (N, n, objectives).
-
-    Returns:
-        (N).
+    Averaged over objectives and sets of consecutive candidates, which are the rollouts of m answers.
     """
     N, n, k = rewards.shape
     sets = rewards[:, : n - n % m].reshape(N, -1, m, k)
@@ -217,13 +190,10 @@ def measure(pool: Pool, task: Task, m: int) -> dict[str, Tensor]:
     n = pool.scalars.shape[1]
     mask = pool.objective_mask  # (N, k)
     passes = ((pool.rewards >= 1) | ~mask[:, None]).all(-1)  # (N, n)
-    counts = passes.sum(1).tolist()
-    budgets = [k for k in BUDGETS if k < n]
-    budgets.append(n)
     values = {}
-    for k in budgets:
+    for k in [*(k for k in BUDGETS if k < n), n]:
         values[f"best@{k}"] = best_at_k(pool.scalars, k)
-        values[f"pass@{k}"] = torch.tensor([pass_at_k(n, c, k) for c in counts])
+        values[f"pass@{k}"] = torch.tensor([pass_at_k(n, c, k) for c in passes.sum(1).tolist()])
         values[f"W@{k}"] = weighted_best_at_k(pool.rewards, k, mask)
     is_earning = (pool.rewards > task.minimum) & mask[:, None]  # (N, n, k)
     values["earned"] = is_earning.any(-1).double().mean(1)
@@ -237,168 +207,118 @@ def measure(pool: Pool, task: Task, m: int) -> dict[str, Tensor]:
     return values
 
 
-def half_width(values: Tensor) -> float:
-    """Half of the 95% interval of the mean of values (N), over problems, or (runs, N), over runs."""
-    over_runs = values.ndim == 2
-    if over_runs:
-        values = values.double().mean(1)
-    n = len(values)
-    if n < 2:
-        return 0.0
-    errors = T_95[min(n - 2, len(T_95) - 1)] if over_runs else 1.96  # standard errors of the mean
-    return errors * values.double().std().item() / math.sqrt(n)
-
-
 # The table and the picture.
 
 
-def results_of(evaluations: list[Evaluation], measures: dict[str, dict[str, Tensor]]) -> Results:
-    """The mean and the interval of every measure: policy -> measure -> values (N) or (runs, N)."""
-    estimates = {}
-    for policy, by_name in measures.items():
-        estimates[policy] = {}
-        for name, values in by_name.items():
-            mean = values.double().mean().item()
-            estimates[policy][name] = Estimate(mean, half_width(values))
-    # A finite data set may hold fewer problems than asked for.
-    N = measures["start"]["diversity"].shape[-1]
-    settings = dataclasses.replace(evaluations[0].settings, problems=N)
-    return Results([str(evaluation.run) for evaluation in evaluations], settings, estimates)
-
-
-def print_table(results: Results) -> None:
+def print_table(table: Table) -> None:
     """Print the means of the main measures, a row per policy, and what they say."""
-    settings = results.settings
+    settings = table.settings
     n = settings.pool
     columns = [f"best@{k}" for k in (1, 3, 10) if k < n] + [f"best@{n}"]
-    if any(results.mean(policy, f"pass@{n}") for policy in results.estimates):
+    if any(table.mean(policy, f"pass@{n}") for policy in table.measures):
         columns += ["pass@1", f"pass@{n}"]
     columns += [f"W@{n}", "diversity", "earned", "pareto", "coverage"]
-    heading = (
-        f"{results.runs[0]}: {settings.problems} {settings.split} problems, pool of {n} "
-        f"candidates, temperature {settings.temperature}"
-    )
-    if len(results.runs) > 1:
-        heading = f"mean of {len(results.runs)} runs"
+    heading = f"{table.runs[0]}: {settings.problems} {settings.split} problems, pool of {n} "
+    heading += f"candidates, temperature {settings.temperature}"
+    if len(table.runs) > 1:
+        heading = f"mean of {len(table.runs)} runs"
     heads = [f"{column:>11}" for column in columns]
     print(f"\n{heading}\n" + " " * 20 + "".join(heads))
-    for policy in results.estimates:
-        cells = [f"{results.mean(policy, column):11.3f}" for column in columns]
+    for policy in table.measures:
+        cells = [f"{table.mean(policy, column):11.3f}" for column in columns]
         print(f"{look_of(policy).title:20}" + "".join(cells))
-    for sentence in sentences(results):
-        print(sentence)
+    print(sentences(table))
 
 
-def draw_best_at_k(results: Results, path: Path) -> None:
+def draw_best_at_k(table: Table, path: Path) -> None:
     """Draw best@k and W@k against k, a curve per policy with its 95% band."""
     panels = {"best@": "best@k: the task scalar", "W@": "W@k: random preference weights"}
     with style.new_figure(1, 2, (9, 4.2), sharey=True) as axes:
         for ax, (prefix, title) in zip(axes[0], panels.items(), strict=True):
-            for policy, estimates in results.estimates.items():
-                ks = [k for k in (*BUDGETS, results.settings.pool) if f"{prefix}{k}" in estimates]
-                ks = sorted(set(ks))
+            for policy, values in table.measures.items():
+                budgets = {*BUDGETS, table.settings.pool}
+                ks = sorted(k for k in budgets if f"{prefix}{k}" in values)
                 look = look_of(policy)
-                means = torch.tensor([estimates[f"{prefix}{k}"].mean for k in ks])
-                margins = torch.tensor([estimates[f"{prefix}{k}"].margin for k in ks])
+                means = torch.tensor([table.mean(policy, f"{prefix}{k}") for k in ks])
+                margins = torch.tensor([half_width(values[f"{prefix}{k}"]) for k in ks])
                 ax.plot(ks, means, **style.curve_style(look))
                 ax.fill_between(ks, means - margins, means + margins, color=look.color, alpha=0.12)
             ax.set(title=title, xscale="log", xlabel="candidates k", xticks=ks, xticklabels=ks)
             ax.minorticks_off()
-        caption = f"{results.settings.problems} {results.settings.split} problems, temperature "
-        caption += f"{results.settings.temperature:g}; bands: 95% over "
-        caption += "seeds" if len(results.runs) > 1 else "problems"
+        caption = f"{table.settings.problems} {table.settings.split} problems, temperature "
+        caption += f"{table.settings.temperature:g}; bands: 95% over "
+        caption += "seeds" if len(table.runs) > 1 else "problems"
         style.finish(axes, path, caption)
-
-
-def write(results: Results, folder: Path, device: str, figure_format: str) -> Path:
-    """Write eval.json, of every measure mean and 95% interval, and the picture; returns its path."""
-    settings = dataclasses.asdict(results.settings) | {"runs": results.runs, "device": device}
-    record = {"settings": settings, "policies": {}}
-    for policy, estimates in results.estimates.items():
-        record["policies"][policy] = {}
-        for name, estimate in estimates.items():
-            interval = [estimate.mean - estimate.margin, estimate.mean + estimate.margin]
-            record["policies"][policy][name] = {"mean": estimate.mean, "interval": interval}
-    write_text(folder / "eval.json", json.dumps(record, indent=1))
-    picture = folder / f"best_at_k.{figure_format}"
-    draw_best_at_k(results, picture)
-    return picture
 
 
 # The evaluation of runs.
 
 
-def evaluate(
-    runs: list[Path],
-    *,
-    device: str = "cpu",
-    jobs: int = 1,
-    out: Path | None = None,
-    figure_format: str = "png",
-    **changes: str | float | None,
-) -> None:
-    """Evaluate run folders: print tables, write eval.json and figures. Of several runs the means, too.
+@dataclass
+class EvalFlags:
+    """The flags of eval.py."""
 
-    Args:
-        jobs: policies that are evaluated at a time.
-        out: folder for what is written, one in it for each of several runs; None: the run folders.
-        changes: fields of Settings that differ from the runs' own.
-    """
-    evaluations = [evaluation_of(run, changes) for run in runs]
-    check_comparable(evaluations)
-    for evaluation, folder in zip(evaluations, output_folders(runs, out), strict=True):
-        evaluation.folder = folder or evaluation.folder
-    measures = []
-    for evaluation in evaluations:
-        measures.append(evaluate_run(evaluation, device, jobs, figure_format))
-    if len(runs) == 1:
-        return
-
-    results = results_of(evaluations, stacked(measures))
-    print_table(results)
-    print_left_out({str(run): list(own) for run, own in zip(runs, measures, strict=True)})
-    first = evaluations[0]
-    summary = runs[0].parent / f"{first.config.task_name}-summary"
-    if first.folder != runs[0]:
-        summary = summary / first.folder.name
-    folder = out or summary
-    with writing(folder):
-        picture = write(results, folder, device, figure_format)
-    print(f"figures: {picture}")
+    split: Literal["test", "validation"] = flag("test", "split of the held-out problems")
+    problems: int = flag(0, "held-out problems; 0: as in the run, 200 after --eval-problems 0")
+    pool: int = flag(0, "candidates per problem; 0: as in the run")
+    temperature: float = flag(0.0, "sampling temperature of the candidates; 0: as in the run")
+    device: Literal["auto", "cpu", "cuda", "mps"] = flag("auto", "auto: as train.py chooses")
+    jobs: int = flag(1, "policies that are evaluated at a time, each in a process")
+    out: str = flag("", "folder for what is written; empty: the run folder")
+    figure_format: Literal["png", "svg", "pdf"] = flag("png", "format of the figures")
 
 
-def evaluate_run(
-    evaluation: Evaluation, device: str, jobs: int, figure_format: str
-) -> dict[str, dict[str, Tensor]]:
-    """Evaluate one run, print its table, and write its eval.json and figures.
+def evaluate(runs: list[Path], flags: EvalFlags) -> None:
+    """Evaluate run folders: print tables, write eval.json and figures. Of several runs the means, too."""
+    flags.device = device_of(flags.device, all(load_run(run).config.is_tiny for run in runs))
+    open_device(flags.device)
+    evaluations = evaluations_of(runs, flags)
+    tables = [evaluate_run(evaluation, flags) for evaluation in evaluations]
+    if len(runs) > 1:
+        means = mean_of(tables)
+        print_table(means)
+        print_left_out({table.runs[0]: list(table.measures) for table in tables})
+        folder = summary_folder(evaluations, flags.out)
+        with writing(folder):
+            picture = write(means, folder, flags)
+        print(f"figures: {picture}")
 
-    Returns:
-        policy -> measure -> values (N).
-    """
+
+def evaluate_run(evaluation: Evaluation, flags: EvalFlags) -> Table:
+    """Evaluate one run, print its table, and write its eval.json and figures."""
     run = evaluation.run
     config = evaluation.config
     if config.is_tiny:
         torch.set_num_threads(1)
-    names = list(policies(run, config.m))
-    jobs = max(1, min(jobs, len(names)))
     task = task_of(config)
-    shared = task if jobs == 1 else None  # a process of its own loads it itself
-    work = {name: (name, evaluation, device, shared) for name in names}
-    pools = run_all(evaluate_policy, work, jobs)
-    measures = {name: measure(pools[name], task, config.m) for name in names}
+    names = list(policies(run, config.m))
+    shared = task if flags.jobs <= 1 else None  # a process of its own loads it itself
+    work = {name: (name, evaluation, flags.device, shared) for name in names}
+    pools = run_all(evaluate_policy, work, max(1, flags.jobs))
 
+    # A finite data set may hold fewer problems than asked for.
+    settings = dataclasses.replace(evaluation.settings, problems=len(pools["start"].problems))
+    measures = {name: measure(pools[name], task, config.m) for name in names}
+    table = Table([str(run)], settings, measures)
     unfinished = progress(run, config)
     if unfinished:
         print(f"{run} is not finished: {unfinished}")
-    results = results_of([evaluation], measures)
-    print_table(results)
-    costs = [training_cost(run, name, config.m) for name in names if name in ADVANTAGES]
-    print(f"sampled in training: {'; '.join(costs)}")
+    print_table(table)
+    print(training_costs(run, [name for name in names if name in ADVANTAGES], config.m))
+
     with writing(evaluation.folder):
-        picture = write(results, evaluation.folder, device, figure_format)
-        figures = [picture, *plots.run_figures(evaluation, task, pools, figure_format)]
+        figures = [write(table, evaluation.folder, flags)]
+        figures += plots.run_figures(evaluation, task, pools, flags.figure_format)
     print(f"figures: {', '.join(map(str, figures))}")
-    return measures
+    return table
+
+
+def write(table: Table, folder: Path, flags: EvalFlags) -> Path:
+    """Write eval.json and the picture of best@k, whose path is returned."""
+    write_table(table, folder / "eval.json", flags.device)
+    picture = folder / f"best_at_k.{flags.figure_format}"
+    draw_best_at_k(table, picture)
+    return picture
 
 
 def evaluate_policy(
@@ -422,60 +342,14 @@ def evaluate_policy(
     )
 
 
-def stacked(measures: list[dict[str, dict[str, Tensor]]]) -> dict[str, dict[str, Tensor]]:
-    """The measures of several runs together, (runs, N), of the policies that all of them have."""
-    together = {}
-    for policy, by_name in measures[0].items():
-        if all(policy in own for own in measures):
-            together[policy] = {}
-            for name in by_name:
-                together[policy][name] = torch.stack([own[policy][name] for own in measures])
-    return together
-
-
-# The command.
-
-
-@dataclass
-class EvalFlags:
-    """The flags of eval.py."""
-
-    split: Literal["test", "validation"] = flag(
-        "test", "held-out problems; validation is for tuning"
-    )
-    problems: int = flag(
-        0, "number of held-out problems; 0: as in the run, 200 after --eval-problems 0"
-    )
-    pool: int = flag(0, "candidates per problem; 0: as in the run")
-    temperature: float = flag(0.0, "sampling temperature of the candidates; 0: as in the run")
-    device: Literal["auto", "cpu", "cuda", "mps"] = flag("auto", "auto: as train.py chooses")
-    jobs: int = flag(1, "policies that are evaluated at a time, each in a process")
-    out: str = flag("", "folder for what is written; empty: the run folder")
-    figure_format: Literal["png", "svg", "pdf"] = flag("png", "format of the figures")
-
-
 def run(argv: list[str] | None) -> None:
-    """Evaluate what the command names."""
+    """Evaluate the runs that the command names."""
     parser = Parser(EvalFlags, "eval.py", __doc__.split("\n\n")[0])
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders of train.py")
     flags, rest = parser.parse_args_into_dataclasses(argv)
     used = dataclasses.replace(flags, pool=flags.pool or 1, temperature=flags.temperature or 1)
     check_ranges(used)
-    runs = [Path(name) for name in rest.runs]
-    is_tiny = all(load_run(run).config.is_tiny for run in runs)
-    device = device_of(flags.device, is_tiny)
-    open_device(device)
-    evaluate(
-        runs,
-        device=device,
-        jobs=flags.jobs,
-        out=Path(flags.out) if flags.out else None,
-        figure_format=flags.figure_format,
-        split=flags.split,
-        problems=flags.problems or None,
-        pool=flags.pool or None,
-        temperature=flags.temperature or None,
-    )
+    evaluate([Path(name) for name in rest.runs], flags)
 
 
 def main(argv: list[str] | None = None) -> None:

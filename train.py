@@ -72,7 +72,7 @@ from engine.snapshots import is_snapshot_step, write_snapshot
 from engine.start import load_start
 from engine.tasks import check_task, held_out, take_problems
 from engine.trackers import open_tracker
-from eval import diversity, evaluate, sample_pool
+from eval import EvalFlags, diversity, evaluate, sample_pool
 from rewards import Problem, Task, UserError, open_thought, write_answers
 from rollout import (
     Policy,
@@ -764,7 +764,7 @@ def train_run(
         print(f"{names} on {config.device}, {disk_line(config, jobs)}", file=sys.stderr)
         train_methods(config, task, jobs)
     if config.eval_problems:
-        evaluate([out], device=config.device, jobs=jobs)
+        evaluate([out], EvalFlags(device=config.device, jobs=jobs))
         return
     newest = [str(checkpoints(out / method)[-1]) for method in config.method]
     print(f"checkpoints: {', '.join(newest)}\ntable and figures: python eval.py {out}")

@@ -1,9 +1,10 @@
-"""Evaluations: their settings, pools and results, and which runs may share a mean."""
+"""Evaluations: their settings and pools, and which runs may share a mean."""
 
 import dataclasses
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -48,24 +49,17 @@ class Pool:
     objective_mask: Tensor  # (N, k) bool, the objectives that each problem has
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """The mean of a measure, and half of its 95% interval."""
-
-    mean: float
-    margin: float
-
-
-@dataclass
-class Results:
-    """What was measured of the policies of one run, or of several runs together."""
-
-    runs: list[str]
-    settings: Settings
-    estimates: dict[str, dict[str, Estimate]]  # policy -> measure
-
-    def mean(self, policy: str, measure: str) -> float:
-        return self.estimates[policy][measure].mean
+def evaluations_of(runs: list[Path], flags: Any) -> list[Evaluation]:
+    """How eval.py's flags evaluate runs: a flag that is 0 or empty is as in the run."""
+    changes = {}
+    for field in dataclasses.fields(Settings):
+        changes[field.name] = getattr(flags, field.name) or None
+    evaluations = [evaluation_of(run, changes) for run in runs]
+    check_comparable(evaluations)
+    out = Path(flags.out) if flags.out else None
+    for evaluation, folder in zip(evaluations, output_folders(runs, out), strict=True):
+        evaluation.folder = folder or evaluation.folder
+    return evaluations
 
 
 def evaluation_of(run: Path, changes: dict) -> Evaluation:
@@ -157,3 +151,12 @@ def output_folders(runs: list[Path], out: Path | None) -> list[Path | None]:
                 f"name in {out}; rename one"
             )
     return [out] if len(runs) == 1 else [out / name for name in names]
+
+
+def summary_folder(evaluations: list[Evaluation], out: str) -> Path:
+    """The folder for the means of several runs: `out`, or one beside the first of them."""
+    if out:
+        return Path(out)
+    first = evaluations[0]
+    folder = first.run.parent / f"{first.config.task_name}-summary"
+    return folder if first.folder == first.run else folder / first.folder.name
