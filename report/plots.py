@@ -26,7 +26,7 @@ TRAINING_PANELS = {  # key in metrics.jsonl: title, label of the y axis
     "diversity": ("diversity", "mean pairwise L1 distance"),
     "reward": ("mean reward", "the task's own scalar"),
     "answers": ("different answers", "share of those asked for"),
-    "W@m": ("W@m", "expected utility of the best of m answers"),
+    "W@m": ("W@m", "utility of the best of m answers"),
     "entropy": ("entropy of the policy", "nats per token"),
 }
 SEARCH_PANELS = {  # key in search.json: title
@@ -130,6 +130,7 @@ def training(curves: list[Curve], temperature: float, path: Path) -> None:
                 _draw_start_levels(ax, curves, key, " (step 1)")
             heading, unit = TRAINING_PANELS[key]
             ax.set(title=heading, xlabel="training step", ylabel=unit)
+            ax.xaxis.get_major_locator().set_params(integer=True)
             lowest = min(row[key] for curve in curves for row in curve.rows)
             ax.set_ylim(min(0.0, lowest), None)
         caption = (
@@ -149,7 +150,7 @@ def progress(curves: list[Curve], measures: list[str], path: Path) -> None:
     """
     measures = list(dict.fromkeys(measures))  # a pool of one has best@1 twice
     from_start = [curve for curve in curves if curve.rows[0]["step"] == 0]
-    with style.new_figure(1, len(measures), (4.4 * len(measures), 4.2)) as axes:
+    with style.new_figure(1, len(measures), (3.6 * len(measures), 4), sharey=True) as axes:
         for ax, measure in zip(axes[0], measures, strict=True):
             for curve in curves:
                 steps = [row["step"] for row in curve.rows]
@@ -157,6 +158,7 @@ def progress(curves: list[Curve], measures: list[str], path: Path) -> None:
                 ax.plot(steps, values, **style.curve_style(curve.look))
             _draw_start_levels(ax, from_start, measure)
             ax.set(title=measure, xlabel="training step")
+            ax.xaxis.get_major_locator().set_params(integer=True)
             ax.grid(alpha=0.25, lw=0.6)
         style.finish(axes, path, "Evaluations in training, means over their problems")
 

@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,12 +12,13 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from engine.config import Config
+from engine.evaluations import Evaluation, Pool, Settings
 from engine.looks import LOOKS, look_of
-from eval import Pool
 from report import plots
-from report.plots import TrainingCurve
+from report.drawings import Drawing, drawing_of
+from report.plots import Curve
 from report.search_tables import search_table
-from rewards import Drawing, Problem, Task, UserError
+from rewards import Fence, Problem, Task, Toy
 from vpo import ADVANTAGES
 
 
@@ -48,8 +49,8 @@ def make_pools(names=("start", "grpo", "vpo"), N=5, n=8, k=3):
     return {name: torch.rand(N, n, k, generator=generator).mul(3).round() / 3 for name in names}
 
 
-def curve(method: str, rows: list[dict]) -> TrainingCurve:
-    return TrainingCurve(method, look_of(method), rows)
+def curve(method: str, rows: list[dict]) -> Curve:
+    return Curve(method, look_of(method), rows)
 
 
 @pytest.fixture
@@ -104,13 +105,15 @@ def test_every_figure_is_written_and_none_stays_open(tmp_path, suffix, drawn):
     assert (
         "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
     )
-    small = [
-        (text.get_text(), text.get_size())
-        for figure in drawn
-        for text in figure.findobj(Text)
-        if text.get_text() and text.get_size() < 8
-    ]
-    assert len(drawn) == 3 * (1 + (suffix == "svg")) and not small
+    shown = [text for figure in drawn for text in figure.findobj(Text) if text.get_text()]
+    assert min(text.get_size() for text in shown) >= 8
+
+
+def write_log(run: Path, name: str, rows: list[dict]) -> None:
+    """A log of the method my_method."""
+    (run / "my_method").mkdir(exist_ok=True)
+    lines = [json.dumps(row) + "\n" for row in rows]
+    (run / f"my_method/{name}.jsonl").write_text("".join(lines))
 
 
 @pytest.mark.draws
@@ -118,46 +121,64 @@ def test_every_figure_is_written_and_none_stays_open(tmp_path, suffix, drawn):
 def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task, names):
     """Guards against views that know our methods and tasks alone: both are of one's own here."""
     monkeypatch.setitem(ADVANTAGES, "my_method", ADVANTAGES["grpo"])
-    (tmp_path / "my_method").mkdir()
-    row = {"step": 1, "diversity": 1.0, "reward": 0.5, "answers": 1.0, "entropy": 2.0}
-    (tmp_path / "my_method/metrics.jsonl").write_text(json.dumps(row) + "\n")
+    write_log(tmp_path, "metrics", [{"step": 1, "diversity": 1.0, "reward": 0.5, "entropy": 2.0}])
+    write_log(tmp_path, "evaluations", [{"step": 2, "best@1": 0.1, "best@4": 0.2, "W@4": 0.3}])
     mask = torch.ones(2, 2, dtype=torch.bool)
     pools = {}
     for name, rewards in make_pools(("start", "start_sets", "my_method"), 2, 4, 2).items():
         pools[name] = Pool(problems(2), [["x"] * 4] * 2, rewards, rewards.mean(-1), mask)
-    evaluation = SimpleNamespace(run=tmp_path, folder=tmp_path, config=Config())
+    settings = Settings("test", 2, 4, 0.7)
+    evaluation = Evaluation(tmp_path, Config(pool=4), settings, tmp_path)
     paths = plots.run_figures(evaluation, task, pools, "svg")
-    expected = [tmp_path / f"{name}.svg" for name in ("diversity", "reward_vectors", *names)]
-    assert paths == expected and all(path.stat().st_size for path in paths)
-    assert "my_method" in texts(drawn[0])
+    expected = [f"{name}.svg" for name in ("diversity", "progress", "reward_vectors", *names)]
+    assert [path.name for path in paths] == expected and all(path.stat().st_size for path in paths)
     own = [line for line in drawn[0].axes[0].lines if line.get_label() == "my_method"]
     assert own[0].get_color() == look_of("my_method").color
-    assert {"objective 1", "objective 2"} <= {*texts(drawn[1])}
+    assert {"objective 1", "objective 2"} <= {*texts(drawn[2])}
 
-    (tmp_path / "my_method/metrics.jsonl").unlink()  # a run without its logs is evaluated, too
-    assert plots.run_figures(evaluation, task, pools, "svg") == expected[1:]
+    for log in (tmp_path / "my_method").iterdir():  # a run without its logs is evaluated, too
+        log.unlink()
+    paths = plots.run_figures(evaluation, task, pools, "svg")
+    assert [path.name for path in paths] == expected[2:]
 
 
 def test_training_smooths_around_the_step(tmp_path, drawn):
     rows = [{"step": i, "diversity": 2.0 * i, "reward": 0.5} for i in range(1, 21)]
-    curves = [curve("vpo", rows), curve("new", rows[:1]), curve("grpo", [])]
-    plots.training(curves, 0.8, tmp_path / "training.png")
+    plots.training([curve("vpo", rows), curve("new", rows[:1])], 0.8, tmp_path / "training.png")
     line = next(line for line in drawn[0].axes[0].lines if line.get_label() == "VPO")
     assert line.get_xydata()[0].tolist() == [5.5, 11.0] and len(line.get_xdata()) == 11
     shown = {*texts(drawn[0])}
     assert any("temperature 0.8" in text for text in shown)
     assert all(ax.get_ylim()[0] == 0 for ax in drawn[0].axes), "0.35 would tower above 0.34"
     assert {"VPO", "new", "start model (step 1)", "start model, sets (step 1)"} <= shown
-    assert "GRPO" not in shown
 
 
-def test_training_draws_entropy_where_all_logs_have_it(tmp_path, drawn):
-    rows = [{"step": 1, "diversity": 1.0, "reward": 0.5, "answers": 1.0, "entropy": 2.0}]
-    without = [{"step": 1, "diversity": 1.0, "reward": 0.5, "answers": 1.0}]
-    plots.training([curve("vpo", rows)], 1.0, tmp_path / "a.png")
-    plots.training([curve("vpo", rows), curve("grpo", without)], 1.0, tmp_path / "b.png")
-    assert [len(figure.axes) for figure in drawn] == [4, 3]
-    assert drawn[0].axes[3].get_ylabel() == "nats per token"
+def test_training_draws_what_all_logs_have(tmp_path, drawn):
+    """W@m takes the place of entropy; guards against a panel that an older log cannot fill."""
+    row = {"step": 1, "diversity": 1.0, "reward": 0.5, "answers": 1.0}
+    entropy = row | {"entropy": 2.0}
+    both = entropy | {"W@m": 0.6}
+    for rows in ([both, both], [both, entropy], [entropy, row]):
+        curves = [curve("vpo", rows[:1]), curve("grpo", rows[1:])]
+        plots.training(curves, 1.0, tmp_path / "a.png")
+    shown = [[ax.get_title() for ax in figure.axes][3:] for figure in drawn]
+    assert shown == [["W@m"], ["entropy of the policy"], []]
+
+
+def test_progress_shows_the_start_model_as_a_level(tmp_path, drawn):
+    """GRPO's first evaluation is of single answers, VPO's of sets: guards against one level for both."""
+    measures = ["best@1", "best@30", "W@30"]
+    rows = {}
+    for method, level in (("grpo", 0.3), ("vpo", 0.2)):
+        rows[method] = [dict.fromkeys(measures, level + i) | {"step": 25 * i} for i in range(3)]
+    plots.progress([curve(*item) for item in rows.items()], measures, tmp_path / "a.png")
+    axes = drawn[0].axes
+    assert [ax.get_title() for ax in axes] == measures
+    lines = {line.get_label(): line.get_xydata().tolist() for line in axes[2].lines}
+    assert lines["GRPO"] == [[0, 0.3], [25, 1.3], [50, 2.3]]
+    assert [lines["start model"][0][1], lines["start model, sets"][0][1]] == [0.3, 0.2]
+    plots.progress([curve("vpo", rows["vpo"][1:])], measures, tmp_path / "b.png")
+    assert "start model" not in " ".join(texts(drawn[1])), "no record of step 0"
 
 
 def test_reward_vectors_show_the_conflict(tmp_path, drawn):
@@ -226,30 +247,19 @@ def test_problems_in_columns_have_their_own_headings(tmp_path, drawn):
     assert axes[1].get_title("left").startswith("another\n")
 
 
-def test_a_drawing_that_fails_is_named_and_leaves_nothing(tmp_path, monkeypatch, drawn):
-    """Guards against a traceback of the user's code after the evaluation's minutes."""
-    import matplotlib
+def test_what_draws_a_task():
+    """A subclass of the fence is drawn, too, with the objectives that it has; the toy is not."""
 
-    pools = {"vpo": ([["x"]], torch.zeros(1, 1, 1))}
-    size = matplotlib.rcParams["axes.titlesize"]
-    for method, place in (("draw", "draw of problem '0' failed"), ("summary", "summary failed")):
-        with monkeypatch.context() as patch:
-            patch.setattr(Squares, method, lambda *_: 1 / 0)
-            with pytest.raises(UserError, match=f"task squares: {place}.*ZeroDivisionError"):
-                plots.answers(pools, problems(1), Squares(), tmp_path / "a.svg")
-    assert not drawn and not [*tmp_path.iterdir()]
-    assert matplotlib.rcParams["axes.titlesize"] == size
+    class Colorful(Fence):
+        objectives = (*Fence.objectives, "eve")
 
-
-def test_a_summary_without_names_of_objectives():
-    """Guards against a zip of no names with k means."""
-
-    class Nameless(Drawing, Task):
-        pass
-
-    rewards = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
-    assert plots.summary_of(Nameless(), rewards) == "mean reward 0.25"
-    assert plots.summary_of(Plain(), rewards) == "1 of 2 earn something"
+    assert drawing_of(Toy()) is None
+    assert drawing_of(Squares()).draw
+    drawing = drawing_of(Colorful())
+    assert drawing.summary(torch.tensor([[1.0, 0.0, 0.0, 0.5]])).endswith("eve 0.50")
+    axes = Figure().subplots()
+    drawing.draw(axes, Problem("0", None), ["red red red red red red", "a cat"], "red")
+    assert len(axes.patches) == 6
 
 
 def test_the_typical_problem_is_the_one_with_the_median_gap():
