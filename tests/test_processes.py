@@ -201,7 +201,7 @@ def test_a_task_and_a_method_of_ones_own_reach_the_processes(capsys):
     """
     fence = inspect.getsource(rewards.Fence)
     Path("my_task.py").write_text(
-        f"from random import Random\n\nfrom rewards import Drawing, Problem, Task\n\n\n{fence}"
+        f"from random import Random\n\nfrom rewards import Problem, Task\n\n\n{fence}"
     )
     Path("my_method.py").write_text(
         f"import sys\n\nsys.path.append({str(ROOT)!r})\nfrom vpo import ADVANTAGES, grpo\n\n\n"

@@ -1,9 +1,6 @@
 """The figures: what they say, that they are written, and that drawing leaves nothing behind."""
 
-import json
-import re
-import sys
-from pathlib import Path
+import shutil
 
 import pytest
 import torch
@@ -13,6 +10,7 @@ from matplotlib.text import Text
 
 from engine.config import Config
 from engine.evaluations import Evaluation, Pool, Settings
+from engine.files import append
 from engine.looks import LOOKS, look_of
 from report import plots
 from report.drawings import Drawing, drawing_of
@@ -67,53 +65,35 @@ def drawn(monkeypatch):
 
 
 def texts(figure) -> list[str]:
-    return [
-        text.get_text() for text in figure.findobj(Text) if text.get_text() and text.get_visible()
-    ]
+    shown = [text for text in figure.findobj(Text) if text.get_visible()]
+    return [text.get_text() for text in shown if text.get_text()]
 
 
 def test_looks(monkeypatch):
     """Guards against two methods of one's own that look alike in a figure."""
     for name in ("my_method", "other_method"):
         monkeypatch.setitem(ADVANTAGES, name, ADVANTAGES["grpo"])
-    assert look_of("start_sets").title == "start model, sets"
-    assert look_of("my_method").title == "my_method"
     colors = [look_of(name).color for name in (*LOOKS, "my_method", "other_method")]
     assert len(set(colors)) == len(colors)
-    assert all(re.fullmatch("#[0-9a-f]{6}", color) for color in colors)
     assert look_of("not_registered").color == look_of("my_method").color
 
 
 @pytest.mark.draws
-@pytest.mark.parametrize("suffix", ["svg", "png"])
-def test_every_figure_is_written_and_none_stays_open(tmp_path, suffix, drawn):
+def test_a_figure_that_is_written_again_is_the_same(tmp_path, drawn):
+    """Guards against files that differ where the numbers do not, and texts that nobody can read."""
     pools = make_pools()
     rows = [{"step": i + 1, "diversity": 1 / (i + 1), "reward": i / 30} for i in range(30)]
     given = {name: ([["x"]] * 5, rewards) for name, rewards in pools.items()}
-    paths = [tmp_path / f"{name}.{suffix}" for name in ("training", "vectors", "answers")]
-
-    def draw_all() -> list[bytes]:
+    paths = [tmp_path / f"{name}.svg" for name in ("training", "vectors", "answers")]
+    written = []
+    for _ in range(2):
         plots.training([curve("grpo", rows)], 1.0, paths[0])
         plots.reward_vectors(pools, ["a", "b", "c"], paths[1])
         plots.answers(given, problems(5), Squares(), paths[2])
-        return [path.read_bytes() for path in paths]
-
-    written = draw_all()
-    assert all(len(data) > 1000 for data in written)
-    if suffix == "svg":  # written again it is the same file
-        assert draw_all() == written
-    assert (
-        "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
-    )
+        written.append([path.read_bytes() for path in paths])
+    assert written[0] == written[1]
     shown = [text for figure in drawn for text in figure.findobj(Text) if text.get_text()]
     assert min(text.get_size() for text in shown) >= 8
-
-
-def write_log(run: Path, name: str, rows: list[dict]) -> None:
-    """A log of the method my_method."""
-    (run / "my_method").mkdir(exist_ok=True)
-    lines = [json.dumps(row) + "\n" for row in rows]
-    (run / f"my_method/{name}.jsonl").write_text("".join(lines))
 
 
 @pytest.mark.draws
@@ -121,14 +101,15 @@ def write_log(run: Path, name: str, rows: list[dict]) -> None:
 def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task, names):
     """Guards against views that know our methods and tasks alone: both are of one's own here."""
     monkeypatch.setitem(ADVANTAGES, "my_method", ADVANTAGES["grpo"])
-    write_log(tmp_path, "metrics", [{"step": 1, "diversity": 1.0, "reward": 0.5, "entropy": 2.0}])
-    write_log(tmp_path, "evaluations", [{"step": 2, "best@1": 0.1, "best@4": 0.2, "W@4": 0.3}])
+    row = {"step": 1, "diversity": 1.0, "reward": 0.5, "best@1": 0.1, "best@4": 0.2, "W@4": 0.3}
+    (tmp_path / "my_method").mkdir()
+    for log in ("metrics", "evaluations"):
+        append(tmp_path / f"my_method/{log}.jsonl", row)
     mask = torch.ones(2, 2, dtype=torch.bool)
     pools = {}
     for name, rewards in make_pools(("start", "start_sets", "my_method"), 2, 4, 2).items():
         pools[name] = Pool(problems(2), [["x"] * 4] * 2, rewards, rewards.mean(-1), mask)
-    settings = Settings("test", 2, 4, 0.7)
-    evaluation = Evaluation(tmp_path, Config(pool=4), settings, tmp_path)
+    evaluation = Evaluation(tmp_path, Config(pool=4), Settings("test", 2, 4, 0.7), tmp_path)
     paths = plots.run_figures(evaluation, task, pools, "svg")
     expected = [f"{name}.svg" for name in ("diversity", "progress", "reward_vectors", *names)]
     assert [path.name for path in paths] == expected and all(path.stat().st_size for path in paths)
@@ -136,8 +117,7 @@ def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task, names):
     assert own[0].get_color() == look_of("my_method").color
     assert {"objective 1", "objective 2"} <= {*texts(drawn[2])}
 
-    for log in (tmp_path / "my_method").iterdir():  # a run without its logs is evaluated, too
-        log.unlink()
+    shutil.rmtree(tmp_path / "my_method")  # a run without its logs is evaluated, too
     paths = plots.run_figures(evaluation, task, pools, "svg")
     assert [path.name for path in paths] == expected[2:]
 
@@ -147,10 +127,10 @@ def test_training_smooths_around_the_step(tmp_path, drawn):
     plots.training([curve("vpo", rows), curve("new", rows[:1])], 0.8, tmp_path / "training.png")
     line = next(line for line in drawn[0].axes[0].lines if line.get_label() == "VPO")
     assert line.get_xydata()[0].tolist() == [5.5, 11.0] and len(line.get_xdata()) == 11
-    shown = {*texts(drawn[0])}
-    assert any("temperature 0.8" in text for text in shown)
     assert all(ax.get_ylim()[0] == 0 for ax in drawn[0].axes), "0.35 would tower above 0.34"
-    assert {"VPO", "new", "start model (step 1)", "start model, sets (step 1)"} <= shown
+    assert {"VPO", "new", "start model (step 1)", "start model, sets (step 1)"} <= {
+        *texts(drawn[0])
+    }
 
 
 def test_training_draws_what_all_logs_have(tmp_path, drawn):
@@ -181,70 +161,58 @@ def test_progress_shows_the_start_model_as_a_level(tmp_path, drawn):
     assert "start model" not in " ".join(texts(drawn[1])), "no record of step 0"
 
 
+def labels(axes) -> set[str]:
+    return {axes.get_xlabel(), axes.get_ylabel()}
+
+
 def test_reward_vectors_show_the_conflict(tmp_path, drawn):
+    """The first and the last objective exclude each other; a minimum of their own changes nothing."""
     gold = torch.tensor([[1.0, 0.0, 0.5], [0.0, 1.0, 0.5], [1.0, 0.0, 0.0], [1.0, 0.0, 0.5]])
-    # The first and the last objective exclude each other.
     rewards = gold[:, [0, 2, 1]].expand(4, 4, 3)
-    pools = dict.fromkeys(("start", "vpo"), rewards)
-    plots.reward_vectors(pools, ["gold", "lava", "gems"], tmp_path / "a.png")
+    names = ["gold", "lava", "gems"]
+    plots.reward_vectors(dict.fromkeys(("start", "vpo"), rewards), names, tmp_path / "a.png")
     axes = drawn[0].axes
     titles = [f"{name}\n3 different, 2 in this view" for name in ("start model", "VPO")]
     assert [ax.get_title() for ax in axes] == titles
-    assert {axes[0].get_xlabel(), axes[0].get_ylabel()} == {"gold", "gems"}
-    assert texts(axes[0]).count("3") == 1
-    assert any(text.endswith("2 of 3 objectives are shown") for text in texts(drawn[0]))
+    assert labels(axes[0]) == {"gold", "gems"} and texts(axes[0]).count("3") == 1
+    below = next(text for text in drawn[0].findobj(Text) if text.get_text().startswith("Reward"))
+    assert below.get_text().endswith("2 of 3 objectives are shown")
+    renderer = FigureCanvasAgg(drawn[0]).get_renderer()
+    assert below.get_window_extent(renderer).width < drawn[0].bbox.width, "a long line, two panels"
 
     lower = torch.cat([rewards - 5, torch.full((4, 20, 3), -5.0)], 1)  # and many empty slots
-    plots.reward_vectors({"vpo": lower}, ["gold", "lava", "gems"], tmp_path / "e.png", minimum=-5.0)
-    axes = drawn.pop().axes
-    assert {axes[0].get_xlabel(), axes[0].get_ylabel()} == {"gold", "gems"}
+    plots.reward_vectors({"vpo": lower}, names, tmp_path / "b.png", minimum=-5.0)
+    assert labels(drawn[1].axes[0]) == {"gold", "gems"}
 
-    padded = torch.zeros(2, 4, 4)  # k differs: the first problem has but two objectives
+
+def test_reward_vectors_of_unusual_objectives(tmp_path, drawn):
+    """Guards against correlations of what differs between problems, is constant, or stands alone."""
+    padded = torch.zeros(2, 4, 4)  # the first problem has but two objectives
     padded[0, :, :2] = torch.tensor([[1, 0], [0, 1], [1, 1], [0, 1]])
     padded[1, :, :2] = padded[1, :2, 2] = padded[1, 2:, 3] = 1
-    plots.reward_vectors(dict.fromkeys("abcde", padded), [], tmp_path / "b.png")
-    axes = drawn[1].axes
-    assert {axes[0].get_xlabel(), axes[0].get_ylabel()} == {"objective 1", "objective 2"}
-    assert sum(ax.get_visible() for ax in axes) == 5
-
-    below = [text for text in drawn[0].findobj(Text) if text.get_text().startswith("Reward")]
-    renderer = FigureCanvasAgg(drawn[0]).get_renderer()
-    width = below[0].get_window_extent(renderer).width
-    assert width < drawn[0].bbox.width, "a long line, but two panels"
-
-    constant = {"vpo": torch.ones(2, 4, 2)}
-    plots.reward_vectors(constant, ["one", "two"], tmp_path / "c.png")
-    assert {drawn[2].axes[0].get_xlabel(), drawn[2].axes[0].get_ylabel()} == {"one", "two"}
-    plots.reward_vectors({"vpo": torch.full((2, 4, 1), -2.0)}, ["one"], tmp_path / "d.png")
+    plots.reward_vectors(dict.fromkeys("abcde", padded), [], tmp_path / "a.png")
+    assert labels(drawn[0].axes[0]) == {"objective 1", "objective 2"}
+    assert sum(ax.get_visible() for ax in drawn[0].axes) == 5
+    plots.reward_vectors({"vpo": torch.ones(2, 4, 2)}, ["one", "two"], tmp_path / "b.png")
+    assert labels(drawn[1].axes[0]) == {"one", "two"}
+    plots.reward_vectors({"vpo": torch.full((2, 4, 1), -2.0)}, ["one"], tmp_path / "c.png")
 
 
 @pytest.mark.parametrize("wide", [False, True])
 def test_answers_count_the_problems_that_a_pool_solves(tmp_path, drawn, wide):
+    """Of the full reward in the objectives that a problem has; half of it solves nothing."""
     task = Squares()
     task.wide = wide
     pools = {name: ([["x", "y"]] * 3, torch.zeros(3, 2, 2)) for name in ("grpo", "vpo")}
     plots.answers(pools, problems(3), task, tmp_path / "a.png")
     assert len(drawn[0].axes) == 6 and {"GRPO", "VPO"} <= {*texts(drawn[0])}
     assert texts(drawn[0]).count(task.summary(torch.zeros(2, 2))) == 6
-    # Half of it; all of it where a problem has but this objective.
     pools["vpo"][1][:2, 1, 0] = 1
-    own = {
-        name: (given, [rewards[0][:, :1], *rewards[1:]]) for name, (given, rewards) in pools.items()
-    }
+    own = {}
+    for name, (given, rewards) in pools.items():
+        own[name] = (given, [rewards[0][:, :1], *rewards[1:]])
     plots.answers(own, problems(3), task, tmp_path / "b.png")
     assert {"GRPO\nsolves 0 of 3 problems", "VPO\nsolves 1 of 3 problems"} <= {*texts(drawn[1])}
-    assert any("1 objectives" in text for text in texts(drawn[1]))
-
-
-def test_problems_in_columns_have_their_own_headings(tmp_path, drawn):
-    task = Squares()
-    task.wide = True
-    pools = {name: ([["x"]] * 2, torch.zeros(2, 1, 2)) for name in ("start", "grpo", "vpo")}
-    plots.answers(pools, problems(2), task, tmp_path / "a.png", columns=["one text", "another"])
-    axes = drawn[0].axes
-    assert [ax.get_ylabel() for ax in axes[::2]] == ["start model", "GRPO", "VPO"]
-    assert axes[0].get_title("left").startswith("one text\n")
-    assert axes[1].get_title("left").startswith("another\n")
 
 
 def test_what_draws_a_task():
@@ -254,7 +222,6 @@ def test_what_draws_a_task():
         objectives = (*Fence.objectives, "eve")
 
     assert drawing_of(Toy()) is None
-    assert drawing_of(Squares()).draw
     drawing = drawing_of(Colorful())
     assert drawing.summary(torch.tensor([[1.0, 0.0, 0.0, 0.5]])).endswith("eve 0.50")
     axes = Figure().subplots()
@@ -269,14 +236,14 @@ def test_the_typical_problem_is_the_one_with_the_median_gap():
     start = vpo + torch.rand(5, 2, 1)
     pools = {"start": start, "grpo": torch.zeros(5, 2, 1), "vpo": vpo}
     assert plots.typical_problem(pools) == 4
-    assert plots.typical_problem({"start": vpo, "vpo": vpo}) in range(5)
 
 
-def test_problems_that_look_alike_are_drawn_once(tmp_path, drawn):
+def test_problems_that_look_alike_are_drawn_once_below_their_heading(tmp_path, drawn):
     pools = {"grpo": ([["x"]] * 3, torch.zeros(3, 1, 2))}
     same = [Problem(str(i), None) for i in range(3)]
-    plots.answers(pools, same, Squares(), tmp_path / "a.png")
+    plots.answers(pools, same, Squares(), tmp_path / "a.png", columns=["a text"])
     assert len(drawn[0].axes) == 1 and "1 candidates per policy" in texts(drawn[0])
+    assert drawn[0].axes[0].get_title("left").startswith("a text\n")
 
 
 def made_search(targets: list[float | None]) -> dict:
