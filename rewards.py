@@ -166,25 +166,6 @@ class Task:
         )
 
 
-class Drawing:
-    """What a task may add for the figures, the page and the film: `class Maze(Drawing, Task)`."""
-
-    wide = False  # whether a drawing is wider than high: policies then stand side by side
-    legend = ""  # what the letters and colors of a drawing mean
-
-    def draw(self, axes, problem: Problem, answers: list[str], color: str) -> None:
-        """Draw the answers to a problem on matplotlib axes."""
-        raise NotImplementedError
-
-    def summary(self, rewards: Tensor) -> str:
-        """The title of a drawing: what matters in the reward vectors (n, k) of a pool, counted."""
-        if not self.objectives:
-            return f"mean reward {rewards.mean():.2f}"
-        means = rewards.mean(0).tolist()
-        named = zip(self.objectives, means, strict=True)
-        return "mean reward: " + ", ".join(f"{name} {mean:.2f}" for name, mean in named)
-
-
 # Answers in a text.
 
 
@@ -336,7 +317,7 @@ def number_answers(task: Task, answers: list[str]) -> list[str]:
 # Two whole tasks.
 
 
-class Fence(Drawing, Task):
+class Fence(Task):
     """Paint six boards: Ann likes red, Bob likes blue, Cid likes green, and nobody minds grey.
 
     On average a grey fence is best, so that is what GRPO paints. Of a set with one fence in each
@@ -381,18 +362,6 @@ class Fence(Drawing, Task):
 
     def demonstration(self, problem: Problem, rng: Random) -> str:
         return " ".join(rng.choices(self.words[1:], k=6))
-
-    wide = True
-    legend = "ann likes red, bob blue, cid green"
-
-    def draw(self, axes, problem: Problem, answers: list[str], color: str) -> None:
-        """A row of six boards per answer, equal ones together; an answer of other words is blank."""
-        paint = {"red": "#c8373c", "blue": "#3d6bb3", "green": "#4a9a5b", "grey": "#a7a7a7"}
-        for row, answer in enumerate(sorted(answers)):
-            if any(self.reward(problem, answer)):
-                colors = [paint[board] for board in answer.split()]
-                axes.barh([row] * 6, 0.96, left=range(6), height=0.8, align="edge", color=colors)
-        axes.set(xlim=(0, 6), ylim=(max(len(answers), 1), 0), xticks=[], yticks=[])
 
 
 class Toy(Task):

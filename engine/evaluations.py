@@ -1,9 +1,10 @@
-"""How a run is evaluated, and which runs may share a mean: those that differ in their seeds alone."""
+"""Evaluations: their settings and pools, and which runs may share a mean."""
 
 import dataclasses
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -46,6 +47,19 @@ class Pool:
     rewards: Tensor  # (N, n, k) zero beyond a problem's own objectives
     scalars: Tensor  # (N, n) task scalars
     objective_mask: Tensor  # (N, k) bool, the objectives that each problem has
+
+
+def evaluations_of(runs: list[Path], flags: Any) -> list[Evaluation]:
+    """How eval.py's flags evaluate runs: a flag that is 0 or empty is as in the run."""
+    changes = {}
+    for field in dataclasses.fields(Settings):
+        changes[field.name] = getattr(flags, field.name) or None
+    evaluations = [evaluation_of(run, changes) for run in runs]
+    check_comparable(evaluations)
+    out = Path(flags.out) if flags.out else None
+    for evaluation, folder in zip(evaluations, output_folders(runs, out), strict=True):
+        evaluation.folder = folder or evaluation.folder
+    return evaluations
 
 
 def evaluation_of(run: Path, changes: dict) -> Evaluation:
@@ -124,11 +138,7 @@ def check_trained_alike(method: str, first: Evaluation, other: Evaluation) -> No
 
 
 def output_folders(runs: list[Path], out: Path | None) -> list[Path | None]:
-    """The folders in `out` for what is made of each run; of a single run `out` itself.
-
-    Raises:
-        UserError: `out` is a file, or two runs would get the same folder in it.
-    """
+    """The folders in `out` for what is made of each run; of a single run `out` itself."""
     if out is None:
         return [None] * len(runs)
     if out.is_file():
@@ -141,3 +151,12 @@ def output_folders(runs: list[Path], out: Path | None) -> list[Path | None]:
                 f"name in {out}; rename one"
             )
     return [out] if len(runs) == 1 else [out / name for name in names]
+
+
+def summary_folder(evaluations: list[Evaluation], out: str) -> Path:
+    """The folder for the means of several runs: `out`, or one beside the first of them."""
+    if out:
+        return Path(out)
+    first = evaluations[0]
+    folder = first.run.parent / f"{first.config.task_name}-summary"
+    return folder if first.folder == first.run else folder / first.folder.name

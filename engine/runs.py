@@ -22,7 +22,6 @@ from engine.config import (
     check_subset,
     flag_of,
     peak_rate,
-    resolve,
     task_defaults,
 )
 from engine.files import write_text, writing
@@ -245,25 +244,3 @@ def write_config(config: Config, argv: list[str], stored: StoredRun | None) -> N
     with writing(out):
         record = {"flags": flags, "history": history}
         write_text(out / "config.json", json.dumps(record, indent=1))
-
-
-def start_of(name: str, task_name: str, device: str) -> tuple[Config, Task, str]:
-    """Configuration, task, and folder or Hub id of a run's start model, or of a model.
-
-    Raises:
-        UserError: there is neither.
-    """
-    run = Path(name)
-    if (run / "config.json").exists() and (run / "start").is_dir():
-        config = load_run(run).config
-        return config, task_of(config), str(run / "start")
-    if name == "tiny":
-        raise UserError(
-            "--reward-geometry tiny: it knows nothing before a run; python train.py --steps 1 "
-            "--eval-problems 0 --out FOLDER makes the start of a run, then name its folder"
-        )
-    config = Config(task=task_name, model=name, device=device)
-    task = task_of(config)
-    config = dataclasses.replace(config, **task_defaults(task, name))
-    resolve(config)
-    return config, task, name

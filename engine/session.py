@@ -11,7 +11,7 @@ from engine.doors import as_command, explain_out_of_memory
 from engine.jobs import jobs_of, run_all
 from engine.runs import checkpoints, read_config, steps_done, task_of, write_config
 from engine.start import Demonstrations, start_policy, write_start
-from eval import evaluate
+from eval import EvalFlags, evaluate
 from rewards import Task, UserError
 from vpo import ADVANTAGES
 
@@ -50,7 +50,7 @@ def main(
         print(f"{', '.join(config.method)} on {config.device}", file=sys.stderr)
         train_methods(config, task, jobs, train_method)
         if config.eval_problems:
-            evaluate([out], device=config.device, jobs=jobs)
+            evaluate([out], EvalFlags(device=config.device, jobs=jobs))
             return
         newest = [str(checkpoints(out / method)[-1]) for method in config.method]
         print(f"checkpoints: {', '.join(newest)}\ntable and figures: python eval.py {out}")

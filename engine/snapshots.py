@@ -60,9 +60,6 @@ def read_snapshots(run: Path) -> Snapshots:
     """The snapshots of a run, up to the last step that all methods with snapshots have reached.
 
     A method without a snapshot at a frame's step is shown at its nearest one.
-
-    Raises:
-        UserError: there are no snapshots.
     """
     config = load_run(run).config
     task = task_of(config)

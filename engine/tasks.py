@@ -20,7 +20,7 @@ from torch import Tensor
 import rewards
 from engine.config import Config
 from engine.doors import as_user_error, did_you_mean
-from rewards import Drawing, Problem, Task, UserError
+from rewards import Problem, Task, UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILT_IN = {"fence": rewards.Fence, "toy": rewards.Toy}
@@ -130,7 +130,7 @@ def load_task(name: str, model: str = "tiny", **flags: Any) -> Task:
         task = task_class(**own)
     _check_attributes(task, name)  # those that the constructor has set
     _check_signatures(task, name)
-    for method in methods_of(task_class):
+    for method in methods_of():
         setattr(task, method, _with_user_errors(task, method))
     if model == "tiny":
         task.form = "tags"
@@ -143,11 +143,9 @@ def no_answers_of_its_own(text: str, m: int, finished: bool) -> None:
     """In place of `Task.find_answers`: the answers stand in tags."""
 
 
-def methods_of(task_class: type[Task]) -> dict[str, Callable]:
-    """The methods of rewards.Task, and for a task that draws of rewards.Drawing, by name."""
-    members = dict(vars(Task))
-    if issubclass(task_class, Drawing):
-        members |= vars(Drawing)
+def methods_of() -> dict[str, Callable]:
+    """The methods of rewards.Task by name."""
+    members = vars(Task)
     return {name: value for name, value in members.items() if callable(value) and name[0] != "_"}
 
 
@@ -187,7 +185,7 @@ def _check_flags(task_class: type[Task], name: str) -> None:
 
 def _check_names(task_class: type[Task], name: str) -> None:
     """Raise UserError for a misspelt name: one that is close to a name of Task that the file lacks."""
-    known = {attribute for attribute in (*vars(Task), *vars(Drawing)) if attribute[0] != "_"}
+    known = {attribute for attribute in vars(Task) if attribute[0] != "_"}
     lacking = known - vars(task_class).keys()
     for attribute in vars(task_class).keys() - known:
         if attribute[0] == "_":
@@ -203,10 +201,6 @@ def _check_names(task_class: type[Task], name: str) -> None:
                 f"--task {name}: {attribute} is not in rewards.Task; did you mean {close[0]}? If not, "
                 f"call it _{attribute}"
             )
-    if "draw" in vars(task_class) and not issubclass(task_class, Drawing):
-        raise UserError(
-            f"--task {name}: defines draw; begin it with class {task_class.__name__}(Drawing, Task)"
-        )
 
 
 def _check_reward(task_class: type[Task], name: str) -> None:
@@ -223,7 +217,7 @@ def _check_reward(task_class: type[Task], name: str) -> None:
 
 def _check_signatures(task: Task, name: str) -> None:
     """Raise UserError for a method that does not take the arguments of rewards.Task's."""
-    for method, original in methods_of(type(task)).items():
+    for method, original in methods_of().items():
         arguments = list(inspect.signature(original).parameters)
         try:
             inspect.signature(getattr(task, method)).bind(*arguments[1:])  # without self

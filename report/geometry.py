@@ -3,8 +3,30 @@
 Both are measured on the rollouts of a start model, before any training.
 """
 
+import dataclasses
+from pathlib import Path
+
 import torch
 from torch import Tensor
+
+from engine.config import Config, device_of, open_device, resolve, task_defaults
+from engine.runs import load_run, task_of
+from engine.start import load_start
+from engine.tasks import held_out
+from rewards import Problem, Task, UserError
+from rollout import (
+    Policy,
+    build_prompt,
+    random_generator,
+    read_answers,
+    sample,
+    sampling_options,
+    score,
+)
+from vpo import Scored
+
+GROUPS = 4  # of the start model's rollouts for each problem
+AT_ONCE = 750  # rollouts of the tiny model
 
 
 def geometry(rewards: Tensor, objective_mask: Tensor, scalars: Tensor, G: int) -> dict[str, float]:
@@ -117,3 +139,57 @@ def geometry_report(
         verdict(measures),
     ]
     return "\n".join(lines)
+
+
+def geometry_of(name: str, task_name: str, n_problems: int, device: str) -> str:
+    """What a start model's rollouts on validation problems say of the task's reward vector, as text.
+
+    Args:
+        name: a run folder, whose start model is asked; or a model, asked with the task's defaults.
+        task_name: the task of a model.
+        n_problems: of the validation problems.
+        device: of --device.
+    """
+    config, task, model = start_of(name, task_name, device)
+    policy = load_start(model, task, device=config.device, dtype=config.dtype)
+    problems = held_out(task, "validation", n_problems)
+    scored = score_start(policy, task, problems, config)
+    rewards = scored.vectors.flatten(1, 2)  # (N, n, k)
+    scalars = scored.scalars.flatten(1, 2)  # (N, n)
+    heading = f"{name}: the start model on {len(problems)} validation problems, {scalars.shape[1]} answers each"
+    text = geometry_report(
+        rewards, scored.objective_mask, scalars, config.group_size, task.objectives
+    )
+    return f"{heading}\n{text}"
+
+
+def start_of(name: str, task_name: str, device: str) -> tuple[Config, Task, str]:
+    """Configuration, task, and folder or Hub id of a run's start model, or of a model."""
+    run = Path(name)
+    if (run / "config.json").exists() and (run / "start").is_dir():
+        config = load_run(run).config
+        config.device = device_of(device, config.is_tiny)
+        open_device(config.device)
+        return config, task_of(config), str(run / "start")
+    if name == "tiny":
+        raise UserError(
+            "geometry tiny: it knows nothing before a run; python train.py --steps 1 "
+            "--eval-problems 0 --out FOLDER makes the start of a run, then name its folder"
+        )
+    config = Config(task=task_name, model=name, device=device)
+    task = task_of(config)
+    config = dataclasses.replace(config, **task_defaults(task, name))
+    resolve(config)
+    return config, task, name
+
+
+def score_start(policy: Policy, task: Task, problems: list[Problem], config: Config) -> Scored:
+    """Sample and score a few groups of single answers for each problem."""
+    generator = random_generator(config.seed, 0, "evaluation")
+    options = sampling_options(policy, task, config, 1, generator)
+    options.batch = config.sampling_batch or AT_ONCE
+    prompts = []
+    for problem in problems:
+        prompts += [build_prompt(policy, task, problem, 1)] * GROUPS
+    rollouts = sample(policy, prompts, config.group_size, options)
+    return score(task, problems, read_answers(task, rollouts, 1), 1)

@@ -16,33 +16,13 @@ from PIL import Image
 from torch import Tensor
 
 import vpo
-from engine.files import writing
 from engine.looks import look_of
-from engine.snapshots import Snapshots, read_snapshots
+from engine.snapshots import Snapshots
 from report import plots
-from rewards import Drawing, Problem, Task, UserError
+from report.drawings import drawing_of
+from rewards import Problem, Task, UserError
 
 MAX_BYTES = 1_900_000  # of a page or a film; one that is larger leaves out every other frame
-
-
-def write_page_or_film(run: Path, folder: Path, has_page: bool, has_film: bool) -> None:
-    """Write report.html and film.gif of a run, from what its training kept.
-
-    Args:
-        folder: for what is written.
-
-    Raises:
-        UserError: the run has no snapshots, or a film is asked for of a task that draws nothing.
-    """
-    snapshots = read_snapshots(run)
-    task = snapshots.task
-    if has_film and not isinstance(task, Drawing):
-        raise UserError(f"--film: task {task.name} draws no answers; --page shows them as text")
-    with writing(folder):
-        if has_page:
-            write_page(folder / "report.html", snapshots)
-        if has_film:
-            write_film(folder / "film.gif", snapshots)
 
 
 def write_page(path: Path, snapshots: Snapshots) -> None:
@@ -56,13 +36,19 @@ def write_page(path: Path, snapshots: Snapshots) -> None:
 
 def write_film(path: Path, snapshots: Snapshots) -> None:
     """Write a GIF with a picture of the answers per frame, of a task that draws."""
+    drawing = drawing_of(snapshots.task)
+    if drawing is None:
+        name = snapshots.task.name
+        raise UserError(
+            f"film: task {name} draws no answers; python -m report page shows their text"
+        )
     pictures = []
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "picture.png"
         for frame in snapshots.frames:
             pools = {name: _texts_and_rewards(records) for name, records in frame.pools.items()}
             heading = f"after training step {frame.step}"
-            plots.answers(pools, snapshots.problems, snapshots.task, file, heading)
+            plots.answers(pools, snapshots.problems, drawing, file, heading)
             picture = Image.open(file).convert("RGB")
             picture.thumbnail((1000, 1000))
             pictures.append(picture)
@@ -95,10 +81,11 @@ def _write_small(path: Path, frames: list, write: Callable[[list], None]) -> Non
 
 def _page(snapshots: Snapshots) -> str:
     config = snapshots.config
+    drawing = drawing_of(snapshots.task)
     data = {
         "task": snapshots.task.name,
         "objectives": snapshots.task.objectives,
-        "legend": snapshots.task.legend if isinstance(snapshots.task, Drawing) else "",
+        "legend": drawing.legend if drawing else "",
         "temperature": config.eval_temperature,
         "draws": config.n_weights,
         "steps": [frame.step for frame in snapshots.frames],
@@ -154,7 +141,7 @@ def _problem(snapshots: Snapshots, i: int) -> dict:
             pairs = zip(record["answers"], map(tuple, record["rewards"]), strict=True)
             rewards = torch.tensor(record["rewards"])  # (n, k)
             by_method[name] = {
-                "summary": plots.summary_of(task, rewards),
+                "summary": _summary(task, rewards),
                 "answers": [numbers.setdefault(pair, len(numbers)) for pair in pairs],
                 **_set_rewards(rewards, vpo.answers_per_rollout(name, config.m), weights),
             }
@@ -169,6 +156,15 @@ def _problem(snapshots: Snapshots, i: int) -> dict:
         "vectors": vectors,
         "weights": _rounded(weights[0, :5]),
     }
+
+
+def _summary(task: Task, rewards: Tensor) -> str:
+    """What matters in the rewards (n, k) of a pool."""
+    drawing = drawing_of(task)
+    if drawing:
+        return drawing.summary(rewards)
+    n_earning = int((rewards > task.minimum).any(-1).sum())
+    return f"{n_earning} of {len(rewards)} earn something"
 
 
 def _is_maze(task: Task) -> bool:

@@ -6,34 +6,33 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from engine.doors import as_user_error
+from engine.evaluations import Evaluation, Pool
 from engine.files import read_log
 from engine.looks import Look, look_of
 from report import style
-from rewards import Drawing, Problem, Task
+from report.drawings import Drawing, drawing_of
+from rewards import Problem, Task
 from vpo import ADVANTAGES, SEVERAL_ANSWERS
 
-if TYPE_CHECKING:
-    from engine.evaluations import Evaluation
-    from eval import Pool
-
 COLUMNS = 4  # problems in a figure of answers; policies side by side in one of reward vectors
+WINDOW = 10  # steps of a running mean
 BOLD = {"fontsize": 12, "fontweight": "bold"}
 TRAINING_PANELS = {  # key in metrics.jsonl: title, label of the y axis
     "diversity": ("diversity", "mean pairwise L1 distance"),
     "reward": ("mean reward", "the task's own scalar"),
     "answers": ("different answers", "share of those asked for"),
+    "W@m": ("W@m", "utility of the best of m answers"),
     "entropy": ("entropy of the policy", "nats per token"),
 }
 
 
 def run_figures(
-    evaluation: "Evaluation", task: Task, pools: dict[str, "Pool"], suffix: str
+    evaluation: Evaluation, task: Task, pools: dict[str, Pool], suffix: str
 ) -> list[Path]:
     """Write the figures of a run into the folder of its evaluation, but for best@k.
 
@@ -42,93 +41,133 @@ def run_figures(
         suffix: svg, pdf or png.
 
     Returns:
-        The files: of the training if it has logs, of reward vectors, of answers if the task draws.
+        The files: of the training if it has logs, of evaluations in training if there were some, of
+        reward vectors, of answers if the task draws.
     """
     folder = evaluation.folder
+    methods = [name for name in pools if name in ADVANTAGES]
     drawn = {name: pool for name, pool in pools.items() if name != "start_sets"}
     paths = []
 
-    curves = []
-    for name in pools:
-        if name in ADVANTAGES:
-            rows = read_log(evaluation.run / name / "metrics.jsonl", "diversity", "reward")
-            curves.append(TrainingCurve(name, look_of(name), rows))
-    if any(curve.rows for curve in curves):
+    curves = curves_of(evaluation.run, methods, "metrics", ["diversity", "reward"])
+    if curves:
         paths.append(folder / f"diversity.{suffix}")
         training(curves, evaluation.config.temperature, paths[-1])
+
+    n = evaluation.config.pool
+    measures = ["best@1", f"best@{n}", f"W@{n}"]
+    curves = curves_of(evaluation.run, methods, "evaluations", measures)
+    if curves:
+        paths.append(folder / f"progress.{suffix}")
+        progress(curves, measures, paths[-1])
 
     paths.append(folder / f"reward_vectors.{suffix}")
     rewards = {name: pool.rewards for name, pool in drawn.items()}
     reward_vectors(rewards, task.objectives, paths[-1], task.minimum)
 
-    if isinstance(task, Drawing):
+    drawing = drawing_of(task)
+    if drawing:
         paths.append(folder / f"answers.{suffix}")
         texts = {name: (pool.answers, own_rewards(pool)) for name, pool in drawn.items()}
-        answers(texts, pools["start"].problems, task, paths[-1])
+        answers(texts, pools["start"].problems, drawing, paths[-1])
     return paths
 
 
-def own_rewards(pool: "Pool") -> list[Tensor]:
+def own_rewards(pool: Pool) -> list[Tensor]:
     """The rewards (n, k) of each problem of a pool, without the objectives that it lacks."""
     return [pool.rewards[i][:, mask] for i, mask in enumerate(pool.objective_mask)]
 
 
 @dataclass
-class TrainingCurve:
-    """The log of a method's training, and how it is drawn."""
+class Curve:
+    """A log of a method, and how it is drawn."""
 
     method: str
     look: Look
-    rows: list[dict]  # records of metrics.jsonl
+    rows: list[dict]
 
 
-def training(curves: list[TrainingCurve], temperature: float, path: Path, window: int = 10) -> None:
-    """Draw diversity, reward, different answers and entropy of the training rollouts by training step.
+def curves_of(run: Path, methods: list[str], log: str, keys: list[str]) -> list[Curve]:
+    """The curves of the methods whose log has records with these keys."""
+    curves = []
+    for method in methods:
+        rows = read_log(run / method / f"{log}.jsonl", *keys)
+        if rows:
+            curves.append(Curve(method, look_of(method), rows))
+    return curves
+
+
+def training(curves: list[Curve], temperature: float, path: Path) -> None:
+    """Draw diversity, reward, different answers and W@m of the training rollouts by training step.
 
     In step 1 every method still samples from the start model, so the methods' mean in that step is
     the level of the start model: one of methods with single answers, one of those with sets.
 
     Args:
-        curves: those without a record are left out.
+        curves: of metrics.jsonl. Logs without W@m have their entropy drawn.
         temperature: at which the rollouts were sampled.
         path: the file that is written.
-        window: steps per running mean; 1 if each record is already the mean of 10 steps.
     """
-    curves = [curve for curve in curves if curve.rows]
     keys = []
     for key in TRAINING_PANELS:
         if all(key in curve.rows[0] for curve in curves):
             keys.append(key)
+    if "W@m" in keys and "entropy" in keys:
+        keys.remove("entropy")
     n_columns = 2 if len(keys) == 4 else len(keys)
     n_rows = len(keys) // n_columns
-    means = "running means" if window > 1 else "means"
-    first = "step 1" if window > 1 else "steps 1 to 10"
     size = (4.5 * n_columns, 0.6 + 3.5 * n_rows)
     with style.new_figure(n_rows, n_columns, size) as axes:
         for ax, key in zip(axes.flat, keys, strict=True):
             for curve in curves:
-                _draw_smoothed(ax, curve, key, window)
+                _draw_smoothed(ax, curve, key)
             if key != "answers":  # rollouts of several answers lack more of them
-                _draw_start_levels(ax, curves, key, first)
+                _draw_start_levels(ax, curves, key, " (step 1)")
             heading, unit = TRAINING_PANELS[key]
             ax.set(title=heading, xlabel="training step", ylabel=unit)
+            ax.xaxis.get_major_locator().set_params(integer=True)
             lowest = min(row[key] for curve in curves for row in curve.rows)
             ax.set_ylim(min(0.0, lowest), None)
-        caption = f"Training's own rollouts at temperature {temperature:g}, {means} of 10 steps; "
-        caption += "the table and the other figures are of held-out problems"
+        caption = (
+            f"Training's own rollouts at temperature {temperature:g}, running means of {WINDOW} "
+        )
+        caption += "steps; the table and the other figures are of held-out problems"
         style.finish(axes, path, caption)
 
 
-def _draw_smoothed(ax: Any, curve: TrainingCurve, key: str, window: int) -> None:
+def progress(curves: list[Curve], measures: list[str], path: Path) -> None:
+    """Draw what evaluations in training measured, a panel per measure, a curve per method.
+
+    Args:
+        curves: of evaluations.jsonl; a record of step 0 is of the start model.
+        measures: keys of the records.
+        path: the file that is written.
+    """
+    measures = list(dict.fromkeys(measures))  # a pool of one has best@1 twice
+    from_start = [curve for curve in curves if curve.rows[0]["step"] == 0]
+    with style.new_figure(1, len(measures), (3.6 * len(measures), 4), sharey=True) as axes:
+        for ax, measure in zip(axes[0], measures, strict=True):
+            for curve in curves:
+                steps = [row["step"] for row in curve.rows]
+                values = [row[measure] for row in curve.rows]
+                ax.plot(steps, values, **style.curve_style(curve.look))
+            _draw_start_levels(ax, from_start, measure)
+            ax.set(title=measure, xlabel="training step")
+            ax.xaxis.get_major_locator().set_params(integer=True)
+            ax.grid(alpha=0.25, lw=0.6)
+        style.finish(axes, path, "Evaluations in training, means over their problems")
+
+
+def _draw_smoothed(ax: Any, curve: Curve, key: str) -> None:
     """Draw a metric by training step, faint, and its running mean."""
     points = torch.tensor([(row["step"], row[key]) for row in curve.rows])  # (steps, 2)
-    smooth = points.unfold(0, min(window, len(points)), 1).mean(-1)
+    smooth = points.unfold(0, min(WINDOW, len(points)), 1).mean(-1)
     ax.plot(*points.T, color=curve.look.color, alpha=0.2, lw=0.8)
     every = max(1, len(smooth) // 10)
     ax.plot(*smooth.T, **style.curve_style(curve.look), markevery=every)
 
 
-def _draw_start_levels(ax: Any, curves: list[TrainingCurve], key: str, first: str) -> None:
+def _draw_start_levels(ax: Any, curves: list[Curve], key: str, note: str = "") -> None:
     """Draw what methods with single answers, and those with sets, have in their first record."""
     levels: dict[str, list[float]] = {}
     for curve in curves:
@@ -136,8 +175,8 @@ def _draw_start_levels(ax: Any, curves: list[TrainingCurve], key: str, first: st
         levels.setdefault(name, []).append(curve.rows[0][key])
     for name, values in levels.items():
         look = look_of(name)
-        label = f"{look.title} ({first})"
-        ax.axhline(sum(values) / len(values), color=look.color, ls=look.line, label=label)
+        level = sum(values) / len(values)
+        ax.axhline(level, color=look.color, ls=look.line, label=f"{look.title}{note}")
 
 
 def reward_vectors(
@@ -249,32 +288,29 @@ def _sum_of_distances(rewards: Tensor) -> Tensor:
 def answers(
     pools: dict[str, tuple[list[list[str | None]], list[Tensor]]],
     problems: list[Problem],
-    task: Task,
+    drawing: Drawing,
     path: Path,
     heading: str = "",
     columns: list[str] | None = None,
 ) -> None:
-    """Let the task draw the answers to the first distinct problems.
+    """Draw the answers to the first distinct problems.
 
     Args:
         pools: by policy the answers (n) to each of the N problems, None where a slot was left
             empty, and their rewards (n, k).
         problems: the N problems.
-        task: a rewards.Drawing; its `draw` makes the drawings and its `summary` their titles.
+        drawing: draws the answers, and its `summary` is their title.
         path: the file that is written.
         heading: stands above the whole figure, which then leaves room for titles of two lines,
             so that nothing moves from one picture of a film to the next.
         columns: headings of the problems, each of which then has a column; None: if drawings are
             wide, each policy has one.
-
-    Raises:
-        UserError: the task's own code fails.
     """
     distinct = distinct_problems(problems)
     drawn = distinct[:COLUMNS]
-    policies_in_rows = columns is not None or not task.wide
+    policies_in_rows = columns is not None or not drawing.wide
     shape = (len(pools), len(drawn)) if policies_in_rows else (len(drawn), len(pools))
-    width, height = (3.9, 2.3) if task.wide else (2.4, 2.5)
+    width, height = (3.9, 2.3) if drawing.wide else (2.4, 2.5)
     if columns is not None:
         height = 1.45
     with style.new_figure(*shape, (width * shape[1], height * shape[0] + 0.6)) as axes:
@@ -282,9 +318,8 @@ def answers(
         for of_policy, (name, (texts, rewards)) in zip(by_policy, pools.items(), strict=True):
             for i, ax in zip(drawn, of_policy, strict=True):
                 parsed = [text for text in texts[i] if text is not None]
-                with as_user_error(f"task {task.name}: draw of problem {problems[i].id!r} failed"):
-                    task.draw(ax, problems[i], parsed, look_of(name).color)
-                _finish_drawing(ax, task, rewards[i], width, two_lines=bool(heading))
+                drawing.draw(ax, problems[i], parsed, look_of(name).color)
+                _finish_drawing(ax, drawing, rewards[i], width, two_lines=bool(heading))
         labels = _policy_labels({name: rewards for name, (_, rewards) in pools.items()})
         for of_policy, label in zip(by_policy, labels, strict=True):
             _label_policy(of_policy[0], label, above=not policies_in_rows)
@@ -292,7 +327,7 @@ def answers(
         for ax, text in zip(axes[0], columns or [], strict=False):
             above = textwrap.fill(text, int(13 * width))
             ax.set_title(f"{above}\n\n{ax.get_title('left')}", loc="left", fontsize=style.SMALL)
-        caption = _answers_caption(len(texts[0]), len(drawn), len(distinct), task.legend)
+        caption = _answers_caption(len(texts[0]), len(drawn), len(distinct), drawing.legend)
         style.finish(axes, path, caption)
 
 
@@ -306,31 +341,24 @@ def _answers_caption(n: int, n_drawn: int, n_problems: int, legend: str) -> str:
     return caption
 
 
-def _finish_drawing(ax: Any, task: Task, rewards: Tensor, width: float, two_lines: bool) -> None:
+def _finish_drawing(
+    ax: Any, drawing: Drawing, rewards: Tensor, width: float, two_lines: bool
+) -> None:
     """Take the frame from a drawing of answers, and write their summary above it.
 
     Args:
         ax: the axes with the drawing.
-        task: makes the summary.
+        drawing: makes the summary.
         rewards: (n, k), of the answers.
         width: of the drawing, in inches.
         two_lines: whether the title has the height of two lines at least.
     """
     ax.spines[:].set_visible(False)
-    summary = textwrap.fill(summary_of(task, rewards), int(15 * width))
+    summary = textwrap.fill(drawing.summary(rewards), int(15 * width))
     if two_lines and "\n" not in summary:
         summary = f"\n{summary}"
-    side = "left" if task.wide else "center"
+    side = "left" if drawing.wide else "center"
     ax.set_title(summary, loc=side, fontsize=style.SMALL)
-
-
-def summary_of(task: Task, rewards: Tensor) -> str:
-    """What matters in the rewards (n, k) of a pool. A task that draws may say it."""
-    if isinstance(task, Drawing):
-        with as_user_error(f"task {task.name}: summary failed"):
-            return task.summary(rewards)
-    n_earning = int((rewards > task.minimum).any(-1).sum())
-    return f"{n_earning} of {len(rewards)} earn something"
 
 
 def _policy_labels(rewards: dict[str, list[Tensor]]) -> list[str]:

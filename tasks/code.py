@@ -11,7 +11,8 @@ from random import Random
 
 from torch import Tensor
 
-from rewards import Drawing, Problem, UserError
+from report.drawings import Drawing
+from rewards import Problem, UserError
 from tasks import code_files, small_programs
 from tasks.files import FileTask, shuffled
 from tasks.sandbox import Job, Sandbox, SandboxError

@@ -17,7 +17,8 @@ from random import Random
 
 from torch import Tensor
 
-from rewards import Drawing, Problem, Task, UserError
+from report.drawings import Drawing
+from rewards import Problem, Task, UserError
 
 MAX_WORDS = 6
 DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")

@@ -19,7 +19,8 @@ from random import Random
 
 from torch import Tensor
 
-from rewards import Drawing, Problem, Task, UserError
+from report.drawings import Drawing
+from rewards import Problem, Task, UserError
 
 DIRECTIONS = {"UP": (-1, 0), "DOWN": (1, 0), "LEFT": (0, -1), "RIGHT": (0, 1)}  # rows, columns
 HELD_OUT = 500  # training avoids so many mazes of "test" and "validation"; of size 5 some recur

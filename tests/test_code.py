@@ -22,6 +22,7 @@ from test_rollout import save_random_model
 import eval as evaluation
 import train
 from engine.config import Config
+from engine.evaluations import Pool
 from rewards import Problem, UserError, parse_answers
 from rollout import Rollouts, load_policy, score
 from tasks import code as code_module
@@ -818,7 +819,7 @@ def test_pools_of_problems_with_different_numbers_of_tests():
     problems = task.problems("test", 2)
     right = "def twice(x): return 2 * x"
     scored = score(task, problems, [[right], [right]], 1)
-    pool = evaluation.Pool(
+    pool = Pool(
         problems,
         [[right]] * 2,
         scored.vectors.flatten(1, 2),

@@ -34,7 +34,8 @@ TOY = shlex.split(
     "--prompts-per-step 2 --eval-problems 2 --pool 4 --save-every 1 --device cpu"
 )
 LETTERS = """
-from rewards import Drawing, Problem, Task
+from report.drawings import Drawing
+from rewards import Problem, Task
 
 class Letters(Drawing, Task):
     name = "letters"
@@ -400,6 +401,13 @@ def test_a_reward_that_raises_shows_its_traceback_and_where():
     Path("letters.py").write_text(LETTERS)
     train.main(["--resume", "--out", "run"])
     assert len(metrics(Path("run/vpo"))) == 2
+
+
+def test_a_drawing_that_raises_comes_after_the_table():
+    Path("letters.py").write_text(LETTERS.replace("        pass\n", "        return 1 / 0\n"))
+    with pytest.raises(ZeroDivisionError):
+        train.main([*TOY, "--task", "letters.py", "--out", "run"])
+    assert Path("run/eval.json").exists() and Path("run/best_at_k.png").exists()
 
 
 @pytest.mark.parametrize(

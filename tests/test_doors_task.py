@@ -4,15 +4,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from engine.messages import show_first_step, why_unread
 from test_train import fails
 
 from engine.config import Config
-from engine.messages import show_first_step, why_unread
 from engine.tasks import check_task, load_task, reward_vectors, take_problems, task_names
 from rewards import Problem, UserError, parse_answers
 
 RIGHT = """
-from rewards import Drawing, Problem, Task
+from rewards import Problem, Task
 
 class Echo(Task):
     name = "echo"
@@ -120,7 +120,6 @@ def test_an_unknown_task_is_told_the_known_ones(name):
         (('objectives = ("', 'objective = ("'), "objective is not in rewards.Task; did you mean"),
         (("def reward(", "def revard("), "did you mean reward? If not, call it _revard"),
         (member("def find_answer(self): pass"), "did you mean find_answers?"),
-        (member("def draw(self, *args): pass"), "begin it with class Echo(Drawing, Task)"),
         (
             member("def find_answers(self, text, m): return [text]"),
             "find_answers must take (self, text, m, finished): too many positional arguments",
@@ -207,17 +206,14 @@ def test_what_a_task_gets_wrong_is_named_before_any_minute_is_spent(edit, messag
         ("canonical(self, problem, answer): return answer.no", "pa", "line 6: AttributeError"),
         ("find_answers(self, text, m, finished): return text[m]", "amm", "line 6: IndexError"),
         ("reachable(self, problem): return 1 / 0", "p", "line 6: ZeroDivisionError"),
-        ("summary(self, rewards): return 1 / 0", "m", "line 6: ZeroDivisionError"),
-        ("draw(self, axes, problem, answers, color): exit(3)", "mpmm", "line 6: SystemExit: 3"),
         ("reward(self, problem, answer): compile(answer, '', 'exec')", "pa", "line 6: SyntaxError"),
     ],
 )
 def test_a_method_that_raises_later_is_named_with_its_line(definition, arguments, message):
     """Of the task's own file, though the error may come from a library that it calls."""
     name = definition.partition("(")[0]
-    drawing = ("class Echo(Task)", "class Echo(Drawing, Task)")
     former = ("def reward(", "def _reward(") if name == "reward" else ("", "")
-    task = load_task(write(drawing, former, member(f"def {definition}")), model="some model")
+    task = load_task(write(former, member(f"def {definition}")), model="some model")
     values = {"p": Problem("test-0", {}), "a": "(", "m": 2}
     with pytest.raises(UserError, match=rf"^task echo: {name}.* failed \(mine.py, {message}"):
         getattr(task, name)(*[values[argument] for argument in arguments])

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import eval as evaluation
 import train
-from engine.runs import start_of
-from report.geometry import correlations, geometry, geometry_report, verdict
+from report.__main__ import main
+from report.geometry import correlations, geometry, geometry_report, start_of, verdict
 
 QUICK = shlex.split(
     "--method grpo --m 2 --warm-steps 20 --steps 1 --group-size 3 --prompts-per-step 1 "
@@ -25,7 +24,7 @@ def in_an_empty_folder(tmp_path, monkeypatch):
 def fails(arguments: list[str], capsys, text: str) -> None:
     """A mistake is one line with this text, and the exit code 2."""
     with pytest.raises(SystemExit) as stop:
-        evaluation.main(arguments)
+        main(arguments)
     error = capsys.readouterr().err.strip()
     assert stop.value.code == 2 and text in error and "\n" not in error
 
@@ -115,7 +114,7 @@ def test_a_finite_data_set_counts_once(capsys):
         "        return [Problem(f'{split}-{i % 2}', None) for i in range(start, start + n)]\n"
     )
     train.main([*QUICK, "--task", "few.py"])
-    evaluation.main(["run", "--reward-geometry", "--problems", "5"])
+    main(["geometry", "run", "--problems", "5"])
     assert "on 2 validation problems" in capsys.readouterr().out
 
 
@@ -123,11 +122,11 @@ def test_of_a_run_and_of_a_model(capsys):
     """Before any training of a method, and for a bare model with --task."""
     train.main([*QUICK, "--task", "toy"])
     capsys.readouterr()
-    evaluation.main(["run", "--reward-geometry", "--problems", "3"])
+    main(["geometry", "run", "--problems", "3"])
     own = capsys.readouterr().out
     assert "run: the start model on 3 validation problems, 12 answers each" in own
     assert "block_1" in own
-    evaluation.main(["run/start", "--reward-geometry", "--task", "toy", "--problems", "2"])
+    main(["geometry", "run/start", "--task", "toy", "--problems", "2"])
     of_model = capsys.readouterr().out
     assert "run/start: the start model on 2 validation problems, 32 answers each" in of_model
     assert "of 3" in of_model
@@ -143,20 +142,12 @@ def test_a_model_is_asked_with_the_defaults_of_a_language_model_and_its_task():
 
 
 @pytest.mark.parametrize(
-    "name, text",
+    "arguments, text",
     [
         ("nothing", "--model nothing"),
-        ("tiny", "--reward-geometry tiny"),
-        ("runs/none", "--model runs/none"),
+        ("tiny", "geometry tiny"),
+        ("model --task tou", "--task tou"),
     ],
 )
-def test_what_is_neither_a_run_nor_a_model_is_named(name, text, capsys):
-    fails([name, "--reward-geometry"], capsys, text)
-
-
-def test_an_unknown_task_of_a_model_is_named(capsys):
-    fails(["model", "--reward-geometry", "--task", "tou"], capsys, "--task tou")
-
-
-def test_a_task_is_only_taken_for_reward_geometry(capsys):
-    fails(["run", "--task", "maze"], capsys, "--task maze: only used with --reward-geometry")
+def test_what_is_neither_a_run_nor_a_model_is_named(arguments, text, capsys):
+    fails(["geometry", *arguments.split()], capsys, text)

@@ -16,7 +16,7 @@ MAY_KNOW = {
     "vpo": (),
     "rewards": (),
     "rollout": ("vpo", "rewards", "engine/"),
-    "eval": ("vpo", "rewards", "rollout", "engine/"),
+    "eval": ("vpo", "rewards", "rollout", "engine/", "report/"),
     "train": ("vpo", "rewards", "rollout", "eval", "engine/", "fast/"),
     "engine.start": ("rewards", "rollout", "engine/"),
     "engine.checkpoints": ("rewards", "rollout", "engine/"),
@@ -24,12 +24,12 @@ MAY_KNOW = {
     "engine/": ("vpo", "rewards", "engine/"),
     "fast/": ("vpo", "rollout", "engine.models", "engine.config", "fast/"),
     "tasks.sandbox_child": (),
-    "tasks/": ("rewards", "tasks/"),
-    "report/": ("vpo", "rewards", "rollout", "eval", "engine/", "report/"),
+    "tasks/": ("rewards", "report.drawings", "tasks/"),
+    "report.drawings": ("rewards",),
+    "report/": ("vpo", "rewards", "rollout", "engine/", "report/"),
     "examples/": (*PROGRAM, "examples/"),
     "study/": (*PROGRAM, "train", "examples/", "study/"),
 }
-LAZILY = {"eval": ("report/",)}  # inside a function, where the folder is there
 
 
 def files_by_name() -> dict[str, Path]:
@@ -53,25 +53,11 @@ def folder(name: str) -> str:
     return f"{first}/" if rest else ""
 
 
-def walk(node: ast.AST, into_functions: bool) -> list[ast.AST]:
-    """All nodes below a node."""
-    nodes = []
-    for child in ast.iter_child_nodes(node):
-        is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        if into_functions or not is_function:
-            nodes += [child, *walk(child, into_functions)]
-    return nodes
-
-
 @functools.cache
-def imported_names(name: str, lazily: bool = True) -> set[str]:
-    """All that a file imports, for type checking too; of `from a import b` a and a.b.
-
-    Args:
-        lazily: count what functions import, too.
-    """
+def imported_names(name: str) -> set[str]:
+    """All that a file imports, in functions and for type checking too; of `from a import b` a and a.b."""
     names = set()
-    for node in walk(ast.parse(FILES[name].read_text()), lazily):
+    for node in ast.walk(ast.parse(FILES[name].read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -81,19 +67,17 @@ def imported_names(name: str, lazily: bool = True) -> set[str]:
     return names
 
 
-def imports(name: str, lazily: bool = True) -> set[str]:
+def imports(name: str) -> set[str]:
     """The files of the project that a file imports."""
-    return imported_names(name, lazily) & FILES.keys()
+    return imported_names(name) & FILES.keys()
 
 
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_a_file_knows_only_what_it_may(name):
     """Guards against an engine that knows a command, and a sandbox child that could see what is expected."""
     allowed = MAY_KNOW.get(name, MAY_KNOW.get(folder(name), ()))
-    at_load = imports(name, lazily=False)
     for known in imports(name):
-        own = allowed if known in at_load else (*allowed, *LAZILY.get(name, ()))
-        assert known in own or folder(known) in own, f"{name} must not know {known}"
+        assert known in allowed or folder(known) in allowed, f"{name} must not know {known}"
 
 
 def test_only_the_study_knows_train_and_the_study():
@@ -114,7 +98,7 @@ def test_vpo_can_be_copied_into_another_trainer():
 def test_there_are_no_circles_of_files():
     def follow(name: str, path: tuple[str, ...]) -> None:
         assert name not in path, " -> ".join((*path, name))
-        for known in imports(name, lazily=False):
+        for known in imports(name):
             follow(known, (*path, name))
 
     for name in FILES:

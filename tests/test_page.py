@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-import eval as evaluation
 import train
 import vpo
 from engine.config import Config
@@ -23,6 +22,7 @@ from engine.runs import checkpoints
 from engine.snapshots import Frame, Snapshots, is_snapshot_step
 from engine.tasks import load_task, reward_vectors
 from report import page
+from report.__main__ import main
 from rewards import Problem, Task
 
 RUN = shlex.split(
@@ -31,34 +31,6 @@ RUN = shlex.split(
 )
 CONFIG = Config(m=3)
 METHODS = ("grpo", "vpo", "group_vpo")
-OWN_TASK = """
-from rewards import Problem, Task
-
-
-class Boards(Task):
-    name = "boards"
-    objectives = ("red", "blue")
-    words = ("paint", "red", "blue")
-    answer_words = 2
-
-    def problems(self, split, n, seed=0, start=0):
-        return [Problem(f"{split}-{i}", {"grid": i % 3}) for i in range(start, start + n)]
-
-    def prompt(self, problem, m):
-        return self.request("Paint two boards red or blue.", m, ["red blue", "blue red", "red red"])
-
-    def tiny_prompt(self, problem):
-        return "paint"
-
-    def walk(self, problem, answer):
-        raise RuntimeError("a method of the user's own, which nobody may call")
-
-    def reward(self, problem, answer):
-        return [answer.split().count(color) / 2 for color in self.objectives]
-
-    def demonstration(self, problem, rng):
-        return " ".join(rng.choices(("red", "blue"), k=2))
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -66,27 +38,13 @@ def in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def fails(arguments: list[str], capsys, *parts: str, command=evaluation.main) -> None:
-    """A mistake is one line with these parts, and the exit code 2."""
+def fails(arguments: str, capsys, text: str) -> None:
+    """A mistake is one line with this text, and the exit code 2."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
-        command(arguments)
+        main(arguments.split())
     error = capsys.readouterr().err.strip()
-    assert stop.value.code == 2 and "\n" not in error
-    for part in parts:
-        assert part in error
-
-
-def weights_of(run: str, method: str) -> dict[str, torch.Tensor]:
-    return load_file(f"{run}/{method}/checkpoint-000007/model.safetensors")
-
-
-def metrics_of(run: str, method: str) -> list[dict]:
-    """The metrics of a method, without what depends on the clock."""
-    rows = read_log(Path(run) / method / "metrics.jsonl")
-    for row in rows:
-        del row["seconds"], row["tokens_per_second"]
-    return rows
+    assert stop.value.code == 2 and "\n" not in error and text in error
 
 
 class Prose(Task):
@@ -103,6 +61,9 @@ class Prose(Task):
 
     def reward(self, problem: Problem, answer: str) -> list[float]:
         return [(len(answer) * (i + 3)) % 7 / 7 * 2.5 - 1 for i in range(problem.data)]
+
+    def walk(self, problem: Problem, answer: str) -> list[int]:
+        raise RuntimeError("a method of the user's own, which nobody may call")
 
     def demonstration(self, problem: Problem, rng: random.Random) -> str:
         return " ".join(
@@ -183,24 +144,24 @@ def run(trained) -> Path:
 
 
 def test_training_is_the_same_with_and_without_snapshots(trained):
-    shutil.copytree(trained, ".", dirs_exist_ok=True)
+    """Guards against a snapshot that draws from training's random numbers."""
     for method in ("grpo", "vpo"):
-        without = weights_of("without", method)
-        for name, weight in weights_of("with", method).items():
+        checkpoint = f"{method}/checkpoint-000007/model.safetensors"
+        without = load_file(trained / "without" / checkpoint)
+        for name, weight in load_file(trained / "with" / checkpoint).items():
             assert torch.equal(weight, without[name]), name
-        assert metrics_of("with", method) == metrics_of("without", method)
-        assert not read_log(Path("without") / method / "snapshots.jsonl")
-        rows = read_log(Path("with") / method / "snapshots.jsonl")
-        assert [row["step"] for row in rows] == [1, 7]
-        task = load_task("toy")
-        for problem, record in zip(task.problems("test", 4), rows[-1]["problems"], strict=True):
-            assert problem.id == record["id"]
-            assert len(record["answers"]) == len(record["rewards"]) == 7
-            expected = []
-            for answer in record["answers"]:
-                expected.append([0.0] * 3 if answer is None else task.reward(problem, answer))
-            rewards = torch.tensor(record["rewards"])
-            torch.testing.assert_close(rewards, torch.tensor(expected), atol=1e-6, rtol=1e-5)
+        assert not read_log(trained / "without" / method / "snapshots.jsonl")
+
+
+def test_snapshots_hold_answers_and_their_rewards(trained):
+    task = load_task("toy")
+    rows = read_log(trained / "with/vpo/snapshots.jsonl")
+    assert [row["step"] for row in rows] == [1, 7]
+    for problem, record in zip(task.problems("test", 4), rows[-1]["problems"], strict=True):
+        assert problem.id == record["id"] and len(record["answers"]) == 7
+        for answer, rewards in zip(record["answers"], record["rewards"], strict=True):
+            expected = [0.0] * 3 if answer is None else task.reward(problem, answer)
+            assert rewards == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_resumed_run_ends_with_the_same_snapshots(run):
@@ -218,7 +179,6 @@ def test_a_resumed_run_ends_with_the_same_snapshots(run):
     "steps, n, expected",
     [
         (200, 3, [1, 100, 200]),
-        (5, 1, [5]),
         (24, 20, [1, 9, 16, 24]),  # at least six steps apart
         (3, 20, [1, 3]),
         (9, 0, []),
@@ -229,50 +189,28 @@ def test_snapshots_are_evenly_spaced(steps, n, expected):
     assert [step for step in range(1, steps + 1) if is_snapshot_step(config, step)] == expected
 
 
-def test_a_snapshot_needs_no_more_memory_than_a_step(monkeypatch):
-    """Guards against a snapshot or an evaluation that runs out of memory where a step does not."""
-    calls = []
-
-    def record(policy, prompts, G, options):
-        calls.append((len(prompts), G, options.batch))
-        return sample(policy, prompts, G, options)
-
-    sample = evaluation.sample
-    monkeypatch.setattr(evaluation, "sample", record)
-    flags = ["--method", "grpo", "--steps", "2", "--sampling-batch", "2"]
-    train.main(["--out", "run", *RUN, *flags])
-    evaluation.main(["run", "--problems", "2"])
-    # Four problems, seven rollouts each, in groups of at most --group-size 3; no batch holds two.
-    assert calls == [(12, 3, 2)] * 2 + [(6, 3, 2), (4, 2, 2), (6, 3, 2)]
-    rows = read_log(Path("run/grpo/snapshots.jsonl"))
-    assert all(len(record["answers"]) == 7 for record in rows[0]["problems"])
-
-
 def test_the_page_of_a_run(run, capsys):
     """From the snapshots of a real run; and its numbers are those of vpo.py."""
     capsys.readouterr()
-    evaluation.main(["run", "--page"])
+    main(["page", "run"])
     assert capsys.readouterr().out == "written: run/report.html\n"
     data = data_of(Path("run/report.html"))
     assert data["steps"] == [1, 7]
     assert [method["title"] for method in data["methods"]] == ["GRPO", "VPO"]
-    assert [row[0] for row in data["methods"][0]["curve"]] == list(range(1, 8))
     assert len(data["problems"]) == 1, "the toy's one problem is not offered four times"
-    for i, problem in enumerate(data["problems"]):
-        for name in ("grpo", "vpo"):
-            for row, pools in zip(
-                read_log(Path(f"run/{name}/snapshots.jsonl")), problem["pools"], strict=True
-            ):
-                record = row["problems"][i]
-                assert [problem["answers"][n] for n in pools[name]["answers"]] == record["answers"]
-                assert [problem["vectors"][n] for n in pools[name]["answers"]] == record["rewards"]
-                assert ("R" in pools[name]) == (name == "vpo")
-    pool = data["problems"][0]["pools"][-1]["vpo"]
-    record = read_log(Path("run/vpo/snapshots.jsonl"))[-1]["problems"][0]
+    problem = data["problems"][0]
+    for name in ("grpo", "vpo"):
+        rows = read_log(Path(f"run/{name}/snapshots.jsonl"))
+        for row, pools in zip(rows, problem["pools"], strict=True):
+            record = row["problems"][0]
+            assert [problem["answers"][n] for n in pools[name]["answers"]] == record["answers"]
+            assert [problem["vectors"][n] for n in pools[name]["answers"]] == record["rewards"]
+            assert ("R" in pools[name]) == (name == "vpo")
     rewards = torch.tensor(record["rewards"])[:6].view(1, 3, 2, 3)
     answer_mask = torch.tensor([answer is not None for answer in record["answers"]])[:6]
     weights = vpo.sample_weights(1, 100, 3, generator=torch.Generator().manual_seed(0))
     R = vpo.set_reward(rewards, weights, answer_mask.view(1, 3, 2))
+    pool = pools["vpo"]
     assert pool["R"] == pytest.approx(R[0].tolist(), abs=1e-4)
     assert pool["A"] == pytest.approx(vpo.group_normalize(R)[0].tolist(), abs=1e-3)
 
@@ -292,7 +230,6 @@ def test_the_film(tmp_path, monkeypatch):
     page.write_film(path, snapshots)
     with Image.open(path) as film:
         assert film.n_frames == 3 and path.stat().st_size < 2_000_000
-        assert max(film.size) == 1000
     monkeypatch.setattr(page, "MAX_BYTES", path.stat().st_size - 1)
     page.write_film(path, snapshots)
     with Image.open(path) as film:
@@ -300,60 +237,44 @@ def test_the_film(tmp_path, monkeypatch):
 
 
 def test_what_is_missing_is_named(trained, capsys):
-    """A run from before there were snapshots; one method without; several runs."""
+    """A run without snapshots, one method without, a task that draws nothing, no command."""
     shutil.copytree(trained / "without", "run")
-    for flag in ("--page", "--film"):
-        fails(["run", flag], capsys, "run: no snapshots; training with --snapshots 20 keeps them")
+    for command in ("page", "film"):
+        fails(f"{command} run", capsys, "run: no snapshots; training with --snapshots 20 keeps")
     train.main(["--out", "run", "--task", "toy", "--method", "multi_rlvr", "--snapshots", "4"])
-    evaluation.main(["run", "--page"])
+    main(["page", "run"])
     names = [method["name"] for method in data_of(Path("run/report.html"))["methods"]]
     assert names == ["multi_rlvr"]
+    fails("film run", capsys, "film: task toy draws no answers")
+    fails("run", capsys, "run: must be one of page, film, geometry")
+    fails("page run --pool 3", capsys, "--pool 3")
+
+
+def test_pages_of_several_runs(run, capsys):
     shutil.copytree("run", "other")
-    evaluation.main(["run", "other", "--page", "--out", "pages"])
+    main(["page", "run", "other", "--out", "pages"])
     assert data_of(Path("pages/run/report.html")) == data_of(Path("pages/other/report.html"))
     shutil.copytree("run", "again/run")
-    fails(["run", "again/run", "--out", "twice", "--page"], capsys, "two runs are named run")
-    assert not Path("twice").exists()
-    fails([*RUN, "--snapshots", "-1"], capsys, "--snapshots -1", command=train.main)
-
-
-def test_a_film_of_a_task_that_draws_nothing_is_refused(run, capsys):
-    """Before the page is written, so that nothing is half done."""
-    message = "--film: task toy draws no answers; --page shows them as text"
-    fails(["run", "--page", "--film"], capsys, message)
-    assert not Path("run/report.html").exists()
+    fails("page run again/run --out twice", capsys, "two runs are named run")
 
 
 def test_a_log_that_ends_early(run):
     """Only steps that all methods share are shown; a line that a kill cut off counts as missing."""
     log = Path("run/vpo/snapshots.jsonl")
     log.write_text("\n".join([*log.read_text().splitlines()[:1], '{"step": 7, "prob']))
-    evaluation.main(["run", "--page"])
+    main(["page", "run"])
     assert data_of(Path("run/report.html"))["steps"] == [1]
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        "--page --pool 7",
-        "--film --temperature 2",
-        "--page --reward-geometry",
-        "--film --split validation",
-    ],
-)
-def test_flags_that_would_be_ignored_are_refused(flags, capsys):
-    fails(["run", *flags.split()], capsys, "not used by")
-
-
-def test_a_task_and_a_method_of_ones_own_have_a_page(monkeypatch):
+def test_a_task_and_a_method_of_ones_own_have_a_page(tmp_path):
     """Guards against views that look methods up among ours, and take any `walk` for a maze's."""
-    Path("boards.py").write_text(OWN_TASK)
-    monkeypatch.setitem(vpo.ADVANTAGES, "my_method", vpo.ADVANTAGES["grpo"])
-    train.main([*RUN, "--task", "boards.py", "--out", "run", "--m", "1", "--method", "my_method"])
-    evaluation.main(["run", "--page"])
-    data = data_of(Path("run/report.html"))
-    look = look_of("my_method")
-    assert (data["methods"][0]["title"], data["methods"][0]["color"]) == (look.title, look.color)
+    snapshots = made_snapshots("prose")
+    snapshots.metrics = {"my_method": snapshots.metrics["grpo"]}
+    for frame in snapshots.frames:
+        frame.pools = {"my_method": frame.pools["grpo"]}
+    page.write_page(tmp_path / "report.html", snapshots)
+    data = data_of(tmp_path / "report.html")
+    assert data["methods"][0]["color"] == look_of("my_method").color
     pool = data["problems"][0]["pools"][0]["my_method"]
-    assert "R" not in pool and data["problems"][0]["grid"] is None  # --m 1 has no sets
-    assert re.fullmatch(r"\d of 7 earn something", pool["summary"])
+    assert "R" not in pool and data["problems"][0]["grid"] is None
+    assert re.fullmatch(r"\d+ of 30 earn something", pool["summary"])

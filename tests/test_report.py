@@ -1,22 +1,22 @@
 """The figures: what they say, that they are written, and that drawing leaves nothing behind."""
 
-import json
-import re
-import sys
-from types import SimpleNamespace
+import shutil
 
 import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from report.search_tables import search_table
 
 from engine.config import Config
+from engine.evaluations import Evaluation, Pool, Settings
+from engine.files import append
 from engine.looks import LOOKS, look_of
-from eval import Pool
 from report import plots
-from report.plots import TrainingCurve
-from rewards import Drawing, Problem, Task, UserError
+from report.drawings import Drawing, drawing_of
+from report.plots import Curve
+from rewards import Fence, Problem, Task, Toy
 from vpo import ADVANTAGES
 
 
@@ -47,8 +47,8 @@ def make_pools(names=("start", "grpo", "vpo"), N=5, n=8, k=3):
     return {name: torch.rand(N, n, k, generator=generator).mul(3).round() / 3 for name in names}
 
 
-def curve(method: str, rows: list[dict]) -> TrainingCurve:
-    return TrainingCurve(method, look_of(method), rows)
+def curve(method: str, rows: list[dict]) -> Curve:
+    return Curve(method, look_of(method), rows)
 
 
 @pytest.fixture
@@ -65,51 +65,35 @@ def drawn(monkeypatch):
 
 
 def texts(figure) -> list[str]:
-    return [
-        text.get_text() for text in figure.findobj(Text) if text.get_text() and text.get_visible()
-    ]
+    shown = [text for text in figure.findobj(Text) if text.get_visible()]
+    return [text.get_text() for text in shown if text.get_text()]
 
 
 def test_looks(monkeypatch):
     """Guards against two methods of one's own that look alike in a figure."""
     for name in ("my_method", "other_method"):
         monkeypatch.setitem(ADVANTAGES, name, ADVANTAGES["grpo"])
-    assert look_of("start_sets").title == "start model, sets"
-    assert look_of("my_method").title == "my_method"
     colors = [look_of(name).color for name in (*LOOKS, "my_method", "other_method")]
     assert len(set(colors)) == len(colors)
-    assert all(re.fullmatch("#[0-9a-f]{6}", color) for color in colors)
     assert look_of("not_registered").color == look_of("my_method").color
 
 
 @pytest.mark.draws
-@pytest.mark.parametrize("suffix", ["svg", "png"])
-def test_every_figure_is_written_and_none_stays_open(tmp_path, suffix, drawn):
+def test_a_figure_that_is_written_again_is_the_same(tmp_path, drawn):
+    """Guards against files that differ where the numbers do not, and texts that nobody can read."""
     pools = make_pools()
     rows = [{"step": i + 1, "diversity": 1 / (i + 1), "reward": i / 30} for i in range(30)]
     given = {name: ([["x"]] * 5, rewards) for name, rewards in pools.items()}
-    paths = [tmp_path / f"{name}.{suffix}" for name in ("training", "vectors", "answers")]
-
-    def draw_all() -> list[bytes]:
+    paths = [tmp_path / f"{name}.svg" for name in ("training", "vectors", "answers")]
+    written = []
+    for _ in range(2):
         plots.training([curve("grpo", rows)], 1.0, paths[0])
         plots.reward_vectors(pools, ["a", "b", "c"], paths[1])
         plots.answers(given, problems(5), Squares(), paths[2])
-        return [path.read_bytes() for path in paths]
-
-    written = draw_all()
-    assert all(len(data) > 1000 for data in written)
-    if suffix == "svg":  # written again it is the same file
-        assert draw_all() == written
-    assert (
-        "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
-    )
-    small = [
-        (text.get_text(), text.get_size())
-        for figure in drawn
-        for text in figure.findobj(Text)
-        if text.get_text() and text.get_size() < 8
-    ]
-    assert len(drawn) == 3 * (1 + (suffix == "svg")) and not small
+        written.append([path.read_bytes() for path in paths])
+    assert written[0] == written[1]
+    shown = [text for figure in drawn for text in figure.findobj(Text) if text.get_text()]
+    assert min(text.get_size() for text in shown) >= 8
 
 
 @pytest.mark.draws
@@ -117,138 +101,132 @@ def test_every_figure_is_written_and_none_stays_open(tmp_path, suffix, drawn):
 def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task, names):
     """Guards against views that know our methods and tasks alone: both are of one's own here."""
     monkeypatch.setitem(ADVANTAGES, "my_method", ADVANTAGES["grpo"])
+    row = {"step": 1, "diversity": 1.0, "reward": 0.5, "best@1": 0.1, "best@4": 0.2, "W@4": 0.3}
     (tmp_path / "my_method").mkdir()
-    row = {"step": 1, "diversity": 1.0, "reward": 0.5, "answers": 1.0, "entropy": 2.0}
-    (tmp_path / "my_method/metrics.jsonl").write_text(json.dumps(row) + "\n")
+    for log in ("metrics", "evaluations"):
+        append(tmp_path / f"my_method/{log}.jsonl", row)
     mask = torch.ones(2, 2, dtype=torch.bool)
     pools = {}
     for name, rewards in make_pools(("start", "start_sets", "my_method"), 2, 4, 2).items():
         pools[name] = Pool(problems(2), [["x"] * 4] * 2, rewards, rewards.mean(-1), mask)
-    evaluation = SimpleNamespace(run=tmp_path, folder=tmp_path, config=Config())
+    evaluation = Evaluation(tmp_path, Config(pool=4), Settings("test", 2, 4, 0.7), tmp_path)
     paths = plots.run_figures(evaluation, task, pools, "svg")
-    expected = [tmp_path / f"{name}.svg" for name in ("diversity", "reward_vectors", *names)]
-    assert paths == expected and all(path.stat().st_size for path in paths)
-    assert "my_method" in texts(drawn[0])
+    expected = [f"{name}.svg" for name in ("diversity", "progress", "reward_vectors", *names)]
+    assert [path.name for path in paths] == expected and all(path.stat().st_size for path in paths)
     own = [line for line in drawn[0].axes[0].lines if line.get_label() == "my_method"]
     assert own[0].get_color() == look_of("my_method").color
-    assert {"objective 1", "objective 2"} <= {*texts(drawn[1])}
+    assert {"objective 1", "objective 2"} <= {*texts(drawn[2])}
 
-    (tmp_path / "my_method/metrics.jsonl").unlink()  # a run without its logs is evaluated, too
-    assert plots.run_figures(evaluation, task, pools, "svg") == expected[1:]
+    shutil.rmtree(tmp_path / "my_method")  # a run without its logs is evaluated, too
+    paths = plots.run_figures(evaluation, task, pools, "svg")
+    assert [path.name for path in paths] == expected[2:]
 
 
 def test_training_smooths_around_the_step(tmp_path, drawn):
     rows = [{"step": i, "diversity": 2.0 * i, "reward": 0.5} for i in range(1, 21)]
-    curves = [curve("vpo", rows), curve("new", rows[:1]), curve("grpo", [])]
-    plots.training(curves, 0.8, tmp_path / "training.png")
+    plots.training([curve("vpo", rows), curve("new", rows[:1])], 0.8, tmp_path / "training.png")
     line = next(line for line in drawn[0].axes[0].lines if line.get_label() == "VPO")
     assert line.get_xydata()[0].tolist() == [5.5, 11.0] and len(line.get_xdata()) == 11
-    shown = {*texts(drawn[0])}
-    assert any("temperature 0.8" in text for text in shown)
     assert all(ax.get_ylim()[0] == 0 for ax in drawn[0].axes), "0.35 would tower above 0.34"
-    assert {"VPO", "new", "start model (step 1)", "start model, sets (step 1)"} <= shown
-    assert "GRPO" not in shown
+    assert {"VPO", "new", "start model (step 1)", "start model, sets (step 1)"} <= {
+        *texts(drawn[0])
+    }
 
 
-def test_training_draws_entropy_where_all_logs_have_it(tmp_path, drawn):
-    rows = [{"step": 1, "diversity": 1.0, "reward": 0.5, "answers": 1.0, "entropy": 2.0}]
-    without = [{"step": 1, "diversity": 1.0, "reward": 0.5, "answers": 1.0}]
-    plots.training([curve("vpo", rows)], 1.0, tmp_path / "a.png")
-    plots.training([curve("vpo", rows), curve("grpo", without)], 1.0, tmp_path / "b.png")
-    assert [len(figure.axes) for figure in drawn] == [4, 3]
-    assert drawn[0].axes[3].get_ylabel() == "nats per token"
+def test_training_draws_what_all_logs_have(tmp_path, drawn):
+    """W@m takes the place of entropy; guards against a panel that an older log cannot fill."""
+    row = {"step": 1, "diversity": 1.0, "reward": 0.5, "answers": 1.0}
+    entropy = row | {"entropy": 2.0}
+    both = entropy | {"W@m": 0.6}
+    for rows in ([both, both], [both, entropy], [entropy, row]):
+        curves = [curve("vpo", rows[:1]), curve("grpo", rows[1:])]
+        plots.training(curves, 1.0, tmp_path / "a.png")
+    shown = [[ax.get_title() for ax in figure.axes][3:] for figure in drawn]
+    assert shown == [["W@m"], ["entropy of the policy"], []]
+
+
+def test_progress_shows_the_start_model_as_a_level(tmp_path, drawn):
+    """GRPO's first evaluation is of single answers, VPO's of sets: guards against one level for both."""
+    measures = ["best@1", "best@30", "W@30"]
+    rows = {}
+    for method, level in (("grpo", 0.3), ("vpo", 0.2)):
+        rows[method] = [dict.fromkeys(measures, level + i) | {"step": 25 * i} for i in range(3)]
+    plots.progress([curve(*item) for item in rows.items()], measures, tmp_path / "a.png")
+    axes = drawn[0].axes
+    assert [ax.get_title() for ax in axes] == measures
+    lines = {line.get_label(): line.get_xydata().tolist() for line in axes[2].lines}
+    assert lines["GRPO"] == [[0, 0.3], [25, 1.3], [50, 2.3]]
+    assert [lines["start model"][0][1], lines["start model, sets"][0][1]] == [0.3, 0.2]
+    plots.progress([curve("vpo", rows["vpo"][1:])], measures, tmp_path / "b.png")
+    assert "start model" not in " ".join(texts(drawn[1])), "no record of step 0"
+
+
+def labels(axes) -> set[str]:
+    return {axes.get_xlabel(), axes.get_ylabel()}
 
 
 def test_reward_vectors_show_the_conflict(tmp_path, drawn):
+    """The first and the last objective exclude each other; a minimum of their own changes nothing."""
     gold = torch.tensor([[1.0, 0.0, 0.5], [0.0, 1.0, 0.5], [1.0, 0.0, 0.0], [1.0, 0.0, 0.5]])
-    # The first and the last objective exclude each other.
     rewards = gold[:, [0, 2, 1]].expand(4, 4, 3)
-    pools = dict.fromkeys(("start", "vpo"), rewards)
-    plots.reward_vectors(pools, ["gold", "lava", "gems"], tmp_path / "a.png")
+    names = ["gold", "lava", "gems"]
+    plots.reward_vectors(dict.fromkeys(("start", "vpo"), rewards), names, tmp_path / "a.png")
     axes = drawn[0].axes
     titles = [f"{name}\n3 different, 2 in this view" for name in ("start model", "VPO")]
     assert [ax.get_title() for ax in axes] == titles
-    assert {axes[0].get_xlabel(), axes[0].get_ylabel()} == {"gold", "gems"}
-    assert texts(axes[0]).count("3") == 1
-    assert any(text.endswith("2 of 3 objectives are shown") for text in texts(drawn[0]))
+    assert labels(axes[0]) == {"gold", "gems"} and texts(axes[0]).count("3") == 1
+    below = next(text for text in drawn[0].findobj(Text) if text.get_text().startswith("Reward"))
+    assert below.get_text().endswith("2 of 3 objectives are shown")
+    renderer = FigureCanvasAgg(drawn[0]).get_renderer()
+    assert below.get_window_extent(renderer).width < drawn[0].bbox.width, "a long line, two panels"
 
     lower = torch.cat([rewards - 5, torch.full((4, 20, 3), -5.0)], 1)  # and many empty slots
-    plots.reward_vectors({"vpo": lower}, ["gold", "lava", "gems"], tmp_path / "e.png", minimum=-5.0)
-    axes = drawn.pop().axes
-    assert {axes[0].get_xlabel(), axes[0].get_ylabel()} == {"gold", "gems"}
+    plots.reward_vectors({"vpo": lower}, names, tmp_path / "b.png", minimum=-5.0)
+    assert labels(drawn[1].axes[0]) == {"gold", "gems"}
 
-    padded = torch.zeros(2, 4, 4)  # k differs: the first problem has but two objectives
+
+def test_reward_vectors_of_unusual_objectives(tmp_path, drawn):
+    """Guards against correlations of what differs between problems, is constant, or stands alone."""
+    padded = torch.zeros(2, 4, 4)  # the first problem has but two objectives
     padded[0, :, :2] = torch.tensor([[1, 0], [0, 1], [1, 1], [0, 1]])
     padded[1, :, :2] = padded[1, :2, 2] = padded[1, 2:, 3] = 1
-    plots.reward_vectors(dict.fromkeys("abcde", padded), [], tmp_path / "b.png")
-    axes = drawn[1].axes
-    assert {axes[0].get_xlabel(), axes[0].get_ylabel()} == {"objective 1", "objective 2"}
-    assert sum(ax.get_visible() for ax in axes) == 5
-
-    below = [text for text in drawn[0].findobj(Text) if text.get_text().startswith("Reward")]
-    renderer = FigureCanvasAgg(drawn[0]).get_renderer()
-    width = below[0].get_window_extent(renderer).width
-    assert width < drawn[0].bbox.width, "a long line, but two panels"
-
-    constant = {"vpo": torch.ones(2, 4, 2)}
-    plots.reward_vectors(constant, ["one", "two"], tmp_path / "c.png")
-    assert {drawn[2].axes[0].get_xlabel(), drawn[2].axes[0].get_ylabel()} == {"one", "two"}
-    plots.reward_vectors({"vpo": torch.full((2, 4, 1), -2.0)}, ["one"], tmp_path / "d.png")
+    plots.reward_vectors(dict.fromkeys("abcde", padded), [], tmp_path / "a.png")
+    assert labels(drawn[0].axes[0]) == {"objective 1", "objective 2"}
+    assert sum(ax.get_visible() for ax in drawn[0].axes) == 5
+    plots.reward_vectors({"vpo": torch.ones(2, 4, 2)}, ["one", "two"], tmp_path / "b.png")
+    assert labels(drawn[1].axes[0]) == {"one", "two"}
+    plots.reward_vectors({"vpo": torch.full((2, 4, 1), -2.0)}, ["one"], tmp_path / "c.png")
 
 
 @pytest.mark.parametrize("wide", [False, True])
 def test_answers_count_the_problems_that_a_pool_solves(tmp_path, drawn, wide):
+    """Of the full reward in the objectives that a problem has; half of it solves nothing."""
     task = Squares()
     task.wide = wide
     pools = {name: ([["x", "y"]] * 3, torch.zeros(3, 2, 2)) for name in ("grpo", "vpo")}
     plots.answers(pools, problems(3), task, tmp_path / "a.png")
     assert len(drawn[0].axes) == 6 and {"GRPO", "VPO"} <= {*texts(drawn[0])}
     assert texts(drawn[0]).count(task.summary(torch.zeros(2, 2))) == 6
-    # Half of it; all of it where a problem has but this objective.
     pools["vpo"][1][:2, 1, 0] = 1
-    own = {
-        name: (given, [rewards[0][:, :1], *rewards[1:]]) for name, (given, rewards) in pools.items()
-    }
+    own = {}
+    for name, (given, rewards) in pools.items():
+        own[name] = (given, [rewards[0][:, :1], *rewards[1:]])
     plots.answers(own, problems(3), task, tmp_path / "b.png")
     assert {"GRPO\nsolves 0 of 3 problems", "VPO\nsolves 1 of 3 problems"} <= {*texts(drawn[1])}
-    assert any("1 objectives" in text for text in texts(drawn[1]))
 
 
-def test_problems_in_columns_have_their_own_headings(tmp_path, drawn):
-    task = Squares()
-    task.wide = True
-    pools = {name: ([["x"]] * 2, torch.zeros(2, 1, 2)) for name in ("start", "grpo", "vpo")}
-    plots.answers(pools, problems(2), task, tmp_path / "a.png", columns=["one text", "another"])
-    axes = drawn[0].axes
-    assert [ax.get_ylabel() for ax in axes[::2]] == ["start model", "GRPO", "VPO"]
-    assert axes[0].get_title("left").startswith("one text\n")
-    assert axes[1].get_title("left").startswith("another\n")
+def test_what_draws_a_task():
+    """A subclass of the fence is drawn, too, with the objectives that it has; the toy is not."""
 
+    class Colorful(Fence):
+        objectives = (*Fence.objectives, "eve")
 
-def test_a_drawing_that_fails_is_named_and_leaves_nothing(tmp_path, monkeypatch, drawn):
-    """Guards against a traceback of the user's code after the evaluation's minutes."""
-    import matplotlib
-
-    pools = {"vpo": ([["x"]], torch.zeros(1, 1, 1))}
-    size = matplotlib.rcParams["axes.titlesize"]
-    for method, place in (("draw", "draw of problem '0' failed"), ("summary", "summary failed")):
-        with monkeypatch.context() as patch:
-            patch.setattr(Squares, method, lambda *_: 1 / 0)
-            with pytest.raises(UserError, match=f"task squares: {place}.*ZeroDivisionError"):
-                plots.answers(pools, problems(1), Squares(), tmp_path / "a.svg")
-    assert not drawn and not [*tmp_path.iterdir()]
-    assert matplotlib.rcParams["axes.titlesize"] == size
-
-
-def test_a_summary_without_names_of_objectives():
-    """Guards against a zip of no names with k means."""
-
-    class Nameless(Drawing, Task):
-        pass
-
-    rewards = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
-    assert plots.summary_of(Nameless(), rewards) == "mean reward 0.25"
-    assert plots.summary_of(Plain(), rewards) == "1 of 2 earn something"
+    assert drawing_of(Toy()) is None
+    drawing = drawing_of(Colorful())
+    assert drawing.summary(torch.tensor([[1.0, 0.0, 0.0, 0.5]])).endswith("eve 0.50")
+    axes = Figure().subplots()
+    drawing.draw(axes, Problem("0", None), ["red red red red red red", "a cat"], "red")
+    assert len(axes.patches) == 6
 
 
 def test_the_typical_problem_is_the_one_with_the_median_gap():
@@ -258,11 +236,43 @@ def test_the_typical_problem_is_the_one_with_the_median_gap():
     start = vpo + torch.rand(5, 2, 1)
     pools = {"start": start, "grpo": torch.zeros(5, 2, 1), "vpo": vpo}
     assert plots.typical_problem(pools) == 4
-    assert plots.typical_problem({"start": vpo, "vpo": vpo}) in range(5)
 
 
-def test_problems_that_look_alike_are_drawn_once(tmp_path, drawn):
+def test_problems_that_look_alike_are_drawn_once_below_their_heading(tmp_path, drawn):
     pools = {"grpo": ([["x"]] * 3, torch.zeros(3, 1, 2))}
     same = [Problem(str(i), None) for i in range(3)]
-    plots.answers(pools, same, Squares(), tmp_path / "a.png")
+    plots.answers(pools, same, Squares(), tmp_path / "a.png", columns=["a text"])
     assert len(drawn[0].axes) == 1 and "1 candidates per policy" in texts(drawn[0])
+    assert drawn[0].axes[0].get_title("left").startswith("a text\n")
+
+
+def made_search(targets: list[float | None]) -> dict:
+    """A search of two runs and two problems, of which VPO alone solves the first in one run."""
+    lost = {"solved": [0, 0], "best": [[0.1, 0.5]] * 2, "behaviours": [[1, 2]] * 2}
+    won = lost | {"solved": [40, 0]}
+    policies = {"start": [lost, lost], "grpo": [lost, lost], "vpo": [won, lost]}
+    return {"settings": {"budget": 100}, "targets": targets, "policies": policies}
+
+
+def test_the_table_of_a_search():
+    """Where nobody knows what can be reached, no zero claims that nothing was found."""
+    head, _, *rows = search_table(made_search([1.0, None])).splitlines()
+    assert "| solved by 30 | solved by 100 | 95% interval |" in head
+    assert rows[2] == "| VPO | 0.000 | 0.250 | [0.000, 1.000] | 0.500 | 2.0 | 1 0 | 1 0 |"
+    *_, unknown = search_table(made_search([None, None])).splitlines()
+    assert unknown == "| VPO | - | - | - | 0.500 | 2.0 | - | - |"
+    former = made_search([])
+    del former["targets"]
+    assert search_table(former) == search_table(made_search([1.0, 1.0]))
+
+
+def test_the_figure_of_a_search(tmp_path, drawn):
+    policies = made_search([])["policies"]
+    plots.search([50, 100], policies, tmp_path / "a.svg")
+    plots.search([50, 100], policies, tmp_path / "b.svg", has_targets=False)
+    assert [len(figure.axes) for figure in drawn] == [3, 2]
+    means = {}
+    for line in drawn[0].axes[0].lines:
+        means[line.get_label()] = line.get_ydata().tolist()
+    assert means["VPO"] == [0.25, 0.25] and means["GRPO"] == [0, 0]
+    assert "2 problems; bold: mean of 2 runs" in texts(drawn[0])

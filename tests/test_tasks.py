@@ -13,7 +13,8 @@ import torch
 from matplotlib.figure import Figure
 
 from engine.tasks import load_task
-from rewards import Drawing, Problem, UserError
+from report.drawings import Drawing
+from rewards import Problem, UserError
 from rollout import score
 from tasks import maze
 from tasks.maze import Maze

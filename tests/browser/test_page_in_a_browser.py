@@ -8,10 +8,11 @@ import pytest
 import torch
 from test_page import METHODS, data_of, made_snapshots
 
-import eval as evaluation
 import vpo
 from engine.snapshots import Snapshots
+from eval import best_at_k
 from report import page
+from report.drawings import drawing_of
 
 needs_browser = pytest.mark.skipif(
     not chromium.find(), reason="no Chromium: apt-get install chromium, or set CHROMIUM"
@@ -184,8 +185,8 @@ def test_the_best_of_k_is_that_of_the_user_of_part_2(tab, tmp_path):
         for method in METHODS:
             rewards = torch.tensor(pools[method][0]["rewards"], dtype=torch.float64)  # (n, 3)
             worths = rewards @ weights
-            exact = evaluation.best_at_k(worths, k).item()
-            square = evaluation.best_at_k(worths**2, k).item()
+            exact = best_at_k(worths, k).item()
+            square = best_at_k(worths**2, k).item()
             error = max(0.0, square - exact**2) ** 0.5 / 20
             assert tab.run(f"state.sums.{method} / 400") == pytest.approx(
                 exact, abs=2 * error + 1e-4
@@ -211,7 +212,9 @@ def test_answers_that_name_colours_are_painted(tab, tmp_path):
         assert rows[0][0] in answers
         for text, colors in rows:
             assert colors == (text.split() if is_painted and text != "(no answer)" else [])
-        assert (snapshots.task.legend in tab.run("byId('marks').textContent")) == is_painted
+        assert (
+            drawing_of(snapshots.task).legend in tab.run("byId('marks').textContent")
+        ) == is_painted
         assert (tab.run("byId('problem').offsetWidth") == 0) == is_painted, "one problem, no choice"
         assert tab.run(LAYOUT) == []
 
