@@ -44,6 +44,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 import fast
+from engine.answers import open_thought, write_answers
 from engine.config import (
     Config,
     check,
@@ -73,7 +74,7 @@ from engine.start import load_start
 from engine.tasks import check_task, held_out, take_problems
 from engine.trackers import open_tracker
 from eval import diversity, evaluate, sample_pool
-from rewards import Problem, Task, UserError, open_thought, write_answers
+from rewards import Problem, Task, UserError
 from rollout import (
     Policy,
     Rollouts,
