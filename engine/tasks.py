@@ -128,8 +128,7 @@ def _reward(task: Task, problem: Problem, answer: str) -> list[float]:
     try:
         return task.reward(problem, answer)
     except Exception as error:
-        what = f"Task.reward of task {task.name}"
-        error.add_note(f"{what}, problem {problem.id!r}, answer {answer!r:.80}")
+        error.add_note(f"Task.reward of task {task.name}, {problem.id!r}, answer {answer!r:.80}")
         raise
 
 
@@ -137,7 +136,7 @@ def reachable_vectors(task: Task, problem: Problem) -> list[list[float]]:
     """task.reachable(problem), checked."""
     vectors = task.reachable(problem)
     for vector in vectors:
-        check_vector(task, vector, len(vectors[0]), f"reachable of problem {problem.id!r}")
+        check_vector(task, vector, 0, f"reachable of problem {problem.id!r}")
     return vectors
 
 

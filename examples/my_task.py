@@ -12,13 +12,8 @@ from random import Random
 
 from rewards import Problem, Task
 
-DISHES = {  # what Ann and Bob give for a dish
-    "salad": (1.0, 0.0),
-    "soup": (0.7, 0.2),
-    "pasta": (0.6, 0.6),
-    "burger": (0.2, 0.7),
-    "cake": (0.0, 1.0),
-}
+LIGHT = {"salad": 1.0, "soup": 0.7, "pasta": 0.6, "burger": 0.2, "cake": 0.0}  # for Ann
+RICH = {"salad": 0.0, "soup": 0.2, "pasta": 0.6, "burger": 0.7, "cake": 1.0}  # for Bob
 
 
 class Menu(Task):
@@ -27,31 +22,35 @@ class Menu(Task):
     form = "lines"  # a language model answers in numbered lines
     defaults = {"steps": 40, "eval_problems": 50}
     tiny_defaults = {"warm_steps": 60, "lr": ["1.5e-3"]}
-    language_defaults = {"lr": ["2e-5"], "max_new_tokens": 16, "temperature": 0.7}
+    language_defaults = {
+        "lr": ["2e-5"],
+        "temperature": 0.7,
+        "max_new_tokens": 16,  # for each answer
+        "prompts_per_step": 2,
+    }
 
     def problems(self, split: str, n: int, seed: int = 0, start: int = 0) -> list[Problem]:
         return [Problem(f"{split}-{start + i}", None) for i in range(n)]
 
     def prompt(self, problem: Problem, m: int) -> str:
-        question = f"Write a menu of three dishes, each one of: {', '.join(DISHES)}."
-        return self.request(
-            question, m, ["soup cake burger", "salad burger soup", "cake soup salad"]
-        )
+        question = f"Write a menu of three dishes. They may be {', '.join(LIGHT)}."
+        examples = ["soup cake burger", "salad burger soup", "cake soup salad"]
+        return self.request(question, m, examples)
 
     def reward(self, problem: Problem, answer: str) -> list[float]:
-        courses = answer.lower().replace(",", " ").split()
-        if len(courses) != 3 or not set(courses) <= DISHES.keys():
+        dishes = answer.lower().replace(",", " ").split()
+        if len(dishes) != 3 or not set(dishes) <= LIGHT.keys():
             return [0.0, 0.0]
-        ann = sum(DISHES[course][0] for course in courses) / 3
-        bob = sum(DISHES[course][1] for course in courses) / 3
+        ann = sum(LIGHT[dish] for dish in dishes) / 3
+        bob = sum(RICH[dish] for dish in dishes) / 3
         return [ann, bob]
 
     # The tiny model knows these words alone, and first imitates demonstrations.
-    words = ("menu", *DISHES)
+    words = ("menu", *LIGHT)
     answer_words = 3
 
     def tiny_prompt(self, problem: Problem) -> str:
         return "menu"
 
     def demonstration(self, problem: Problem, rng: Random) -> str:
-        return " ".join(rng.choices(list(DISHES), k=3))
+        return " ".join(rng.choices(list(LIGHT), k=3))

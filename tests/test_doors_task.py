@@ -25,7 +25,7 @@ def in_an_empty_folder(tmp_path, monkeypatch):
 
 
 def write(old: str, new: str) -> str:
-    """The example's file with some text replaced by other text."""
+    """The example's file with some text replaced."""
     assert old in SOURCE
     Path("mine.py").write_text(SOURCE.replace(old, new, 1))
     return "mine.py"
@@ -52,22 +52,18 @@ def test_an_unknown_task_is_told_the_known_ones(name):
     ("old", "new", "message"),
     [
         ("(Task)", "", "--task mine.py: defines 0 subclasses of Task instead of one"),
-        ("\nclass", "\nclass A(Task): pass\n\nclass", "defines 2 subclasses of Task"),
         ('form = "lines"', 'form = "list"', "form = 'list' must be"),
         ("return self.request", "self.request", "the prompt None must be text"),
         (PROBLEMS, "None", "problems('train', n=2, start=0) must be a list of 2 Problem, not None"),
-        (PROBLEMS, "[Problem('a', {})] * 3", "must be a list of 2 Problem"),
         (PROBLEMS, "[Problem('a', i) for i in range(n)]", "two with the id 'a' and different data"),
         # A NaN would ruin every weight, another length pair the wrong objectives.
         (WORST, "return [float('nan'), 0]", "problem 'train-0', answer '', [nan, 0], must hold"),
-        (WORST, "return [0.5, float('inf')]", "must hold finite numbers of at least minimum = 0.0"),
-        (WORST, "return [-0.1, 0.5]", "must hold finite numbers of at least minimum = 0.0"),
+        (WORST, "return [-0.1, 0.5]", "finite numbers of at least minimum = 0.0"),
         (WORST, "return [0.5]", "answer '', [0.5], has 1 numbers for 2 objectives"),
-        (WORST, "return ['1', 0]", "must be a list of numbers; of a tensor or array return"),
-        (WORST, "return 0.5", "answer '', 0.5, must be a list of numbers"),
+        (WORST, "return ['1', 0]", "must be a list of numbers; of a tensor or array"),
         (NAME, f"    def rewards(self, pairs): pass\n{NAME}", "rewards must return 1 vectors"),
         (NAME, f"    def scalar(self, r): return r\n{NAME}", "scalar must be finite numbers (...)"),
-        ('words = ("menu", *DISHES)', "", "--model tiny: task menu has no words for it here"),
+        ('words = ("menu", *LIGHT)', "", "--model tiny: task menu has no words for it here"),
         ("def demonstration", "def another", "task menu has no demonstrations, which --model tiny"),
     ],
 )
@@ -82,7 +78,7 @@ def test_what_ones_own_code_raises_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError) as error:
         check_task(task, 3)
     assert str(error.traceback[-1].path).endswith("mine.py")
-    assert error.value.__notes__ == ["Task.reward of task menu, problem 'train-0', answer ''"]
+    assert error.value.__notes__ == ["Task.reward of task menu, 'train-0', answer ''"]
 
 
 @pytest.mark.parametrize("pattern", [r".+", r"\d+", r"\S+"])
