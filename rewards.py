@@ -161,9 +161,8 @@ def parse_answers(text: str, task: Task, m: int, finished: bool = True) -> list[
         return [answer.strip() for answer in own[:m]]
     if has_tags(rest, task.tag) or not task.reads_untagged:
         return tagged_answers(rest, task.tag, m)
-    in_list = (
-        task.form == "lines" and rest == text
-    )  # after a thought no number stands in the prompt
+    # The prompt of a list ended with its first number, but for one that opened a thought.
+    in_list = task.form == "lines" and rest == text
     found = numbered_answers(rest, m, finished, in_list)
     if not found and m == 1 and finished and rest.strip():
         return [rest.strip()]
