@@ -1,4 +1,4 @@
-"""Rewards: what a task is, the answers in a text, and two whole tasks, the fence and the toy.
+"""Rewards: what a task is, the answers of a rollout, and two whole tasks, the fence and the toy.
 
     problem                     what is asked, and what its task needs to score an answer
     prompt                      the text that asks a model for m answers
@@ -7,53 +7,27 @@
     scalar                      the reward vector -> the number that GRPO maximises, by default the mean
 
 `--task fence` and `--task toy` are at the end of this file. `--task maze` is tasks/maze.py, and
-`--task my_task.py` is a file of yours with a subclass of `Task`.
+examples/my_task.py is a task to copy: `--task my_task.py`.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from engine.answers import (
+    has_tags,
+    number_answers,
+    numbered_answers,
+    tagged_answers,
+    without_thoughts,
+)
+
 if TYPE_CHECKING:
     from torch import Tensor
 
-NUMBER = re.compile(r"\s*(\d{1,3})[.):](?!\d)")  # of a line: "1. red blue" or "2) green"
-# The beginning of a line whose number is in bold: "**1.** red blue" or "**1. red blue**".
-BOLD = re.compile(r"^([ \t]*+)\*\*(\d{1,3}[.):].*?)\*\*", re.MULTILINE)
 MAX_ANSWERS = 8  # of one rollout; the tiny model's vocabulary has a tag for each
-FIRST_NUMBER = "1."  # a prompt for lines ends with it, so that the model continues the list
-# What stands around a model's thoughts, by family of models.
-THOUGHTS = (
-    ("<think>", "</think>"),  # DeepSeek-R1, Qwen3, GLM, Phi-4, SmolLM3 and most others
-    ("<thinking>", "</thinking>"),
-    ("<thought>", "</thought>"),  # EXAONE Deep
-    ("<Thought>", "</Thought>"),  # Marco-o1
-    ("<reasoning>", "</reasoning>"),
-    ("<seed:think>", "</seed:think>"),  # Seed-OSS
-    ("<mm:think>", "</mm:think>"),  # MiniMax M3
-    ("<longcat_think>", "</longcat_think>"),
-    ("[THINK]", "[/THINK]"),  # Magistral
-    ("[unused16]", "[unused17]"),  # Pangu
-    ("<unused94>thought", "<unused95>"),  # MedGemma
-    ("◁think▷", "◁/think▷"),  # Kimi
-    ("<|open|>think<|sep|>", "<|open|>response<|sep|>"),  # Kimi K3
-    ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A
-    ("<|begin_of_thought|>", "<|end_of_thought|>"),  # OpenThinker, Sky-T1
-    ("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
-    ("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
-    ("<|channel>thought", "<channel|>"),  # Gemma 4
-    ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),  # gpt-oss
-    ("Here is my thought process:", "Here is my response:"),  # Granite 3
-    ("Here's my thought process:", "Here's my response:"),
-    ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),  # Apriel
-)
-
-
-class UserError(Exception):
-    """A mistake in what the user gave: reported as one line with exit code 2, without traceback."""
 
 
 @dataclass
@@ -65,7 +39,7 @@ class Problem:
 
 
 class Task:
-    """What a task must offer. A reward is a list of k floats, higher is better, none below `minimum`.
+    """What a task offers. A reward is a list of k floats, higher is better, none below `minimum`.
 
     A language model needs `problems`, `prompt` and `reward`. `--model tiny` starts from nothing and
     needs `words`, `answer_words`, `tiny_prompt` and `demonstration`, too. The rest has defaults.
@@ -84,9 +58,7 @@ class Task:
     form = "tags"
     tag = "answer"  # answers stand between <answer_1> and </answer_1>, <answer_2> and </answer_2>, ...
     reads_untagged = True  # whether numbered lines count where tags were asked for
-    # With find_answers: a rollout is checked for its end only after one of these characters; empty:
-    # after every token.
-    ends = ""
+    ends = ""  # with find_answers: the characters that can end an answer; empty: every one
 
     def problems(self, split: str, n: int, seed: int = 0, start: int = 0) -> list[Problem]:
         """Problems start .. start + n - 1 of a split. A finite data set wraps around.
@@ -94,26 +66,22 @@ class Task:
         Equal arguments give equal problems. The splits are "train", "validation", "test", and for
         the SFT warm-up "demonstrations", which may be those of "train".
         """
-        raise UserError(f"task {self.name}: the method problems is missing")
+        raise NotImplementedError
 
     def prompt(self, problem: Problem, m: int) -> str:
-        """The text that asks a language model for m answers."""
-        raise UserError(f"task {self.name}: the method prompt is missing")
+        """The text that asks a language model for m answers, such as `request` writes."""
+        raise NotImplementedError
 
     def request(self, question: str, m: int, examples: list[str]) -> str:
-        """A prompt that asks a language model for m answers in the task's form.
-
-        Args:
-            examples: three answers or so that show what an answer is. They need not be good.
-        """
+        """A prompt that shows some examples and asks for m other answers in the task's form."""
         shown = "\n".join(number_answers(self, examples))
-        answers = "1 other answer" if m == 1 else f"{m} other answers"
+        others = "1 other answer" if m == 1 else f"{m} other answers"
         form = "a numbered list" if self.form == "lines" else "this form"
-        return f"{question}\nFor example:\n{shown}\nGive {answers} as {form}, and nothing else."
+        return f"{question}\nFor example:\n{shown}\nGive {others} as {form}, and nothing else."
 
     def reward(self, problem: Problem, answer: str) -> list[float]:
         """The reward vector (k) of one answer. It must not raise, whatever the text."""
-        raise UserError(f"task {self.name}: the method reward is missing")
+        raise NotImplementedError
 
     def rewards(self, pairs: list[tuple[Problem, str]]) -> list[list[float]]:
         """The reward vectors of many answers, for tasks that score them faster together."""
@@ -141,10 +109,7 @@ class Task:
         return " ".join(answer.split())
 
     def reachable(self, problem: Problem) -> list[list[float]]:
-        """Reward vectors, one of which is the best possible whatever the preference weights.
-
-        An empty list says that nobody knows.
-        """
+        """Vectors, one of which is the best possible under any preference weights; empty: unknown."""
         return []
 
     # For --model tiny, whose whole language is single words separated by blanks.
@@ -153,165 +118,36 @@ class Task:
 
     def tiny_prompt(self, problem: Problem) -> str:
         """The problem in words. The number of answers and the tags are added around it."""
-        raise UserError(f"task {self.name}: tiny_prompt is missing; --model tiny needs it")
+        raise NotImplementedError
 
     def demonstration(self, problem: Problem, rng: Random) -> str:
-        """One answer for the SFT warm-up to imitate.
-
-        It need not be good: RL should discover what is not shown here.
-        """
+        """One answer for the SFT warm-up to imitate. It need not be good: RL should discover the rest."""
         raise UserError(
-            f"task {self.name}: has no demonstrations, which --model tiny and --warm-steps need; "
-            "define the method demonstration"
+            f"task {self.name} has no demonstrations, which --model tiny and --warm-steps need"
         )
 
 
-# Answers in a text.
-
-
 def parse_answers(text: str, task: Task, m: int, finished: bool = True) -> list[str]:
-    """The up to m answers in a rollout's text, in their order.
+    """The up to m answers in a rollout's text, in their order, without thoughts.
 
-    Thoughts are left out. Then answers are looked for in this order:
-
-    1. `task.find_answers`, a form of the task's own.
-    2. Tags, <answer_1> ... </answer_1>. An answer without both its tags is left out. So is one that
-       holds another's tag: it was never closed.
-    3. Numbered lines, such as "1. red blue", where the text holds no tag and `task.reads_untagged`.
-       A text in lines that begins with no number, and had no thoughts, begins with the first
-       answer, because the prompt ended with "1.".
-    4. Where none was found in lines, for m = 1 and a finished rollout, the whole text.
+    They are what `task.find_answers` gives. If it gives None, they stand in tags, or in numbered
+    lines if there is no tag. A finished text of one answer may have neither.
 
     Args:
         finished: whether the rollout has ended; else only answers that can no longer change count.
-
-    Raises:
-        UserError: find_answers gives something else. No text raises.
     """
     rest = task.without_thoughts(text)
-    had_thoughts = rest != text
-    text = rest
-    own = task.find_answers(text, m, finished)
+    own = task.find_answers(rest, m, finished)
     if own is not None:
-        if not isinstance(own, list) or not all(isinstance(answer, str) for answer in own):
-            raise UserError(
-                f"task {task.name}: find_answers must return a list of texts or None, not {own!r:.80}"
-            )
         return [answer.strip() for answer in own[:m]]
-    has_tags = f"<{task.tag}_" in text or f"</{task.tag}_" in text
-    if has_tags or not task.reads_untagged:
-        return _tagged_answers(text, task.tag, m)
-    lines = BOLD.sub(r"\1\2", text)
-    if task.form == "lines" and not had_thoughts and not NUMBER.match(lines):
-        lines = f"{FIRST_NUMBER} {lines.lstrip()}"
-    answers = _numbered_answers(lines, m, finished)
-    if not answers and m == 1 and finished and text.strip():
-        return [text.strip()]
-    return answers
-
-
-def without_thoughts(text: str) -> str:
-    """A text without its thoughts. One that was never closed goes on to the end.
-
-    What stands before a closing mark without an opening one is a thought, too: it was opened in the
-    prompt. Marks of another family in a thought are a part of it. Those in plain words count only
-    where the text begins with them.
-    """
-
-    def begin(marks: tuple[str, str]) -> int:
-        """Where a family's first thought begins, or -1: in the prompt, or there is none."""
-        opening, closing = marks
-        first = text.find(opening)
-        end = text.find(closing)
-        was_opened = end >= 0 and not 0 <= first < end
-        return -1 if was_opened else first
-
-    for opening, closing in sorted(THOUGHTS, key=begin):
-        is_plain = closing[0].isalpha()
-        if is_plain and not text.lstrip().startswith(opening):
-            continue
-        parts = text.split(opening)
-        kept = [parts[0].rpartition(closing)[2]]
-        for thought in parts[1:]:
-            if closing in thought:
-                kept.append(thought.rpartition(closing)[2])
-        text = "".join(kept)
-    return text
-
-
-def open_thought(prompt: str) -> tuple[str, str]:
-    """The marks of the thought that a prompt leaves open at its end; ("", "") if it leaves none."""
-    for opening, closing in THOUGHTS:
-        if prompt.rstrip().endswith(opening):
-            return opening, closing
-    return "", ""
-
-
-def _tagged_answers(text: str, tag: str, m: int) -> list[str]:
-    answers = []
-    for i in range(1, m + 1):
-        _, opening, rest = text.partition(f"<{tag}_{i}>")
-        answer, closing, _ = rest.partition(f"</{tag}_{i}>")
-        is_open = f"<{tag}_" in answer or f"</{tag}_" in answer
-        if opening and closing and not is_open:
-            answers.append(answer.strip())
-    return answers
-
-
-def _numbered_answers(text: str, m: int, finished: bool) -> list[str]:
-    """The lines that are numbered 1 to m."""
-    lines = text.split("\n")
-    if not finished:
-        lines.pop()  # no newline has ended it
-    by_number: dict[int, str] = {}
-    for line in lines:
-        number = NUMBER.match(line)
-        answer = line[number.end() :].strip() if number else ""
-        if answer:
-            by_number.setdefault(int(number[1]), answer)
-    return [by_number[i] for i in range(1, m + 1) if i in by_number]
-
-
-def write_answers(task: Task, answers: list[str], closing: str = "") -> str:
-    """The counterpart of `parse_answers`: the text that gives these answers. Code blocks need no tags.
-
-    Args:
-        closing: the mark that ends the thought which the prompt left open; empty: it left none.
-    """
-    if answers[0].startswith("```"):
-        text = "\n".join(answers)
-    elif task.form == "lines":
-        text = "\n".join(number_answers(task, answers))
-    else:
-        text = " ".join(number_answers(task, answers))
-    if closing:
-        return f"\n{closing}\n\n{text}"
-    if task.form == "lines":
-        return text.removeprefix(FIRST_NUMBER)  # it is in the prompt
-    return text
-
-
-def number_answers(task: Task, answers: list[str]) -> list[str]:
-    """Answers in their tags or with their numbers.
-
-    Raises:
-        UserError: they are no list of texts, or one has lines that would not be read again.
-    """
-    if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
-        raise UserError(f"task {task.name}: answers must be a list of texts, not {answers!r:.80}")
-    if task.form == "lines":
-        for answer in answers:
-            if "\n" in answer.strip():
-                raise UserError(
-                    f"task {task.name}: the answer {answer!r:.80} has several lines, of which "
-                    'form = "lines" reads the first; write it in one line or take form = "tags"'
-                )
-        return [f"{i}. {answer}" for i, answer in enumerate(answers, 1)]
-    tagged = []
-    for i, answer in enumerate(answers, 1):
-        tag = f"{task.tag}_{i}"
-        tagged.append(f"<{tag}> {answer} </{tag}>")
-    return tagged
+    if has_tags(rest, task.tag) or not task.reads_untagged:
+        return tagged_answers(rest, task.tag, m)
+    # The prompt of a list ended with its first number, but for one that opened a thought.
+    in_list = task.form == "lines" and rest == text
+    found = numbered_answers(rest, m, finished, in_list)
+    if not found and m == 1 and finished and rest.strip():
+        return [rest.strip()]
+    return found
 
 
 # Two whole tasks.
@@ -399,3 +235,7 @@ class Toy(Task):
 
     def demonstration(self, problem: Problem, rng: Random) -> str:
         return " ".join(rng.choice("01") for _ in range(9))
+
+
+class UserError(Exception):
+    """A mistake in what the user gave: reported as one line with exit code 2, without traceback."""

@@ -34,10 +34,11 @@ from tqdm import tqdm
 
 import fast
 from engine import checkpoints, session
+from engine.answers import open_thought, write_answers
 from engine.config import Config, estimator_of, peak_rate
 from engine.logs import MethodLog
 from eval import best_at_k, diversity, sample_held_out, weighted_best_at_k
-from rewards import Problem, Task, UserError, open_thought, write_answers
+from rewards import Problem, Task, UserError
 from rollout import (
     Policy,
     Rollouts,

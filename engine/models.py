@@ -23,7 +23,8 @@ from transformers import (
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rewards import THOUGHTS, UserError
+from engine.answers import THOUGHTS
+from rewards import UserError
 
 START_FIX = "restore it from a copy, or train with another --out"
 ADAPTER_FILE = "adapter_config.json"  # tells a folder of peft from an ordinary checkpoint

@@ -50,12 +50,13 @@ from trl import GRPOConfig, GRPOTrainer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from engine.answers import open_thought
 from engine.config import Config, Parser, estimator_of, flag, task_defaults
 from engine.doors import as_command
 from engine.models import load_config_and_tokenizer
 from engine.tasks import check_task, load_task, take_problems
 from eval import diversity, weighted_best_at_k
-from rewards import Problem, Task, UserError, open_thought, parse_answers
+from rewards import Problem, Task, UserError, parse_answers
 from rollout import (
     Policy,
     build_prompt,

@@ -8,7 +8,8 @@ import hashlib
 import json
 import re
 
-from rewards import THOUGHTS, Problem, UserError
+from engine.answers import THOUGHTS
+from rewards import Problem, UserError
 from tasks.files import FileTask, all_tagged, f1, normalized, text_field
 
 NUMBER = re.compile(r"[-+]?\d+(\.\d+)?([eE][-+]?\d{1,3})?", re.ASCII)

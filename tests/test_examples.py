@@ -21,9 +21,10 @@ import torch
 from test_rollout import load_random_model
 from test_vpo import scored_of
 
+from engine.answers import write_answers
 from engine.models import save_model
 from engine.tasks import load_task, take_problems
-from rewards import Fence, Problem, Task, UserError, parse_answers, write_answers
+from rewards import Fence, Problem, Task, UserError, parse_answers
 from rollout import load_policy, random_generator, score
 from tasks.code import Code
 from tasks.code_files import read_problems

@@ -10,8 +10,9 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
+from engine.answers import THOUGHTS, write_answers
 from engine.tasks import load_task
-from rewards import THOUGHTS, Fence, Problem, Task, Toy, UserError, parse_answers, write_answers
+from rewards import Fence, Problem, Task, Toy, parse_answers
 from rollout import score
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -105,8 +106,6 @@ def test_answers_without_tags(text, m, finished, unfinished):
 def test_thoughts_are_no_answers(text, m, expected, marks):
     """Guards against drafts that are graded, and against a preamble that is taken for an answer."""
     opening, closing = marks
-    if closing[0].isalpha() and not text.startswith("<think>"):
-        return  # plain words count where the text begins with them
     text = text.replace("<think>", opening).replace("</think>", closing)
     for form in ("tags", "lines"):
         assert parse_answers(text, task_in(form), m) == expected
@@ -121,14 +120,6 @@ def test_a_thought_may_speak_of_other_marks(marks):
             thought = f"{opening}not {said} no{closing}\n1. red\n2. blue\n"
             is_own = opening in said or closing in said
             assert is_own or parse_answers(thought, task_in("lines"), 2) == ["red", "blue"]
-
-
-def test_plain_words_of_an_answer_are_no_marks():
-    """Guards against an answer that says what begins a reply of Granite, and takes all before it along."""
-    answers = ["Dear Ann. Here is my response: no.", "Here is my thought process: none."]
-    for form in ("tags", "lines"):
-        task = task_in(form)
-        assert parse_answers(write_answers(task, answers), task, 2) == answers
 
 
 def test_thoughts_are_no_answers_in_a_form_of_ones_own():
@@ -169,22 +160,17 @@ def test_a_request_shows_examples_in_the_form_that_is_read():
 
 def test_what_would_not_be_read_is_not_written():
     """A text in place of a list would be spelt out; of several lines a list reads the first."""
-    with pytest.raises(UserError, match="a list of texts, not 'red blue'"):
+    with pytest.raises(ValueError, match="a list of texts, not 'red blue'"):
         Task().request("Paint!", 3, "red blue")
     assert "red\nblue" in Task().request("Paint!", 3, ["red\nblue"])
     task = task_in("lines")
     for write in (task.request, lambda _, __, answers: write_answers(task, answers)):
-        with pytest.raises(UserError, match='several lines.* form = "tags"'):
+        with pytest.raises(ValueError, match='one line .* form = "tags"'):
             write("Paint!", 3, ["red\nblue"])
 
 
-@pytest.mark.parametrize("returned", ["'ab'", "[1]", "('a',)"])
-def test_a_form_of_ones_own_gives_a_list_of_texts(returned):
-    """Guards against answers that are the letters of a text."""
+def test_of_a_form_of_ones_own_m_answers_count():
     task = Task()
-    task.find_answers = lambda text, m, finished: eval(returned)
-    with pytest.raises(UserError, match="find_answers must return a list of texts or None, not"):
-        parse_answers("x", task, 2)
     task.find_answers = lambda text, m, finished: [" a ", "b", "c"]
     assert parse_answers("x", task, 2) == ["a", "b"]
 
@@ -323,7 +309,10 @@ def test_toy_is_a_deceptive_valley():
         assert toy.reward(problem, text) == [0.0] * 3
 
 
-@pytest.mark.parametrize("name", ["fence", "toy", "maze", "code", f"{ROOT}/examples/nested.py"])
+EXAMPLES = [f"{ROOT}/examples/nested.py", f"{ROOT}/examples/my_task.py"]
+
+
+@pytest.mark.parametrize("name", ["fence", "toy", "maze", "code", *EXAMPLES])
 def test_a_tiny_model_knows_every_word(name):
     """Guards against words that the vocabulary lacks: they would become padding, silently."""
     task = load_task(name)

@@ -1,4 +1,4 @@
-"""The maze, by hand and by random cases, and the nested programs of the examples."""
+"""How tasks are loaded, the tasks of the examples, and the maze, by hand and by random cases."""
 
 import collections
 import hashlib
@@ -6,18 +6,105 @@ import itertools
 import json
 import math
 import random
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from matplotlib.figure import Figure
 
-from engine.tasks import load_task
+import train
+from engine.tasks import load_task, reward_vectors
 from report.drawings import Drawing
-from rewards import Problem, UserError
+from rewards import Problem, Task, UserError, parse_answers
 from rollout import score
 from tasks import maze
 from tasks.maze import Maze
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+
+# Loading.
+
+
+@pytest.fixture
+def own_task(tmp_path, monkeypatch) -> Path:
+    """A file that is not there yet, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return Path("mine.py")
+
+
+def toy_with(members: str) -> str:
+    return f"from rewards import Toy\n\nclass Mine(Toy):\n    {members}\n"
+
+
+def test_the_tiny_model_writes_tags_whatever_the_form(own_task):
+    """Guards against a form for language models that turns every answer of the tiny one into none."""
+    own_task.write_text(toy_with("def find_answers(self, text, m, finished): return [text]"))
+    text = "<answer_1> a </answer_1> <answer_2> b </answer_2>"
+    assert parse_answers(text, load_task("mine.py"), 2) == ["a", "b"]
+    assert parse_answers(text, load_task("mine.py", "some model"), 2) == [text]
+
+
+def test_the_constructor_gets_the_flags_that_it_names(own_task):
+    """Guards against options that reach no task, or one that did not ask for them."""
+    own_task.write_text(
+        toy_with("flags = ('size',)\n    def __init__(self, size=1): self.n = size")
+    )
+    assert load_task("mine.py", size=5, data="x").n == 5
+    assert load_task("mine.py").n == 1
+
+
+def test_a_file_that_was_changed_is_read_again_and_may_import_its_neighbours(own_task):
+    """Guards against a notebook that goes on with the rewards of before."""
+    own_task.write_text(toy_with("name = 'one'"))
+    assert load_task("mine.py").name == "one"
+    Path("helpers_of_mine.py").write_text("NAME = 'two'\n")
+    own_task.write_text(toy_with("from helpers_of_mine import NAME as name"))
+    assert load_task("mine.py").name == "two"
+
+
+def test_without_names_each_problem_has_its_own_objectives():
+    """Their number may differ between problems, but not between the answers to one."""
+    task = Task()
+    task.reward = lambda problem, answer: (True,) * len(problem.id) + (1,) * len(answer)
+    vectors = reward_vectors(task, [(Problem("a", 0), ""), (Problem("bcd", 0), "")])
+    assert [len(vector) for vector in vectors] == [1, 3]
+    with pytest.raises(UserError, match=r"answer 'aaa', .* has 4 numbers for 3 objectives"):
+        reward_vectors(task, [(Problem("a", 0), "aa"), (Problem("a", 0), "aaa")])
+
+
+# The examples.
+
+
+def test_the_task_to_copy_trains(own_task, capsys):
+    """Guards against a first task that nobody can run, and one without the conflict that it tells of."""
+    own_task.write_text((EXAMPLES / "my_task.py").read_text())
+    flags = "--method grpo vpo --steps 2 --warm-steps 20 --eval-problems 2 --pool 6 --out run"
+    train.main(["--task", "mine.py", *flags.split()])
+    assert "VPO" in capsys.readouterr().out
+    task = load_task("mine.py", "some model")
+    (problem,) = task.problems("test", 1)
+    assert len(parse_answers(task.prompt(problem, 4), task, 4)) == 3  # the examples
+    means = {}
+    for dish in task.words[1:]:
+        means[dish] = sum(task.reward(problem, f"{dish}, {dish} {dish}"))
+    assert max(means, key=means.get) == "pasta"
+
+
+def test_the_nested_programs_of_the_examples():
+    """Guards against programs that are judged at the places of `--task code`, which are eight."""
+    task = load_task(f"{EXAMPLES}/nested.py")
+    problems = task.problems("test", 20)
+    references = [problem.data["reference"] for problem in problems]
+    right = task.rewards(list(zip(problems, references, strict=True)))
+    assert right == [[1.0] * 12] * 20
+    assert len(task.objectives) == 12
+    assert task.reward(problems[0], "") == [0.0] * 12
+
+
+# The maze.
 
 
 def steps_through(task: Maze, tiles: str, stops: list[int]) -> float:
@@ -231,14 +318,3 @@ def test_random_routes_never_break_the_scorer():
             reward = task.reward(problem, route)
             assert len(reward) == 4 and all(0 <= value <= 1 for value in reward)
             assert reward[0] == 1 or not any(reward)
-
-
-def test_the_nested_programs_of_the_examples():
-    """Guards against programs that are judged at the places of `--task code`, which are eight."""
-    task = load_task(str(Path(__file__).parent.parent / "examples" / "nested.py"))
-    problems = task.problems("test", 20)
-    references = [problem.data["reference"] for problem in problems]
-    right = task.rewards(list(zip(problems, references, strict=True)))
-    assert right == [[1.0] * 12] * 20
-    assert len(task.objectives) == 12
-    assert task.reward(problems[0], "") == [0.0] * 12

@@ -1,0 +1,126 @@
+"""The text of answers: thoughts, tags, numbered lines; how they are read and how they are written."""
+
+import re
+from typing import Protocol
+
+NUMBER = re.compile(r"\s*(\d{1,3})[.):](?!\d)")  # of a line: "1. red blue" or "2) green"
+# The beginning of a line whose number is in bold: "**1.** red blue" or "**1. red blue**".
+BOLD = re.compile(r"^([ \t]*+)\*\*(\d{1,3}[.):].*?)\*\*", re.MULTILINE)
+FIRST_NUMBER = "1."  # a prompt for lines ends with it, so that the model continues the list
+THOUGHTS = (  # what stands around a model's thoughts
+    ("<think>", "</think>"),  # DeepSeek-R1, Qwen3, GLM, Phi-4, SmolLM3 and most others
+    ("[THINK]", "[/THINK]"),  # Magistral
+    ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A
+    ("<|channel>thought", "<channel|>"),  # Gemma 4
+    ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),  # gpt-oss
+)
+MARKS = {mark: marks for marks in THOUGHTS for mark in marks}
+ANY_MARK = re.compile("|".join(map(re.escape, MARKS)))
+
+
+class Form(Protocol):
+    """What a task says of the form of its answers, see rewards.Task."""
+
+    form: str
+    tag: str
+
+
+# Reading.
+
+
+def without_thoughts(text: str) -> str:
+    """A text without its thoughts. One that was never closed goes on to the end.
+
+    The first mark tells the model's family, and other marks are words. What stands before a closing
+    mark without an opening one is a thought, too: it was opened in the prompt.
+    """
+    first = ANY_MARK.search(text)
+    if not first:
+        return text
+    opening, closing = MARKS[first[0]]
+    before, *thoughts = text.split(opening)
+    kept = [before.rpartition(closing)[2]]
+    for thought in thoughts:
+        _, end, rest = thought.rpartition(closing)
+        if end:
+            kept.append(rest)
+    return "".join(kept)
+
+
+def open_thought(prompt: str) -> tuple[str, str]:
+    """The marks of the thought that a prompt leaves open at its end; ("", "") if it leaves none."""
+    for opening, closing in THOUGHTS:
+        if prompt.rstrip().endswith(opening):
+            return opening, closing
+    return "", ""
+
+
+def has_tags(text: str, tag: str) -> bool:
+    return f"<{tag}_" in text or f"</{tag}_" in text
+
+
+def tagged_answers(text: str, tag: str, m: int) -> list[str]:
+    """What stands in the tags 1 to m. What holds another tag was never closed, and is left out."""
+    answers = []
+    for i in range(1, m + 1):
+        _, opening, rest = text.partition(f"<{tag}_{i}>")
+        answer, closing, _ = rest.partition(f"</{tag}_{i}>")
+        if opening and closing and not has_tags(answer, tag):
+            answers.append(answer.strip())
+    return answers
+
+
+def numbered_answers(text: str, m: int, finished: bool, in_list: bool) -> list[str]:
+    """The lines that are numbered 1 to m.
+
+    Args:
+        finished: whether the text has ended; else its last line may still grow, and is left out.
+        in_list: whether the text goes on after a first number in the prompt.
+    """
+    text = BOLD.sub(r"\1\2", text)
+    if in_list and not NUMBER.match(text):
+        text = f"{FIRST_NUMBER} {text.lstrip()}"
+    lines = text.split("\n")
+    if not finished:
+        lines.pop()
+    by_number: dict[int, str] = {}
+    for line in lines:
+        number = NUMBER.match(line)
+        answer = line[number.end() :].strip() if number else ""
+        if answer:
+            by_number.setdefault(int(number[1]), answer)
+    return [by_number[i] for i in range(1, m + 1) if i in by_number]
+
+
+# Writing.
+
+
+def write_answers(task: Form, answers: list[str], closing: str = "") -> str:
+    """A rollout that gives these answers, as `parse_answers` reads it. Code blocks need no tags.
+
+    Args:
+        closing: the mark that ends the thought which the prompt left open; empty: it left none.
+    """
+    if answers[0].startswith("```"):
+        text = "\n".join(answers)
+    else:
+        separator = "\n" if task.form == "lines" else " "
+        text = separator.join(number_answers(task, answers))
+    if closing:
+        return f"\n{closing}\n\n{text}"
+    if task.form == "lines":
+        return text.removeprefix(FIRST_NUMBER)  # it is in the prompt
+    return text
+
+
+def number_answers(task: Form, answers: list[str]) -> list[str]:
+    """Answers in their tags or with their numbers."""
+    if isinstance(answers, str):
+        raise ValueError(f"answers must be a list of texts, not {answers!r:.80}")
+    if task.form == "tags":
+        tag = task.tag
+        return [f"<{tag}_{i}> {answer} </{tag}_{i}>" for i, answer in enumerate(answers, 1)]
+    for answer in answers:
+        if "\n" in answer.strip():
+            raise ValueError(f'form = "lines" reads one line of {answer!r:.80}; take form = "tags"')
+    return [f"{i}. {answer}" for i, answer in enumerate(answers, 1)]
