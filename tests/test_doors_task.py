@@ -1,4 +1,4 @@
-"""The door of a task: what one gets wrong is named before any minute is spent, and what the first step tells."""
+"""The door of a task: what one gets wrong is one line, before any minute is spent."""
 
 import re
 import sys
@@ -61,7 +61,7 @@ def test_an_unknown_task_is_told_the_known_ones(name):
         (WORST, "return ['1', 0]", "must be a list of numbers; of a tensor or array"),
         (NAME, f"    def rewards(self, pairs): pass\n{NAME}", "rewards must return 1 vectors"),
         (NAME, f"    def scalar(self, r): return r\n{NAME}", "scalar must be finite numbers (...)"),
-        ('words = ("menu", *LIGHT)', "", "--model tiny: task menu has no words for it here"),
+        ('words = ("menu", *LIGHT)', "", "--model tiny: task menu has no words for it"),
         ("def demonstration", "def another", "task menu has no demonstrations, which --model tiny"),
     ],
 )

@@ -222,5 +222,5 @@ def test_a_long_headline_is_cut_in_a_drawing():
 
 def test_the_tiny_model_is_refused():
     """It would learn the words of training, and earn nothing with those that are held out."""
-    with pytest.raises(UserError, match="task headline has no words for it here; take a language"):
+    with pytest.raises(UserError, match="task headline has no words for it; take --model"):
         tiny_tokenizer(load_task("headline"))
