@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from engine.answers import THOUGHTS, write_answers
 from engine.tasks import load_task
+from report.drawings import drawing_of
 from rewards import Fence, Problem, Task, Toy, parse_answers
 from rollout import score
 
@@ -341,14 +342,14 @@ def test_the_form_that_a_prompt_shows_is_read(name):
 
 def test_a_fence_is_drawn_board_by_board():
     """Equal fences lie together, and an answer that is no fence stays blank."""
-    fence = Fence()
+    drawing = drawing_of(Fence())
     axes = Figure().subplots()
     answers = ["red blue green grey red red", "no fence", "red blue green grey red red"]
-    fence.draw(axes, Problem("fence", None), answers, "black")
+    drawing.draw(axes, Problem("fence", None), answers, "black")
     rows = sorted({round(bar.get_y() + bar.get_height() / 2) for bar in axes.patches})
     assert len(axes.patches) == 12 and rows == [1, 2]
     assert len({bar.get_facecolor() for bar in axes.patches}) == 4
     assert (
-        fence.summary(torch.tensor([[1.0, 0, 0], [0, 0, 0]]))
+        drawing.summary(torch.tensor([[1.0, 0, 0], [0, 0, 0]]))
         == "mean reward: ann 0.50, bob 0.00, cid 0.00"
     )
