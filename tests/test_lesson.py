@@ -47,8 +47,12 @@ class ForkedScript:  # as subprocess.Popen, but torch is imported already
                 os.dup2(stdout.fileno(), 2)
             sys.stdout = os.fdopen(1, "w", closefd=False)
             sys.stderr = os.fdopen(2, "w", closefd=False)
-            sys.argv = words
-            runpy.run_path(words[0], run_name="__main__")
+            if words[0] == "-m":
+                sys.argv = words[1:]
+                runpy.run_module(words[1], run_name="__main__")
+            else:
+                sys.argv = words
+                runpy.run_path(words[0], run_name="__main__")
             code = 0
         except BaseException:
             traceback.print_exc()

@@ -7,7 +7,6 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from report.search_tables import search_table
 
 from engine.config import Config
 from engine.evaluations import Evaluation, Pool, Settings
@@ -244,35 +243,3 @@ def test_problems_that_look_alike_are_drawn_once_below_their_heading(tmp_path, d
     plots.answers(pools, same, Squares(), tmp_path / "a.png", columns=["a text"])
     assert len(drawn[0].axes) == 1 and "1 candidates per policy" in texts(drawn[0])
     assert drawn[0].axes[0].get_title("left").startswith("a text\n")
-
-
-def made_search(targets: list[float | None]) -> dict:
-    """A search of two runs and two problems, of which VPO alone solves the first in one run."""
-    lost = {"solved": [0, 0], "best": [[0.1, 0.5]] * 2, "behaviours": [[1, 2]] * 2}
-    won = lost | {"solved": [40, 0]}
-    policies = {"start": [lost, lost], "grpo": [lost, lost], "vpo": [won, lost]}
-    return {"settings": {"budget": 100}, "targets": targets, "policies": policies}
-
-
-def test_the_table_of_a_search():
-    """Where nobody knows what can be reached, no zero claims that nothing was found."""
-    head, _, *rows = search_table(made_search([1.0, None])).splitlines()
-    assert "| solved by 30 | solved by 100 | 95% interval |" in head
-    assert rows[2] == "| VPO | 0.000 | 0.250 | [0.000, 1.000] | 0.500 | 2.0 | 1 0 | 1 0 |"
-    *_, unknown = search_table(made_search([None, None])).splitlines()
-    assert unknown == "| VPO | - | - | - | 0.500 | 2.0 | - | - |"
-    former = made_search([])
-    del former["targets"]
-    assert search_table(former) == search_table(made_search([1.0, 1.0]))
-
-
-def test_the_figure_of_a_search(tmp_path, drawn):
-    policies = made_search([])["policies"]
-    plots.search([50, 100], policies, tmp_path / "a.svg")
-    plots.search([50, 100], policies, tmp_path / "b.svg", has_targets=False)
-    assert [len(figure.axes) for figure in drawn] == [3, 2]
-    means = {}
-    for line in drawn[0].axes[0].lines:
-        means[line.get_label()] = line.get_ydata().tolist()
-    assert means["VPO"] == [0.25, 0.25] and means["GRPO"] == [0, 0]
-    assert "2 problems; bold: mean of 2 runs" in texts(drawn[0])
