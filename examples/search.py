@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from engine.config import Parser, check_ranges, device_of, flag, open_device
 from engine.doors import as_command
 from engine.evaluations import Evaluation, check_comparable, evaluation_of
+from engine.files import writing
 from engine.runs import StoredPolicy, policies, task_of
 from engine.tasks import held_out, reachable_vectors
 from examples.map_elites import ISLANDS, SELECTIONS, Candidate, Population, weighted_sum
@@ -427,14 +428,14 @@ def run(argv: list[str] | None) -> None:
         torch.set_num_threads(1)  # so that no number depends on the machine's cores
     beside = f"{folders[0].parent}/{config.task_name}-search"
     flags.out = flags.out or f"{beside}/{flags.goal}-{flags.strategy}-{flags.budget}"
-    Path(flags.out).mkdir(parents=True, exist_ok=True)
 
     problems = held_out(task, "test", flags.among)
-    if flags.screen and goal.is_known(problems):
-        problems = screened(flags, goal, problems, evaluations)
-    problems = problems[: flags.problems]
-    found = search_all(flags, goal, problems, evaluations)
-    report(flags, goal, problems, [str(folder) for folder in folders], found)
+    with writing(Path(flags.out)):
+        if flags.screen and goal.is_known(problems):
+            problems = screened(flags, goal, problems, evaluations)
+        problems = problems[: flags.problems]
+        found = search_all(flags, goal, problems, evaluations)
+        report(flags, goal, problems, [str(folder) for folder in folders], found)
 
 
 def main(argv: list[str] | None = None) -> None:
