@@ -42,7 +42,7 @@ from rollout import (
     sampling_options,
     score,
 )
-from vpo import ADVANTAGES, answers_per_rollout
+from vpo import ADVANTAGES
 
 BUDGETS = (1, 2, 3, 5, 8, 10, 15, 20, 30, 50, 100)
 ROLLOUTS_AT_ONCE = 750  # of the tiny model
@@ -138,7 +138,6 @@ def sample_pool(
     task: Task,
     problems: list[Problem],
     config: Config,
-    *,
     m: int,
     size: int,
     temperature: float,
@@ -254,11 +253,15 @@ class EvalFlags:
     """The flags of eval.py."""
 
     split: Literal["test", "validation"] = flag("test", "split of the held-out problems")
-    problems: int = flag(0, "held-out problems; 0: as in the run, 200 after --eval-problems 0")
-    pool: int = flag(0, "candidates per problem; 0: as in the run")
-    temperature: float = flag(0.0, "sampling temperature of the candidates; 0: as in the run")
+    problems: int = flag(
+        0, "held-out problems; 0: as in the run, 200 after --eval-problems 0", 0, 2**20
+    )
+    pool: int = flag(0, "candidates per problem; 0: as in the run", 1, 10_000)
+    temperature: float = flag(
+        0.0, "sampling temperature of the candidates; 0: as in the run", 1e-3, 1e3
+    )
     device: Literal["auto", "cpu", "cuda", "mps"] = flag("auto", "auto: as train.py chooses")
-    jobs: int = flag(1, "policies that are evaluated at a time, each in a process")
+    jobs: int = flag(1, "policies that are evaluated at a time, each in a process", 0, 64)
     out: str = flag("", "folder for what is written; empty: the run folder")
     figure_format: Literal["png", "svg", "pdf"] = flag("png", "format of the figures")
 
@@ -316,19 +319,12 @@ def write(table: Table, folder: Path, flags: EvalFlags) -> Path:
     return picture
 
 
-def sample_held_out(  # noqa: PLR0913
-    policy: Policy, task: Task, config: Config, method: str, n_problems: int, size: int
+def sample_held_out(
+    policy: Policy, task: Task, config: Config, m: int, n_problems: int, size: int
 ) -> Pool:
     """The pool of a policy that is still trained, on the first held-out problems."""
-    return sample_pool(
-        policy,
-        task,
-        held_out(task, "test", n_problems),
-        config,
-        m=answers_per_rollout(method, config.m),
-        size=size,
-        temperature=config.eval_temperature,
-    )
+    problems = held_out(task, "test", n_problems)
+    return sample_pool(policy, task, problems, config, m, size, config.eval_temperature)
 
 
 def evaluate_policy(
@@ -341,22 +337,15 @@ def evaluate_policy(
     stored = policies(evaluation.run, config.m)[name]
     policy = load_policy(str(stored.folder), task, device=device, dtype=config.dtype)
     problems = held_out(task, settings.split, settings.problems)
-    return sample_pool(
-        policy,
-        task,
-        problems,
-        config,
-        m=stored.m,
-        size=settings.pool,
-        temperature=settings.temperature,
-    )
+    size = settings.pool
+    return sample_pool(policy, task, problems, config, stored.m, size, settings.temperature)
 
 
 def run(argv: list[str] | None) -> None:
     """Evaluate the runs that the command names."""
     parser = Parser(EvalFlags, "eval.py", __doc__.split("\n\n")[0])
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders of train.py")
-    flags, rest = parser.parse_args_into_dataclasses(argv)
+    flags, rest = parser.parse_args_into_dataclass(argv)
     used = dataclasses.replace(flags, pool=flags.pool or 1, temperature=flags.temperature or 1)
     check_ranges(used)
     evaluate([Path(name) for name in rest.runs], flags)

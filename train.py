@@ -326,6 +326,7 @@ def train_method(method: str, config: Config, task: Task, position: int = 0) -> 
     policy, reference, optimizer, step = checkpoints.load(config, task, folder)
     state = TrainState(policy, reference, optimizer, peak_rate(config, method), step)
     log = MethodLog(method, config, task, step)
+    m = answers_per_rollout(method, config.m)
     steps = range(step, config.steps)
     bar = tqdm(steps, method, initial=step, total=config.steps, unit="step", position=position)
     for _ in bar:
@@ -335,10 +336,10 @@ def train_method(method: str, config: Config, task: Task, position: int = 0) -> 
         bar.set_postfix(log.write(state.step, metrics, example))
         if log.is_snapshot_due(state.step):
             n = min(30, config.pool)
-            log.write_snapshot(state.step, sample_held_out(policy, task, config, method, 4, n))
+            log.write_snapshot(state.step, sample_held_out(policy, task, config, m, 4, n))
         if config.eval_every and state.step % config.eval_every == 0:
             n = config.pool
-            pool = sample_held_out(policy, task, config, method, EVAL_PROBLEMS, n)
+            pool = sample_held_out(policy, task, config, m, EVAL_PROBLEMS, n)
             measures = {
                 "best@1": best_at_k(pool.scalars, 1),
                 f"best@{n}": best_at_k(pool.scalars, n),

@@ -3,12 +3,12 @@
 import argparse
 import dataclasses
 import importlib.util
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import torch
-from transformers import HfArgumentParser
 
 from engine.doors import did_you_mean
 from rewards import MAX_ANSWERS, Task, UserError
@@ -22,11 +22,12 @@ TINY_RATES = (
 )
 
 
-def flag(default: Any, help: str) -> Any:
-    """A field that is a flag of the command."""
+def flag(default: Any, help: str, low: float = -math.inf, high: float = math.inf) -> Any:
+    """A field that is a flag of the command, with the least and the most that it may be."""
+    metadata = {"help": help, "range": (low, high)}
     if isinstance(default, list):
-        return dataclasses.field(default_factory=lambda: list(default), metadata={"help": help})
-    return dataclasses.field(default=default, metadata={"help": help})
+        return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass
@@ -41,13 +42,13 @@ class Config:
         "maze",
         "maze, fence, toy, code, headline, musique, eureqa, tool, or a Python file that defines a Task",
     )
-    size: int = flag(7, "rows of a maze")
+    size: int = flag(7, "rows of a maze", 5, 9)
     data: str = flag(
         "", "file of problems, see docs/own.md; without it the task's made-up problems"
     )
     test_data: str = flag("", "file of held-out problems; without it a part of --data")
-    seconds: float = flag(2.0, "CPU seconds that a program may take per test")
-    memory_mb: int = flag(512, "MiB that a program may take")
+    seconds: float = flag(2.0, "CPU seconds that a program may take per test", 0.01, 1e5)
+    memory_mb: int = flag(512, "MiB that a program may take", 64, 2**31)
     unconfined: bool = flag(False, "run programs even where the system cannot confine them")
     model: str = flag("tiny", "tiny, a local Hugging Face checkpoint, or a Hub id")
     dtype: Literal["auto", "float32", "bfloat16"] = flag(
@@ -62,70 +63,93 @@ class Config:
     method: list[str] = flag(
         ["grpo", "vpo", "group_vpo"], "one or several of " + ", ".join(ADVANTAGES)
     )
-    m: int = flag(3, "answers per rollout (vpo, multi_rlvr)")
-    group_size: int = flag(8, "G, rollouts per prompt")
-    n_weights: int = flag(100, "K, preference weights drawn per prompt (vpo, group_vpo)")
+    m: int = flag(3, "answers per rollout (vpo, multi_rlvr)", 1, MAX_ANSWERS)
+    group_size: int = flag(8, "G, rollouts per prompt", 2, 4096)
+    n_weights: int = flag(
+        100, "K, preference weights drawn per prompt (vpo, group_vpo)", 1, 100_000
+    )
     alpha: float = flag(
-        1.0, "concentration of their Dirichlet distribution; 1: uniform on the simplex"
+        1.0, "concentration of their Dirichlet distribution; 1: uniform on the simplex", *ALPHAS
     )
     subset: int = flag(
         0,
         "s, rollouts that form a set together, fewer than --group-size; 0: vpo 1, max_at_k and "
         "group_vpo half the group",
+        0,
+        4095,
     )
     # optimisation
-    steps: int = flag(200, "training steps, a batch of rollouts each")
+    steps: int = flag(200, "training steps, a batch of rollouts each", 1, 999_999)
     prompts_per_step: int = flag(
-        12, "P of methods with m answers per rollout; the others get m times as many"
+        12, "P of methods with m answers per rollout; the others get m times as many", 1, 65536
     )
     lr: list[str] = flag(
         TINY_RATES.split(),
         "peak learning rate of all methods, or of single ones as vpo=2e-5; the last that fits counts",
     )
-    updates: int = flag(1, "updates per batch of rollouts; the paper takes 2")
+    updates: int = flag(1, "updates per batch of rollouts; the paper takes 2", 1, 1000)
     lr_schedule: Literal["linear", "constant"] = flag(
         "linear", "after 10 steps of rise; linear falls to a tenth"
     )
     kl: float = flag(
-        1e-3, "weight of KL(policy || reference policy) in the loss; 0: no reference policy"
+        1e-3, "weight of KL(policy || reference policy) in the loss; 0: no reference policy", 0, 1e6
     )
-    warm_steps: int = flag(300, "steps of the SFT warm-up before RL; 0: none")
+    warm_steps: int = flag(300, "steps of the SFT warm-up before RL; 0: none", 0, 2**31)
     # memory and speed
     lora_rank: int = flag(
         0,
         "train a LoRA adapter of this rank, with peft, at about ten times the rate; 0: all weights",
+        0,
+        4096,
     )
     gradient_checkpointing: bool = flag(
         True, "compute layers again in the backward pass, which takes less memory"
     )
-    micro_batch_tokens: int = flag(2048, "padded tokens per backward pass; 0: all at once")
-    sampling_batch: int = flag(0, "rollouts sampled at a time; 0: all at once")
+    micro_batch_tokens: int = flag(
+        2048, "padded tokens per backward pass; 0: all at once", 0, 2**31
+    )
+    sampling_batch: int = flag(0, "rollouts sampled at a time; 0: all at once", 0, 2**31)
     plain: bool = flag(False, "sample and compute gradients with the plain code, without fast/")
     jobs: int = flag(
         0,
         "methods that are trained at a time, each in a process with one thread; 0: all with the tiny "
         "model on several cores, else 1",
+        0,
+        64,
     )
     # sampling and evaluation
-    temperature: float = flag(1.0, "sampling temperature of the rollouts in training")
+    temperature: float = flag(1.0, "sampling temperature of the rollouts in training", 1e-3, 1e3)
     max_new_tokens: int = flag(
         0,
         "tokens per answer; a rollout of m answers may take m times as many; 0: what the tiny model's "
         "longest answer needs",
+        0,
+        2**20,
     )
-    eval_problems: int = flag(200, "held-out problems of the evaluation; 0: no evaluation")
-    eval_temperature: float = flag(0.7, "sampling temperature of the candidates in the evaluation")
-    pool: int = flag(30, "candidates per held-out problem, the largest k of best@k")
+    eval_problems: int = flag(
+        200, "held-out problems of the evaluation; 0: no evaluation", 0, 2**20
+    )
+    eval_temperature: float = flag(
+        0.7, "sampling temperature of the candidates in the evaluation", 1e-3, 1e3
+    )
+    pool: int = flag(30, "candidates per held-out problem, the largest k of best@k", 1, 10_000)
     eval_every: int = flag(
         0,
         "training steps between evaluations on 20 held-out problems, drawn in progress.png; 0: none",
+        0,
+        2**31,
     )
     # run
-    seed: int = flag(0, "seed of the start model, problems, rollouts and preference weights")
+    seed: int = flag(
+        0, "seed of the start model, problems, rollouts and preference weights", 0, 2**31
+    )
     out: str = flag("", "run folder; without it runs/TASK-seedSEED")
     resume: bool = flag(False, "go on with the run in the folder --out, with its own flags")
     save_every: int = flag(
-        25, "steps between checkpoints, of which the last two are kept; 0: only the last state"
+        25,
+        "steps between checkpoints, of which the last two are kept; 0: only the last state",
+        0,
+        2**31,
     )
     keep_optimizer: bool = flag(
         False,
@@ -134,7 +158,10 @@ class Config:
     )
     log: str = flag("", "tensorboard or wandb: send the metrics there, too")
     snapshots: int = flag(
-        20, "how many times answers to four held-out problems are kept for the page and the film"
+        20,
+        "how many times answers to four held-out problems are kept for the page and the film",
+        0,
+        1000,
     )
 
     @property
@@ -154,40 +181,6 @@ LANGUAGE_DEFAULTS: dict[str, Any] = {
     "max_new_tokens": 256,
 }
 TINY_DEFAULTS: dict[str, Any] = {"gradient_checkpointing": False}
-# The least and the most that a flag may be.
-RANGES: dict[str, tuple[float, float]] = {
-    "size": (5, 9),
-    "seconds": (0.01, 1e5),
-    "memory_mb": (64, 2**31),
-    "m": (1, MAX_ANSWERS),
-    "group_size": (2, 4096),
-    "n_weights": (1, 100_000),
-    "alpha": ALPHAS,
-    "subset": (0, 4095),
-    "steps": (1, 999_999),
-    "prompts_per_step": (1, 65536),
-    "updates": (1, 1000),
-    "eval_every": (0, 2**31),
-    "kl": (0, 1e6),
-    "warm_steps": (0, 2**31),
-    "lora_rank": (0, 4096),
-    "micro_batch_tokens": (0, 2**31),
-    "sampling_batch": (0, 2**31),
-    "jobs": (0, 64),
-    "temperature": (1e-3, 1e3),
-    "max_new_tokens": (0, 2**20),
-    "eval_problems": (0, 2**20),
-    "eval_temperature": (1e-3, 1e3),
-    "pool": (1, 10_000),
-    "seed": (0, 2**31),
-    "save_every": (0, 2**31),
-    "snapshots": (0, 1000),
-    # of eval.py and examples/search.py
-    "problems": (0, 2**20),
-    "budget": (1, 10**6),
-    "among": (0, 2**20),
-    "screen": (0, 10_000),
-}
 # What may differ when a run goes on or one more method joins it: no trained weights depend on it.
 MAY_DIFFER = (
     "method", "lr", "resume", "out", "device", "plain", "jobs", "save_every", "log", "snapshots",
@@ -195,53 +188,49 @@ MAY_DIFFER = (
     "micro_batch_tokens", "gradient_checkpointing",
 )  # fmt: skip
 
-DEVICE_FIXES = {  # a sign in what torch says of a device -> what helps
-    "not compiled with CUDA": "install a torch with CUDA",
-    "driver": "install a newer NVIDIA driver",
-    "no kernel image": "install a torch that is built for this card",
-    "No CUDA GPUs": "name a card in CUDA_VISIBLE_DEVICES",
-    "out of memory": "end what fills the card",
-}
 
-
-class FlagHelp(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows defaults as they stand on a command line, and none that is empty or a plain no."""
-
-    def _get_help_string(self, action: argparse.Action) -> str:
-        if action.default is False or action.default in ("", []):
-            return action.help
-        if isinstance(action.default, list):
-            return f"{action.help} (default: {' '.join(action.default)})"
-        return super()._get_help_string(action)
-
-
-class Parser(HfArgumentParser):
-    """The flags of a dataclass. A mistake is one line and exit code 2."""
+class Parser(argparse.ArgumentParser):
+    """The flags of a dataclass whose fields are made by `flag`. A mistake is one line and exit code 2."""
 
     def __init__(self, flags: type, script: str, description: str, **options: Any):
         super().__init__(
-            flags,
             prog=script,
+            usage=f"python {script} [--flag value ...]",
             description=description,
             allow_abbrev=False,
-            formatter_class=FlagHelp,
             **options,
         )
         self.flags = flags
-        for action in self._actions:  # the spellings with _ are left out
-            action.option_strings = [name for name in action.option_strings if "_" not in name]
-            if action.nargs == "?":
-                action.metavar = "yes|no"
+        for field in dataclasses.fields(flags):
+            default = field.default
+            if field.type == list[str]:
+                default = field.default_factory()
+                kind = {"nargs": "+"}
+            elif field.type is bool:
+                kind = {"action": argparse.BooleanOptionalAction}
+            elif get_origin(field.type) is Literal:
+                kind = {"choices": get_args(field.type)}
+            else:
+                kind = {"type": field.type}
+            help = field.metadata["help"].replace("%", "%%")
+            self.add_argument(flag_of(field.name), default=default, help=help, **kind)
 
-    def parse_args_into_dataclasses(
+    def format_help(self) -> str:
+        for action in self._actions:
+            default = action.default
+            if default not in (None, False, "", [], argparse.SUPPRESS):
+                shown = " ".join(default) if isinstance(default, list) else default
+                action.help += f" (default: {shown})"
+        return super().format_help()
+
+    def parse_args_into_dataclass(
         self, argv: list[str] | None = None
     ) -> tuple[Any, argparse.Namespace]:
         """The flags as their dataclass, and all arguments."""
         arguments = self.parse_args(argv)
-        values = {}
-        for field in dataclasses.fields(self.flags):
-            if field.init:
-                values[field.name] = getattr(arguments, field.name)
+        values = {
+            field.name: getattr(arguments, field.name) for field in dataclasses.fields(self.flags)
+        }
         return self.flags(**values), arguments
 
     def error(self, message: str) -> NoReturn:
@@ -263,12 +252,10 @@ def check_ranges(flags: Any) -> None:
         kind = type(getattr(type(flags)(), field.name))
         if type(value) is not kind and not (kind is float and type(value) is int):
             raise UserError(f"{flag_of(field.name)} {value!r}: must be of type {kind.__name__}")
-    for field in dataclasses.fields(flags):
-        value = getattr(flags, field.name)
-        low, high = RANGES.get(field.name, (None, None))
-        if low is None or low <= value <= high:  # false for NaN, too
-            continue
-        raise UserError(f"{flag_of(field.name)} {value}: must be {low:.10g} to {high:.10g}")
+        if isinstance(value, int | float):
+            low, high = field.metadata["range"]
+            if not low <= value <= high:
+                raise UserError(f"{flag_of(field.name)} {value}: must be {low:.10g} to {high:.10g}")
 
 
 def flag_of(name: str) -> str:
@@ -277,11 +264,7 @@ def flag_of(name: str) -> str:
 
 
 def peak_rate(config: Config, method: str) -> float:
-    """The peak learning rate of a method.
-
-    Raises:
-        UserError: no entry of --lr fits the method, or one is no rate.
-    """
+    """The peak learning rate of a method: the last entry of --lr that fits it."""
     found = None
     for entry in config.lr:
         name, has_name, text = entry.rpartition("=")
@@ -336,12 +319,8 @@ def open_device(device: str, dtype: str = "float32") -> None:
         torch.ones(1, device=device, dtype=getattr(torch, dtype)).square()
     except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
         reason = " ".join(str(error).split())
-        fixes = [fix for sign, fix in DEVICE_FIXES.items() if sign in reason]
-        fixes.append("take --device cpu")
-        if dtype != "float32":
-            fixes.append("take --dtype float32")
         raise UserError(
-            f"--device {device}: cannot compute in {dtype} here ({reason:.200}); {' or '.join(fixes)}"
+            f"--device {device}: cannot compute in {dtype} here ({reason:.200}); take --device cpu"
         ) from error
     if device == "cuda":
         # It plans for every new shape, and each decoded token has one.

@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor
 
 from engine.config import MAY_DIFFER, Config, flag_of, peak_rate
-from engine.files import read_log
 from engine.runs import load_run, steps_done
 from rewards import Problem, UserError
 
@@ -126,15 +125,6 @@ def check_trained_alike(method: str, first: Evaluation, other: Evaluation) -> No
             f"{other.run}: {method} has done {other_steps} steps, and in {first.run} {steps}; finish "
             "both with --resume"
         )
-    rows = read_log(first.run / method / "metrics.jsonl", "lr")
-    other_rows = read_log(other.run / method / "metrics.jsonl", "lr")
-    for row, other_row in zip(rows, other_rows, strict=False):
-        if other_row["step"] == row["step"] and other_row["lr"] != row["lr"]:
-            raise UserError(
-                f"{other.run}: {method} has --lr {other_row['lr']:g} in step {row['step']}, and in "
-                f"{first.run} {row['lr']:g}, because one of them went on with more --steps; their mean "
-                "says nothing"
-            )
 
 
 def output_folders(runs: list[Path], out: Path | None) -> list[Path | None]:

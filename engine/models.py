@@ -34,9 +34,6 @@ def load_hugging_face(name: str, dtype: str) -> tuple[PreTrainedModel, PreTraine
     """The model in eval mode and the tokenizer of a folder or a Hub id, on the CPU.
 
     An adapter's folder brings its start model along.
-
-    Raises:
-        UserError: there is no such model, or it cannot be read.
     """
     config, tokenizer = load_config_and_tokenizer(name)
     model = _load_weights(name, config, dtype)

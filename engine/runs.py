@@ -80,7 +80,7 @@ def read_config(argv: list[str], description: str) -> tuple[Config, Task, Stored
         if not first.resume:
             del flags["method"]
         parser.lay_over(flags, str(out))
-    config, _ = parser.parse_args_into_dataclasses(argv)
+    config, _ = parser.parse_args_into_dataclass(argv)
     config.out = str(out)
     check_ranges(config)
     if stored is None:

@@ -68,19 +68,21 @@ class SearchFlags:
         "scalar: the task's own; all: a mean of 1 over the objectives; or preference weights such as "
         "gold=2,avoid_lava=1, where gold alone means gold=1",
     )
-    budget: int = flag(240, "candidates scored for a problem that stays unsolved")
-    problems: int = flag(40, "number of problems that are searched")
-    among: int = flag(200, "number of held-out problems that they are taken from")
+    budget: int = flag(240, "candidates scored for a problem that stays unsolved", 1, 10**6)
+    problems: int = flag(40, "number of problems that are searched", 0, 2**20)
+    among: int = flag(200, "number of held-out problems that they are taken from", 0, 2**20)
     screen: int = flag(
         30,
         "search only problems that no policy of any run solves with this many independent "
         "candidates; 0: the first problems",
+        0,
+        10_000,
     )
     policies: list[str] = flag(
         [], "start, start_sets, or methods; none: all that every run has, but start_sets"
     )
-    temperature: float = flag(0.7, "sampling temperature of the candidates")
-    seed: int = flag(0, "seed of parents and candidates")
+    temperature: float = flag(0.7, "sampling temperature of the candidates", 1e-3, 1e3)
+    seed: int = flag(0, "seed of parents and candidates", 0, 2**31)
     device: Literal["auto", "cpu", "cuda", "mps"] = flag("auto", "auto: as train.py chooses")
     out: str = flag(
         "", "output folder; empty: TASK-search/GOAL-STRATEGY-BUDGET beside the first run"
@@ -404,7 +406,7 @@ def run(argv: list[str] | None) -> None:
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", help="run folders of train.py, all of one task"
     )
-    flags, rest = parser.parse_args_into_dataclasses(argv)
+    flags, rest = parser.parse_args_into_dataclass(argv)
     check_ranges(flags)
     folders = [Path(name) for name in rest.runs]
     settings = dataclasses.asdict(evaluation_of(folders[0], {}).settings)

@@ -36,7 +36,7 @@ DeepSpeed, FSDP, several nodes.
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -45,13 +45,13 @@ from accelerate.utils import gather_object
 from datasets import Dataset
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, HfArgumentParser
 from trl import GRPOConfig, GRPOTrainer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from engine.answers import open_thought
-from engine.config import Config, Parser, estimator_of, flag, task_defaults
+from engine.config import Config, estimator_of, task_defaults
 from engine.doors import as_command
 from engine.models import load_config_and_tokenizer
 from engine.tasks import check_task, load_task, take_problems
@@ -169,6 +169,11 @@ CUTS_SET = (
     "stop_token_ids num_return_sequences n"
 )
 REPEATS_ROLLOUT = "do_sample num_beams"
+
+
+def flag(default: object, help: str) -> object:
+    """A field that is a flag of the command."""
+    return field(default=default, metadata={"help": help})
 
 
 @dataclass
@@ -352,9 +357,9 @@ def main(argv: list[str] | None = None) -> None:
     """The command."""
 
     def run() -> None:
-        parser = Parser(VPOConfig, "trl_vpo.py", __doc__.split("\n\n")[0])
+        parser = HfArgumentParser(VPOConfig, prog="trl_vpo.py", allow_abbrev=False)
         try:
-            config, _ = parser.parse_args_into_dataclasses(argv)
+            (config,) = parser.parse_args_into_dataclasses(argv)
             trainer = build_trainer(config)
         except (ValueError, ImportError) as mistake:  # what TRL itself refuses
             raise UserError(mistake) from mistake

@@ -35,7 +35,7 @@ class GeometryFlags:
     """The flags of the reward geometry."""
 
     task: str = flag("maze", "the task of a model; a run has its own")
-    problems: int = flag(100, "number of validation problems")
+    problems: int = flag(100, "number of validation problems", 0, 2**20)
     device: Literal["auto", "cpu", "cuda", "mps"] = flag("auto", "auto: as train.py chooses")
 
 
@@ -74,7 +74,7 @@ def read_flags(command: Callable, flags_class: type, argv: list[str]) -> tuple[A
     """The flags of a command, and the runs that it names."""
     parser = Parser(flags_class, f"-m report {command.__name__}", command.__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders of train.py")
-    flags, rest = parser.parse_args_into_dataclasses(argv)
+    flags, rest = parser.parse_args_into_dataclass(argv)
     check_ranges(flags)
     return flags, rest.runs
 

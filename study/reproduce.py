@@ -233,7 +233,7 @@ def main(argv: list[str] | None = None) -> None:
 def read_flags(argv: list[str] | None) -> ReproduceFlags:
     """The flags of a command. Raises UserError for those that do not fit."""
     parser = Parser(ReproduceFlags, "study/reproduce.py", __doc__.split("\n\n")[0])
-    flags = parser.parse_args_into_dataclasses(argv)[0]
+    flags = parser.parse_args_into_dataclass(argv)[0]
     given = [name for name in ("write", "list", "compare", "take") if getattr(flags, name)]
     if len(given) > 1:
         names = " ".join(f"--{name}" for name in given)

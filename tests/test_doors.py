@@ -22,7 +22,7 @@ from test_train import (  # noqa: F401 - a fixture
 import eval as evaluation
 import train
 import vpo
-from engine.config import RANGES, Config, check_ranges, flag_of, peak_rate
+from engine.config import Config, check_ranges, flag_of, peak_rate
 from engine.doors import explain_out_of_memory
 from engine.runs import load_run
 from engine.tasks import load_task
@@ -137,7 +137,7 @@ def test_every_number_has_a_range():
     """Guards against a number that takes all memory or has no effect."""
     for field in dataclasses.fields(Config):
         if field.type in (int, float):
-            low, high = RANGES[field.name]
+            low, high = field.metadata["range"]
             for value in (low - 1, 2 * high):
                 with pytest.raises(UserError, match=f"^{flag_of(field.name)} .*: must be .* to "):
                     check_ranges(Config(**{field.name: value}))

@@ -89,7 +89,7 @@ def test_the_grid_is_sound():
         assert is_ours or (ROOT / cell.task).is_file()
         if not cell.is_former:
             parser = Parser(Config, "train.py", "")
-            config = parser.parse_args_into_dataclasses(cell.command)[0]
+            config = parser.parse_args_into_dataclass(cell.command)[0]
             assert config.method == [cell.method] and config.seed == cell.seed
             assert all((ROOT / word).is_file() for word in cell.script if word.endswith(".py"))
     methods = {cell.method for cell in grid if not cell.is_former}
