@@ -3,40 +3,16 @@
 import contextlib
 import difflib
 import sys
-import sysconfig
-import traceback
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from typing import Any
 
 from rewards import UserError
 
-# Where an error of a user's code may come out, beside that code: "<" begins what is built in.
-LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<")
 MEMORY_SIGNS = (
     "tried to allocate",
     "out of memory",
     "alloc_failed",
     "allocation_failed",
 )  # of every backend, in small letters
-
-
-@contextlib.contextmanager
-def as_user_error(what: str) -> Iterator[None]:
-    """Turn an exception of a user's code or file into a UserError: what failed, where and why."""
-    try:
-        yield
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)]
-        source: Any = own[-1]
-        if isinstance(error, SyntaxError) and Path(error.filename or "").is_file():
-            source = error  # it says file and line, too
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        place = f"{Path(source.filename).name}, line {source.lineno}"
-        raise UserError(f"{what} ({place}: {reason:.400})") from error
 
 
 @contextlib.contextmanager

@@ -18,11 +18,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Fill a folder as a whole or not at all. If another process has written it, that one stays.
-
-    Raises:
-        UserError: it cannot be written, for instance because the disk is full.
-    """
+    """Fill a folder as a whole or not at all. If another process has written it, that one stays."""
     temporary = folder.with_name(f"{folder.name}.tmp{os.getpid()}")
     try:
         shutil.rmtree(temporary, ignore_errors=True)

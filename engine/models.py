@@ -208,11 +208,7 @@ def adapter_off(model: PreTrainedModel) -> contextlib.ExitStack:
 
 
 def recompute_layers(model: PreTrainedModel) -> None:
-    """Switch on gradient checkpointing that keeps the KV cache, which transformers' own drops.
-
-    Raises:
-        UserError: if the model's layers do not support it.
-    """
+    """Switch on gradient checkpointing that keeps the KV cache, which transformers' own drops."""
     layers = [
         module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)
     ]

@@ -186,11 +186,7 @@ def steps_done(folder: Path) -> int:
 
 
 def policies(run: Path, m: int) -> dict[str, StoredPolicy]:
-    """The policies of a run by name: the start model, asked for one answer and for m, and every method's.
-
-    Raises:
-        UserError: there is no checkpoint yet.
-    """
+    """The policies of a run by name: the start model, asked for one answer and for m, and every method's."""
     by_name = {
         "start": StoredPolicy(run / "start", 1),
         "start_sets": StoredPolicy(run / "start", m),

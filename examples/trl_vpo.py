@@ -319,11 +319,7 @@ def build_trainer(config: VPOConfig) -> GRPOTrainer:
 
 
 def policy_without_weights(name: str) -> Policy:
-    """The tokenizer and the shape of a model, whose weights TRL loads itself, to each GPU its part.
-
-    Raises:
-        UserError: there is no such checkpoint.
-    """
+    """The tokenizer and the shape of a model, whose weights TRL loads itself, to each GPU its part."""
     is_missing_default = name == VPOConfig.model and not Path(name).exists()
     if name == "tiny" or is_missing_default:
         raise UserError(

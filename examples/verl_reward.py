@@ -65,9 +65,6 @@ def compute_score(
         extra_info: holds m.
         n_weights, alpha: of `vpo.sample_weights`.
         task_options: of the task, such as `data`.
-
-    Raises:
-        UserError: the row was not written by this file.
     """
     task = task_of(data_source, **task_options)
     m = (extra_info or {}).get("m") or default_m(task)

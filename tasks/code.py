@@ -51,9 +51,6 @@ class Code(Drawing, FileTask):
         data: a file of problems; "" takes the small ones.
         test_data: a file of held-out problems; "" holds out a part of `data`.
         limits: those of `Sandbox` for each test: `seconds`, `memory_mb`, and `unconfined`.
-
-    Raises:
-        UserError: a file or a limit is bad, or programs cannot be confined.
     """
 
     name = "code"

@@ -73,9 +73,6 @@ def load_problems(flag: str, path: str, judge: Judge) -> list[dict]:
 
     Args:
         judge: runs the reference solutions. The tests made of asserts that they fail are left out.
-
-    Raises:
-        UserError: a record is not as it should be, or no problem with a test is left.
     """
     problems = read_problems(path, flag)
     first_reason = _why_no_test(problems[0]) if problems else ""

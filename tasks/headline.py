@@ -120,9 +120,6 @@ class Headline(Drawing, Task):
 
     Args:
         data: a JSON file with words of your own: event, place, person, number and cause, each a list.
-
-    Raises:
-        UserError: the file cannot be read, a list is missing or short, or a word is there twice.
     """
 
     name = "headline"

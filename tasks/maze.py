@@ -46,9 +46,6 @@ class Maze(Drawing, Task):
 
     Args:
         size: number of rows and of columns, 5 to 9.
-
-    Raises:
-        UserError: the size is out of range.
     """
 
     name = "maze"
