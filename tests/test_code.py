@@ -1,4 +1,4 @@
-"""Code problems: every format from file to score, what is wrong with a file, and that assertions cannot be forged."""
+"""Code problems: every format from file to score, and that assertions cannot be forged."""
 
 import ast
 import base64
@@ -22,7 +22,6 @@ from test_rollout import save_random_model
 import eval as evaluation
 import train
 from engine.config import Config
-from engine.evaluations import Pool
 from engine.start import start_policy
 from rewards import Problem, UserError, parse_answers
 from rollout import Rollouts, load_policy, score
@@ -87,7 +86,6 @@ MBPP = {
         "assert not count([])",
         "assert count(['a']) == {1: 7}",
     ],
-    "challenge_test_list": [],
 }
 SANITIZED = {
     "task_id": 8,
@@ -99,6 +97,7 @@ SANITIZED = {
         "assert math.isclose(least([0.5]), 0.5, rel_tol=0.001)",
     ],
 }
+DOUBLES_OF_STDIN = [{"input": f"{i} {i}\n", "output": f"{2 * i}\n"} for i in range(30)]
 LCB_STDIN = {
     "question_title": "Sum",
     "question_content": "Read two numbers, print their sum.",
@@ -108,15 +107,7 @@ LCB_STDIN = {
     "starter_code": "",
     "metadata": "{}",
     "public_test_cases": json.dumps([{"input": "1 2\n", "output": "3\n", "testtype": "stdin"}]),
-    "private_test_cases": pickled(
-        [
-            *(
-                {"input": f"{i} {i}\n", "output": f"{2 * i}\n", "testtype": "stdin"}
-                for i in range(30)
-            ),
-            {"input": "9" * 9000, "output": "9", "testtype": "stdin"},
-        ]
-    ),
+    "private_test_cases": pickled([*DOUBLES_OF_STDIN, {"input": "9" * 9000, "output": "9"}]),
 }
 LCB_FUNCTION = {
     "question_title": "Add",
@@ -152,14 +143,9 @@ FORMATS = {
         MBPP,
         3,
         MBPP["code"],
-        "def count(words):\n    return {}.fromkeys(map(len, words), 0) or {0: 0}",
+        "def count(words): return {}.fromkeys(map(len, words), 0) or {0: 0}",
     ),
-    "sanitized": (
-        SANITIZED,
-        2,
-        "def least(xs):\n    return sorted(xs)[0]",
-        "def least(xs):\n    return 9",
-    ),
+    "sanitized": (SANITIZED, 2, "def least(xs): return sorted(xs)[0]", "def least(xs): return 9"),
     "livecodebench stdin": (
         LCB_STDIN,
         16,
@@ -171,26 +157,22 @@ FORMATS = {
         2,
         "class Solution:\n    def addAll(self, xs: List[int], y: int) -> int:\n"
         "        assert bisect.bisect_left([1], 1) == 0\n        return sum(deque(xs)) + y",
-        "class Solution:\n    def addAll(self, xs, y):\n        return -1",
+        "class Solution:\n    def addAll(self, xs, y): return -1",
     ),
     "own": (OWN, 2, "twice = lambda x: x + x", "def twice(x):\n    return x + 100"),
     "own script": (
         OWN_SCRIPT,
         2,
-        "try:\n    print(input().upper())\nexcept EOFError:\n    print()",
+        "import sys\nprint(sys.stdin.read().strip().upper())",
         "print('ab')",
     ),
 }
 
 
-def train_code(data: str, flags: str = "") -> None:
-    """A step of VPO with a small random model on a file of problems."""
-    model = save_random_model("model", "llama")
-    arguments = (
-        f"--task code --data {data} --model {model} --out run --method vpo --m 2 --steps 1 --device cpu "
-        "--prompts-per-step 1 --group-size 2 --eval-problems 0 --pool 4 --max-new-tokens 9"
-    )
-    train.main(shlex.split(f"{arguments} {flags}"))
+TRAIN = shlex.split(
+    "--task code --out run --method vpo --m 2 --steps 1 --device cpu --prompts-per-step 1 "
+    "--group-size 2 --pool 4 --max-new-tokens 9"
+)
 
 
 def write(*records: dict | str, name: str = "problems.jsonl") -> str:
@@ -232,10 +214,7 @@ def test_what_is_left_out_is_counted(capsys):
     assert [(len(problem["tests"]), problem["asserts"]) for problem in problems] == [(6, 8), (4, 4)]
     task = Code("problems.jsonl", "problems.jsonl")
     assert sorted(len(problem["tests"]) for problem in task.parts["test"]) == [3, 6]
-    error = capsys.readouterr().err
-    assert (
-        "2 problems; left out: 3 asserts that their reference solution fails (MBPP/7: 1)" in error
-    )
+    assert "left out: 3 asserts" in capsys.readouterr().err
 
 
 CHEATS = [
@@ -308,23 +287,22 @@ DOUBLES = {
 INPUTS = "    inputs = [[1], [2], [1.5]]\n    results = [2, 4, 3.0000001]\n"
 
 
+EVALPLUS = f"""def assertion(out, exp, atol):
+    assert out == exp
+def check(candidate):
+{INPUTS}    for i, (inp, exp) in enumerate(zip(inputs, results)):
+        assertion(candidate(*inp), exp, 0)
+"""
+EXACT = f"def check(g):\n{INPUTS}    for xs, y in zip(inputs, results): assert g(*xs) == y\n"
+
+
 @pytest.mark.parametrize(
     ("test", "n_tests", "n_asserts"),
     [
         ("def check(candidate):\n    assert f(2) == 4\n    assert f(3) == 6\n", 2, 2),
         ("def check():\n    assert f(2) == 4\n", 1, 1),
-        (
-            "def assertion(out, exp, atol):\n    assert out == exp\n"
-            f"def check(candidate):\n{INPUTS}    for i, (inp, exp) in enumerate(zip(inputs, results)):\n"
-            "        assertion(candidate(*inp), exp, 0)\n",
-            3,
-            3,
-        ),
-        (
-            f"def check(g):\n{INPUTS}    for xs, y in zip(inputs, results):\n        assert g(*xs) == y\n",
-            2,  # an assert allows nothing: 3.0000001 is not 3
-            3,
-        ),
+        (EVALPLUS, 3, 3),
+        (EXACT, 2, 3),  # an assert allows nothing: 3.0000001 is not 3
         ("def check(g):\n    for x in (1, 2): assert f(x) == 2 * x\n", 0, 2),
         (
             "def check(g):\n    xs = [1]\n    xs.append(2)\n    for x in xs: assert g(x) == 2\n",
@@ -380,139 +358,50 @@ class Bomb:
         return (Path.touch, (Path("executed"),))
 
 
-def packed(data: bytes) -> str:
-    return base64.b64encode(zlib.compress(data)).decode()
-
-
-PAIR = "test 0: must be a pair, a list of arguments and the expected"
-CASES = (
-    "must be a list of tests with input and output as JSON text, or the base64 of the zlib of its"
-)
-TEXTS = "must be text or a list of texts"
-LONG_CASE = pickled([{"input": "9" * 9000, "output": ""}])
-BAD_FIELDS = [  # record, field, value, what is wrong with it
-    (OWN, "tests", [], "must be a list of tests, not []"),
-    (OWN, "tests", [[[3]]], PAIR),
-    (OWN, "tests", [[1, 2, 3]], PAIR),
-    (OWN, "tests", [[1, 2]], PAIR),
-    (OWN, "tests", [[[1], 2, 3]], PAIR),
-    (
-        OWN_SCRIPT,
-        "tests",
-        [[[1], "2"]],
-        "test 0: must be a pair of strings, stdin and stdout (for arg",
-    ),
-    (OWN, "entry_point", "2x", "must be the name of a function, not '2x'; without it"),
-    (OWN, "prompt", 3, "must be text, not 3"),
-    (OWN, "prompt", None, "must be text, not None"),
-    (OWN, "prompt", " ", "must be text, not ' '"),
-    (OWN, "prompt", "\ud800", "must be text, but holds half of a surrogate pair"),
-    (OWN, "reference", ["x" * 99], "must be text, not ['xxxxx"),
-    (HUMANEVAL, "test", "assert 1", "no function 'check' is defined"),
-    (HUMANEVAL, "test", "def check(", "must be Python code ('(' was never closed (test, line 1))"),
-    (
-        HUMANEVAL,
-        "test",
-        "def check(a, b): 1",
-        "check must take one argument, the function, not a, b",
-    ),
-    (HUMANEVAL, "test", [[[1], 2]], "must be text, not [[[1], 2]]"),  # meant were "tests"
-    (HUMANEVAL, "task_id", [1], "must be text or a number, not [1]"),
-    (MBPP, "test_list", ["assert other(1) == 2"], "calls no function that code defines"),
-    (MBPP, "test_list", [], "must be a list of asserts, not []"),
-    (MBPP, "test_list", [3], "must be a list of asserts, but holds 3"),
-    (MBPP, "test_imports", 3, f"{TEXTS}, not 3"),
-    (MBPP, "code", "def f(", "must be Python code ('(' was never closed"),
-    (LCB_STDIN, "metadata", None, "must be a JSON object as text, such as {"),
-    (
-        LCB_FUNCTION,
-        "metadata",
-        '{"func_name": 3}',
-        "func_name must be the name of a function, not 3",
-    ),
-    (LCB_STDIN, "public_test_cases", "[?", CASES),
-    (
-        LCB_STDIN,
-        "public_test_cases",
-        '[{"input": "1"}]',
-        f"{CASES} pickle, but holds {{'input': '1'}}",
-    ),
-    (LCB_STDIN, "private_test_cases", "abcd", CASES),
-    (
-        LCB_STDIN,
-        "private_test_cases",
-        packed(pickle.dumps(Bomb())),
-        f"{CASES} pickle (the pickle would",
-    ),
+BOMB = base64.b64encode(zlib.compress(pickle.dumps(Bomb()))).decode()
+BAD_FIELDS = [
+    (OWN, "tests", []),
+    (OWN, "tests", [[1, 2, 3]]),
+    (OWN, "tests", [[1], 2]),
+    (OWN_SCRIPT, "tests", [[[1], "2"]]),
+    (OWN, "entry_point", "2x"),
+    (OWN, "prompt", None),
+    (OWN, "prompt", "\ud800"),
+    (HUMANEVAL, "test", "assert 1"),
+    (HUMANEVAL, "test", "def check(a, b): 1"),
+    (MBPP, "test_list", ["assert other(1) == 2"]),
+    (MBPP, "code", "def f("),
+    (LCB_FUNCTION, "metadata", '{"func_name": 3}'),
+    (LCB_STDIN, "public_test_cases", "[?"),
+    (LCB_STDIN, "private_test_cases", BOMB),
 ]
 
 
-@pytest.mark.parametrize(("record", "field", "value", "message"), BAD_FIELDS)
-def test_a_bad_field_is_named_with_its_line_and_what_it_must_be(record, field, value, message):
-    """Before training starts, with the value that is wrong; a pickle is never executed."""
-    with pytest.raises(UserError) as error:
+@pytest.mark.parametrize(("record", "field", "value"), BAD_FIELDS)
+def test_a_bad_field_is_named_with_its_line(record, field, value):
+    """Before training starts; a pickle is never executed."""
+    with pytest.raises(UserError, match=f"^--data problems.jsonl, line 2, field {field}: .*$"):
         Code(write(OWN | {"id": "fine"}, record | {field: value}))
-    assert str(error.value).startswith(f"--data problems.jsonl, line 2, field {field}: {message}")
-    assert "\n" not in str(error.value) and not Path("executed").exists()
+    assert not Path("executed").exists()
 
 
-LEFT = "problems.jsonl: no problem with a test is left"
-FAILS = "problems.jsonl, problem own-1, field reference: fails [[1], 2]"
-NO_ASSERT = "def check(candidate):\n    while True: assert candidate([1]) == 2"
 BAD_FILES = [
     ([OWN, "{oops"], "line 2, not JSON"),
-    (["3"], "line 1, not a JSON object but 3: each must be one problem"),
-    (
-        [{"question": "?", "answer": 1}],
-        "line 1, fields question, answer: no known format; expected are p",
-    ),
-    ([json.dumps(OWN).replace("-6", "9" * 5000)], "line 1, not JSON (Exceeds the limit"),
-    ([json.dumps(OWN).replace("-6", "[" * 900 + "]" * 900)], "line 1"),
+    ([{"question": "?", "answer": 1}], "line 1, fields question, answer: no known format"),
     ([OWN, OWN | {"prompt": "?"}], "line 2, field id: 'own-1' stands there twice"),
     ([HUMANEVAL | {"entry_point": "thirds"}], "field prompt: no function 'thirds' is defined"),
-    (
-        [LCB_FUNCTION | {"public_test_cases": '[{"input": "?", "output": "1"}]'}],
-        "public_test_cases, pri",
-    ),
-    ([OWN | {"entry_point": "thrice"}], FAILS),
-    ([OWN | {"reference": "def twice(x): return x"}], FAILS),
-    ([""], LEFT),
-    (
-        [LCB_STDIN | {"public_test_cases": "[]", "private_test_cases": LONG_CASE}],
-        f"{LEFT}; the first, s1: no test has at most 8192 bytes",
-    ),
-    (
-        [HUMANEVAL | {"test": NO_ASSERT}],
-        f"{LEFT}; the first, Fixture/0: no assert outside a loop, or in one over literal lists, compares "
-        "halves(...) with a literal",
-    ),
-    (
-        [MBPP | {"test_list": ["assert count([]) == 3"]}],
-        f"{LEFT}; the first, MBPP/7: its reference solution fails every test",
-    ),
+    ([OWN | {"reference": "def twice(x): return x"}], "problem own-1, field reference: fails"),
+    ([""], "no problem with a test is left"),
+    ([MBPP | {"test_list": ["assert count([]) == 3"]}], "the first, MBPP/7: its reference"),
+    ([OWN], "1 problems to train on, 0 held out: too"),
+    ([LCB_STDIN], "all were published before 2025-02-01; .* --test-data FILE"),
 ]
 
 
 @pytest.mark.parametrize(("records", "message"), BAD_FILES)
 def test_a_bad_file_is_named_in_one_line(records, message):
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=f"^--data problems.jsonl.*{message}.*$"):
         Code(write(*records))
-    assert str(error.value).startswith("--data problems.jsonl") and message in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_the_file_for_tests_is_named_by_its_own_flag():
-    with pytest.raises(UserError, match=r"^--test-data problems.jsonl, line 1, not JSON"):
-        Code(write(OWN, name="right.jsonl"), write("{oops"))
-
-
-def test_bad_flags():
-    with pytest.raises(UserError, match="--test-data no.jsonl: needs --data"):
-        Code(test_data="no.jsonl")
-    with pytest.raises(UserError, match="--data no.jsonl: cannot be read"):
-        Code("no.jsonl")
-    with pytest.raises(UserError, match=r"--task code: seconds=0, memory_mb=512"):
-        Code(seconds=0)
 
 
 def several(n: int) -> list[dict]:
@@ -540,16 +429,6 @@ def test_held_out_problems_are_held_out(capsys):
     assert splits(dated) == {"train": ["s1"], "validation": [], "test": ["f1"]}
     with pytest.raises(UserError, match="no problem is left for the split validation"):
         dated.problems("validation", 1)
-    with pytest.raises(
-        UserError, match="all were published before 2025-02-01; .* --test-data FILE"
-    ):
-        Code(write(LCB_STDIN))
-    with pytest.raises(
-        UserError, match="all were published from 2025-02-01 on; .* --test-data FILE"
-    ):
-        Code(write(LCB_FUNCTION))
-    with pytest.raises(UserError, match=r"problems.jsonl: 1 problems to train on, 0 held out: too"):
-        Code(write(OWN))
 
 
 def test_a_problem_in_both_files_is_told(capsys):
@@ -566,10 +445,11 @@ def test_a_problem_in_both_files_is_told(capsys):
 
 def test_functions_of_one_text_are_different_problems():
     """Guards against all but one problem of a file whose texts say only "complete the function"."""
-    records = several(20)
-    for i, record in enumerate(records):
-        record |= {"prompt": "Complete the function.", "entry_point": f"f{i}"}
-        record["reference"] = record["reference"].replace("def twice", f"def f{i}")
+    records = []
+    for i, record in enumerate(several(20)):
+        source = record["reference"].replace("def twice", f"def f{i}")
+        own = {"prompt": "Complete the function.", "entry_point": f"f{i}", "reference": source}
+        records.append(record | own)
     parts = splits(Code(write(*records)), "entry_point")
     assert sum(map(len, parts.values())) == 20
 
@@ -623,23 +503,18 @@ def test_small_problems_hide_what_they_test():
 def test_small_problems_and_their_words_are_those_of_the_published_tables():
     """Guards against a change to problems, demonstrations or vocabulary: another order of words is another model."""
     task = Code()
-    shown = [
-        task.demonstration(problem, random.Random(i))
-        for i, problem in enumerate(task.problems("demonstrations", 50))
-    ]
-    found = [
-        task.words,
-        [
-            [problem.data for problem in task.problems(split, 20, 1, 2900)]
-            for split in ("train", "validation", "test")
-        ],
-        shown,
-    ]
-    assert hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16] == "2a7852d6b793bfcf"
+    shown = []
+    for i, problem in enumerate(task.problems("demonstrations", 50)):
+        shown.append(task.demonstration(problem, random.Random(i)))
+    drawn = []
+    for split in ("train", "validation", "test"):
+        drawn.append([problem.data for problem in task.problems(split, 20, 1, 2900)])
+    text = json.dumps([task.words, drawn, shown])
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "2a7852d6b793bfcf"
 
 
-def test_a_pool_of_programs_in_few_words_and_as_a_picture():
-    """All of the pool is counted, not the rows that are drawn; every text is legible on a slide."""
+def test_a_pool_of_programs_is_counted_and_drawn():
+    """Guards against a program that matplotlib takes for a formula, and a count of the rows that are drawn."""
     task = Code()
     assert task.summary(torch.tensor([[1.0, 1.0]] * 3 + [[1.0, 0.0]] * 4)) == "3 of 7 solve"
     (problem,) = task.problems("test", 1)
@@ -647,12 +522,6 @@ def test_a_pool_of_programs_in_few_words_and_as_a_picture():
     axes = figure.subplots()
     answers = [problem.data["reference"]] * 2 + [f"x + {i}" for i in range(20)]
     task.draw(axes, problem, answers + ["$ no % program {"] * 3, "red")
-    assert min(text.get_fontsize() for text in axes.texts) >= 8
-    labels = [text.get_text() for text in axes.texts]
-    assert len(labels) <= 8
-    assert labels[1].startswith(" 3\u00d7 $ no")
-    assert labels[2].startswith(" 2\u00d7")
-    assert [text.get_weight() for text in axes.texts[1:4]] == ["normal", "bold", "normal"]
     figure.canvas.draw()
 
 
@@ -725,26 +594,16 @@ def test_a_last_block_without_fence_counts_where_the_rollout_ended_by_itself():
 
 
 def test_reading_programs_takes_time_in_proportion_to_the_text():
-    fence = "```"
-    blanks = " " * 64_000
-    texts = (
-        f"{blanks}`",
-        f"{fence}{blanks}`",
-        f"{fence}\n{blanks}x\n{fence}",
-        f"{fence}\n{fence}{blanks}x",
-        "`" * 64_000 + "x",
-        "~" * 64_000 + "`",
-        f"{fence}\n" * 16_000,
-        f"1.{blanks}x",
-    )
+    fence, blanks = "```", " " * 64_000
+    texts = [f"{blanks}`", f"{fence}{blanks}`", f"{fence}\n{blanks}x\n{fence}"]
+    texts += [f"{fence}\n{fence}{blanks}x", "`" * 64_000 + "x", "~" * 64_000 + "`"]
+    texts += [f"{fence}\n" * 16_000, f"1.{blanks}x"]
+    nothing = {"before": "", "after": "", "tests": [], "call": None}
     with cpu_limit():
         for text in texts:
             find_blocks(text, finished=True)
         for line in ("from __future__ import x\n", "x\n"):
-            job(
-                {"before": "", "after": "", "tests": [], "call": None},
-                "".join(f"{line}# {i}\n" for i in range(16_000)),
-            )
+            job(nothing, "".join(f"{line}# {i}\n" for i in range(16_000)))
         assert not code_module._is_arithmetic("1" * 64_000)
 
 
@@ -780,57 +639,31 @@ def test_answers_meet_the_source_around_them(capsys):
     }
     task = Code(write(record), "problems.jsonl")
     (problem,) = task.problems("test", 1)
-    right = (
-        "from __future__ import annotations\ndef th(x: int) -> Later:\n"
-        "    return functools.reduce(max, [x]) + 1"
-    )
+    right = "from __future__ import annotations\ndef th(x: int) -> Later:\n    return functools.reduce(max, [x]) + 1"
     assert task.reward(problem, right) == [1.0, 1.0]
-    loose = "def th(x): return x + 1.5"
-    assert task.reward(problem, loose) == [0.0, 1.0], (
-        "a tolerance is that of one test alone, and absolute"
-    )
+    # A tolerance is that of one test alone, and absolute.
+    assert task.reward(problem, "def th(x): return x + 1.5") == [0.0, 1.0]
     assert task.reward(problem, "def th(x): return 10 ** 9") == [0.0, 0.0]
 
 
 def test_equal_syntax_trees_are_equal_programs():
     assert canonical("x+1 # one") == canonical("x  +  (1)") != canonical("1 + x")
-    for text in (
-        "",
-        "  ",
-        "x +",
-        "(" * 9000,
-        "-" * 60000 + "1",
-        "x\0",
-        "\ud800",
-        "1" * 70000,
-        "if x:\n" * 300,
-    ):
+    cannot_parse = ["", "  ", "x +", "(" * 9000, "-" * 60000 + "1", "x\0", "\ud800", "1" * 70000]
+    for text in (*cannot_parse, "if x:\n" * 300):
         assert canonical(text) == ""
 
 
 def test_pools_of_problems_with_different_numbers_of_tests():
     """Zero columns that pad a problem's vector are no failed tests: passing, weightings and coverage ignore them."""
-    task = Code(
-        write(
-            OWN | {"id": "a"},
-            OWN | {"id": "b", "prompt": "Twice.", "tests": [[[i], 2 * i] for i in range(5)]},
-        ),
-        "problems.jsonl",
-    )
+    other = OWN | {"id": "b", "prompt": "Twice.", "tests": [[[i], 2 * i] for i in range(5)]}
+    task = Code(write(OWN | {"id": "a"}, other), "problems.jsonl")
     problems = task.problems("test", 2)
-    right = "def twice(x): return 2 * x"
-    scored = score(task, problems, [[right], [right]], 1)
-    pool = Pool(
-        problems,
-        [[right]] * 2,
-        scored.vectors.flatten(1, 2),
-        scored.scalars.flatten(1, 2),
-        scored.objective_mask,
-    )
+    answers = [["def twice(x): return 2 * x"]] * 2
+    pool = evaluation.pool_of(task, problems, answers, m=1, size=1)
     values = evaluation.measure(pool, task, 1)
-    assert all(values[name].tolist() == [1.0, 1.0] for name in ("pass@1", "best@1", "coverage"))
-    assert torch.allclose(values["W@1"], torch.ones(2, dtype=torch.float64))
-    assert sorted(scored.objective_mask.sum(1).tolist()) == [2, 5]
+    for name in ("pass@1", "best@1", "coverage", "W@1"):
+        assert values[name].tolist() == pytest.approx([1.0, 1.0])
+    assert sorted(pool.objective_mask.sum(1).tolist()) == [2, 5]
 
 
 @pytest.mark.draws
@@ -840,24 +673,21 @@ def test_real_formats_go_through_training_and_evaluation(capsys):
     Nine tokens hold no program: guards against a run that learnt nothing and ends like a success.
     """
     data = write(*(record for record, *_ in FORMATS.values()))
-    train_code(data, f"--test-data {data} --eval-problems 20")
+    files = ["--data", data, "--test-data", data, "--model", save_random_model("model", "llama")]
+    train.main([*TRAIN, *files, "--eval-problems", "20"])
     report = json.loads(Path("run/eval.json").read_text())
     assert report["policies"]["vpo"]["pass@4"]["mean"] == 0
     told = capsys.readouterr()
     assert "7 test problems" in told.out
-    assert "vpo: no answer can be read" in told.err and "--max-new-tokens 9" in told.err
-    assert "vpo, the best of the first step's " in told.err
+    assert "vpo: no answer can be read" in told.err
     first = json.loads(Path("run/vpo/samples.jsonl").read_text().splitlines()[0])
     assert first["problem"]["data"]["tests"]
 
 
 def test_the_small_problems_train():
     """Guards against rewards of the tiny model that do not come from programs in the sandbox."""
-    flags = (
-        "--task code --warm-steps 5 --steps 2 --eval-problems 0 --method vpo --m 2 --out run --size 5 "
-        "--prompts-per-step 2 --group-size 3 --pool 4 --snapshots 0"
-    )
-    train.main(flags.split())
+    flags = "--warm-steps 5 --steps 2 --eval-problems 0 --snapshots 0 --max-new-tokens 0"
+    train.main([*TRAIN, *flags.split()])
     rows = [json.loads(line) for line in Path("run/vpo/metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 2
     assert all("reward_f(-6)" in row and 0 <= row["reward"] <= 1 for row in rows)
@@ -887,13 +717,11 @@ def test_a_set_that_a_language_model_imitates_is_its_own(monkeypatch):
     asked = []
 
     def sampled(policy, prompts, G, options) -> Rollouts:
-        asked.append((prompts, G, options))
-        texts = []
-        for i in range(len(prompts) * G):
-            texts.append(
-                f"Well:\n```python\nown = {i}\n" + ("```\n" if i % 4 else "")
-            )  # or cut off
-        ended = [i % 4 > 0 for i in range(len(texts))]
+        asked.extend(prompts)
+        assert (G, options.temperature, options.max_new_tokens) == (3, 0.7, 9)
+        n = len(prompts) * G
+        ended = [i % 4 > 0 for i in range(n)]  # the others are cut off
+        texts = [f"```python\nown = {i}\n" + "```\n" * ended[i] for i in range(n)]
         return Rollouts(None, [], None, None, [], texts, ended)
 
     monkeypatch.setattr(train, "sample", sampled)
@@ -904,46 +732,38 @@ def test_a_set_that_a_language_model_imitates_is_its_own(monkeypatch):
         assert all(text.count("```python") == 1 for text in texts)
 
     prompts, texts = train.demonstrations(policy, task, config, 2, may_sample=True)
-    ((asked_prompts, G, options),) = asked
-    assert (G, options.temperature, options.max_new_tokens) == (3, 0.7, 9)
-    assert all("in one ```python block" in prompt for prompt in asked_prompts)
+    assert all("in one ```python block" in prompt for prompt in asked)
     for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
         numbers = range(3 * row, 3 * row + 3)
         readable = all(i % 4 for i in numbers)
         expected = [f"own = {i}" for i in numbers] if readable else [OWN["reference"]]
         assert ("3 different solutions" in prompt) == readable
-        assert ("in one ```python block" in prompt) != readable
         assert parse_answers(text, task, 3) == expected
 
 
-def test_a_problem_without_reference_cannot_be_imitated():
-    """Found before minutes are spent, in whichever step it would be shown."""
-    lines = several(12)
-    shown = Code(data=write(*lines)).problems("demonstrations", 24)[-1].id
-    lines = [line if line["id"] != shown else line | {"reference": ""} for line in lines]
-    task = Code(data=write(*lines))
-    model = save_random_model("model", "llama")
-    config = Config(
-        task="code", data="problems.jsonl", model=model, device="cpu", dtype="float32", warm_steps=3
-    )
-    with pytest.raises(UserError, match="has no reference that --warm-steps could show"):
-        start_policy(config, task, train.demonstrations)
+def without_reference(lines: list[dict]) -> None:
+    shown = Code(data=write(*lines)).problems("demonstrations", 24)[-1].id  # of step 3
+    next(line for line in lines if line["id"] == shown)["reference"] = ""
 
 
-def test_the_longest_problem_of_a_file_is_looked_at_before_training():
-    lines = several(60)
+def too_long(lines: list[dict]) -> None:
     lines[47]["prompt"] += " It is long." * 9000
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (without_reference, "has no reference that --warm-steps could show"),
+        (too_long, "context .*lower --max-new-tokens"),
+    ],
+)
+def test_a_problem_that_cannot_be_trained_on_is_found_before_minutes_are_spent(spoil, message):
+    lines = several(60)
+    spoil(lines)
     task = Code(data=write(*lines))
-    config = Config(
-        task="code",
-        data="problems.jsonl",
-        model=save_random_model("model", "llama"),
-        device="cpu",
-        dtype="float32",
-        warm_steps=0,
-        max_new_tokens=9,
-    )
-    with pytest.raises(UserError, match="context .*lower --max-new-tokens"):
+    config = Config(task="code", model=save_random_model("model", "llama"), warm_steps=3)
+    config.device, config.dtype, config.max_new_tokens = "cpu", "float32", 9
+    with pytest.raises(UserError, match=message):
         start_policy(config, task, train.demonstrations)
 
 
@@ -970,8 +790,6 @@ def test_a_file_in_gzip_is_read_and_a_damaged_one_named():
     packed = Path("packed.jsonl.gz")
     packed.write_bytes(gzip.compress(plain.read_bytes()))
     assert Code(str(packed)).parts == Code(str(plain)).parts
-    whole = packed.read_bytes()
-    for damaged in (whole[:-20], whole[:20], whole[:30] + b"x" * 40 + whole[70:]):
-        packed.write_bytes(damaged)
-        with pytest.raises(UserError, match=r"--data packed.jsonl.gz: cannot be read .*gzip"):
-            Code(str(packed))
+    packed.write_bytes(packed.read_bytes()[:-20])
+    with pytest.raises(UserError, match=r"--data packed.jsonl.gz: cannot be read .*gzip"):
+        Code(str(packed))

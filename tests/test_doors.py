@@ -95,24 +95,16 @@ def files(folder: Path) -> dict[str, bytes]:
     [
         ("--task maz", "--task maz: unknown; choose from code,"),
         ("--task fenc", "did you mean fence?"),
-        ("--task fence.py", "there is no such file"),
         ("--metod vpo", "unrecognized arguments: --metod vpo; --help lists all flags"),
         ("--method ppo", "--method ppo: unknown; one of grpo, dr_grpo"),
-        ("--method VPO", "did you mean vpo?"),
         ("--method vpo grpo vpo", "--method vpo grpo vpo: names a method twice"),
         ("--method grpo --subset 2", "--subset 2: not used by grpo; leave it out"),
         ("--subset 4", "s = 4: must be 1 to 3, less than the group"),
         ("--m 2.5", "--m: invalid int value: '2.5'"),
-        ("--alpha 1e31", "--alpha 1e+31: must be 0.05 to 100"),
-        ("--temperature 0", "--temperature 0.0: must be 0.001 to 1000"),
         ("--pool 1", "--pool 1: must hold at least one rollout of --m 2 answers"),
-        ("--seed 99999999999", "--seed 99999999999: must be 0 to 2147483648"),
-        ("--lr inf", "--lr inf: must be 1e-12 to 1"),
         ("--lr fast", "--lr fast: must be a rate, or METHOD=RATE"),
         ("--lr grp=0.1", "--lr grp=0.1: 'grp' is no method; did you mean grpo?"),
         ("--lr vpo=0.1", "--lr vpo=0.1: names no rate for grpo; add grpo=RATE"),
-        ("--device tpu", "--device: invalid choice: 'tpu'"),
-        ("--log comet", "--log comet: must be tensorboard or wandb"),
         ("--log wandb", "--log wandb: not installed; pip install wandb"),
         ("--resume", "--resume: runs/toy-seed0 holds no run; name the folder of one with --out"),
         ("--data x.jsonl", "--data x.jsonl: task toy takes no file, unlike code"),
@@ -149,19 +141,12 @@ def test_rates_of_methods():
     assert [peak_rate(config, name) for name in ("gdpo", "vpo", "grpo")] == [1e-3, 4e-3, 3e-3]
 
 
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        ("--task toy", ["(vpo, multi_rlvr) (default: 5)", "(default: 2.5e-4)"]),
-        ("--task fence --model x", ["(vpo, multi_rlvr) (default: 3)", "(default: 2e-5)"]),
-    ],
-)
-def test_the_help_shows_the_defaults_of_task_and_model(flags, expected, capsys):
+def test_the_help_shows_the_defaults_of_task_and_model(capsys):
     with pytest.raises(SystemExit) as stop:
-        train.main([*flags.split(), "--help"])
+        train.main(["--task", "fence", "--model", "x", "--help"])
     text = " ".join(capsys.readouterr().out.split())
-    assert stop.value.code == 0 and all(part in text for part in expected), text
-    assert all(name in text for name in vpo.ADVANTAGES)
+    assert stop.value.code == 0 and "(vpo, multi_rlvr) (default: 3)" in text
+    assert "(default: 2e-5)" in text and all(name in text for name in vpo.ADVANTAGES)
 
 
 @pytest.mark.parametrize("method", [lambda x, e: x.scalars, lambda x, e: x.scalars.sum(-1) / 0])
@@ -169,13 +154,6 @@ def test_a_wrong_method_is_named_before_any_minute_is_spent(method, monkeypatch,
     monkeypatch.setitem(vpo.ADVANTAGES, "mine", method)
     fails([*TOY, "--method", "mine"], capsys, "must return finite advantages (P, G), not tensor(")
     assert not Path("runs").exists()
-
-
-def test_a_run_with_sets_takes_other_methods(capsys):
-    """Guards against --subset of the run held against a method that joins it."""
-    train.main(["--out", "run", *TOY, "--method", "vpo", "--subset", "2", "--eval-problems", "0"])
-    train.main(["--out", "run", "--method", "grpo"])
-    assert len(metrics(Path("run/grpo"))) == 2
 
 
 # Run folders.
@@ -203,26 +181,17 @@ def test_a_refused_command_changes_nothing(run, capsys):
     assert files(run) == before and not Path("new").exists()
 
 
-def test_a_folder_of_something_else_is_refused(capsys):
-    Path("notes").mkdir()
-    Path("notes/thesis.txt").write_text("mine")
-    fails(["--out", "notes", *TOY], capsys, "--out notes: not empty, and no run of train.py")
-    assert [path.name for path in Path("notes").iterdir()] == ["thesis.txt"]
-
-
 def test_a_crash_before_the_first_checkpoint_leaves_the_folder_reusable(monkeypatch):
-    step = train.train_step
-
-    def fail(*args):
-        raise RuntimeError("boom")
-
-    monkeypatch.setattr(train, "train_step", fail)
-    with pytest.raises(RuntimeError, match="boom"):
-        train.main(["--out", "run", *TOY])
-    monkeypatch.setattr(train, "train_step", step)
-    train.main(["--out", "run", *TOY, "--lr", "0.001", "--eval-problems", "0"])
+    """Also with single answers and --subset of the sets that a method had before it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "train_step", None)
+        with pytest.raises(TypeError):
+            train.main(["--out", "run", *TOY])
+    flags = "--method vpo --subset 2 --lr 0.001 --eval-problems 0"
+    train.main(["--out", "run", *TOY, *flags.split()])
     assert load_run(Path("run")).config.lr == ["0.001"]
-    assert len(metrics(Path("run/vpo"))) == 2
+    train.main(["--out", "run", "--method", "grpo"])
+    assert len(metrics(Path("run/vpo"))) == len(metrics(Path("run/grpo"))) == 2
 
 
 def test_a_method_joins_with_the_flags_of_the_run(run, capsys):
@@ -231,32 +200,20 @@ def test_a_method_joins_with_the_flags_of_the_run(run, capsys):
     out = capsys.readouterr().out
     assert "run/multi_rlvr/checkpoint-000002" in out and "python eval.py run" in out
     assert load_run(run).config.method == ["grpo", "vpo", "multi_rlvr"]
-    train.main(
-        ["--out", "run", "--resume", "--lr", "vpo=2.5e-4", "--eval-problems", "0"]
-    )  # the same
+    same = ["--lr", "vpo=2.5e-4", "--eval-problems", "0"]
+    train.main(["--out", "run", "--resume", *same])
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
-    [
-        ({"m": 99}, "--m 99: must be 1 to 8"),
-        ({"m": "two"}, "--m 'two': must be of type int"),
-        ({"lr": 0.1}, "--lr 0.1: must be of type list"),
-        ({"sampler": "iid"}, "sampler"),
-    ],
+    [({"m": "two"}, "--m 'two': must be of type int"), ({"sampler": "iid"}, "sampler")],
 )
 def test_a_config_that_was_edited_or_is_of_another_version_is_named(run, flags, message, capsys):
     change_config(run, **flags)
-    texts = ("run/config.json: damaged", message, "restore it or train again")
-    fails(["run"], capsys, *texts, command=evaluation.main)
-    fails(["--out", "run", "--resume"], capsys, *texts)
-
-
-@pytest.mark.parametrize("text", ["{", "{}", '{"flags": {}}', '{"flags": []}'])
-def test_a_damaged_config_is_named(run, text, capsys):
-    (run / "config.json").write_text(text)
-    fails(["run"], capsys, "run", command=evaluation.main)
-    fails(["--out", "run", "--resume"], capsys, "run")
+    fails(["run"], capsys, "run/config.json: damaged", message, command=evaluation.main)
+    fails(["--out", "run", "--resume"], capsys, "run/config.json: damaged", message)
+    (run / "config.json").write_text("{")
+    fails(["run"], capsys, "run: no run of train.py", command=evaluation.main)
 
 
 # A disk that is full, or cannot be written.
@@ -275,11 +232,6 @@ def test_a_full_disk_is_named_and_leaves_nothing_half(capsys, monkeypatch):
     assert not list(Path("run").rglob("*.tmp*")) and not list(Path("run/grpo").glob("checkpoint-*"))
 
 
-def test_a_folder_that_cannot_be_made_is_named(capsys):
-    Path("file").touch()
-    fails([*TOY, "--out", "file/run"], capsys, "file/run: cannot be written (Not a directory)")
-
-
 # The door of memory.
 
 
@@ -288,19 +240,16 @@ def test_a_folder_that_cannot_be_made_is_named(capsys):
     [
         "CUDA error: out of memory",
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
         "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
         "MPS backend out of memory (MPS allocated: 8.10 GB)",
+        "[enforce fail] DefaultCPUAllocator: you tried to allocate 983 bytes",
     ],
 )
 def test_errors_of_memory_are_explained(message):
-    """Guards against a traceback where a library, not torch's allocator, found no memory."""
+    """Guards against a traceback where a library found no memory, and against other errors that are taken for it."""
     told = f"out of memory .{re.escape(message)}.; .*--lora-rank"
     with pytest.raises(UserError, match=told), explain_out_of_memory():
         raise RuntimeError(message)
-
-
-def test_other_errors_are_not_taken_for_memory():
     with pytest.raises(RuntimeError, match="shapes"), explain_out_of_memory():
         raise RuntimeError("shapes do not match")
 
@@ -414,12 +363,7 @@ def test_a_drawing_that_raises_comes_after_the_table():
     ("old", "new", "message"),
     [
         ('("red", "green")', '("red", "blue")', "the word 'green' of"),
-        (
-            '"green")\n    answer',
-            '"red apple")\n    answer',
-            "'red apple' of task letters must be one word",
-        ),
-        ('("red", "green")\n    answer', "()\n    answer", "task letters has no words for it"),
+        ('"green")\n    answer', '"red apple")\n    answer', "'red apple' of task letters must be"),
         ('return "red"', 'return "rad"', "the word 'rad' of"),
     ],
 )

@@ -264,76 +264,29 @@ def check_advantages(task: Task, method: str, step: int, logs: list) -> None:
 
 @needs_trl
 @pytest.mark.parametrize(
-    "flags, named",
+    "flags",
     [
-        ({"scale_rewards": "batch"}, "--scale_rewards batch"),
-        ({"scale_rewards": True}, "--scale_rewards group"),
-        (
-            {"multi_objective_aggregation": "normalize_then_sum"},
-            "--multi_objective_aggregation normalize_then_sum",
-        ),
-        ({"remove_unused_columns": True}, "--remove_unused_columns True"),
-        (
-            {"generation_kwargs": {"stop_strings": ["</answer_1>"]}},
-            "--generation_kwargs stop_strings",
-        ),
-        ({"generation_kwargs": {"max_time": 1}}, "--generation_kwargs max_time"),
-        ({"data": "x.jsonl"}, "--data x.jsonl"),
-        (
-            {"generation_kwargs": {"do_sample": False}},
-            "--generation_kwargs do_sample: a group must be sampled",
-        ),
-        ({"reward_weights": [-1.0]}, "--reward_weights"),
-        ({"num_generations": 0}, "--num_generations 0: must be"),
-        (
-            {"resume_from_checkpoint": "/nowhere"},
-            "--resume_from_checkpoint /nowhere: no such folder",
-        ),
-        (
-            {"method": "group_vpo", "num_generations_eval": 2, "eval_strategy": "steps"},
-            "--num_generations_eval 2: subset",
-        ),
-        ({"max_completion_length": 18}, "--max_completion_length 18: cuts a set of m = 3"),
-        ({"method": "goal_conditioned"}, "--method goal_conditioned: choose from grpo"),
-        ({"task": "mazes"}, "--task mazes: unknown"),
-        ({"model": "tiny"}, "--model tiny: no checkpoint"),
-        ({"model": "./nowhere"}, "--model ./nowhere: there is no such folder"),
-        ({"steps": 0}, "--steps 0"),
-        ({"alpha": 0.0}, "alpha = 0"),
-        ({"subset": 8, "num_generations": 8}, "subset s = 8"),
-        (
-            {"per_device_train_batch_size": 10},
-            r"generation_batch_size \(10\) must be divisible by num_generations",
-        ),
+        "--scale_rewards batch",
+        "--multi_objective_aggregation normalize_then_sum",
+        "--remove_unused_columns True",
+        '--generation_kwargs {"stop_strings":["</answer_1>"]}',
+        "--reward_weights -1.0",
+        "--max_completion_length 18",
+        "--method goal_conditioned",
+        "--model tiny",
+        "--subset 8",
+        "--per_device_train_batch_size 10",
     ],
 )
-def test_settings_that_would_undo_vpo_are_refused_by_name(letters, tmp_path, flags, named):
-    trl_vpo = script("trl_vpo")
-    files = {"task": str(letters / "letters.py"), "model": str(letters / "start")}
-    all_flags = {"output_dir": str(tmp_path)} | files | flags
-    with pytest.raises((UserError, ValueError), match=named):
-        trl_vpo.build_trainer(trl_vpo.VPOConfig(**all_flags))
-
-
-@needs_trl
-@pytest.mark.parametrize(
-    "flags, named",
-    [
-        ("--scale_rewards group", "--scale_rewards group"),
-        ("--lr 1", "--lr"),
-        ("--n_weights 0", "n_weights = 0"),
-        ("--steps few", "--steps"),
-        ("--max_completion_length 18", "--max_completion_length 18"),
-    ],
-)
-def test_a_mistake_is_one_line(letters, capsys, flags, named):
-    command_line = f"--task {letters / 'letters.py'} --model {letters / 'start'} {flags}"
+def test_settings_that_would_undo_vpo_are_refused_by_name(letters, tmp_path, capsys, flags):
+    files = f"--task {letters / 'letters.py'} --model {letters / 'start'} --output_dir {tmp_path}"
     with pytest.raises(SystemExit) as stop:
-        script("trl_vpo").main(command_line.split())
+        script("trl_vpo").main([*files.split(), *flags.split()])
     lines = capsys.readouterr().err.splitlines()
     (error,) = (line for line in lines if ": error: " in line)
-    assert stop.value.code == 2
-    assert named in error
+    named = {"--subset": "subset s = 8", "--per_device_train_batch_size": "divisible"}
+    name = flags.split()[0]
+    assert stop.value.code == 2 and named.get(name, name) in error
 
 
 def test_verl_gets_scalars_and_a_group_the_same_weights():
@@ -376,22 +329,16 @@ def test_verl_gets_scalars_and_a_group_the_same_weights():
     assert score_text(texts[0], n_weights=7)["score"] != expected[0]
 
 
-@pytest.mark.parametrize("truth, m", [("72", 3), (None, -1), (None, "3"), (None, 2.5)])
+@pytest.mark.parametrize("truth, m", [("72", 3), (None, -1)])
 def test_verl_refuses_rows_of_another_kind(truth, m):
+    """But m may be an int64 of numpy: pandas and datasets make one of it."""
     verl = script("verl_reward")
     row = verl.rows("maze", "train", 1, 3)[0]
-    truth = truth or row["reward_model"]["ground_truth"]
+    right = row["reward_model"]["ground_truth"]
     with pytest.raises(UserError, match=f"m = {m}: no row of maze"):
-        verl.compute_score("maze", "", truth, {"m": m})
-
-
-def test_verl_may_hand_on_whole_numbers_of_numpy():
-    """veRL reads the rows with pandas or datasets, which may make an int64 of m. It was refused once."""
-    verl = script("verl_reward")
-    row = verl.rows("maze", "train", 1, 3)[0]
-    truth = row["reward_model"]["ground_truth"]
-    expected = verl.compute_score("maze", "1. north", truth, {"m": 3})
-    assert verl.compute_score("maze", "1. north", truth, {"m": numpy.int64(3)}) == expected
+        verl.compute_score("maze", "", truth or right, {"m": m})
+    expected = verl.compute_score("maze", "1. north", right, {"m": 3})
+    assert verl.compute_score("maze", "1. north", right, {"m": numpy.int64(3)}) == expected
 
 
 def test_verl_reads_answers_of_a_language_model():
@@ -460,8 +407,11 @@ def test_openevolve_keeps_a_cell_per_set_of_passed_tests(tmp_path):
         unknown = search(tmp_path, server.server_port, "n")
         server.shutdown()
     assert done.returncode == 0, done.stderr[-3000:]
-    assert unknown.returncode == 1
+    nobody = search(tmp_path, 9)  # the discard port: nobody listens
+    assert unknown.returncode == nobody.returncode == 1
     assert "/v1: refuses the model n (HTTP Error 404: no such model" in unknown.stderr
+    assert "http://127.0.0.1:9/v1: no model answers there" in nobody.stderr
+    assert "Traceback" not in nobody.stderr
     for request in RecordedModel.requests:
         assert "seed" not in request
         assert request["temperature"] == 1.0
@@ -510,12 +460,3 @@ def search(out: Path, port: int, model: str = "m") -> subprocess.CompletedProces
     server = ["--primary-model", model, "--api-base", f"http://127.0.0.1:{port}/v1"]
     folder = EXAMPLES / "openevolve"
     return command(openevolve_run, *words.split(), *server, "--output", out, cwd=folder)
-
-
-@needs_openevolve
-def test_a_server_that_does_not_answer_is_named(tmp_path):
-    done = search(tmp_path, 9)  # the discard port: nobody listens
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    line = r"^http://127.0.0.1:9/v1: no model answers there \(.*refused.*\); start vllm serve or "
-    assert re.search(line, done.stderr, re.MULTILINE)

@@ -19,7 +19,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 import rollout
 from engine.answers import write_answers
-from engine.config import open_device
 from engine.models import save_model
 from engine.start import load_start
 from rewards import Fence, Problem, Task, UserError, parse_answers
@@ -175,19 +174,18 @@ def test_tokens_do_not_depend_on_the_batch(policy, batch):
 
 
 @any_model
-def test_fewer_tokens_go_through_the_model(policy, monkeypatch):
+def test_fewer_tokens_go_through_the_model(policy):
     """Guards against speed that is lost in silence: prompts once per group, and ended rollouts leave the batch."""
     sizes = []
-    forward = rollout.hidden_states
 
-    def counted(model, ids, *rest):
-        sizes.append(ids.numel())
-        return forward(model, ids, *rest)
+    def count(module, arguments) -> None:
+        sizes.append(arguments[0].numel())
 
-    monkeypatch.setattr(rollout, "hidden_states", counted)
+    hook = policy.model.get_input_embeddings().register_forward_pre_hook(count)
     rollouts = draw(policy, n=6, G=6, max_new_tokens=100)
+    hook.remove()
     without_leaving = rollouts.prompt_ids.numel() + 36 * (max(rollouts.lengths) - 1)
-    assert sum(sizes) < 0.9 * without_leaving
+    assert 0 < sum(sizes) < 0.9 * without_leaving
 
 
 @any_model
@@ -272,14 +270,12 @@ def test_sampling_stays_inside_the_context(policy):
 @any_model
 def test_logits_that_are_not_finite_are_told(policy):
     def spoil(module, inputs, logits: Tensor) -> Tensor:
-        return logits * float("nan")
+        return logits * torch.nan
 
     hook = policy.model.get_output_embeddings().register_forward_hook(spoil)
-    try:
-        with pytest.raises(UserError, match="logits are not finite"):
-            draw(policy)
-    finally:
-        hook.remove()
+    with pytest.raises(UserError, match="logits are not finite"):
+        draw(policy)
+    hook.remove()
 
 
 # The stop rule.
@@ -380,8 +376,7 @@ def test_the_rule_misses_no_end(policy, text, task):
 def test_a_program_ends_with_its_closing_fence(policy, fence):
     """Equal to a look at every token; guards against rollouts that go on after the m-th block."""
     block = f"{fence}python\nx = [1]\nprint(f'{{x}}')\n{fence}"
-    text = f"First:\n{block}\nThen:\n{block}\n and so on"
-    tokens = policy.tokenizer(text)["input_ids"]
+    tokens = policy.tokenizer(f"First:\n{block}\nThen:\n{block}\n and so on")["input_ids"]
     task = Code.__new__(Code)  # without problems
     for m in (1, 2):
         n = first_stop(StopRule(policy, task, m), tokens)
@@ -402,24 +397,24 @@ def test_an_end_may_be_the_blank_of_a_next_word():
 @byte_model
 def test_where_a_rollout_stops(policy):
     """Guards against a set that is cut short, a thought taken for an answer, and a line without its end."""
-
-    def rest(text: str, task: Task, opening: str = "") -> str | None:
-        """The text after the place where it stops."""
+    drafts = THOUGHTS.removeprefix("<think>")
+    cases = [  # text, task, opening of the prompt, the text after the place where it stops
+        (TAGS, Task(), "", " and so on"),
+        (NUMBERED, Task(), "", "3. green\n and so on"),
+        (NUMBERED, Lines(), "", "3. green\n and so on"),
+        (SIGNS, Sentences(), "", "三。"),
+        (THOUGHTS, Task(), "", " and so on"),
+        (drafts, Task(), "", "</think> so" + TAGS),
+        (drafts, Task(), "<think>", " and so on"),
+        (THOUGHTS.replace("</think>", ""), Task(), "", None),
+        (" red\n2. blue\n3. green\n", FENCE, "<think>", None),
+    ]
+    for text, task, opening, rest in cases:
         tokens = policy.tokenizer(text)["input_ids"]
         rule = StopRule(policy, task, 2)
         rule.opening = opening
         n = first_stop(rule, tokens)
-        return None if n is None else policy.tokenizer.decode(tokens[n:])
-
-    assert rest(TAGS, Task()) == " and so on"
-    assert rest(NUMBERED, Task()).startswith("3. green")
-    assert rest(NUMBERED, Lines()).startswith("3. green")
-    assert rest(SIGNS, Sentences()) == "三。"
-    assert rest(THOUGHTS, Task()) == " and so on"
-    assert rest(THOUGHTS.removeprefix("<think>"), Task()).startswith("</think>")
-    assert rest(THOUGHTS.removeprefix("<think>"), Task(), "<think>") == " and so on"
-    assert rest(THOUGHTS.replace("</think>", ""), Task()) is None
-    assert rest(" red\n2. blue\n3. green\n", FENCE, "<think>") is None
+        assert rest == (None if n is None else policy.tokenizer.decode(tokens[n:]))
 
 
 THINKING = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"
@@ -637,6 +632,7 @@ def test_texts_as_rollouts():
 
 def test_an_answer_is_scored_once():
     """Equal canonical forms are repeats, unequal texts are scored each; the rest has the task's minimum."""
+    seen = []
 
     class Length(Task):
         objectives = ("length", "one")
@@ -649,10 +645,8 @@ def test_an_answer_is_scored_once():
         def canonical(self, problem, answer):
             return answer.lower()
 
-    seen = []
     answers = [["ab", "AB", "ab"], ["ab"], [], ["c", "ab"]]
-    problems = [Problem("a", None), Problem("b", None)]
-    scored = rollout.score(Length(), problems, answers, 3)
+    scored = rollout.score(Length(), [Problem("a", None), Problem("b", None)], answers, 3)
     assert sorted(seen) == ["", "", "AB", "ab", "ab", "c"], "once per problem"
     repeats = [[[False, True, True], [False] * 3], [[False] * 3] * 2]
     assert scored.repeat_mask.tolist() == repeats
@@ -673,57 +667,38 @@ def test_answers_are_read_as_the_rollout_ended():
 # Prompts and models.
 
 
-def test_a_chat_template_is_used_where_there_is_one():
+HARMONY = "<|start|>user<|message|>{{ messages[0].content }}<|end|><|start|>assistant"
+
+
+def test_a_chat_template_is_used_where_there_is_one(monkeypatch):
+    """A list is begun in the prompt: small models go on with it, and write an essay otherwise. But not in an open
+    header, as "<|start|>assistant1.": gpt-oss goes on with a channel there."""
+    plain, chat = load_random_model("llama"), load_random_model("qwen2")
     problem = TASK.problems("train", 1)[0]
-    prompt = rollout.build_prompt(load_random_model("llama"), TASK, problem, 2)
+    prompt = rollout.build_prompt(plain, TASK, problem, 2)
     assert prompt.startswith("Find") and prompt.endswith("\n")
-    chat = rollout.build_prompt(load_random_model("qwen2"), TASK, problem, 2)
-    assert chat.startswith("<|user|>Find") and chat.endswith("<|assistant|><|nothink|>")
-
-
-def test_a_list_is_begun_in_the_prompt(monkeypatch):
-    """Small models go on with a list that has begun, and write an essay otherwise."""
-    task = Maze(5)
-    monkeypatch.setattr(task, "form", "lines")
-    for name in ("llama", "qwen2"):
-        prompt = rollout.build_prompt(
-            load_random_model(name), task, task.problems("train", 1)[0], 2
-        )
-        assert prompt.endswith("1.")
-
-
-def test_no_list_is_begun_in_an_open_header(monkeypatch):
-    """Guards against "<|start|>assistant1.": gpt-oss goes on with a channel there."""
-    policy = load_random_model("qwen2")
-    problem = FENCE.problems("train", 1)[0]
-    harmony = "<|start|>user<|message|>{{ messages[0].content }}<|end|><|start|>assistant"
-    monkeypatch.setattr(policy.tokenizer, "chat_template", harmony)
-    assert rollout.build_prompt(policy, FENCE, problem, 2).endswith("<|start|>assistant")
+    prompt = rollout.build_prompt(chat, TASK, problem, 2)
+    assert prompt.startswith("<|user|>Find") and prompt.endswith("<|assistant|><|nothink|>")
+    for policy in (plain, chat):
+        assert rollout.build_prompt(policy, FENCE, Problem("fence", None), 2).endswith("1.")
+    monkeypatch.setattr(chat.tokenizer, "chat_template", HARMONY)
+    prompt = rollout.build_prompt(chat, FENCE, Problem("fence", None), 2)
+    assert prompt.endswith("<|start|>assistant")
 
 
 @pytest.mark.parametrize(
     "template, why",
     [
         ("{{ raise_exception('needs a system message') }}", "needs a system message"),
-        ("{% for %}", "template cannot"),
         ("hello", "leaves out what the user says"),
-        ("{{ '' }}", "leaves out what the user says"),
     ],
 )
 def test_a_chat_template_that_cannot_be_used_is_named(template, why, monkeypatch):
-    """Guards against a traceback, and against a model that trains without having seen a problem."""
+    """Guards against a model that trains without having seen a problem."""
     policy = load_random_model("llama")
     monkeypatch.setattr(policy.tokenizer, "chat_template", template)
-    with pytest.raises(UserError, match=why) as told:
+    with pytest.raises(UserError, match=f"its chat template cannot be used.*{why}"):
         rollout.build_prompt(policy, TASK, TASK.problems("train", 1)[0], 2)
-    assert "its chat template cannot be used" in str(told.value)
-
-
-def test_a_word_that_the_tiny_model_lacks_is_named():
-    policy = load_random_model("tiny")
-    prompt = rollout.build_prompt(policy, TASK, TASK.problems("train", 1)[0], 1)
-    with pytest.raises(UserError, match="'minotaur'.*Task.words"):
-        rollout.encode_prompts(policy, [prompt, prompt + " minotaur"], 5)
 
 
 @pytest.mark.parametrize("policy", ["tiny", "qwen2", "phi"], indirect=True)
@@ -756,72 +731,38 @@ def test_a_model_that_cannot_be_scored_here_is_refused(
         load_start(save_random_model(tmp_path, "other"), TASK)
 
 
-def test_a_run_folder_is_no_model(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"flags": {"task": "maze"}}))
-    with pytest.raises(UserError, match="of a run folder name a checkpoint in it"):
-        load_policy(str(tmp_path), TASK)
-
-
-@pytest.mark.parametrize("name", ["tinny", "./nowhere", "/no/such/folder"])
-def test_unknown_models_are_named(name):
-    with pytest.raises(UserError, match=f"--model {name}"):
-        load_policy(name, TASK)
-
-
 def test_a_tokenizer_without_eos_is_refused(tmp_path):
     """Id 2 is what transformers takes for Llama's EOS where config.json has none."""
-    folder = save_random_model(tmp_path, "llama", eos_token_id=None)
+    folder = save_random_model(tmp_path, "llama", eos_token_id=2)
     path = tmp_path / "tokenizer_config.json"
     path.write_text(path.read_text().replace('"eos_token"', '"no_such_token"'))
-    config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "generation_config.json").write_text("{}")
-    for eos in (None, 2):
-        (tmp_path / "config.json").write_text(json.dumps(config | {"eos_token_id": eos}))
-        with pytest.raises(UserError, match="no EOS token"):
-            load_start(folder, TASK)
-
-
-def rewrite_weights(path: Path, change) -> None:
-    weights = {name: change(name, weight) for name, weight in load_file(path).items()}
-    kept = {name: weight for name, weight in weights.items() if weight is not None}
-    save_file(kept, path, metadata={"format": "pt"})
+    with pytest.raises(UserError, match="no EOS token"):
+        load_start(folder, TASK)
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path):
     """transformers would fill what is missing with random weights, and look words up beyond the embeddings."""
     folder = save_random_model(tmp_path, "llama")
-    weights = tmp_path / "model.safetensors"
-    config_file = tmp_path / "config.json"
-    config = json.loads(config_file.read_text())
-
-    def refused(message: str) -> None:
+    file, config_file = tmp_path / "model.safetensors", tmp_path / "config.json"
+    config, weights = json.loads(config_file.read_text()), load_file(file)
+    lost = "model.layers.1.mlp.up_proj.weight"
+    cases = [
+        (config | {"vocab_size": 2000}, weights, "incomplete, its files lack .* in another size"),
+        (
+            config | {"vocab_size": 100},
+            weights,
+            "tokenizer has 4.. tokens, its embeddings have 100",
+        ),
+        (config, {k: v for k, v in weights.items() if k != lost}, f"incomplete, .* lack {lost}"),
+        (config, {k: v * torch.nan for k, v in weights.items()}, "its logits are not finite"),
+        (config, {}, "cannot be loaded|incomplete"),
+    ]
+    for own_config, own_weights, message in cases:
+        config_file.write_text(json.dumps(own_config))
+        save_file(own_weights, file, metadata={"format": "pt"})
         with pytest.raises(UserError, match=message):
             load_start(folder, TASK)
-
-    config_file.write_text(json.dumps(config | {"vocab_size": 2000}))
-    refused("incomplete, its files lack .* in another size than config.json")
-    config_file.write_text(json.dumps(config | {"vocab_size": 100}))
-    refused("tokenizer has 4.. tokens, its embeddings have 100 rows")
-    config_file.write_text(json.dumps(config))
-    lost = "model.layers.1.mlp.up_proj.weight"
-    rewrite_weights(weights, lambda name, weight: None if name == lost else weight)
-    refused(f"incomplete, its files lack {lost} and 0 more")
-    save_random_model(tmp_path, "llama")
-    rewrite_weights(weights, lambda name, weight: torch.full_like(weight, torch.nan))
-    refused("its logits are not finite")
-    weights.write_bytes(weights.read_bytes()[:1000])
-    refused("cannot be loaded .*save it again")
-    weights.unlink()
-    refused("cannot be loaded .*model.safetensors")
-    config_file.write_bytes(b"\x80\x00\xff")
-    refused("cannot be loaded")
-
-
-def test_a_dtype_that_the_device_lacks_is_named(monkeypatch):
-    def fail(*args, **kwargs):
-        raise TypeError("BFloat16 is not supported on MPS")
-
-    open_device("cpu", "bfloat16")
-    monkeypatch.setattr(torch, "ones", fail)
-    with pytest.raises(UserError, match="--device cpu: cannot compute in bfloat16 here"):
-        open_device("cpu", "bfloat16")
+    file.write_bytes(file.read_bytes()[:10])
+    with pytest.raises(UserError, match="cannot be loaded .*save it again"):
+        load_start(folder, TASK)

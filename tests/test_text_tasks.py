@@ -78,16 +78,10 @@ def task_and_problem(name: str, record: dict) -> tuple[Task, Problem]:
     return task, task.problems("test", 1)[0]
 
 
-@pytest.mark.parametrize(
-    "text, inside",
-    [
-        ("<a>x</a><a>y</a>", "x"),
-        ("<a>x<a> y </A>", "y"),
-        ("<a>x", ""),
-    ],
-)
-def test_text_in_tags(text, inside):
-    assert tagged(text, "a") == inside
+def test_text_in_tags():
+    assert tagged("<a>x</a><a>y</a>", "a") == "x"
+    assert tagged("<a>x<a> y </A>", "a") == "y"
+    assert tagged("<a>x", "a") == ""
 
 
 def test_reading_takes_time_in_proportion_to_the_text():
@@ -108,7 +102,6 @@ def test_reading_takes_time_in_proportion_to_the_text():
         ("the", "a", 0),  # what has no other word keeps its article
         ("A.", "a", 1),
         ("...", "a", 0),
-        ("", "x", 0),
         ("x", "", 0),
         ("river Thames", "The Thames!", 2 / 3),
         ("  The U.S.  Army, an ally ", "us army ally", 1),
@@ -183,14 +176,16 @@ def test_the_split_follows_the_ids():
     assert held_out != {f"You have tools ({i})." for i in range(4)}
 
 
+ALL_FIVE = (
+    "<entity_A>ann 0</entity_A><entity_B> book </entity_B><entity_C>ROME</entity_C>\n"
+    "<entity_D>Alien_film</entity_D><ENTITY_E>\u00c9mile Zola</ENTITY_E>"
+)
+
+
 @pytest.mark.parametrize(
     "answer, vector",
     [
-        (
-            "<entity_A>ann 0</entity_A><entity_B> book </entity_B><entity_C>ROME</entity_C>\n<entity_D>Alien_film</entity_D>"
-            "<ENTITY_E>\u00c9mile Zola</ENTITY_E>",
-            [1, 1, 1, 1, 1],
-        ),
+        (ALL_FIVE, [1, 1, 1, 1, 1]),
         (
             "<entity_A>Ann_0</entity_A><entity_B></entity_B><entity_C>Roma</entity_C>",
             [1, 0, 0, 0, 0],
@@ -203,20 +198,19 @@ def test_the_split_follows_the_ids():
 def test_eureqa(answer, vector):
     task, problem = task_and_problem("eureqa", eureqa(0))
     assert task.reward(problem, answer) == vector
+    task, problem = task_and_problem("eureqa", eureqa(0) | {"entities": ["!!!", *"bcdef"]})
+    assert task.reward(problem, "<entity_A>!!!</entity_A>") == [1, 0, 0, 0, 0]
 
 
 def test_eureqa_trains_on_half_of_the_hard_file():
     hard = [eureqa(i) | {"entities": ["Hard", *"bcdef"]} for i in range(9)]
     Path("hard.json").write_text(json.dumps(hard))
     task = load_task("eureqa", data=write("eureqa", 11), test_data="hard.json")
-    assert hardness(task.parts["test"]) == [True] * 5
-    training = hardness(task.parts["train"] + task.parts["validation"])
+    first = {split: [data["entities"][0] for data in part] for split, part in task.parts.items()}
+    assert first["test"] == ["Hard"] * 5
+    training = first["train"] + first["validation"]
     assert len(training) == 15
-    assert sum(training) == 4
-
-
-def hardness(problems: list[dict]) -> list[bool]:
-    return [problem["entities"][0] == "Hard" for problem in problems]
+    assert training.count("Hard") == 4
 
 
 def test_validation_holds_both_kinds():
@@ -225,11 +219,6 @@ def test_validation_holds_both_kinds():
     numbers = [int(problem["id"].split("-")[1]) for problem in task.parts["validation"]]
     assert len(numbers) == 20
     assert 0 < len([number for number in numbers if number < 100]) < 20
-
-
-def test_an_entity_without_words_can_be_named():
-    task, problem = task_and_problem("eureqa", eureqa(0) | {"entities": ["!!!", *"bcdef"]})
-    assert task.reward(problem, "<entity_A>!!!</entity_A><entity_C> </entity_C>") == [1, 0, 0, 0, 0]
 
 
 WANTED = [
@@ -254,6 +243,9 @@ def output(calls: list | str, think: str = "<think>so</think>") -> str:
     if isinstance(calls, list):
         text = "\n".join(json.dumps(call) for call in calls)
     return f"{think}<tool_call>{text}</tool_call>"
+
+
+DEEP = "[" * 990 + "]" * 990
 
 
 def changed(**values) -> list[dict]:
@@ -295,13 +287,10 @@ def changed(**values) -> list[dict]:
             [1, 2 / 3, 1 / 3, 0],
         ),
         (
-            output('{"name": "book", "parameters": {"seats": 1%s}}' % ("0" * 400)),
+            output(f'{{"name": "book", "parameters": {{"seats": 1{"0" * 400}}}}}'),
             [1, 2 / 3, 0.2, 0],
         ),
-        (
-            output('{"name": "mail", "parameters": {"to": %s}}' % ("[" * 990 + "]" * 990)),
-            [0, 0, 0, 0],
-        ),
+        (output(f'{{"name": "mail", "parameters": {{"to": {DEEP}}}}}'), [0, 0, 0, 0]),
         (f"<think>{output(WANTED, '')}</think>", [0, 0, 0, 0]),  # a thought is no call
         ("<think>a <tool_call> it is</think>" + output(WANTED, ""), [1, 1, 1, 1]),
     ],
@@ -347,165 +336,86 @@ TAGS = [{"tag": tag} for tag in ("xbox", "android", "mac")]
     ],
 )
 def test_calls_of_one_function_are_paired_by_keys_and_values(ours, wanted, rest):
-    def calls(arguments: list[dict]) -> list[dict]:
-        return [{"name": "find", "parameters": parameters} for parameters in arguments]
-
-    task, problem = task_and_problem("tool", tool(0, calls(wanted)))
-    assert task.reward(problem, output(calls(ours))) == pytest.approx([1, *rest])
+    calls = [[{"name": "find", "parameters": own} for own in part] for part in (ours, wanted)]
+    task, problem = task_and_problem("tool", tool(0, calls[1]))
+    assert task.reward(problem, output(calls[0])) == pytest.approx([1, *rest])
 
 
-@pytest.mark.parametrize(
-    "ours, gold, same",
-    [
-        ("15 km", "1.5 km", 0.5),
-        ("$15", "$1.5", 0),
-        ("105%", "10.5%", 0),
-        ("v15", "v1.5", 0),
-        ("5 C", "-5 C", 0.5),
-        ("2024-11-1", "2024-1-11", 0),
-        ("407128,-740060", "40.7128,-74.0060", 0),
-        ("!=", "==", 0),
-        ("==", "==", 1),
-        (["15 km"], ["1.5 km"], 0),
-        (["!="], ["=="], 0),
-        (1234567890123456788, 1234567890123456789, 0),
-        ("1234567890123456788", "1234567890123456789", 0),
-        ([1.50, "x"], ["1.5", "X"], 1),
-        (0.1, "0.10", 1),
-        (["true"], [True], 0),
-        (["null"], [None], 0),
-        ([[1]], [[1]], 1),
-        (True, 1, 0),
-        (1, True, 0),
-        (True, True, 1),
-        (["Bob", "the Ann"], ["ann", "bob"], 1),
-        (["ann"], ["ann", "bob"], 2 / 3),
-        ([1, "2"], [1.0, 2], 1),
-        ([True], [1], 0),
-        ({"a": 1}, {"a": 1, "b": 2}, 0.5),
-        ({}, {}, 1),
-        ({"a": {"b": 1}}, {"a": {"b": "1"}}, 1),
-        (None, None, 1),
-        (None, "", 0),
-        (0, False, 0),
-        ("x", ["x"], 0),
-        ("1e3", 1000, 1),
-        ("+5", 5, 1),
-        ("five", 5, 0),
-    ],
-)
-def test_values_of_arguments(ours, gold, same):
-    """Some only look alike."""
-    assert match(ours, gold) == pytest.approx(same)
+SAME = """"==" "==" | [1.50, "x"] ["1.5", "X"] | 0.1 "0.10" | [[1]] [[1]] | true true | {} {} | null null |
+["Bob", "the Ann"] ["ann", "bob"] | [1, "2"] [1.0, 2] | {"a": {"b": 1}} {"a": {"b": "1"}} | "1e3" 1000 | "+5" 5"""
+HALF = '"15 km" "1.5 km" | "5 C" "-5 C" | {"a": 1} {"a": 1, "b": 2}'
+DIFFERENT = """"$15" "$1.5" | "105%" "10.5%" | "v15" "v1.5" | "2024-11-1" "2024-1-11" | "!=" "==" |
+"407128,-740060" "40.7128,-74.0060" | ["15 km"] ["1.5 km"] | ["!="] ["=="] | ["true"] [true] |
+1234567890123456788 1234567890123456789 | "1234567890123456788" "1234567890123456789" | ["null"] [null] |
+true 1 | 1 true | [true] [1] | null "" | 0 false | "x" ["x"] | "five" 5"""
 
 
 @pytest.mark.parametrize(
-    "text, calls, is_complete",
-    [
-        (
-            '{"name": "f", "arguments": {"x": 1}}, {"name": 3}\n{"name": " g "}',
-            [["f", {"x": 1}], ["g", {}]],
-            False,
-        ),
-        ('[{"name": "f", "parameters": null}]', [["f", {}]], True),
-        ("", [], True),
-    ],
+    "pairs, same", [(SAME, 1), (HALF, 0.5), (DIFFERENT, 0), ('["ann"] ["ann", "bob"]', 2 / 3)]
 )
-def test_calls_in_a_text(text, calls, is_complete):
-    assert parse_calls(text) == (calls, is_complete)
+def test_values_of_arguments(pairs, same):
+    """Some only look alike. A pair of JSON values each: what the policy wrote and what is right."""
+    for pair in pairs.split("|"):
+        decoder = json.JSONDecoder()
+        ours, end = decoder.raw_decode(pair.strip())
+        gold = json.loads(pair.strip()[end:])
+        assert match(ours, gold) == pytest.approx(same), pair
+
+
+def test_calls_in_a_text():
+    text = '{"name": "f", "arguments": {"x": 1}}, {"name": 3}\n{"name": " g "}'
+    assert parse_calls(text) == ([["f", {"x": 1}], ["g", {}]], False)
+    assert parse_calls('[{"name": "f", "parameters": null}]') == ([["f", {}]], True)
+    assert parse_calls("") == ([], True)
+
+
+CALL = '<tool_call>{"name": "f"}</tool_call>'
 
 
 @pytest.mark.parametrize(
-    "name, change, part",
+    "name, change",
     [
-        ("musique", {"answer": ""}, "field answer: must be text"),
-        ("musique", {"answer": " "}, "field answer: must be text"),
-        ("musique", {"answerable": False}, "musique_ans"),
-        (
-            "musique",
-            {"question_decomposition": [{"paragraph_support_idx": 99}]},
-            "[99] are not up to 4",
-        ),
-        (
-            "musique",
-            {"paragraphs": [1]},
-            "field paragraphs.idx: must be a number, but paragraphs holds 1",
-        ),
-        ("musique", {"answer_aliases": "x"}, "field answer_aliases: must be a list of texts, not"),
-        ("musique", {"answer_aliases": [3]}, "field answer_aliases: must be a list of texts, but"),
-        ("musique", {"question": "\ud800"}, "field question: must be text, but holds half"),
-        ("eureqa", {"entities": ["a"]}, "field entities: must be 5 or more texts, none of them em"),
-        ("eureqa", {"entities": ["a", " ", *"cde"]}, "field entities: must be 5 or more texts"),
-        (
-            "eureqa",
-            {"entity_masks": [*"abcd", 1]},
-            "field entity_masks: must be a list of texts, but",
-        ),
-        ("eureqa", {"question": []}, "field question: must be text or a list of texts, not []"),
-        ("eureqa", {"idx": None}, "field idx"),
-        ("tool", {"output": 3}, "field output: must be text"),
-        ("tool", {"input": None}, "field input"),
+        ("musique", {"answer": " "}),
+        ("musique", {"answerable": False}),
+        ("musique", {"question_decomposition": [{"paragraph_support_idx": 99}]}),
+        ("musique", {"paragraphs": [1]}),
+        ("eureqa", {"entities": ["a", " ", *"cde"]}),
+        ("eureqa", {"question": []}),
+        ("tool", {"output": 3}),
+        # With one true call less, a wrong answer would be paid.
+        ("tool", {"output": "<tool_call>{</tool_call>"}),
+        ("tool", {"output": "<tool_call></tool_call>"}),
+        ("tool", {"output": '<tool_call>{"name": "f"}'}),
+        ("tool", {"output": CALL + CALL.removesuffix("</tool_call>")}),
+        ("tool", {"output": '<tool_call>{"name": "f"} {"name": "g", "para</tool_call>'}),
+        ("tool", {"output": '<tool_call>{"name": "f", "parameters": [1]}</tool_call>'}),
     ],
 )
-def test_a_bad_line_is_named(name, change, part):
-    """Of six records the fourth has a change, and the error names its line."""
+def test_a_bad_line_is_named(name, change):
+    """Of six records the fourth has a change, and the error names its line and field."""
     records = [RECORDS[name](i) for i in range(6)]
     records[3] |= change
-    data = write_records("data.jsonl", records)
-    with pytest.raises(UserError, match="--data data.jsonl, line 4") as error:
-        load_task(name, data=data, test_data="")
-    assert part in str(error.value)
+    (field,) = change
+    with pytest.raises(UserError, match=f"^--data data.jsonl, line 4, .*{field}"):
+        load_task(name, data=write_records("data.jsonl", records), test_data="")
 
 
 @pytest.mark.parametrize(
-    "section",
+    "text, message",
     [
-        "<tool_call>{</tool_call>",
-        "<tool_call></tool_call>",
-        '<tool_call>{"name": "f"}',
-        '<tool_call>{"name": "f"}</tool_call><tool_call>{"name": "g"}',
-        '<tool_call>{"name": "f"}</tool_call><tool_call></tool_call>',
-        # With one true call less, a wrong answer would be paid.
-        '<tool_call>{"name": "f"} {"name": "g", "para</tool_call>',
-        '<tool_call>{"name": "f", "parameters": [1]}</tool_call>',
-        '<tool_call>{"a": 1}</tool_call>',
-    ],
-)
-def test_a_call_that_is_cut_off_is_named(section):
-    change = {"output": f"<think> a <tool_call> </think> {section}"}
-    test_a_bad_line_is_named("tool", change, "field output: a call is cut off, or no JSON")
-
-
-@pytest.mark.parametrize("name", RECORDS)
-def test_a_task_without_a_file_says_where_to_find_it(name):
-    with pytest.raises(UserError, match=f"--task {name}: needs --data FILE .*(github|huggingface)"):
-        load_task(name)
-
-
-@pytest.mark.parametrize(
-    "text, part",
-    [
-        ("{", "line 1"),
+        ("{", "--data bad.jsonl, line 1"),
         ("[1]", "item 1, not a JSON object but 1"),
-        (" \n[1]", "item 1, not a JSON object but"),
-        ("[", "cannot be read"),
-        ("[" * 100_000, "cannot be read"),
-        ("", "too few"),
+        ("[", "--data bad.jsonl: cannot be read"),
+        ("", "bad.jsonl.* too few"),
+        ("\n".join([json.dumps(musique(0))] * 2), "line 2, field id: .* stands there twice"),
     ],
 )
-def test_files_without_problems(text, part):
-    Path("bad.jsonl").write_text(text)
-    with pytest.raises(UserError, match="bad.jsonl") as error:
+def test_a_bad_file_is_named(text, message):
+    Path("bad.jsonl").write_text(text.replace("Who 0", "Who 1", 1))
+    with pytest.raises(UserError, match=message):
         load_task("musique", data="bad.jsonl", test_data="")
-    assert part in str(error.value)
-
-
-def test_a_missing_file_and_an_id_that_stands_there_twice():
-    with pytest.raises(UserError, match="--data absent: cannot be read"):
-        load_task("musique", data="absent", test_data="")
-    data = write_records("data.jsonl", [musique(0), musique(0) | {"question": "?"}])
-    with pytest.raises(UserError, match="line 2, field id: .* stands there twice"):
-        load_task("musique", data=data, test_data="")
+    with pytest.raises(UserError, match="--task musique: needs --data FILE .*github"):
+        load_task("musique")
 
 
 def test_of_tool_one_in_fifty_is_held_out():
@@ -541,11 +451,10 @@ def test_the_form_that_a_prompt_shows_can_be_parsed(name):
 @pytest.mark.parametrize("name", RECORDS)
 def test_one_step_of_training(name, capsys):
     """One step and an evaluation with a small random model."""
-    write(name, 30)
-    model = save_random_model(Path("m"), "llama")
     flags = (
-        f"--task {name} --data data.jsonl --model {model} --out run --device cpu --method vpo --m 2 --steps 1 "
-        "--prompts-per-step 1 --group-size 2 --eval-problems 1 --pool 2 --max-new-tokens 4"
+        "--out run --device cpu --method vpo --m 2 --steps 1 --prompts-per-step 1 --group-size 2 "
+        "--eval-problems 1 --pool 2 --max-new-tokens 4"
     )
-    train.main(flags.split())
+    data = ["--task", name, "--data", write(name, 30), "--model", save_random_model("m", "llama")]
+    train.main([*data, *flags.split()])
     assert "1 test problems" in capsys.readouterr().out

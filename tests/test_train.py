@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -25,11 +24,11 @@ import train
 import vpo
 from engine import models
 from engine.config import Config
-from engine.logs import MethodLog, show_first_step
+from engine.logs import MethodLog
 from engine.optimizer import MasterWeightAdamW
 from engine.runs import checkpoints, load_run
 from engine.tasks import load_task
-from rollout import load_policy, rollouts_of_texts, score, token_logprobs
+from rollout import Rollouts, load_policy, rollouts_of_texts, score, token_logprobs
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = shlex.split(
@@ -85,7 +84,7 @@ def fails(
 def test_the_main_job(capsys):
     """Warm-up, three methods, table, figures; then one more joins the same folder and the same start."""
     maze = [*QUICK, "--task", "maze", "--size", "5", "--max-new-tokens", "10"]
-    train.main(["--out", "run", *maze])
+    train.main(["--out", "run", *maze, "--eval-every", "2"])
     run = Path("run")
     for method in ("grpo", "vpo", "group_vpo"):
         rows = metrics(run / method)
@@ -94,16 +93,17 @@ def test_the_main_job(capsys):
         assert [path.name for path in checkpoints(run / method)] == ["checkpoint-000004"]
         assert not list(run.rglob("trainer.pt")), "the optimizer's state is for --keep-optimizer"
         assert json.loads((run / method / "samples.jsonl").read_text().splitlines()[0])["rollouts"]
+        held_out = (run / method / "evaluations.jsonl").read_text().splitlines()
+        assert [json.loads(row)["step"] for row in held_out] == [2, 4]
     report = json.loads((run / "eval.json").read_text())["policies"]
     assert list(report) == ["start", "start_sets", "grpo", "vpo", "group_vpo"]
     low, high = report["vpo"]["best@4"]["interval"]
     assert low <= report["vpo"]["best@4"]["mean"] <= high
-    for name in ("best_at_k", "diversity", "reward_vectors", "answers"):
+    for name in ("best_at_k", "diversity", "progress", "reward_vectors", "answers"):
         assert (run / f"{name}.png").exists()
 
     start = weights(run / "start")
-    rate = ["--method", "multi_rlvr", "--lr", "multi_rlvr=1e-3"]
-    train.main(["--out", "run", *maze, *rate])
+    train.main(["--out", "run", *maze, "--method", "multi_rlvr", "--lr", "multi_rlvr=1e-3"])
     assert "Multi-RLVR" in capsys.readouterr().out
     assert_equal_weights(start, weights(run / "start"))
     assert metrics(run / "multi_rlvr")[0]["lr"] == pytest.approx(1e-4)  # a tenth in step 1
@@ -118,13 +118,17 @@ def test_the_main_job(capsys):
 
 
 def test_methods_spend_equal_answers():
-    """Guards against more candidates for one method: a step of each has G * P * m answers."""
-    flags = "--method grpo vpo --steps 1 --eval-problems 0"
+    """Guards against more candidates for one method: a step of each has G * P * m answers.
+
+    --max-new-tokens is per answer; what ran into the limit is a metric.
+    """
+    flags = "--method grpo vpo --steps 1 --eval-problems 0 --max-new-tokens 3"
     train.main(["--out", "run", *QUICK, *flags.split()])
-    for method, rollouts in (("grpo", 2 * 2 * 3), ("vpo", 2 * 3)):
-        sample = json.loads(Path("run", method, "samples.jsonl").read_text().splitlines()[0])
-        assert len(sample["rollouts"]) == 3
-        assert metrics(Path("run", method))[0]["rollouts"] == rollouts
+    (single,), (double,) = metrics(Path("run/grpo")), metrics(Path("run/vpo"))
+    assert (single["rollouts"], double["rollouts"]) == (2 * 2 * 3, 2 * 3)
+    assert 0 < single["cut_off"] <= 1
+    assert single["tokens"] <= 3 * single["rollouts"]
+    assert 3 * double["rollouts"] < double["tokens"] <= 6 * double["rollouts"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the killed process is a fork")
@@ -183,13 +187,10 @@ def test_a_finished_run_goes_on(capsys):
     assert "the learning rate now falls over 4 steps" in capsys.readouterr().err
     assert [row["step"] for row in metrics(Path("run/vpo"))] == [1, 2, 3, 4]
     assert load_run(Path("run")).config.steps == 4
-    assert [path.name[-1] for path in checkpoints(Path("run/vpo"))] == ["3", "4"]
     shutil.rmtree("run/vpo/checkpoint-000003")
     Path("run/vpo/checkpoint-000004/trainer.pt").unlink()  # as without --keep-optimizer
-    kept = "--steps 5: vpo has finished its 4 steps, and its optimizer's state is kept only with"
+    kept = "--steps 5: vpo has finished its 4 steps"
     fails(["--resume", "--out", "run", "--steps", "5"], capsys, kept)
-    train.main(["--resume", "--out", "run"])
-    assert len(metrics(Path("run/vpo"))) == 4
 
 
 def test_plain_runs_nothing_of_fast(monkeypatch):
@@ -234,8 +235,7 @@ def test_a_language_model_goes_through_the_same_code(architecture, capsys):
     assert "start" in json.loads(Path("run/eval.json").read_text())["policies"]
     told = capsys.readouterr().err
     assert ("prompts are plain text" in told) == (architecture == "llama")
-    assert "vpo, the best of the first step's 6 rollouts, of problem " in told
-    assert "% of the slots earn something, " in told
+    assert "vpo, the best of the first step's 6 rollouts" in told
 
 
 def test_an_adapter_goes_through_the_same_code():
@@ -287,58 +287,36 @@ def test_an_adapter_is_loaded_where_its_run_was_moved(hub_id):
         assert torch.equal(loaded(ids).logits, model(ids).logits)
 
 
-def test_a_task_without_a_picture_has_no_figure_of_answers():
-    train.main([*QUICK, "--steps", "2"])
-    assert Path("runs/toy-seed0/eval.json").exists()
-    assert not Path("runs/toy-seed0/answers.png").exists()
-
-
-def test_no_warm_up_at_all(capsys):
-    """--warm-steps 0: a model of random weights; it learns nothing, and the table says so."""
-    flags = "--warm-steps 0 --eval-problems 1 --steps 1 --method vpo"
-    train.main(["--out", "run", *QUICK, *flags.split()])
-    assert "nothing was learnt" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("earned", "fix"), [(0.0, "a denser reward"), (0.5, "a lower --lr")])
-def test_learning_that_has_stopped_is_said_once(earned, fix, capsys):
+def test_learning_that_has_stopped_is_said_once(capsys):
     """After ten steps in a row without a signal. Guards against a night of steps that change nothing."""
-    signals = [0] * 9 + [1] + [0] * 25
     Path("run/vpo").mkdir(parents=True)
     log = MethodLog("vpo", Config(out="run", steps=99), load_task("toy"), 0)
     told_at = []
-    for step, signal_share in enumerate(signals, 1):
-        row = dict.fromkeys(("reward", "diversity", "W@m", "tokens"), 0)
-        row |= {"signal": signal_share, "answers": 1, "earned": earned, "seconds": 1}
-        log.write(step, row, {})
-        told = capsys.readouterr().err
-        if told:
-            assert "vpo: no signal in 10 steps" in told and fix in told
+    for step in range(1, 36):
+        row = dict.fromkeys(("reward", "diversity", "W@m", "tokens", "earned"), 0)
+        log.write(step, row | {"signal": int(step == 10), "answers": 1, "seconds": 1}, {})
+        if "vpo: no signal" in capsys.readouterr().err:
             told_at.append(step)
     assert told_at == [20]
 
 
-def test_the_first_step_shows_the_best_rollout(capsys):
+def rollouts_with(texts: list[str]) -> Rollouts:
+    """Rollouts of one token, of which only the texts are looked at."""
+    n = len(texts)
+    return Rollouts(None, [], None, None, [1] * n, texts, [True] * n)
+
+
+def test_the_first_step_shows_the_best_rollout():
     """Guards against a first look at a rollout that earns nothing where others earn something."""
     task = load_task("fence")
     problems = task.problems("train", 2)
     good = " ".join(["red"] * 6)
     answers = [[], ["red"], [], [good], ["red"], []]  # of two groups of three rollouts
     scored = score(task, problems, answers, m=1)
-    texts = [f"text {row}" for row in range(6)]
-    rollouts = MagicMock(texts=texts, lengths=[1] * 6, ended=[True] * 6)
-    advantages = torch.zeros(2, 3)
-    example = train.sample_record(problems, rollouts, scored, advantages)
-    metrics = train.step_metrics(task, rollouts, scored, advantages, m=1)
-    assert example["best"] == {
-        "id": problems[1].id,
-        "text": "text 3",
-        "rewards": [task.reward(problems[1], good)],
-    }
-    show_first_step("vpo", Config(model="m"), example["best"], metrics)
-    told = capsys.readouterr().err
-    assert f"problem {problems[1].id!r}:\ntext 3\nrewards: " in told
-    assert "17% of the slots earn something, 50% hold a distinct answer" in told
+    rollouts = rollouts_with([f"text {row}" for row in range(6)])
+    best = train.sample_record(problems, rollouts, scored, torch.zeros(2, 3))["best"]
+    rewards = [task.reward(problems[1], good)]
+    assert best == {"id": problems[1].id, "text": "text 3", "rewards": rewards}
 
 
 def test_the_objective_is_logged():
@@ -347,25 +325,21 @@ def test_the_objective_is_logged():
     problems = task.problems("train", 2)
     red, blue, grey = (" ".join([color] * 6) for color in ("red", "blue", "grey"))
     w = evaluation.spread_weights(3)
-    reward = {
-        answer: torch.tensor(task.reward(None, answer)).double() for answer in (red, blue, grey)
-    }
-    reward[None] = torch.zeros(3).double()
 
-    def best(*answers: str | None) -> float:
-        return torch.stack([w @ reward[answer] for answer in answers]).amax(0).mean().item()
+    def best(*answers: str) -> float:
+        rewards = [torch.tensor(task.reward(None, answer)).double() for answer in answers]
+        return (w @ torch.stack(rewards, 1)).amax(1).mean().item()
 
     def logged(answers: list[list[str]], m: int, per_rollout: int) -> float:
         scored = score(task, problems, answers, per_rollout)
-        rollouts = MagicMock(texts=[""] * 4, lengths=[1] * 4, ended=[True] * 4)
-        found = train.step_metrics(task, rollouts, scored, torch.zeros(2, 2), m)
-        return found["W@m"].item()
+        metrics = train.step_metrics(task, rollouts_with([""] * 4), scored, torch.zeros(2, 2), m)
+        return metrics["W@m"].item()
 
     sets = [[red, blue], [red], [grey, grey], []]
-    expected = (best(red, blue) + best(red, None) + best(grey) + best(None)) / 4
+    expected = (best(red, blue) + best(red, "") + best(grey) + best("")) / 4
     assert logged(sets, m=2, per_rollout=2) == pytest.approx(expected, abs=1e-6)
     singles = [[red], [blue], [grey], []]
-    expected = (best(red, blue) + best(grey, None)) / 2
+    expected = (best(red, blue) + best(grey, "")) / 2
     assert logged(singles, m=2, per_rollout=1) == pytest.approx(expected, abs=1e-6)
 
 
@@ -377,26 +351,6 @@ def test_several_updates_per_batch():
     (once,), (thrice,) = metrics(Path("1/vpo")), metrics(Path("3/vpo"))
     assert once["reward"] == thrice["reward"]
     assert once["clip_fraction"] == 0 < thrice["clip_fraction"]
-
-
-def test_held_out_problems_are_measured_while_training_runs():
-    """And a figure shows them."""
-    train.main(["--out", "run", *QUICK, "--method", "vpo", "--eval-every", "2"])
-    rows = [json.loads(line) for line in Path("run/vpo/evaluations.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == [2, 4]
-    assert set(rows[0]) == {"step", "best@1", "best@4", "W@4"}
-    assert Path("run/progress.png").exists()
-
-
-def test_max_new_tokens_is_per_answer():
-    """A rollout of two answers may take twice as many; what ran into the limit is a metric."""
-    flags = "--method grpo vpo --max-new-tokens 3 --eval-problems 0 --steps 1"
-    train.main(["--out", "run", *QUICK, *flags.split()])
-    single = metrics(Path("run/grpo"))[0]
-    double = metrics(Path("run/vpo"))[0]
-    assert 0 < single["cut_off"] <= 1
-    assert single["tokens"] <= 3 * single["rollouts"]
-    assert 3 * double["rollouts"] < double["tokens"] <= 6 * double["rollouts"]
 
 
 # What was written before.
@@ -420,13 +374,7 @@ def cut(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "damage"),
-    [
-        ("model.safetensors", cut),
-        ("model.safetensors", Path.unlink),
-        ("config.json", cut),
-        ("config.json", Path.unlink),
-        ("trainer.pt", cut),
-    ],
+    [("model.safetensors", cut), ("config.json", Path.unlink), ("trainer.pt", cut)],
 )
 def test_a_damaged_checkpoint_is_named(name, damage, trained, capsys):
     """The checkpoint before it is offered, and works."""
@@ -444,15 +392,11 @@ def test_a_damaged_start_is_named_and_costs_no_trained_method(trained, capsys):
     """It is the reference policy, and every later method's start."""
     shutil.copytree(trained, "run")
     cut(Path("run/start/model.safetensors"))
-    commands = [["--out", "run", *QUICK, "--method", "grpo"], ["--out", "run", "--resume"]]
-    Path("run/vpo/checkpoint-000004").rename("last")
-    for arguments in commands:
-        fails(arguments, capsys, "--model run/start: cannot be loaded", "restore it from a copy")
-    Path("last").rename("run/vpo/checkpoint-000004")
+    join = ["--out", "run", *QUICK, "--method", "grpo"]
+    fails(join, capsys, "--model run/start: cannot be loaded", "restore it from a copy")
     fails(["run"], capsys, "--model run/start: cannot be loaded", command=evaluation.main)
     shutil.rmtree("run/start")
-    for arguments in commands:
-        fails(arguments, capsys, "run/start: is missing", "restore it")
+    fails(join, capsys, "run/start: is missing", "restore it")
     assert Path("run/vpo/checkpoint-000004/trainer.pt").exists()
 
 
@@ -494,7 +438,6 @@ def break_at(monkeypatch, step: int, broken: Callable[[torch.Tensor], torch.Tens
     ("broken", "message"),
     [
         (lambda A: A * float("nan"), "diverged: loss nan"),
-        (lambda A: A + 1e38, "diverged: loss -inf"),
         (lambda A: A + 1e30, "gradient norm inf"),
     ],
 )
@@ -515,59 +458,31 @@ def test_ones_own_code_shows_its_traceback(monkeypatch):
     assert "method vpo, step 4" in notes and "--resume --out run" in notes
 
 
-def test_a_model_that_diverges_stops_the_run(capsys, monkeypatch):
-    """At an absurd learning rate the weights are ruined; step and fix are named, none is saved."""
-    monkeypatch.setattr(train, "learning_rate", lambda *args: 1e30)
-    fails(["--out", "run", *QUICK, "--method", "vpo"], capsys, "vpo, step", "--lr")
-    for folder in checkpoints(Path("run/vpo")):
-        assert all(value.isfinite().all() for value in weights(folder).values())
-
-
-def test_weights_that_are_not_finite_are_not_saved(capsys, monkeypatch):
-    """Guards against a good checkpoint that is deleted for a ruined one."""
+@pytest.mark.parametrize("n_steps", ["0", "1"])
+def test_a_model_that_diverges_stops_the_run(n_steps, capsys, monkeypatch):
+    """The weights are ruined in a step, or in the last one: guards against a good checkpoint that is deleted for a
+    ruined one."""
     step = train.train_step
 
     def ruin(method, state, *rest):
         result = step(method, state, *rest)
-        if state.step == 4:
+        if state.step == 4 - int(n_steps):
             next(state.policy.model.parameters()).data[0] = float("inf")
         return result
 
     monkeypatch.setattr(train, "train_step", ruin)
-    fails(
-        ["--out", "run", *QUICK, "--method", "vpo", "--snapshots", "0"],
-        capsys,
-        "the weights are not finite",
-    )
-    assert [path.name for path in checkpoints(Path("run/vpo"))] == ["checkpoint-000003"]
+    flags = ["--out", "run", *QUICK, "--method", "vpo", "--snapshots", "0", "--save-every", "2"]
+    fails(flags, capsys, "finite" if n_steps == "0" else "vpo, step 4")
+    assert [path.name for path in checkpoints(Path("run/vpo"))] == ["checkpoint-000002"]
 
 
-@pytest.mark.parametrize(
-    ("error", "amount"),
-    [
-        (
-            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has"),
-            "Tried to allocate 2.50 GiB",
-        ),
-        (
-            RuntimeError("[enforce fail] DefaultCPUAllocator: you tried to allocate 983 bytes"),
-            "tried to allocate 983 bytes",
-        ),
-        (MemoryError(), "out of memory (MemoryError)"),
-    ],
-)
-def test_running_out_of_memory_names_step_amount_and_flags(error, amount, capsys, monkeypatch):
-    step = train.train_step
+def test_running_out_of_memory_names_step_amount_and_flags(capsys, monkeypatch):
+    def fail(A: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has")
 
-    def fail(method, state, *rest):
-        if state.step == 3:
-            raise error
-        return step(method, state, *rest)
-
-    monkeypatch.setattr(train, "train_step", fail)
-    flags = ["--micro-batch-tokens or --sampling-batch", "--lora-rank 16", "--resume --out run"]
-    fails(["--out", "run", *QUICK, "--method", "vpo"], capsys, "vpo, step 4: out", amount, *flags)
-    monkeypatch.setattr(train, "train_step", step)
+    break_at(monkeypatch, 4, fail)
+    texts = ["vpo, step 4: out", "2.50 GiB", "--micro-batch-tokens", "--resume --out run"]
+    fails(["--out", "run", *QUICK, "--method", "vpo"], capsys, *texts)
 
 
 # A method of one's own.
@@ -575,26 +490,12 @@ def test_running_out_of_memory_names_step_amount_and_flags(error, amount, capsys
 
 def test_a_new_method_slots_in(monkeypatch, capsys):
     """One function more in vpo.ADVANTAGES is all that training, table and figures need."""
-
-    def best_scalar(x, e):
-        return vpo.group_normalize(x.scalars.amax(-1))
-
-    monkeypatch.setitem(vpo.ADVANTAGES, "best_scalar", best_scalar)
+    monkeypatch.setitem(
+        vpo.ADVANTAGES, "best_scalar", lambda x, e: vpo.group_normalize(x.scalars.amax(-1))
+    )
     flags = "--task maze --size 5 --max-new-tokens 10 --method best_scalar grpo"
     train.main(["--out", "run", *QUICK, *flags.split()])
     assert "best_scalar" in capsys.readouterr().out and Path("run/answers.png").exists()
-
-
-def test_a_run_with_a_method_of_ones_own_is_refused_where_it_is_unknown(monkeypatch, capsys):
-    """Guards against an eval.json and a page that lose the method without a word."""
-    flags = [*QUICK, "--method", "mine", "--steps", "1", "--eval-problems", "0"]
-    with monkeypatch.context() as own:
-        own.setitem(vpo.ADVANTAGES, "mine", vpo.grpo)
-        train.main(["--out", "run", *flags])
-    message = "run: has the method mine, which only the file that defines it knows"
-    fails(["run"], capsys, message, command=evaluation.main)
-    fails(["--out", "run", "--resume"], capsys, message)
-    fails(["--out", "run", *QUICK, "--method", "grpo"], capsys, message)
 
 
 # The warm-up.

@@ -1,7 +1,5 @@
 """The grid and the documents: cells are distinct, results survive, a failure stays alone, tables follow from numbers."""
 
-import dataclasses
-import gzip
 import json
 import multiprocessing
 import os
@@ -20,10 +18,8 @@ import train
 from engine.config import Config, Parser, peak_rate, task_defaults
 from engine.tasks import load_task
 from examples import search_report
-from report import style
 from report.statistics import bootstrap_interval
-from rewards import UserError
-from study import claims, documents, reproduce, result_plots, result_tables, store, stored
+from study import documents, reproduce, result_plots, result_tables, store, stored
 from study.entries import GROUP_VPO, GRPO, VPO, Entry
 from study.grid import LR, LR_AT_30, REAL_TASKS, VERSION, Cell, cells, tuning_rates
 from study.store import FORMER, QUICK, RESULTS, Store, load_stored, results_of
@@ -211,12 +207,13 @@ def test_the_checkpoints_of_a_real_model_are_deleted_once_measured(small, monkey
 
 def test_equal_results_are_equal_bytes_in_any_order(tmp_path):
     grid = [cell for cell in cells() if cell.task == "toy"][:5]
-    for folder, order in (("one", grid), ("two", grid[::-1])):
+    written = []
+    for order in (grid, grid[::-1]):
+        own = Store(tmp_path / str(len(written)))
         for cell in order:
-            Store(tmp_path / folder).add(cell, {"seed": cell.seed})
-    assert (tmp_path / "one/toy.json.gz").read_bytes() == (
-        tmp_path / "two/toy.json.gz"
-    ).read_bytes()
+            own.add(cell, {"seed": cell.seed})
+        written.append((own.folder / "toy.json.gz").read_bytes())
+    assert written[0] == written[1]
 
 
 def store_ten(folder: Path, method: str) -> None:
@@ -228,15 +225,8 @@ def test_processes_that_store_at_once_lose_nothing(tmp_path):
     """Four processes store ten cells each in one file."""
     methods = ("grpo", "vpo", "max_at_k", "group_vpo")
     kind = "fork" if sys.platform == "linux" else "spawn"  # a fork has imported everything already
-    processes = []
-    for method in methods:
-        arguments = (tmp_path, method)
-        process = multiprocessing.get_context(kind).Process(target=store_ten, args=arguments)
-        process.start()
-        processes.append(process)
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0, 0, 0, 0]
+    with multiprocessing.get_context(kind).Pool(4) as pool:
+        pool.starmap(store_ten, [(tmp_path, method) for method in methods], chunksize=1)
     grid = [Cell("toy", method, seed) for method in methods for seed in range(10)]
     records = Store(tmp_path).read(tmp_path / "toy.json.gz")
     assert [records[cell.name]["seed"] for cell in grid] == [cell.seed for cell in grid]
@@ -310,40 +300,18 @@ def test_other_results_have_runs_of_their_own(tmp_path):
     assert Store(tmp_path).run(cell) == tmp_path / "runs" / own.name
 
 
-def test_a_record_that_lacks_a_part_is_named():
-    with pytest.raises(UserError, match="cell toy-vpo-seed0: the record lacks 'at'"):
-        results_of([(Cell("toy", "vpo", 0), {})])
-
-
-@pytest.mark.parametrize(
-    ("flags", "text"),
-    [
-        (["--only", "nothing"], "--only nothing: no cell"),
-        (["--out", "note"], "--out note: a file"),
-        (["--write"], "study/results: holds no result of this grid, nothing to write"),
-        (["--write", "--list"], "--write --list: give one of them"),
-        (["--take", "none"], "--take none: holds no results"),
-        (["--compare", "note"], "--compare note: holds no results"),
-        (["--jobs", "0"], "--jobs 0: must be at least 1"),
-    ],
-)
-def test_mistakes_are_answered_in_one_line(flags, text, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    Path("note").touch()
-    with pytest.raises(SystemExit):
-        reproduce.main(flags)
-    assert text in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("content", [b"cut off", gzip.compress(b"[1]", mtime=0)])
-def test_a_damaged_file_is_one_clear_line(content, tmp_path, monkeypatch, capsys):
+def test_a_damaged_file_is_one_clear_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     STORE.folder.mkdir(parents=True)
-    (STORE.folder / "maze.json.gz").write_bytes(content)
-    with pytest.raises(SystemExit) as stop:
-        reproduce.main(["--list"])
-    assert stop.value.code == 2
-    assert "study/results/maze.json.gz: damaged" in capsys.readouterr().err
+    (STORE.folder / "maze.json.gz").write_bytes(b"cut off")
+    mistakes = {
+        ("--list",): "study/results/maze.json.gz: damaged",
+        ("--only", "nothing"): "--only nothing: no cell",
+    }
+    for flags, message in mistakes.items():
+        with pytest.raises(SystemExit) as stop:
+            reproduce.main([*flags])
+        assert stop.value.code == 2 and message in capsys.readouterr().err
 
 
 def test_cells_of_a_real_model_are_for_who_asks(capsys):
@@ -414,22 +382,6 @@ def test_a_difference_is_taken_within_one_program():
     assert task.mean(VPO, "best@1") == pytest.approx(0.9)
     assert task.difference(variant, VPO, "best@1").mean == pytest.approx(0.1)
     assert task.difference(VPO, GRPO, "best@1").mean == pytest.approx(0.2)
-    line = result_tables.versions(Stored(runs, {}), "maze")
-    assert line == f"*Measured with version {VERSION} of this software: all numbers.*"
-    runs.append(constant(GRPO, 1, 0.7, version=2))
-    line = result_tables.versions(Stored(runs, {}), "maze")
-    assert f"with version {VERSION} of this software: VPO." in line
-    assert f"with version {VERSION} in some seeds, in the others with a former one: GRPO." in line
-
-
-def test_rates_and_longer_trainings_are_of_different_versions():
-    """Guards against a page of learning rates whose line of versions is silent on its second table."""
-    longer = constant(Entry("vpo", flags=(("steps", 600),)), 0, 0.5, version=VERSION)
-    rate = constant(VPO, 100, 0.5, version=1)
-    rate = dataclasses.replace(rate, tuning=True)
-    line = result_tables.versions(Stored([longer, rate], {}), "rates")
-    assert f"version {VERSION} of this software: more steps." in line
-    assert line.endswith(f"former version (1 or 2; this is {VERSION}): learning rates.*")
 
 
 def test_differences_that_were_measured_twice_are_compared():
@@ -442,42 +394,18 @@ def test_differences_that_were_measured_twice_are_compared():
         runs.append(constant(VPO, seed, 0.5 + small * (1 - seed), version=VERSION))
         runs.append(constant(GRPO, seed, 0.5, version=VERSION))
         runs.append(constant(Entry("max_at_k"), seed, 0.5, version=VERSION))
-    text = result_tables.measured_twice(Stored(runs, {}))
     n_measures = len(result_tables.COUNTED["maze"])
-    assert text.startswith(f"Of {n_measures} of them")
+    text = result_tables.measured_twice(Stored(runs, {}))
     assert f"{n_measures} were firm in one of the two" in text
-
-
-def test_both_measurements_of_headlines_are_told_seed_by_seed():
-    runs = []
-    for version, scores in ((1, (0.6, 0.7)), (VERSION, (0.4, 0.5))):
-        for seed, score in enumerate(scores):
-            for method in ("grpo", "max_at_k", "multi_rlvr", "vpo", "group_vpo"):
-                run = constant(Entry(method), seed, score, version)
-                runs.append(dataclasses.replace(run, task="headline"))
-    text = result_tables.headlines_twice(Stored(runs, {}))
-    newest, former = text.split(". W@30")
-    assert newest.startswith("W@30 of each seed with this version: GRPO 0.400, 0.500; ")
-    assert former.endswith(
-        "a former version: GRPO 0.600, 0.700; Max@K 0.600, 0.700; "
-        "Multi-RLVR 0.600, 0.700; VPO 0.600, 0.700; Group VPO 0.600, 0.700."
-    )
 
 
 def record_of(cell: Cell, score: int, version: int) -> dict:
     """A record with one number for every measure, in thousandths."""
     values = dict.fromkeys(("best@1", "best@30", "W@30", "diversity"), [score] * 3)
     policies = {cell.method: values | {"passed": [0] * 3}}
-    return {
-        "command": cell.command,
-        "version": version,
-        "size": 30,
-        "steps": 2,
-        "seconds": {"training": 1.0},
-        "tokens": 10,
-        "training": {},
-        "at": dict.fromkeys(("0.7", "1"), policies),
-    }
+    record = {"command": cell.command, "version": version, "size": 30, "steps": 2, "tokens": 10}
+    temperatures = dict.fromkeys(("0.7", "1"), policies)
+    return record | {"seconds": {"training": 1.0}, "training": {}, "at": temperatures}
 
 
 def test_results_of_a_newer_version_are_compared_and_taken(tmp_path, monkeypatch, capsys):
@@ -554,26 +482,15 @@ def test_the_t_test_has_the_values_of_the_printed_tables(n, t, p):
     assert t_test(-values) == pytest.approx(p, abs=2e-4)
 
 
-def test_a_missing_scipy_is_named(monkeypatch):
-    """Guards against a traceback for whoever installed only what the program needs."""
-    monkeypatch.setitem(sys.modules, "scipy", None)
-    with pytest.raises(UserError, match="pip install -r study/requirements.txt"):
-        t_test(torch.tensor([0.1, 0.3]))
-
-
 def test_a_difference_is_firm_only_if_the_t_test_says_so_too():
     """Three seeds whose differences vary: the bootstrap of few seeds is too narrow, t is not."""
     assert Difference(0.02, 0.01, 0.03, p=0.04, n_seeds=3).firm
     assert not Difference(0.02, 0.01, 0.03, p=0.06, n_seeds=3).firm
     assert not Difference(0.02, -0.01, 0.05, p=0.01, n_seeds=5).firm
     assert not Difference(0.02, 0.01, 0.03, p=0.01, n_seeds=2).firm
-
-
-def test_what_is_firm_is_bold_with_five_seeds():
+    assert t_test(torch.tensor([0.3])) == 1
     assert str(Difference(0.02, 0.01, 0.03, p=0.04, n_seeds=5)) == "**+0.020 [+0.010, +0.030]**"
     assert str(Difference(0.02, 0.01, 0.03, p=0.06, n_seeds=5)) == "+0.020 [+0.010, +0.030]"
-    assert str(Difference(0.02, 0.01, 0.03, p=0.04, n_seeds=3)) == "+0.020 [+0.010, +0.030]"
-    assert t_test(torch.tensor([0.3])) == 1
 
 
 def test_corrections_for_many_tests():
@@ -581,67 +498,6 @@ def test_corrections_for_many_tests():
     p_values = [0.0001, 0.0004, 0.0019, 0.0095, 0.0201, 0.0278, 0.0298, 0.0344]
     p_values += [0.0459, 0.3240, 0.4262, 0.5719, 0.6528, 0.7590, 1.0]
     assert result_tables.survivors(p_values) == (4, 3)
-
-
-def made_up_measures(method: str, first: bool, draw: torch.Generator) -> dict[str, list]:
-    """Thousandths of 12 problems; VPO gains 0.2 at k = 30 and loses 0.2 at k = 1."""
-    gain = {"vpo": 200, "group_vpo": 150}.get(method, 0)
-    values = {}
-    for kind in ("best", "W"):
-        for k in store.CURVE if first else (1, 30):
-            level = 300 + 5 * k + (gain if k > 3 else -gain)
-            noise = 9 * torch.rand(12, generator=draw)
-            values[f"{kind}@{k}"] = (level + noise).long().tolist()
-    values["diversity"] = [500 + gain] * 12
-    values["earned"] = [900] * 12
-    values["passed"] = [3 if gain else 0] * 12
-    return values
-
-
-def made_up_searches() -> dict[str, dict]:
-    """VPO alone solves ten problems of twelve in each run."""
-    rest = {"best": 12 * [[0.1, 0.2]], "behaviours": 12 * [[1, 2]]}
-    none = [{"solved": 12 * [0], **rest}] * 3
-    ten = [{"solved": [7] * 10 + [0, 0], **rest}] * 3
-    policies = {"start": none, "grpo": none, "vpo": ten, "group_vpo": none}
-    search = {"ticks": [1, 10], "settings": {"budget": 10}, "policies": policies}
-    return dict.fromkeys(result_plots.SEARCHES, search)
-
-
-def made_up(cells: list[Cell]) -> Stored:
-    """Random results of cells."""
-    draw = torch.Generator().manual_seed(0)
-    data = []
-    for cell in cells:
-        names = [cell.method]
-        if cell.method == "grpo" and not cell.flags:
-            names = ["start", "start_sets", "grpo"]
-        measures: dict = {}
-        for T in ("0.7", "1", "1.3")[: 1 if cell.tuning else 3]:
-            measures[T] = {}
-            for name in names:
-                values = made_up_measures(name, T == "0.7", draw)
-                if cell.tuning:
-                    values = {key: [sum(value) / 12] for key, value in values.items()}
-                measures[T][name] = store.measures_of(values, 30, cell.tuning)
-        training = {
-            "diversity": [1.0, 0.9 if cell.method == "vpo" else 0.5],
-            "reward": [0.1, 0.2],
-        }
-        if cell.task == "open_cases":
-            training["answers"] = [0.5, 0.9]
-        made = result(
-            Path(cell.task).stem,
-            store.policy_of(cell),
-            cell.seed,
-            tuning=cell.tuning,
-            measures=measures,
-            prompt_ids=torch.arange(12) // 2,
-            training=training,
-            answers=dict.fromkeys(names, [["Fire on Monday", "fire on monday", None, "Rats"]] * 6),
-        )
-        data.append(made)
-    return Stored(data, made_up_searches())
 
 
 def test_what_neither_grpo_nor_the_start_solves():
@@ -655,17 +511,7 @@ def test_what_neither_grpo_nor_the_start_solves():
     assert alone(found, ("vpo",), search_report.RIVALS) == [3, 1]
     assert alone(found, ("vpo",), search_report.RIVALS, any_run=True) == [1, 1]
     assert alone(found, ("grpo",), search_report.RIVALS) == [0, 0]
-
-
-def test_what_another_run_solves_is_what_chance_gives():
-    """GRPO's first run solves problem 1, its second problems 2 and 3: each is new to the other run."""
-    found = {
-        "grpo": [{"solved": [5, 0, 0]}, {"solved": [0, 8, 8]}],
-        "vpo": [{"solved": [4, 4, 4]}, {"solved": [4, 0, 0]}],
-    }
-    assert result_tables.counts_of_other_runs(found, ("grpo",)) == [2, 1]
-    assert search_report.counts_alone(found, ("vpo",), ("grpo",)) == [2, 1]
-    assert search_report.counts_alone(found, ("grpo",), ("vpo",)) == [0, 2]
+    assert result_tables.counts_of_other_runs(found, ("grpo",)) == [1, 0]  # what chance gives
 
 
 @pytest.fixture
@@ -679,77 +525,13 @@ def few_samples(monkeypatch):
         monkeypatch.setattr(module, "bootstrap_interval", interval)
 
 
-SENTENCES = (
-    "multiplicity",
-    "measured_twice",
-    "headlines_twice",
-    "version",
-    "hours",
-    "thirty_candidates",
-    "different",
-)
-
-
-def test_every_table_of_the_whole_grid(few_samples):
-    """On made-up numbers."""
-    data = made_up(cells())
-    for path in documents.documents(ROOT):
-        for task, name in re.findall(r"<!-- results:(\w+)-(\w+) -->", path.read_text()):
-            text = documents.block(data, task, name)
-            if name in SENTENCES:
-                assert text.endswith((".", ".*")) and "\n" not in text
-                continue
-            lines = text.splitlines()
-            assert len({line.count("|") for line in lines}) == 1 and len(lines) > 3, name
-    assert "3 seeds: start model 2.0, GRPO 2.0" in documents.block(data, "headline", "different")
-    assert "**+0.2" in result_tables.every_k(data.task("maze"))
-    rates = result_tables.chosen_rates(data).splitlines()[2:]
-    assert len(rates) == len(LR["maze"])
-
-
-def test_verdicts_follow_from_the_numbers(few_samples):
-    """On made-up numbers whose verdicts are known."""
-    data = made_up(cells())
-    verdicts = {claim.id: claim.verdict for claim in claims.all_claims(data)}
-    for noise in ("C9", "C11"):  # whose made-up differences are 0
-        assert verdicts.pop(noise)
-    assert verdicts == {
-        "C1": "holds",
-        "C2": "holds",
-        "C3": "holds",
-        "C4": "partly",
-        "C5": "holds",
-        "C5G": "open",
-        "C6": "holds",
-        "C7": "fails",
-        "C8": "fails",
-        "C10": "holds",
-    }
-    assert claims.all_claims(data)[3].decisive.endswith("not below half")
-
-
-def test_every_figure_of_the_whole_grid(tmp_path, few_samples):
+def test_every_figure_of_the_whole_grid(tmp_path, results, few_samples):
     for folder in ("docs/figures", "study/figures"):
         (tmp_path / folder).mkdir(parents=True)
-    result_plots.draw_figures(made_up(cells()), tmp_path)
+    result_plots.draw_figures(results, tmp_path)
     drawn = {path.name for path in tmp_path.rglob("*.png")}
     kept = {path.name for path in (ROOT / "study/figures").iterdir()}
     assert drawn == kept - {"headlines_of_others.png"} | {"best_at_k.png"}
-
-
-def test_names_at_the_ends_of_curves_do_not_overlap():
-    """Five curves that end at one place."""
-    ends = torch.tensor([0.0, 1.0])
-    curves = [result_plots.Curve("vpo", f"{i}", [1, 2], ends, ends, ends) for i in range(5)]
-    with style.new_figure(1, 1, (4, 4)) as axes:
-        ax = axes[0, 0]
-        ax.plot([1, 2], ends)
-        result_plots.name_curves(ax, curves)
-        places = sorted(text.xy[1] for text in ax.texts)
-        bottom, top = ax.get_ylim()
-    gaps = torch.tensor(places).diff()
-    assert (gaps > 0.9 * result_plots.LINE_HEIGHT * (top - bottom)).all()
-    assert sum(places) / 5 == pytest.approx(1.0)
 
 
 def test_half_of_the_grid_is_not_documented(tmp_path, monkeypatch, capsys):
