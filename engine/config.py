@@ -109,7 +109,7 @@ class Config:
         2048, "padded tokens per backward pass; 0: all at once", 0, 2**31
     )
     sampling_batch: int = flag(0, "rollouts sampled at a time; 0: all at once", 0, 2**31)
-    plain: bool = flag(False, "sample and compute gradients with the plain code, without fast/")
+    plain: bool = flag(False, "compute the gradient with the plain code, without fast/")
     jobs: int = flag(
         0,
         "methods that are trained at a time, each in a process with one thread; 0: all with the tiny "

@@ -61,6 +61,8 @@ def read_log(path: Path, *keys: str) -> list[dict]:
 
 def cut_log(path: Path, step: int) -> None:
     """Leave out the records of later steps."""
+    if not path.exists():
+        return
     kept = [json.dumps(record) + "\n" for record in read_log(path) if record["step"] <= step]
     write_text(path, "".join(kept))
 
