@@ -256,9 +256,9 @@ class EvalFlags:
     problems: int = flag(
         0, "held-out problems; 0: as in the run, 200 after --eval-problems 0", 0, 2**20
     )
-    pool: int = flag(0, "candidates per problem; 0: as in the run", 1, 10_000)
+    pool: int = flag(0, "candidates per problem; 0: as in the run", 0, 10_000)
     temperature: float = flag(
-        0.0, "sampling temperature of the candidates; 0: as in the run", 1e-3, 1e3
+        0.0, "sampling temperature of the candidates; 0: as in the run", 0, 1e3
     )
     device: Literal["auto", "cpu", "cuda", "mps"] = flag("auto", "auto: as train.py chooses")
     jobs: int = flag(1, "policies that are evaluated at a time, each in a process", 0, 64)
@@ -320,10 +320,10 @@ def write(table: Table, folder: Path, flags: EvalFlags) -> Path:
 
 
 def sample_held_out(
-    policy: Policy, task: Task, config: Config, m: int, n_problems: int, size: int
+    policy: Policy, task: Task, config: Config, m: int, split: str, n_problems: int, size: int
 ) -> Pool:
-    """The pool of a policy that is still trained, on the first held-out problems."""
-    problems = held_out(task, "test", n_problems)
+    """The pool of a policy that is still trained, on the first problems of a split."""
+    problems = held_out(task, split, n_problems)
     return sample_pool(policy, task, problems, config, m, size, config.eval_temperature)
 
 
@@ -346,8 +346,7 @@ def run(argv: list[str] | None) -> None:
     parser = Parser(EvalFlags, "eval.py", __doc__.split("\n\n")[0])
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders of train.py")
     flags, rest = parser.parse_args_into_dataclass(argv)
-    used = dataclasses.replace(flags, pool=flags.pool or 1, temperature=flags.temperature or 1)
-    check_ranges(used)
+    check_ranges(flags)
     evaluate([Path(name) for name in rest.runs], flags)
 
 

@@ -54,7 +54,6 @@ from rollout import (
 from vpo import ADVANTAGES, Scored, answers_per_rollout, policy_loss
 
 SET_EVERY = 3  # of so many steps of the warm-up one shows sets of answers
-EVAL_PROBLEMS = 20  # of --eval-every
 
 
 # One step.
@@ -327,6 +326,8 @@ def train_method(method: str, config: Config, task: Task, position: int = 0) -> 
     state = TrainState(policy, reference, optimizer, peak_rate(config, method), step)
     log = MethodLog(method, config, task, step)
     m = answers_per_rollout(method, config.m)
+    if config.eval_every and step == 0:
+        log.write_evaluation(0, validation_measures(policy, task, config, m))
     steps = range(step, config.steps)
     bar = tqdm(steps, method, initial=step, total=config.steps, unit="step", position=position)
     for _ in bar:
@@ -336,18 +337,23 @@ def train_method(method: str, config: Config, task: Task, position: int = 0) -> 
         bar.set_postfix(log.write(state.step, metrics, example))
         if log.is_snapshot_due(state.step):
             n = min(30, config.pool)
-            log.write_snapshot(state.step, sample_held_out(policy, task, config, m, 4, n))
+            log.write_snapshot(state.step, sample_held_out(policy, task, config, m, "test", 4, n))
         if config.eval_every and state.step % config.eval_every == 0:
-            n = config.pool
-            pool = sample_held_out(policy, task, config, m, EVAL_PROBLEMS, n)
-            measures = {
-                "best@1": best_at_k(pool.scalars, 1),
-                f"best@{n}": best_at_k(pool.scalars, n),
-            }
-            measures[f"W@{n}"] = weighted_best_at_k(pool.rewards, n, pool.objective_mask)
-            log.write_evaluation(state.step, measures)
+            log.write_evaluation(state.step, validation_measures(policy, task, config, m))
         if checkpoints.is_due(config, state.step):
             checkpoints.save(policy, optimizer, state.step, config, folder)
+
+
+def validation_measures(policy: Policy, task: Task, config: Config, m: int) -> dict[str, Tensor]:
+    """best@1, best@n and W@n (N) of a pool of n candidates for 20 validation problems."""
+    n = config.pool
+    pool = sample_held_out(policy, task, config, m, "validation", 20, n)
+    W_at_n = weighted_best_at_k(pool.rewards, n, pool.objective_mask)
+    return {
+        "best@1": best_at_k(pool.scalars, 1),
+        f"best@{n}": best_at_k(pool.scalars, n),
+        f"W@{n}": W_at_n,
+    }
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -25,7 +25,7 @@ The file imports torch alone, so that it can be copied into another trainer.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -285,7 +285,7 @@ def max_at_k(x: Scored, e: Estimator) -> Tensor:
 def random_weighting(x: Scored, e: Estimator) -> Tensor:
     """Random weighting (arXiv 2605.22817, baselines): w . r under one w per prompt and step."""
     single(x)
-    return vpo(x, Estimator(n_weights=1, alpha=e.alpha, generator=e.generator))
+    return vpo(x, replace(e, n_weights=1, subset=1))
 
 
 def multi_rlvr(x: Scored, e: Estimator) -> Tensor:
@@ -321,7 +321,7 @@ def group_vpo(x: Scored, e: Estimator) -> Tensor:
     Under each w a rollout is paid the mean utility of all sets of s rollouts that contain it.
     """
     s = e.subset or default_subset(x.vectors.shape[1])
-    return vpo(x, Estimator(e.n_weights, e.alpha, s, e.generator))
+    return vpo(x, replace(e, subset=s))
 
 
 ADVANTAGES: dict[str, Callable[[Scored, Estimator], Tensor]] = {

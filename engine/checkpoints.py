@@ -60,8 +60,7 @@ def load_optimizer(optimizer: MasterWeightAdamW, folder: Path, steps: int) -> in
     if done == steps and not path.exists():
         return done
     try:
-        trainer = torch.load(path, map_location="cpu", weights_only=True)
-        optimizer.load_state_dict(trainer["optimizer"])
+        optimizer.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     except Exception as error:  # of a damaged file there are many kinds
         raise UserError(
             f"{path}: missing or damaged ({error!s:.100}); delete the folder {folder}, and --resume "
@@ -88,8 +87,7 @@ def save(
         if config.lora_rank:
             link_start(path, Path("../../start"), config.model if is_from_hub else "")
         if not is_finished:
-            trainer = {"optimizer": optimizer.state_dict(), "step": step}
-            torch.save(trainer, path / "trainer.pt")
+            torch.save(optimizer.state_dict(), path / "trainer.pt")
 
     write_folder(folder / f"checkpoint-{step:06d}", write)
     n_kept = 1 if is_finished or not config.save_every else 2

@@ -135,7 +135,7 @@ class Config:
     pool: int = flag(30, "candidates per held-out problem, the largest k of best@k", 1, 10_000)
     eval_every: int = flag(
         0,
-        "training steps between evaluations on 20 held-out problems, drawn in progress.png; 0: none",
+        "training steps between evaluations on 20 validation problems, drawn in progress.png; 0: none",
         0,
         2**31,
     )
@@ -377,14 +377,21 @@ def try_method(name: str, config: Config) -> None:
     rewards = torch.rand(*shape, 2, generator=generator)
     present = torch.ones(shape, dtype=torch.bool)
     objectives = torch.ones(2, 2, dtype=torch.bool)
+    rewards[1] = rewards[1, :1]  # a group whose rollouts earn the same
     scored = Scored(rewards, rewards.mean(-1), present, ~present, objectives, torch.zeros(2, 1))
     try:
         advantages = ADVANTAGES[name](scored, estimator_of(config, generator))
     except ValueError as error:  # a flag does not fit
-        raise UserError(f"--method {name}: {error}") from error
+        flags = f"--group-size {config.group_size} --subset {config.subset}"
+        raise UserError(f"--method {name} {flags}: {error}") from error
     if advantages.shape != (2, config.group_size) or not advantages.isfinite().all():
         raise UserError(
             f"--method {name}: must return finite advantages (P, G), not {advantages!r:.80}"
+        )
+    if advantages[1].any():
+        raise UserError(
+            f"--method {name}: equal rewards must give advantages of exactly 0, not {advantages[1]!r:.80}; "
+            "vpo.center subtracts a mean without rounding"
         )
 
 

@@ -3,9 +3,10 @@
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
@@ -52,6 +53,9 @@ def run_all(function: Callable[..., Any], arguments: dict[str, tuple], jobs: int
     with ProcessPoolExecutor(jobs, context, begin, (context.RLock(),)) as pool:
         futures = {name: pool.submit(function, *own) for name, own in arguments.items()}
         try:
+            for future in as_completed(futures.values()):
+                if future.exception() and len(futures) > 1:
+                    tqdm.write(f"{future.exception()!r:.300}; the others go on", sys.stderr)
             return {name: future.result() for name, future in futures.items()}
         except BrokenProcessPool as error:
             raise UserError(

@@ -33,7 +33,7 @@ class MethodLog:
         self.task = task
         self.folder = Path(config.out) / method
         for name in LOGS:
-            cut_log(self.folder / f"{name}.jsonl", step)
+            cut_log(self.folder / f"{name}.jsonl", step or -1)  # at step 0 nothing is kept
         self.track = open_tracker(config.log, self.folder, step)
         self.silent_steps = 0
 

@@ -1,6 +1,7 @@
 """The start of all methods: a model that can be sampled and scored, its checks and its warm-up."""
 
 import hashlib
+import inspect
 import shutil
 import sys
 from collections.abc import Callable
@@ -86,6 +87,10 @@ def start_policy(config: Config, task: Task, demonstrations: Demonstrations) -> 
     policy = load_start(config.model, task, seed=config.seed, device=config.device, dtype=dtype)
     if config.gradient_checkpointing:
         recompute_layers(policy.model)
+    if policy.is_tiny != config.is_tiny:
+        raise UserError(
+            f"--model {config.model}: a tiny model, which knows the words of one task; take --model tiny"
+        )
     if not policy.is_tiny and policy.tokenizer.chat_template is None:
         print(
             f"--model {config.model}: no chat template, so its prompts are plain text",
@@ -101,7 +106,13 @@ def start_policy(config: Config, task: Task, demonstrations: Demonstrations) -> 
     n_checked = config.warm_steps if config.data else min(config.warm_steps, CHECKED)
     for step in range(n_checked):
         prompts, texts = demonstrations(policy, task, config, step, may_sample=False)
-        rollouts_of_texts(policy, prompts, texts)
+        rollouts = rollouts_of_texts(policy, prompts, texts)
+        longest = max(rollouts.lengths)
+        if policy.is_tiny and step == 0 and longest > rollout_length(task, 1, 0):
+            raise UserError(
+                f"task {task.name}: a demonstration takes {longest} tokens with its tags and its end, more "
+                f"than answer_words = {task.answer_words} and 3; raise answer_words"
+            )
     return policy
 
 
@@ -125,7 +136,7 @@ def write_start(
     if not config.warm_steps:
         write_folder(folder, save)
         return
-    key = warm_up_key(policy, task, config, demonstrations)
+    key = warm_up_key(policy, task, config, warm_up, demonstrations)
     cached = Path("runs/start") / f"{task.name}-{key}"
     if not can_be_loaded(cached, task):
         shutil.rmtree(cached, ignore_errors=True)
@@ -145,10 +156,17 @@ def can_be_loaded(folder: Path, task: Task) -> bool:
     return True
 
 
-def warm_up_key(policy: Policy, task: Task, config: Config, demonstrations: Demonstrations) -> str:
+def warm_up_key(
+    policy: Policy,
+    task: Task,
+    config: Config,
+    warm_up: Callable,
+    demonstrations: Demonstrations,
+) -> str:
     """A digest of all that shapes a warm-up. The first demonstrations stand for the task."""
     recipe = [torch.__version__, torch.get_num_threads(), config.device, config.seed]
     recipe += [
+        inspect.getsource(warm_up),
         config.warm_steps,
         config.m,
         config.temperature,

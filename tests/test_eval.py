@@ -278,14 +278,9 @@ def test_runs_that_do_not_belong_together_have_no_mean(flags, message, tmp_path,
 
 
 def test_runs_that_are_not_equally_far_have_no_mean(tmp_path, monkeypatch):
-    """Guards against a mean with a run that has just begun, or that was made longer later."""
+    """Guards against a mean with a run that has just begun."""
     monkeypatch.chdir(tmp_path)
     first = evaluation_with("a", 0)
-    longer = evaluation_with("longer", 1)
-    log = Path("longer/grpo/metrics.jsonl")
-    log.write_text(log.read_text().replace("0.01", "0.02"))
-    with pytest.raises(UserError, match="^longer: grpo has --lr 0.02 in step 2, and in a 0.01,"):
-        check_comparable([first, longer])
     begun = evaluation_with("begun", 1)
     Path("begun/grpo/checkpoint-000002").rename("begun/grpo/checkpoint-000001")
     with pytest.raises(UserError, match="^begun: grpo has done 1 steps, and in a 2; finish both"):

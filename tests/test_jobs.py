@@ -172,7 +172,7 @@ def test_a_task_and_a_method_of_ones_own_reach_the_processes(capsys):
 
 def test_a_method_that_only_this_process_knows_is_refused_there(monkeypatch, capsys):
     """Guards against methods of one's own that are trained as others: by default they go one by one."""
-    monkeypatch.setitem(vpo.ADVANTAGES, "mine", lambda x, e: x.scalars[..., 0])
+    monkeypatch.setitem(vpo.ADVANTAGES, "mine", lambda x, e: vpo.center(x.scalars[..., 0]))
     message = "--jobs 2: a process of its own does not know the method mine"
     fails([*QUICK, "--method", "grpo", "mine", "--jobs", "2"], capsys, message)
 

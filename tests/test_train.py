@@ -94,7 +94,7 @@ def test_the_main_job(capsys):
         assert not list(run.rglob("trainer.pt")), "the optimizer's state is for --keep-optimizer"
         assert json.loads((run / method / "samples.jsonl").read_text().splitlines()[0])["rollouts"]
         held_out = (run / method / "evaluations.jsonl").read_text().splitlines()
-        assert [json.loads(row)["step"] for row in held_out] == [2, 4]
+        assert [json.loads(row)["step"] for row in held_out] == [0, 2, 4]
     report = json.loads((run / "eval.json").read_text())["policies"]
     assert list(report) == ["start", "start_sets", "grpo", "vpo", "group_vpo"]
     low, high = report["vpo"]["best@4"]["interval"]
