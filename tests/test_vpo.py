@@ -473,17 +473,6 @@ def test_the_estimator_is_fused(subset):
     assert largest.n == 3 * 8 * 5 * 100
 
 
-def test_rounded_matrix_products_change_nothing():
-    """Guards against TF32 and its like in the product of rewards and weights."""
-    rewards = 0.5 + 0.01 * random_rewards(23, 64, 8, 3, 16)
-    expected = vpo.vpo_advantage(rewards, generator=generator())
-    usual = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
-    rounded = vpo.vpo_advantage(rewards, generator=generator())
-    torch.set_float32_matmul_precision(usual)
-    assert torch.equal(rounded, expected)
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("options", [{}, {"alpha": 0.5}, {"subset": 2}])
 def test_one_traced_graph_with_the_same_numbers(options):
