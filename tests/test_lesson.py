@@ -82,10 +82,11 @@ def run_in_a_fork(command):
 subprocess = types.SimpleNamespace(Popen=ForkedScript, STDOUT=None)
 get_ipython().system = run_in_a_fork
 """
+MEAN_OUTSIDE = "def set_rewards(sets, weights):\n    return (sets @ weights.T).amax(1).mean(-1)\n\n"
+USES = "def vpo_advantage(sets, weights):\n    return advantage(set_rewards(sets, weights))"
 WRONG = {
     1: [
         "def best(answers, w):\n    return (answers @ w).mean()",
-        "def best(answers, w):\n    return answers.max()",
         "def best(answers, w):\n    return unknown",
     ],
     2: [
@@ -96,36 +97,27 @@ WRONG = {
     3: [
         "def advantage(scores):\n    return (scores - scores.mean()) / scores.std()",
         "def advantage(scores):\n    return (scores - scores.mean()) / scores.std(correction=0)",
-        "def advantage(scores):\n    return scores - scores.mean()",
     ],
     4: [
-        "def set_rewards(sets, weights):\n    return sets.mean((1, 2))\n\n"
-        "def vpo_advantage(sets, weights):\n    return advantage(set_rewards(sets, weights))",
-        "def set_rewards(sets, weights):\n    return (sets @ weights.T).mean(-1).amax(1)\n\n"
-        "def vpo_advantage(sets, weights):\n    return advantage(set_rewards(sets, weights))",
-        "def set_rewards(sets, weights):\n    return (sets @ weights.T).amax(1).mean(-1)\n\n"
-        "def vpo_advantage(sets, weights):\n    return set_rewards(sets, weights)",
+        "def set_rewards(sets, weights):\n    return sets.mean((1, 2))\n\n" + USES,
+        MEAN_OUTSIDE.replace("amax(1).mean(-1)", "mean(-1).amax(1)") + USES,
+        MEAN_OUTSIDE + "def vpo_advantage(sets, weights):\n    return set_rewards(sets, weights)",
     ],
     5: [
         'earns = {"000 000 000": 0.8, "100 000 000": 0.9}\nbits_at_once = 3',
         'earns = {"000 000 000": 0.8}\nbits_at_once = 3',
-        'earns = {"000 000 000": 0.8, "100 000 000": 0.667, "110 000 000": 0.533, "111 000 000": 0.867}\n'
-        "bits_at_once = 1",
     ],
     6: [
-        "def distinct(pool):\n    return len(pool)",
         "def distinct(pool):\n    return len(set(pool))",
         "def distinct(pool):\n    return max(1, len(set(pool) - {None}))",
     ],
     7: [
         "def best_of(scores, k):\n    return sum(sorted(scores)[-k:]) / k",
-        "def best_of(scores, k):\n    return max(scores)",
         "def best_of(scores, k):\n    choices = list(itertools.product(scores, repeat=k))\n"
         "    return sum(map(max, choices)) / len(choices)",
     ],
     8: [
         "def two_rewards(gold, diamond):\n    return gold, diamond",
-        "def two_rewards(gold, diamond):\n    return 0.5, 0.5",
         "def two_rewards(gold, diamond):\n    return 1 + gold - diamond, 1 + diamond - gold",
     ],
     9: [
