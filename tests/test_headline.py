@@ -28,6 +28,15 @@ STORY = {
 RATS = STORY | {"cause": "rats"}
 
 
+# None of these looks at English, or at the truth, as it must: keywords, seven words, what is not in the text, another
+# number, the names of the facts, who did not light it, two facts in one, the other way round, two headlines.
+NOTHING = """Crash|fire market Monday nurse twelve lightning|Fire at market on Monday: nurse|Fire, market, Monday|
+Nurse at fire at market on Monday|Fire at fire|A plane at the airport|Fire at the market in Paris|event at place|
+Forty people saw the fire|12 people saw the fire|Fire by nurse|Nurse saw lightning fire at market|Fire on the market|
+Lightning on Monday after fire|Nurse in fire at market|Nurse in lightning causes fire|Fire at the|On Monday||
+Nurse at market seen by twelve|Nurse saw lightning at market fire|Nurse and twelve sees fire"""
+
+
 @pytest.mark.parametrize(
     ("headline", "told"),
     [
@@ -38,31 +47,8 @@ RATS = STORY | {"cause": "rats"}
         ("Lightning causes Monday fire at market", "cause day event place"),
         ("Fire seen by nurse on Monday", "event person day"),
         ("Twelve people saw the fire", "number event"),
-        ("Crash", ""),
-        # Each of these would earn more if the reward did not look at English or at the truth.
-        ("fire market Monday nurse twelve lightning", ""),  # a list of keywords
-        ("Fire at market on Monday: nurse", ""),  # a keyword at the end
-        ("Fire, market, Monday", ""),
-        ("Nurse at fire at market on Monday", ""),  # seven words
-        ("Fire at fire", ""),
-        ("A plane at the airport", ""),  # not in the text
-        ("Fire at the market in Paris", ""),
-        ("Forty people saw the fire", ""),  # another number
-        ("event at place", ""),  # the names of the facts
-        ("12 people saw the fire", ""),
-        ("Fire by nurse", ""),  # she did not light it
-        ("Nurse saw lightning fire at market", ""),  # two facts in one
-        ("Lightning on Monday after fire", ""),  # the other way round
-        ("Nurse in fire at market", ""),  # she only saw it
-        ("Nurse in lightning causes fire", ""),
-        ("Nurse at market seen by twelve", ""),
-        ("Nurse saw lightning at market fire", ""),
-        ("Nurse and twelve sees fire", ""),
-        ("Fire on the market", ""),
-        ("Fire at the", ""),
-        ("On Monday", ""),
-        ("Fire at market\nNurse saw the fire", ""),  # two headlines
-        ("", ""),
+        ("Fire at market\nNurse saw the fire", ""),
+        *((headline.strip(), "") for headline in NOTHING.split("|")),
     ],
 )
 def test_what_a_headline_tells(headline, told):
