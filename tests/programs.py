@@ -374,10 +374,7 @@ HONEST_SCRIPTS = {
         STDIO,
     ),
     "open(0)": ("a, b = map(int, open(0).read().split())\nprint(a + b)", STDIO),
-    "/dev/stdin": (
-        "a, b = map(int, open('/dev/stdin').read().split())\nprint(a + b)",
-        STDIO,
-    ),
+    "/dev/stdin": ("a, b = map(int, open('/dev/stdin').read().split())\nprint(a + b)", STDIO),
     "os.read": ("import os\na, b = map(int, os.read(0, 99).split())\nprint(a + b)", STDIO),
     "buffer": (
         (

@@ -230,6 +230,11 @@ CHEATS = [
 ]
 
 
+NO_PAIRS = """f(1) != 2; f(1) == f(2); f(1) == g(2); (f(1) == 2) == True; f(1) == 2 == 2; f(1) > 2; g(1) == 2;
+f(1).issubset({2}); f(helper) == 1; f(1) == 1j; f(1) == 2 and True; f(x=1) == open('x'); abs() < 3;
+f(1) == sorted([3, 1], reverse=True); f(1) == dict(a=1)"""
+
+
 @pytest.mark.parametrize("program", CHEATS)
 def test_asserts_cannot_be_forged(program):
     """Guards against grading HumanEval by running its asserts beside the answer, where equality can be redefined."""
@@ -256,21 +261,7 @@ def test_asserts_cannot_be_forged(program):
         ("assert abs(f(1) - 0.3) < 1e-3", ("f(1)", 0.3, (0.0, 1e-3))),
         ("assert math.isclose(f(1), 3.0, rel_tol=0.01)", ("f(1)", 3.0, (0.01, 0.0))),
         ("assert f(-1) == -2.5", ("f(-1)", -2.5)),
-        ("assert f(1) != 2", None),
-        ("assert f(1) == f(2)", None),
-        ("assert f(1) == g(2)", None),
-        ("assert (f(1) == 2) == True", None),
-        ("assert f(1) == 2 == 2", None),
-        ("assert f(1) > 2", None),
-        ("assert f(1).issubset({2})", None),
-        ("assert g(1) == 2", None),
-        ("assert f(helper) == 1", None),
-        ("assert f(1) == 1j", None),
-        ("assert f(1) == 2 and True", None),
-        ("assert f(x=1) == open('x')", None),
-        ("assert f(1) == sorted([3, 1], reverse=True)", None),
-        ("assert f(1) == dict(a=1)", None),
-        ("assert abs() < 3", None),
+        *((f"assert {text.strip()}", None) for text in NO_PAIRS.split(";")),
         ("assert abs(f(1) - 2) < 1" + "0" * 400, None),
     ],
 )
@@ -279,11 +270,7 @@ def test_asserts_become_pairs_or_nothing(text, converted):
     assert code_files._convert("f", ast.parse(text).body[0]) == converted
 
 
-DOUBLES = {
-    "prompt": "def f(x):\n",
-    "entry_point": "f",
-    "canonical_solution": "    return 2 * x\n",
-}
+DOUBLES = {"prompt": "def f(x):\n", "entry_point": "f", "canonical_solution": "    return 2 * x\n"}
 INPUTS = "    inputs = [[1], [2], [1.5]]\n    results = [2, 4, 3.0000001]\n"
 
 

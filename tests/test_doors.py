@@ -1,6 +1,5 @@
 """The doors of both commands: a mistake is one line and exit code 2, nothing is lost, nothing changed."""
 
-import dataclasses
 import json
 import os
 import re
@@ -22,7 +21,7 @@ from test_train import (  # noqa: F401 - a fixture
 import eval as evaluation
 import train
 import vpo
-from engine.config import Config, check_ranges, flag_of, peak_rate
+from engine.config import Config, check_ranges, flag_of
 from engine.doors import explain_out_of_memory
 from engine.runs import load_run
 from engine.tasks import load_task
@@ -133,12 +132,6 @@ def test_every_number_has_a_range():
             for value in (low - 1, 2 * high):
                 with pytest.raises(UserError, match=f"^{flag_of(field.name)} .*: must be .* to "):
                     check_ranges(Config(**{field.name: value}))
-
-
-def test_rates_of_methods():
-    """The last entry that fits counts."""
-    config = Config(lr=["1e-3", "vpo=2e-3", "grpo=3e-3", "vpo=4e-3"])
-    assert [peak_rate(config, name) for name in ("gdpo", "vpo", "grpo")] == [1e-3, 4e-3, 3e-3]
 
 
 def test_the_help_shows_the_defaults_of_task_and_model(capsys):
@@ -292,21 +285,15 @@ def test_eval_names_what_it_cannot_evaluate(run, capsys):
     fails(["other"], capsys, "other: holds no checkpoint yet", command=evaluation.main)
 
 
-def test_a_run_that_is_not_finished_says_so(run, capsys):
-    change_config(run, steps=300)
-    evaluation.main(["run"])
-    assert "vpo: step 2 of 300" in capsys.readouterr().out
-
-
-def test_a_run_with_damaged_logs_is_evaluated(run, capsys):
+def test_a_run_that_is_not_finished_or_has_damaged_logs_is_evaluated(run, capsys):
     """Lost, cut off or with a field that is missing: the curves lack a point, the table does not."""
+    change_config(run, steps=300)
     (run / "grpo" / "metrics.jsonl").unlink()
     log = run / "vpo" / "metrics.jsonl"
     first, second = log.read_text().splitlines()
     log.write_text(f'{first.replace("answers", "answrs")}\n{second}\n{{"step": 3, "rew')
     evaluation.main(["run"])
-    told = capsys.readouterr().out
-    assert "GRPO 0 steps" in told and "VPO 2 steps" in told
+    assert "vpo: step 2 of 300" in capsys.readouterr().out
 
 
 # Tasks, in a run.
@@ -314,26 +301,24 @@ def test_a_run_with_damaged_logs_is_evaluated(run, capsys):
 
 def test_the_minimum_of_a_task_reaches_rewards_and_advantages(monkeypatch):
     """Guards against an empty rollout that beats real answers where rewards are negative."""
-    source = LETTERS.replace('name = "letters"', 'name = "letters"\n    minimum = -1.0')
-    source = source.replace("[float(", "[-1.0 + float(")
-    source += "\n    def scalar(self, rewards):\n        return rewards.sum(-1)\n"
+    source = LETTERS.replace("[float(", "[-1.0 + float(")
+    source += (
+        "\n    minimum = -1.0\n\n    def scalar(self, rewards):\n        return rewards.sum(-1)\n"
+    )
     Path("letters.py").write_text(source)
     task = load_task("letters.py")
     scored = score(task, task.problems("train", 1), [["red"], []], 2)
     assert scored.vectors.tolist() == [[[[0, 0], [-1, -1]], [[-1, -1], [-1, -1]]]]
     assert scored.scalars.tolist() == [[[0, -2], [-2, -2]]]
-    assert scored.missing_scalar.tolist() == [[-2]]
-    advantage = vpo.ADVANTAGES["vpo"]
     minima = []
 
     def record(x, e):
         minima.append((x.minimum, x.missing_scalar.tolist()))
-        return advantage(x, e)
+        return vpo.vpo(x, e)
 
-    monkeypatch.setitem(vpo.ADVANTAGES, "vpo", record)
-    train.main([*TOY, "--task", "letters.py", "--method", "vpo", "--eval-problems", "0"])
-    of_steps = [(-1.0, [[-2.0], [-2.0]])] * 2
-    assert minima == [(0.0, [[0.0], [0.0]]), *of_steps]  # the first is that of the check
+    monkeypatch.setitem(vpo.ADVANTAGES, "mine", record)
+    train.main([*TOY, "--task", "letters.py", "--method", "mine", "--eval-problems", "0"])
+    assert minima[1:] == [(-1.0, [[-2.0]] * 4)] * 2  # the first is that of the check
 
 
 def test_a_reward_that_raises_shows_its_traceback_and_where():
@@ -352,13 +337,6 @@ def test_a_reward_that_raises_shows_its_traceback_and_where():
     assert len(metrics(Path("run/vpo"))) == 2
 
 
-def test_a_drawing_that_raises_comes_after_the_table():
-    Path("letters.py").write_text(LETTERS.replace("        pass\n", "        return 1 / 0\n"))
-    with pytest.raises(ZeroDivisionError):
-        train.main([*TOY, "--task", "letters.py", "--out", "run"])
-    assert Path("run/eval.json").exists() and Path("run/best_at_k.png").exists()
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -375,17 +353,6 @@ def test_the_words_of_a_tiny_task_are_checked_when_the_run_starts(old, new, mess
     )
     fails([*TOY, "--task", "letters.py"], capsys, message)
     assert not Path("runs").exists()
-
-
-def test_a_task_is_loaded_once(capsys):
-    """Guards against a file of problems that is read and judged again for every method and policy."""
-    Path("letters.py").write_text(
-        LETTERS.replace('    name = "letters"', '    print("read")\n    name = "letters"')
-        + "\n    def __init__(self):\n        print('made')\n"
-    )
-    train.main([*TOY, "--task", "letters.py"])
-    out = capsys.readouterr().out
-    assert out.count("read") == 1 and out.count("made") == 2  # once more for the evaluation
 
 
 def test_checkpoints_carry_no_sampling_settings():

@@ -19,7 +19,7 @@ import rollout
 import train
 import vpo
 from engine.config import Config
-from engine.models import adapter_off, add_adapter, recompute_layers
+from engine.models import add_adapter, recompute_layers
 from engine.optimizer import MasterWeightAdamW
 from fast import update
 from rollout import Policy, Rollouts, load_policy
@@ -290,19 +290,3 @@ def test_both_train_an_adapter_alike(name, tmp_path):
         assert_same_gradient(own, expected, TOLERANCE)
         assert metrics["kl"] == pytest.approx(expected_metrics["kl"], rel=1e-3)
         assert metrics["kl"] > 1e-3
-
-
-@both_kinds
-def test_an_adapter_is_on_again(name, tmp_path):
-    """Guards against training that goes on with the adapter off."""
-    policy = load_random_model(name)
-    own = adapted(name, tmp_path)
-    rollouts = draw(policy)
-    rows = torch.arange(12)
-    before, _ = rollout.token_logprobs(own.model, rollouts, rows, 0.7)
-    with adapter_off(own.model):
-        start, _ = rollout.token_logprobs(own.model, rollouts, rows, 0.7)
-    after, _ = rollout.token_logprobs(own.model, rollouts, rows, 0.7)
-    torch.testing.assert_close(start, rollouts.logprobs, atol=5e-5, rtol=1e-4)
-    assert (after - start).abs().max() > 1e-3
-    assert torch.equal(after, before)

@@ -5,7 +5,6 @@ from collections import Counter
 from itertools import pairwise
 from random import Random
 
-import matplotlib
 import pytest
 import torch
 from matplotlib.figure import Figure
@@ -15,7 +14,7 @@ import train
 from engine.config import Config, peak_rate, task_defaults
 from engine.tasks import load_task, take_problems
 from rewards import UserError, parse_answers
-from rollout import load_policy, tiny_tokenizer
+from rollout import load_policy
 from tasks.headline import FACTS, FOLLOWERS, LETTERS, MAX_WORDS, MODIFIERS, facts_told, kinds_of
 
 STORY = {
@@ -29,6 +28,15 @@ STORY = {
 RATS = STORY | {"cause": "rats"}
 
 
+# None of these looks at English, or at the truth, as it must: keywords, seven words, what is not in the text, another
+# number, the names of the facts, who did not light it, two facts in one, the other way round, two headlines.
+NOTHING = """Crash|fire market Monday nurse twelve lightning|Fire at market on Monday: nurse|Fire, market, Monday|
+Nurse at fire at market on Monday|Fire at fire|A plane at the airport|Fire at the market in Paris|event at place|
+Forty people saw the fire|12 people saw the fire|Fire by nurse|Nurse saw lightning fire at market|Fire on the market|
+Lightning on Monday after fire|Nurse in fire at market|Nurse in lightning causes fire|Fire at the|On Monday||
+Nurse at market seen by twelve|Nurse saw lightning at market fire|Nurse and twelve sees fire"""
+
+
 @pytest.mark.parametrize(
     ("headline", "told"),
     [
@@ -39,31 +47,8 @@ RATS = STORY | {"cause": "rats"}
         ("Lightning causes Monday fire at market", "cause day event place"),
         ("Fire seen by nurse on Monday", "event person day"),
         ("Twelve people saw the fire", "number event"),
-        ("Crash", ""),
-        # Each of these would earn more if the reward did not look at English or at the truth.
-        ("fire market Monday nurse twelve lightning", ""),  # a list of keywords
-        ("Fire at market on Monday: nurse", ""),  # a keyword at the end
-        ("Fire, market, Monday", ""),
-        ("Nurse at fire at market on Monday", ""),  # seven words
-        ("Fire at fire", ""),
-        ("A plane at the airport", ""),  # not in the text
-        ("Fire at the market in Paris", ""),
-        ("Forty people saw the fire", ""),  # another number
-        ("event at place", ""),  # the names of the facts
-        ("12 people saw the fire", ""),
-        ("Fire by nurse", ""),  # she did not light it
-        ("Nurse saw lightning fire at market", ""),  # two facts in one
-        ("Lightning on Monday after fire", ""),  # the other way round
-        ("Nurse in fire at market", ""),  # she only saw it
-        ("Nurse in lightning causes fire", ""),
-        ("Nurse at market seen by twelve", ""),
-        ("Nurse saw lightning at market fire", ""),
-        ("Nurse and twelve sees fire", ""),
-        ("Fire on the market", ""),
-        ("Fire at the", ""),
-        ("On Monday", ""),
-        ("Fire at market\nNurse saw the fire", ""),  # two headlines
-        ("", ""),
+        ("Fire at market\nNurse saw the fire", ""),
+        *((headline.strip(), "") for headline in NOTHING.split("|")),
     ],
 )
 def test_what_a_headline_tells(headline, told):
@@ -154,73 +139,44 @@ def test_sets_that_a_language_model_imitates(tmp_path):
 def test_a_language_model_gets_the_tasks_defaults():
     """Guards against tuned rates that no longer reach their methods."""
     defaults = task_defaults(load_task("headline", "some/model"), "some/model")
-    assert (defaults["prompts_per_step"], defaults["temperature"], defaults["steps"]) == (
-        2,
-        0.7,
-        150,
-    )
+    assert (defaults["prompts_per_step"], defaults["temperature"]) == (2, 0.7)
     config = Config(lr=defaults["lr"])
     rates = [peak_rate(config, method) for method in ("grpo", "vpo", "max_at_k", "gdpo")]
     assert rates == [2e-5, 4e-5, 1e-5, 2e-5]
 
 
-def words_of_ones_own(path, **changes):
-    letters = "bcdefghijk"
-    facts = {name: [f"{name}{letter}" for letter in letters] for name in FACTS} | changes
-    path.write_text(json.dumps(facts))
-    return str(path)
-
-
 def test_words_of_ones_own(tmp_path):
-    path = words_of_ones_own(tmp_path / "words.json")
-    problem = load_task("headline", data=path).problems("test", 1)[0]
+    """Guards against a word that would stand on both sides of the split, or for two facts."""
+    path = tmp_path / "words.json"
+    words = {name: [f"{name}{letter}" for letter in "bcdefghijk"] for name in FACTS}
+    path.write_text(json.dumps(words))
+    problem = load_task("headline", data=str(path)).problems("test", 1)[0]
     assert problem.data["event"] in ("eventb", "eventc")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"event": ["a", "b"]}, "event must be a list of 10 words or more"),
-        ({"event": [*"bcdefghij", "placeb"]}, "'placeb' of place is also of event"),
-        ({"event": [*"bcdefghiji"]}, "'i' of event is also of event"),
-        ({"event": [*"bcdefghij", "saw"]}, "'saw' of event is also a word of headlines"),
-        ({"event": [*"bcdefghij", "Big Fire"]}, "event holds 'Big Fire'; a word has small letters"),
-        ({"events": []}, "must hold the lists event, place, person, number, cause"),
-    ],
-)
-def test_bad_words_are_refused_by_name(tmp_path, changes, message):
-    path = words_of_ones_own(tmp_path / "words.json", **changes)
-    with pytest.raises(UserError, match=message):
-        load_task("headline", data=path)
+    bad = {
+        "event must be a list of 10 words or more": ["a", "b"],
+        "'placeb' of place is also of event": [*words["event"], "placeb"],
+        "'saw' of event is also a word of headlines": [*words["event"], "saw"],
+        "event holds 'Big Fire'": [*words["event"], "Big Fire"],
+    }
+    for message, events in bad.items():
+        path.write_text(json.dumps(words | {"event": events}))
+        with pytest.raises(UserError, match=message):
+            load_task("headline", data=str(path))
 
 
 def test_a_drawing_counts_equal_headlines():
+    """And cuts a long one, which would push the next column out of the picture."""
     task = load_task("headline")
     problem = task.problems("test", 1)[0]
     best = f"{problem.data['event']} at the {problem.data['place']}"
-    figure = Figure()
-    axes = figure.subplots()
-    task.draw(axes, problem, [best.upper(), best, "nonsense"], "black")
-    shown = [text.get_text() for text in axes.texts]
-    assert shown[0] == " 2\u00d7" and problem.data["event"] in shown and "nonsense" in shown
-    colors = {text.get_text(): text.get_color() for text in axes.texts}
-    assert matplotlib.colors.to_hex(colors["nonsense"]) == "#aaaaaa"
+    shown = []
+    for answers in ([best.upper(), best, "nonsense"], ["monday " * 20]):
+        axes = Figure().subplots()
+        task.draw(axes, problem, answers, "black")
+        shown.append([text.get_text() for text in axes.texts])
+    several, long = shown
+    assert several[0] == " 2\u00d7" and "nonsense" in several
+    assert long[-1] == "..." and len(" ".join(long[1:])) <= LETTERS
     assert task.summary(torch.tensor([[1.0] * 2 + [0.0] * 4, [0.0] * 6])) == (
         "2 of 6 facts told by some headline, 1 of 2 earn nothing"
     )
-
-
-def test_a_long_headline_is_cut_in_a_drawing():
-    """Guards against a column of a figure that pushes the next one out of the picture."""
-    task = load_task("headline")
-    figure = Figure()
-    axes = figure.subplots()
-    task.draw(axes, task.problems("test", 1)[0], ["monday " * 20], "black")
-    shown = [text.get_text() for text in axes.texts]
-    assert shown[-1] == "..." and len(" ".join(shown[1:])) <= LETTERS
-
-
-def test_the_tiny_model_is_refused():
-    """It would learn the words of training, and earn nothing with those that are held out."""
-    with pytest.raises(UserError, match="task headline has no words for it; take --model"):
-        tiny_tokenizer(load_task("headline"))

@@ -24,68 +24,11 @@ MAZE = "train.py --task maze --method grpo vpo {SIZE}"
 TOY = "train.py --task toy --method grpo vpo {SIZE} --eval-problems 0"
 SEARCH = "examples/search.py runs/lesson-maze --goal diamond --policies grpo vpo --budget 9 --problems 2 --among 4 --screen 0"
 """
-FORKED = """
-import runpy
-import shlex
-import time
-import traceback
-import types
-
-
-class ForkedScript:  # as subprocess.Popen, but torch is imported already
-    def __init__(self, words, stdout=None, **options):
-        self.code = None
-        self.pid = os.fork()
-        if self.pid == 0:
-            self.run(words[1:], stdout)
-
-    def run(self, words, stdout):
-        code = 1
-        try:
-            if stdout is not None:
-                os.dup2(stdout.fileno(), 1)
-                os.dup2(stdout.fileno(), 2)
-            sys.stdout = os.fdopen(1, "w", closefd=False)
-            sys.stderr = os.fdopen(2, "w", closefd=False)
-            if words[0] == "-m":
-                sys.argv = words[1:]
-                runpy.run_module(words[1], run_name="__main__")
-            else:
-                sys.argv = words
-                runpy.run_path(words[0], run_name="__main__")
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-
-    def poll(self):
-        if self.code is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.code = os.waitstatus_to_exitcode(status)
-        return self.code
-
-    def wait(self):
-        while self.poll() is None:
-            time.sleep(0.05)
-        return self.code
-
-
-def run_in_a_fork(command):
-    words = shlex.split(get_ipython().var_expand(command))
-    assert ForkedScript(words).wait() == 0, command
-
-
-subprocess = types.SimpleNamespace(Popen=ForkedScript, STDOUT=None)
-get_ipython().system = run_in_a_fork
-"""
+MEAN_OUTSIDE = "def set_rewards(sets, weights):\n    return (sets @ weights.T).amax(1).mean(-1)\n\n"
+USES = "def vpo_advantage(sets, weights):\n    return advantage(set_rewards(sets, weights))"
 WRONG = {
     1: [
         "def best(answers, w):\n    return (answers @ w).mean()",
-        "def best(answers, w):\n    return answers.max()",
         "def best(answers, w):\n    return unknown",
     ],
     2: [
@@ -96,36 +39,27 @@ WRONG = {
     3: [
         "def advantage(scores):\n    return (scores - scores.mean()) / scores.std()",
         "def advantage(scores):\n    return (scores - scores.mean()) / scores.std(correction=0)",
-        "def advantage(scores):\n    return scores - scores.mean()",
     ],
     4: [
-        "def set_rewards(sets, weights):\n    return sets.mean((1, 2))\n\n"
-        "def vpo_advantage(sets, weights):\n    return advantage(set_rewards(sets, weights))",
-        "def set_rewards(sets, weights):\n    return (sets @ weights.T).mean(-1).amax(1)\n\n"
-        "def vpo_advantage(sets, weights):\n    return advantage(set_rewards(sets, weights))",
-        "def set_rewards(sets, weights):\n    return (sets @ weights.T).amax(1).mean(-1)\n\n"
-        "def vpo_advantage(sets, weights):\n    return set_rewards(sets, weights)",
+        "def set_rewards(sets, weights):\n    return sets.mean((1, 2))\n\n" + USES,
+        MEAN_OUTSIDE.replace("amax(1).mean(-1)", "mean(-1).amax(1)") + USES,
+        MEAN_OUTSIDE + "def vpo_advantage(sets, weights):\n    return set_rewards(sets, weights)",
     ],
     5: [
         'earns = {"000 000 000": 0.8, "100 000 000": 0.9}\nbits_at_once = 3',
         'earns = {"000 000 000": 0.8}\nbits_at_once = 3',
-        'earns = {"000 000 000": 0.8, "100 000 000": 0.667, "110 000 000": 0.533, "111 000 000": 0.867}\n'
-        "bits_at_once = 1",
     ],
     6: [
-        "def distinct(pool):\n    return len(pool)",
         "def distinct(pool):\n    return len(set(pool))",
         "def distinct(pool):\n    return max(1, len(set(pool) - {None}))",
     ],
     7: [
         "def best_of(scores, k):\n    return sum(sorted(scores)[-k:]) / k",
-        "def best_of(scores, k):\n    return max(scores)",
         "def best_of(scores, k):\n    choices = list(itertools.product(scores, repeat=k))\n"
         "    return sum(map(max, choices)) / len(choices)",
     ],
     8: [
         "def two_rewards(gold, diamond):\n    return gold, diamond",
-        "def two_rewards(gold, diamond):\n    return 0.5, 0.5",
         "def two_rewards(gold, diamond):\n    return 1 + gold - diamond, 1 + diamond - gold",
     ],
     9: [
@@ -171,7 +105,6 @@ def with_attempts(notebook, solutions: dict[str, str]) -> tuple[list, list[Attem
             cells.append(cell)
             if "parameters" in cell.metadata.get("tags", []):
                 cells.append(nbformat.v4.new_code_cell(SMALL))
-                cells.append(nbformat.v4.new_code_cell(FORKED))
             continue
         right = solutions[str(n)]
         for source in (stub, *WRONG[n], right):

@@ -51,13 +51,11 @@ class Prose(Task):
     """Long answers, names and prompts; the number of objectives differs from problem to problem; rewards below 0."""
 
     name, minimum = "prose", -1.0
+    WORDS = ("a<b>c", "&amp;", "line\nbreak", "w" * 60, "\u00e9", "word")
 
     def prompt(self, problem: Problem, m: int) -> str:
-        return (
-            "Write </script> <b>an essay</b> on "
-            + "Donaudampfschifffahrtsgesellschaft" * 5
-            + " https://example.org"
-        )
+        ship = "Donaudampfschifffahrtsgesellschaft" * 5
+        return f"Write </script> <b>an essay</b> on {ship} https://example.org"
 
     def reward(self, problem: Problem, answer: str) -> list[float]:
         return [(len(answer) * (i + 3)) % 7 / 7 * 2.5 - 1 for i in range(problem.data)]
@@ -66,10 +64,7 @@ class Prose(Task):
         raise RuntimeError("a method of the user's own, which nobody may call")
 
     def demonstration(self, problem: Problem, rng: random.Random) -> str:
-        return " ".join(
-            rng.choice(["a<b>c", "&amp;", "line\nbreak", "w" * 60, "\u00e9", "word"])
-            for _ in range(12)
-        )
+        return " ".join(rng.choices(self.WORDS, k=12))
 
 
 def made_snapshots(name: str, size: int = 30, steps: int = 4) -> Snapshots:
@@ -109,10 +104,10 @@ def made_metrics(steps: int) -> dict[str, list[dict]]:
     rng = random.Random(1)
     metrics = {}
     for method in METHODS:
-        metrics[method] = []
-        for step in range(1, steps + 1):
-            row = {"step": step, "diversity": rng.random(), "reward": rng.random()}
-            metrics[method].append(row)
+        draws = [(rng.random(), rng.random()) for _ in range(steps)]
+        metrics[method] = [
+            {"step": step, "diversity": a, "reward": b} for step, (a, b) in enumerate(draws, 1)
+        ]
     return metrics
 
 
@@ -237,24 +232,19 @@ def test_the_film(tmp_path, monkeypatch):
 
 
 def test_what_is_missing_is_named(trained, capsys):
-    """A run without snapshots, one method without, a task that draws nothing, no command."""
+    """A run without snapshots, one method without, a task that draws nothing, two runs of one name."""
     shutil.copytree(trained / "without", "run")
     for command in ("page", "film"):
         fails(f"{command} run", capsys, "run: no snapshots; training with --snapshots 20 keeps")
     train.main(["--out", "run", "--task", "toy", "--method", "multi_rlvr", "--snapshots", "4"])
-    main(["page", "run"])
-    names = [method["name"] for method in data_of(Path("run/report.html"))["methods"]]
-    assert names == ["multi_rlvr"]
-    fails("film run", capsys, "film: task toy draws no answers")
-    fails("run", capsys, "run: must be one of page, film, geometry")
-    fails("page run --pool 3", capsys, "--pool 3")
-
-
-def test_pages_of_several_runs(run, capsys):
+    shutil.copytree("run", "again/run")
     shutil.copytree("run", "other")
     main(["page", "run", "other", "--out", "pages"])
+    names = [method["name"] for method in data_of(Path("pages/run/report.html"))["methods"]]
+    assert names == ["multi_rlvr"]
     assert data_of(Path("pages/run/report.html")) == data_of(Path("pages/other/report.html"))
-    shutil.copytree("run", "again/run")
+    fails("film run", capsys, "film: task toy draws no answers")
+    fails("run", capsys, "run: must be one of page, film, geometry")
     fails("page run again/run --out twice", capsys, "two runs are named run")
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-import torch
 from matplotlib.figure import Figure
 
 from engine.answers import THOUGHTS, write_answers
@@ -72,44 +71,32 @@ def test_answers_without_tags(text, m, finished, unfinished):
     assert parse_answers(text, task, m) == (["red"] if "</answer" in text else [])
 
 
+TAG = "<answer_1> red </answer_1>"
+TAG_2 = "<answer_2> blue </answer_2>"
+
+
 @pytest.mark.parametrize(
-    ("text", "m", "expected"),
+    ("text", "expected"),
     [
-        (
-            "<think>Maybe <answer_1> draft </answer_1>? no.</think><answer_1> final </answer_1>",
-            1,
-            ["final"],
-        ),
-        (
-            "<think>Form: <answer_1> ... </answer_1></think>\n<answer_1> red </answer_1> <answer_2> blue </answer_2>",
-            2,
-            ["red", "blue"],
-        ),
-        ("<think>I will write <answer_1>.</think><answer_1> red </answer_1>", 1, ["red"]),
-        ("<think><answer_1> x </answer_1>", 1, []),
-        (
-            "draft <answer_1> x </answer_1></think><answer_1> red </answer_1>",
-            1,
-            ["red"],
-        ),  # opened in the prompt
-        (
-            "<answer_1> red </answer_1><think>1. no</think><answer_2> blue </answer_2>",
-            2,
-            ["red", "blue"],
-        ),
-        ("<think>a <think>b</think> 1. no\n</think>\n1. red\n2. blue", 2, ["red", "blue"]),
-        ("<think>so</think>\nHere they are:\n1. red\n2. blue", 2, ["red", "blue"]),
-        ("<think>so</think> red", 1, ["red"]),
-        ("<think>so", 1, []),
+        (f"<think>Maybe <answer_1> draft </answer_1>? no.</think>{TAG}", ["red"]),
+        (f"<think>Form: <answer_1> ... </answer_1></think>\n{TAG} {TAG_2}", ["red", "blue"]),
+        (f"<think>I will write <answer_1>.</think>{TAG}", ["red"]),
+        ("<think><answer_1> x </answer_1>", []),
+        (f"draft <answer_1> x </answer_1></think>{TAG}", ["red"]),  # opened in the prompt
+        (f"{TAG}<think>1. no</think>{TAG_2}", ["red", "blue"]),
+        ("<think>a <think>b</think> 1. no\n</think>\n1. red\n2. blue", ["red", "blue"]),
+        ("<think>so</think>\nHere they are:\n1. red\n2. blue", ["red", "blue"]),
+        ("<think>so</think> red", ["red"]),
+        ("<think>so", []),
     ],
 )
 @pytest.mark.parametrize("marks", THOUGHTS)
-def test_thoughts_are_no_answers(text, m, expected, marks):
+def test_thoughts_are_no_answers(text, expected, marks):
     """Guards against drafts that are graded, and against a preamble that is taken for an answer."""
     opening, closing = marks
     text = text.replace("<think>", opening).replace("</think>", closing)
     for form in ("tags", "lines"):
-        assert parse_answers(text, task_in(form), m) == expected
+        assert parse_answers(text, task_in(form), len(expected) or 1) == expected
 
 
 @pytest.mark.parametrize("marks", THOUGHTS)
@@ -126,8 +113,8 @@ def test_a_thought_may_speak_of_other_marks(marks):
 def test_thoughts_are_no_answers_in_a_form_of_ones_own():
     task = Task()
     task.find_answers = lambda text, m, finished: re.findall(r"\[(\w*)\]", text)
-    assert parse_answers("<think>[no]</think>[red]", task, 1) == ["red"]
-    assert parse_answers("[no]</think>[red]", task, 1) == ["red"]
+    for text in ("<think>[no]</think>[red]", "[no]</think>[red]", "[red][m is 1]"):
+        assert parse_answers(text, task, 1) == ["red"]
 
 
 @pytest.mark.parametrize("m", [1, 2])
@@ -142,13 +129,17 @@ def test_a_list_whose_first_number_stands_in_the_prompt(m):
 
 @pytest.mark.parametrize("form", ["tags", "lines"])
 def test_what_is_written_is_read(form):
-    """Guards against a warm-up that imitates what no parser reads."""
+    """Guards against a warm-up that imitates what no parser reads, such as two lines as one of a list."""
     task = task_in(form)
     for answers in (["red"], ["red", "blue"]):
         text = write_answers(task, answers)
         assert parse_answers(text, task, 2) == answers
         assert text.startswith("<answer_1>" if form == "tags" else " red")
     assert parse_answers(write_answers(task, ["red\n"]), task, 1) == ["red"]
+    if form == "lines":
+        for write in (write_answers, lambda task, answers: task.request("Paint!", 3, answers)):
+            with pytest.raises(ValueError, match='one line .* form = "tags"'):
+                write(task, ["red\nblue"])
 
 
 def test_a_request_shows_examples_in_the_form_that_is_read():
@@ -157,23 +148,6 @@ def test_a_request_shows_examples_in_the_form_that_is_read():
         assert request.startswith("Paint!\nFor example:\n") and shown in request
         assert "3 other answers" in request
     assert "Give 1 other answer as" in Task().request("Paint!", 1, ["red"])
-
-
-def test_what_would_not_be_read_is_not_written():
-    """A text in place of a list would be spelt out; of several lines a list reads the first."""
-    with pytest.raises(ValueError, match="a list of texts, not 'red blue'"):
-        Task().request("Paint!", 3, "red blue")
-    assert "red\nblue" in Task().request("Paint!", 3, ["red\nblue"])
-    task = task_in("lines")
-    for write in (task.request, lambda _, __, answers: write_answers(task, answers)):
-        with pytest.raises(ValueError, match='one line .* form = "tags"'):
-            write("Paint!", 3, ["red\nblue"])
-
-
-def test_of_a_form_of_ones_own_m_answers_count():
-    task = Task()
-    task.find_answers = lambda text, m, finished: [" a ", "b", "c"]
-    assert parse_answers("x", task, 2) == ["a", "b"]
 
 
 def test_no_text_breaks_the_parser():
@@ -212,17 +186,9 @@ def cpu_limit(seconds: float = 3):
 
 
 BLANKS = " " * 64_000
-LONG_TEXTS = (  # that make a careless regular expression try every place
-    f" a{BLANKS}b\n",
-    f"1. a{BLANKS}b\n2. c",
-    f"{BLANKS}1",
-    f"1.{BLANKS}",
-    "1. " * 32_000,
-    "<answer_1>" * 10_000,
-    "9" * 64_000,
-    "**1." + "*" * 64_000,
-    "**1.\n" * 16_000,
-)
+# That make a careless regular expression try every place.
+LONG_TEXTS = [f" a{BLANKS}b\n", f"1. a{BLANKS}b\n2. c", f"{BLANKS}1", f"1.{BLANKS}", "1. " * 32_000]
+LONG_TEXTS += ["<answer_1>" * 10_000, "9" * 64_000, "**1." + "*" * 64_000, "**1.\n" * 16_000]
 
 
 @pytest.mark.parametrize("form", ["tags", "lines"])
@@ -237,22 +203,6 @@ def test_parsing_takes_time_in_proportion_to_the_text(form):
 
 
 # Scores.
-
-
-def test_scoring_a_batch():
-    """Missing answers: the minimum, out of the mask. Repeats: their reward, marked as repeats."""
-    toy = Toy()
-    stub = " ".join("0" * 9)
-    perfect = " ".join("1" * 9)
-    answers = [[stub, stub + " ", perfect], [], [perfect], [stub, perfect]]  # P = 2, G = 2
-    scored = score(toy, toy.problems("test", 2), answers, 3)
-    assert scored.vectors.shape == (2, 2, 3, 3)
-    present = [[[True] * 3, [False] * 3], [[True, False, False], [True, True, False]]]
-    assert scored.answer_mask.tolist() == present
-    assert scored.repeat_mask.nonzero().tolist() == [[0, 0, 1]]
-    expected = torch.tensor([[0.8, 0.8, 1.0], [0.0, 0.0, 0.0]])
-    torch.testing.assert_close(scored.scalars[0], expected)
-    assert scored.objective_mask.all()
 
 
 def test_problems_may_differ_in_their_objectives():
@@ -342,14 +292,9 @@ def test_the_form_that_a_prompt_shows_is_read(name):
 
 def test_a_fence_is_drawn_board_by_board():
     """Equal fences lie together, and an answer that is no fence stays blank."""
-    drawing = drawing_of(Fence())
     axes = Figure().subplots()
     answers = ["red blue green grey red red", "no fence", "red blue green grey red red"]
-    drawing.draw(axes, Problem("fence", None), answers, "black")
+    drawing_of(Fence()).draw(axes, Problem("fence", None), answers, "black")
     rows = sorted({round(bar.get_y() + bar.get_height() / 2) for bar in axes.patches})
     assert len(axes.patches) == 12 and rows == [1, 2]
     assert len({bar.get_facecolor() for bar in axes.patches}) == 4
-    assert (
-        drawing.summary(torch.tensor([[1.0, 0, 0], [0, 0, 0]]))
-        == "mean reward: ann 0.50, bob 0.00, cid 0.00"
-    )

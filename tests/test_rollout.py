@@ -10,11 +10,10 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from test_vpo import LargestTensor
 from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE, WordLevel
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import rollout
@@ -520,13 +519,6 @@ def test_text_is_decoded_only_where_an_answer_can_have_ended(policy, task, n_loo
     assert len(decoded) <= n_looks + len(set(tokens))
 
 
-@byte_model
-def test_rollouts_that_have_ended_are_not_looked_at(policy):
-    rule = StopRule(policy, Words(), 1)
-    tokens = torch.tensor([policy.tokenizer("a b ")["input_ids"]] * 2)
-    assert rule(tokens, torch.tensor([True, False])).tolist() == [True, False]
-
-
 # Scoring.
 
 
@@ -586,37 +578,22 @@ def test_logprobs_and_gradients_are_those_of_plain_forward_passes(
     assert_same_gradient(ours, gradients_of(policy, expected_loss), tolerance=1e-5)
 
 
-class LargestLogits(TorchDispatchMode):
-    """Notes the bytes of the largest tensor whose last dimension is the vocabulary, but for weights."""
-
-    def __init__(self, vocabulary: int, width: int):
-        super().__init__()
-        self.vocabulary = vocabulary
-        self.width = width
-        self.bytes = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        for x in tree_leaves(out):
-            is_logits = isinstance(x, Tensor) and x.ndim > 0 and x.shape[-1] == self.vocabulary
-            if is_logits and x.shape[0] != self.width:
-                self.bytes = max(self.bytes, x.nbytes)
-        return out
-
-
 @pytest.mark.parametrize("architecture", ["llama", "gemma2"])
 def test_logits_are_made_in_chunks(architecture, monkeypatch):
     """Guards against a tensor of all tokens times the vocabulary, forwards or backwards: gigabytes."""
     policy = load_random_model(architecture)
     vocabulary, width = policy.model.get_output_embeddings().weight.shape
-    limit = 4 * 20 * vocabulary
-    monkeypatch.setattr(rollout, "HEAD_BYTES", limit)
+    monkeypatch.setattr(rollout, "HEAD_BYTES", 4 * 20 * vocabulary)
     rollouts = draw(policy)
     assert sum(rollouts.lengths) > 200
-    with LargestLogits(vocabulary, width) as largest:
+
+    def is_logits(x: Tensor) -> bool:
+        return x.ndim > 0 and x.shape[-1] == vocabulary and x.shape[0] != width
+
+    with LargestTensor(is_logits) as largest:
         logprobs, _ = token_logprobs(policy.model, rollouts, rows_of(rollouts), TEMPERATURE)
         gradients_of(policy, logprobs.sum())
-    assert 0 < largest.bytes <= limit
+    assert 0 < largest.n <= 20 * vocabulary
 
 
 def test_texts_as_rollouts():

@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 
 import train
 from engine.tasks import load_task, reward_vectors
-from report.drawings import Drawing
 from rewards import Problem, Task, UserError, parse_answers
 from rollout import score
 from tasks import maze
@@ -49,9 +48,8 @@ def test_the_tiny_model_writes_tags_whatever_the_form(own_task):
 
 def test_the_constructor_gets_the_flags_that_it_names(own_task):
     """Guards against options that reach no task, or one that did not ask for them."""
-    own_task.write_text(
-        toy_with("flags = ('size',)\n    def __init__(self, size=1): self.n = size")
-    )
+    constructor = "def __init__(self, size=1): self.n = size"
+    own_task.write_text(toy_with(f"flags = ('size',)\n    {constructor}"))
     assert load_task("mine.py", size=5, data="x").n == 5
     assert load_task("mine.py").n == 1
 
@@ -149,21 +147,16 @@ def test_mazes_keep_the_papers_promises(size):
 def lies_around(tiles: str, item: str, corner: tuple[int, int]) -> bool:
     """Whether all tiles of this kind are at most two steps from a corner (row, column)."""
     size = math.isqrt(len(tiles))
-    for cell, tile in enumerate(tiles):
-        row, column = divmod(cell, size)
-        if tile == item and abs(row - corner[0]) + abs(column - corner[1]) > 2:
-            return False
-    return True
+    cells = [divmod(cell, size) for cell, tile in enumerate(tiles) if tile == item]
+    return all(abs(row - corner[0]) + abs(column - corner[1]) <= 2 for row, column in cells)
 
 
 def test_splits_and_indices_are_stable():
     """Guards against problems that depend on how many are asked for, and against seeds that change nothing."""
     task = Maze(7)
     train = task.problems("train", 30)
-    assert (
-        task.problems("train", 5, start=7) == train[7:12]
-        and task.problems("train", 3, seed=1) != train[:3]
-    )
+    assert task.problems("train", 5, start=7) == train[7:12]
+    assert task.problems("train", 3, seed=1) != train[:3]
 
 
 @pytest.mark.parametrize(
@@ -256,47 +249,27 @@ def test_a_route_is_the_cells_that_it_enters(one, other, same):
 
 def test_a_pool_of_routes_in_few_words():
     """Every route is counted once: those with neither or as much of both are no failures."""
-    gold = [[1.0, 1.0, 0.0, 1.0]]
-    diamonds = [[1.0, 0.2, 0.5, 0.0]]
-    failed = [[0.0] * 4]
-    pool = gold * 18 + diamonds * 9 + failed * 3
+    pool = [[1.0, 1.0, 0.0, 1.0]] * 18 + [[1.0, 0.2, 0.5, 0.0]] * 9 + [[0.0] * 4] * 3
     assert Maze(5).summary(torch.tensor(pool)) == "gold 18, diamonds 9, failed 3"
     pool += [[1.0, 0.0, 0.0, 1.0], [1.0, 0.5, 0.5, 1.0]]
     assert Maze(5).summary(torch.tensor(pool)) == "gold 18, diamonds 9, neither 2, failed 3"
-
-
-def test_a_maze_with_other_objectives_has_other_words():
-    """Guards against a drawing that fails when the whole training is done."""
-
-    class Gems(Maze):
-        objectives = ("gold", "diamond")
-
-    rewards = torch.tensor([[0.5, 1.0]])
-    assert Gems().summary(rewards) == Drawing.summary(Gems(), rewards)
 
 
 def test_a_drawing_shows_ways_not_wandering():
     """Guards against stray lines: a walk to and fro is no way, except to something that is collected."""
     direct = "DOWN DOWN DOWN DOWN RIGHT RIGHT RIGHT RIGHT"
     problem = Problem("long", EXAMPLE.data | {"budget": 30})
-    lines = {}
+    lines = []
     for route in (direct, "DOWN UP DOWN UP UP " + direct, "RIGHT RIGHT LEFT " + direct, "a2"):
         axes = Figure().subplots()
         Maze(5).draw(axes, problem, [route], "red")
-        assert min(text.get_fontsize() for text in axes.texts) >= 8
-        lines[route] = [line.get_xydata().tolist() for line in axes.lines]
-    plain, wander, gold, failed = lines.values()
+        lines.append([line.get_xydata().tolist() for line in axes.lines])
+    plain, wander, gold, failed = lines
     assert [len(line) for line in plain] == [9]
     assert wander == plain and not failed
     spur, dot = gold
     assert len(spur) == 11
     assert dot == [spur[1]], "a dot where the spur ends"
-
-
-@pytest.mark.parametrize("size", [4, 10])
-def test_a_size_out_of_range_is_named(size):
-    with pytest.raises(UserError, match=f"--size {size}: a maze has 5 to 9 rows"):
-        Maze(size)
 
 
 def test_items_count_once_and_lava_by_share():

@@ -78,12 +78,6 @@ def task_and_problem(name: str, record: dict) -> tuple[Task, Problem]:
     return task, task.problems("test", 1)[0]
 
 
-def test_text_in_tags():
-    assert tagged("<a>x</a><a>y</a>", "a") == "x"
-    assert tagged("<a>x<a> y </A>", "a") == "y"
-    assert tagged("<a>x", "a") == ""
-
-
 def test_reading_takes_time_in_proportion_to_the_text():
     """Guards against a search that goes on to the end of the text from every tag or call: two minutes."""
     with cpu_limit():
@@ -165,17 +159,6 @@ def ids_of(task: Task, split: str, n: int) -> set[str]:
     return {problem.id for problem in task.problems(split, n)}
 
 
-def test_the_split_follows_the_ids():
-    """Guards against a split that follows the order of the lines."""
-    parts = load_task("tool", data=write("tool", 200)).parts
-    lines = Path("data.jsonl").read_text().splitlines()
-    Path("data.jsonl").write_text("\n".join(lines[::-1]))
-    assert load_task("tool", data="data.jsonl").parts == parts
-    held_out = {problem["instruction"] for problem in parts["test"]}
-    assert len(held_out) == 4
-    assert held_out != {f"You have tools ({i})." for i in range(4)}
-
-
 ALL_FIVE = (
     "<entity_A>ann 0</entity_A><entity_B> book </entity_B><entity_C>ROME</entity_C>\n"
     "<entity_D>Alien_film</entity_D><ENTITY_E>\u00c9mile Zola</ENTITY_E>"
@@ -213,12 +196,14 @@ def test_eureqa_trains_on_half_of_the_hard_file():
     assert training.count("Hard") == 4
 
 
-def test_validation_holds_both_kinds():
+def test_validation_holds_both_kinds(capsys):
+    """Half of EUREQA's second file is trained on by design; a copy of the first one is told."""
     test_data = write("eureqa", 200, "more.jsonl")
     task = load_task("eureqa", data=write("eureqa", 100), test_data=test_data)
     numbers = [int(problem["id"].split("-")[1]) for problem in task.parts["validation"]]
     assert len(numbers) == 20
     assert 0 < len([number for number in numbers if number < 100]) < 20
+    assert "held-out problems stand in training too" in capsys.readouterr().err
 
 
 WANTED = [
@@ -400,42 +385,11 @@ def test_a_bad_line_is_named(name, change):
         load_task(name, data=write_records("data.jsonl", records), test_data="")
 
 
-@pytest.mark.parametrize(
-    "text, message",
-    [
-        ("{", "--data bad.jsonl, line 1"),
-        ("[1]", "item 1, not a JSON object but 1"),
-        ("[", "--data bad.jsonl: cannot be read"),
-        ("", "bad.jsonl.* too few"),
-        ("\n".join([json.dumps(musique(0))] * 2), "line 2, field id: .* stands there twice"),
-    ],
-)
-def test_a_bad_file_is_named(text, message):
-    Path("bad.jsonl").write_text(text.replace("Who 0", "Who 1", 1))
-    with pytest.raises(UserError, match=message):
-        load_task("musique", data="bad.jsonl", test_data="")
-    with pytest.raises(UserError, match="--task musique: needs --data FILE .*github"):
-        load_task("musique")
-
-
 def test_of_tool_one_in_fifty_is_held_out():
     """A record that stands there twice counts once: the file has no ids."""
     data = write_records("data.jsonl", [tool(i) for i in range(101)] + [tool(7)])
     parts = load_task("tool", data=data).parts
     assert [len(parts[split]) for split in ("train", "validation", "test")] == [89, 9, 3]
-
-
-@pytest.mark.parametrize("name, n", [("musique", 10), ("eureqa", 5), ("tool", 10)])
-def test_held_out_problems_that_are_trained_on_are_reported(name, n, capsys):
-    """A copy of a file under another name. Half of EUREQA's second file is trained on by design."""
-    load_task(name, data=write(name, 30), test_data=write(name, 10, "test.jsonl"))
-    report = f"test.jsonl: {n} of {n} held-out problems stand in training too: not held out"
-    assert report in capsys.readouterr().err
-    with pytest.raises(UserError, match="one file twice"):
-        load_task(name, data="test.jsonl", test_data="test.jsonl")
-    capsys.readouterr()
-    load_task(name, data=write(name, 30))
-    assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", RECORDS)

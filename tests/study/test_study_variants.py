@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_device import Words
 from test_rollout import save_random_model
 from test_vpo import scored_of
 from torch import Tensor
@@ -19,35 +20,12 @@ import vpo
 from engine.config import Config
 from engine.optimizer import MasterWeightAdamW
 from engine.tasks import load_task
-from rewards import Problem, Task
 from rollout import load_policy
 from study import reward_to_go, shapley, variants
 from study.benchmarks import plain_against_fast as benchmark
 from vpo import Estimator
 
 STUDY = Path(__file__).resolve().parents[2] / "study"
-
-
-class Letters(Task):
-    """A task on which an untrained model finds answers."""
-
-    name = "letters"
-    objectives = ("a", "b")
-    answer_words = 4
-    words = ("a", "b", "c", *(f"p{i}" for i in range(40)))
-
-    def problems(self, split: str, n: int, seed: int = 0, start: int = 0) -> list[Problem]:
-        return [Problem(f"{split}-{i}", i) for i in range(start, start + n)]
-
-    def tiny_prompt(self, problem: Problem) -> str:
-        return f"p{problem.data}"
-
-    def find_answers(self, text: str, m: int, finished: bool) -> list[str]:
-        words = [word for word in text.split() if word in "abc"]
-        return [" ".join(words[i::m]) for i in range(m) if words[i::m]]
-
-    def reward(self, problem: Problem, answer: str) -> list[float]:
-        return [answer.count("a") / 4, answer.count("b") / 4]
 
 
 def rewards_of(*shape: int) -> Tensor:
@@ -112,8 +90,8 @@ def test_shapley_values_share_the_best_utility():
 @pytest.mark.parametrize("credit", [reward_to_go.reward_to_go, shapley.shapley_credit])
 def test_credit_for_each_answer_of_one_is_vpo(credit):
     """Guards the loss, which gets every token as a rollout of its own, with a KL term too."""
-    task = Letters()
-    config = Config(task="letters", m=1, group_size=8, prompts_per_step=4, kl=0.1)
+    task = Words()
+    config = Config(task="words", m=1, group_size=8, prompts_per_step=4, kl=0.1)
 
     def gradient_norm(train_step) -> float:
         policy = load_policy("tiny", task)
