@@ -1,5 +1,6 @@
 """The doors of both commands: a mistake is one line and exit code 2, nothing is lost, nothing changed."""
 
+import dataclasses
 import json
 import os
 import re
