@@ -14,20 +14,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # no card: what the tests compare are n
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
-SLOW_FILES = (  # the slowest first
-    "test_train.py",
-    "test_jobs.py",
-    "test_page_in_a_browser.py",
-    "test_examples.py",
-    "test_fast.py",
-    "test_report.py",
-    "test_sandbox.py",
-    "test_doors.py",
-    "test_device.py",
-    "test_playground.py",
-    "test_lesson.py",
-    "test_rollout.py",
-)
+SLOW_FILES = "train jobs page_in_a_browser examples fast lesson report sandbox doors device playground rollout"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,9 +26,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take long begin first: at the end no process waits for another's last file."""
 
+    slow = SLOW_FILES.split()  # the slowest first
+
     def place(item: pytest.Item) -> int:
-        name = item.path.name
-        return SLOW_FILES.index(name) if name in SLOW_FILES else len(SLOW_FILES)
+        name = item.path.stem.removeprefix("test_")
+        return slow.index(name) if name in slow else len(slow)
 
     items.sort(key=place)
 

@@ -227,15 +227,35 @@ SCRIPT_CHEATS = {
     "null": "print('\\0')",
 }
 
-# Functions with their tests, and their verdicts where not all pass.
-HONEST = {
-    "plain": (RIGHT, DOUBLE),
-    "lambda": ("f = lambda x: x + x", DOUBLE),
-    "tuple for a list": ("def f(x): return (x, (x,))", [([1], [1, [1]])]),
+# Functions that double their argument.
+HONEST_DOUBLES = {
+    "plain": (RIGHT),
+    "lambda": ("f = lambda x: x + x"),
     "class Solution": (
-        "class Solution:\n    def f(self, x):\n        return self.g(x) * 2\n    def g(self, x):\n        return x",
-        DOUBLE,
+        "class Solution:\n    def f(self, x):\n        return self.g(x) * 2\n    def g(self, x):\n        return x"
     ),
+    "main guard": (RIGHT + "if __name__ == '__main__':\n    print(f(int(input())))"),
+    "prints": ("def f(x):\n    print('debug', x)\n    return 2 * x"),
+    "dataclass": (
+        "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\ndef f(x): return P(2 * x).x"
+    ),
+    "closure": ("def make():\n    def f(x): return 2 * x\n    return f\nf = make()"),
+    "future": ("from __future__ import annotations\ndef f(x: Unknown) -> Other: return 2 * x"),
+    "imports": (
+        "import csv, uuid, secrets, argparse, unittest, doctest, contextvars, html, shlex, tempfile, shutil\n"
+        "def f(x): return 2 * x"
+    ),
+    "looks for a file": (
+        "try:\n    data = open('input.txt')\nexcept FileNotFoundError:\n    data = None\ndef f(x): return 2 * x"
+    ),
+    "Solution beside an import of that name": (
+        "f = None\nclass Solution:\n    def f(self, x): return 2 * x"
+    ),
+}
+
+# With tests of their own, and verdicts where not all pass.
+HONEST = {
+    "tuple for a list": ("def f(x): return (x, (x,))", [([1], [1, [1]])]),
     "typed": (
         (
             "from typing import List, Optional\nclass Solution:\n    def f(self, x: List[int]) -> Optional[int]:\n"
@@ -243,8 +263,6 @@ HONEST = {
         ),
         [([[3, 9, 2]], 9), ([[]], None)],
     ),
-    "main guard": (RIGHT + "if __name__ == '__main__':\n    print(f(int(input())))", DOUBLE),
-    "prints": ("def f(x):\n    print('debug', x)\n    return 2 * x", DOUBLE),
     "recursion": (
         "import sys\nsys.setrecursionlimit(10 ** 6)\ndef f(n): return 0 if n == 0 else 1 + f(n - 1)",
         [([20000], 20000), ([0], 0)],
@@ -280,10 +298,6 @@ HONEST = {
         "calls = 0\ndef f(x):\n    global calls\n    calls += 1\n    return calls",
         [([1], 1), ([1], 1)],
     ),
-    "dataclass": (
-        "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\ndef f(x): return P(2 * x).x",
-        DOUBLE,
-    ),
     "heap": (
         "import heapq, bisect, itertools, math, re, string, datetime\ndef f(a): return heapq.nsmallest(2, a)",
         [([[5, 1, 4]], [1, 4])],
@@ -317,7 +331,6 @@ HONEST = {
         ),
         [([10], 45)],
     ),
-    "closure": ("def make():\n    def f(x): return 2 * x\n    return f\nf = make()", DOUBLE),
     "no arguments": ("def f(): return 7", [([], 7)]),
     "some right": ("def f(x): return 2 * x if x > 0 else 0", DOUBLE, [True, True, False]),
     "one loops": (
@@ -340,67 +353,84 @@ HONEST = {
         DOUBLE,
         [True, True, False],
     ),
-    "future": (
-        "from __future__ import annotations\ndef f(x: Unknown) -> Other: return 2 * x",
-        DOUBLE,
-    ),
-    "imports": (
-        (
-            "import csv, uuid, secrets, argparse, unittest, doctest, contextvars, html, shlex, tempfile, shutil\n"
-            "def f(x): return 2 * x"
-        ),
-        DOUBLE,
-    ),
-    "looks for a file": (
-        "try:\n    data = open('input.txt')\nexcept FileNotFoundError:\n    data = None\ndef f(x): return 2 * x",
-        DOUBLE,
-    ),
     "memory in every test": (
         "s = [True] * 10 ** 7\ndef f(x): return 2 * x",
         [([i], 2 * i) for i in range(8)],
     ),
-    "Solution beside an import of that name": (
-        "f = None\nclass Solution:\n    def f(self, x): return 2 * x",
-        DOUBLE,
-    ),
     "one fails": ("def f(x):\n    assert x != 5\n    return 2 * x", DOUBLE, [True, False, True]),
 }
 
-# Scripts, likewise.
-HONEST_SCRIPTS = {
-    "input": (ADD, STDIO),
+# Scripts that add two numbers.
+HONEST_ADDS = {
+    "input": (ADD),
     "stdin": (
-        "import sys\na, b = map(int, sys.stdin.read().split())\nsys.stdout.write(f'{a + b}  \\n\\n\\n')",
-        STDIO,
+        "import sys\na, b = map(int, sys.stdin.read().split())\nsys.stdout.write(f'{a + b}  \\n\\n\\n')"
     ),
-    "open(0)": ("a, b = map(int, open(0).read().split())\nprint(a + b)", STDIO),
-    "/dev/stdin": ("a, b = map(int, open('/dev/stdin').read().split())\nprint(a + b)", STDIO),
-    "os.read": ("import os\na, b = map(int, os.read(0, 99).split())\nprint(a + b)", STDIO),
+    "open(0)": ("a, b = map(int, open(0).read().split())\nprint(a + b)"),
+    "/dev/stdin": ("a, b = map(int, open('/dev/stdin').read().split())\nprint(a + b)"),
+    "os.read": ("import os\na, b = map(int, os.read(0, 99).split())\nprint(a + b)"),
     "buffer": (
-        (
-            "import sys\ninput = sys.stdin.buffer.readline\na, b = map(int, input().split())\n"
-            "sys.stdout.buffer.write(b'%d' % (a + b))"
-        ),
-        STDIO,
+        "import sys\ninput = sys.stdin.buffer.readline\na, b = map(int, input().split())\n"
+        "sys.stdout.buffer.write(b'%d' % (a + b))"
     ),
     "main": (
-        f"def main():\n    {ADD.replace(chr(10), chr(10) + '    ')}\nif __name__ == '__main__':\n    main()",
-        STDIO,
+        f"def main():\n    {ADD.replace(chr(10), chr(10) + '    ')}\nif __name__ == '__main__':\n    main()"
     ),
-    "exit": (ADD + "\nexit()", STDIO),
-    "sys.exit(0)": ("import sys\n" + ADD + "\nsys.exit(0)", STDIO),
-    "os._exit": ("import os\n" + ADD + "\nimport sys\nsys.stdout.flush()\nos._exit(0)", STDIO),
+    "exit": (ADD + "\nexit()"),
+    "sys.exit(0)": ("import sys\n" + ADD + "\nsys.exit(0)"),
+    "os._exit": ("import os\n" + ADD + "\nimport sys\nsys.stdout.flush()\nos._exit(0)"),
     "thread": (
-        (
-            "import sys, threading\nsys.setrecursionlimit(10 ** 6)\nthreading.stack_size(2 ** 27)\ndef main():\n"
-            "    a, b = map(int, input().split())\n    print(a + b)\nthreading.Thread(target=main).start()"
-        ),
-        STDIO,
+        "import sys, threading\nsys.setrecursionlimit(10 ** 6)\nthreading.stack_size(2 ** 27)\ndef main():\n"
+        "    a, b = map(int, input().split())\n    print(a + b)\nthreading.Thread(target=main).start()"
     ),
     "atexit": (
-        "import atexit\na, b = map(int, input().split())\natexit.register(lambda: print(a + b))",
-        STDIO,
+        "import atexit\na, b = map(int, input().split())\natexit.register(lambda: print(a + b))"
     ),
+    "leaves a builtin": (
+        f"import builtins\nfirst = not hasattr(builtins, 'x')\nbuiltins.x = 1\nif first:\n    {ADD.replace(chr(10), chr(10) + '    ')}"
+    ),
+    "fails over what it left": (
+        f"import heapq\nassert not hasattr(heapq, 'x')\nheapq.x = 1\n{ADD}"
+    ),
+    "random numbers": (
+        f"import random\nif random.random() > 0.84 and random.random() > 0.75:\n    {ADD.replace(chr(10), chr(10) + '    ')}"
+    ),
+    "replaces its streams": (
+        "import io, sys\nsys.stdin = io.StringIO(sys.stdin.read())\n"
+        f"out, sys.stdout = sys.stdout, io.StringIO()\n{ADD}\nout.write(sys.stdout.getvalue())"
+    ),
+    "closes all descriptors": (
+        f"import os\n{ADD}\nimport sys\nsys.stdout.flush()\nos.closerange(0, 99)"
+    ),
+    "leaves a thread": (
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(99,), daemon=True).start()\n"
+        f"{ADD}"
+    ),
+    "fast input": (
+        "import os\nfrom io import BytesIO\ninput = BytesIO(os.read(0, os.fstat(0).st_size)).readline\n"
+        + ADD
+    ),
+    "stack limit": (
+        (
+            "import resource\n"
+            "resource.setrlimit(resource.RLIMIT_STACK, resource.getrlimit(resource.RLIMIT_STACK)[1:] * 2)\n"
+        )
+        + ADD
+    ),
+    "open(1) left open": (
+        "out = open(1, 'w')\na, b = map(int, input().split())\nout.write(str(a + b))"
+    ),
+    "buffered by hand": (
+        "import io, sys\nsys.stdout = io.StringIO()\n"
+        + ADD
+        + "\nsys.__stdout__.write(sys.stdout.getvalue())"
+    ),
+    "closes stdout": ("import sys\n" + ADD + "\nsys.stdout.close()"),
+    "prints to stderr": ("import sys\nprint('note', file=sys.stderr)\n" + ADD),
+}
+
+# With tests of their own, and verdicts where not all pass.
+HONEST_SCRIPTS = {
     "does not read": ("print(5)", [("1 4\n" * 200000, "5")]),
     "echo": (
         "import sys\nfor line in sys.stdin: print(line, end='')",
@@ -424,67 +454,10 @@ HONEST_SCRIPTS = {
         [(f"{n}\n", f"{n}\n") for n in range(3)],
         [True, False, True],
     ),
-    "leaves a builtin": (
-        f"import builtins\nfirst = not hasattr(builtins, 'x')\nbuiltins.x = 1\nif first:\n    {ADD.replace(chr(10), chr(10) + '    ')}",
-        STDIO,
-    ),
-    "fails over what it left": (
-        f"import heapq\nassert not hasattr(heapq, 'x')\nheapq.x = 1\n{ADD}",
-        STDIO,
-    ),
-    "random numbers": (
-        f"import random\nif random.random() > 0.84 and random.random() > 0.75:\n    {ADD.replace(chr(10), chr(10) + '    ')}",
-        STDIO,
-    ),
-    "replaces its streams": (
-        (
-            "import io, sys\nsys.stdin = io.StringIO(sys.stdin.read())\n"
-            f"out, sys.stdout = sys.stdout, io.StringIO()\n{ADD}\nout.write(sys.stdout.getvalue())"
-        ),
-        STDIO,
-    ),
-    "closes all descriptors": (
-        f"import os\n{ADD}\nimport sys\nsys.stdout.flush()\nos.closerange(0, 99)",
-        STDIO,
-    ),
-    "leaves a thread": (
-        (
-            "import threading, time\nthreading.Thread(target=time.sleep, args=(99,), daemon=True).start()\n"
-            f"{ADD}"
-        ),
-        STDIO,
-    ),
     "loops once": (
         "a, b = map(int, input().split())\nwhile a == 2: pass\nprint(a + b)",
         STDIO,
         [False, True],
     ),
-    "fast input": (
-        "import os\nfrom io import BytesIO\ninput = BytesIO(os.read(0, os.fstat(0).st_size)).readline\n"
-        + ADD,
-        STDIO,
-    ),
     "one big read": ("import os\nprint(len(os.read(0, 10 ** 7)))", [("7" * 1000000, "1000000")]),
-    "stack limit": (
-        (
-            (
-                "import resource\n"
-                "resource.setrlimit(resource.RLIMIT_STACK, resource.getrlimit(resource.RLIMIT_STACK)[1:] * 2)\n"
-            )
-            + ADD
-        ),
-        STDIO,
-    ),
-    "open(1) left open": (
-        "out = open(1, 'w')\na, b = map(int, input().split())\nout.write(str(a + b))",
-        STDIO,
-    ),
-    "buffered by hand": (
-        "import io, sys\nsys.stdout = io.StringIO()\n"
-        + ADD
-        + "\nsys.__stdout__.write(sys.stdout.getvalue())",
-        STDIO,
-    ),
-    "closes stdout": ("import sys\n" + ADD + "\nsys.stdout.close()", STDIO),
-    "prints to stderr": ("import sys\nprint('note', file=sys.stderr)\n" + ADD, STDIO),
 }

@@ -19,7 +19,6 @@ from matplotlib.figure import Figure
 from test_rewards import cpu_limit
 from test_rollout import save_random_model
 
-import eval as evaluation
 import train
 from engine.config import Config
 from engine.start import start_policy
@@ -132,40 +131,20 @@ OWN = {
 OWN_SCRIPT = {"prompt": "Print the line in upper case.", "tests": [["ab\n", "AB\n"], ["", "\n"]]}
 
 # record, number of tests, right program, wrong program
+# record, number of tests, right program, wrong program
+HALVES = "def halves(xs):\n    return "
+COUNT = "def count(words): return {}.fromkeys(map(len, words), 0) or {0: 0}"
+ADD_ALL = "class Solution:\n    def addAll(self, xs: List[int], y: int) -> int:\n        "
+BISECT = "assert bisect.bisect_left([1], 1) == 0\n        return sum(deque(xs)) + y"
+UPPER = "import sys\nprint(sys.stdin.read().strip().upper())"
 FORMATS = {
-    "humaneval": (
-        HUMANEVAL,
-        6,
-        "def halves(xs):\n    return [helper(x) for x in xs]",
-        "def halves(xs):\n    return [9, *xs]",
-    ),
-    "mbpp": (
-        MBPP,
-        3,
-        MBPP["code"],
-        "def count(words): return {}.fromkeys(map(len, words), 0) or {0: 0}",
-    ),
+    "humaneval": (HUMANEVAL, 6, f"{HALVES}[helper(x) for x in xs]", f"{HALVES}[9, *xs]"),
+    "mbpp": (MBPP, 3, MBPP["code"], COUNT),
     "sanitized": (SANITIZED, 2, "def least(xs): return sorted(xs)[0]", "def least(xs): return 9"),
-    "livecodebench stdin": (
-        LCB_STDIN,
-        16,
-        "print(sum(map(int, input().split())))",
-        "print(input())",
-    ),
-    "livecodebench function": (
-        LCB_FUNCTION,
-        2,
-        "class Solution:\n    def addAll(self, xs: List[int], y: int) -> int:\n"
-        "        assert bisect.bisect_left([1], 1) == 0\n        return sum(deque(xs)) + y",
-        "class Solution:\n    def addAll(self, xs, y): return -1",
-    ),
+    "lcb stdin": (LCB_STDIN, 16, "print(sum(map(int, input().split())))", "print(input())"),
+    "lcb function": (LCB_FUNCTION, 2, ADD_ALL + BISECT, f"{ADD_ALL}return -1"),
     "own": (OWN, 2, "twice = lambda x: x + x", "def twice(x):\n    return x + 100"),
-    "own script": (
-        OWN_SCRIPT,
-        2,
-        "import sys\nprint(sys.stdin.read().strip().upper())",
-        "print('ab')",
-    ),
+    "own script": (OWN_SCRIPT, 2, UPPER, "print('ab')"),
 }
 
 
@@ -348,14 +327,11 @@ class Bomb:
 BOMB = base64.b64encode(zlib.compress(pickle.dumps(Bomb()))).decode()
 BAD_FIELDS = [
     (OWN, "tests", []),
-    (OWN, "tests", [[1, 2, 3]]),
     (OWN, "tests", [[1], 2]),
     (OWN_SCRIPT, "tests", [[[1], "2"]]),
-    (OWN, "entry_point", "2x"),
     (OWN, "prompt", None),
     (OWN, "prompt", "\ud800"),
     (HUMANEVAL, "test", "assert 1"),
-    (HUMANEVAL, "test", "def check(a, b): 1"),
     (MBPP, "test_list", ["assert other(1) == 2"]),
     (MBPP, "code", "def f("),
     (LCB_FUNCTION, "metadata", '{"func_name": 3}'),
@@ -640,19 +616,6 @@ def test_equal_syntax_trees_are_equal_programs():
         assert canonical(text) == ""
 
 
-def test_pools_of_problems_with_different_numbers_of_tests():
-    """Zero columns that pad a problem's vector are no failed tests: passing, weightings and coverage ignore them."""
-    other = OWN | {"id": "b", "prompt": "Twice.", "tests": [[[i], 2 * i] for i in range(5)]}
-    task = Code(write(OWN | {"id": "a"}, other), "problems.jsonl")
-    problems = task.problems("test", 2)
-    answers = [["def twice(x): return 2 * x"]] * 2
-    pool = evaluation.pool_of(task, problems, answers, m=1, size=1)
-    values = evaluation.measure(pool, task, 1)
-    for name in ("pass@1", "best@1", "coverage", "W@1"):
-        assert values[name].tolist() == pytest.approx([1.0, 1.0])
-    assert sorted(pool.objective_mask.sum(1).tolist()) == [2, 5]
-
-
 @pytest.mark.draws
 def test_real_formats_go_through_training_and_evaluation(capsys):
     """A small random model on a problem of each format: read, asked, sampled, judged.
@@ -678,21 +641,6 @@ def test_the_small_problems_train():
     rows = [json.loads(line) for line in Path("run/vpo/metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 2
     assert all("reward_f(-6)" in row and 0 <= row["reward"] <= 1 for row in rows)
-
-
-def test_the_open_cases_are_as_told():
-    """Every reference passes (the reader sees to that), no function or text stands twice, so none is on both sides."""
-    path = Path(code_files.__file__).with_name("open_cases.jsonl")
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    for field in ("prompt", "entry_point"):
-        assert len({line[field] for line in lines}) == len(lines) > 250
-    for line in lines:
-        assert 6 <= len(line["tests"]) <= 10 and line["open"]
-        assert f"Write {line['entry_point']}(" in line["prompt"]
-        assert line["starter"].startswith(f"def {line['entry_point']}(")
-    parts = Code(data=str(path)).parts
-    assert len(parts["test"]) >= 50 and sum(map(len, parts.values())) == len(lines)
-    assert all(len(problem["tests"]) >= 6 for part in parts.values() for problem in part)
 
 
 def test_a_set_that_a_language_model_imitates_is_its_own(monkeypatch):

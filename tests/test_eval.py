@@ -11,7 +11,7 @@ from torch import Tensor
 
 import eval as evaluation
 from engine.config import Config
-from engine.evaluations import Evaluation, Pool, Settings, check_comparable, output_folders
+from engine.evaluations import Evaluation, Pool, Settings, check_comparable
 from eval import best_at_k, half_width, measure, pass_at_k
 from report.statistics import bootstrap_interval
 from report.table import Table, mean_of, write_table
@@ -266,11 +266,3 @@ def test_runs_that_do_not_belong_together_have_no_mean(tmp_path, monkeypatch):
     for message, other in others.items():
         with pytest.raises(UserError, match=message):
             check_comparable([first, other])
-
-
-def test_what_is_written_goes_to_a_folder_of_each_run(tmp_path):
-    """Guards against runs that overwrite one another's figures."""
-    runs = [Path("runs/a"), Path("runs/b")]
-    assert output_folders(runs, tmp_path) == [tmp_path / "a", tmp_path / "b"]
-    with pytest.raises(UserError, match="two runs are named a"):
-        output_folders([*runs, Path("other/a")], tmp_path)

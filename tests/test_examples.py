@@ -143,24 +143,22 @@ def letters(tmp_path_factory) -> Path:
 
 
 def test_the_table_of_advantages_says_what_it_shows(capsys):
-    """Guards the explanations beside the rows, and a new method that is not in the table."""
-    advantages = script("advantages")
-    assert advantages.WHY.keys() <= ADVANTAGES.keys()
-    advantages.main()
+    """Guards against a table of another conflict than the one that its text explains."""
+    script("advantages").main()
     rows = {}
     for line in capsys.readouterr().out.splitlines():
         numbers = re.findall(r"-?\d+\.\d\d", line)
         if len(numbers) == 5:
             rows[line.split()[0]] = [float(number) for number in numbers]
-    A, A_again, B, C, F = range(5)
+    best = {name: max(range(5), key=row.__getitem__) for name, row in rows.items()}
+    A, B, C = 0, 2, 3  # of single answers; of sets 0 is A + B and 2 is A + C
     for name in ("grpo", "dr_grpo", "maxrl", "max_at_k"):
-        assert max(range(5), key=rows[name].__getitem__) == C, name
-    assert rows["max_at_k"][A] == rows["max_at_k"][F]
-    assert rows["gdpo"][B] > rows["gdpo"][A] == rows["gdpo"][A_again]
-    assert rows["random_weighting"][A] > rows["random_weighting"][B]
-    assert max(range(5), key=rows["group_vpo"].__getitem__) == B
-    assert max(range(5), key=rows["multi_rlvr"].__getitem__) == 2  # A + C
-    assert max(range(5), key=rows["vpo"].__getitem__) == 0  # A + B
+        assert best[name] == C, name
+    assert (best["group_vpo"], best["vpo"], best["multi_rlvr"]) == (B, 0, 2)
+    assert (
+        rows["gdpo"][B] > rows["gdpo"][A]
+        and rows["random_weighting"][A] > rows["random_weighting"][B]
+    )
     assert rows["R(S)"][:2] == pytest.approx([0.75, 0.5], abs=0.01)
 
 
@@ -179,41 +177,32 @@ def test_the_mean_of_a_groups_advantages_is_0(method):
 
 @needs_trl
 def test_the_reward_function_returns_advantages_and_logs_rewards():
-    """Two fences of one color are paid once, and R is the mean over users of the better fence."""
+    """Two fences of one color are paid once, and R is the mean over users of the better fence. Only a rollout that has
+    ended is an answer as a whole."""
     trl_vpo = script("trl_vpo")
-    config = SimpleNamespace(method="multi_rlvr", n_weights=9, alpha=1.0, subset=0, seed=0)
-    config.max_completion_length = 500
     policy = load_random_model("llama")
-    reward = trl_vpo.AdvantageReward(config, policy, Fence(), Fence().problems("train", 1), m=2)
-    logged = {}
-    texts = ["1. red red red red red red\n2. red red red red red red"]
-    texts += ["1. grey grey grey grey grey grey"]
-    texts[1] = "1. red red red red red red</think>" + texts[1]
+    problems = Fence().problems("train", 1)
+
+    def called(method: str, m: int, room: int, prompts: list[str], ids: list) -> tuple[list, dict]:
+        logged = {}
+        config = SimpleNamespace(method=method, n_weights=9, alpha=1.0, subset=0, seed=0)
+        config.max_completion_length = room
+        reward = trl_vpo.AdvantageReward(config, policy, Fence(), problems, m)
+        return reward(prompts, ids, [0, 0], [2, 2], log_metric=logged.__setitem__), logged
+
+    red, grey = " ".join(["red"] * 6), " ".join(["grey"] * 6)
+    texts = [f"1. {red}\n2. {red}", f"1. {red}</think>1. {grey}"]
     ids = policy.tokenizer(texts)["input_ids"]
-    prompts = ["Paint!", "Paint!<think>"]
-    advantages = reward(prompts, ids, [0, 0], [2, 2], log_metric=logged.__setitem__)
+    advantages, logged = called("multi_rlvr", 2, 500, ["Paint!", "Paint!<think>"], ids)
     assert advantages == pytest.approx([-1, 1], abs=0.001)
     assert logged["R"] == pytest.approx((1 / 3 + 0.35) / 2, abs=0.005)
     assert logged["best_in_rollout"] == pytest.approx((1 / 3 + 0.35) / 2)
     assert logged["scalar"] == pytest.approx((1 / 3 + 1 / 3 + 0.35 + 0) / 4)
 
-
-@needs_trl
-def test_a_text_that_was_cut_off_is_no_answer():
-    """As in train.py: only a rollout that has ended is an answer as a whole."""
-    trl_vpo = script("trl_vpo")
-    policy = load_random_model("llama")
-    text = "red red red red red red"
-    ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-    scalars = []
-    for room in (len(ids), len(ids) + 1):
-        config = SimpleNamespace(method="grpo", n_weights=9, alpha=1.0, subset=0, seed=0)
-        config.max_completion_length = room
-        reward = trl_vpo.AdvantageReward(config, policy, Fence(), Fence().problems("train", 1), 1)
-        logged = {}
-        reward(["Paint!"] * 2, [ids] * 2, [0, 0], [2, 2], log_metric=logged.__setitem__)
-        scalars.append(logged["scalar"])
-    assert scalars == pytest.approx([0, 1 / 3])
+    ids = policy.tokenizer(red, add_special_tokens=False)["input_ids"]
+    for room, scalar in ((len(ids), 0), (len(ids) + 1, 1 / 3)):
+        _, logged = called("grpo", 1, room, ["Paint!"] * 2, [ids] * 2)
+        assert logged["scalar"] == pytest.approx(scalar)
 
 
 @needs_trl
@@ -268,12 +257,10 @@ def check_advantages(task: Task, method: str, step: int, logs: list) -> None:
     [
         "--scale_rewards batch",
         "--multi_objective_aggregation normalize_then_sum",
-        "--remove_unused_columns True",
         '--generation_kwargs {"stop_strings":["</answer_1>"]}',
         "--reward_weights -1.0",
         "--max_completion_length 18",
         "--method goal_conditioned",
-        "--model tiny",
         "--subset 8",
         "--per_device_train_batch_size 10",
     ],

@@ -143,20 +143,6 @@ def test_the_gradient_is_that_of_single_rollouts(name, backward, monkeypatch):
     assert metrics == pytest.approx(expected_metrics, rel=1e-3, abs=1e-5)
 
 
-@both_kinds
-@pytest.mark.parametrize("backward", [train.backward, fast.backward])
-def test_micro_batches_change_no_gradient(name, backward):
-    """All at once, a few or each rollout alone; guards against the denominators of a micro-batch."""
-    policy = load_random_model(name)
-    rollouts = draw(policy)
-    reference = copy_of(policy, 0.01)
-    expected, metrics = gradient(backward, policy, rollouts, reference=reference, budget=0)
-    for budget in (1, 130, 300):
-        ours, same = gradient(backward, policy, rollouts, reference=reference, budget=budget)
-        assert_same_gradient(ours, expected, TOLERANCE)
-        assert same == pytest.approx(metrics, rel=1e-4, abs=1e-6)
-
-
 @three_kinds
 def test_layers_that_are_computed_again_give_the_same_gradient(name):
     """Guards against a layer that sees its tokens twice, because the KV cache is kept."""

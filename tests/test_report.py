@@ -107,18 +107,6 @@ def test_training_smooths_around_the_step(tmp_path, drawn):
     assert all(ax.get_ylim()[0] == 0 for ax in drawn[0].axes), "0.35 would tower above 0.34"
 
 
-def test_training_draws_what_all_logs_have(tmp_path, drawn):
-    """W@m takes the place of entropy; guards against a panel that an older log cannot fill."""
-    row = {"step": 1, "diversity": 1.0, "reward": 0.5, "answers": 1.0}
-    entropy = row | {"entropy": 2.0}
-    both = entropy | {"W@m": 0.6}
-    for rows in ([both, both], [both, entropy], [entropy, row]):
-        curves = [curve("vpo", rows[:1]), curve("grpo", rows[1:])]
-        plots.training(curves, 1.0, tmp_path / "a.png")
-    shown = [[ax.get_title() for ax in figure.axes][3:] for figure in drawn]
-    assert shown == [["W@m"], ["entropy of the policy"], []]
-
-
 def test_progress_shows_the_start_model_as_a_level(tmp_path, drawn):
     """GRPO's first evaluation is of single answers, VPO's of sets: guards against one level for both."""
     measures = ["best@1", "best@30", "W@30"]
@@ -181,17 +169,5 @@ def test_what_draws_a_task():
         objectives = (*Fence.objectives, "eve")
 
     assert drawing_of(Toy()) is None
-    drawing = drawing_of(Colorful())
-    assert drawing.summary(torch.tensor([[1.0, 0.0, 0.0, 0.5]])).endswith("eve 0.50")
-    axes = Figure().subplots()
-    drawing.draw(axes, Problem("0", None), ["red red red red red red", "a cat"], "red")
-    assert len(axes.patches) == 6
-
-
-def test_the_typical_problem_is_the_one_with_the_median_gap():
-    # The diversity of VPO's pool per problem; GRPO's is none.
-    spread = torch.tensor([0.0, 4.0, 1.0, 9.0, 2.0])
-    vpo = torch.stack([torch.zeros(5), spread], 1)[..., None]
-    start = vpo + torch.rand(5, 2, 1)
-    pools = {"start": start, "grpo": torch.zeros(5, 2, 1), "vpo": vpo}
-    assert plots.typical_problem(pools) == 4
+    summary = drawing_of(Colorful()).summary(torch.tensor([[1.0, 0.0, 0.0, 0.5]]))
+    assert summary.endswith("eve 0.50")

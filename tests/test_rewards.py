@@ -283,11 +283,8 @@ def test_a_tiny_model_knows_every_word(name):
 
 @pytest.mark.parametrize("name", ["fence", "toy"])
 def test_the_form_that_a_prompt_shows_is_read(name):
-    """Guards against a request for what no parser reads."""
     task = load_task(name, model="some/model")
-    (problem,) = task.problems("test", 1)
-    assert len(parse_answers(task.prompt(problem, 3), task, 3)) == 3
-    assert task.problems("test", 4, start=2)[1].id == task.problems("test", 4)[3].id
+    assert len(parse_answers(task.prompt(task.problems("test", 1)[0], 3), task, 3)) == 3
 
 
 def test_a_fence_is_drawn_board_by_board():

@@ -441,17 +441,13 @@ def test_a_prompt_that_opens_a_thought(policy, end, opening, monkeypatch):
     assert text.startswith(opening)
     answers = policy.tokenizer(" red\n2. blue\n")["input_ids"]
     assert first_stop(rule, answers) == (None if opening else len(answers))
+    if opening:  # a warm-up closes it
+        written = write_answers(FENCE, ["red", "blue"], "</think>")
+        assert parse_answers("<think>" + written, FENCE, 2) == ["red", "blue"]
     draft = "Okay. First ideas:\n1. red red\n2. grey grey\n3. blue\nBut maybe"
     for task in (Task(), FENCE):
         answers = parse_answers(opening + draft, task, 3, finished=False)
         assert len(answers) == (0 if opening else 3)
-
-
-def test_a_warm_up_closes_the_thought_of_its_prompt():
-    """Guards against demonstrations that teach to answer within a thought."""
-    text = write_answers(FENCE, ["red", "blue"], "</think>")
-    assert text == "\n</think>\n\n1. red\n2. blue"
-    assert parse_answers("<think>" + text, FENCE, 2) == ["red", "blue"]
 
 
 def test_marks_that_are_special_tokens_stay_in_the_text(tmp_path):
@@ -597,14 +593,16 @@ def test_logits_are_made_in_chunks(architecture, monkeypatch):
 
 
 def test_texts_as_rollouts():
-    """What is imitated: every token of the text, and an EOS that closes it."""
+    """What is imitated: every token of the text, and an EOS that closes it. What was cut off is no whole answer."""
     policy = load_random_model("llama")
-    texts = ["one", "and two", "", "four"]
+    texts = ["one", "1\n2", "", "1\n2"]
     rollouts = rollout.rollouts_of_texts(policy, prompts_of(policy, 2), texts)
     assert rollouts.group_size == 2
     for row, text in enumerate(texts):
         tokens = [*policy.tokenizer(text)["input_ids"], policy.tokenizer.eos_token_id]
         assert rollouts.tokens[row, rollouts.token_mask[row]].tolist() == tokens
+    rollouts.ended = [True, True, True, False]
+    assert rollout.read_answers(Lines(), rollouts, 2)[1::2] == [["1", "2"], ["1"]]
 
 
 def test_an_answer_is_scored_once():
@@ -631,14 +629,6 @@ def test_an_answer_is_scored_once():
     assert scored.answer_mask.tolist() == there
     assert scored.vectors[0, 1].tolist() == [[2, 1], [-2, -2], [-2, -2]]
     assert scored.scalars[1].tolist() == [[-2, -2, -2], [1, 1.5, -2]]
-
-
-def test_answers_are_read_as_the_rollout_ended():
-    """Guards against a program whose end was cut off, taken for a whole one."""
-    policy = load_random_model("llama")
-    rollouts = rollout.rollouts_of_texts(policy, prompts_of(policy, 2), ["1\n2", "1\n2"])
-    rollouts.ended = [True, False]
-    assert rollout.read_answers(Lines(), rollouts, 2) == [["1", "2"], ["1"]]
 
 
 # Prompts and models.

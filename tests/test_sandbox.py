@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import programs
 import pytest
-from programs import CHEATS, DOUBLE, ENDLESS, HONEST, HONEST_SCRIPTS, RIGHT, SCRIPT_CHEATS, STDIO
+from programs import DOUBLE, RIGHT, STDIO
 
 from tasks import sandbox as sandbox_module
 from tasks.sandbox import CHILD, Job, Sandbox, SandboxError, check_job, run_tests
@@ -34,19 +35,23 @@ class Case:
 
 def build_cases() -> list[Case]:
     cases = []
-    for name, program in CHEATS.items():
+    for name, program in programs.CHEATS.items():
         tests = DOUBLE[:1] if name in LONG else DOUBLE
         cases.append(Case(f"cheat: {name}", Job(program, tests, "f"), [False] * len(tests)))
-    for name, program in SCRIPT_CHEATS.items():
+    for name, program in programs.SCRIPT_CHEATS.items():
         cases.append(Case(f"script cheat: {name}", Job(program, STDIO), [False] * 2))
-    for name, program in ENDLESS.items():
+    for name, program in programs.ENDLESS.items():
         cases.append(Case(f"endless: {name}", Job(program, DOUBLE[:1], "f"), [False]))
     signals = "import os, signal\ndef f(pid):\n    os.kill(pid, signal.SIGURG)\n    return pid"
     job = Job(signals, [([os.getpid()], os.getpid())], "f")
     cases.append(Case("cheat: signals the trainer by its number", job, [False]))
-    for name, (program, tests, *verdicts) in HONEST.items():
+    for name, program in programs.HONEST_DOUBLES.items():
+        cases.append(honest(f"honest: {name}", Job(program, DOUBLE, "f")))
+    for name, program in programs.HONEST_ADDS.items():
+        cases.append(honest(f"honest script: {name}", Job(program, STDIO)))
+    for name, (program, tests, *verdicts) in programs.HONEST.items():
         cases.append(honest(f"honest: {name}", Job(program, tests, "f"), *verdicts))
-    for name, (program, tests, *verdicts) in HONEST_SCRIPTS.items():
+    for name, (program, tests, *verdicts) in programs.HONEST_SCRIPTS.items():
         cases.append(honest(f"honest script: {name}", Job(program, tests), *verdicts))
     return cases
 
@@ -231,29 +236,24 @@ def test_malformed_tests(tests, entry_point, message):
         check_job("", tests, entry_point)
 
 
-def change_child(monkeypatch, folder: Path, old: str, new: str) -> None:
-    """Let helpers run sandbox_child.py with a change."""
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("platform.machine()", '"another"', "cannot be confined.*--unconfined"),
+        ("confine = _make_confine()", "pass", "they can read files, see files, reach the network"),
+    ],
+)
+def test_refuses_where_programs_cannot_be_confined(old, new, message, monkeypatch, tmp_path):
+    """Guards against a silent loss of the filter, and trust in a system call that says yes: the helper believes in
+    another processor, or sets no filter."""
     source = CHILD.read_text()
     assert old in source
-    changed = folder / CHILD.name
-    changed.write_text(source.replace(old, new))
-    monkeypatch.setattr(sandbox_module, "CHILD", changed)
-
-
-def test_refuses_where_programs_cannot_be_confined(monkeypatch, tmp_path):
-    """Guards against a silent loss of the filter: the helper believes in another processor."""
-    change_child(monkeypatch, tmp_path, "platform.machine()", '"another"')
-    with pytest.raises(SandboxError, match=r"cannot be confined.*--unconfined"):
+    (tmp_path / CHILD.name).write_text(source.replace(old, new))
+    monkeypatch.setattr(sandbox_module, "CHILD", tmp_path / CHILD.name)
+    with pytest.raises(SandboxError, match=message):
         run_tests(RIGHT, DOUBLE, entry_point="f")
-    assert run_tests(RIGHT, DOUBLE, entry_point="f", unconfined=True) == [True] * 3
-
-
-def test_refuses_where_the_filter_does_nothing(monkeypatch, tmp_path):
-    """Guards against trust in a system call that says yes: the self-test tries what must fail."""
-    change_child(monkeypatch, tmp_path, "confine = _make_confine()", "pass")
-    allowed = "they can read files, see files, reach the network, send signals"
-    with pytest.raises(SandboxError, match=allowed):
-        run_tests(RIGHT, DOUBLE, entry_point="f")
+    if new != "pass":
+        assert run_tests(RIGHT, DOUBLE, entry_point="f", unconfined=True) == [True] * 3
 
 
 def test_a_helper_that_dies_is_replaced_and_a_killer_scores_nothing(capsys):

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from matplotlib.figure import Figure
 
 import train
@@ -89,17 +88,6 @@ def test_the_task_to_copy_trains(own_task, capsys):
     for dish in task.words[1:]:
         means[dish] = sum(task.reward(problem, f"{dish}, {dish} {dish}"))
     assert max(means, key=means.get) == "pasta"
-
-
-def test_the_nested_programs_of_the_examples():
-    """Guards against programs that are judged at the places of `--task code`, which are eight."""
-    task = load_task(f"{EXAMPLES}/nested.py")
-    problems = task.problems("test", 20)
-    references = [problem.data["reference"] for problem in problems]
-    right = task.rewards(list(zip(problems, references, strict=True)))
-    assert right == [[1.0] * 12] * 20
-    assert len(task.objectives) == 12
-    assert task.reward(problems[0], "") == [0.0] * 12
 
 
 # The maze.
@@ -245,14 +233,6 @@ def test_a_route_is_the_cells_that_it_enters(one, other, same):
     scored = score(task, [EXAMPLE], [[one, other]], 2)
     assert scored.answer_mask.all()
     assert scored.repeat_mask.tolist() == [[[False, same]]]
-
-
-def test_a_pool_of_routes_in_few_words():
-    """Every route is counted once: those with neither or as much of both are no failures."""
-    pool = [[1.0, 1.0, 0.0, 1.0]] * 18 + [[1.0, 0.2, 0.5, 0.0]] * 9 + [[0.0] * 4] * 3
-    assert Maze(5).summary(torch.tensor(pool)) == "gold 18, diamonds 9, failed 3"
-    pool += [[1.0, 0.0, 0.0, 1.0], [1.0, 0.5, 0.5, 1.0]]
-    assert Maze(5).summary(torch.tensor(pool)) == "gold 18, diamonds 9, neither 2, failed 3"
 
 
 def test_a_drawing_shows_ways_not_wandering():

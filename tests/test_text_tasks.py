@@ -361,11 +361,9 @@ CALL = '<tool_call>{"name": "f"}</tool_call>'
     "name, change",
     [
         ("musique", {"answer": " "}),
-        ("musique", {"answerable": False}),
         ("musique", {"question_decomposition": [{"paragraph_support_idx": 99}]}),
         ("musique", {"paragraphs": [1]}),
         ("eureqa", {"entities": ["a", " ", *"cde"]}),
-        ("eureqa", {"question": []}),
         ("tool", {"output": 3}),
         # With one true call less, a wrong answer would be paid.
         ("tool", {"output": "<tool_call>{</tool_call>"}),

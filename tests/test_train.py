@@ -476,16 +476,6 @@ def test_running_out_of_memory_names_step_amount_and_flags(capsys, monkeypatch):
 # A method of one's own.
 
 
-def test_a_new_method_slots_in(monkeypatch, capsys):
-    """One function more in vpo.ADVANTAGES is all that training, table and figures need."""
-    monkeypatch.setitem(
-        vpo.ADVANTAGES, "best_scalar", lambda x, e: vpo.group_normalize(x.scalars.amax(-1))
-    )
-    flags = "--task maze --size 5 --max-new-tokens 10 --method best_scalar grpo"
-    train.main(["--out", "run", *QUICK, *flags.split()])
-    assert "best_scalar" in capsys.readouterr().out and Path("run/answers.png").exists()
-
-
 # The warm-up.
 
 

@@ -103,23 +103,6 @@ def test_the_program_has_the_rates_that_validation_chose(task):
             assert peak_rate(config, method) == rate, method
 
 
-def test_results_of_the_former_program_are_marked_and_not_trained(tmp_path, monkeypatch, capsys):
-    """Guards against cells whose command the program refuses, in the middle of hours of training."""
-    monkeypatch.chdir(tmp_path)
-    pending = []
-    monkeypatch.setattr(
-        reproduce, "run_grid", lambda cells, *rest: pending.extend(cells) or len(cells)
-    )
-    monkeypatch.setattr(reproduce, "load_stored", lambda store: Stored([], {}))
-    for only in ("sampler", "goal_conditioned"):
-        reproduce.main(["--only", only, "--list"])
-        lines = capsys.readouterr().out.splitlines()
-        assert lines and all(line.endswith("(of the former program)") for line in lines)
-        reproduce.main(["--only", only, "--out", "again"])
-        capsys.readouterr()
-    assert not pending
-
-
 @pytest.mark.parametrize("task", ["maze", "code", "open_cases", "headline"])
 def test_default_rates_are_those_that_validation_chose(task, results):
     """For every method whose whole grid of rates is stored."""

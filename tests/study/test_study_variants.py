@@ -96,7 +96,8 @@ def test_credit_for_each_answer_of_one_is_vpo(credit):
     def gradient_norm(train_step) -> float:
         policy = load_policy("tiny", task)
         reference = load_policy("tiny", task, seed=1)
-        state = train.TrainState(policy, reference, MasterWeightAdamW(policy.model), 1e-3, step=0)
+        optimizer = MasterWeightAdamW(policy.model)
+        state = train.TrainState(policy, reference, optimizer, peak_lr=1e-3, step=0)
         metrics, _ = train_step("vpo", state, task, config)
         return float(metrics["grad_norm"])
 
@@ -197,9 +198,8 @@ def test_a_goal_conditioned_prompt_tells_what_training_pays(tmp_path, monkeypatc
 @pytest.fixture(scope="module")
 def step(tmp_path_factory) -> benchmark.Step:
     """A step of GRPO on the fence, with rollouts of different lengths."""
-    folder = tmp_path_factory.mktemp("fence")
     flags = "--task fence --warm-steps 0 --kl 0 --prompts-per-step 1"
-    config, task = benchmark.start_of(flags, folder / "run")
+    config, task = benchmark.start_of(flags, tmp_path_factory.mktemp("fence"))
     step = benchmark.step_of("grpo", config, task)
     step.advantages = torch.linspace(-1, 1, len(step.advantages)).round(decimals=1)
     assert len(set(step.rollouts.lengths)) > 1 and not step.advantages.all()
