@@ -189,6 +189,15 @@ MAY_DIFFER = (
 )  # fmt: skip
 
 
+DEVICE_FIXES = {  # a sign in what torch says of a device -> what helps
+    "not compiled with CUDA": "install a torch with CUDA",
+    "driver": "install a newer NVIDIA driver",
+    "no kernel image": "install a torch that is built for this card",
+    "No CUDA GPUs": "name a card in CUDA_VISIBLE_DEVICES",
+    "out of memory": "end what fills the card",
+}
+
+
 class Parser(argparse.ArgumentParser):
     """The flags of a dataclass whose fields are made by `flag`. A mistake is one line and exit code 2."""
 
@@ -319,8 +328,10 @@ def open_device(device: str, dtype: str = "float32") -> None:
         torch.ones(1, device=device, dtype=getattr(torch, dtype)).square()
     except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
         reason = " ".join(str(error).split())
+        fixes = [fix for sign, fix in DEVICE_FIXES.items() if sign in reason]
+        fix = " or ".join([*fixes, "take --device cpu"])
         raise UserError(
-            f"--device {device}: cannot compute in {dtype} here ({reason:.200}); take --device cpu"
+            f"--device {device}: cannot compute in {dtype} here ({reason:.200}); {fix}"
         ) from error
     if device == "cuda":
         # It plans for every new shape, and each decoded token has one.
