@@ -98,10 +98,11 @@ def set_scores(
     P, G, m, k = _check_rewards(rewards, answer_mask)
     if weights.ndim != 3 or weights.shape[0] != P or weights.shape[2] != k:
         raise ValueError(f"weights {tuple(weights.shape)}: expected (P, K, k) = ({P}, K, {k})")
-    # Neither autocast nor TF32 rounds a product of float64, which MPS alone does not have.
-    exact = torch.float32 if rewards.device.type == "mps" else torch.float64
+    # Autocast would round the product to bfloat16, and a card products of float32 to TF32.
+    exact = torch.float64 if rewards.is_cuda else torch.float32
     answers = rewards.to(exact).reshape(P, G * m, k)
-    utilities = torch.bmm(answers, weights.to(exact).mT)  # (P, G * m, K)
+    with torch.autocast(rewards.device.type, enabled=False):
+        utilities = torch.bmm(answers, weights.to(exact).mT)  # (P, G * m, K)
     utilities = utilities.view(P, G, m, -1)
     if answer_mask is None:
         return utilities.amax(2).float()

@@ -444,7 +444,7 @@ def test_autocast_and_rounded_matrix_products_change_nothing(method):
     rewards = 0.5 + 0.01 * random_rewards(23, 64, 8, 1, 16)
     outside = advantages_of(method, rewards, generator=generator())
     usual = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
+    torch.set_float32_matmul_precision("high")  # TF32
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = advantages_of(method, rewards, generator=generator())
     torch.set_float32_matmul_precision(usual)

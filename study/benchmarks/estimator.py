@@ -3,8 +3,8 @@
     python study/benchmarks/estimator.py
 
 One thread, K = 100 preference weights, the best of nine calls. The loop does for each group, and in it
-for each rollout, what the equations say. "One product" is a bare batched product in float32, with its
-maximum, mean and normalisation; the estimator's is of float64, which nothing rounds. With drawn weights each side draws its own; that takes most of the estimator's time.
+for each rollout, what the equations say. "One product" is a bare batched product with its maximum, mean
+and normalisation. With drawn weights each side draws its own; that takes most of the estimator's time.
 """
 
 import sys
