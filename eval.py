@@ -25,10 +25,10 @@ from engine.doors import as_command
 from engine.evaluations import Evaluation, Pool, evaluations_of, summary_folder
 from engine.files import writing
 from engine.jobs import run_all
-from engine.looks import look_of
 from engine.runs import load_run, policies, progress, task_of
 from engine.tasks import held_out
 from report import plots, style
+from report.looks import look_of
 from report.statistics import half_width
 from report.table import Table, mean_of, print_left_out, sentences, training_costs, write_table
 from rewards import Problem, Task

@@ -348,12 +348,9 @@ def validation_measures(policy: Policy, task: Task, config: Config, m: int) -> d
     """best@1, best@n and W@n (N) of a pool of n candidates for 20 validation problems."""
     n = config.pool
     pool = sample_held_out(policy, task, config, m, "validation", 20, n)
-    W_at_n = weighted_best_at_k(pool.rewards, n, pool.objective_mask)
-    return {
-        "best@1": best_at_k(pool.scalars, 1),
-        f"best@{n}": best_at_k(pool.scalars, n),
-        f"W@{n}": W_at_n,
-    }
+    W = weighted_best_at_k(pool.rewards, n, pool.objective_mask)
+    best = {f"best@{k}": best_at_k(pool.scalars, k) for k in (1, n)}
+    return best | {f"W@{n}": W}
 
 
 def main(argv: list[str] | None = None) -> None:

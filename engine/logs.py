@@ -11,7 +11,6 @@ from torch import Tensor
 from engine.config import Config
 from engine.evaluations import Pool
 from engine.files import append, cut_log
-from engine.snapshots import is_snapshot_step, write_snapshot
 from rewards import Task
 
 LOGS = ("metrics", "samples", "snapshots", "evaluations")
@@ -53,12 +52,17 @@ class MethodLog:
         return {name: row[name] for name in SHOWN}
 
     def is_snapshot_due(self, step: int) -> bool:
-        return is_snapshot_step(self.config, step)
+        """Whether a snapshot is due: evenly spaced, the first and the last step included."""
+        return step in snapshot_steps(self.config)
 
     def write_snapshot(self, step: int, pool: Pool) -> None:
         """Keep what the policy answers to a few held-out problems, for the page and the film."""
-        rewards = [pool.rewards[i][:, mask] for i, mask in enumerate(pool.objective_mask)]
-        write_snapshot(self.folder / "snapshots.jsonl", step, pool.problems, pool.answers, rewards)
+        records = []
+        for i, problem in enumerate(pool.problems):
+            vectors = pool.rewards[i][:, pool.objective_mask[i]]  # (n, k of the problem)
+            rewards = vectors.double().round(decimals=6).tolist()
+            records.append({"id": problem.id, "answers": pool.answers[i], "rewards": rewards})
+        append(self.folder / "snapshots.jsonl", {"step": step, "problems": records})
 
     def write_evaluation(self, step: int, measures: dict[str, Tensor]) -> None:
         """Log measures (N) of N held-out problems, for a figure of their course."""
@@ -82,6 +86,13 @@ class MethodLog:
             f"were paid the same, so nothing is learnt from them; {fix}",
             file=sys.stderr,
         )
+
+
+def snapshot_steps(config: Config) -> set[int]:
+    """The steps after which answers are kept, six steps or more apart."""
+    n = min(config.snapshots, max(2, config.steps // 6), config.steps)
+    gaps = max(1, n - 1)
+    return {config.steps - round(i * (config.steps - 1) / gaps) for i in range(n)}
 
 
 def show_first_step(method: str, config: Config, best: dict, row: dict[str, float]) -> None:

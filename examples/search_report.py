@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.looks import look_of
 from report import style
+from report.looks import look_of
 from report.markdown import markdown
 from report.statistics import bootstrap_interval
 

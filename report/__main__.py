@@ -17,9 +17,9 @@ from engine.config import Parser, check_ranges, flag
 from engine.doors import as_command
 from engine.evaluations import output_folders
 from engine.files import writing
-from engine.snapshots import Snapshots, read_snapshots
 from report.geometry import geometry_of
 from report.page import write_film, write_page
+from report.snapshots import Snapshots, read_snapshots
 from rewards import UserError
 
 

@@ -16,10 +16,10 @@ from PIL import Image
 from torch import Tensor
 
 import vpo
-from engine.looks import look_of
-from engine.snapshots import Snapshots
 from report import plots
 from report.drawings import drawing_of
+from report.looks import look_of
+from report.snapshots import Snapshots
 from rewards import Problem, Task, UserError
 
 MAX_BYTES = 1_900_000  # of a page or a film; one that is larger leaves out every other frame

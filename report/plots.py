@@ -13,9 +13,9 @@ from torch import Tensor
 
 from engine.evaluations import Evaluation, Pool
 from engine.files import read_log
-from engine.looks import Look, look_of
 from report import style
 from report.drawings import Drawing, drawing_of
+from report.looks import Look, look_of
 from rewards import Problem, Task
 from vpo import ADVANTAGES, SEVERAL_ANSWERS
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from engine.looks import Look
+from report.looks import Look
 
 SMALL = 9  # points, the smallest text of a figure
 STYLE = {

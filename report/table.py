@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.evaluations import Settings
 from engine.files import read_log, write_text
-from engine.looks import look_of
+from report.looks import look_of
 from report.statistics import half_width
 from vpo import ADVANTAGES, SEVERAL_ANSWERS, answers_per_rollout
 

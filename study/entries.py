@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine.looks import LOOKS, Look, look_of
+from report.looks import LOOKS, Look, look_of
 
 LOW_RATE = "grpo_low_rate"  # the method of study/low_rate.py
 LOOKS[LOW_RATE] = Look("GRPO, low rate", "#f4a582", "s", "--")

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.looks import look_of
 from examples.search_report import solved_at
 from report import style
+from report.looks import look_of
 from study.entries import (
     GROUP_VPO,
     GRPO,

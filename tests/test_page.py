@@ -17,12 +17,13 @@ import train
 import vpo
 from engine.config import Config
 from engine.files import read_log
-from engine.looks import look_of
+from engine.logs import snapshot_steps
 from engine.runs import checkpoints
-from engine.snapshots import Frame, Snapshots, is_snapshot_step
 from engine.tasks import load_task, reward_vectors
 from report import page
 from report.__main__ import main
+from report.looks import look_of
+from report.snapshots import Frame, Snapshots
 from rewards import Problem, Task
 
 RUN = shlex.split(
@@ -181,7 +182,7 @@ def test_a_resumed_run_ends_with_the_same_snapshots(run):
 )
 def test_snapshots_are_evenly_spaced(steps, n, expected):
     config = Config(steps=steps, snapshots=n)
-    assert [step for step in range(1, steps + 1) if is_snapshot_step(config, step)] == expected
+    assert sorted(snapshot_steps(config)) == expected
 
 
 def test_the_page_of_a_run(run, capsys):

@@ -10,9 +10,9 @@ from matplotlib.text import Text
 from engine.config import Config
 from engine.evaluations import Evaluation, Pool, Settings
 from engine.files import append
-from engine.looks import LOOKS, look_of
 from report import plots
 from report.drawings import Drawing, drawing_of
+from report.looks import LOOKS, look_of
 from report.plots import Curve
 from rewards import Fence, Problem, Task, Toy
 from vpo import ADVANTAGES

@@ -9,10 +9,10 @@ import torch
 from test_page import METHODS, data_of, made_snapshots
 
 import vpo
-from engine.snapshots import Snapshots
 from eval import best_at_k
 from report import page
 from report.drawings import drawing_of
+from report.snapshots import Snapshots
 
 needs_browser = pytest.mark.skipif(
     not chromium.find(), reason="no Chromium: apt-get install chromium, or set CHROMIUM"

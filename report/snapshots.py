@@ -5,36 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.config import Config
-from engine.files import append, read_log
+from engine.files import read_log
 from engine.runs import load_run, task_of
 from engine.tasks import held_out
 from rewards import Problem, Task, UserError
 from vpo import ADVANTAGES
-
-STEPS_APART = 6  # at least
-
-
-def is_snapshot_step(config: Config, step: int) -> bool:
-    """Whether a snapshot is due after this many updates: evenly spaced, the first and the last included."""
-    n = min(config.snapshots, max(2, config.steps // STEPS_APART), config.steps)
-    gaps = max(1, n - 1)
-    return step in [config.steps - round(i * (config.steps - 1) / gaps) for i in range(n)]
-
-
-def write_snapshot(
-    log: Path, step: int, problems: list[Problem], answers: list[list[str | None]], rewards: list
-) -> None:
-    """Add what a policy answers to a few held-out problems.
-
-    Args:
-        answers: (N, n) answers, None where a rollout left a slot empty.
-        rewards: N tensors (n, k).
-    """
-    records = []
-    for problem, texts, vectors in zip(problems, answers, rewards, strict=True):
-        rounded = vectors.double().round(decimals=6).tolist()
-        records.append({"id": problem.id, "answers": texts, "rewards": rounded})
-    append(log, {"step": step, "problems": records})
 
 
 @dataclass
