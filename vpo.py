@@ -99,10 +99,10 @@ def set_scores(
     if weights.ndim != 3 or weights.shape[0] != P or weights.shape[2] != k:
         raise ValueError(f"weights {tuple(weights.shape)}: expected (P, K, k) = ({P}, K, {k})")
     # Autocast would round the product to bfloat16, and a card products of float32 to TF32.
-    exact = torch.float64 if rewards.is_cuda else torch.float32
-    answers = rewards.to(exact).reshape(P, G * m, k)
+    answers = rewards.double() if rewards.is_cuda else rewards.float()
+    answers = answers.reshape(P, G * m, k)
     with torch.autocast(rewards.device.type, enabled=False):
-        utilities = torch.bmm(answers, weights.to(exact).mT)  # (P, G * m, K)
+        utilities = torch.bmm(answers, weights.to(answers.dtype).mT)  # (P, G * m, K)
     utilities = utilities.view(P, G, m, -1)
     if answer_mask is None:
         return utilities.amax(2).float()
