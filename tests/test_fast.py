@@ -105,7 +105,7 @@ def test_both_imitate_alike(name):
 
 
 @pytest.mark.parametrize("backward", [train.backward, fast.backward])
-@pytest.mark.parametrize("name", ["tiny", "qwen2", "gemma2", "phi", "smollm3"])
+@pytest.mark.parametrize("name", ["tiny", "gemma2", "phi", "smollm3"])
 def test_the_gradient_is_that_of_single_rollouts(name, backward, monkeypatch):
     """Each rollout without cache, padding and micro-batches, all logits at once; the head in chunks of 3 rows."""
     policy = load_random_model(name)

@@ -25,7 +25,7 @@ from engine.jobs import jobs_of, run_all
 from rewards import UserError
 
 QUICK = shlex.split(
-    "--task toy --warm-steps 20 --steps 16 --prompts-per-step 2 --group-size 4 --save-every 3 "
+    "--task toy --warm-steps 12 --steps 12 --prompts-per-step 2 --group-size 4 --save-every 3 "
     "--eval-problems 3 --pool 5 --device cpu --method grpo vpo"
 )
 
@@ -131,11 +131,11 @@ def test_a_killed_run_ends_bit_for_bit_the_same():
     child.kill()
     child.join()
     wait_until_dead(others)
-    assert not Path("run/vpo/checkpoint-000016").exists(), "the kill came too late"
+    assert not Path("run/vpo/checkpoint-000012").exists(), "the kill came too late"
     train.main(["--resume", "--out", "run", "--jobs", "2"])
     for method in ("grpo", "vpo"):
         assert metrics(Path("alone", method)) == metrics(Path("run", method))
-        weights = f"{method}/checkpoint-000016/model.safetensors"
+        weights = f"{method}/checkpoint-000012/model.safetensors"
         assert Path("alone", weights).read_bytes() == Path("run", weights).read_bytes()
     assert list(policies_of(Path("run")).items()) == list(policies_of(Path("alone")).items())
 
