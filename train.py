@@ -316,11 +316,7 @@ def own_sets(
 
 
 def train_method(method: str, config: Config, task: Task, position: int = 0) -> None:
-    """Train one method from its newest checkpoint, or from the start model.
-
-    Args:
-        position: of the progress bar, below those of methods that are trained at the same time.
-    """
+    """Train one method from its newest checkpoint, or from the start model; its bar is at `position`."""
     folder = Path(config.out) / method
     policy, reference, optimizer, step = checkpoints.load(config, task, folder)
     state = TrainState(policy, reference, optimizer, peak_rate(config, method), step)
