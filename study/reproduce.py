@@ -21,6 +21,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -171,8 +172,11 @@ def run_grid(pending: list[Cell], jobs: int, store: Store) -> int:
     store.folder.mkdir(parents=True, exist_ok=True)
 
     running: list[subprocess.Popen] = []  # all that were started; a signal to an ended one is lost
+    is_stopped = threading.Event()
 
     def run_cell(cell: Cell) -> bool:
+        if is_stopped.is_set():
+            return False
         log = Path(f"{store.run(cell)}.log")
         command = [
             sys.executable,
@@ -186,6 +190,8 @@ def run_grid(pending: list[Cell], jobs: int, store: Store) -> int:
         with log.open("w") as file:
             process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
             running.append(process)
+            if is_stopped.is_set():  # it began while the others were stopped
+                process.send_signal(signal.SIGINT)
             has_failed = process.wait() != 0
         outcome = f"FAILED, see {log}" if has_failed else "stored"
         print(f"{time.strftime('%H:%M')}  {cell.name}  {outcome}", flush=True)
@@ -199,6 +205,7 @@ def run_grid(pending: list[Cell], jobs: int, store: Store) -> int:
         try:
             return sum(workers.map(run_cell, pending))
         except KeyboardInterrupt:
+            is_stopped.set()
             workers.shutdown(wait=False, cancel_futures=True)  # first, else another cell begins
             for process in running:
                 process.send_signal(signal.SIGINT)
