@@ -187,7 +187,8 @@ def measure(pool: Pool, task: Task, m: int) -> dict[str, Tensor]:
     values = {}
     for k in [*(k for k in BUDGETS if k < n), n]:
         values[f"best@{k}"] = best_at_k(pool.scalars, k)
-        values[f"pass@{k}"] = torch.tensor([pass_at_k(n, c, k) for c in passes.sum(1).tolist()])
+        chances = [pass_at_k(n, c, k) for c in passes.sum(1).tolist()]
+        values[f"pass@{k}"] = torch.tensor(chances)
         values[f"W@{k}"] = weighted_best_at_k(pool.rewards, k, mask)
     is_earning = (pool.rewards > task.minimum) & mask[:, None]  # (N, n, k)
     values["earned"] = is_earning.any(-1).double().mean(1)

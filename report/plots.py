@@ -155,7 +155,9 @@ def progress(curves: list[Curve], measures: list[str], path: Path) -> None:
             ax.set(title=measure, xlabel="training step")
             ax.xaxis.get_major_locator().set_params(integer=True)
             ax.grid(alpha=0.25, lw=0.6)
-        style.finish(axes, path, "Means over 20 validation problems, measured while training runs")
+        style.finish(
+            axes, path, "Means over at most 20 validation problems, measured while training runs"
+        )
 
 
 def _draw_smoothed(ax: Any, curve: Curve, key: str) -> None:
