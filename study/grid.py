@@ -68,6 +68,12 @@ REAL_RATES = {  # fewer: a run takes a quarter of an hour
     },
 }
 
+# Other cures of the collapse, compared beside the default of one setting at a time.
+KLS = (0.003, 0.01, 0.03, 0.1, 0.3)  # weights of the KL term, for all main methods; default 1e-3
+MORE_KLS = {"code": dict.fromkeys(("grpo", "group_vpo"), (1.0,))}  # where an edge was the best
+ENTROPY_COEFS = (0.001, 0.003, 0.01, 0.03)  # for GRPO; default 0
+TRAINING_TEMPERATURES = (0.7, 1.3)  # for GRPO; default 1
+
 REAL_MODEL = "--model HuggingFaceTB/SmolLM2-135M-Instruct --snapshots 0"
 OPEN_CASES = (
     "--data tasks/open_cases.jsonl --model HuggingFaceTB/SmolLM2-135M-Instruct --warm-steps 36 "
@@ -230,7 +236,7 @@ def cells_of(row: Row) -> list[Cell]:
 
 
 def tuning_cells() -> list[Cell]:
-    """The runs that choose the learning rates."""
+    """The runs that choose the learning rates, and the settings of the other cures."""
     grid = []
     for task in LR:
         for method in LR[task]:
@@ -238,7 +244,21 @@ def tuning_cells() -> list[Cell]:
                 grid.append(Cell(task, method, TUNING_SEED, (("lr", rate),)))
     for rate in RATES:  # with one seed they came in no order
         grid.append(Cell("maze", "grpo", TUNING_SEED + 1, (("lr", rate),)))
+    for task in ("maze", "code"):
+        for method in MAIN_METHODS:
+            for name, value in cures(task, method):
+                grid.append(Cell(task, method, TUNING_SEED, ((name, value),)))
     return grid
+
+
+def cures(task: str, method: str) -> list[tuple[str, float]]:
+    """The flags of train.py that may keep a method's variety, one at a time: (name, value)."""
+    kls = (*KLS, *MORE_KLS.get(task, {}).get(method, ()))
+    found = [("kl", value) for value in kls]
+    if method == "grpo":
+        found += [("entropy-coef", value) for value in ENTROPY_COEFS]
+        found += [("temperature", value) for value in TRAINING_TEMPERATURES]
+    return found
 
 
 def tuning_rates(task: str, method: str) -> tuple[float, ...]:
