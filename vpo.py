@@ -83,7 +83,8 @@ def set_scores(
 ) -> Tensor:
     """The utility of every rollout's best answer: u_j(g) = max_{y in S} w_j . r(y).
 
-    It is fused: one batched matrix product makes the utilities of all answers under all weights.
+    It is fused: one batched matrix product makes the utilities of all answers under all weights. No
+    tensor is larger than these (P, G, m, K), or than the arguments.
 
     Args:
         rewards: (P, G, m, k) reward vectors.
@@ -135,7 +136,7 @@ def subset_best(scores: Tensor, s: int) -> Tensor:
         return scores
     G = scores.shape[1]
     if not 1 <= s < G:
-        raise ValueError(f"subset s = {s}: must be 1 to {G - 1}, less than the group")
+        raise ValueError(f"a set of s = {s} rollouts needs a group of more, and G is {G}")
     n_sets = math.comb(G - 1, s - 1)
     own = [math.comb(i, s - 1) / n_sets for i in range(G)]
     above = [0.0] + [math.comb(j - 1, s - 2) / n_sets for j in range(1, G)]
@@ -185,7 +186,7 @@ def group_normalize(scores: Tensor, eps: float = EPS) -> Tensor:
     scores = _precise(scores)
     scale = scores.abs().amax(1, keepdim=True).clamp_min(1.0)  # (P, 1)
     centered = center(scores)
-    std = centered.square().mean(1, keepdim=True).sqrt()  # (P, 1)
+    std = scale * (centered / scale).square().mean(1, keepdim=True).sqrt()  # (P, 1)
     return torch.where(std < eps * scale, 0.0, centered / (std + eps))
 
 
@@ -345,7 +346,7 @@ def answers_per_rollout(method: str, m: int) -> int:
 
 
 def default_subset(G: int) -> int:
-    """The default s of Max@K and Group VPO in a group of G rollouts: half of it, at least two."""
+    """The default s of Max@K and Group VPO in a group of G > 2 rollouts: half of it, at least two."""
     return max(2, G // 2)
 
 

@@ -98,7 +98,7 @@ def files(folder: Path) -> dict[str, bytes]:
         ("--metod vpo", "unrecognized arguments: --metod vpo; --help lists all flags"),
         ("--method ppo", "--method ppo: unknown; one of grpo, dr_grpo"),
         ("--method grpo --subset 2", "--subset 2: not used by grpo; leave it out"),
-        ("--subset 4", "s = 4: must be 1 to 3, less than the group"),
+        ("--subset 4", "a set of s = 4 rollouts needs a group of more, and G is 4"),
         ("--m 2.5", "--m: invalid int value: '2.5'"),
         ("--pool 1", "--pool 1: must hold at least one rollout of --m 2 answers"),
         ("--lr fast", "--lr fast: must be a rate, or METHOD=RATE"),

@@ -500,7 +500,7 @@ ZEROS = torch.zeros(2, 4, 1, 3)  # (P, G, m, k)
         (lambda: vpo.sample_weights(2, 0, 3), "n_weights = 0"),
         (lambda: vpo.sample_weights(2, 5, 3, alpha=0.04), "alpha = 0.04: must be 0.05 to 100"),
         (lambda: vpo.sample_weights(2, 5, 3, alpha=math.nan), "alpha = nan"),
-        (lambda: vpo.vpo_advantage(ZEROS, subset=4), "subset s = 4: must be 1 to 3"),
+        (lambda: vpo.vpo_advantage(ZEROS, subset=4), "a set of s = 4 rollouts"),
         (lambda: vpo.vpo_advantage(ZEROS[0]), r"\(P, G, m, k\)"),
         (lambda: vpo.vpo_advantage(ZEROS, torch.ones(2, 3)), "answer_mask"),
         (lambda: vpo.vpo_advantage(ZEROS, objective_mask=torch.ones(2, 4)), "objective_mask"),
@@ -622,6 +622,15 @@ def test_the_loss_is_independent_of_micro_batches():
     (of_parts,) = torch.autograd.grad(parts, new)
     (of_whole,) = torch.autograd.grad(whole, new)
     torch.testing.assert_close(of_parts, of_whole)
+
+
+def test_rewards_of_any_size_have_the_same_advantages():
+    # The square of a large reward overflows in float32.
+    rewards = torch.rand(2, 4, 2, 3, generator=torch.Generator().manual_seed(0))
+    scores = rewards.mean((2, 3))
+    torch.testing.assert_close(
+        vpo.group_normalize(scores * 2.0**90), vpo.group_normalize(scores), atol=1e-4, rtol=1e-4
+    )
 
 
 def test_no_advantage_is_no_loss_even_where_the_ratio_overflows():
