@@ -9,11 +9,15 @@ import atexit
 import builtins
 import contextlib
 import ctypes
+import errno
 import functools
 import gc
+import importlib
+import io
 import json
 import math
 import os
+import pkgutil
 import platform
 import random
 import resource
@@ -29,6 +33,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 OPEN = open  # the builtin function, which `_open` replaces
+STACK_SIZE = threading.stack_size  # which `_stack_size` replaces
 RECURSION_LIMIT = sys.getrecursionlimit()
 MAX_DEPTH = 200  # of nested lists and dictionaries
 MAX_PATIENCE = 40  # seconds that a child may wait for a core beyond its deadline
@@ -36,14 +41,12 @@ TIMED_OUT = -2  # the status of a child that was killed at its deadline
 SCRIPTS_PER_CHILD = 8  # tests of a script; each has a descriptor, and a child may have 16
 NOBODY = 65534  # user and group
 
-# A child cannot open files. It can import these modules, the ones imported above, and those that
-# are built into Python.
-PRELOADED = """
-    __future__ argparse array ast base64 bisect calendar cmath collections.abc concurrent.futures.thread contextvars
-    copy csv dataclasses datetime _strptime decimal difflib doctest encodings.ascii encodings.latin_1 fileinput
-    fractions graphlib hashlib heapq html inspect itertools locale logging numbers pathlib pickle pprint queue re sched
-    secrets shlex shutil statistics string subprocess tempfile textwrap timeit tokenize traceback typing unicodedata
-    unittest uuid zlib"""
+# A child cannot open files, so its helper imports the standard library, but for these packages: they
+# draw on a screen, install software, or do something as soon as they are imported.
+LEFT_OUT = """
+    antigravity curses _curses _curses_panel distutils ensurepip idlelib lib2to3 pydoc_data readline rlcompleter test
+    this tkinter _tkinter turtle turtledemo venv"""
+FILES = {"/dev/stdin": 0, "/dev/fd/0": 0, "/dev/stdout": 1, "/dev/fd/1": 1}  # that `open` knows
 
 # System calls that a child may make: name, number on x86-64, number on arm64.
 ALLOWED = """
@@ -75,6 +78,17 @@ ALLOWED = """
     getpid             39  172
     gettid            186  178
     getppid           110  173
+    getuid            102  174
+    geteuid           107  175
+    getgid            104  176
+    getcwd             79   17
+    getegid           108  177
+    sched_getaffinity 204  123
+    setitimer          38  103
+    select             23   72
+    pselect6          270   72
+    poll                7   73
+    ppoll             271   73
     set_robust_list   273   99
     rseq              334  293
     exit               60   93
@@ -83,6 +97,7 @@ ALLOWED = """
 # System calls that are answered in their own way, see `_filter`. All others are refused.
 CLONE = (56, 220)
 PRLIMIT64 = (302, 261)
+FCNTL = (72, 25)
 CLONE3 = 435  # everywhere
 OPENAT = (257, 56)
 NEWFSTATAT = (262, 79)
@@ -98,6 +113,7 @@ RETURN = 0x06
 CALL_NUMBER_OFFSET = 0
 ARCHITECTURE_OFFSET = 4
 ARGUMENT_OFFSET = 16  # of the call's first argument
+SECOND_ARGUMENT_OFFSET = 24
 # Verdicts of the filter on a system call.
 ALLOW = 0x7FFF0000
 KILL = 0x80000000
@@ -110,6 +126,7 @@ PR_SET_SECCOMP = 22
 PR_SET_NO_NEW_PRIVS = 38
 SECCOMP_MODE_FILTER = 2
 CLONE_THREAD = 0x10000
+F_DUPFD_CLOEXEC = 1030
 
 Instruction = tuple[int, int, int, int]  # operation, rows to skip if true, if false, operand
 
@@ -135,19 +152,18 @@ def serve(control: socket.socket, seconds: float, memory_mb: int, unconfined: bo
     Each message on `control` carries the descriptor of a socket for the job, and for a script those
     of stdin in every test. The answer is the child's exit status.
     """
-    for name in PRELOADED.split():
-        __import__(name)
+    _preload()
     builtins.exit = builtins.quit = sys.exit  # Python's option -S leaves them out
     os.fstat = _fstat
-    builtins.open = _open
+    builtins.open = io.open = _open
+    threading.stack_size = _stack_size
+    _become_nobody()
     confine = None
-    try:
-        _become_nobody()
-        if not unconfined:
+    if not unconfined:
+        try:
             confine = _make_confine()
-    except (OSError, KeyError) as error:  # root may lack the right to become nobody
-        if not unconfined:
-            control.send(f"programs cannot be confined here ({error!r})".encode())
+        except KeyError as error:
+            control.send(f"programs cannot be confined on the processor {error}".encode())
             return
     _limit_resources(memory_mb)
     random.seed(0)
@@ -175,12 +191,24 @@ def serve(control: socket.socket, seconds: float, memory_mb: int, unconfined: bo
         control.send(str(status).encode())
 
 
+def _preload() -> None:
+    """Import all modules of the standard library that this Python and this system have."""
+    names = sorted(sys.stdlib_module_names.difference(LEFT_OUT.split()), reverse=True)
+    while names:
+        name = names.pop()
+        with contextlib.suppress(Exception):
+            module = importlib.import_module(name)
+            for part in pkgutil.iter_modules(getattr(module, "__path__", ())):
+                if part.name not in ("__main__", "test", "tests"):
+                    names.append(f"{name}.{part.name}")
+
+
 def _become_nobody() -> None:
-    """Give up the rights of root."""
+    """Give up the rights of root. In some containers root may not, and has none."""
     if os.geteuid() == 0:
-        os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
+        for give_up, what in ((os.setgroups, []), (os.setgid, NOBODY), (os.setuid, NOBODY)):
+            with contextlib.suppress(OSError):
+                give_up(what)
 
 
 def _make_confine() -> Callable[[], int]:
@@ -236,6 +264,10 @@ def _filter(machine: str) -> list[Instruction]:
     rows += _answer_by_argument(CLONE[column], JUMP_IF_ANY_BIT, CLONE_THREAD)
     # prlimit64 may be called for process 0, which is the caller itself.
     rows += _answer_by_argument(PRLIMIT64[column], JUMP_IF_EQUAL, 0)
+    # fcntl may copy a descriptor, as os.dup does. It could also send signals.
+    rows += _answer_by_argument(
+        FCNTL[column], JUMP_IF_EQUAL, F_DUPFD_CLOEXEC, SECOND_ARGUMENT_OFFSET
+    )
     rows.append((RETURN, 0, 0, NOT_PERMITTED))
     return rows
 
@@ -245,11 +277,13 @@ def _answer(number: int, verdict: int) -> list[Instruction]:
     return [(JUMP_IF_EQUAL, 0, 1, number), (RETURN, 0, 0, verdict)]
 
 
-def _answer_by_argument(number: int, jump: int, operand: int) -> list[Instruction]:
-    """The rows that allow a system call if its first argument passes the jump's test."""
+def _answer_by_argument(
+    number: int, jump: int, operand: int, offset: int = ARGUMENT_OFFSET
+) -> list[Instruction]:
+    """The rows that allow a system call if an argument, by default the first, passes the jump's test."""
     return [
         (JUMP_IF_EQUAL, 0, 4, number),
-        (LOAD, 0, 0, ARGUMENT_OFFSET),
+        (LOAD, 0, 0, offset),
         (jump, 0, 1, operand),
         (RETURN, 0, 0, ALLOW),
         (RETURN, 0, 0, NOT_PERMITTED),
@@ -258,13 +292,20 @@ def _answer_by_argument(number: int, jump: int, operand: int) -> list[Instructio
 
 def _limit_resources(memory_mb: int) -> None:
     """Set the limits that all children inherit."""
-    _limit(resource.RLIMIT_AS, memory_mb * 2**20)
+    _limit(resource.RLIMIT_AS, _own_size() + memory_mb * 2**20)
     _limit(resource.RLIMIT_FSIZE, 0)
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_NOFILE, 16)
     _, hard = resource.getrlimit(resource.RLIMIT_STACK)
     soft = 100 * 2**20 if hard == resource.RLIM_INFINITY else hard
     resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))
+
+
+def _own_size() -> int:
+    """The bytes of memory that this process has; 0 on macOS."""
+    with contextlib.suppress(OSError), open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+    return 0
 
 
 def _limit(kind: int, limit: int) -> None:
@@ -280,15 +321,29 @@ def _fstat(descriptor: int) -> os.stat_result:
 
     The C library asks for it by a system call that could ask about any file. The filter refuses it.
     """
-    position = os.lseek(descriptor, 0, os.SEEK_CUR)
-    size = os.lseek(descriptor, 0, os.SEEK_END)
-    os.lseek(descriptor, position, os.SEEK_SET)
+    try:
+        position = os.lseek(descriptor, 0, os.SEEK_CUR)
+        size = os.lseek(descriptor, 0, os.SEEK_END)
+        os.lseek(descriptor, position, os.SEEK_SET)
+    except OSError as error:
+        if error.errno != errno.ESPIPE:
+            raise
+        size = 0  # a stream
     return os.stat_result((0o100400, 0, 0, 1, 0, 0, size, 0, 0, 0))
 
 
 def _open(file, *arguments, **options):
     """`open`, for which /dev/stdin is descriptor 0: the filter lets no file be opened."""
-    return OPEN(0 if file == "/dev/stdin" else file, *arguments, **options)
+    if str(file) in FILES:
+        file = FILES[str(file)]
+        options["closefd"] = False
+    return OPEN(file, *arguments, **options)
+
+
+def _stack_size(size: int = 0) -> int:
+    """`threading.stack_size`, of which programs ask for more than all their memory."""
+    memory, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return STACK_SIZE(min(size, memory // 4))
 
 
 def _fork() -> int:
@@ -390,7 +445,7 @@ def _run_function(program: str, entry_point: str, inputs: list[str], channel: in
 def _result(program: str, entry_point: str, arguments: str) -> str:
     """The function's result as JSON. It runs in a fresh module, where main guards do not run."""
     sys.set_int_max_str_digits(sys.int_info.default_max_str_digits)
-    module = sys.modules["solution"] = types.ModuleType("solution")
+    module = _new_module("solution")
     exec(_compiled(program), module.__dict__)
     owner = module
     solution = getattr(module, "Solution", None)
@@ -401,6 +456,12 @@ def _result(program: str, entry_point: str, arguments: str) -> str:
         raise TypeError("the result is no plain JSON value")
     sys.set_int_max_str_digits(0)  # without a limit
     return json.dumps(value)
+
+
+def _new_module(name: str) -> types.ModuleType:
+    module = sys.modules[name] = types.ModuleType(name)
+    module.__file__ = "solution.py"
+    return module
 
 
 @functools.cache
@@ -419,26 +480,24 @@ def _run_script(program: str, inputs: list[int], channel: int, mark: str) -> Non
     """
     usual_builtins = dict(vars(builtins))
     n_callbacks = atexit._ncallbacks()
-    for number, stdin in enumerate(inputs):
+    for stdin in inputs:
+        sys.stdin = sys.stdout = None  # what the run before left there may close a descriptor
         os.dup2(stdin, 0)
-        os.dup2(channel, 1)  # the run before may have closed it
+        os.dup2(channel, 1)
         stdout = _start_anew()
-        module = sys.modules["__main__"] = types.ModuleType("__main__")
-        status = _status_of(program, module)
-        if status != 0 and number > 0:  # an earlier run may be to blame
-            os._exit(1)
+        status = _status_of(program, _new_module("__main__"))
         has_threads = threading.active_count() > 1
         is_last = has_threads or atexit._ncallbacks() > n_callbacks
         if is_last:  # as at the end of an interpreter
             threading._shutdown()
             atexit._run_exitfuncs()
-        module.__dict__.clear()  # closes the files that the script opened on descriptor 1
-        gc.collect()
-        for stream in (sys.stdout, stdout):
-            # The script may have closed it or put something else in its place.
-            with contextlib.suppress(ValueError, AttributeError):
-                stream.flush()
-        if status != 0:
+        # The script may have put a stream of its own there, which needs the module to flush.
+        status = status or _flush(sys.stdout)
+        sys.stdout = stdout
+        sys.modules.pop("__main__", None)
+        gc.collect()  # ends what the script made, such as files on descriptor 1
+        status = status or _flush(stdout)
+        if status != 0:  # the trainer runs this test again if an earlier run may be to blame
             os._exit(status)
         try:
             os.write(channel, mark.encode())
@@ -472,6 +531,17 @@ def _status_of(program: str, module: types.ModuleType) -> int:
         return _exit_status(stop.code)
     except BaseException:
         return 1
+    return 0
+
+
+def _flush(stream: object) -> int:
+    """Flush a stream, if it is an open one. Returns the status with which an interpreter would end."""
+    try:
+        stream.flush()
+    except (ValueError, AttributeError):
+        pass
+    except BaseException:
+        return 120
     return 0
 
 
