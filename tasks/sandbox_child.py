@@ -81,7 +81,6 @@ ALLOWED = """
     getuid            102  174
     geteuid           107  175
     getgid            104  176
-    getcwd             79   17
     getegid           108  177
     sched_getaffinity 204  123
     setitimer          38  103

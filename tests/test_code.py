@@ -313,7 +313,7 @@ def test_a_busy_machine_costs_no_test(capsys):
         rounds.append(len(pairs))
         return [[len(rounds) > 1] * len(problem["tests"]) for problem, _ in pairs]
 
-    (own, mbpp) = code_files.load_problems("--data", write(OWN, MBPP), busy_first)
+    (own, mbpp) = code_files.load_problems("--data", write(OWN, MBPP), busy_first, str)
     assert rounds == [2, 1, 1]
     assert (len(own["tests"]), len(mbpp["tests"])) == (2, 4)
     assert "0 asserts that their reference solution fails (none)" in capsys.readouterr().err
