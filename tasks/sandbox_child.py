@@ -82,7 +82,6 @@ ALLOWED = """
     geteuid           107  175
     getgid            104  176
     getegid           108  177
-    sched_getaffinity 204  123
     setitimer          38  103
     select             23   72
     pselect6          270   72
@@ -152,6 +151,7 @@ def serve(control: socket.socket, seconds: float, memory_mb: int, unconfined: bo
     of stdin in every test. The answer is the child's exit status.
     """
     _preload()
+    os.environ.clear()
     builtins.exit = builtins.quit = sys.exit  # Python's option -S leaves them out
     os.fstat = _fstat
     builtins.open = io.open = _open

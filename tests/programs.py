@@ -5,6 +5,38 @@ STDIO = [("2 3\n", "5\n"), ("10 -4\n", "6\n")]  # what a script should do
 RIGHT = "def f(x):\n    return 2 * x\n"
 ADD = "a, b = map(int, input().split())\nprint(a + b)"
 
+# What many programs of Codeforces begin with.
+FAST_STREAMS = """
+import os, sys
+from io import BytesIO, IOBase
+class FastIO(IOBase):
+    newlines = 0
+    def __init__(self, file):
+        self._fd = file.fileno()
+        self.buffer = BytesIO()
+        self.writable = "x" in file.mode or "r" not in file.mode
+    def readline(self):
+        while self.newlines == 0:
+            data = os.read(self._fd, max(os.fstat(self._fd).st_size, 8192))
+            self.newlines = data.count(b"\\n") + (not data)
+            place = self.buffer.tell()
+            self.buffer.seek(0, 2), self.buffer.write(data), self.buffer.seek(place)
+        self.newlines -= 1
+        return self.buffer.readline()
+    def flush(self):
+        if self.writable:
+            os.write(self._fd, self.buffer.getvalue())
+            self.buffer.truncate(0), self.buffer.seek(0)
+class IOWrapper(IOBase):
+    def __init__(self, file):
+        self.buffer = FastIO(file)
+        self.flush = self.buffer.flush
+        self.write = lambda text: self.buffer.buffer.write(text.encode("ascii"))
+        self.readline = lambda: self.buffer.readline().decode("ascii")
+sys.stdin, sys.stdout = IOWrapper(sys.stdin), IOWrapper(sys.stdout)
+input = lambda: sys.stdin.readline().rstrip("\\r\\n")
+"""
+
 # Functions that do not double their argument, however they pretend to. None of their tests may pass.
 CHEATS = {
     "equal to everything": "class E:\n    def __eq__(self, o): return True\n    __hash__ = None\ndef f(x): return E()",
@@ -221,6 +253,16 @@ SCRIPT_CHEATS = {
     "flood": "while True: print('5')",
     "leading blank": "a, b = map(int, input().split())\nprint('', a + b)",
     "words": "print('PASSED', 'OK', 'True')",
+    "right answer, and a stream that fails at the end": (
+        "import sys\na, b = map(int, input().split())\nprint(a + b, flush=True)\n"
+        "class Out:\n    def flush(self): 1 / 0\nsys.stdout = Out()"
+    ),
+    "forges at the end": (
+        "import os, sys\nclass Out:\n    def write(self, text): pass\n    def flush(self):\n"
+        "        frame = sys._getframe()\n        while frame:\n            mark = frame.f_locals.get('mark', '')\n"
+        "            frame = frame.f_back\n            os.write(1, f'True\\nPASSED{mark}'.encode())\n        os._exit(0)\n"
+        "sys.stdout = Out()"
+    ),
     "expected file": "print(open('expected.txt').read())",
     "needs more input": "input()\ninput()\nprint(5)",
     "bytes": "import sys\nsys.stdout.buffer.write(b'\\xff\\xfe')",
@@ -331,6 +373,16 @@ HONEST = {
         ),
         [([10], 45)],
     ),
+    "standard library": (
+        "import asyncio, bz2, configparser, email.message, gzip, html.parser, lzma, sqlite3, unittest.mock, xml.dom.minidom\n"
+        "import zipfile, zoneinfo\ndef f(s, codec): return s.encode(codec).decode(codec)",
+        [
+            (["é", codec], "é")
+            for codec in ("cp1252", "utf-16", "gb18030", "shift_jisx0213", "mac_roman")
+        ],
+    ),
+    "NaN": ("def f(x): return [float('nan'), x]", [([1], [float("nan"), 1])]),
+    "output above the usual limit": ("def f(n): return 'é' * n", [([10**6], "é" * 10**6)]),
     "no arguments": ("def f(): return 7", [([], 7)]),
     "some right": ("def f(x): return 2 * x if x > 0 else 0", DOUBLE, [True, True, False]),
     "one loops": (
@@ -425,6 +477,24 @@ HONEST_ADDS = {
         + ADD
         + "\nsys.__stdout__.write(sys.stdout.getvalue())"
     ),
+    "stream that is flushed at the end": (
+        "import sys\nclass Out:\n    kept = ''\n    def write(self, text): self.kept += text\n"
+        f"    def flush(self): sys.__stdout__.write(self.kept)\nsys.stdout = Out()\n{ADD}"
+    ),
+    "fast streams": FAST_STREAMS + ADD,
+    "writes when it is deleted": (
+        "import os\nclass Out:\n    def __del__(self): os.write(1, self.kept)\nout = Out()\n"
+        "out.kept = b'%d' % sum(map(int, input().split()))"
+    ),
+    "stream over the buffer": f"import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.buffer)\n{ADD}",
+    "copies descriptors": f"import os, sys\nsys.stdout = os.fdopen(os.dup(1), 'w')\nos.fstat(1)\n{ADD}",
+    "devices": f"import sys\nsys.stdin, sys.stdout = open('/dev/stdin'), open('/dev/stdout', 'w')\n{ADD}",
+    "waits for input": f"import select, sys\nselect.select([sys.stdin], [], [])\n{ADD}",
+    "more stack than memory": (
+        "import sys, threading\nthreading.stack_size(2 ** 30)\ndef main():\n    a, b = map(int, input().split())\n"
+        "    print(a + b)\nthreading.Thread(target=main).start()"
+    ),
+    "file of its own": f"import os\nos.path.dirname(__file__)\n{ADD}",
     "closes stdout": ("import sys\n" + ADD + "\nsys.stdout.close()"),
     "prints to stderr": ("import sys\nprint('note', file=sys.stderr)\n" + ADD),
 }
@@ -457,6 +527,12 @@ HONEST_SCRIPTS = {
     "loops once": (
         "a, b = map(int, input().split())\nwhile a == 2: pass\nprint(a + b)",
         STDIO,
+        [False, True],
+    ),
+    "output above the usual limit": ("print('x' * 5_000_000)", [("", "x" * 5_000_000)] * 2),
+    "number of a million digits": (
+        "print('1' * 1_000_001)",
+        [("", "0.5"), ("", "1" * 1_000_001)],
         [False, True],
     ),
     "one big read": ("import os\nprint(len(os.read(0, 10 ** 7)))", [("7" * 1000000, "1000000")]),
