@@ -38,7 +38,6 @@ def f(number, places):
         outputs.append(output if isinstance(output, int) else None)
     return outputs
 """
-DEEP = "sys.setrecursionlimit(50_000)\n"
 LATE = "2025-02-01"  # problems from here on are held out (paper, set-up)
 
 
@@ -199,12 +198,9 @@ class Code(Drawing, FileTask):
     def _answer(self, problem: dict, program: str, test: list) -> str:
         """What a program gives in a test, in words."""
         (given,) = self.sandbox.answers(job(problem | {"tests": [test]}, program))
-        if given is None:
-            return (
-                "it gives nothing: it raises, ends with another status than 0, returns no plain JSON value, or needs "
-                "more than --seconds or --memory-mb"
-            )
-        return f"it gives {given!r:.60}"
+        if given is not None:
+            return f"it gives {given!r:.60}"
+        return "it raises, returns no plain JSON value, or needs more than --seconds or --memory-mb"
 
 
 def find_blocks(text: str, finished: bool = False) -> list[str]:
@@ -282,7 +278,7 @@ def job(problem: dict, answer: str) -> Job:
         answer = f"def f(x):\n    return {answer.strip()}"
 
     future = []  # must come first
-    others = [] if problem.get("small") else [code_files.IMPORTS, DEEP]
+    others = [] if problem.get("small") else [code_files.IMPORTS, "sys.setrecursionlimit(50_000)\n"]
     for line in (problem["before"] + answer).splitlines(keepends=True):
         if line.startswith("from __future__ "):
             future.append(line)

@@ -22,7 +22,6 @@ for the grader, also in a loop over literal lists. Other asserts are left out an
 import ast
 import base64
 import builtins
-import contextlib
 import copy
 import inspect
 import io
@@ -113,9 +112,7 @@ def _why_no_test(problem: dict) -> str:
     return f"no assert outside a loop, or in one over literal lists, compares {name}(...) with a literal"
 
 
-def _check_references(
-    place: str, problems: list[dict], judge: Judge, answer: Answer
-) -> dict[str, int]:
+def _check_references(place: str, problems: list, judge: Judge, answer: Answer) -> dict[str, int]:
     """Leave out asserts that a reference solution fails; UserError if it fails another test.
 
     A reference that fails is judged once more, alone: the machine may have been too busy.
@@ -171,12 +168,9 @@ def _read_problem(record: dict) -> dict:
 
 def _own(record: dict) -> dict:
     starter = optional_text(record, "starter")
-    reference = optional_text(record, "reference")
     unknown = _unknown_names(starter)
-    if unknown and not reference:  # which would show whether answers can run
-        raise UserError(
-            f"field starter: nobody imports or defines {unknown[0]}; write that into the starter"
-        )
+    if unknown and not record.get("reference"):  # which would show whether answers can run
+        raise UserError(f"field starter: nobody defines {unknown[0]}; write that into the starter")
     entry_point = optional_text(record, "entry_point") or None
     if entry_point and not entry_point.isidentifier():
         raise UserError(
@@ -187,31 +181,28 @@ def _own(record: dict) -> dict:
         "text": text_field(record, "prompt"),
         "entry_point": entry_point,
         "tests": field(record, "tests", list, "a list of tests"),
-        "reference": reference,
+        "reference": optional_text(record, "reference"),
         "starter": starter,
     }
 
 
 def _unknown_names(starter: str) -> list[str]:
     """The names that the beginning of a program uses and nobody defines; none if it cannot be read."""
-    tree = None
-    for rest in ("", " pass"):
-        with contextlib.suppress(Exception):  # the parser raises more than SyntaxError
-            tree = tree or ast.parse(starter.rstrip() + rest)
-    if tree is None:
+    try:
+        tree = ast.parse(f"{starter.rstrip()} pass")
+    except Exception:  # the parser raises more than SyntaxError
         return []
-    known = {*dir(builtins)}
-    exec(IMPORTS, imported := {})
+    exec(IMPORTS, known := {**vars(builtins)})
     used = []
     for node in ast.walk(tree):
         match node:
             case ast.Name(name, ast.Load()):
                 used.append(name)
             case ast.Name(name) | ast.arg(name) | ast.ClassDef(name) | ast.FunctionDef(name):
-                known.add(name)
+                known[name] = node
             case ast.alias(name, alias):
-                known.add(alias or name.partition(".")[0])
-    return [name for name in used if name not in known | imported.keys()]
+                known[alias or name.partition(".")[0]] = node
+    return [name for name in used if name not in known]
 
 
 def _id(record: dict, *names: str, prefix: str = "") -> dict:

@@ -34,24 +34,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tasks.sandbox_child import (
-    ARCHITECTURES,
-    MAX_PATIENCE,
-    SCRIPTS_PER_CHILD,
-    TIMED_OUT,
-    is_plain,
-)
+from tasks.sandbox_child import MAX_PATIENCE, SCRIPTS_PER_CHILD, TIMED_OUT, is_plain
 
 CHILD = Path(__file__).resolve().with_name("sandbox_child.py")
 MAX_OUTPUT = 4 * 2**20  # bytes that one child may write, besides what the tests expect
 MAX_CACHED = 50_000  # programs whose outputs are remembered
 MAX_CACHED_OUTPUT = 4096  # bytes of all outputs of such a program
 MAX_DIGITS = 4000  # of an integer; to convert longer ones takes long, or Python refuses
-NEEDED = (
-    "LD_LIBRARY_PATH",
-    "DYLD_LIBRARY_PATH",
-    "PYTHONHOME",
-)  # with which an interpreter may start
+NEEDED = {"LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME"}  # for an interpreter to start
 EXACT = "exact"  # third item of a script's test whose stdout must be this text
 INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*+)")
 NUMBER = re.compile(
@@ -100,12 +90,10 @@ def run_tests(
     tolerance: float = 0.0,
     **limits: float,
 ) -> list[bool]:
-    """One verdict per test of a program.
+    """One verdict per test of a program; docs/sandbox.md says what counts as equal.
 
-    A tuple equals a list and 2.0 equals 2, but True is not 1. Numbers may differ by `tolerance`,
-    relative or absolute. A script must end with status 0; trailing blanks and trailing empty lines
-    do not count, and numbers that it prints are compared as numbers, see `_same_token`. `limits`
-    and the exceptions are those of `Sandbox`.
+    Numbers may differ by `tolerance`, relative or absolute. `limits` and the exceptions are those
+    of `Sandbox`.
     """
     if tolerance:
         tests = [(*test, (tolerance, tolerance)) for test in tests]
@@ -129,7 +117,7 @@ def check_job(program: str, tests: list[tuple], entry_point: str | None) -> None
             raise ValueError(f"test {number}: must be {wanted}, not {reprlib.repr(test)}")
 
 
-class Sandbox:
+class Sandbox(contextlib.AbstractContextManager):
     """A pool of helper processes that run programs.
 
     Raises SandboxError where programs cannot be confined, unless `unconfined`, and once it is
@@ -178,9 +166,6 @@ class Sandbox:
         """End all helpers and the programs that they run."""
         self._end()
 
-    def __enter__(self) -> "Sandbox":
-        return self
-
     def __exit__(self, *exception: object) -> None:
         self.close()
 
@@ -188,9 +173,7 @@ class Sandbox:
         """The verdicts of each job, one per test. Programs with equal inputs run once."""
         if not self._end.alive:
             raise SandboxError("the sandbox is closed, by hand or by an interrupted run")
-        if (
-            self._pid != os.getpid()
-        ):  # a fork, which has none of the threads and must not use these helpers
+        if self._pid != os.getpid():  # a fork has no threads and must not use the helpers
             with self._restart:
                 if self._pid != os.getpid():
                     self._end.detach()
@@ -350,7 +333,7 @@ class _Helper:
             "PYTHONDONTWRITEBYTECODE": "1",
             "MALLOC_ARENA_MAX": "1",
         }
-        environment |= {name: os.environ[name] for name in NEEDED if name in os.environ}
+        environment |= {name: os.environ[name] for name in NEEDED & os.environ.keys()}
         with theirs:
             self.process = subprocess.Popen(
                 command,
@@ -375,20 +358,16 @@ class _Helper:
             problem = self._problem()
         if problem:
             python = sys.version.split()[0]
-            machine = os.uname().machine
-            fix = "use Linux on x86-64 or arm64"
-            if sys.platform == "linux" and machine in ARCHITECTURES:
-                fix = "run as another user, or where the kernel or the container allows seccomp filters"
+            system = f"{sys.platform} {os.uname().machine}, user {os.geteuid()}"
             raise SandboxError(
-                f"{problem} (Python {python}, {sys.platform} {machine}, user {os.geteuid()}); {fix}, "
-                "or accept the risk by unconfined=True or the flag --unconfined"
+                f"{problem} (Python {python}, {system}); use Linux on x86-64 or arm64, run as another user, or in a "
+                "container that allows seccomp filters, or accept the risk by unconfined=True or the flag --unconfined"
             )
 
     def _problem(self) -> str:
         """Why this helper cannot be used, "" if it can."""
-        message = self.control.recv(1000)
-        if message != b"ready":
-            return message.decode() or "the helper did not start"
+        if self.control.recv(5) != b"ready":
+            return "programs cannot be confined here, or the helper did not start"
         (output,) = self.outputs(Request(PROBE, "probe", ("[]",)))
         if output is None:
             return "a harmless program does not run in the sandbox"

@@ -10,19 +10,10 @@ FAST_STREAMS = """
 import os, sys
 from io import BytesIO, IOBase
 class FastIO(IOBase):
-    newlines = 0
     def __init__(self, file):
         self._fd = file.fileno()
         self.buffer = BytesIO()
         self.writable = "x" in file.mode or "r" not in file.mode
-    def readline(self):
-        while self.newlines == 0:
-            data = os.read(self._fd, max(os.fstat(self._fd).st_size, 8192))
-            self.newlines = data.count(b"\\n") + (not data)
-            place = self.buffer.tell()
-            self.buffer.seek(0, 2), self.buffer.write(data), self.buffer.seek(place)
-        self.newlines -= 1
-        return self.buffer.readline()
     def flush(self):
         if self.writable:
             os.write(self._fd, self.buffer.getvalue())
@@ -32,9 +23,7 @@ class IOWrapper(IOBase):
         self.buffer = FastIO(file)
         self.flush = self.buffer.flush
         self.write = lambda text: self.buffer.buffer.write(text.encode("ascii"))
-        self.readline = lambda: self.buffer.readline().decode("ascii")
-sys.stdin, sys.stdout = IOWrapper(sys.stdin), IOWrapper(sys.stdout)
-input = lambda: sys.stdin.readline().rstrip("\\r\\n")
+sys.stdout = IOWrapper(sys.stdout)
 """
 
 # Functions that do not double their argument, however they pretend to. None of their tests may pass.
@@ -295,43 +284,40 @@ HONEST_DOUBLES = {
     ),
 }
 
+CODECS = ("cp1252", "utf-16", "gb18030", "shift_jisx0213", "idna")
+NAN = float("nan")
+VALUES = [
+    10**50,
+    0.25,
+    False,
+    None,
+    [[[1], []]],
+    {"b": 1, "a": {}},
+    "añ😀",
+    NAN,
+    [NAN, 1],
+    float("inf"),
+]
+
 # With tests of their own, and verdicts where not all pass.
 HONEST = {
     "tuple for a list": ("def f(x): return (x, (x,))", [([1], [1, [1]])]),
-    "typed": (
-        (
-            "from typing import List, Optional\nclass Solution:\n    def f(self, x: List[int]) -> Optional[int]:\n"
-            "        return max(x, default=None)"
-        ),
-        [([[3, 9, 2]], 9), ([[]], None)],
-    ),
     "recursion": (
         "import sys\nsys.setrecursionlimit(10 ** 6)\ndef f(n): return 0 if n == 0 else 1 + f(n - 1)",
         [([20000], 20000), ([0], 0)],
     ),
-    "memo": (
-        "from functools import lru_cache\n@lru_cache(None)\ndef f(n): return n if n < 2 else f(n - 1) + f(n - 2)",
-        [([90], 2880067194370816120)],
-    ),
     "big input": ("def f(a): return sorted(a)[-1]", [([list(range(100000))], 99999)]),
     "big output": ("def f(n): return list(range(n))", [([100000], list(range(100000)))]),
-    "big integer": ("def f(n): return 10 ** n", [([50], 10**50)]),
-    "float": ("def f(x): return x / 4", [([1], 0.25), ([8], 2)]),
-    "bool": ("def f(x): return x > 2", [([1], False), ([3], True)]),
-    "not quite bool": ("def f(x): return int(x > 2)", [([3], True)], [False]),
-    "none": ("def f(x): return None", [([3], None), ([3], 0)], [True, False]),
-    "integer keys": ("def f(x): return {x: 2}", [([1], {"1": 2})], [False]),
-    "nested": ("def f(x): return [[[x], []]]", [([1], [[[1], []]])]),
-    "dict": (
-        "def f(s): return {c: s.count(c) for c in s}",
-        [(["aab"], {"b": 1, "a": 2}), ([""], {})],
+    "values": (
+        "def f(x): return x",
+        [([x], x) for x in VALUES] + [([1], True), ([True], 1), ([None], 0), ([0], None)],
+        [True] * len(VALUES) + [False] * 4,
     ),
+    "integer keys": ("def f(x): return {x: 2}", [([1], {"1": 2})], [False]),
     "counter": (
         "from collections import Counter\ndef f(s): return Counter(s)",
         [(["aab"], {"a": 2, "b": 1})],
     ),
-    "unicode": ("def f(s): return s[::-1] + 'é😀'", [(["añ😀"], "😀ñaé😀")]),
-    "sorted set": ("def f(a): return sorted(set(a))", [([[3, 1, 3]], [1, 3])]),
     "mutates its argument": (
         "def f(a):\n    a.append(1)\n    return len(a)",
         [([[0]], 2), ([[0]], 2)],
@@ -340,23 +326,10 @@ HONEST = {
         "calls = 0\ndef f(x):\n    global calls\n    calls += 1\n    return calls",
         [([1], 1), ([1], 1)],
     ),
-    "heap": (
-        "import heapq, bisect, itertools, math, re, string, datetime\ndef f(a): return heapq.nsmallest(2, a)",
-        [([[5, 1, 4]], [1, 4])],
-    ),
-    "decimal": (
-        "from decimal import Decimal\nfrom fractions import Fraction\ndef f(s): return str(Decimal(s) * 2)",
-        [(["0.1"], "0.2")],
-    ),
-    "strptime": (
-        "from datetime import datetime\ndef f(s): return datetime.strptime(s, '%Y-%m-%d').weekday()",
-        [(["2026-11-20"], 4)],
-    ),
     "random": (
         "import random\ndef f(n): return [random.random() for _ in range(n)] == [random.Random(0).random()]",
         [([1], True)],
     ),
-    "hash order": ("def f(a): return list(set(a))[0] in a", [([["x", "y", "z"]], True)]),
     "thread with a big stack": (
         (
             "import sys, threading\nsys.setrecursionlimit(10 ** 6)\nthreading.stack_size(2 ** 27)\ndef f(n):\n"
@@ -374,14 +347,11 @@ HONEST = {
         [([10], 45)],
     ),
     "standard library": (
-        "import asyncio, bz2, configparser, email.message, gzip, html.parser, lzma, sqlite3, unittest.mock, xml.dom.minidom\n"
-        "import zipfile, zoneinfo\ndef f(s, codec): return s.encode(codec).decode(codec)",
-        [
-            (["é", codec], "é")
-            for codec in ("cp1252", "utf-16", "gb18030", "shift_jisx0213", "mac_roman")
-        ],
+        "import asyncio, bz2, configparser, email.message, gzip, html.parser, lzma, sqlite3, unittest.mock, zipfile, zoneinfo\n"
+        "import xml.dom.minidom\nfrom datetime import datetime\nfrom decimal import Decimal\ndef f(s, codec):\n"
+        "    return s.encode(codec).decode(codec), str(Decimal('.1')), datetime.strptime('2026', '%Y').weekday()",
+        [(["é", codec], ["é", "0.1", 3]) for codec in CODECS],
     ),
-    "NaN": ("def f(x): return [float('nan'), x]", [([1], [float("nan"), 1])]),
     "output above the usual limit": ("def f(n): return 'é' * n", [([10**6], "é" * 10**6)]),
     "no arguments": ("def f(): return 7", [([], 7)]),
     "some right": ("def f(x): return 2 * x if x > 0 else 0", DOUBLE, [True, True, False]),
@@ -419,7 +389,6 @@ HONEST_ADDS = {
         "import sys\na, b = map(int, sys.stdin.read().split())\nsys.stdout.write(f'{a + b}  \\n\\n\\n')"
     ),
     "open(0)": ("a, b = map(int, open(0).read().split())\nprint(a + b)"),
-    "/dev/stdin": ("a, b = map(int, open('/dev/stdin').read().split())\nprint(a + b)"),
     "os.read": ("import os\na, b = map(int, os.read(0, 99).split())\nprint(a + b)"),
     "buffer": (
         "import sys\ninput = sys.stdin.buffer.readline\na, b = map(int, input().split())\n"
@@ -432,7 +401,7 @@ HONEST_ADDS = {
     "sys.exit(0)": ("import sys\n" + ADD + "\nsys.exit(0)"),
     "os._exit": ("import os\n" + ADD + "\nimport sys\nsys.stdout.flush()\nos._exit(0)"),
     "thread": (
-        "import sys, threading\nsys.setrecursionlimit(10 ** 6)\nthreading.stack_size(2 ** 27)\ndef main():\n"
+        "import sys, threading\nsys.setrecursionlimit(10 ** 6)\nthreading.stack_size(2 ** 30)\ndef main():\n"
         "    a, b = map(int, input().split())\n    print(a + b)\nthreading.Thread(target=main).start()"
     ),
     "atexit": (
@@ -472,28 +441,14 @@ HONEST_ADDS = {
     "open(1) left open": (
         "out = open(1, 'w')\na, b = map(int, input().split())\nout.write(str(a + b))"
     ),
-    "buffered by hand": (
-        "import io, sys\nsys.stdout = io.StringIO()\n"
-        + ADD
-        + "\nsys.__stdout__.write(sys.stdout.getvalue())"
-    ),
-    "stream that is flushed at the end": (
-        "import sys\nclass Out:\n    kept = ''\n    def write(self, text): self.kept += text\n"
-        f"    def flush(self): sys.__stdout__.write(self.kept)\nsys.stdout = Out()\n{ADD}"
-    ),
     "fast streams": FAST_STREAMS + ADD,
     "writes when it is deleted": (
         "import os\nclass Out:\n    def __del__(self): os.write(1, self.kept)\nout = Out()\n"
         "out.kept = b'%d' % sum(map(int, input().split()))"
     ),
     "stream over the buffer": f"import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.buffer)\n{ADD}",
-    "copies descriptors": f"import os, sys\nsys.stdout = os.fdopen(os.dup(1), 'w')\nos.fstat(1)\n{ADD}",
     "devices": f"import sys\nsys.stdin, sys.stdout = open('/dev/stdin'), open('/dev/stdout', 'w')\n{ADD}",
     "waits for input": f"import select, sys\nselect.select([sys.stdin], [], [])\n{ADD}",
-    "more stack than memory": (
-        "import sys, threading\nthreading.stack_size(2 ** 30)\ndef main():\n    a, b = map(int, input().split())\n"
-        "    print(a + b)\nthreading.Thread(target=main).start()"
-    ),
     "file of its own": f"import os\nos.path.dirname(__file__)\n{ADD}",
     "closes stdout": ("import sys\n" + ADD + "\nsys.stdout.close()"),
     "prints to stderr": ("import sys\nprint('note', file=sys.stderr)\n" + ADD),

@@ -227,55 +227,19 @@ def test_numbers_that_a_script_prints():
     assert run_tests("print(input())", tests) == expected
 
 
-ODD = [
-    "1" * 1_000_001,
-    "0." + "1" * 1_000_001,
-    "1e999",
-    "-1e-999",
-    ".5",
-    "1.",
-    "0.123457",
-    "nan",
-    "inf",
-    "-",
-    "",
-]
-ODD += [
-    "1e9999999",
-    "\u0663",
-    "\uff11",
-    "\0",
-    "\x1c",
-    "\u2028",
-    "[[" * 9999,
-    "{}",
-    '"\\ud800"',
-    "NaN",
-    "9" * 5000,
-    "0x1",
-    "1_0",
-]
-PLAIN = [
-    0,
-    10**400,
-    -1e308,
-    float("nan"),
-    float("inf"),
-    True,
-    None,
-    "a",
-    [],
-    [[1.5]],
-    {"a": [2]},
-    int("9" * 4200),
-]
+TOKENS = (
+    "1e999 -1e-999 .5 1. 0.123457 nan inf NaN - 1e9999999 \u0663 \uff11 \0 \x1c \u2028 {} 0x1 1_0"
+)
+ODD = TOKENS.split(" ")
+ODD += ["", " ", "\n", "[" * 9999, '"\\ud800"', "9" * 5000, "1" * 1_000_001, "0." + "1" * 1_000_001]
+PLAIN = [*programs.VALUES, 0, 10**400, -1e308, True, [[1.5]], int("9" * 4200)]
 
 
 def test_nothing_that_a_program_gives_raises():
     """Guards against an output that ends a training for good: the same step would meet it again."""
     rng = random.Random(0)
     for _ in range(400):
-        output, expected = ("".join(rng.choices(ODD + [" ", "\n", "1"], k=3)) for _ in range(2))
+        output, expected = ("".join(rng.choices(ODD, k=3)) for _ in range(2))
         for rule in ("", "exact"):
             assert isinstance(sandbox_module._same_output(output.encode(), expected, rule), bool)
             assert sandbox_module._same_output(expected.encode(), expected, rule)
@@ -283,7 +247,6 @@ def test_nothing_that_a_program_gives_raises():
         for data in (output.encode(), noise, output.encode("utf-16")):
             for test in (([], rng.choice(PLAIN)), ([], rng.choice(PLAIN), (1e-6, 1e-6))):
                 assert sandbox_module._judge_result(data, test, each=False) in ([True], [False])
-    assert sandbox_module._judge_result(b"[NaN, 1]", ([], [float("nan"), 1]), each=False) == [True]
 
 
 def run_in_a_fork(act: Callable[[], object]) -> object:
