@@ -197,10 +197,20 @@ class Code(Drawing, FileTask):
 
     def _answer(self, problem: dict, program: str, test: list) -> str:
         """What a program gives in a test, in words."""
-        (given,) = self.sandbox.answers(job(problem | {"tests": [test]}, program))
+        judged = job(problem | {"tests": [test]}, program)
+        (given,) = self.sandbox.answers(judged)
         if given is not None:
-            return f"it gives {given!r:.60}"
-        return "it raises, returns no plain JSON value, or needs more than --seconds or --memory-mb"
+            return f", it gives {given!r:.60}"
+        watched = (
+            f"try:\n exec({judged.program!r})\nexcept Exception as error:\n print(repr(error))"
+        )
+        stdin = "" if judged.entry_point else test[0]
+        (told,) = self.sandbox.answers(Job(watched, [(stdin, "")]))
+        if told and told.strip():
+            return f", it raises {told.strip().splitlines()[-1]:.90}"
+        return (
+            ", it raises, returns no plain JSON value, or needs more than --seconds or --memory-mb"
+        )
 
 
 def find_blocks(text: str, finished: bool = False) -> list[str]:

@@ -65,7 +65,7 @@ import bisect, collections, copy, functools, heapq, itertools, math, operator, o
 """
 
 
-def load_problems(flag: str, path: str, judge: Judge, answer: Answer) -> list[dict]:
+def load_problems(flag: str, path: str, judge: Judge, answer: Answer | None = None) -> list[dict]:
     """
     Read a file, and say on stderr what it holds.
 
@@ -112,7 +112,9 @@ def _why_no_test(problem: dict) -> str:
     return f"no assert outside a loop, or in one over literal lists, compares {name}(...) with a literal"
 
 
-def _check_references(place: str, problems: list, judge: Judge, answer: Answer) -> dict[str, int]:
+def _check_references(
+    place: str, problems: list[dict], judge: Judge, answer: Answer | None
+) -> dict[str, int]:
     """Leave out asserts that a reference solution fails; UserError if it fails another test.
 
     A reference that fails is judged once more, alone: the machine may have been too busy.
@@ -129,9 +131,9 @@ def _check_references(place: str, problems: list, judge: Judge, answer: Answer) 
         (passed,) = judge([(problem, problem["reference"])])
         if not problem["asserts"] and not all(passed):
             test = problem["tests"][passed.index(False)]
-            given = answer(problem, problem["reference"], test)
+            given = answer(problem, problem["reference"], test) if answer else ""
             raise UserError(
-                f"{place}, problem {problem['id']}, field reference: fails {test!r:.60}: {given}"
+                f"{place}, problem {problem['id']}, field reference: fails {test!r:.60}{given}"
             )
         problem["tests"] = list(itertools.compress(problem["tests"], passed))
         if not all(passed):
@@ -249,12 +251,11 @@ def _humaneval(record: dict) -> dict:
 def _leetcode(record: dict) -> dict:
     """What LeetCodeDataset has in other fields than HumanEval: its prompt holds what stands above a class."""
     meta = record.get("meta") or {}  # in versions before 0.3.1
-    starter = optional_text(record, "starter_code") or optional_text(meta, "lang_code")
-    text = optional_text(record, "problem_description")
+    text = optional_text(record, "problem_description") or optional_text(meta, "question_title")
     return {
-        "text": text or text_field(meta, "question_title", "meta"),
+        "text": text or record["prompt"],
         "entry_point": record["entry_point"].removeprefix("Solution()."),
-        "starter": starter,
+        "starter": optional_text(record, "starter_code") or optional_text(meta, "lang_code"),
         "before": f"{record['prompt']}\n",
         "reference": optional_text(record, "completion"),
     }

@@ -148,7 +148,9 @@ def serve(control: socket.socket, seconds: float, memory_mb: int, unconfined: bo
     builtins.open = io.open = _open
     threading.stack_size = _stack_size
     _become_nobody()
-    confine = None if unconfined else _make_confine()
+    confine = None
+    if not unconfined:
+        confine = _make_confine()
     _limit_resources(memory_mb)
     random.seed(0)
     gc.collect()
