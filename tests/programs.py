@@ -262,26 +262,14 @@ SCRIPT_CHEATS = {
 HONEST_DOUBLES = {
     "plain": (RIGHT),
     "lambda": ("f = lambda x: x + x"),
-    "class Solution": (
-        "class Solution:\n    def f(self, x):\n        return self.g(x) * 2\n    def g(self, x):\n        return x"
-    ),
+    "class Solution": "class Solution:\n    def f(self, x):\n        return self.g(x) * 2\n    def g(self, x):\n        return x",
     "main guard": (RIGHT + "if __name__ == '__main__':\n    print(f(int(input())))"),
     "prints": ("def f(x):\n    print('debug', x)\n    return 2 * x"),
-    "dataclass": (
-        "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\ndef f(x): return P(2 * x).x"
-    ),
+    "dataclass": "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\ndef f(x): return P(2 * x).x",
     "closure": ("def make():\n    def f(x): return 2 * x\n    return f\nf = make()"),
     "future": ("from __future__ import annotations\ndef f(x: Unknown) -> Other: return 2 * x"),
-    "imports": (
-        "import csv, uuid, secrets, argparse, unittest, doctest, contextvars, html, shlex, tempfile, shutil\n"
-        "def f(x): return 2 * x"
-    ),
-    "looks for a file": (
-        "try:\n    data = open('input.txt')\nexcept FileNotFoundError:\n    data = None\ndef f(x): return 2 * x"
-    ),
-    "Solution beside an import of that name": (
-        "f = None\nclass Solution:\n    def f(self, x): return 2 * x"
-    ),
+    "looks for a file": "try:\n    data = open('input.txt')\nexcept FileNotFoundError:\n    data = None\ndef f(x): return 2 * x",
+    "Solution beside an import of that name": "f = None\nclass Solution:\n    def f(self, x): return 2 * x",
 }
 
 CODECS = ("cp1252", "utf-16", "gb18030", "shift_jisx0213", "idna")
@@ -385,18 +373,14 @@ HONEST = {
 # Scripts that add two numbers.
 HONEST_ADDS = {
     "input": (ADD),
-    "stdin": (
-        "import sys\na, b = map(int, sys.stdin.read().split())\nsys.stdout.write(f'{a + b}  \\n\\n\\n')"
-    ),
+    "stdin": "import sys\na, b = map(int, sys.stdin.read().split())\nsys.stdout.write(f'{a + b}  \\n\\n\\n')",
     "open(0)": ("a, b = map(int, open(0).read().split())\nprint(a + b)"),
     "os.read": ("import os\na, b = map(int, os.read(0, 99).split())\nprint(a + b)"),
     "buffer": (
         "import sys\ninput = sys.stdin.buffer.readline\na, b = map(int, input().split())\n"
         "sys.stdout.buffer.write(b'%d' % (a + b))"
     ),
-    "main": (
-        f"def main():\n    {ADD.replace(chr(10), chr(10) + '    ')}\nif __name__ == '__main__':\n    main()"
-    ),
+    "main": f"def main():\n    {ADD.replace(chr(10), chr(10) + '    ')}\nif __name__ == '__main__':\n    main()",
     "exit": (ADD + "\nexit()"),
     "sys.exit(0)": ("import sys\n" + ADD + "\nsys.exit(0)"),
     "os._exit": ("import os\n" + ADD + "\nimport sys\nsys.stdout.flush()\nos._exit(0)"),
@@ -404,15 +388,11 @@ HONEST_ADDS = {
         "import sys, threading\nsys.setrecursionlimit(10 ** 6)\nthreading.stack_size(2 ** 30)\ndef main():\n"
         "    a, b = map(int, input().split())\n    print(a + b)\nthreading.Thread(target=main).start()"
     ),
-    "atexit": (
-        "import atexit\na, b = map(int, input().split())\natexit.register(lambda: print(a + b))"
-    ),
+    "atexit": "import atexit\na, b = map(int, input().split())\natexit.register(lambda: print(a + b))",
     "leaves a builtin": (
         f"import builtins\nfirst = not hasattr(builtins, 'x')\nbuiltins.x = 1\nif first:\n    {ADD.replace(chr(10), chr(10) + '    ')}"
     ),
-    "fails over what it left": (
-        f"import heapq\nassert not hasattr(heapq, 'x')\nheapq.x = 1\n{ADD}"
-    ),
+    "fails over what it left": f"import heapq\nassert not hasattr(heapq, 'x')\nheapq.x = 1\n{ADD}",
     "random numbers": (
         f"import random\nif random.random() > 0.84 and random.random() > 0.75:\n    {ADD.replace(chr(10), chr(10) + '    ')}"
     ),
@@ -420,9 +400,7 @@ HONEST_ADDS = {
         "import io, sys\nsys.stdin = io.StringIO(sys.stdin.read())\n"
         f"out, sys.stdout = sys.stdout, io.StringIO()\n{ADD}\nout.write(sys.stdout.getvalue())"
     ),
-    "closes all descriptors": (
-        f"import os\n{ADD}\nimport sys\nsys.stdout.flush()\nos.closerange(0, 99)"
-    ),
+    "closes all descriptors": f"import os\n{ADD}\nimport sys\nsys.stdout.flush()\nos.closerange(0, 99)",
     "leaves a thread": (
         "import threading, time\nthreading.Thread(target=time.sleep, args=(99,), daemon=True).start()\n"
         f"{ADD}"
@@ -432,15 +410,10 @@ HONEST_ADDS = {
         + ADD
     ),
     "stack limit": (
-        (
-            "import resource\n"
-            "resource.setrlimit(resource.RLIMIT_STACK, resource.getrlimit(resource.RLIMIT_STACK)[1:] * 2)\n"
-        )
-        + ADD
+        "import resource as r\n"
+        f"r.setrlimit(r.RLIMIT_STACK, r.getrlimit(r.RLIMIT_STACK)[1:] * 2)\n{ADD}"
     ),
-    "open(1) left open": (
-        "out = open(1, 'w')\na, b = map(int, input().split())\nout.write(str(a + b))"
-    ),
+    "open(1) left open": "out = open(1, 'w')\na, b = map(int, input().split())\nout.write(str(a + b))",
     "fast streams": FAST_STREAMS + ADD,
     "writes when it is deleted": (
         "import os\nclass Out:\n    def __del__(self): os.write(1, self.kept)\nout = Out()\n"
@@ -478,11 +451,6 @@ HONEST_SCRIPTS = {
         "n = int(input())\nprint(n)\nassert n != 1",
         [(f"{n}\n", f"{n}\n") for n in range(3)],
         [True, False, True],
-    ),
-    "loops once": (
-        "a, b = map(int, input().split())\nwhile a == 2: pass\nprint(a + b)",
-        STDIO,
-        [False, True],
     ),
     "output above the usual limit": ("print('x' * 5_000_000)", [("", "x" * 5_000_000)] * 2),
     "number of a million digits": (
