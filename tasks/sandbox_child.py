@@ -79,6 +79,7 @@ ALLOWED = """
     gettid            186  178
     getppid           110  173
     setitimer          38  103
+    alarm              37  103
     select             23   72
     pselect6          270   72
     set_robust_list   273   99
@@ -89,6 +90,7 @@ ALLOWED = """
 # System calls that are answered in their own way, see `_filter`. All others are refused.
 CLONE = (56, 220)
 PRLIMIT64 = (302, 261)
+SCHED_GETAFFINITY = (204, 123)
 CLONE3 = 435  # everywhere
 OPENAT = (257, 56)
 NEWFSTATAT = (262, 79)
@@ -248,8 +250,9 @@ def _filter(machine: str) -> list[Instruction]:
     rows += _answer(CLONE3, NOT_IMPLEMENTED)
     # clone may start threads, but no processes.
     rows += _answer_by_argument(CLONE[column], JUMP_IF_ANY_BIT, CLONE_THREAD)
-    # prlimit64 may be called for process 0, which is the caller itself.
+    # These may be called for process 0, which is the caller itself.
     rows += _answer_by_argument(PRLIMIT64[column], JUMP_IF_EQUAL, 0)
+    rows += _answer_by_argument(SCHED_GETAFFINITY[column], JUMP_IF_EQUAL, 0)
     rows.append((RETURN, 0, 0, NOT_PERMITTED))
     return rows
 

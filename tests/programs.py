@@ -330,7 +330,7 @@ HONEST = {
     "pool of threads": (
         (
             "from concurrent.futures import ThreadPoolExecutor\ndef f(n):\n"
-            "    with ThreadPoolExecutor(4) as p: return sum(p.map(abs, range(n)))"
+            "    with ThreadPoolExecutor() as p: return sum(p.map(abs, range(n)))"
         ),
         [([10], 45)],
     ),
