@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -28,7 +29,14 @@ from rewards import Fence, Problem, Task, UserError, parse_answers
 from rollout import load_policy, random_generator, score
 from tasks.code import Code
 from tasks.code_files import read_problems
-from vpo import ADVANTAGES, Estimator, answers_per_rollout, sample_weights, set_reward
+from vpo import (
+    ADVANTAGES,
+    Estimator,
+    answers_per_rollout,
+    group_normalize,
+    sample_weights,
+    set_reward,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
@@ -140,6 +148,32 @@ def letters(tmp_path_factory) -> Path:
     policy = load_policy("tiny", load_task(str(folder / "letters.py")))
     save_model(policy.model, policy.tokenizer, folder / "start")
     return folder
+
+
+def test_micro_vpo_has_the_advantages_of_vpo():
+    """Guards against an article that teaches another estimator."""
+    micro = script("micro_vpo")
+    rewards = torch.rand(4, 8, 3, 3, generator=torch.Generator().manual_seed(0))  # (P, G, m, k)
+    weights = micro.random_users(4, 100)  # (P, K, k)
+    expected = group_normalize(set_reward(rewards, weights))
+    torch.testing.assert_close(micro.vpo_advantage(rewards, weights), expected)
+    rewards = rewards[:, :, :1]
+    expected = ADVANTAGES["grpo"](scored_of(rewards), Estimator())
+    torch.testing.assert_close(micro.grpo_advantage(rewards), expected)
+
+
+def test_micro_vpo_stands_alone_and_shows_what_it_says(tmp_path):
+    """Copied out of the project: GRPO's thirty fences are grey, VPO's red, blue and green."""
+    shutil.copy(EXAMPLES / "micro_vpo.py", tmp_path)
+    run = command(sys.executable, "-I", "micro_vpo.py", "1", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    shown = re.sub(r"\x1b\[\d*m", "", run.stdout)
+    grpo, several = re.split(r"GRPO: |VPO: ", shown)[1:]
+    best_1, W_30 = [float(number) for number in re.findall(r"\d\.\d+", grpo)]
+    assert best_1 > 0.345 and W_30 < 0.4 and grpo.count("......") > 25
+    best_1, W_30 = [float(number) for number in re.findall(r"\d\.\d+", several)]
+    assert best_1 > 0.3 and W_30 > 0.58
+    assert min(several.count(6 * color) for color in "rbg") > 5
 
 
 def test_the_table_of_advantages_says_what_it_shows(capsys):
