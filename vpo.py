@@ -386,8 +386,9 @@ def policy_loss(  # noqa: PLR0913 - the public loss: every argument is one symbo
 
     In the first update after sampling the ratios are 1 up to rounding, and nothing is clipped. Dual
     clip (arXiv 1912.09729) bounds the loss where the advantage is negative. The estimate of KL, k3,
-    is x - log x - 1 with x = reference / policy. Beyond log x = KL_LINEAR it goes on as a straight
-    line with the same slope, so that loss and gradient stay finite.
+    is x - log x - 1 with x = reference / policy. Its gradient is on average that of
+    KL(reference || policy), which brings rare tokens back. Beyond log x = KL_LINEAR it goes on as a
+    straight line with the same slope, so that loss and gradient stay finite.
 
     Args:
         logprobs, old_logprobs, ref_logprobs: (B, T) of the sampled tokens, in nats.
