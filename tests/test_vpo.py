@@ -601,7 +601,7 @@ def test_the_gradient_of_kl_brings_rare_tokens_back():
     for token, chance in enumerate(policy.tolist()):
         average = average + chance * kl_of(reference.log()[token : token + 1] - policy.log()[token])
     (gradient,) = torch.autograd.grad(average, logits)
-    torch.testing.assert_close(gradient, policy.detach() - reference)
+    torch.testing.assert_close(gradient, policy.detach() - reference, atol=1e-3, rtol=0)
 
 
 def test_kl_stays_finite_where_the_policy_has_lost_a_token():
