@@ -98,25 +98,18 @@ def test_the_entropy_bonus_has_the_gradient_of_its_differences(backward):
     policy = load_random_model("tiny")
     rollouts = rollouts_of("tiny")
     advantages = torch.linspace(-1, 1, 12).relu()  # half of them 0
-    ours, metrics = gradient(backward, policy, rollouts, advantages, bonus=0.5)
-    without, plain_metrics = gradient(backward, policy, rollouts, advantages)
+    ours, _ = gradient(backward, policy, rollouts, advantages, bonus=0.5)
+    without, _ = gradient(backward, policy, rollouts, advantages)
     whole = torch.cat([g.flatten() for g in ours])
     bonus = whole - torch.cat([g.flatten() for g in without])
+    bonus /= bonus.norm()
     weights = list(policy.model.parameters())
     start = torch.nn.utils.parameters_to_vector(weights).detach()
-    for direction in (bonus, whole):
-        losses = []
-        for step in (0.01, -0.01):
-            moved = start + step * direction / direction.norm()
-            torch.nn.utils.vector_to_parameters(moved, weights)
-            losses.append(gradient(backward, policy, rollouts, advantages, bonus=0.5)[1]["loss"])
-        slope = (losses[0] - losses[1]) / 0.02
-        expected = (whole @ direction / direction.norm()).item()
-        assert slope == pytest.approx(expected, rel=1e-2)
-    torch.nn.utils.vector_to_parameters(start, weights)
-    entropy = gradient(train.backward, policy, rollouts)[1]["entropy"]  # of all rollouts
-    assert metrics["entropy"] == pytest.approx(entropy, rel=1e-5)
-    assert metrics["loss"] == pytest.approx(plain_metrics["loss"] - 0.5 * entropy, rel=1e-5)
+    losses = []
+    for step in (0.01, -0.01):
+        torch.nn.utils.vector_to_parameters(start + step * bonus, weights)
+        losses.append(gradient(train.backward, policy, rollouts, advantages, bonus=0.5)[1]["loss"])
+    assert (losses[0] - losses[1]) / 0.02 == pytest.approx((whole @ bonus).item(), rel=1e-2)
 
 
 @three_kinds

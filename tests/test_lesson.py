@@ -167,26 +167,19 @@ def test_the_lesson_runs_and_every_check_tells_right_from_wrong(tmp_path):
     assert (tmp_path / "runs/lesson-maze/film.gif").exists()
     assert (tmp_path / "runs/lesson-search/search.json").exists()
     assert pictures(notebook) >= 5
-    stored = nbformat.read(LESSON, as_version=4)
-    (fresh,) = [printed(cell) for cell in notebook.cells if cell.get("id") == "why-code"]
-    (kept,) = [printed(cell) for cell in stored.cells if cell.get("id") == "why-code"]
-    assert numbers(fresh) == pytest.approx(numbers(kept), abs=0.05), "the urn has other numbers"
+    (urn,) = [printed(cell) for cell in notebook.cells if cell.get("id") == "why-code"]
+    assert "start [2, 1, 7], rate 1, KL 0: half of the runs end from 0.97 to 0.99" in urn
 
 
 def test_the_stored_figures_are_those_of_this_lesson():
     """Guards against outputs that were not made by the command above, are too large, or name a machine."""
     notebook = nbformat.read(LESSON, as_version=4)
-    assert LESSON.stat().st_size < 2e6
-    assert pictures(notebook) >= 5
+    assert LESSON.stat().st_size < 2e6 and pictures(notebook) >= 5
     for cell in notebook.cells:
         if cell.cell_type == "code":
             assert "/tmp/" not in printed(cell)
             assert all(output.output_type != "error" for output in cell.outputs)
             assert number_of(cell, "exercise") is None or not cell.outputs
-
-
-def numbers(text: str) -> list[float]:
-    return [float(number) for number in re.findall(r"\d+\.\d+", text)]
 
 
 def store_outputs() -> None:
