@@ -95,7 +95,7 @@ def test_both_have_the_same_gradient(name, with_kl):
 @pytest.mark.parametrize("backward", [train.backward, fast.backward])
 def test_the_entropy_bonus_has_the_gradient_of_its_differences(backward):
     """Guards against a bonus without gradient, and rollouts without advantage that are left out of it."""
-    policy = load_random_model("tiny")
+    policy = copy_of(load_random_model("tiny"))
     rollouts = rollouts_of("tiny")
     advantages = torch.linspace(-1, 1, 12).relu()  # half of them 0
     ours, _ = gradient(backward, policy, rollouts, advantages, bonus=0.5)
