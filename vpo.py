@@ -376,25 +376,31 @@ def policy_loss(  # noqa: PLR0913 - the public loss: every argument is one symbo
     *,
     ref_logprobs: Tensor | None = None,
     kl_coef: float = 0.0,
+    entropy: Tensor | None = None,
+    entropy_coef: float = 0.0,
     clip: float = 0.2,
     dual_clip: float = 3.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO-clip with dual clip, plus kl_coef times an estimate of KL(policy || reference policy).
 
+    An entropy bonus, entropy_coef times the mean entropy of the policy, is taken from it.
+
     In the first update after sampling the ratios are 1 up to rounding, and nothing is clipped. Dual
     clip (arXiv 1912.09729) bounds the loss where the advantage is negative. The estimate of KL, k3,
-    is x - log x - 1 with x = reference / policy. Beyond log x = KL_LINEAR it goes on as a straight
-    line with the same slope, so that loss and gradient stay finite.
+    is x - log x - 1 with x = reference / policy. Its gradient is on average that of
+    KL(reference || policy), which brings rare tokens back. Beyond log x = KL_LINEAR it goes on as a
+    straight line with the same slope, so that loss and gradient stay finite.
 
     Args:
         logprobs, old_logprobs, ref_logprobs: (B, T) of the sampled tokens, in nats.
+        entropy: (B, T) of the distributions that they were drawn from, in nats.
         advantages: (B,).
         token_mask: (B, T) bool, which tokens were sampled. A row may have none.
         n_tokens: sampled tokens in the WHOLE batch, so that micro-batches add up to one gradient.
 
     Returns:
         The scalar loss, and metrics without gradient, sums over these tokens divided by n_tokens:
-        policy_loss (without the KL term), clip_fraction (tokens whose gradient is clipped away), kl
+        policy_loss (without KL and entropy), clip_fraction (tokens whose gradient is clipped away), kl
         (nats per token).
     """
     A = advantages[:, None]
@@ -410,6 +416,8 @@ def policy_loss(  # noqa: PLR0913 - the public loss: every argument is one symbo
     is_clipped = (clipped > unclipped) | ((A < 0) & (ratio > dual_clip))
     clip_fraction = (is_clipped & token_mask).sum() / n_tokens
     metrics = {"policy_loss": loss.detach(), "clip_fraction": clip_fraction}
+    if entropy_coef:
+        loss = loss - entropy_coef * entropy.masked_fill(~token_mask, 0.0).sum() / n_tokens
     if ref_logprobs is None:
         return loss, metrics
     log_x = (ref_logprobs - logprobs).masked_fill(~token_mask, 0.0)
