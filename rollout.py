@@ -46,6 +46,7 @@ PAD = "<pad>"
 EOS = "<eos>"
 COMPACT_BELOW = 0.8  # share of live rollouts; compaction copies the cache, so not at every end
 NEGLIGIBLE = -21.0  # no token of a smaller log-probability is drawn; see `draw`
+LEAST_LOGPROB = -1e4  # in an entropy, in place of -inf
 HEAD_BYTES = 2**27  # of the float32 logits that the LM head makes at a time
 
 
@@ -494,21 +495,6 @@ def lm_logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     return cap * torch.tanh(logits / cap)  # as in Gemma 2
 
 
-class Entropy(torch.autograd.Function):
-    """The entropies (n) of log-probabilities (n, V). All that it keeps for its gradient is kept anyway."""
-
-    @staticmethod
-    def forward(ctx, log_p: Tensor) -> Tensor:
-        ctx.save_for_backward(log_p)
-        return torch.special.entr(log_p.exp()).sum(-1)
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:
-        (log_p,) = ctx.saved_tensors
-        p = log_p.exp()
-        return gradient[:, None] * (torch.special.entr(p) - p)  # of -p log p by log p
-
-
 def head_logprobs(
     model: PreTrainedModel, hidden: Tensor, targets: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
@@ -520,7 +506,8 @@ def head_logprobs(
 
     def of_chunk(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         log_p = torch.log_softmax(lm_logits(model, hidden) / temperature, -1)  # (n, V)
-        return log_p.gather(1, targets[:, None])[:, 0], Entropy.apply(log_p)
+        entropy = -(log_p.exp() * log_p.clamp_min(LEAST_LOGPROB)).sum(-1)  # 0 where p is 0
+        return log_p.gather(1, targets[:, None])[:, 0], entropy
 
     rows = max(1, HEAD_BYTES // (4 * model.get_output_embeddings().weight.shape[0]))
     if len(hidden) <= rows:
