@@ -40,7 +40,7 @@ from engine.answers import FIRST_NUMBER, open_thought
 from engine.config import Config
 from engine.models import adapter_off, date_of_run, load_hugging_face
 from engine.prompts import chat_prompt, check_context, check_rows, eos_ids, silent_ids
-from engine.tasks import prompt_of, reward_vectors, task_scalars
+from engine.tasks import check_text, prompt_of, reward_vectors, task_scalars
 from rewards import MAX_ANSWERS, Problem, Task, UserError, parse_answers
 from vpo import Scored
 
@@ -170,6 +170,7 @@ def encode_prompts(
 
 def encode(policy: Policy, text: str, special: bool) -> list[int]:
     """Token ids of a text, with the tokenizer's special tokens if asked, but for an EOS at the end."""
+    check_text(text, "the text")
     ids = policy.tokenizer(text, add_special_tokens=special)["input_ids"]
     if special and len(ids) > 1 and ids[-1] in policy.eos_ids:
         ids.pop()  # the rollout would begin after its end

@@ -27,6 +27,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rewards import UserError
 
 START_FIX = "restore it from a copy, or train with another --out"
+FEW = 8  # tokens without a row that no text may hold, such as that of Gemma 3 for images
 ADAPTER_FILE = "adapter_config.json"  # tells a folder of peft from an ordinary checkpoint
 
 
@@ -59,8 +60,7 @@ def load_config_and_tokenizer(name: str) -> tuple[PreTrainedConfig, PreTrainedTo
             config = AutoConfig.from_pretrained(source, **options)
         tokenizer = AutoTokenizer.from_pretrained(name, config=config, **options)
     rows = config.get_text_config().vocab_size
-    # Of more added tokens than rows a prompt may hold none, as of Gemma's one for images.
-    if tokenizer.vocab_size > rows:
+    if tokenizer.vocab_size > rows + FEW:
         raise UserError(
             f"--model {name}: its tokenizer has {len(tokenizer)} tokens, its embeddings have {rows} rows; "
             "take the tokenizer that the model was trained with, or resize the embeddings"
@@ -181,7 +181,7 @@ def _explained(name: str) -> Iterator[None]:
             fix = f"delete the folder {name}, and --resume does without it"
         if Path(name).name == "start":
             fix = START_FIX
-        if "trust_remote_code" in reason:
+        if "trust_remote_code" in str(error):
             reason = "auto_map: it needs code of its own, which is not run here"
             fix = "choose a model whose code is in transformers"
         raise UserError(f"--model {name}: cannot be loaded ({reason}); {fix}") from error
@@ -210,6 +210,8 @@ def add_adapter(model: PreTrainedModel, rank: int) -> None:
     from peft import LoraConfig  # optional
 
     config = LoraConfig("CAUSAL_LM", r=rank, lora_alpha=2 * rank, target_modules="all-linear")
+    if not has_plain_cache(model):
+        config.exclude_modules = ["out_proj", "conv1d"]  # kernels of Mamba read the weights alone
     model.add_adapter(config)
 
 

@@ -30,7 +30,7 @@ from rollout import (
 # train.demonstrations: the prompts and texts that a step of the warm-up imitates
 Demonstrations = Callable[..., tuple[list[str], list[str]]]
 THIRTY = 30  # tokens that are tried of a model
-PROBES = ["Paint!", 9 * "Once upon a time there was a fence of six boards, and it was "]
+PROBES = ["Paint!", "Once upon a time"]
 TOLERANCE = {torch.float32: 0.001, torch.bfloat16: 0.06}  # nats per token, of rounding
 CHECKED = 3  # steps of the warm-up whose demonstrations are read before it begins
 

@@ -162,7 +162,7 @@ def numbers_of(task: Task, vector: Any, k: int, what: str) -> list[float]:
 def prompt_of(task: Task, problem: Problem, m: int) -> str:
     """task.prompt(problem, m), checked."""
     prompt = task.prompt(problem, m)
-    check_text(prompt, f"task {task.name}: the prompt of problem {problem.id!r}")
+    check_text(prompt, f"task {task.name}, problem {problem.id!r}: the prompt")
     return prompt
 
 
@@ -171,7 +171,7 @@ def check_text(text: Any, what: str) -> None:
     half = re.search("[\ud800-\udfff]", text) if isinstance(text, str) else None
     if half or not isinstance(text, str):
         shown = text[max(0, half.start() - 30) : half.end()] if half else text
-        raise UserError(f"{what}, {shown!r:.80}, must be text, without half of a surrogate pair")
+        raise UserError(f"{what} {shown!r:.80} must be text, without half of a surrogate pair")
 
 
 def task_scalars(task: Task, rewards: Tensor) -> Tensor:
