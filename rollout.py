@@ -533,8 +533,9 @@ def token_logprobs(
     prompts = torch.div(rows, rollouts.group_size, rounding_mode="floor")  # (B)
     all_prompts_mask = prompt_mask(rollouts.prompt_ids, rollouts.prompt_lengths)
     token_mask = rollouts.token_mask[rows]  # (B, T)
-    ids = torch.cat([rollouts.prompt_ids[prompts], rollouts.tokens[rows]], 1)  # (B, L + T)
-    mask = torch.cat([all_prompts_mask[prompts], token_mask], 1)  # (B, L + T)
+    L = max(rollouts.prompt_lengths[p] for p in prompts.tolist())  # less padding
+    ids = torch.cat([rollouts.prompt_ids[prompts, -L:], rollouts.tokens[rows]], 1)  # (B, L + T)
+    mask = torch.cat([all_prompts_mask[prompts, -L:], token_mask], 1)  # (B, L + T)
     hidden = hidden_states(model, ids, mask)
     T = token_mask.shape[1]
     hidden = hidden[:, -T - 1 : -1]  # (B, T, H): from the state before a token it is predicted

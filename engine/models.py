@@ -71,13 +71,12 @@ def load_config_and_tokenizer(name: str) -> tuple[PreTrainedConfig, PreTrainedTo
 def _drop_wrong_padding(fields: dict) -> bool:
     """Set a pad_token_id that is no row of the embeddings to None. Returns whether there was one."""
     was_wrong = False
-    for part in (fields, fields.get("text_config")):
-        if isinstance(part, dict) and part.get("pad_token_id") is not None:
-            padding = part["pad_token_id"]
-            rows = part.get("vocab_size", math.inf)
-            if not isinstance(padding, int) or not 0 <= padding < rows:
-                part["pad_token_id"] = None
-                was_wrong = True
+    for part in (fields, fields.get("text_config") or {}):
+        padding = part.get("pad_token_id")
+        is_token = isinstance(padding, int) and 0 <= padding < part.get("vocab_size", math.inf)
+        if padding is not None and not is_token:
+            part["pad_token_id"] = None
+            was_wrong = True
     return was_wrong
 
 
@@ -243,9 +242,7 @@ def adapter_off(model: PreTrainedModel) -> contextlib.ExitStack:
 
 def recompute_layers(model: PreTrainedModel) -> None:
     """Switch on gradient checkpointing that keeps the KV cache, which transformers' own drops."""
-    layers = [
-        module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)
-    ]
+    layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
     if not layers:
         raise UserError(
             f"{type(model).__name__}: cannot compute its layers again; "
@@ -257,7 +254,6 @@ def recompute_layers(model: PreTrainedModel) -> None:
 
 def _checkpointed(forward, *args, **kwargs):
     """Call a layer's forward pass, and once more in the backward pass if there will be one."""
-
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     # Nothing in the layer is random: the model is in eval mode, without dropout.
