@@ -46,7 +46,9 @@ WINDOW = {
     "query_pre_attn_scalar": 8,
     "tie_word_embeddings": False,  # random models with tied ones repeat a token for ever
 }
-CONVOLUTION = {"layer_types": ["conv", "full_attention"], "tie_word_embeddings": False}
+DELTA = {"layer_types": ["linear_attention", "full_attention"], "head_dim": 8}
+DELTA |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_conv_kernel_dim": 4}
+DELTA |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "tie_word_embeddings": False}
 MAMBA = {"mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 16, "head_dim": 8}
 ZAMBA = {"mamba_d_state": 8, "mamba_ngroups": 1, "n_mamba_heads": 4, "mamba_headdim": 16}
 ZAMBA |= {"num_hidden_layers": 3, "layers_block_type": ["mamba", "mamba", "hybrid"]}
@@ -62,7 +64,7 @@ ARCHITECTURES = {  # name -> (configuration class of transformers, its arguments
         "GPT2Config",
         {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 2048, "initializer_range": 0.3},
     ),
-    "lfm2": ("Lfm2Config", SHAPE | CONVOLUTION),
+    "qwen3_5": ("Qwen3_5TextConfig", SHAPE | DELTA),
     "falcon_h1": (
         "FalconH1Config",
         SHAPE | MAMBA | {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8},
