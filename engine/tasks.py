@@ -152,7 +152,7 @@ def numbers_of(task: Task, vector: Any, k: int, what: str) -> list[float]:
         mistake = "must be a list of numbers; of a tensor or array return .tolist()"
     elif len(values) != (k or len(values)):
         mistake = f"has {len(values)} numbers for {k} objectives"
-    elif not all(task.minimum <= value < 1e30 for value in values):  # false for NaN, too
+    elif not all(float(task.minimum) <= value < 1e30 for value in values):  # false for NaN, too
         mistake = f"must hold finite numbers of at least minimum = {task.minimum}, which it may set"
     else:
         return values
