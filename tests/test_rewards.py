@@ -130,6 +130,7 @@ def test_a_list_whose_first_number_stands_in_the_prompt(m):
     assert parse_answers(" \n", task, m) == []
     assert parse_answers("1. red\n2. blue", task, m) == ["red", "blue"][:m]
     assert parse_answers("red\n2. blue\nOr:\n1. grey", task, m) == ["red", "blue"][:m]
+    assert parse_answers("2. blue\n", task, 2) == ["blue"]
 
 
 @pytest.mark.parametrize("preface", ["Sure! Here they are:\n", " Of course.\n\n", "\nSure:\n**"])
