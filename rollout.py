@@ -21,6 +21,7 @@ import contextlib
 import functools
 import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -37,8 +38,9 @@ from transformers import (
 
 from engine.answers import FIRST_NUMBER, open_thought
 from engine.config import Config
-from engine.models import adapter_off, chat_prompt, eos_ids, load_hugging_face, silent_ids
-from engine.tasks import reward_vectors, task_scalars
+from engine.models import adapter_off, date_of_run, load_hugging_face
+from engine.prompts import chat_prompt, check_context, check_rows, eos_ids, silent_ids
+from engine.tasks import check_text, prompt_of, reward_vectors, task_scalars
 from rewards import MAX_ANSWERS, Problem, Task, UserError, parse_answers
 from vpo import Scored
 
@@ -56,6 +58,7 @@ class Policy:
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+    date: str = ""  # of its run's first command, for chat templates that write it; empty: today
 
     def __post_init__(self):
         # Whether the model's language is the words of one task.
@@ -85,7 +88,7 @@ def load_policy(
         tokenizer = tiny_tokenizer(task)
         model = AutoModelForCausalLM.from_config(tiny_config(tokenizer)).eval()
         return Policy(model.to(device), tokenizer)
-    policy = Policy(*load_hugging_face(name, dtype))
+    policy = Policy(*load_hugging_face(name, dtype), date_of_run(Path(name).absolute()))
     policy.model.to(device)
     return policy
 
@@ -142,10 +145,10 @@ def build_prompt(policy: Policy, task: Task, problem: Problem, m: int) -> str:
     """The text that a model sees: words for the tiny model, else the task's prompt in a chat template."""
     if policy.is_tiny:
         return f"answers={m} {task.tiny_prompt(problem)}"
-    text = task.prompt(problem, m)
+    text = prompt_of(task, problem, m)
     prompt = f"{text}\n"
     if policy.tokenizer.chat_template is not None:
-        prompt = chat_prompt(policy.tokenizer, text)
+        prompt = chat_prompt(policy.tokenizer, text, policy.date)
     begins_text = not prompt[-1].isalpha()  # else the model ends a header first, as gpt-oss does
     if task.form == "lines" and begins_text and not any(open_thought(prompt)):
         prompt += FIRST_NUMBER  # small models then go on with a list
@@ -161,23 +164,18 @@ def encode_prompts(
     rows = [encode(policy, prompt, special) for prompt in prompts]
     lengths = [len(row) for row in rows]
     L = max(lengths)
-    needed = L + max_new_tokens
-    context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
-    if context and needed > context:
-        raise UserError(
-            f"a prompt of {L} tokens and {max_new_tokens} new ones need a context of {needed}, the model's "
-            f"is {context}; shorten Task.prompt, lower --max-new-tokens or --m, or take another --model"
-        )
-    padding = policy.tokenizer.pad_token_id or 0
-    padded = [[padding] * (L - len(row)) + row for row in rows]
+    check_context(policy.model, L, max_new_tokens)
+    padded = [[0] * (L - len(row)) + row for row in rows]
     return torch.tensor(padded, device=policy.device), lengths
 
 
 def encode(policy: Policy, text: str, special: bool) -> list[int]:
     """Token ids of a text, with the tokenizer's special tokens if asked, but for an EOS at the end."""
+    check_text(text, "the text")
     ids = policy.tokenizer(text, add_special_tokens=special)["input_ids"]
     if special and len(ids) > 1 and ids[-1] in policy.eos_ids:
         ids.pop()  # the rollout would begin after its end
+    check_rows(policy.model, policy.tokenizer, ids)
     # The tiny model's tokenizer turns an unknown word into padding.
     if policy.is_tiny and policy.tokenizer.pad_token_id in ids:
         word = text.split()[ids.index(policy.tokenizer.pad_token_id)]
@@ -338,7 +336,7 @@ def decode(
     mask = prompt_mask(ids, lengths)  # (P, L)
     hidden = hidden_states(model, ids, mask, cache)[:, -1]  # (P, H)
     logits = lm_logits(model, hidden).repeat_interleave(G, 0)  # (B, V)
-    cache.batch_repeat_interleave(G)
+    cache.reorder_cache(torch.arange(len(ids), device=device).repeat_interleave(G))
     mask = mask.repeat_interleave(G, 0)  # (B, L)
 
     rows = torch.arange(B)  # those in the batch, b of them
@@ -366,7 +364,7 @@ def decode(
             is_alive = is_alive[keep]
             keep = keep.to(device)
             on_device = on_device[keep]
-            cache.batch_select_indices(keep)
+            cache.reorder_cache(keep)
             mask = mask[keep]
             token = token[keep]
 
@@ -422,9 +420,7 @@ def sample(
 
 def rollouts_of_texts(policy: Policy, prompts: list[str], texts: list[str]) -> Rollouts:
     """Texts (P * G) as if they had been sampled to an EOS, for imitation. Their logprobs are 0."""
-    eos = policy.tokenizer.eos_token_id
-    if eos is None:
-        eos = policy.eos_ids[0]
+    eos = policy.eos_ids[0]
     rows = [encode(policy, text, special=False) + [eos] for text in texts]
     lengths = [len(row) for row in rows]
     T = max(lengths)
@@ -537,8 +533,9 @@ def token_logprobs(
     prompts = torch.div(rows, rollouts.group_size, rounding_mode="floor")  # (B)
     all_prompts_mask = prompt_mask(rollouts.prompt_ids, rollouts.prompt_lengths)
     token_mask = rollouts.token_mask[rows]  # (B, T)
-    ids = torch.cat([rollouts.prompt_ids[prompts], rollouts.tokens[rows]], 1)  # (B, L + T)
-    mask = torch.cat([all_prompts_mask[prompts], token_mask], 1)  # (B, L + T)
+    L = max(rollouts.prompt_lengths[p] for p in prompts.tolist())  # less padding
+    ids = torch.cat([rollouts.prompt_ids[prompts, -L:], rollouts.tokens[rows]], 1)  # (B, L + T)
+    mask = torch.cat([all_prompts_mask[prompts, -L:], token_mask], 1)  # (B, L + T)
     hidden = hidden_states(model, ids, mask)
     T = token_mask.shape[1]
     hidden = hidden[:, -T - 1 : -1]  # (B, T, H): from the state before a token it is predicted

@@ -9,6 +9,7 @@ import torch
 from engine.config import Config, check, resolve
 from engine.doors import as_command, explain_out_of_memory
 from engine.jobs import jobs_of, run_all
+from engine.models import date_of_run
 from engine.runs import checkpoints, read_config, steps_done, task_of, write_config
 from engine.start import Demonstrations, start_policy, write_start
 from eval import EvalFlags, evaluate
@@ -44,6 +45,7 @@ def main(
         if stored is None or not (out / "start").exists():
             policy = start_policy(config, task, demonstrations)
             write_config(config, arguments, stored)
+            policy.date = date_of_run(out / "start")
             write_start(policy, task, config, warm_up, demonstrations)
         else:
             write_config(config, arguments, stored)

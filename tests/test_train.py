@@ -398,7 +398,7 @@ def test_a_damaged_start_is_named_and_costs_no_trained_method(trained, capsys):
     fails(join, capsys, "--model run/start: cannot be loaded", "restore it from a copy")
     fails(["run"], capsys, "--model run/start: cannot be loaded", command=evaluation.main)
     shutil.rmtree("run/start")
-    fails(join, capsys, "run/start: is missing", "restore it")
+    fails(join, capsys, "--model run/start: cannot be loaded (No such file", "restore it")
     assert Path("run/vpo/checkpoint-000004/trainer.pt").exists()
 
 
