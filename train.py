@@ -86,7 +86,10 @@ def train_step(
     options = sampling_options(
         policy, task, config, m, random_generator(config.seed, t, "rollouts")
     )
-    rollouts = sample(policy, prompts, config.group_size, options)  # P * G
+    is_first_look = t == 0 and not policy.is_tiny  # which may take a minute
+    n_most = P * config.group_size * options.max_new_tokens
+    with tqdm(total=n_most, unit="token", leave=False, disable=not is_first_look) as options.bar:
+        rollouts = sample(policy, prompts, config.group_size, options)  # P * G
 
     # 2. reward vectors
     answers = read_answers(task, rollouts, m)  # P * G lists of up to m
@@ -209,8 +212,9 @@ def step_metrics(
         "tokens": sum(rollouts.lengths),
     }
     means = scored.vectors.mean((0, 1, 2))  # (k)
-    for name, mean in zip(task.objectives, means, strict=False):  # without names k may differ
-        metrics[f"reward_{name}"] = mean
+    earning = is_earning.float().mean((0, 1, 2))  # (k)
+    for i, name in enumerate(task.objectives):  # without names k may differ
+        metrics |= {f"reward_{name}": means[i], f"earned_{name}": earning[i]}
     return metrics
 
 
@@ -224,7 +228,7 @@ def sample_record(
         records.append({"text": rollouts.texts[g], "rewards": vectors, "advantage": A})
     best = scored.scalars.amax(-1).argmax().item()  # row p * G + g, the one with the best answer
     best_record = {
-        "id": problems[best // len(records)].id,
+        "problem": asdict(problems[best // len(records)]),
         "text": rollouts.texts[best],
         "rewards": scored.vectors.flatten(0, 1)[best].tolist(),
     }

@@ -29,7 +29,7 @@ def write_page(path: Path, snapshots: Snapshots) -> None:
     """Write one HTML file that needs no other: page.html with page.js and the data in it."""
 
     def write(frames: list) -> None:
-        path.write_text(_page(replace(snapshots, frames=frames)))
+        path.write_text(_page(replace(snapshots, frames=frames)), "utf-8")
 
     _write_small(path, snapshots.frames, write)
 
@@ -95,8 +95,8 @@ def _page(snapshots: Snapshots) -> str:
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")  # holds no </script>
 
     folder = Path(__file__).parent
-    page = (folder / "page.html").read_text()
-    page = page.replace("/*SCRIPT*/", (folder / "page.js").read_text())
+    page = (folder / "page.html").read_text("utf-8")
+    page = page.replace("/*SCRIPT*/", (folder / "page.js").read_text("utf-8"))
     return page.replace("/*DATA*/", text)
 
 
