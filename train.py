@@ -36,7 +36,7 @@ import fast
 from engine import checkpoints, session
 from engine.answers import open_thought, write_answers
 from engine.config import Config, estimator_of, peak_rate
-from engine.logs import MethodLog
+from engine.logs import MethodLog, token_bar
 from eval import best_at_k, diversity, sample_held_out, weighted_best_at_k
 from rewards import Problem, Task, UserError
 from rollout import (
@@ -86,9 +86,8 @@ def train_step(
     options = sampling_options(
         policy, task, config, m, random_generator(config.seed, t, "rollouts")
     )
-    is_first_look = t == 0 and not policy.is_tiny  # which may take a minute
     n_most = P * config.group_size * options.max_new_tokens
-    with tqdm(total=n_most, unit="token", leave=False, disable=not is_first_look) as options.bar:
+    with token_bar(t == 0 and not policy.is_tiny, n_most) as options.bar:
         rollouts = sample(policy, prompts, config.group_size, options)  # P * G
 
     # 2. reward vectors

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from engine.config import Config
 from engine.evaluations import Pool
@@ -94,6 +95,11 @@ def snapshot_steps(config: Config) -> set[int]:
     n = min(config.snapshots, max(2, config.steps // 6), config.steps)
     gaps = max(1, n - 1)
     return {config.steps - round(i * (config.steps - 1) / gaps) for i in range(n)}
+
+
+def token_bar(is_shown: bool, n_most: int) -> tqdm:
+    """A bar of the tokens that a language model's first step samples, which may take a minute."""
+    return tqdm(None, "first rollouts", n_most, unit="token", leave=False, disable=not is_shown)
 
 
 def show_first_step(

@@ -243,7 +243,9 @@ def test_a_language_model_goes_through_the_same_code(architecture, capsys):
         assert text in told
     assert "rewards: block_1 0.00, block_2 0.00, block_3 0.00" in told
     assert "block_1: NO answer earns anything, mean 0.000" in told
-    assert "token [" in told, "a bar shows life before the first step has ended"
+    assert "first rollouts:" in told and "token/s" in told, (
+        "a bar shows life before the first step has ended"
+    )
 
 
 def test_an_adapter_goes_through_the_same_code():
