@@ -374,9 +374,8 @@ def check_methods(config: Config) -> None:
         raise UserError(f"--method {' '.join(methods)}: names a method twice")
     for name in methods:
         if name not in ADVANTAGES:
-            raise UserError(
-                f"--method {name}: unknown; one of {', '.join(ADVANTAGES)}{did_you_mean(name, ADVANTAGES)}"
-            )
+            fix = "; put blanks between methods" if "," in name else did_you_mean(name, ADVANTAGES)
+            raise UserError(f"--method {name}: unknown; one of {', '.join(ADVANTAGES)}{fix}")
         peak_rate(config, name)
         try_method(name, config)
 

@@ -62,5 +62,6 @@ def as_command(script: str, run: Callable[[], None]) -> None:
         print(f"{script}: error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt as stop:
-        print(f"\n{stop or 'stopped; give the same command again, or --resume'}", file=sys.stderr)
+        told = str(stop) or "stopped; give the same command again, or --resume"
+        print(f"\n{told}", file=sys.stderr)
         sys.exit(130)

@@ -25,6 +25,7 @@ from engine.config import (
     peak_rate,
     task_defaults,
 )
+from engine.doors import did_you_mean
 from engine.files import write_text, writing
 from engine.models import check_start
 from engine.tasks import load_task, load_task_class
@@ -160,6 +161,9 @@ def find_run(out: Path) -> StoredRun | None:
 def load_run(run: Path) -> StoredRun:
     """The config.json of a run folder. Raises UserError if there is none, or it cannot be used."""
     path = run / "config.json"
+    if not run.exists():
+        beside = [other.name for other in run.parent.glob("*")]
+        raise UserError(f"{run}: there is no such run{did_you_mean(run.name, beside)}")
     if not path.is_file() or '"flags"' not in path.read_text("utf-8", "replace"):
         raise UserError(
             f"{run}: no run of train.py; name the folder that holds config.json and start/"

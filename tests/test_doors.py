@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +108,8 @@ def files(folder: Path) -> dict[str, bytes]:
         ("--task fenc", "did you mean fence?"),
         ("--metod vpo", "unrecognized arguments: --metod vpo; --help lists all flags"),
         ("--method ppo", "--method ppo: unknown; one of grpo, dr_grpo"),
+        ("--method VPO", "did you mean vpo?"),
+        ("--method grpo,vpo", "put blanks between methods"),
         ("--method grpo --subset 2", "--subset 2: not used by grpo; leave it out"),
         ("--subset 4", "s = 4: must be 1 to 3, less than the group"),
         ("--m 2.5", "--m: invalid int value: '2.5'"),
@@ -267,6 +270,13 @@ def test_what_ascii_lacks_is_printed_all_the_same(monkeypatch):
     assert printed.getvalue() == b"0.350 \\xb1 0.000\n"
 
 
+def test_a_stop_outside_of_the_training_is_told(capsys):
+    """Guards against an empty line where SIGTERM comes in the warm-up or in an evaluation."""
+    with pytest.raises(SystemExit) as stop:
+        as_command("eval.py", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert stop.value.code == 130 and "give the same command again" in capsys.readouterr().err
+
+
 def test_results_are_written_before_they_are_printed(run, monkeypatch):
     """Guards against an evaluation that is lost where its reader, such as `head`, has gone."""
     (run / "eval.json").unlink()
@@ -336,7 +346,8 @@ def test_eval_names_what_it_cannot_evaluate(run, capsys):
         "run --pool 1": "--pool 1: must hold one rollout of the run's 2 answers",
         "run --out a-file": "--out a-file: must be a folder, and is a file",
         "": "the following arguments are required: RUN",
-        "nowhere": "nowhere: no run of train.py; name the folder that holds config.json",
+        "runs/none": "runs/none: there is no such run",
+        "rum": "rum: there is no such run; did you mean run?",
         "run/vpo": "run/vpo: no run of train.py",
     }
     before = files(run)
