@@ -72,11 +72,9 @@ def run_all(function: Callable[..., Any], arguments: dict[str, tuple], jobs: int
 
 def begin(lock: Any) -> None:
     """What a process does first."""
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # they reach the parent, which ends its processes
-        signal.signal(number, signal.SIG_IGN)
+    # Both reach the parent, which ends its processes.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=die_with_parent, daemon=True).start()
     tqdm.set_lock(lock)  # the bars share a terminal
     quieten_transformers()

@@ -178,7 +178,7 @@ def load_run(run: Path) -> StoredRun:
     except (UserError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: damaged ({error}); restore it or train again") from error
     for file, digest in data_digests(config).items():
-        if digests.get(file, digest) != digest:
+        if has_checkpoint and digests.get(file, digest) != digest:
             raise UserError(
                 f"{file}: is not the file that {run} was trained on; restore it, or train with another --out"
             )

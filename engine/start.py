@@ -143,9 +143,9 @@ def write_start(
     if can_be_loaded(cached, task):
         write_folder(folder, lambda path: shutil.copytree(cached, path, dirs_exist_ok=True))
         return
+    shutil.rmtree(cached, ignore_errors=True)
     warm_up(policy, task, config)
     write_folder(folder, save)
-    shutil.rmtree(cached, ignore_errors=True)
     try:
         write_folder(cached, save)
     except UserError as error:

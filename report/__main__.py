@@ -35,7 +35,7 @@ class GeometryFlags:
     """The flags of the reward geometry."""
 
     task: str = flag("maze", "the task of a model; a run has its own")
-    problems: int = flag(100, "number of validation problems", 0, 2**20)
+    problems: int = flag(100, "number of validation problems", 1, 2**20)
     device: Literal["auto", "cpu", "cuda", "mps"] = flag("auto", "auto: as train.py chooses")
 
 

@@ -131,15 +131,16 @@ def geometry_report(
             lines.append(
                 f"equal for all answers to a problem, so without effect: {', '.join(constant)}"
             )
+    N = len(rewards)
+    margin = f" ± {measures['margin']:.3f}" if N > 1 else ""
     lines += [
-        f"regret of the scalar: {measures['regret']:.3f} ± {measures['margin']:.3f}, "
+        f"regret of the scalar: {measures['regret']:.3f}{margin}, "
         f"{measures['regret_share']:.0%} of what the best answer for each preference gains over "
         "the average one",
         f"groups of {G} with a signal: {measures['scalar_signal']:.0%} for a scalar, "
         f"{measures['vector_signal']:.0%} for a vector",
         verdict(measures),
     ]
-    N = len(rewards)
     if N < FEW:
         lines.append(f"This rests on few problems ({N}), so it may be wrong; see --problems.")
     return "\n".join(lines)
