@@ -498,19 +498,33 @@ def lm_logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     return cap * torch.tanh(logits / cap)  # as in Gemma 2
 
 
+class Entropy(torch.autograd.Function):
+    """The entropies (n) of log-probabilities (n, V). All that it keeps for its gradient is kept anyway."""
+
+    @staticmethod
+    def forward(ctx, log_p: Tensor) -> Tensor:
+        ctx.save_for_backward(log_p)
+        return torch.special.entr(log_p.exp()).sum(-1)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        (log_p,) = ctx.saved_tensors
+        p = log_p.exp()
+        return gradient[:, None] * (torch.special.entr(p) - p)  # of -p log p by log p
+
+
 def head_logprobs(
     model: PreTrainedModel, hidden: Tensor, targets: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities (N) of tokens (N) after hidden states (N, H), and entropies (N), in nats.
 
     All logits of a batch of long rollouts would take gigabytes. They are made in chunks, and made
-    again in the backward pass. The entropies have no gradient.
+    again in the backward pass.
     """
 
     def of_chunk(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         log_p = torch.log_softmax(lm_logits(model, hidden) / temperature, -1)  # (n, V)
-        entropy = torch.special.entr(log_p.detach().exp()).sum(-1)
-        return log_p.gather(1, targets[:, None])[:, 0], entropy
+        return log_p.gather(1, targets[:, None])[:, 0], Entropy.apply(log_p)
 
     rows = max(1, HEAD_BYTES // (4 * model.get_output_embeddings().weight.shape[0]))
     if len(hidden) <= rows:
@@ -529,14 +543,13 @@ def head_logprobs(
 def token_logprobs(
     model: PreTrainedModel, rollouts: Rollouts, rows: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of the tokens of B rollouts under a model, with gradient, and entropies.
+    """Log-probabilities of the tokens of B rollouts under a model, and entropies, with gradient.
 
     Args:
         rows: (B) their rows in the batch of rollouts.
 
     Returns:
-        Both (B, T) in nats at this temperature, 0 after the end of a rollout. The entropies have no
-        gradient.
+        Both (B, T) in nats at this temperature, 0 after the end of a rollout.
     """
     prompts = torch.div(rows, rollouts.group_size, rounding_mode="floor")  # (B)
     all_prompts_mask = prompt_mask(rollouts.prompt_ids, rollouts.prompt_lengths)

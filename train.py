@@ -157,9 +157,11 @@ def backward(
             n_tokens,
             ref_logprobs=ref_logprobs,
             kl_coef=config.kl,
+            entropy=entropy,
+            entropy_coef=config.entropy_coef,
         )
         loss.backward()
-        parts |= {"loss": loss.detach(), "entropy": entropy.sum() / n_tokens}
+        parts |= {"loss": loss.detach(), "entropy": entropy.detach().sum() / n_tokens}
         for name, value in parts.items():
             metrics[name] = metrics.get(name, 0.0) + value
     return metrics

@@ -94,6 +94,9 @@ class Config:
     kl: float = flag(
         1e-3, "weight of KL(policy || reference policy) in the loss; 0: no reference policy", 0, 1e6
     )
+    entropy_coef: float = flag(
+        0.0, "c, the loss minus c times the mean entropy of the tokens; 0: no bonus", 0, 1e6
+    )
     warm_steps: int = flag(300, "steps of the SFT warm-up before RL; 0: none", 0, 2**31)
     # memory and speed
     lora_rank: int = flag(

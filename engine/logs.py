@@ -79,6 +79,8 @@ class MethodLog:
         fix = "no answer can be read: look at samples.jsonl; does the prompt ask for the form?"
         if row["earned"]:
             fix = "all answers are alike: a lower --lr, another --method, or other problems"
+        elif self.config.entropy_coef:
+            fix = "the policy writes noise: lower --entropy-coef"
         elif row["answers"]:
             fix = (
                 "no answer earns more than the least: easier problems, a denser reward or a warm-up"

@@ -26,7 +26,8 @@ def backward(
 ) -> dict[str, Tensor | float]:
     """Add the gradient of the loss. Arguments and result are those of `train.backward`."""
     rows = list(range(len(advantages)))
-    if reference is None:  # without an advantage a rollout has no gradient; its tokens count
+    if reference is None and not config.entropy_coef:
+        # Without an advantage a rollout has no gradient; its tokens count.
         rows = advantages.nonzero()[:, 0].tolist()
         rows = rows or list(range(rollouts.group_size))  # one group, so that the entropy is known
     n_tokens = sum(rollouts.lengths)
@@ -53,9 +54,11 @@ def backward(
                 n_tokens,
                 ref_logprobs=own_ref_logprobs,
                 kl_coef=config.kl,
+                entropy=entropy,
+                entropy_coef=config.entropy_coef,
             )
             loss.backward()
-            parts |= {"loss": loss.detach(), "entropy": entropy.sum() / n_computed}
+            parts |= {"loss": loss.detach(), "entropy": entropy.detach().sum() / n_computed}
             for name, value in parts.items():
                 metrics[name] = metrics.get(name, 0.0) + value
         backward_through_prompts(shared, leaves)
@@ -162,7 +165,7 @@ def logprobs_after(
     shared: SharedPrompts,
     temperature: float,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of the tokens of B rollouts, with gradient, and their entropies: both (B, T).
+    """Log-probabilities of the tokens of B rollouts, and entropies, with gradient: both (B, T).
 
     T is the length of the longest of them.
 

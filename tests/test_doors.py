@@ -111,7 +111,7 @@ def files(folder: Path) -> dict[str, bytes]:
         ("--method VPO", "did you mean vpo?"),
         ("--method grpo,vpo", "put blanks between methods"),
         ("--method grpo --subset 2", "--subset 2: not used by grpo; leave it out"),
-        ("--subset 4", "s = 4: must be 1 to 3, less than the group"),
+        ("--subset 4", "a set of s = 4 rollouts needs a group of more, and G is 4"),
         ("--m 2.5", "--m: invalid int value: '2.5'"),
         ("--pool 1", "--pool 1: must hold at least one rollout of --m 2 answers"),
         ("--lr fast", "--lr fast: must be a rate, or METHOD=RATE"),

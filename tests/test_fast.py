@@ -51,11 +51,13 @@ def gradient(
     advantages: Tensor | None = None,
     reference: Policy | None = None,
     budget: int = 500,
+    bonus: float = 0.0,
 ) -> tuple[list[Tensor], dict[str, float]]:
     """The gradient of every trained weight, and the metrics."""
     if advantages is None:
         advantages = torch.linspace(-1, 1, len(rollouts.tokens))
-    config = Config(temperature=0.7, micro_batch_tokens=budget, kl=0.1 if reference else 0.0)
+    config = Config(temperature=0.7, micro_batch_tokens=budget, entropy_coef=bonus)
+    config.kl = 0.1 if reference else 0.0
     policy.model.zero_grad()
     metrics = backward(policy, reference, rollouts, advantages, config)
     gradients = []
@@ -83,10 +85,31 @@ def test_both_have_the_same_gradient(name, with_kl):
     reference = copy_of(policy, 0.01) if with_kl else None
     rollouts = rollouts_of(name)
     assert_plain_is_fast(policy, rollouts, reference=reference)
+    assert_plain_is_fast(policy, rollouts, reference=reference, bonus=0.3)
     ours, _ = gradient(fast.backward, policy, rollouts, reference=reference)
     other, _ = gradient(fast.backward, copy_of(policy, 0.01), rollouts, reference=reference)
     with pytest.raises(AssertionError):
         assert_same_gradient(other, ours, TOLERANCE)
+
+
+@pytest.mark.parametrize("backward", [train.backward, fast.backward])
+def test_the_entropy_bonus_has_the_gradient_of_its_differences(backward):
+    """Guards against a bonus without gradient, and rollouts without advantage that are left out of it."""
+    policy = copy_of(load_random_model("tiny"))
+    rollouts = rollouts_of("tiny")
+    advantages = torch.linspace(-1, 1, 12).relu()  # half of them 0
+    ours, _ = gradient(backward, policy, rollouts, advantages, bonus=0.5)
+    without, _ = gradient(backward, policy, rollouts, advantages)
+    whole = torch.cat([g.flatten() for g in ours])
+    bonus = whole - torch.cat([g.flatten() for g in without])
+    bonus /= bonus.norm()
+    weights = list(policy.model.parameters())
+    start = torch.nn.utils.parameters_to_vector(weights).detach()
+    losses = []
+    for step in (0.01, -0.01):
+        torch.nn.utils.vector_to_parameters(start + step * bonus, weights)
+        losses.append(gradient(train.backward, policy, rollouts, advantages, bonus=0.5)[1]["loss"])
+    assert (losses[0] - losses[1]) / 0.02 == pytest.approx((whole @ bonus).item(), rel=1e-2)
 
 
 @three_kinds

@@ -564,13 +564,12 @@ def test_logprobs_and_gradients_are_those_of_plain_forward_passes(
         length = rollouts.lengths[row]
         log_p = torch.log_softmax(plain_logits(policy, rollouts, row) / TEMPERATURE, -1)
         own = log_p.gather(1, rollouts.tokens[row, :length, None])[:, 0]
-        expected_loss = expected_loss + (own * slopes[i, :length]).sum()
         torch.testing.assert_close(logprobs[i, :length], own, atol=2e-5, rtol=1e-4)
         own_entropy = -(log_p.exp() * log_p).sum(-1)
         torch.testing.assert_close(entropy[i, :length], own_entropy, atol=2e-5, rtol=1e-4)
+        expected_loss = expected_loss + ((own + own_entropy) * slopes[i, :length]).sum()
         assert not logprobs[i, length:].any() and not entropy[i, length:].any()
-    assert not entropy.requires_grad
-    ours = gradients_of(policy, (logprobs * slopes).sum())
+    ours = gradients_of(policy, ((logprobs + entropy) * slopes).sum())
     assert_same_gradient(ours, gradients_of(policy, expected_loss), tolerance=1e-5)
 
 
