@@ -29,7 +29,7 @@ from engine.runs import load_run, policies, progress, task_of
 from engine.tasks import held_out
 from report import plots, style
 from report.looks import look_of
-from report.statistics import half_width
+from report.statistics import half_width, spread_weights
 from report.table import Table, mean_of, print_left_out, sentences, training_costs, write_table
 from rewards import Problem, Task
 from rollout import (
@@ -94,17 +94,6 @@ def weighted_best_at_k(rewards: Tensor, k: int, objective_mask: Tensor | None = 
         utilities = own @ spread_weights(size).T  # (N', n, 256)
         values[sizes == size] = best_at_k(utilities.mT, k).mean(-1)
     return values
-
-
-def spread_weights(k: int, n: int = 256) -> Tensor:
-    """n preference weights (n, k) spread evenly over the simplex: the gaps between k - 1 cuts of [0, 1]."""
-    if k == 1:
-        return torch.ones(n, 1, dtype=torch.float64)
-    # A scrambled Sobol net, always the same one.
-    net = torch.quasirandom.SobolEngine(k - 1, scramble=True, seed=0)
-    cuts = net.draw(n, dtype=torch.float64).sort(-1).values  # (n, k - 1)
-    zeros = torch.zeros(n, 1, dtype=torch.float64)
-    return torch.diff(cuts, prepend=zeros, append=zeros + 1)
 
 
 def diversity(rewards: Tensor) -> Tensor:
@@ -302,12 +291,11 @@ def evaluate_run(evaluation: Evaluation, flags: EvalFlags) -> Table:
     unfinished = progress(run, config)
     if unfinished:
         print(f"{run} is not finished: {unfinished}")
-    print_table(table)
-    print(training_costs(run, [name for name in names if name in ADVANTAGES], config.m))
-
     with writing(evaluation.folder):
         figures = [write(table, evaluation.folder, flags)]
         figures += plots.run_figures(evaluation, task, pools, flags.figure_format)
+    print_table(table)
+    print(training_costs(run, [name for name in names if name in ADVANTAGES], config.m))
     print(f"figures: {', '.join(map(str, figures))}")
     return table
 
@@ -344,7 +332,7 @@ def evaluate_policy(
 
 def run(argv: list[str] | None) -> None:
     """Evaluate the runs that the command names."""
-    parser = Parser(EvalFlags, "eval.py", __doc__.split("\n\n")[0])
+    parser = Parser(EvalFlags, "eval.py", __doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders of train.py")
     flags, rest = parser.parse_args_into_dataclass(argv)
     check_ranges(flags)

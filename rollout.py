@@ -27,6 +27,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+from tqdm import tqdm
 from transformers import (
     AutoModelForCausalLM,
     DynamicCache,
@@ -224,6 +225,7 @@ class SamplingOptions:
     temperature: float = 1.0
     batch: int = 0  # rollouts sampled at a time, in whole groups; 0: all
     stop: "StopRule | None" = None
+    bar: tqdm | None = None  # counts the tokens
 
 
 def sampling_options(
@@ -349,6 +351,8 @@ def decode(
         newest = token.cpu()
         tokens[rows, t] = torch.where(is_alive, newest, policy.eos_ids[0])
         n_sampled[rows] += is_alive
+        if options.bar is not None:
+            options.bar.update(int(is_alive.sum()))
 
         # 3. who has ended, and leaves
         is_alive &= ~torch.isin(newest, ends)

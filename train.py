@@ -36,7 +36,7 @@ import fast
 from engine import checkpoints, session
 from engine.answers import open_thought, write_answers
 from engine.config import Config, estimator_of, peak_rate
-from engine.logs import MethodLog
+from engine.logs import MethodLog, token_bar
 from eval import best_at_k, diversity, sample_held_out, weighted_best_at_k
 from rewards import Problem, Task, UserError
 from rollout import (
@@ -86,7 +86,9 @@ def train_step(
     options = sampling_options(
         policy, task, config, m, random_generator(config.seed, t, "rollouts")
     )
-    rollouts = sample(policy, prompts, config.group_size, options)  # P * G
+    n_most = P * config.group_size * options.max_new_tokens
+    with token_bar(t == 0 and not policy.is_tiny, n_most) as options.bar:
+        rollouts = sample(policy, prompts, config.group_size, options)  # P * G
 
     # 2. reward vectors
     answers = read_answers(task, rollouts, m)  # P * G lists of up to m
@@ -211,8 +213,9 @@ def step_metrics(
         "tokens": sum(rollouts.lengths),
     }
     means = scored.vectors.mean((0, 1, 2))  # (k)
-    for name, mean in zip(task.objectives, means, strict=False):  # without names k may differ
-        metrics[f"reward_{name}"] = mean
+    earning = is_earning.float().mean((0, 1, 2))  # (k)
+    for i, name in enumerate(task.objectives):  # without names k may differ
+        metrics |= {f"reward_{name}": means[i], f"earned_{name}": earning[i]}
     return metrics
 
 
@@ -226,7 +229,7 @@ def sample_record(
         records.append({"text": rollouts.texts[g], "rewards": vectors, "advantage": A})
     best = scored.scalars.amax(-1).argmax().item()  # row p * G + g, the one with the best answer
     best_record = {
-        "id": problems[best // len(records)].id,
+        "problem": asdict(problems[best // len(records)]),
         "text": rollouts.texts[best],
         "rewards": scored.vectors.flatten(0, 1)[best].tolist(),
     }

@@ -204,11 +204,11 @@ DEVICE_FIXES = {  # a sign in what torch says of a device -> what helps
 class Parser(argparse.ArgumentParser):
     """The flags of a dataclass whose fields are made by `flag`. A mistake is one line and exit code 2."""
 
-    def __init__(self, flags: type, script: str, description: str, **options: Any):
+    def __init__(self, flags: type, script: str, doc: str | None, **options: Any):
         super().__init__(
             prog=script,
             usage=f"python {script} [--flag value ...]",
-            description=description,
+            description=(doc or "").split("\n\n")[0],  # with python -OO there is none
             allow_abbrev=False,
             **options,
         )
@@ -377,9 +377,8 @@ def check_methods(config: Config) -> None:
         raise UserError(f"--method {' '.join(methods)}: names a method twice")
     for name in methods:
         if name not in ADVANTAGES:
-            raise UserError(
-                f"--method {name}: unknown; one of {', '.join(ADVANTAGES)}{did_you_mean(name, ADVANTAGES)}"
-            )
+            fix = "; put blanks between methods" if "," in name else did_you_mean(name, ADVANTAGES)
+            raise UserError(f"--method {name}: unknown; one of {', '.join(ADVANTAGES)}{fix}")
         peak_rate(config, name)
         try_method(name, config)
 

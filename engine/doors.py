@@ -2,6 +2,8 @@
 
 import contextlib
 import difflib
+import io
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 
@@ -39,15 +41,20 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
 
 def quieten_transformers() -> None:
     """No progress bars and warnings of transformers between ours."""
-    from transformers.utils import logging  # here, because it takes a second to import
+    from transformers import utils  # here, because it takes a second to import
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()  # it takes a sampled pad token for padding and recommends a mask
+    utils.logging.disable_progress_bar()
+    utils.logging.set_verbosity_error()  # it takes a sampled pad token for padding
+    if sys.flags.optimize == 2:  # python -OO: its models cannot be imported without docstrings
+        utils.auto_docstring = lambda obj=None, **options: obj or (lambda decorated: decorated)
 
 
 def as_command(script: str, run: Callable[[], None]) -> None:
-    """Run a script: a user's mistake is one line and exit code 2, Ctrl-C one line and 130."""
+    """Run a script: a user's mistake is one line and exit code 2, Ctrl-C or SIGTERM one line and 130."""
     quieten_transformers()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what Slurm and Kubernetes send
+    if isinstance(sys.stdout, io.TextIOWrapper):  # it may be ASCII, and "±" is not
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with explain_out_of_memory():
             run()
@@ -55,5 +62,6 @@ def as_command(script: str, run: Callable[[], None]) -> None:
         print(f"{script}: error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt as stop:
-        print(f"\n{stop or 'stopped; give the same command again, or --resume'}", file=sys.stderr)
+        told = str(stop) or "stopped; give the same command again, or --resume"
+        print(f"\n{told}", file=sys.stderr)
         sys.exit(130)

@@ -19,7 +19,9 @@ from rewards import UserError
 from vpo import ADVANTAGES
 
 # Imported once, by the server that begins processes, because they take seconds.
-PRELOADED = ["torch", "transformers", "transformers.models.gpt2.modeling_gpt2"]
+PRELOADED = ["torch", "transformers"]
+if sys.flags.optimize < 2:  # see engine.doors.quieten_transformers
+    PRELOADED.append("transformers.models.gpt2.modeling_gpt2")
 
 
 def cores() -> int:
@@ -57,22 +59,22 @@ def run_all(function: Callable[..., Any], arguments: dict[str, tuple], jobs: int
                 if future.exception() and len(futures) > 1:
                     tqdm.write(f"{future.exception()!r:.300}; the others go on", sys.stderr)
             return {name: future.result() for name, future in futures.items()}
-        except BrokenProcessPool as error:
-            raise UserError(
-                "a process was killed, maybe for want of memory; go on with --resume"
-            ) from error
-        except KeyboardInterrupt:
+        except (BrokenProcessPool, KeyboardInterrupt) as error:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
                 process.kill()
-            raise
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            raise UserError(
+                "a process was killed, maybe for want of memory; go on with --resume"
+            ) from error
 
 
 def begin(lock: Any) -> None:
     """What a process does first."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the parent, which ends its processes
+    # Both reach the parent, which ends its processes.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=die_with_parent, daemon=True).start()
     tqdm.set_lock(lock)  # the bars share a terminal
     quieten_transformers()

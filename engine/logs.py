@@ -7,11 +7,13 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from engine.config import Config
 from engine.evaluations import Pool
 from engine.files import append, cut_log
-from rewards import Task
+from rewards import Problem, Task
+from vpo import answers_per_rollout
 
 LOGS = ("metrics", "samples", "snapshots", "evaluations")
 SHOWN = ("reward", "diversity", "W@m")  # metrics beside the progress bar
@@ -43,7 +45,7 @@ class MethodLog:
             row[name] = value.item() if isinstance(value, Tensor) else value
         row["tokens_per_second"] = row["tokens"] / row["seconds"]
         if step == 1 and not self.config.is_tiny:
-            show_first_step(self.method, self.config, example["best"], row)
+            show_first_step(self.method, self.config, self.task, example["best"], row)
         self.tell_no_signal(step, row)
         append(self.folder / "metrics.jsonl", {"step": step} | row)
         if step % 10 == 1 or step == self.config.steps:
@@ -97,16 +99,38 @@ def snapshot_steps(config: Config) -> set[int]:
     return {config.steps - round(i * (config.steps - 1) / gaps) for i in range(n)}
 
 
-def show_first_step(method: str, config: Config, best: dict, row: dict[str, float]) -> None:
-    """Show the best rollout of a language model's first step, before minutes are spent."""
-    print(
-        f"\n{method}, the best of the first step's {row['rollouts']} rollouts, of problem "
-        f"{best['id']!r}:\n{best['text'][:1000]}\nrewards: {best['rewards']}\n"
-        f"of all: {row['earned']:.0%} of the slots earn something, {row['answers']:.0%} hold a "
-        f"distinct answer; {row['cut_off']:.0%} of the rollouts were cut off (--max-new-tokens "
-        f"{config.max_new_tokens} per answer)",
-        file=sys.stderr,
+def token_bar(is_shown: bool, n_most: int) -> tqdm:
+    """A bar of the tokens that a language model's first step samples, which may take a minute."""
+    return tqdm(None, "first rollouts", n_most, unit="token", leave=False, disable=not is_shown)
+
+
+def show_first_step(
+    method: str, config: Config, task: Task, best: dict, row: dict[str, float]
+) -> None:
+    """Show the best rollout of a language model's first step, and what each objective earned."""
+    problem = Problem(**best["problem"])
+    prompt = task.prompt(problem, answers_per_rollout(method, config.m))
+    lines = [
+        f"\n{method}, the end of the prompt of problem {problem.id!r}:",
+        prompt[-500:],
+        f"the best of the first step's {row['rollouts']} rollouts:",
+        best["text"][:1000],
+    ]
+    for vector in best["rewards"]:
+        values = [f"{value:.2f}" for value in vector]
+        named = zip(task.objectives, values, strict=False)
+        shown = [f"{name} {value}" for name, value in named] if task.objectives else values
+        lines.append(f"rewards: {', '.join(shown)}")
+    lines.append(
+        f"of all slots {row['answers']:.0%} hold a distinct answer, {row['earned']:.0%} earn something; "
+        f"{row['cut_off']:.0%} of the rollouts were cut off (--max-new-tokens {config.max_new_tokens} "
+        "per answer)"
     )
+    for name in task.objectives:
+        share = row[f"earned_{name}"]
+        what = f"{share:.0%} earn something" if share else "NO answer earns anything"
+        lines.append(f"{name}: {what}, mean {row[f'reward_{name}']:.3f}")
+    print("\n".join(lines), file=sys.stderr)
     if not row["answers"]:
         print(
             f"{method}: no answer can be read; does the prompt ask for the form, with examples, as "

@@ -20,7 +20,7 @@ TrainMethod = Callable[[str, Config, Task, int], None]
 
 
 def main(
-    description: str,
+    doc: str | None,
     warm_up: Callable,
     demonstrations: Demonstrations,
     train_method: TrainMethod,
@@ -29,13 +29,13 @@ def main(
     """Train what the flags ask for, then evaluate it.
 
     Args:
-        description: of the command, for --help.
+        doc: of train.py; its first paragraph stands in --help.
         warm_up, demonstrations, train_method: those of train.py.
     """
 
     def run() -> None:
         arguments = sys.argv[1:] if argv is None else argv
-        config, task, stored = read_config(arguments, description.split("\n\n")[0])
+        config, task, stored = read_config(arguments, doc)
         resolve(config)
         check(config, task)
         jobs = jobs_of(config)
@@ -106,4 +106,4 @@ def train_one(
 def steps_logged(config: Config, method: str) -> int:
     """The steps in a method's log."""
     log = Path(config.out) / method / "metrics.jsonl"
-    return len(log.read_text().splitlines()) if log.exists() else 0
+    return len(log.read_text("utf-8").splitlines()) if log.exists() else 0

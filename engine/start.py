@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import inspect
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -146,7 +147,8 @@ def write_start(
 ) -> None:
     """Write the start of all methods, after the SFT warm-up, into the run.
 
-    A warm-up is kept in runs/start. Another run with the same one does not repeat it.
+    A warm-up is kept in runs/start, where that can be written. Another run with the same one does
+    not repeat it.
     """
     folder = Path(config.out) / "start"
     shutil.rmtree(folder, ignore_errors=True)
@@ -159,16 +161,21 @@ def write_start(
         return
     key = warm_up_key(policy, task, config, warm_up, demonstrations)
     cached = Path("runs/start") / f"{task.name}-{key}"
-    if not can_be_loaded(cached, task):
-        shutil.rmtree(cached, ignore_errors=True)
-        warm_up(policy, task, config)
+    if can_be_loaded(cached, task):
+        write_folder(folder, lambda path: shutil.copytree(cached, path, dirs_exist_ok=True))
+        return
+    shutil.rmtree(cached, ignore_errors=True)
+    warm_up(policy, task, config)
+    write_folder(folder, save)
+    try:
         write_folder(cached, save)
-    write_folder(folder, lambda path: shutil.copytree(cached, path, dirs_exist_ok=True))
+    except UserError as error:
+        print(f"the warm-up is kept in this run alone: {error}", file=sys.stderr)
 
 
 def can_be_loaded(folder: Path, task: Task) -> bool:
     """Whether there is a folder with a model that is not damaged."""
-    if not folder.exists():
+    if not os.path.exists(folder):  # False, too, where it may not be looked at
         return False
     try:
         load_policy(str(folder), task)

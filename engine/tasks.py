@@ -23,7 +23,7 @@ def task_names() -> list[str]:
     """The tasks that --task knows by name."""
     names = list(BUILT_IN)
     for path in (ROOT / "tasks").glob("*.py"):
-        if f'    name = "{path.stem}"' in path.read_text():  # the others are helpers
+        if f'    name = "{path.stem}"' in path.read_text("utf-8"):  # the others are helpers
             names.append(path.stem)
     return sorted(names)
 

@@ -402,7 +402,7 @@ def report(
 
 def run(argv: list[str] | None) -> None:
     """Search with the policies of some runs."""
-    parser = Parser(SearchFlags, "examples/search.py", __doc__.split("\n\n")[0])
+    parser = Parser(SearchFlags, "examples/search.py", __doc__)
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", help="run folders of train.py, all of one task"
     )

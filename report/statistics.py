@@ -1,4 +1,4 @@
-"""Confidence intervals of what an evaluation measured."""
+"""Confidence intervals of what an evaluation measured, and the preference weights that it takes."""
 
 import math
 
@@ -52,3 +52,14 @@ def bootstrap_interval(
     means = run_means.gather(0, drawn_runs).mean(0)  # (samples)
 
     return means.quantile(TAIL).item(), means.quantile(1 - TAIL).item()
+
+
+def spread_weights(k: int, n: int = 256) -> Tensor:
+    """n preference weights (n, k) spread evenly over the simplex: the gaps between k - 1 cuts of [0, 1]."""
+    if k == 1:
+        return torch.ones(n, 1, dtype=torch.float64)
+    # A scrambled Sobol net, always the same one.
+    net = torch.quasirandom.SobolEngine(k - 1, scramble=True, seed=0)
+    cuts = net.draw(n, dtype=torch.float64).sort(-1).values  # (n, k - 1)
+    zeros = torch.zeros(n, 1, dtype=torch.float64)
+    return torch.diff(cuts, prepend=zeros, append=zeros + 1)

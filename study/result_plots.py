@@ -20,7 +20,7 @@ from study.entries import (
     Entry,
     short_title,
 )
-from study.result_tables import KS, geometry_tasks, low_grpo, unseen_share
+from study.result_tables import KS, geometry_tasks, low_grpo, regret
 from study.stored import Difference, Stored, TaskResults
 
 FOUR = (START_MODEL, GRPO, VPO, GROUP_VPO)
@@ -184,7 +184,7 @@ def two_halves(tasks: list[TaskResults], path: Path) -> None:
     """Draw what a set and what a vector gained in W@30, a pair of bars for each reward.
 
     Args:
-        tasks: in the order of the share of the variance that the scalar misses.
+        tasks: in the order of the regret of their scalar.
         path: the file that is written.
     """
     halves = (
@@ -199,11 +199,11 @@ def two_halves(tasks: list[TaskResults], path: Path) -> None:
             bars = {"width": 0.38, "color": look_of(ours.method).color, "capsize": 3}
             ax.bar(x, [gain.mean for gain in gains], yerr=error_bars(gains), label=label, **bars)
         ax.axhline(0, color="#666666", lw=0.8)
-        names = [f"{task.name}\n{unseen_share(task):.0%}" for task in tasks]
+        names = [f"{task.name}\n{regret(task):.3f}" for task in tasks]
         ax.set_xticks(range(len(tasks)), names)
         ax.set(
             ylabel="gained in W@30",
-            xlabel="reward, and the share of its variance that the mean does not see",
+            xlabel="reward, and the regret of its scalar before training",
         )
         style.finish(
             axes, path, "five seeds for each reward; 95% intervals over seeds and problems"

@@ -292,7 +292,7 @@ def draw_line(axes, row: int, count: str, headline: str, facts: dict[str, str]) 
 def read_words(path: Path) -> dict[str, list[str]]:
     """The words of one's own. Raises UserError for a list that is missing, short or holds a word twice."""
     try:
-        facts = json.loads(path.read_text())
+        facts = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"--data {path}: cannot be read as JSON: {error}") from error
     if not isinstance(facts, dict) or set(facts) != set(FACTS):

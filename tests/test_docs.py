@@ -18,7 +18,7 @@ import pytest
 
 import train
 from engine.config import Config, flag_of
-from engine.tasks import load_task_class, task_names
+from engine.tasks import check_task, load_task, load_task_class, task_names
 from eval import EvalFlags
 from examples.search import SearchFlags
 from vpo import ADVANTAGES
@@ -207,6 +207,21 @@ def is_ours(module: str) -> bool:
     return (ROOT / first).is_dir() or (ROOT / f"{first}.py").exists()
 
 
+def test_the_task_that_one_copies_asks_for_what_it_pays(tmp_path, monkeypatch):
+    """Guards against a first task that cannot be loaded, or whose objectives do not conflict."""
+    monkeypatch.chdir(tmp_path)
+    source, look = blocks(DOCS / "own.md", "python")[:2]
+    Path("my_task.py").write_text(source)
+    exec(look, {})
+    task = load_task("my_task.py", "a language model")
+    check_task(task, 3)
+    problem = task.problems("train", 1)[0]
+    short = task.reward(problem, "Come!")
+    complete = task.reward(problem, f"Come on {', '.join(problem.data)}.")
+    assert short[0] > complete[0] and short[1] < complete[1] == 1
+    assert task.reward(problem, "") == [0, 0]
+
+
 # Methods, tasks, metrics, files of a run.
 
 
@@ -233,8 +248,8 @@ def test_every_metric_and_every_file_of_a_run_is_explained(tmp_path, monkeypatch
     explained = set(re.findall(r"^- `([\w<>@]+)`: ", metrics, re.MULTILINE))
     (line,) = Path("run/vpo/metrics.jsonl").read_text().splitlines()
     logged = json.loads(line).keys() - {"step"}
-    logged = {name for name in logged if name not in ("reward_ann", "reward_bob", "reward_cid")}
-    assert explained == logged | {"reward_<objective>"}
+    logged = {re.sub("_(ann|bob|cid)$", "_<objective>", name) for name in logged}
+    assert explained == logged
 
     for path in Path("run").rglob("*"):
         name = str(path.relative_to("run")).replace("vpo/", "METHOD/").replace("000001", "000200")

@@ -201,7 +201,8 @@ def test_plain_runs_nothing_of_fast(monkeypatch):
     evaluation.main(["run"])
 
 
-def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_say_how_to_go_on(number, monkeypatch, capsys):
     """In the middle of a step: nothing that was saved is lost, and the run goes on to the same weights."""
     arguments = ["--method", "grpo", *LEARNING]
     train.main(["--out", "whole", *arguments])
@@ -210,7 +211,7 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys):
 
     def interrupted(*arguments):
         if log.exists() and len(log.read_text().splitlines()) == 4:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
         return score(*arguments)
 
     with monkeypatch.context() as patch:
@@ -235,7 +236,16 @@ def test_a_language_model_goes_through_the_same_code(architecture, capsys):
     assert "start" in json.loads(Path("run/eval.json").read_text())["policies"]
     told = capsys.readouterr().err
     assert ("prompts are plain text" in told) == (architecture == "llama")
-    assert "vpo, the best of the first step's 6 rollouts" in told
+    for text in (
+        "vpo, the end of the prompt of problem 'toy-train-0':",
+        "the first step's 6 rollouts",
+    ):
+        assert text in told
+    assert "rewards: block_1 0.00, block_2 0.00, block_3 0.00" in told
+    assert "block_1: NO answer earns anything, mean 0.000" in told
+    assert "first rollouts:" in told and "token/s" in told, (
+        "a bar shows life before the first step has ended"
+    )
 
 
 def test_an_adapter_goes_through_the_same_code():
@@ -318,7 +328,20 @@ def test_the_first_step_shows_the_best_rollout():
     rollouts = rollouts_with([f"text {row}" for row in range(6)])
     best = train.sample_record(problems, rollouts, scored, torch.zeros(2, 3))["best"]
     rewards = [task.reward(problems[1], good)]
-    assert best == {"id": problems[1].id, "text": "text 3", "rewards": rewards}
+    assert best["problem"]["id"] == problems[1].id
+    assert (best["text"], best["rewards"]) == ("text 3", rewards)
+
+
+def test_a_dead_objective_is_seen_in_the_first_step():
+    """Guards against "a third earns something" where one of two objectives is 0 in every answer."""
+    task = load_task("fence")
+    problems = task.problems("train", 1)
+    scored = score(task, problems, [[" ".join(["red"] * 6)], ["red"], []], m=1)
+    rollouts = rollouts_with(["a", "b", "c"])
+    row = train.step_metrics(task, rollouts, scored, torch.zeros(1, 3), 1)
+    assert [row[f"earned_{name}"].item() for name in task.objectives] == pytest.approx(
+        [1 / 3, 0, 0]
+    )
 
 
 def test_the_objective_is_logged():

@@ -157,8 +157,6 @@ def test_a_cell_is_measured_once_and_kept(small):
     assert list(record["at"]["0.7"]) == ["start", "start_sets", "grpo"]
     assert record["threads"] and record["date"] and record["tokens"] and record["steps"] == 2
     assert record["version"] == VERSION and record["groups"] == [0, 1, 2]
-    names = {"unseen_variance_share", "effective_objectives", "scalar_signal", "vector_signal"}
-    assert set(record["geometry"]) == names
     before = STORE.path(small).read_bytes()
     reproduce.measure_cell(small, STORE)  # evaluated again, trained no more
     again = STORE.current([small])[small]
@@ -297,7 +295,6 @@ def result(task: str, policy: Entry, seed: int, **values: object) -> Result:
         "tuning": False,
         "measures": {},
         "prompt_ids": None,
-        "geometry": {"unseen_variance_share": 0.5, "effective_objectives": 2.0},
         "training": {},
         "tokens": 1000,
         "step_seconds": 0.5,
