@@ -36,7 +36,7 @@ import fast
 from engine import checkpoints, session
 from engine.answers import open_thought, write_answers
 from engine.config import Config, estimator_of, peak_rate
-from engine.logs import MethodLog
+from engine.logs import MethodLog, answered_lengths, different_share
 from eval import best_at_k, diversity, sample_held_out, weighted_best_at_k
 from rewards import Problem, Task, UserError
 from rollout import (
@@ -90,6 +90,7 @@ def train_step(
 
     # 2. reward vectors
     answers = read_answers(task, rollouts, m)  # P * G lists of up to m
+    rollouts.answered = answered_lengths(task, rollouts, answers, policy.decode)
     scored = score(task, problems, answers, m)  # (P, G, m, k)
 
     # 3. advantages
@@ -107,7 +108,8 @@ def train_step(
         state.optimizer.step(lr)
         policy.model.zero_grad()
     state.step += 1
-    metrics |= {"lr": lr} | step_metrics(task, rollouts, scored, advantages, config.m)
+    metrics |= {"lr": lr, "different": different_share(task, problems, answers, m)}
+    metrics |= step_metrics(task, rollouts, scored, advantages, config.m)
     return metrics, sample_record(problems, rollouts, scored, advantages)
 
 
@@ -129,9 +131,10 @@ def backward(
         advantages: (P * G).
 
     Returns:
-        The metrics of `policy_loss`, the loss, and the entropy in nats per token.
+        The metrics of `policy_loss`, the loss, and the entropy in nats per token of the answers.
     """
     n_tokens = sum(rollouts.lengths)
+    mask = rollouts.first(rollouts.answered or rollouts.lengths)  # (P * G, T) of the answers
     width = rollouts.prompt_ids.shape[1] + rollouts.tokens.shape[1]  # padded tokens of a row
     n_rows = len(advantages)
     if config.micro_batch_tokens:
@@ -157,7 +160,7 @@ def backward(
             kl_coef=config.kl,
         )
         loss.backward()
-        parts |= {"loss": loss.detach(), "entropy": entropy.sum() / n_tokens}
+        parts |= {"loss": loss.detach(), "entropy": (entropy * mask[rows]).sum() / mask.sum()}
         for name, value in parts.items():
             metrics[name] = metrics.get(name, 0.0) + value
     return metrics
