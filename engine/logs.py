@@ -1,5 +1,6 @@
 """What a training leaves to be read: metrics, rollouts, snapshots, trackers, and lines on the screen."""
 
+import json
 import resource
 import secrets
 import sys
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from engine.config import Config, peak_rate
 from engine.evaluations import Pool
-from engine.files import append, cut_log, read_log
+from engine.files import append, cut_log, read_log, write_text
 from rewards import Problem, Task, parse_answers
 
 LOGS = ("metrics", "samples", "snapshots", "evaluations")
@@ -47,15 +48,16 @@ class MethodLog:
         for name, value in metrics.items():
             row[name] = value.item() if isinstance(value, Tensor) else value
         row["tokens_per_second"] = row["tokens"] / row["seconds"]
-        row["peak_gib"] = peak_memory(self.config.device)
         if step == 1 and not self.config.is_tiny:
             show_first_step(self.method, self.config, example["best"], row)
-        if step == 1:
+        if step == 1 and example:
             tell_scales(self.method, self.task, example)
         self.tell_no_signal(step, row)
         append(self.folder / "metrics.jsonl", {"step": step} | row)
         if step % 10 == 1 or step == self.config.steps:
             append(self.folder / "samples.jsonl", {"step": step} | example)
+            peak = peak_memory(self.config.device)
+            write_text(self.folder / "memory.json", json.dumps({"peak_gib": round(peak, 3)}))
         self.track(row, step)
         return {name: row[name] for name in SHOWN}
 
@@ -128,7 +130,8 @@ def show_first_step(method: str, config: Config, best: dict, row: dict[str, floa
             file=sys.stderr,
         )
     if config.device == "cuda":
-        print(f"{method}: the first step took {row['peak_gib']:.1f} GiB at most", file=sys.stderr)
+        peak = peak_memory(config.device)
+        print(f"{method}: the first step took {peak:.1f} GiB at most", file=sys.stderr)
 
 
 def tell_scales(method: str, task: Task, example: dict) -> None:

@@ -248,8 +248,8 @@ def training_costs(run: Path, methods: list[str], m: int) -> str:
         seconds = sum(row["seconds"] for row in rows)
         text = f"{look_of(method).title} {len(rows)} steps, {answers:,} answers, {tokens:,} tokens"
         text += f", {seconds:.0f} s" if seconds < 120 else f", {seconds / 60:.0f} min"
-        peaks = [row["peak_gib"] for row in rows if "peak_gib" in row]
-        if peaks:
-            text += f", {max(peaks):.1f} GiB at most"
+        memory = run / method / "memory.json"
+        if memory.exists():
+            text += f", {json.loads(memory.read_text())['peak_gib']:.1f} GiB at most"
         costs.append(text)
     return f"sampled in training: {'; '.join(costs)}"
