@@ -211,7 +211,7 @@ def answered_lengths(
                 high = middle
             else:
                 low = middle + 1
-        lengths.append(high)
+        lengths.append(max(high, 1))
     return lengths
 
 

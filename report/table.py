@@ -15,6 +15,8 @@ from report.statistics import half_width
 from rewards import Problem
 from vpo import ADVANTAGES, SEVERAL_ANSWERS, answers_per_rollout
 
+NO_WIDTH = 1e-6  # of an interval: all values are equal, which says nothing of how others vary
+
 
 @dataclass
 class Table:
@@ -32,11 +34,12 @@ class Table:
         return self.measures[row][measure].double().mean().item()
 
     def margin(self, row: str, measure: str) -> float | None:
-        """Half of the 95% interval of the mean; None for one problem, of which there is no interval."""
+        """Half of the 95% interval of the mean; None where nothing varies, as of one problem."""
         values = self.measures[row][measure]
         if values.ndim == 1 and self.n_problems(len(values)) < 2:
             return None
-        return half_width(values, self.clusters)
+        half = half_width(values, self.clusters)
+        return half if half > NO_WIDTH else None
 
     def n_problems(self, n: int) -> int:
         """How many of n problems differ."""
@@ -59,7 +62,8 @@ class Table:
         n = self.n_problems(settings.problems)
         problems = f"{settings.problems} {settings.split} problems"
         if n == 1:
-            problems = f"one {settings.split} problem, {settings.problems} times"
+            problems = f"one {settings.split} problem"
+            problems += f", {settings.problems} times" if settings.problems > 1 else ""
         elif n < settings.problems:
             problems += f", {n} of which differ"
         return (
@@ -198,7 +202,7 @@ def outcome(table: Table, row: str) -> str:
     own, start = pair_of(table, row, utility)
     if (own - start).mean() + half_width(own - start, clusters) < 0:
         words.append(f"{utility} below the start model")
-    half = f" ± {margin:.0%}" if n_problems > 1 else ""
+    half = f" ± {margin:.0%}" if n_problems > 1 and margin > NO_WIDTH else ""
     return f"{title} {share:.0%}{half} ({', '.join(words)})"
 
 

@@ -225,7 +225,7 @@ def test_the_table_says_in_words_what_it_shows(capsys):
     assert "best@1 best@3 best@8 W@8 diversity earned pareto coverage@3" in rows
     assert "VPO 0.700 0.600 0.900 0.900 1.100 0.000 0.000 0.000" in rows
     assert "earned: share" in out and "coverage@3: the best value in an objective among 3" in out
-    assert "GRPO 10% ± 0% (collapsed); VPO 92% ± 0% (kept)" in out
+    assert "GRPO 10% (collapsed); VPO 92% (kept)" in out
     assert re.search(r"best@1: GRPO 0.800 ± [\d.]+; VPO 0.700 ± [\d.]+; start model 0.300 ±", out)
     assert re.search(r"W@8: VPO 0.900 ± [\d.]+; GRPO 0.800", out)
     table.measures["vpo"]["pass@8"][3] = 1.0
@@ -258,13 +258,16 @@ def test_a_verdict_is_firm_or_says_that_it_is_not(n, share, noise, expected):
     assert text[2] == expected and float(text[1]) == pytest.approx(half, rel=0.25, abs=0.6)
 
 
-def test_one_problem_has_no_interval(capsys):
-    """Guards against "± 0.000" for a problem that was asked twenty times, and a verdict on one that was asked once."""
+def test_what_does_not_vary_has_no_interval(capsys):
+    """Guards against "± 0.000" where all problems gave 0, or one problem was asked twenty times, and against a verdict
+    on one that was asked once."""
     table = table_of()
+    table.measures["grpo"]["W@8"] *= 0
+    assert "; GRPO 0.000\n" in sentences(table) + "\n"
     table.clusters = torch.zeros(20, dtype=torch.long)
     evaluation.print_table(table)
     out = capsys.readouterr().out
-    assert "one test problem, 20 times" in out and "±" not in out and "GRPO 10% (collapsed)" in out
+    assert "one test problem, 20 times" in out and "±" not in out and "GRPO 10% (collapsed" in out
     for values in table.measures.values():
         values |= {name: value[:1] for name, value in values.items()}
     table.settings = Settings("test", 1, 8, 0.7)
