@@ -80,7 +80,7 @@ class TextDrawing(Drawing):
         lines = [question]
         for answer, count in counts[:LINES]:
             vector = self.rewards[problem.id, answer]
-            numbers = " ".join(f"{value:4.3g}" for value in vector)
+            numbers = " ".join(f"{round(value, 2):5g}" for value in vector)
             if len(vector) > MAX_NUMBERS:
                 numbers = f"mean {sum(vector) / len(vector):.2g}"
             lines.append(f"{count:3}\u00d7  {numbers}  {' '.join(answer.split()) or '(empty)'}")

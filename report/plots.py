@@ -124,8 +124,9 @@ def training(curves: list[Curve], temperature: float, path: Path) -> None:
             heading, unit = TRAINING_PANELS[key]
             ax.set(title=heading, xlabel="training step", ylabel=unit)
             ax.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-            lowest = min(row[key] for curve in curves for row in curve.rows)
-            ax.set_ylim(min(0.0, lowest), None)
+            values = [row[key] for curve in curves for row in curve.rows]
+            low = min(0.0, *values)
+            ax.set_ylim(low, max(values) + 0.06 * (max(values) - low or 1.0))
         means = f", running means of {window} steps" if window > 1 else ""
         caption = (
             f"Training's own rollouts at temperature {temperature:g}{means}; the table and the "
