@@ -73,11 +73,10 @@ class Table:
     @property
     def heading(self) -> str:
         runs = self.runs[0]
-        if len(self.runs) > 1:
-            is_mean = all(
-                row in (method_of(row), f"{method_of(row)}, {ONE_ANSWER}") for row in self.measures
-            )
-            runs = f"mean of {len(self.runs)} runs" if is_mean else f"{len(self.runs)} runs"
+        n = len(self.runs)
+        if n > 1:
+            is_mean = any(self.n_runs(row) == n for row in self.measures if row in ADVANTAGES)
+            runs = f"mean of {n} runs" if is_mean else f"{n} runs"
         return f"{runs}: {self.asked}"
 
     @property
