@@ -36,14 +36,15 @@ class Table:
     def margin(self, row: str, measure: str) -> float | None:
         """Half of the 95% interval of the mean; None where nothing varies, as of one problem."""
         values = self.measures[row][measure]
-        if values.ndim == 1 and self.n_problems(len(values)) < 2:
+        if values.ndim == 1 and self.n_problems < 2:
             return None
         half = half_width(values, self.clusters)
         return half if half > NO_WIDTH else None
 
-    def n_problems(self, n: int) -> int:
-        """How many of n problems differ."""
-        return n if self.clusters is None else int(self.clusters.max()) + 1
+    @property
+    def n_problems(self) -> int:
+        """How many problems differ."""
+        return self.settings.problems if self.clusters is None else int(self.clusters.max()) + 1
 
     def n_runs(self, row: str) -> int:
         return len(self.seeds.get(row, [0]))
@@ -59,7 +60,7 @@ class Table:
     def asked(self) -> str:
         """On which problems the policies are compared."""
         settings = self.settings
-        n = self.n_problems(settings.problems)
+        n = self.n_problems
         problems = f"{settings.problems} {settings.split} problems"
         if n == 1:
             problems = f"one {settings.split} problem"
@@ -82,7 +83,7 @@ class Table:
     @property
     def interval(self) -> str:
         """What the 95% intervals are over."""
-        over = "problems" if self.n_problems(self.settings.problems) > 1 else ""
+        over = "problems" if self.n_problems > 1 else ""
         if any(self.n_runs(row) > 1 for row in self.measures):
             over = f"seeds; of one seed over {over}" if over else "seeds"
         return f"95% over {over}" if over else "none, for one problem"
@@ -189,19 +190,20 @@ def outcome(table: Table, row: str) -> str:
     if start.mean() < 1e-6:
         return f"{title} {own.mean():.3f} (start model 0)"
     share = (own.mean() / start.mean()).item()
-    n = own.shape[-1]
-    if n < 2:
+    if own.shape[-1] < 2:
         return f"{title} {share:.0%} (one problem, seen once)"
     # Of one problem, seen several times, the interval is that of the samples.
-    n_problems = table.n_problems(n)
-    clusters = table.clusters if n_problems > 1 else None
+    clusters = table.clusters if table.n_problems > 1 else None
     margin = half_width(own - share * start, clusters) / start.mean().item()
+    if share == 0:  # nothing varies; but of n other problems so many could, with odds of 5%
+        n = table.n_problems if table.n_problems > 1 else own.shape[-1]
+        margin = 1 - 0.05 ** (1 / n)
     words = [variety(share - margin, share + margin)]
     utility = f"W@{table.settings.pool}"
     own, start = pair_of(table, row, utility)
     if (own - start).mean() + half_width(own - start, clusters) < 0:
         words.append(f"{utility} below the start model")
-    half = f" ± {margin:.0%}" if n_problems > 1 and margin > NO_WIDTH else ""
+    half = f" ± {margin:.0%}" if table.n_problems > 1 and margin > NO_WIDTH else ""
     return f"{title} {share:.0%}{half} ({', '.join(words)})"
 
 

@@ -242,6 +242,8 @@ def test_the_table_says_in_words_what_it_shows(capsys):
         (20, 1.0, 0.5, "not firm"),
         (200, 0.2, 0.3, "collapsed"),
         (200, 0.33, 0.5, "narrowed"),  # perhaps collapsed
+        (2, 0.0, 0.0, "narrowed"),  # 0 in two problems does not say "collapsed"
+        (20, 0.0, 0.0, "collapsed"),
     ],
 )
 def test_a_verdict_is_firm_or_says_that_it_is_not(n, share, noise, expected):
@@ -253,7 +255,7 @@ def test_a_verdict_is_firm_or_says_that_it_is_not(n, share, noise, expected):
     for name, level in (("start", 1.0), ("grpo", share)):
         table.measures[name] = {key: torch.full((n,), level) for key in table.measures[name]}
     table.measures["grpo"]["diversity"] += noise * draws
-    half = 196 * noise / n**0.5
+    half = 196 * noise / n**0.5 if share else 100 * (1 - 0.05 ** (1 / n))
     text = re.search(rf"GRPO {share:.0%} ± (\d+)% \(([a-z ]+)", sentences(table))
     assert text[2] == expected and float(text[1]) == pytest.approx(half, rel=0.25, abs=0.6)
 
