@@ -62,9 +62,8 @@ class Table:
         settings = self.settings
         n = self.n_problems
         problems = f"{settings.problems} {settings.split} problems"
-        if n == 1:
-            problems = f"one {settings.split} problem"
-            problems += f", {settings.problems} times" if settings.problems > 1 else ""
+        if n == 1 < settings.problems:
+            problems = f"one {settings.split} problem, {settings.problems} times"
         elif n < settings.problems:
             problems += f", {n} of which differ"
         return (
