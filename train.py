@@ -36,7 +36,7 @@ import fast
 from engine import checkpoints, session
 from engine.answers import open_thought, write_answers
 from engine.config import Config, estimator_of, peak_rate
-from engine.logs import MethodLog, token_bar
+from engine.logs import MethodLog, answered_lengths, different_share, token_bar
 from eval import best_at_k, diversity, sample_held_out, weighted_best_at_k
 from rewards import Problem, Task, UserError
 from rollout import (
@@ -92,6 +92,7 @@ def train_step(
 
     # 2. reward vectors
     answers = read_answers(task, rollouts, m)  # P * G lists of up to m
+    rollouts.answered = answered_lengths(task, rollouts, answers, policy.decode)
     scored = score(task, problems, answers, m)  # (P, G, m, k)
 
     # 3. advantages
@@ -109,7 +110,8 @@ def train_step(
         state.optimizer.step(lr)
         policy.model.zero_grad()
     state.step += 1
-    metrics |= {"lr": lr} | step_metrics(task, rollouts, scored, advantages, config.m)
+    metrics |= {"lr": lr, "different": different_share(task, problems, answers, m)}
+    metrics |= step_metrics(task, rollouts, scored, advantages, config.m)
     return metrics, sample_record(problems, rollouts, scored, advantages)
 
 
@@ -131,9 +133,10 @@ def backward(
         advantages: (P * G).
 
     Returns:
-        The metrics of `policy_loss`, the loss, and the entropy in nats per token.
+        The metrics of `policy_loss`, the loss, and the entropy in nats per token of the answers.
     """
     n_tokens = sum(rollouts.lengths)
+    mask = rollouts.first(rollouts.answered or rollouts.lengths)  # (P * G, T) of the answers
     width = rollouts.prompt_ids.shape[1] + rollouts.tokens.shape[1]  # padded tokens of a row
     n_rows = len(advantages)
     if config.micro_batch_tokens:
@@ -161,7 +164,8 @@ def backward(
             entropy_coef=config.entropy_coef,
         )
         loss.backward()
-        parts |= {"loss": loss.detach(), "entropy": entropy.detach().sum() / n_tokens}
+        answer_entropy = (entropy.detach() * mask[rows]).sum() / mask.sum()
+        parts |= {"loss": loss.detach(), "entropy": answer_entropy}
         for name, value in parts.items():
             metrics[name] = metrics.get(name, 0.0) + value
     return metrics

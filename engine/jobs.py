@@ -39,11 +39,14 @@ def jobs_of(config: Config) -> int:
     return len(config.method) if is_small and are_known and cores() > 1 else 1
 
 
-def run_all(function: Callable[..., Any], arguments: dict[str, tuple], jobs: int) -> dict[str, Any]:
+def run_all(
+    function: Callable[..., Any], arguments: dict[str, tuple], jobs: int, bar: tqdm | None = None
+) -> dict[str, Any]:
     """Call a function with each of several arguments, at most `jobs` at a time, each in a process.
 
     Args:
         arguments: name -> arguments of its call.
+        bar: advances with every call that a process has done.
 
     Returns:
         name -> what the function returned.
@@ -58,6 +61,8 @@ def run_all(function: Callable[..., Any], arguments: dict[str, tuple], jobs: int
             for future in as_completed(futures.values()):
                 if future.exception() and len(futures) > 1:
                     tqdm.write(f"{future.exception()!r:.300}; the others go on", sys.stderr)
+                if bar is not None:
+                    bar.update(bar.total // len(futures))
             return {name: future.result() for name, future in futures.items()}
         except (BrokenProcessPool, KeyboardInterrupt) as error:
             pool.shutdown(wait=False, cancel_futures=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from engine import __version__
 from engine.config import (
     MAY_DIFFER,
     Config,
@@ -251,6 +252,7 @@ def write_config(config: Config, argv: list[str], stored: StoredRun | None) -> N
     command = {
         "command": " ".join(["python", sys.argv[0], *argv]),
         "date": time.strftime("%Y-%m-%d"),
+        "vpo": __version__,
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),

@@ -12,7 +12,7 @@ from engine.jobs import jobs_of, run_all
 from engine.models import date_of_run
 from engine.runs import checkpoints, read_config, steps_done, task_of, write_config
 from engine.start import Demonstrations, start_policy, write_start
-from eval import EvalFlags, evaluate
+from eval import EvalFlags, evaluate, training_costs
 from rewards import Task, UserError
 from vpo import ADVANTAGES
 
@@ -55,6 +55,7 @@ def main(
             evaluate([out], EvalFlags(device=config.device, jobs=jobs))
             return
         newest = [str(checkpoints(out / method)[-1]) for method in config.method]
+        print(training_costs(out, config.method, config.m))
         print(f"checkpoints: {', '.join(newest)}\ntable and figures: python eval.py {out}")
 
     as_command("train.py", run)

@@ -31,7 +31,8 @@ def backward(
         rows = advantages.nonzero()[:, 0].tolist()
         rows = rows or list(range(rollouts.group_size))  # one group, so that the entropy is known
     n_tokens = sum(rollouts.lengths)
-    n_computed = sum(rollouts.lengths[row] for row in rows)
+    answer_mask = rollouts.first(rollouts.answered or rollouts.lengths)  # (P * G, T)
+    n_computed = answer_mask[rows].sum()
     metrics: dict[str, Tensor | float] = {"policy_loss": 0.0, "loss": 0.0, "entropy": 0.0}
     metrics["clip_fraction"] = 0.0
     for chunk in prompt_chunks(rollouts, rows, config.micro_batch_tokens):
@@ -58,7 +59,8 @@ def backward(
                 entropy_coef=config.entropy_coef,
             )
             loss.backward()
-            parts |= {"loss": loss.detach(), "entropy": entropy.detach().sum() / n_computed}
+            answer_entropy = (entropy.detach() * answer_mask[index, :T]).sum() / n_computed
+            parts |= {"loss": loss.detach(), "entropy": answer_entropy}
             for name, value in parts.items():
                 metrics[name] = metrics.get(name, 0.0) + value
         backward_through_prompts(shared, leaves)

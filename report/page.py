@@ -17,7 +17,7 @@ from torch import Tensor
 
 import vpo
 from report import plots
-from report.drawings import drawing_of
+from report.drawings import FenceDrawing, drawing_of
 from report.looks import look_of
 from report.snapshots import Snapshots, utilities
 from rewards import Problem, Task, UserError
@@ -86,6 +86,7 @@ def _page(snapshots: Snapshots) -> str:
         "task": snapshots.task.name,
         "objectives": snapshots.task.objectives,
         "legend": drawing.legend if drawing else "",
+        "paints": isinstance(drawing, FenceDrawing),  # answers are colors
         "temperature": config.eval_temperature,
         "draws": config.n_weights,
         "steps": [frame.step for frame in snapshots.frames],

@@ -128,7 +128,10 @@ class Headline(Drawing, Task):
     flags = ("data",)
     objectives = ("event", "place", "day", "person", "number", "cause")
     wide = True
-    legend = "equal headlines are counted; a colored word tells a fact, grey headlines earn nothing"
+    legend = (
+        "equal headlines are counted; a colored word tells a fact; a grey headline earns nothing: one word, "
+        "more than six, no plain English, or not what the text says"
+    )
     defaults = {"steps": 150, "eval_problems": 40}
     language_defaults = {
         "max_new_tokens": 16,

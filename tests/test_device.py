@@ -85,7 +85,8 @@ def outcome(config: Config) -> tuple[list[dict], list[list[str]], list[Tensor]]:
         saved = tree_map_only(Tensor, Tensor.cpu, state.optimizer.state_dict())
         state.optimizer.load_state_dict(saved)  # as a resumed run does
     problems = TASK.problems("test", 2)
-    pool = sample_pool(policy, TASK, problems, config, m=3, size=6, temperature=1.0)
+    config.eval_temperature = 1.0
+    pool = sample_pool(policy, TASK, problems, config, m=3, size=6)
     numbers.append(measure(pool, TASK, 3))
     weights = [weight.detach().cpu() for weight in policy.model.parameters()]
     return tree_map_only(Tensor, Tensor.cpu, numbers), pool.answers, weights

@@ -15,8 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 import train
+from engine import __version__
 from engine.config import Config, flag_of
 from engine.tasks import check_task, load_task, load_task_class, task_names
 from eval import EvalFlags
@@ -256,6 +258,16 @@ def test_every_metric_and_every_file_of_a_run_is_explained(tmp_path, monkeypatch
         is_inside = "start/" in name or "checkpoint-000200/" in name
         if path.is_file() and not is_inside and name != "lock":
             assert f"`{name}`" in text, f"{name} is not in docs/reference.md"
+
+
+def test_the_version_has_a_line_and_the_workflow_the_readmes_command():
+    """Guards against a release that nobody described, and a test line that GitHub runs otherwise."""
+    assert f"- **{__version__}** " in (DOCS / "changes.md").read_text()
+    assert "\nversion:" not in (ROOT / "CITATION.cff").read_text(), "a second place"
+    workflow = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())
+    (job,) = workflow["jobs"].values()
+    assert job["strategy"]["matrix"]["python"] == ["3.11", "3.13"]
+    assert job["steps"][-1]["run"] == """bash -c "$(grep -m 1 'python -m pytest' README.md)\""""
 
 
 if __name__ == "__main__":

@@ -252,6 +252,16 @@ def test_a_question_gives_nothing_away_before_the_guess(tab):
 # What is seen.
 
 
+def test_nobody_is_ahead_before_the_first_step(tab):
+    """Guards against fifteen ties in bold."""
+    tab.run("begin(null); goTo(0)")
+    wait_for(tab, "isTrained() && shownStep() === 0")
+    assert tab.run("document.querySelectorAll('#panels .top').length") == 0
+    tab.run("goTo(60)")
+    wait_for(tab, "shownStep() === 60")
+    assert tab.run("document.querySelectorAll('#panels .top').length") > 0
+
+
 def test_nothing_overlaps_on_a_desk_and_every_control_has_a_name(tab):
     tab.open(PAGE, 1280)
     wait_for(tab, "isTrained()")

@@ -62,10 +62,13 @@ def test_the_minute_of_the_readme_is_the_measured_one(results):
     for policy in {*starts, *starts.values()}:
         for name in ("best@1", "W@30"):
             mean = fence.values(policy, name, seeds=[0]).mean()
-            assert re.search(rf"{name}: (.*, )?{policy.title} {mean:.3f} ±", text), (name, policy)
+            assert re.search(rf"{name}: (.*; )?{policy.title} {mean:.3f}[;\n]", text), (
+                name,
+                policy,
+            )
     for policy, start in starts.items():
         means = [fence.values(entry, "diversity", seeds=[0]).mean() for entry in (policy, start)]
-        assert re.search(rf"[:,] {policy.title} {means[0] / means[1]:.0%} \(", text), policy
+        assert re.search(rf"[:;] {policy.title} {means[0] / means[1]:.0%} \(", text), policy
 
 
 def test_the_grid_is_sound():
