@@ -20,6 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+import fast
 from engine.config import Config, Parser, check_ranges, device_of, flag, open_device
 from engine.doors import as_command
 from engine.evaluations import Evaluation, Pool, evaluations_of, summary_folder
@@ -38,7 +39,6 @@ from rollout import (
     load_policy,
     random_generator,
     read_answers,
-    sample,
     sampling_options,
     score,
 )
@@ -157,7 +157,7 @@ def sample_pool(
     prompts = []
     for problem in problems:
         prompts += [build_prompt(policy, task, problem, m)] * times
-    rollouts = sample(policy, prompts, G, options)
+    rollouts = fast.sample(policy, prompts, G, options)
     answers = read_answers(task, rollouts, m)
     return pool_of(task, problems, answers, m, size)
 
@@ -293,7 +293,7 @@ def evaluate_run(evaluation: Evaluation, flags: EvalFlags) -> Table:
     names = list(policies(run, config.m))
     shared = task if flags.jobs <= 1 else None  # a process of its own loads it itself
     work = {name: (name, evaluation, flags.device, shared) for name in names}
-    pools = run_all(evaluate_policy, work, max(1, flags.jobs))
+    pools = run_all(evaluate_policy, work, max(1, flags.jobs), flags.device)
 
     # A finite data set may hold fewer problems than asked for.
     settings = dataclasses.replace(evaluation.settings, problems=len(pools["start"].problems))

@@ -37,16 +37,17 @@ def main(
         config, task, stored = read_config(arguments, description.split("\n\n")[0])
         resolve(config)
         check(config, task)
-        jobs = jobs_of(config)
-        if config.is_tiny or jobs > 1:
+        if config.is_tiny or jobs_of(config) > 1:
             torch.set_num_threads(1)  # so that no number depends on the machine's cores
         out = Path(config.out)
         if stored is None or not (out / "start").exists():
             policy = start_policy(config, task, demonstrations)
             write_config(config, arguments, stored)
             write_start(policy, task, config, warm_up, demonstrations)
+            del policy  # and leaves its memory to the training
         else:
             write_config(config, arguments, stored)
+        jobs = jobs_of(config)
         print(f"{', '.join(config.method)} on {config.device}", file=sys.stderr)
         train_methods(config, task, jobs, train_method)
         if config.eval_problems:
@@ -72,7 +73,7 @@ def train_methods(config: Config, task: Task, jobs: int, train_method: TrainMeth
         for position, method in enumerate(config.method):
             # A process of its own loads the task itself.
             work[method] = (train_method, method, config, None, position)
-        run_all(train_one, work, jobs)
+        run_all(train_one, work, jobs, config.device)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"stopped; {way_on}") from None
     except UserError as error:

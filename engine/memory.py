@@ -1,0 +1,100 @@
+"""What `auto` means on a card: as many tokens, rollouts and methods at a time as its memory holds.
+
+docs/hardware.md explains the numbers.
+"""
+
+import torch
+
+from engine.config import AUTO, Config
+from engine.jobs import PROCESS_BYTES, are_known
+from engine.tasks import held_out
+from rewards import Task, UserError
+from rollout import Policy, build_prompt, encode_prompts, rollout_length
+
+GIB = 2**30
+HEAD = 6 * 2**27  # six chunks of the LM head's float32 logits
+SPARE = 0.85  # of the rest is planned with: memory is given in blocks
+SMALL = 1e9  # weights of a model whose methods go side by side
+MOST_ROLLOUTS = 512
+MOST_TOKENS = 2**15  # of a micro-batch; more would be no faster
+ENOUGH_TOKENS = 2**13  # so many fill a card, and no layer need be computed again
+LEAST_TOKENS = 2**10
+
+
+def free_memory() -> int:
+    """Bytes of the card that nobody uses."""
+    free, _ = torch.cuda.mem_get_info()
+    return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+
+
+def fill_card(config: Config, policy: Policy, task: Task, free: int) -> None:
+    """Give `auto` its numbers and --jobs its default. Raises UserError if the weights do not fit.
+
+    Args:
+        policy: the start model, which is on the card, but leaves before the training begins.
+        free: bytes of the card that are free beside it.
+    """
+    size = policy.model.dtype.itemsize
+    weights = size * policy.model.num_parameters()
+    free += weights
+    stays = resident(config, policy)
+
+    # 1. methods side by side
+    fitting = int(free // (stays + PROCESS_BYTES))
+    if fitting < min(max(config.jobs, 1), len(config.method)):
+        fix = f"take --jobs {fitting}" if fitting else "take --lora-rank 16 or a smaller --model"
+        raise UserError(
+            f"--jobs {config.jobs}: a method keeps {stays / GIB:.1f} GiB, and {free / GIB:.1f} GiB of the "
+            f"card are free; {fix}"
+        )
+    if not config.jobs:
+        is_small = policy.model.num_parameters() <= SMALL and are_known(config)
+        config.jobs = min(fitting, len(config.method)) if is_small else 1
+    jobs = min(config.jobs, len(config.method))
+    left = SPARE * (free / jobs - PROCESS_BYTES - stays) - HEAD
+
+    # 2. rollouts: their KV cache stays, too
+    per_rollout = kv_cache(config, policy, task)
+    if config.sampling_batch == AUTO:
+        fitting = int(left / 2 // per_rollout)
+        config.sampling_batch = max(config.group_size, min(fitting, MOST_ROLLOUTS))
+    left -= (config.sampling_batch or MOST_ROLLOUTS) * per_rollout
+
+    # 3. tokens of a micro-batch
+    if config.micro_batch_tokens == AUTO:
+        shape = policy.model.config.get_text_config()
+        mlp = getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size
+        layer = size * (12 * shape.hidden_size + 4 * mlp)  # bytes that a layer keeps of a token
+        fitting = int(left // (layer * shape.num_hidden_layers))
+        config.gradient_checkpointing &= fitting < ENOUGH_TOKENS
+        if config.gradient_checkpointing:  # of a layer its input alone, and one at a time whole
+            fitting = int(left // (size * shape.hidden_size * shape.num_hidden_layers + layer))
+        config.micro_batch_tokens = max(LEAST_TOKENS, min(fitting, MOST_TOKENS))
+
+
+def resident(config: Config, policy: Policy) -> float:
+    """Bytes that a method keeps: weights, gradients, AdamW's moments, master weights, the reference."""
+    size = policy.model.dtype.itemsize
+    n = policy.model.num_parameters()
+    n_trained = n
+    if config.lora_rank:
+        shapes = [weight.shape for weight in policy.model.parameters() if weight.ndim == 2]
+        n_trained = sum(config.lora_rank * sum(shape) for shape in shapes)
+    # An update makes float32 gradients of bfloat16 ones.
+    per_trained = 4 + 8 if size == 4 else 2 + 8 + 4 + 2
+    has_reference = config.kl and not config.lora_rank
+    return size * n * (2 if has_reference else 1) + per_trained * n_trained
+
+
+@torch.no_grad()
+def kv_cache(config: Config, policy: Policy, task: Task) -> int:
+    """Bytes of the KV cache of a rollout of m answers to one of the first prompts."""
+    problems = held_out(task, "train", 32)
+    prompts = [build_prompt(policy, task, problem, config.m) for problem in problems]
+    n_new = rollout_length(task, config.m, config.max_new_tokens)
+    ids, lengths = encode_prompts(policy, prompts, n_new)
+    cache = policy.model.base_model(input_ids=ids[:1], use_cache=True).past_key_values
+    per_token = 0
+    for layer in cache.layers:
+        per_token += layer.keys[:, :, :1].nbytes + layer.values[:, :, :1].nbytes
+    return (max(lengths) + n_new) * per_token
