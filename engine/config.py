@@ -233,7 +233,7 @@ class Parser(argparse.ArgumentParser):
                 kind = {"action": argparse.BooleanOptionalAction}
             elif get_origin(field.type) is Literal:
                 kind = {"choices": get_args(field.type)}
-            elif field.metadata["range"][0] == AUTO:
+            elif has_auto(field):
                 kind = {"type": whole_number}
             else:
                 kind = {"type": field.type}
@@ -256,8 +256,9 @@ class Parser(argparse.ArgumentParser):
         arguments = self.parse_args(argv)
         values = {}
         for field in dataclasses.fields(self.flags):
-            value = getattr(arguments, field.name)
-            values[field.name] = self.get_default(field.name) if value == AUTO else value
+            values[field.name] = getattr(arguments, field.name)
+            if has_auto(field) and values[field.name] == AUTO:
+                values[field.name] = self.get_default(field.name)
         return self.flags(**values), arguments
 
     def error(self, message: str) -> NoReturn:
@@ -283,6 +284,11 @@ def check_ranges(flags: Any) -> None:
             low, high = field.metadata["range"]
             if not low <= value <= high:
                 raise UserError(f"{flag_of(field.name)} {value}: must be {low:.10g} to {high:.10g}")
+
+
+def has_auto(field: dataclasses.Field) -> bool:
+    """Whether a flag takes `auto`, too."""
+    return field.metadata["range"][0] == AUTO
 
 
 def whole_number(text: str) -> int:
