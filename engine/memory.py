@@ -62,14 +62,23 @@ def fill_card(config: Config, policy: Policy, task: Task, free: int) -> None:
 
     # 3. tokens of a micro-batch
     if config.micro_batch_tokens == AUTO:
-        shape = policy.model.config.get_text_config()
-        mlp = getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size
-        layer = size * (12 * shape.hidden_size + 4 * mlp)  # bytes that a layer keeps of a token
-        fitting = int(left // (layer * shape.num_hidden_layers))
+        fitting = int(left // per_token(policy, is_checkpointed=False))
         config.gradient_checkpointing &= fitting < ENOUGH_TOKENS
-        if config.gradient_checkpointing:  # of a layer its input alone, and one at a time whole
-            fitting = int(left // (size * shape.hidden_size * shape.num_hidden_layers + layer))
+        if config.gradient_checkpointing:
+            fitting = int(left // per_token(policy, is_checkpointed=True))
         config.micro_batch_tokens = max(LEAST_TOKENS, min(fitting, MOST_TOKENS))
+
+
+def per_token(policy: Policy, is_checkpointed: bool) -> int:
+    """Bytes that the layers keep of a token for its gradient."""
+    shape = policy.model.config.get_text_config()
+    size = policy.model.dtype.itemsize
+    width = shape.hidden_size
+    mlp = getattr(shape, "intermediate_size", None) or 4 * width
+    layer = size * (12 * width + 4 * mlp)
+    if is_checkpointed:  # the input of each layer, and one layer at a time
+        return size * width * shape.num_hidden_layers + layer
+    return layer * shape.num_hidden_layers
 
 
 def resident(config: Config, policy: Policy) -> float:
