@@ -16,16 +16,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 import rollout
 from fast.update import cache_of
-from rollout import (
-    Decoded,
-    Policy,
-    Rollouts,
-    SamplingOptions,
-    draw,
-    hidden_states,
-    lm_logits,
-    prompt_mask,
-)
+from rollout import Decoded, Policy, Rollouts, SamplingOptions, draw, lm_logits
 
 LOOK_EVERY = 8  # tokens, after which the host looks at what was drawn
 ROOM_STEP = 64  # places of a KV cache, so that few graphs fit all prompts
@@ -125,18 +116,19 @@ def begin(
     """The model's workspace, with P prompts, each computed once for its group, and B first tokens."""
     P, L = ids.shape
     B, T = uniform.shape
-    cache = DynamicCache(config=model.config)
-    mask = prompt_mask(ids, lengths)  # (P, L)
-    hidden = hidden_states(model, ids, mask, cache)[:, -1]  # (P, H)
-    logits = lm_logits(model, hidden).repeat_interleave(B // P, 0)  # (B, V)
     room = -(-(L + T) // ROOM_STEP) * ROOM_STEP
+    cache = DynamicCache(config=model.config)
+    mask = rollout.prompt_mask(ids, lengths)  # (P, L)
+    hidden = rollout.hidden_states(model, ids, mask, cache)[:, -1]  # (P, H)
+    logits = lm_logits(model, hidden).repeat_interleave(B // P, 0)  # (B, V)
     space = workspaces.get(model)
-    is_kept = space is not None and space.fits(model, B, room)
+    addresses = [weight.data_ptr() for weight in model.parameters()]
+    is_kept = space is not None and space.fits(addresses, B, room)
     if not is_kept:
         largest = space.tokens.shape if space else (0, 0)
         del space
         workspaces.pop(model, None)  # before the new one takes memory
-        space = Workspace(model, cache, max(B, largest[0]), max(room, largest[1]))
+        space = Workspace(addresses, cache, max(B, largest[0]), max(room, largest[1]))
         workspaces[model] = space
     space.take_prompts(cache, mask, uniform)
     space.record(*draw(logits / temperature, uniform[:, 0]))
@@ -171,9 +163,9 @@ class Workspace:
     A graph for fewer rollouts or places takes the first ones.
     """
 
-    def __init__(self, model: PreTrainedModel, cache: DynamicCache, B: int, room: int):
-        device = model.device
-        self.weights = addresses(model)
+    def __init__(self, addresses: list[int], cache: DynamicCache, B: int, room: int):
+        self.addresses = addresses  # of the weights, which a graph reads there
+        device = cache.layers[0].keys.device
         self.graphs: dict[tuple[int, int, float], Callable[[], object]] = {}
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self.tokens = torch.zeros(B, room, dtype=torch.long, device=device)
@@ -188,10 +180,10 @@ class Workspace:
             values = layer.values.new_zeros(B, heads, room, layer.values.shape[-1])
             self.layers.append((keys, values))
 
-    def fits(self, model: PreTrainedModel, B: int, room: int) -> bool:
+    def fits(self, addresses: list[int], B: int, room: int) -> bool:
         """Whether it is large enough, and the weights are where they were."""
-        is_large = len(self.tokens) >= B and self.tokens.shape[1] >= room
-        return is_large and self.weights == addresses(model)
+        size = self.tokens.shape
+        return size[0] >= B and size[1] >= room and self.addresses == addresses
 
     def take_prompts(self, cache: DynamicCache, mask: Tensor, uniform: Tensor) -> None:
         """Take over P prompts, their mask (P, L), and the random numbers (B, T) of their rollouts."""
@@ -276,11 +268,6 @@ def captured(
     return graph.replay
 
 
-def addresses(model: PreTrainedModel) -> list[int]:
-    """Where the weights are, from where a graph reads them."""
-    return [weight.data_ptr() for weight in model.parameters()]
-
-
 def check_token(
     model: PreTrainedModel, space: Workspace, cache: DynamicCache, mask: Tensor, B: int
 ) -> None:
@@ -289,7 +276,7 @@ def check_token(
     ours = space.logits(model, B, space.tokens.shape[1])[::G]  # (P, V)
     token = space.tokens[:B:G].index_select(1, space.place)  # (P, 1)
     mask = torch.cat([mask, torch.ones_like(token, dtype=torch.bool)], 1)
-    plain = lm_logits(model, hidden_states(model, token, mask, cache)[:, -1])
+    plain = lm_logits(model, rollout.hidden_states(model, token, mask, cache)[:, -1])
     if not torch.allclose(ours, plain, rtol=0, atol=TOLERANCE * plain.abs().max().item()):
         raise ValueError(f"{type(model).__name__} gives other logits with a ready mask")
 
