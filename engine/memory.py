@@ -6,7 +6,7 @@ docs/hardware.md explains the numbers.
 import torch
 
 from engine.config import AUTO, Config
-from engine.jobs import PROCESS_BYTES, are_known
+from engine.jobs import PROCESS_BYTES, are_known, jobs_of
 from engine.tasks import held_out
 from rewards import Task, UserError
 from rollout import Policy, build_prompt, encode_prompts, rollout_length
@@ -34,24 +34,23 @@ def fill_card(config: Config, policy: Policy, task: Task, free: int) -> None:
         policy: the start model, which is on the card, but leaves before the training begins.
         free: bytes of the card that are free beside it.
     """
-    size = policy.model.dtype.itemsize
-    weights = size * policy.model.num_parameters()
-    free += weights
+    n = policy.model.num_parameters()
+    free += n * policy.model.dtype.itemsize
     stays = resident(config, policy)
 
     # 1. methods side by side
     fitting = int(free // (stays + PROCESS_BYTES))
-    if fitting < min(max(config.jobs, 1), len(config.method)):
+    if fitting < jobs_of(config):
+        what = f"--jobs {config.jobs}" if fitting else f"--model {config.model}"
         fix = f"take --jobs {fitting}" if fitting else "take --lora-rank 16 or a smaller --model"
         raise UserError(
-            f"--jobs {config.jobs}: a method keeps {stays / GIB:.1f} GiB, and {free / GIB:.1f} GiB of the "
-            f"card are free; {fix}"
+            f"{what}: a method keeps {stays / GIB:.1f} GiB, and {free / GIB:.1f} GiB of the card are free; "
+            f"{fix}"
         )
     if not config.jobs:
-        is_small = policy.model.num_parameters() <= SMALL and are_known(config)
+        is_small = n <= SMALL and are_known(config)
         config.jobs = min(fitting, len(config.method)) if is_small else 1
-    jobs = min(config.jobs, len(config.method))
-    left = SPARE * (free / jobs - PROCESS_BYTES - stays) - HEAD
+    left = SPARE * (free / jobs_of(config) - PROCESS_BYTES - stays) - HEAD
 
     # 2. rollouts: their KV cache stays, too
     per_rollout = kv_cache(config, policy, task)
