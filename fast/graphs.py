@@ -21,7 +21,7 @@ from rollout import Decoded, Policy, Rollouts, SamplingOptions, draw, lm_logits
 LOOK_EVERY = 8  # tokens, after which the host looks at what was drawn
 ROOM_STEP = 64  # places of a KV cache, so that few graphs fit all prompts
 SMALLEST_BATCH = 8  # fewer rollouts take as long
-TOLERANCE = 0.05  # of the largest logit, for the rounding of bfloat16
+TOLERANCE = 0.1  # of the logits' spread; bfloat16 rounds by 0.03, a wrong mask changes far more
 
 workspaces: WeakKeyDictionary[PreTrainedModel, "Workspace"] = WeakKeyDictionary()
 refused: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()  # and why
@@ -277,7 +277,7 @@ def check_token(
     token = space.tokens[:B:G].index_select(1, space.place)  # (P, 1)
     mask = torch.cat([mask, torch.ones_like(token, dtype=torch.bool)], 1)
     plain = lm_logits(model, rollout.hidden_states(model, token, mask, cache)[:, -1])
-    if not torch.allclose(ours, plain, rtol=0, atol=TOLERANCE * plain.abs().max().item()):
+    if not (ours - plain).std() <= TOLERANCE * plain.std():  # nor if they are not numbers
         raise ValueError(f"{type(model).__name__} gives other logits with a ready mask")
 
 
