@@ -1,5 +1,6 @@
 """One command of train.py, from its flags to the comparison. The training itself is handed in."""
 
+import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -44,7 +45,8 @@ def main(
             policy = start_policy(config, task, demonstrations)
             write_config(config, arguments, stored)
             write_start(policy, task, config, warm_up, demonstrations)
-            del policy  # and leaves its memory to the training
+            del policy  # which leaves its memory to the training
+            gc.collect()  # a layer that is computed again refers to itself
         else:
             write_config(config, arguments, stored)
         jobs = jobs_of(config)

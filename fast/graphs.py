@@ -6,6 +6,7 @@ a fixed size. Without a card the same code runs without a graph, so its tokens c
 """
 
 import sys
+import warnings
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
@@ -255,7 +256,8 @@ def captured(
         function()
         place.sub_(1)
         # A model that asks its host cannot be captured. To learn it here leaves nothing half done.
-        torch.cuda.set_sync_debug_mode("error")
+        with warnings.catch_warnings(action="ignore"):  # the mode says that it is a prototype
+            torch.cuda.set_sync_debug_mode("error")
         try:
             function()
         finally:
