@@ -283,7 +283,8 @@ def check_ranges(flags: Any) -> None:
         if isinstance(value, int | float):
             low, high = field.metadata["range"]
             if not low <= value <= high:
-                raise UserError(f"{flag_of(field.name)} {value}: must be {low:.10g} to {high:.10g}")
+                least = "auto, or 0" if has_auto(field) else f"{low:.10g}"
+                raise UserError(f"{flag_of(field.name)} {value}: must be {least} to {high:.10g}")
 
 
 def has_auto(field: dataclasses.Field) -> bool:

@@ -14,6 +14,7 @@ from rollout import Policy, build_prompt, encode_prompts, rollout_length
 GIB = 2**30
 HEAD = 6 * 2**27  # six chunks of the LM head's float32 logits
 SPARE = 0.85  # of the rest is planned with: memory is given in blocks
+WORKING_BYTES = 3 * GIB  # that a method gets besides, where nobody says how many go side by side
 SMALL = 1e9  # weights of a model whose methods go side by side
 MOST_ROLLOUTS = 512
 MOST_TOKENS = 2**15  # of a micro-batch; more would be no faster
@@ -48,8 +49,9 @@ def fill_card(config: Config, policy: Policy, task: Task, free: int) -> None:
             f"{fix}"
         )
     if not config.jobs:
+        roomy = int(free // (stays + PROCESS_BYTES + WORKING_BYTES))
         is_small = n <= SMALL and are_known(config)
-        config.jobs = min(fitting, len(config.method)) if is_small else 1
+        config.jobs = max(1, min(roomy, len(config.method))) if is_small else 1
     left = SPARE * (free / jobs_of(config) - PROCESS_BYTES - stays) - HEAD
 
     # 2. rollouts: their KV cache stays, too
