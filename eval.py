@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+import fast
 from engine.config import Config, Parser, check_ranges, device_of, flag, open_device
 from engine.doors import as_command
 from engine.evaluations import (
@@ -47,7 +48,6 @@ from rollout import (
     load_policy,
     random_generator,
     read_answers,
-    sample,
     sampling_options,
     score,
 )
@@ -161,7 +161,7 @@ def sample_pool(
         prompts = []
         for problem in problems[first : first + n]:
             prompts += [build_prompt(policy, task, problem, m)] * times
-        answers += read_answers(task, sample(policy, prompts, G, options), m)
+        answers += read_answers(task, fast.sample(policy, prompts, G, options), m)
         if bar is not None:
             bar.update(len(prompts) // times)
     return pool_of(task, problems, answers, m, size)
@@ -278,7 +278,7 @@ def evaluate_run(evaluation: Evaluation, flags: EvalFlags) -> Table:
         # A process of its own loads the task itself.
         shared = (task, bar) if flags.jobs <= 1 else ()
         work = {name: (name, evaluation, flags.device, *shared) for name in names}
-        pools = run_all(evaluate_policy, work, max(1, flags.jobs), bar)
+        pools = run_all(evaluate_policy, work, max(1, flags.jobs), flags.device, bar)
     measures = {name: measure(pools[name], task, config.m) for name in names}
     table = Table([str(run)], settings, measures, clusters_of(problems))
     unfinished = progress(run, config)

@@ -20,6 +20,7 @@ was sampled.
 import contextlib
 import functools
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -389,11 +390,15 @@ def sample(
     prompts: list[str],
     G: int,
     options: SamplingOptions,
+    decode: Callable[..., Decoded] = decode,
 ) -> Rollouts:
     """Sample G rollouts of every prompt, up to an EOS, the stop rule or max_new_tokens.
 
     Every rollout and position has a random number of its own. So the tokens do not depend on how
     many rollouts are decoded at a time.
+
+    Args:
+        decode: `decode`, or another function with its arguments and result.
     """
     P = len(prompts)
     opening, _ = open_thought(prompts[0])  # the prompts of a task end alike

@@ -28,8 +28,8 @@ def explain_out_of_memory() -> Iterator[None]:
         if not is_memory and not any(sign in reason.lower() for sign in MEMORY_SIGNS):
             raise
         raise UserError(
-            f"out of memory ({reason:.200}); go on with --resume and a lower --micro-batch-tokens or "
-            "--sampling-batch, or begin a new run with --lora-rank 16 (docs/hardware.md)"
+            f"out of memory ({reason:.200}); go on with --resume and a lower --micro-batch-tokens, "
+            "--sampling-batch or --jobs, or begin a new run with --lora-rank 16 (docs/hardware.md)"
         ) from error
 
 

@@ -22,6 +22,7 @@ from engine.config import (
     Parser,
     check_ranges,
     check_subset,
+    device_of,
     flag_of,
     peak_rate,
     task_defaults,
@@ -83,7 +84,9 @@ def read_config(argv: list[str], doc: str | None) -> tuple[Config, Task, StoredR
     parser = Parser(Config, "train.py", doc)
     if stored is None:
         task_class = load_task_class(first.task)
-        parser.lay_over(task_defaults(task_class, first.model), f"task {task_class.name}")
+        device = device_of(first.device, first.model == "tiny")
+        defaults = task_defaults(task_class, first.model, device)
+        parser.lay_over(defaults, f"task {task_class.name}")
     else:
         flags = dataclasses.asdict(stored.config)
         if not first.resume:

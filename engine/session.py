@@ -1,5 +1,6 @@
 """One command of train.py, from its flags to the comparison. The training itself is handed in."""
 
+import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -38,8 +39,7 @@ def main(
         config, task, stored = read_config(arguments, doc)
         resolve(config)
         check(config, task)
-        jobs = jobs_of(config)
-        if config.is_tiny or jobs > 1:
+        if config.is_tiny or jobs_of(config) > 1:
             torch.set_num_threads(1)  # so that no number depends on the machine's cores
         out = Path(config.out)
         if stored is None or not (out / "start").exists():
@@ -47,8 +47,11 @@ def main(
             write_config(config, arguments, stored)
             policy.date = date_of_run(out / "start")
             write_start(policy, task, config, warm_up, demonstrations)
+            del policy  # which leaves its memory to the training
+            gc.collect()  # a layer that is computed again refers to itself
         else:
             write_config(config, arguments, stored)
+        jobs = jobs_of(config)
         print(f"{', '.join(config.method)} on {config.device}", file=sys.stderr)
         train_methods(config, task, jobs, train_method)
         if config.eval_problems:
@@ -75,7 +78,7 @@ def train_methods(config: Config, task: Task, jobs: int, train_method: TrainMeth
         for position, method in enumerate(config.method):
             # A process of its own loads the task itself.
             work[method] = (train_method, method, config, None, position)
-        run_all(train_one, work, jobs)
+        run_all(train_one, work, jobs, config.device)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"stopped; {way_on}") from None
     except UserError as error:

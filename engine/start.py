@@ -13,6 +13,7 @@ import torch
 
 from engine.config import Config
 from engine.files import write_folder
+from engine.memory import fill_card, free_memory
 from engine.models import has_plain_cache, recompute_layers, save_model
 from engine.tasks import check_task, held_out
 from rewards import Task, UserError
@@ -135,6 +136,8 @@ def start_policy(config: Config, task: Task, demonstrations: Demonstrations) -> 
                 f"task {task.name}: a demonstration takes {longest} tokens with its tags and its end, more "
                 f"than answer_words = {task.answer_words} and 3; raise answer_words"
             )
+    if config.device == "cuda":
+        fill_card(config, policy, task, free_memory())
     return policy
 
 

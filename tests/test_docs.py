@@ -10,6 +10,7 @@ import importlib
 import io
 import json
 import re
+import runpy
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +29,6 @@ from vpo import ADVANTAGES
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 REFERENCE = DOCS / "reference.md"
-HARDWARE = DOCS / "hardware.md"
 GUIDES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 PAGES = [*GUIDES, *sorted((ROOT / "study").rglob("*.md"))]
 FLAGS = {"train.py": Config, "eval.py": EvalFlags, "examples/search.py": SearchFlags}
@@ -92,11 +92,10 @@ def task_defaults_table() -> str:
 
 
 def memory_table() -> str:
-    """What the formula in docs/hardware.md prints."""
-    (formula,) = blocks(HARDWARE, "python")
+    """What the formula of docs/hardware.md prints."""
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
-        exec(formula, {})
+        runpy.run_path(str(ROOT / "study/benchmarks/memory_table.py"))
     return output.getvalue().strip()
 
 
