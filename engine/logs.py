@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from engine.config import Config, peak_rate
 from engine.evaluations import Pool
@@ -115,11 +114,6 @@ def snapshot_steps(config: Config) -> set[int]:
     n = min(config.snapshots, max(2, config.steps // 6), config.steps)
     gaps = max(1, n - 1)
     return {config.steps - round(i * (config.steps - 1) / gaps) for i in range(n)}
-
-
-def token_bar(is_shown: bool, n_most: int) -> tqdm:
-    """A bar of the tokens that a language model's first step samples, which may take a minute."""
-    return tqdm(None, "first rollouts", n_most, unit="token", leave=False, disable=not is_shown)
 
 
 def show_first_step(
