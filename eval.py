@@ -1,7 +1,8 @@
 """Evaluation: what a policy is worth to a search that takes the best of k candidates.
 
     python eval.py runs/maze-seed0                       table and figures of one run of train.py
-    python eval.py runs/maze-seed0 runs/maze-seed1 ...   the same for each, then their means over the seeds
+    python eval.py runs/maze-seed0 runs/maze-seed1 ...   the same for each, then all in one table: means over
+                                                         the seeds, a row for each value of another flag
 
 Every policy answers the same held-out problems with the same number of candidates (the pool): single
 answers, or rollouts of m. The budget counts candidates, not rollouts. A slot that a rollout left empty
@@ -19,18 +20,27 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
+import fast
 from engine.config import Config, Parser, check_ranges, device_of, flag, open_device
-from engine.doors import as_command
-from engine.evaluations import Evaluation, Pool, evaluations_of, summary_folder
+from engine.doors import as_command, noted
+from engine.evaluations import (
+    Evaluation,
+    Pool,
+    evaluated,
+    evaluations_of,
+    rows_of,
+    summary_folder,
+)
 from engine.files import writing
 from engine.jobs import run_all
-from engine.runs import load_run, policies, progress, task_of
+from engine.runs import load_run, progress, task_of
 from engine.tasks import held_out
 from report import plots, style
-from report.looks import look_of
-from report.statistics import half_width
-from report.table import Table, mean_of, print_left_out, sentences, training_costs, write_table
+from report.looks import looks_of
+from report.statistics import spread_weights
+from report.table import Table, clusters_of, joint_table, print_table, training_costs, write_table
 from rewards import Problem, Task
 from rollout import (
     Policy,
@@ -38,7 +48,6 @@ from rollout import (
     load_policy,
     random_generator,
     read_answers,
-    sample,
     sampling_options,
     score,
 )
@@ -96,17 +105,6 @@ def weighted_best_at_k(rewards: Tensor, k: int, objective_mask: Tensor | None = 
     return values
 
 
-def spread_weights(k: int, n: int = 256) -> Tensor:
-    """n preference weights (n, k) spread evenly over the simplex: the gaps between k - 1 cuts of [0, 1]."""
-    if k == 1:
-        return torch.ones(n, 1, dtype=torch.float64)
-    # A scrambled Sobol net, always the same one.
-    net = torch.quasirandom.SobolEngine(k - 1, scramble=True, seed=0)
-    cuts = net.draw(n, dtype=torch.float64).sort(-1).values  # (n, k - 1)
-    zeros = torch.zeros(n, 1, dtype=torch.float64)
-    return torch.diff(cuts, prepend=zeros, append=zeros + 1)
-
-
 def diversity(rewards: Tensor) -> Tensor:
     """Mean L1 distance between the reward vectors of two candidates: (N, n, objectives) -> (N)."""
     n = rewards.shape[1]
@@ -140,11 +138,14 @@ def sample_pool(
     config: Config,
     m: int,
     size: int,
-    temperature: float,
+    bar: tqdm | None = None,
 ) -> Pool:
     """Sample `size` candidates for each problem, in rollouts of m answers.
 
     A prompt that needs more rollouts than are sampled at a time is given several times.
+
+    Args:
+        bar: counts the problems that are done.
     """
     at_once = config.sampling_batch or ROLLOUTS_AT_ONCE
     n_rollouts = math.ceil(size / m)  # for each problem
@@ -152,13 +153,17 @@ def sample_pool(
     G = math.ceil(n_rollouts / times)
     generator = random_generator(config.seed, 0, "evaluation")
     options = sampling_options(policy, task, config, m, generator)
-    options.temperature = temperature
+    options.temperature = config.eval_temperature
     options.batch = at_once
-    prompts = []
-    for problem in problems:
-        prompts += [build_prompt(policy, task, problem, m)] * times
-    rollouts = sample(policy, prompts, G, options)
-    answers = read_answers(task, rollouts, m)
+    n = max(1, at_once // (G * times))  # problems at a time
+    answers = []
+    for first in range(0, len(problems), n):
+        prompts = []
+        for problem in problems[first : first + n]:
+            prompts += [build_prompt(policy, task, problem, m)] * times
+        answers += read_answers(task, fast.sample(policy, prompts, G, options), m)
+        if bar is not None:
+            bar.update(len(prompts) // times)
     return pool_of(task, problems, answers, m, size)
 
 
@@ -196,33 +201,13 @@ def measure(pool: Pool, task: Task, m: int) -> dict[str, Tensor]:
     values["pareto"] = pareto_share(pool.rewards)
     # coverage divides by all objectives. A problem that lacks some is divided by its own.
     k_own = mask.sum(1)  # (N)
-    values["coverage"] = coverage(pool.rewards, m) * mask.shape[1] / k_own
+    values[f"coverage@{m}"] = coverage(pool.rewards, m) * mask.shape[1] / k_own
     for i, name in enumerate(task.objectives):
         values[f"reward_{name}"] = pool.rewards[..., i].mean(1)
     return values
 
 
-# The table and the picture.
-
-
-def print_table(table: Table) -> None:
-    """Print the means of the main measures, a row per policy, and what they say."""
-    settings = table.settings
-    n = settings.pool
-    columns = [f"best@{k}" for k in (1, 3, 10) if k < n] + [f"best@{n}"]
-    if any(table.mean(policy, f"pass@{n}") for policy in table.measures):
-        columns += ["pass@1", f"pass@{n}"]
-    columns += [f"W@{n}", "diversity", "earned", "pareto", "coverage"]
-    heading = f"{table.runs[0]}: {settings.problems} {settings.split} problems, pool of {n} "
-    heading += f"candidates, temperature {settings.temperature}"
-    if len(table.runs) > 1:
-        heading = f"mean of {len(table.runs)} runs"
-    heads = [f"{column:>11}" for column in columns]
-    print(f"\n{heading}\n" + " " * 20 + "".join(heads))
-    for policy in table.measures:
-        cells = [f"{table.mean(policy, column):11.3f}" for column in columns]
-        print(f"{look_of(policy).title:20}" + "".join(cells))
-    print(sentences(table))
+# The picture.
 
 
 def draw_best_at_k(table: Table, path: Path) -> None:
@@ -230,20 +215,16 @@ def draw_best_at_k(table: Table, path: Path) -> None:
     panels = {"best@": "best@k: the task scalar", "W@": "W@k: random preference weights"}
     with style.new_figure(1, 2, (9, 4.2), sharey=True) as axes:
         for ax, (prefix, title) in zip(axes[0], panels.items(), strict=True):
-            for policy, values in table.measures.items():
+            for row, look in looks_of(table.measures).items():
                 budgets = {*BUDGETS, table.settings.pool}
-                ks = sorted(k for k in budgets if f"{prefix}{k}" in values)
-                look = look_of(policy)
-                means = torch.tensor([table.mean(policy, f"{prefix}{k}") for k in ks])
-                margins = torch.tensor([half_width(values[f"{prefix}{k}"]) for k in ks])
+                ks = sorted(k for k in budgets if f"{prefix}{k}" in table.measures[row])
+                means = torch.tensor([table.mean(row, f"{prefix}{k}") for k in ks])
+                margins = torch.tensor([table.margin(row, f"{prefix}{k}") or 0.0 for k in ks])
                 ax.plot(ks, means, **style.curve_style(look))
                 ax.fill_between(ks, means - margins, means + margins, color=look.color, alpha=0.12)
             ax.set(title=title, xscale="log", xlabel="candidates k", xticks=ks, xticklabels=ks)
             ax.minorticks_off()
-        caption = f"{table.settings.problems} {table.settings.split} problems, temperature "
-        caption += f"{table.settings.temperature:g}; bands: 95% over "
-        caption += "seeds" if len(table.runs) > 1 else "problems"
-        style.finish(axes, path, caption)
+        style.finish(axes, path, f"{table.asked}; bands: {table.interval}")
 
 
 # The evaluation of runs.
@@ -272,14 +253,13 @@ def evaluate(runs: list[Path], flags: EvalFlags) -> None:
     flags.device = device_of(flags.device, all(load_run(run).config.is_tiny for run in runs))
     open_device(flags.device)
     evaluations = evaluations_of(runs, flags)
-    tables = [evaluate_run(evaluation, flags) for evaluation in evaluations]
+    tables = {evaluation.run: evaluate_run(evaluation, flags) for evaluation in evaluations}
     if len(runs) > 1:
-        means = mean_of(tables)
-        print_table(means)
-        print_left_out({table.runs[0]: list(table.measures) for table in tables})
+        joint = joint_table(tables, rows_of(evaluations))
+        print_table(joint)
         folder = summary_folder(evaluations, flags.out)
         with writing(folder):
-            picture = write(means, folder, flags)
+            picture = write(joint, folder, flags)
         print(f"figures: {picture}")
 
 
@@ -290,24 +270,25 @@ def evaluate_run(evaluation: Evaluation, flags: EvalFlags) -> Table:
     if config.is_tiny:
         torch.set_num_threads(1)
     task = task_of(config)
-    names = list(policies(run, config.m))
-    shared = task if flags.jobs <= 1 else None  # a process of its own loads it itself
-    work = {name: (name, evaluation, flags.device, shared) for name in names}
-    pools = run_all(evaluate_policy, work, max(1, flags.jobs))
-
+    names = list(evaluated(evaluation))
     # A finite data set may hold fewer problems than asked for.
-    settings = dataclasses.replace(evaluation.settings, problems=len(pools["start"].problems))
+    problems = held_out(task, evaluation.settings.split, evaluation.settings.problems)
+    settings = dataclasses.replace(evaluation.settings, problems=len(problems))
+    with tqdm(total=len(names) * len(problems), desc="evaluation", unit="problem") as bar:
+        # A process of its own loads the task itself.
+        shared = (task, bar) if flags.jobs <= 1 else ()
+        work = {name: (name, evaluation, flags.device, *shared) for name in names}
+        pools = run_all(evaluate_policy, work, max(1, flags.jobs), flags.device, bar)
     measures = {name: measure(pools[name], task, config.m) for name in names}
-    table = Table([str(run)], settings, measures)
+    table = Table([str(run)], settings, measures, clusters_of(problems))
     unfinished = progress(run, config)
     if unfinished:
         print(f"{run} is not finished: {unfinished}")
-    print_table(table)
-    print(training_costs(run, [name for name in names if name in ADVANTAGES], config.m))
-
     with writing(evaluation.folder):
         figures = [write(table, evaluation.folder, flags)]
         figures += plots.run_figures(evaluation, task, pools, flags.figure_format)
+    print_table(table)
+    print(training_costs(run, [name for name in names if name in ADVANTAGES], config.m))
     print(f"figures: {', '.join(map(str, figures))}")
     return table
 
@@ -324,27 +305,30 @@ def sample_held_out(
     policy: Policy, task: Task, config: Config, m: int, split: str, n_problems: int, size: int
 ) -> Pool:
     """The pool of a policy that is still trained, on the first problems of a split."""
-    problems = held_out(task, split, n_problems)
-    return sample_pool(policy, task, problems, config, m, size, config.eval_temperature)
+    return sample_pool(policy, task, held_out(task, split, n_problems), config, m, size)
 
 
 def evaluate_policy(
-    name: str, evaluation: Evaluation, device: str, task: Task | None = None
+    name: str,
+    evaluation: Evaluation,
+    device: str,
+    task: Task | None = None,
+    bar: tqdm | None = None,
 ) -> Pool:
     """Sample the pool of one policy of a run. Without the run's task it is loaded."""
-    config = evaluation.config
     settings = evaluation.settings
+    config = dataclasses.replace(evaluation.config, eval_temperature=settings.temperature)
     task = task or task_of(config)
-    stored = policies(evaluation.run, config.m)[name]
+    stored = evaluated(evaluation)[name]
     policy = load_policy(str(stored.folder), task, device=device, dtype=config.dtype)
     problems = held_out(task, settings.split, settings.problems)
-    size = settings.pool
-    return sample_pool(policy, task, problems, config, stored.m, size, settings.temperature)
+    with noted(f"evaluation of {name}"):
+        return sample_pool(policy, task, problems, config, stored.m, settings.pool, bar)
 
 
 def run(argv: list[str] | None) -> None:
     """Evaluate the runs that the command names."""
-    parser = Parser(EvalFlags, "eval.py", __doc__.split("\n\n")[0])
+    parser = Parser(EvalFlags, "eval.py", __doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders of train.py")
     flags, rest = parser.parse_args_into_dataclass(argv)
     check_ranges(flags)

@@ -20,12 +20,15 @@ was sampled.
 import contextlib
 import functools
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+from tqdm import tqdm
 from transformers import (
     AutoModelForCausalLM,
     DynamicCache,
@@ -35,10 +38,12 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from engine.answers import FIRST_NUMBER, open_thought
+from engine.answers import FIRST_NUMBER, open_thought, write_answers
 from engine.config import Config
-from engine.models import adapter_off, chat_prompt, eos_ids, load_hugging_face, silent_ids
-from engine.tasks import reward_vectors, task_scalars
+from engine.doors import noted
+from engine.models import adapter_off, date_of_run, load_hugging_face
+from engine.prompts import chat_prompt, check_context, check_rows, eos_ids, silent_ids
+from engine.tasks import check_text, prompt_of, reward_vectors, task_scalars
 from rewards import MAX_ANSWERS, Problem, Task, UserError, parse_answers
 from vpo import Scored
 
@@ -46,6 +51,7 @@ PAD = "<pad>"
 EOS = "<eos>"
 COMPACT_BELOW = 0.8  # share of live rollouts; compaction copies the cache, so not at every end
 NEGLIGIBLE = -21.0  # no token of a smaller log-probability is drawn; see `draw`
+LEAST_LOGPROB = -1e4  # in an entropy, in place of -inf
 HEAD_BYTES = 2**27  # of the float32 logits that the LM head makes at a time
 
 
@@ -55,6 +61,7 @@ class Policy:
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+    date: str = ""  # of its run's first command, for chat templates that write it; empty: today
 
     def __post_init__(self):
         # Whether the model's language is the words of one task.
@@ -84,7 +91,7 @@ def load_policy(
         tokenizer = tiny_tokenizer(task)
         model = AutoModelForCausalLM.from_config(tiny_config(tokenizer)).eval()
         return Policy(model.to(device), tokenizer)
-    policy = Policy(*load_hugging_face(name, dtype))
+    policy = Policy(*load_hugging_face(name, dtype), date_of_run(Path(name).absolute()))
     policy.model.to(device)
     return policy
 
@@ -141,10 +148,10 @@ def build_prompt(policy: Policy, task: Task, problem: Problem, m: int) -> str:
     """The text that a model sees: words for the tiny model, else the task's prompt in a chat template."""
     if policy.is_tiny:
         return f"answers={m} {task.tiny_prompt(problem)}"
-    text = task.prompt(problem, m)
+    text = prompt_of(task, problem, m)
     prompt = f"{text}\n"
     if policy.tokenizer.chat_template is not None:
-        prompt = chat_prompt(policy.tokenizer, text)
+        prompt = chat_prompt(policy.tokenizer, text, policy.date)
     begins_text = not prompt[-1].isalpha()  # else the model ends a header first, as gpt-oss does
     if task.form == "lines" and begins_text and not any(open_thought(prompt)):
         prompt += FIRST_NUMBER  # small models then go on with a list
@@ -160,23 +167,18 @@ def encode_prompts(
     rows = [encode(policy, prompt, special) for prompt in prompts]
     lengths = [len(row) for row in rows]
     L = max(lengths)
-    needed = L + max_new_tokens
-    context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
-    if context and needed > context:
-        raise UserError(
-            f"a prompt of {L} tokens and {max_new_tokens} new ones need a context of {needed}, the model's "
-            f"is {context}; shorten Task.prompt, lower --max-new-tokens or --m, or take another --model"
-        )
-    padding = policy.tokenizer.pad_token_id or 0
-    padded = [[padding] * (L - len(row)) + row for row in rows]
+    check_context(policy.model, L, max_new_tokens)
+    padded = [[0] * (L - len(row)) + row for row in rows]
     return torch.tensor(padded, device=policy.device), lengths
 
 
 def encode(policy: Policy, text: str, special: bool) -> list[int]:
     """Token ids of a text, with the tokenizer's special tokens if asked, but for an EOS at the end."""
+    check_text(text, "the text")
     ids = policy.tokenizer(text, add_special_tokens=special)["input_ids"]
     if special and len(ids) > 1 and ids[-1] in policy.eos_ids:
         ids.pop()  # the rollout would begin after its end
+    check_rows(policy.model, policy.tokenizer, ids)
     # The tiny model's tokenizer turns an unknown word into padding.
     if policy.is_tiny and policy.tokenizer.pad_token_id in ids:
         word = text.split()[ids.index(policy.tokenizer.pad_token_id)]
@@ -203,6 +205,7 @@ class Rollouts:
     lengths: list[int]  # P * G, how many were sampled, the first EOS included
     texts: list[str]  # P * G; after a thought that the prompt opened they begin with its mark
     ended: list[bool]  # P * G, by an EOS or by the stop rule; the others were cut off
+    answered: list[int] | None = None  # P * G, tokens up to the end of the last answer; None: all
 
     @property
     def group_size(self) -> int:
@@ -211,9 +214,13 @@ class Rollouts:
     @functools.cached_property
     def token_mask(self) -> Tensor:
         """(P * G, T) bool, True on the tokens that were sampled."""
+        return self.first(self.lengths)
+
+    def first(self, lengths: list[int]) -> Tensor:
+        """(P * G, T) bool, True on the first tokens of each rollout."""
         device = self.tokens.device
         columns = torch.arange(self.tokens.shape[1], device=device)
-        return columns < torch.tensor(self.lengths, device=device)[:, None]
+        return columns < torch.tensor(lengths, device=device)[:, None]
 
 
 @dataclass
@@ -225,6 +232,7 @@ class SamplingOptions:
     temperature: float = 1.0
     batch: int = 0  # rollouts sampled at a time, in whole groups; 0: all
     stop: "StopRule | None" = None
+    shows_bar: bool = False  # of the tokens
 
 
 def sampling_options(
@@ -337,12 +345,15 @@ def decode(
     mask = prompt_mask(ids, lengths)  # (P, L)
     hidden = hidden_states(model, ids, mask, cache)[:, -1]  # (P, H)
     logits = lm_logits(model, hidden).repeat_interleave(G, 0)  # (B, V)
-    cache.batch_repeat_interleave(G)
+    cache.reorder_cache(torch.arange(len(ids), device=device).repeat_interleave(G))
     mask = mask.repeat_interleave(G, 0)  # (B, L)
 
     rows = torch.arange(B)  # those in the batch, b of them
     on_device = rows.to(device)
     is_alive = torch.ones(B, dtype=torch.bool)  # (b) those of them that go on
+    bar = tqdm(
+        total=B * T, desc="first rollouts", unit="token", leave=False, disable=not options.shows_bar
+    )
     for t in range(T):
         # 2. a token of each rollout
         token, logprob = draw(logits / options.temperature, uniform[on_device, t])  # (b)
@@ -350,6 +361,7 @@ def decode(
         newest = token.cpu()
         tokens[rows, t] = torch.where(is_alive, newest, policy.eos_ids[0])
         n_sampled[rows] += is_alive
+        bar.update(int(is_alive.sum()))
 
         # 3. who has ended, and leaves
         is_alive &= ~torch.isin(newest, ends)
@@ -365,7 +377,7 @@ def decode(
             is_alive = is_alive[keep]
             keep = keep.to(device)
             on_device = on_device[keep]
-            cache.batch_select_indices(keep)
+            cache.reorder_cache(keep)
             mask = mask[keep]
             token = token[keep]
 
@@ -373,6 +385,7 @@ def decode(
         mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
         hidden = hidden_states(model, token[:, None], mask, cache)[:, -1]
         logits = lm_logits(model, hidden)
+    bar.close()
     return Decoded(tokens, logprobs, n_sampled, has_ended)
 
 
@@ -381,11 +394,15 @@ def sample(
     prompts: list[str],
     G: int,
     options: SamplingOptions,
+    decode: Callable[..., Decoded] = decode,
 ) -> Rollouts:
     """Sample G rollouts of every prompt, up to an EOS, the stop rule or max_new_tokens.
 
     Every rollout and position has a random number of its own. So the tokens do not depend on how
     many rollouts are decoded at a time.
+
+    Args:
+        decode: `decode`, or another function with its arguments and result.
     """
     P = len(prompts)
     opening, _ = open_thought(prompts[0])  # the prompts of a task end alike
@@ -421,9 +438,7 @@ def sample(
 
 def rollouts_of_texts(policy: Policy, prompts: list[str], texts: list[str]) -> Rollouts:
     """Texts (P * G) as if they had been sampled to an EOS, for imitation. Their logprobs are 0."""
-    eos = policy.tokenizer.eos_token_id
-    if eos is None:
-        eos = policy.eos_ids[0]
+    eos = policy.eos_ids[0]
     rows = [encode(policy, text, special=False) + [eos] for text in texts]
     lengths = [len(row) for row in rows]
     T = max(lengths)
@@ -431,6 +446,12 @@ def rollouts_of_texts(policy: Policy, prompts: list[str], texts: list[str]) -> R
     logprobs = torch.zeros(tokens.shape, device=policy.device)
     ids, prompt_lengths = encode_prompts(policy, prompts, T)
     return Rollouts(ids, prompt_lengths, tokens, logprobs, lengths, texts, [True] * len(texts))
+
+
+def write_rollout(task: Task, prompt: str, answers: list[str]) -> str:
+    """The text of a rollout that gives these answers to a prompt, as `read_answers` reads it."""
+    _, closing = open_thought(prompt)
+    return write_answers(task, answers, closing)
 
 
 def draw(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
@@ -500,12 +521,12 @@ def head_logprobs(
     """Log-probabilities (N) of tokens (N) after hidden states (N, H), and entropies (N), in nats.
 
     All logits of a batch of long rollouts would take gigabytes. They are made in chunks, and made
-    again in the backward pass. The entropies have no gradient.
+    again in the backward pass.
     """
 
     def of_chunk(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         log_p = torch.log_softmax(lm_logits(model, hidden) / temperature, -1)  # (n, V)
-        entropy = torch.special.entr(log_p.detach().exp()).sum(-1)
+        entropy = -(log_p.exp() * log_p.clamp_min(LEAST_LOGPROB)).sum(-1)  # 0 where p is 0
         return log_p.gather(1, targets[:, None])[:, 0], entropy
 
     rows = max(1, HEAD_BYTES // (4 * model.get_output_embeddings().weight.shape[0]))
@@ -525,20 +546,20 @@ def head_logprobs(
 def token_logprobs(
     model: PreTrainedModel, rollouts: Rollouts, rows: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of the tokens of B rollouts under a model, with gradient, and entropies.
+    """Log-probabilities of the tokens of B rollouts under a model, and entropies, with gradient.
 
     Args:
         rows: (B) their rows in the batch of rollouts.
 
     Returns:
-        Both (B, T) in nats at this temperature, 0 after the end of a rollout. The entropies have no
-        gradient.
+        Both (B, T) in nats at this temperature, 0 after the end of a rollout.
     """
     prompts = torch.div(rows, rollouts.group_size, rounding_mode="floor")  # (B)
     all_prompts_mask = prompt_mask(rollouts.prompt_ids, rollouts.prompt_lengths)
     token_mask = rollouts.token_mask[rows]  # (B, T)
-    ids = torch.cat([rollouts.prompt_ids[prompts], rollouts.tokens[rows]], 1)  # (B, L + T)
-    mask = torch.cat([all_prompts_mask[prompts], token_mask], 1)  # (B, L + T)
+    L = max(rollouts.prompt_lengths[p] for p in prompts.tolist())  # less padding
+    ids = torch.cat([rollouts.prompt_ids[prompts, -L:], rollouts.tokens[rows]], 1)  # (B, L + T)
+    mask = torch.cat([all_prompts_mask[prompts, -L:], token_mask], 1)  # (B, L + T)
     hidden = hidden_states(model, ids, mask)
     T = token_mask.shape[1]
     hidden = hidden[:, -T - 1 : -1]  # (B, T, H): from the state before a token it is predicted
@@ -594,7 +615,8 @@ def score(task: Task, problems: list[Problem], answers: list[list[str]], m: int)
             forms = set()
             for j, answer in enumerate(answers[p * G + g]):
                 own[g, j] = torch.tensor(vector_of[p, answer])
-                form = str(task.canonical(problem, answer))
+                with noted(f"Task.canonical of problem {problem.id!r}, answer {answer!r:.80}"):
+                    form = str(task.canonical(problem, answer))
                 answer_mask[p, g, j] = True
                 repeat_mask[p, g, j] = form in forms
                 forms.add(form)

@@ -83,7 +83,8 @@ def set_scores(
 ) -> Tensor:
     """The utility of every rollout's best answer: u_j(g) = max_{y in S} w_j . r(y).
 
-    It is fused: one batched matrix product makes the utilities of all answers under all weights.
+    It is fused: one batched matrix product makes the utilities of all answers under all weights. No
+    tensor is larger than these (P, G, m, K), or than the arguments.
 
     Args:
         rewards: (P, G, m, k) reward vectors.
@@ -135,7 +136,7 @@ def subset_best(scores: Tensor, s: int) -> Tensor:
         return scores
     G = scores.shape[1]
     if not 1 <= s < G:
-        raise ValueError(f"subset s = {s}: must be 1 to {G - 1}, less than the group")
+        raise ValueError(f"a set of s = {s} rollouts needs a group of more, and G is {G}")
     n_sets = math.comb(G - 1, s - 1)
     own = [math.comb(i, s - 1) / n_sets for i in range(G)]
     above = [0.0] + [math.comb(j - 1, s - 2) / n_sets for j in range(1, G)]
@@ -185,7 +186,7 @@ def group_normalize(scores: Tensor, eps: float = EPS) -> Tensor:
     scores = _precise(scores)
     scale = scores.abs().amax(1, keepdim=True).clamp_min(1.0)  # (P, 1)
     centered = center(scores)
-    std = centered.square().mean(1, keepdim=True).sqrt()  # (P, 1)
+    std = scale * (centered / scale).square().mean(1, keepdim=True).sqrt()  # (P, 1)
     return torch.where(std < eps * scale, 0.0, centered / (std + eps))
 
 
@@ -345,7 +346,7 @@ def answers_per_rollout(method: str, m: int) -> int:
 
 
 def default_subset(G: int) -> int:
-    """The default s of Max@K and Group VPO in a group of G rollouts: half of it, at least two."""
+    """The default s of Max@K and Group VPO in a group of G > 2 rollouts: half of it, at least two."""
     return max(2, G // 2)
 
 
@@ -375,25 +376,31 @@ def policy_loss(  # noqa: PLR0913 - the public loss: every argument is one symbo
     *,
     ref_logprobs: Tensor | None = None,
     kl_coef: float = 0.0,
+    entropy: Tensor | None = None,
+    entropy_coef: float = 0.0,
     clip: float = 0.2,
     dual_clip: float = 3.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO-clip with dual clip, plus kl_coef times an estimate of KL(policy || reference policy).
 
+    An entropy bonus, entropy_coef times the mean entropy of the policy, is taken from it.
+
     In the first update after sampling the ratios are 1 up to rounding, and nothing is clipped. Dual
     clip (arXiv 1912.09729) bounds the loss where the advantage is negative. The estimate of KL, k3,
-    is x - log x - 1 with x = reference / policy. Beyond log x = KL_LINEAR it goes on as a straight
-    line with the same slope, so that loss and gradient stay finite.
+    is x - log x - 1 with x = reference / policy. Its gradient is on average that of
+    KL(reference || policy), which brings rare tokens back. Beyond log x = KL_LINEAR it goes on as a
+    straight line with the same slope, so that loss and gradient stay finite.
 
     Args:
         logprobs, old_logprobs, ref_logprobs: (B, T) of the sampled tokens, in nats.
+        entropy: (B, T) of the distributions that they were drawn from, in nats.
         advantages: (B,).
         token_mask: (B, T) bool, which tokens were sampled. A row may have none.
         n_tokens: sampled tokens in the WHOLE batch, so that micro-batches add up to one gradient.
 
     Returns:
         The scalar loss, and metrics without gradient, sums over these tokens divided by n_tokens:
-        policy_loss (without the KL term), clip_fraction (tokens whose gradient is clipped away), kl
+        policy_loss (without KL and entropy), clip_fraction (tokens whose gradient is clipped away), kl
         (nats per token).
     """
     A = advantages[:, None]
@@ -409,6 +416,8 @@ def policy_loss(  # noqa: PLR0913 - the public loss: every argument is one symbo
     is_clipped = (clipped > unclipped) | ((A < 0) & (ratio > dual_clip))
     clip_fraction = (is_clipped & token_mask).sum() / n_tokens
     metrics = {"policy_loss": loss.detach(), "clip_fraction": clip_fraction}
+    if entropy_coef:
+        loss = loss - entropy_coef * entropy.masked_fill(~token_mask, 0.0).sum() / n_tokens
     if ref_logprobs is None:
         return loss, metrics
     log_x = (ref_logprobs - logprobs).masked_fill(~token_mask, 0.0)

@@ -1,1 +1,3 @@
 """What keeps runs: flags, folders, checkpoints, models, tasks, processes, messages."""
+
+__version__ = "3.1"  # the first number changes with what is measured; docs/changes.md

@@ -78,9 +78,14 @@ def numbered_answers(text: str, m: int, finished: bool, in_list: bool) -> list[s
         in_list: whether the text goes on after a first number in the prompt.
     """
     text = BOLD.sub(r"\1\2", text)
-    if in_list and not NUMBER.match(text):
-        text = f"{FIRST_NUMBER} {text.lstrip()}"
     lines = text.split("\n")
+    numbers = [number[1] for number in map(NUMBER.match, lines) if number]
+    # What stands before a line numbered 1 is a preface, else the first answer.
+    if in_list and not NUMBER.match(text) and numbers[:1] != ["1"]:
+        lines = f"{FIRST_NUMBER} {text.lstrip()}".split("\n")
+        may_be_preface = not numbers and lines[0].rstrip().endswith(":")
+        if may_be_preface and not finished:
+            return []
     if not finished:
         lines.pop()
     by_number: dict[int, str] = {}

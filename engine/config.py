@@ -14,6 +14,7 @@ from engine.doors import did_you_mean
 from rewards import MAX_ANSWERS, Task, UserError
 from vpo import ADVANTAGES, ALPHAS, Estimator, Scored, answers_per_rollout
 
+AUTO = -1  # of a number, what a user writes as auto
 IGNORE_SUBSET = {"grpo", "dr_grpo", "maxrl", "gdpo", "random_weighting", "multi_rlvr"}
 # Peak learning rates of the tiny model: the best of a grid on validation mazes (study/README.md).
 TINY_RATES = (
@@ -94,6 +95,9 @@ class Config:
     kl: float = flag(
         1e-3, "weight of KL(policy || reference policy) in the loss; 0: no reference policy", 0, 1e6
     )
+    entropy_coef: float = flag(
+        0.0, "c, the loss minus c times the mean entropy of the tokens; 0: no bonus", 0, 1e6
+    )
     warm_steps: int = flag(300, "steps of the SFT warm-up before RL; 0: none", 0, 2**31)
     # memory and speed
     lora_rank: int = flag(
@@ -103,17 +107,25 @@ class Config:
         4096,
     )
     gradient_checkpointing: bool = flag(
-        True, "compute layers again in the backward pass, which takes less memory"
+        True,
+        "compute layers again in the backward pass, which takes less memory; with --micro-batch-tokens "
+        "auto on cuda only where it must be",
     )
     micro_batch_tokens: int = flag(
-        2048, "padded tokens per backward pass; 0: all at once", 0, 2**31
+        2048,
+        "padded tokens per backward pass; 0: all at once; auto: on cuda what its memory holds, else the "
+        "default",
+        AUTO,
+        2**31,
     )
-    sampling_batch: int = flag(0, "rollouts sampled at a time; 0: all at once", 0, 2**31)
-    plain: bool = flag(False, "compute the gradient with the plain code, without fast/")
+    sampling_batch: int = flag(
+        0, "rollouts sampled at a time; 0: all at once; auto: as --micro-batch-tokens", AUTO, 2**31
+    )
+    plain: bool = flag(False, "train with the plain code, without fast/")
     jobs: int = flag(
         0,
         "methods that are trained at a time, each in a process with one thread; 0: all with the tiny "
-        "model on several cores, else 1",
+        "model on several cores, or with a model of at most 1B weights on cuda, else 1",
         0,
         64,
     )
@@ -181,6 +193,11 @@ LANGUAGE_DEFAULTS: dict[str, Any] = {
     "max_new_tokens": 256,
 }
 TINY_DEFAULTS: dict[str, Any] = {"gradient_checkpointing": False}
+CUDA_DEFAULTS: dict[str, Any] = {
+    "micro_batch_tokens": AUTO,
+    "sampling_batch": AUTO,
+    "gradient_checkpointing": True,
+}
 # What may differ when a run goes on or one more method joins it: no trained weights depend on it.
 MAY_DIFFER = (
     "method", "lr", "resume", "out", "device", "plain", "jobs", "save_every", "log", "snapshots",
@@ -201,11 +218,11 @@ DEVICE_FIXES = {  # a sign in what torch says of a device -> what helps
 class Parser(argparse.ArgumentParser):
     """The flags of a dataclass whose fields are made by `flag`. A mistake is one line and exit code 2."""
 
-    def __init__(self, flags: type, script: str, description: str, **options: Any):
+    def __init__(self, flags: type, script: str, doc: str | None, **options: Any):
         super().__init__(
             prog=script,
             usage=f"python {script} [--flag value ...]",
-            description=description,
+            description=(doc or "").split("\n\n")[0],  # with python -OO there is none
             allow_abbrev=False,
             **options,
         )
@@ -219,6 +236,8 @@ class Parser(argparse.ArgumentParser):
                 kind = {"action": argparse.BooleanOptionalAction}
             elif get_origin(field.type) is Literal:
                 kind = {"choices": get_args(field.type)}
+            elif has_auto(field):
+                kind = {"type": whole_number}
             else:
                 kind = {"type": field.type}
             help = field.metadata["help"].replace("%", "%%")
@@ -229,6 +248,7 @@ class Parser(argparse.ArgumentParser):
             default = action.default
             if default not in (None, False, "", [], argparse.SUPPRESS):
                 shown = " ".join(default) if isinstance(default, list) else default
+                shown = "auto" if shown == AUTO else shown
                 action.help += f" (default: {shown})"
         return super().format_help()
 
@@ -237,9 +257,11 @@ class Parser(argparse.ArgumentParser):
     ) -> tuple[Any, argparse.Namespace]:
         """The flags as their dataclass, and all arguments."""
         arguments = self.parse_args(argv)
-        values = {
-            field.name: getattr(arguments, field.name) for field in dataclasses.fields(self.flags)
-        }
+        values = {}
+        for field in dataclasses.fields(self.flags):
+            values[field.name] = getattr(arguments, field.name)
+            if has_auto(field) and values[field.name] == AUTO:
+                values[field.name] = self.get_default(field.name)
         return self.flags(**values), arguments
 
     def error(self, message: str) -> NoReturn:
@@ -264,7 +286,18 @@ def check_ranges(flags: Any) -> None:
         if isinstance(value, int | float):
             low, high = field.metadata["range"]
             if not low <= value <= high:
-                raise UserError(f"{flag_of(field.name)} {value}: must be {low:.10g} to {high:.10g}")
+                least = "auto, or 0" if has_auto(field) else f"{low:.10g}"
+                raise UserError(f"{flag_of(field.name)} {value}: must be {least} to {high:.10g}")
+
+
+def has_auto(field: dataclasses.Field) -> bool:
+    """Whether a flag takes `auto`, too."""
+    return field.metadata["range"][0] == AUTO
+
+
+def whole_number(text: str) -> int:
+    """A whole number, or AUTO."""
+    return AUTO if text == "auto" else int(text)
 
 
 def flag_of(name: str) -> str:
@@ -294,11 +327,12 @@ def peak_rate(config: Config, method: str) -> float:
     return found
 
 
-def task_defaults(task: Task | type[Task], model: str) -> dict[str, Any]:
-    """The defaults of flags for this task and model."""
+def task_defaults(task: Task | type[Task], model: str, device: str = "cpu") -> dict[str, Any]:
+    """The defaults of flags for this task, model and device."""
+    defaults = LANGUAGE_DEFAULTS | task.defaults | task.language_defaults
     if model == "tiny":
-        return TINY_DEFAULTS | task.defaults | task.tiny_defaults
-    return LANGUAGE_DEFAULTS | task.defaults | task.language_defaults
+        defaults = TINY_DEFAULTS | task.defaults | task.tiny_defaults
+    return defaults | CUDA_DEFAULTS if device == "cuda" else defaults
 
 
 def resolve(config: Config) -> None:
@@ -374,9 +408,8 @@ def check_methods(config: Config) -> None:
         raise UserError(f"--method {' '.join(methods)}: names a method twice")
     for name in methods:
         if name not in ADVANTAGES:
-            raise UserError(
-                f"--method {name}: unknown; one of {', '.join(ADVANTAGES)}{did_you_mean(name, ADVANTAGES)}"
-            )
+            fix = "; put blanks between methods" if "," in name else did_you_mean(name, ADVANTAGES)
+            raise UserError(f"--method {name}: unknown; one of {', '.join(ADVANTAGES)}{fix}")
         peak_rate(config, name)
         try_method(name, config)
 

@@ -2,11 +2,14 @@
 
 import contextlib
 import difflib
+import io
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 
 from rewards import UserError
 
+OWN_CODE = "Task."  # begins a note on what a user's own code raised
 MEMORY_SIGNS = (
     "tried to allocate",
     "out of memory",
@@ -23,12 +26,27 @@ def explain_out_of_memory() -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
         reason = " ".join(str(error).split()) or type(error).__name__
         is_memory = isinstance(error, MemoryError)
-        if not is_memory and not any(sign in reason.lower() for sign in MEMORY_SIGNS):
+        is_memory |= any(sign in reason.lower() for sign in MEMORY_SIGNS)
+        if not is_memory or any(note.startswith(OWN_CODE) for note in notes_of(error)):
             raise
         raise UserError(
-            f"out of memory ({reason:.200}); go on with --resume and a lower --micro-batch-tokens or "
-            "--sampling-batch, or begin a new run with --lora-rank 16 (docs/hardware.md)"
+            f"out of memory ({reason:.200}); lower --micro-batch-tokens, --sampling-batch or --jobs, or "
+            "begin a new run with --lora-rank 16 (docs/hardware.md)"
         ) from error
+
+
+@contextlib.contextmanager
+def noted(note: str) -> Iterator[None]:
+    """What a user's own code raises keeps its traceback, with a note of what it was called for."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(note)
+        raise
+
+
+def notes_of(error: BaseException) -> list[str]:
+    return getattr(error, "__notes__", [])
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
@@ -39,15 +57,20 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
 
 def quieten_transformers() -> None:
     """No progress bars and warnings of transformers between ours."""
-    from transformers.utils import logging  # here, because it takes a second to import
+    from transformers import utils  # here, because it takes a second to import
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()  # it takes a sampled pad token for padding and recommends a mask
+    utils.logging.disable_progress_bar()
+    utils.logging.set_verbosity_error()  # it takes a sampled pad token for padding
+    if sys.flags.optimize == 2:  # python -OO: its models cannot be imported without docstrings
+        utils.auto_docstring = lambda obj=None, **options: obj or (lambda decorated: decorated)
 
 
 def as_command(script: str, run: Callable[[], None]) -> None:
-    """Run a script: a user's mistake is one line and exit code 2, Ctrl-C one line and 130."""
+    """Run a script: a user's mistake is one line and exit code 2, Ctrl-C or SIGTERM one line and 130."""
     quieten_transformers()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what Slurm and Kubernetes send
+    if isinstance(sys.stdout, io.TextIOWrapper):  # it may be ASCII, and "±" is not
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with explain_out_of_memory():
             run()
@@ -55,5 +78,6 @@ def as_command(script: str, run: Callable[[], None]) -> None:
         print(f"{script}: error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt as stop:
-        print(f"\n{stop or 'stopped; give the same command again, or --resume'}", file=sys.stderr)
+        told = str(stop) or "stopped; give the same command again, or --resume"
+        print(f"\n{told}", file=sys.stderr)
         sys.exit(130)

@@ -1,4 +1,4 @@
-"""Evaluations: their settings and pools, and which runs may share a mean."""
+"""Evaluations: their settings and pools, and the rows of a table of several runs."""
 
 import dataclasses
 import itertools
@@ -9,8 +9,16 @@ from typing import Any
 from torch import Tensor
 
 from engine.config import MAY_DIFFER, Config, flag_of, peak_rate
-from engine.runs import load_run, steps_done
+from engine.runs import StoredPolicy, load_run, policies, steps_done
 from rewards import Problem, UserError
+from vpo import SEVERAL_ANSWERS
+
+ONE_ANSWER = "asked for one answer"
+PROBLEM_FLAGS = ("task", "size", "data", "test_data")
+TRAINING_FLAGS = (  # the start model depends on none of them
+    "group_size", "n_weights", "alpha", "subset", "steps", "prompts_per_step", "updates", "lr_schedule", "kl",
+    "lora_rank",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,13 +56,22 @@ class Pool:
     objective_mask: Tensor  # (N, k) bool, the objectives that each problem has
 
 
+@dataclass
+class Row:
+    """A row of a table: a policy, by the seeds of the runs that it is a mean of."""
+
+    name: str  # the policy, and what differs, such as "vpo, --kl 0.0"
+    policy: str
+    runs: dict[int, Path]
+
+
 def evaluations_of(runs: list[Path], flags: Any) -> list[Evaluation]:
     """How eval.py's flags evaluate runs: a flag that is 0 or empty is as in the run."""
     changes = {}
     for field in dataclasses.fields(Settings):
         changes[field.name] = getattr(flags, field.name) or None
     evaluations = [evaluation_of(run, changes) for run in runs]
-    check_comparable(evaluations)
+    check_overlay(evaluations)
     out = Path(flags.out) if flags.out else None
     for evaluation, folder in zip(evaluations, output_folders(runs, out), strict=True):
         evaluation.folder = folder or evaluation.folder
@@ -77,54 +94,92 @@ def evaluation_of(run: Path, changes: dict) -> Evaluation:
 
 
 def check_comparable(evaluations: list[Evaluation]) -> None:
-    """Raise UserError if the means of several runs would say nothing."""
+    """Raise UserError if runs differ in more than the seed, so that their mean would say nothing."""
+    seeds = [evaluation.config.seed for evaluation in evaluations]
+    labels = [row.name for row in rows_of(evaluations) if row.name != row.policy]
+    if labels or len(set(seeds)) < len(seeds):
+        names = " ".join(str(evaluation.run) for evaluation in evaluations)
+        differing = "; ".join(labels) or "one seed twice"
+        raise UserError(f"{names}: must differ in the seed, and in nothing else ({differing})")
+
+
+def check_overlay(evaluations: list[Evaluation]) -> None:
+    """Raise UserError if several runs do not fit into one table."""
     runs = [evaluation.run for evaluation in evaluations]
     if len({run.resolve() for run in runs}) < len(runs):
         raise UserError(f"{' '.join(map(str, runs))}: names a run twice")
-    for first, other in itertools.combinations(evaluations, 2):
-        check_pair(first, other)
-
-
-def check_pair(first: Evaluation, other: Evaluation) -> None:
-    """Raise UserError if two runs differ in more than the seed, or do not differ in it."""
-    for field in dataclasses.fields(Config):
-        own = getattr(other.config, field.name)
-        others = getattr(first.config, field.name)
-        if own != others and field.name not in (*MAY_DIFFER, "seed"):
+    first = evaluations[0]
+    for other in evaluations[1:]:
+        for name in PROBLEM_FLAGS:
+            own = getattr(other.config, name)
+            others = getattr(first.config, name)
+            if own != others:
+                raise UserError(
+                    f"{other.run}: has {flag_of(name)} {own}, and {first.run} has {others}; runs in one "
+                    "table answer the same problems"
+                )
+        if other.settings != first.settings:
             raise UserError(
-                f"{other.run}: has {flag_of(field.name)} {own}, and {first.run} has {others}; their mean "
-                "says nothing"
+                f"{other.run}: differs from {first.run} in --problems, --pool or --temperature: give them"
             )
-    for method in other.config.method:
-        if method in first.config.method:
-            check_trained_alike(method, first, other)
-    if other.settings != first.settings:
-        raise UserError(
-            f"{other.run}: differs from {first.run} in --problems, --pool or --temperature: give them"
-        )
-    if other.config.seed == first.config.seed:
-        raise UserError(
-            f"{other.run}: has --seed {other.config.seed}, as {first.run} has; a mean is one over seeds: "
-            "train with another --seed, or evaluate them one by one"
-        )
+    rows_of(evaluations)
 
 
-def check_trained_alike(method: str, first: Evaluation, other: Evaluation) -> None:
-    """Raise UserError if a method had other learning rates in two runs, or other steps."""
-    rate = peak_rate(first.config, method)
-    other_rate = peak_rate(other.config, method)
-    if other_rate != rate:
-        raise UserError(
-            f"{other.run}: has --lr {method}={other_rate:g}, and {first.run} has {rate:g}; their mean "
-            "says nothing"
-        )
-    steps = steps_done(first.run / method)
-    other_steps = steps_done(other.run / method)
-    if other_steps != steps:
-        raise UserError(
-            f"{other.run}: {method} has done {other_steps} steps, and in {first.run} {steps}; finish "
-            "both with --resume"
-        )
+def evaluated(evaluation: Evaluation) -> dict[str, StoredPolicy]:
+    """What is evaluated of a run: its policies, those of several answers asked for one answer, too."""
+    found = {}
+    for name, policy in policies(evaluation.run, evaluation.config.m).items():
+        found[name] = policy
+        if name in SEVERAL_ANSWERS and policy.m > 1:
+            found[f"{name}, {ONE_ANSWER}"] = dataclasses.replace(policy, m=1)
+    return found
+
+
+def rows_of(evaluations: list[Evaluation]) -> list[Row]:
+    """The rows of a table of several runs: a policy of runs that differ in their seeds alone.
+
+    Runs that differ in more have rows of their own, named by what differs.
+    """
+    rows: dict[str, Row] = {}
+    for policy in dict.fromkeys(itertools.chain(*map(evaluated, evaluations))):
+        traits = [traits_of(evaluation, policy) for evaluation in evaluations]
+        for evaluation, own in zip(evaluations, traits, strict=True):
+            if policy not in evaluated(evaluation):
+                continue
+            parts = [policy]
+            for trait, value in own.items():
+                differs = any(other.get(trait, value) != value for other in traits)
+                if differs and value != "":
+                    parts.append(f"{trait} {value}")
+            name = ", ".join(parts)
+            row = rows.setdefault(name, Row(name, policy, {}))
+            seed = evaluation.config.seed
+            if seed not in row.runs:
+                row.runs[seed] = evaluation.run
+            elif policy in evaluation.config.method:
+                raise UserError(
+                    f"{evaluation.run}: has --seed {seed}, as {row.runs[seed]} has, and they differ in "
+                    "nothing; a mean is one over seeds: train with another --seed"
+                )
+    return list(rows.values())
+
+
+def traits_of(evaluation: Evaluation, policy: str) -> dict[str, Any]:
+    """What the numbers of a policy depend on, but for the seed. A method that a run lacks has no rate there."""
+    config = evaluation.config
+    method = policy.partition(",")[0]
+    left_out = {*MAY_DIFFER, "seed"}
+    if method.startswith("start"):
+        left_out |= {*TRAINING_FLAGS}
+    traits = {}
+    for field in dataclasses.fields(Config):
+        if field.name not in left_out:
+            traits[flag_of(field.name)] = getattr(config, field.name)
+    if method in config.method:
+        traits["--lr"] = f"{peak_rate(config, method):g}"
+        done = steps_done(evaluation.run / method)
+        traits["at step"] = done if done < config.steps else ""
+    return traits
 
 
 def output_folders(runs: list[Path], out: Path | None) -> list[Path | None]:

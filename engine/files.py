@@ -13,7 +13,7 @@ from rewards import UserError
 def write_text(path: Path, text: str) -> None:
     """Write a file as a whole or not at all."""
     temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(text)
+    temporary.write_text(text, "utf-8")
     os.replace(temporary, path)
 
 
@@ -56,7 +56,7 @@ def read_log(path: Path, *keys: str) -> list[dict]:
     """The records of a log that have a step and these keys. Lines that a kill cut off are left out."""
     if not path.exists():
         return []
-    return _records(path.read_text(errors="replace"), keys)
+    return _records(path.read_text("utf-8", "replace"), keys)
 
 
 def cut_log(path: Path, step: int) -> None:

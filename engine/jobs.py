@@ -13,13 +13,16 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from engine.config import Config
+from engine.config import Config, open_device
 from engine.doors import quieten_transformers
 from rewards import UserError
 from vpo import ADVANTAGES
 
+PROCESS_BYTES = 0.6 * 2**30  # of a card, for driver and kernels of a process
 # Imported once, by the server that begins processes, because they take seconds.
-PRELOADED = ["torch", "transformers", "transformers.models.gpt2.modeling_gpt2"]
+PRELOADED = ["torch", "transformers"]
+if sys.flags.optimize < 2:  # see engine.doors.quieten_transformers
+    PRELOADED.append("transformers.models.gpt2.modeling_gpt2")
 
 
 def cores() -> int:
@@ -31,17 +34,28 @@ def jobs_of(config: Config) -> int:
     """How many methods are trained at a time: with the tiny model on several cores all of them."""
     if config.jobs:
         return min(config.jobs, len(config.method))
-    # A method of one's own may be known to this process alone.
-    are_known = all(ADVANTAGES[name].__module__ == "vpo" for name in config.method)
     is_small = config.is_tiny and config.device == "cpu"
-    return len(config.method) if is_small and are_known and cores() > 1 else 1
+    return len(config.method) if is_small and are_known(config) and cores() > 1 else 1
 
 
-def run_all(function: Callable[..., Any], arguments: dict[str, tuple], jobs: int) -> dict[str, Any]:
+def are_known(config: Config) -> bool:
+    """Whether other processes know the methods. One of one's own may be known to this process alone."""
+    return all(ADVANTAGES[name].__module__ == "vpo" for name in config.method)
+
+
+def run_all(
+    function: Callable[..., Any],
+    arguments: dict[str, tuple],
+    jobs: int,
+    device: str = "cpu",
+    bar: tqdm | None = None,
+) -> dict[str, Any]:
     """Call a function with each of several arguments, at most `jobs` at a time, each in a process.
 
     Args:
         arguments: name -> arguments of its call.
+        device: where the processes compute. They get equal shares of a card's free memory.
+        bar: advances with every call that a process has done.
 
     Returns:
         name -> what the function returned.
@@ -50,33 +64,48 @@ def run_all(function: Callable[..., Any], arguments: dict[str, tuple], jobs: int
         return {name: function(*own) for name, own in arguments.items()}
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    with ProcessPoolExecutor(jobs, context, begin, (context.RLock(),)) as pool:
+    share = 0.0
+    if device == "cuda":
+        context = multiprocessing.get_context("spawn")  # a fork may not use a card
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info()
+        share = max((free / jobs - PROCESS_BYTES) / total, 0.01)
+    with ProcessPoolExecutor(jobs, context, begin, (context.RLock(), device, share)) as pool:
         futures = {name: pool.submit(function, *own) for name, own in arguments.items()}
         try:
             for future in as_completed(futures.values()):
                 if future.exception() and len(futures) > 1:
                     tqdm.write(f"{future.exception()!r:.300}; the others go on", sys.stderr)
+                if bar is not None:
+                    bar.update(bar.total // len(futures))
             return {name: future.result() for name, future in futures.items()}
-        except BrokenProcessPool as error:
-            raise UserError(
-                "a process was killed, maybe for want of memory; go on with --resume"
-            ) from error
-        except KeyboardInterrupt:
+        except (BrokenProcessPool, KeyboardInterrupt) as error:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
                 process.kill()
-            raise
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            raise UserError(
+                "a process was killed, maybe for want of memory; go on with --resume"
+            ) from error
 
 
-def begin(lock: Any) -> None:
-    """What a process does first."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the parent, which ends its processes
+def begin(lock: Any, device: str, share: float) -> None:
+    """What a process does first.
+
+    Args:
+        share: of the card's memory, which it may take.
+    """
+    # Both reach the parent, which ends its processes.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=die_with_parent, daemon=True).start()
     tqdm.set_lock(lock)  # the bars share a terminal
     quieten_transformers()
     torch.set_num_threads(1)
+    if device == "cuda":
+        open_device(device)
+        torch.cuda.set_per_process_memory_fraction(share)
 
 
 def die_with_parent() -> None:

@@ -1,20 +1,25 @@
 """What a training leaves to be read: metrics, rollouts, snapshots, trackers, and lines on the screen."""
 
+import json
+import resource
 import secrets
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from engine.config import Config
+from engine.config import Config, peak_rate
 from engine.evaluations import Pool
-from engine.files import append, cut_log
-from rewards import Task
+from engine.files import append, cut_log, read_log, write_text
+from rewards import Problem, Task, parse_answers
+from vpo import answers_per_rollout
 
 LOGS = ("metrics", "samples", "snapshots", "evaluations")
 SHOWN = ("reward", "diversity", "W@m")  # metrics beside the progress bar
+FAR_LARGER = 100  # times another objective
 SILENT_STEPS = 10  # without a signal, after which a user is told
 
 
@@ -35,6 +40,8 @@ class MethodLog:
             cut_log(self.folder / f"{name}.jsonl", step or -1)  # at step 0 nothing is kept
         self.track = open_tracker(config.log, self.folder, step)
         self.silent_steps = 0
+        if config.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
 
     def write(self, step: int, metrics: dict[str, float | Tensor], example: dict) -> dict:
         """Log a training step. Returns the metrics that are shown beside the progress bar."""
@@ -43,11 +50,15 @@ class MethodLog:
             row[name] = value.item() if isinstance(value, Tensor) else value
         row["tokens_per_second"] = row["tokens"] / row["seconds"]
         if step == 1 and not self.config.is_tiny:
-            show_first_step(self.method, self.config, example["best"], row)
+            show_first_step(self.method, self.config, self.task, example["best"], row)
+        if step == 1 and example:
+            tell_scales(self.method, self.task, example)
         self.tell_no_signal(step, row)
         append(self.folder / "metrics.jsonl", {"step": step} | row)
         if step % 10 == 1 or step == self.config.steps:
             append(self.folder / "samples.jsonl", {"step": step} | example)
+            peak = peak_memory(self.config.device)
+            write_text(self.folder / "memory.json", json.dumps({"peak_gib": round(peak, 3)}))
         self.track(row, step)
         return {name: row[name] for name in SHOWN}
 
@@ -77,9 +88,19 @@ class MethodLog:
         fix = "no answer can be read: look at samples.jsonl; does the prompt ask for the form?"
         if row["earned"]:
             fix = "all answers are alike: a lower --lr, another --method, or other problems"
+        elif self.config.entropy_coef:
+            fix = "the policy writes noise: lower --entropy-coef"
         elif row["answers"]:
             fix = (
                 "no answer earns more than the least: easier problems, a denser reward or a warm-up"
+            )
+        rows = read_log(self.folder / "metrics.jsonl", "earned")
+        most = max([each["earned"] for each in rows], default=0.0)
+        if most > 2 * row["earned"]:
+            rate = peak_rate(self.config, self.method)
+            fix = (
+                f"{most:.0%} of the slots earned something before, now {row['earned']:.0%}, so the updates are "
+                f"too large: begin anew with a lower --lr than {rate:g}"
             )
         print(
             f"\n{self.method}: no signal in {SILENT_STEPS} steps, step {step}: all rollouts of each group "
@@ -95,16 +116,33 @@ def snapshot_steps(config: Config) -> set[int]:
     return {config.steps - round(i * (config.steps - 1) / gaps) for i in range(n)}
 
 
-def show_first_step(method: str, config: Config, best: dict, row: dict[str, float]) -> None:
-    """Show the best rollout of a language model's first step, before minutes are spent."""
-    print(
-        f"\n{method}, the best of the first step's {row['rollouts']} rollouts, of problem "
-        f"{best['id']!r}:\n{best['text'][:1000]}\nrewards: {best['rewards']}\n"
-        f"of all: {row['earned']:.0%} of the slots earn something, {row['answers']:.0%} hold a "
-        f"distinct answer; {row['cut_off']:.0%} of the rollouts were cut off (--max-new-tokens "
-        f"{config.max_new_tokens} per answer)",
-        file=sys.stderr,
+def show_first_step(
+    method: str, config: Config, task: Task, best: dict, row: dict[str, float]
+) -> None:
+    """Show the best rollout of a language model's first step, and what each objective earned."""
+    problem = Problem(**best["problem"])
+    prompt = task.prompt(problem, answers_per_rollout(method, config.m))
+    lines = [
+        f"\n{method}, the end of the prompt of problem {problem.id!r}:",
+        prompt[-500:],
+        f"the best of the first step's {row['rollouts']} rollouts:",
+        best["text"][:1000],
+    ]
+    for vector in best["rewards"]:
+        values = [f"{value:.2f}" for value in vector]
+        named = zip(task.objectives, values, strict=False)
+        shown = [f"{name} {value}" for name, value in named] if task.objectives else values
+        lines.append(f"rewards: {', '.join(shown)}")
+    lines.append(
+        f"of all slots {row['answers']:.0%} hold a distinct answer, {row['earned']:.0%} earn something; "
+        f"{row['cut_off']:.0%} of the rollouts were cut off (--max-new-tokens {config.max_new_tokens} "
+        "per answer)"
     )
+    for name in task.objectives:
+        share = row[f"earned_{name}"]
+        what = f"{share:.0%} earn something" if share else "NO answer earns anything"
+        lines.append(f"{name}: {what}, mean {row[f'reward_{name}']:.3f}")
+    print("\n".join(lines), file=sys.stderr)
     if not row["answers"]:
         print(
             f"{method}: no answer can be read; does the prompt ask for the form, with examples, as "
@@ -112,8 +150,34 @@ def show_first_step(method: str, config: Config, best: dict, row: dict[str, floa
             file=sys.stderr,
         )
     if config.device == "cuda":
-        peak = torch.cuda.max_memory_allocated() / 2**30
+        peak = peak_memory(config.device)
         print(f"{method}: the first step took {peak:.1f} GiB at most", file=sys.stderr)
+
+
+def tell_scales(method: str, task: Task, example: dict) -> None:
+    """Name objectives that are a hundred times larger than others, which then hardly count."""
+    vectors = torch.tensor([each["rewards"] for each in example["rollouts"]])  # (G, m, k)
+    spans = vectors.flatten(0, 1).abs().amax(0)  # (k)
+    order = spans.argsort().tolist()
+    names = task.objectives or [f"objective {i + 1}" for i in range(len(order))]
+    for place in range(1, len(order)):
+        smaller = spans[order[place - 1]].item()
+        larger = spans[order[place]].item()
+        if larger >= FAR_LARGER * smaller > 0:
+            high = ", ".join(names[i] for i in sorted(order[place:]))
+            low = ", ".join(names[i] for i in sorted(order[:place]))
+            print(
+                f"{method}: rewards of up to {larger:.3g} in {high} and {smaller:.3g} in {low}: preference "
+                f"weights and the mean hardly see {low}; scale all objectives alike",
+                file=sys.stderr,
+            )
+
+
+def peak_memory(device: str) -> float:
+    """The most memory that was taken so far, in GiB: of the card, else of this process."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def open_tracker(name: str, folder: Path, done: int) -> Callable[[dict[str, float], int], None]:
@@ -146,3 +210,36 @@ def open_tracker(name: str, folder: Path, done: int) -> Callable[[dict[str, floa
         )
         return lambda metrics, step: run.log(metrics, step=step)
     return lambda metrics, step: None
+
+
+def answered_lengths(
+    task: Task, rollouts: Any, answers: list[list[str]], decode: Callable[[Tensor], str]
+) -> list[int]:
+    """How many tokens of every rollout (P * G) stand before the end of its last answer, its mark included."""
+    lengths = []
+    tokens = rollouts.tokens.cpu()
+    opening = rollouts.texts[0].removesuffix(decode(tokens[0, : rollouts.lengths[0]]))
+    for row, own in enumerate(answers):
+        n = rollouts.lengths[row]
+        low = 0
+        high = n
+        while own and low < high:  # the least number of tokens that hold all answers
+            # Most rollouts end with their last answer, or one token later.
+            middle = max(low, n - 2) if high == n else (low + high) // 2
+            text = opening + decode(tokens[row, :middle])
+            if len(parse_answers(text, task, len(own), finished=False)) == len(own):
+                high = middle
+            else:
+                low = middle + 1
+        lengths.append(max(high, 1))
+    return lengths
+
+
+def different_share(task: Task, problems: list[Problem], answers: list[list[str]], m: int) -> float:
+    """The share of the slots of P * G rollouts that hold an answer which is new in its group."""
+    G = len(answers) // len(problems)
+    forms = set()
+    for row, own in enumerate(answers):
+        p = row // G
+        forms |= {(p, str(task.canonical(problems[p], answer))) for answer in own}
+    return len(forms) / (len(answers) * m)

@@ -3,8 +3,8 @@
 import contextlib
 import functools
 import io
-import itertools
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,13 +20,14 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from engine.answers import THOUGHTS
 from rewards import UserError
 
 START_FIX = "restore it from a copy, or train with another --out"
+FEW = 8  # tokens without a row that no text may hold, such as that of Gemma 3 for images
 ADAPTER_FILE = "adapter_config.json"  # tells a folder of peft from an ordinary checkpoint
 
 
@@ -49,17 +50,34 @@ def load_config_and_tokenizer(name: str) -> tuple[PreTrainedConfig, PreTrainedTo
     """The small files of a checkpoint. Raises UserError as `load_hugging_face` does."""
     if not _belongs_to_run(name):
         _check_folder(name)
-    config_source = Path(name).parent.parent / "start" if is_adapter(name) else name
+    source = str(Path(name).parent.parent / "start") if is_adapter(name) else name
     with _explained(name):
-        tokenizer = AutoTokenizer.from_pretrained(name, **_hub_options(name))
-        config = AutoConfig.from_pretrained(config_source, **_hub_options(name))
+        options = _hub_options(name)
+        fields, _ = PreTrainedConfig.get_config_dict(source, **options)
+        if _drop_wrong_padding(fields):
+            config = AutoConfig.for_model(**fields, name_or_path=source)
+        else:
+            config = AutoConfig.from_pretrained(source, **options)
+        tokenizer = AutoTokenizer.from_pretrained(name, config=config, **options)
     rows = config.get_text_config().vocab_size
-    if len(tokenizer) > rows:
+    if tokenizer.vocab_size > rows + FEW:
         raise UserError(
             f"--model {name}: its tokenizer has {len(tokenizer)} tokens, its embeddings have {rows} rows; "
             "take the tokenizer that the model was trained with, or resize the embeddings"
         )
     return config, tokenizer
+
+
+def _drop_wrong_padding(fields: dict) -> bool:
+    """Set a pad_token_id that is no row of the embeddings to None. Returns whether there was one."""
+    was_wrong = False
+    for part in (fields, fields.get("text_config") or {}):
+        padding = part.get("pad_token_id")
+        is_token = isinstance(padding, int) and 0 <= padding < part.get("vocab_size", math.inf)
+        if padding is not None and not is_token:
+            part["pad_token_id"] = None
+            was_wrong = True
+    return was_wrong
 
 
 def is_adapter(name: str) -> bool:
@@ -68,18 +86,11 @@ def is_adapter(name: str) -> bool:
 
 def check_start(folder: Path) -> None:
     """Raise UserError if the start model of a run is missing or damaged. Its weights are not read."""
-    if not folder.is_dir():
-        raise UserError(
-            f"{folder}: is missing, the start and reference of all methods; {START_FIX}"
-        )
-    load_config_and_tokenizer(str(folder))
     with _explained(str(folder)):
-        files = list(folder.glob("*.safetensors"))
-        if not files:
-            raise FileNotFoundError("it holds no weights")
-        for path in files:
+        for path in list(folder.glob("*.safetensors")) or [folder / "model.safetensors"]:
             with safe_open(path, "pt"):  # which looks at its size
                 pass
+    load_config_and_tokenizer(str(folder))
 
 
 def _belongs_to_run(name: str) -> bool:
@@ -89,13 +100,20 @@ def _belongs_to_run(name: str) -> bool:
     return is_checkpoint or folder.name == "start"
 
 
+def date_of_run(folder: Path) -> str:
+    """The date of the first command of the run that holds a model's folder; empty: none does."""
+    run = folder.parent if folder.name == "start" else folder.parent.parent
+    file = run / "config.json"
+    text = file.read_text(errors="replace") if file.is_file() else ""
+    return json.loads(text)["history"][0]["date"] if '"history"' in text else ""
+
+
 def _check_folder(name: str) -> None:
     """Raise UserError for a folder that holds no checkpoint."""
     file = Path(name) / "config.json"
     is_checkpoint = file.is_file() and '"flags"' not in file.read_text(errors="replace")
-    if name.startswith(("/", "./", "../", "~")) and not Path(name).exists():
-        raise UserError(f"--model {name}: there is no such folder")
-    if Path(name).exists() and not is_checkpoint and not is_adapter(name):
+    is_path = Path(name).exists() or name.startswith(("/", "./", "../", "~"))
+    if is_path and not is_checkpoint and not is_adapter(name):
         raise UserError(
             f"--model {name}: no Hugging Face checkpoint; of a run folder name a checkpoint in it, "
             f"as {name}/vpo/checkpoint-000200"
@@ -103,13 +121,21 @@ def _check_folder(name: str) -> None:
 
 
 def _load_weights(name: str, config: PreTrainedConfig, dtype: str) -> PreTrainedModel:
+    options = _hub_options(name)
+    generation = None
     with _explained(name):
+        with contextlib.suppress(OSError):  # there is none
+            generation = GenerationConfig.from_pretrained(
+                config.name_or_path, pad_token_id=None, **options
+            )
         model, report = AutoModelForCausalLM.from_pretrained(
             config.name_or_path,
+            config=config,
+            generation_config=generation,
             dtype=dtype,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
-            **_hub_options(name),
+            **options,
         )
     mismatched = [entry[0] for entry in report["mismatched_keys"]]
     wrong = sorted([*report["missing_keys"], *mismatched])
@@ -125,17 +151,17 @@ def _load_weights(name: str, config: PreTrainedConfig, dtype: str) -> PreTrained
 def _hub_options(name: str) -> dict[str, bool]:
     """Options of `from_pretrained` that ask no Hub for a folder, or for a cached model out of reach.
 
-    Without a connection it would ask for minutes.
+    Without a connection it would ask for minutes. Nothing asks whether to run a model's own code.
     """
-    if Path(name).exists():
-        return {"local_files_only": True}
-    try:
-        model_info(name, timeout=10)
-    except Exception:
-        if not isinstance(try_to_load_from_cache(name, "config.json"), str):
-            raise
-        return {"local_files_only": True}
-    return {"local_files_only": False}
+    is_local = Path(name).exists()
+    if not is_local:
+        try:
+            model_info(name, timeout=10)
+        except Exception:
+            if not isinstance(try_to_load_from_cache(name, "config.json"), str):
+                raise
+            is_local = True
+    return {"local_files_only": is_local, "trust_remote_code": False}
 
 
 @contextlib.contextmanager
@@ -154,6 +180,9 @@ def _explained(name: str) -> Iterator[None]:
             fix = f"delete the folder {name}, and --resume does without it"
         if Path(name).name == "start":
             fix = START_FIX
+        if "trust_remote_code" in str(error):
+            reason = "auto_map: it needs code of its own, which is not run here"
+            fix = "choose a model whose code is in transformers"
         raise UserError(f"--model {name}: cannot be loaded ({reason}); {fix}") from error
 
 
@@ -167,7 +196,9 @@ def save_model(
     """
     own = model.generation_config
     model.generation_config = GenerationConfig(
-        bos_token_id=own.bos_token_id, eos_token_id=own.eos_token_id, pad_token_id=own.pad_token_id
+        bos_token_id=own.bos_token_id,
+        eos_token_id=own.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
     )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -178,6 +209,8 @@ def add_adapter(model: PreTrainedModel, rank: int) -> None:
     from peft import LoraConfig  # optional
 
     config = LoraConfig("CAUSAL_LM", r=rank, lora_alpha=2 * rank, target_modules="all-linear")
+    if not has_plain_cache(model):
+        config.exclude_modules = ["out_proj", "conv1d"]  # kernels of Mamba read the weights alone
     model.add_adapter(config)
 
 
@@ -209,9 +242,7 @@ def adapter_off(model: PreTrainedModel) -> contextlib.ExitStack:
 
 def recompute_layers(model: PreTrainedModel) -> None:
     """Switch on gradient checkpointing that keeps the KV cache, which transformers' own drops."""
-    layers = [
-        module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)
-    ]
+    layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
     if not layers:
         raise UserError(
             f"{type(model).__name__}: cannot compute its layers again; "
@@ -223,47 +254,13 @@ def recompute_layers(model: PreTrainedModel) -> None:
 
 def _checkpointed(forward, *args, **kwargs):
     """Call a layer's forward pass, and once more in the backward pass if there will be one."""
-
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     # Nothing in the layer is random: the model is in eval mode, without dropout.
     return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
 
-def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Every token id that ends a rollout: those of the generation config and of the tokenizer."""
-    ids = model.generation_config.eos_token_id
-    ids = ids if isinstance(ids, list) else [ids]
-    return sorted({*ids, tokenizer.eos_token_id} - {None})
-
-
-def silent_ids(tokenizer: PreTrainedTokenizerBase, eos_ids: list[int]) -> torch.Tensor:
-    """Token ids that stand for no text: ends, padding, and what the chat template writes around texts.
-
-    Other special tokens may be marks of thoughts or tags of a task.
-    """
-    silent = {*eos_ids, tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
-    marks = " ".join(itertools.chain(*THOUGHTS))
-    template = str(tokenizer.chat_template)
-    for token_id, token in tokenizer.added_tokens_decoder.items():
-        if token.special and token.content in template and token.content not in marks:
-            silent.add(token_id)
-    return torch.tensor(sorted(silent - {None}))
-
-
-def chat_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
-    """What a user says, in the model's chat template. Raises UserError if it cannot be used."""
-    try:
-        chat = tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}],
-            tokenize=False,
-            add_generation_prompt=True,
-            enable_thinking=False,
-        )
-        if text.strip() not in chat:
-            raise ValueError("it leaves out what the user says")
-    except Exception as error:  # Jinja has many kinds
-        raise UserError(
-            f"--model {tokenizer.name_or_path}: its chat template cannot be used ({error!s:.200})"
-        ) from error
-    return chat
+def has_plain_cache(model: PreTrainedModel) -> bool:
+    """Whether a model's cache is keys and values alone, without states that go on from token to token."""
+    layers = DynamicCache(config=model.config).layers
+    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)

@@ -5,6 +5,7 @@ method metrics.jsonl, samples.jsonl, snapshots.jsonl and checkpoint-STEP/.
 """
 
 import dataclasses
+import hashlib
 import json
 import shutil
 import sys
@@ -14,16 +15,19 @@ from pathlib import Path
 
 import torch
 
+from engine import __version__
 from engine.config import (
     MAY_DIFFER,
     Config,
     Parser,
     check_ranges,
     check_subset,
+    device_of,
     flag_of,
     peak_rate,
     task_defaults,
 )
+from engine.doors import did_you_mean
 from engine.files import write_text, writing
 from engine.models import check_start
 from engine.tasks import load_task, load_task_class
@@ -52,18 +56,24 @@ class StoredPolicy:
 
 def task_of(config: Config) -> Task:
     """The task of a configuration. Raises UserError if it cannot be made."""
+    for file in (config.data, config.test_data):
+        is_stream = file.startswith(("/dev/", "/proc/")) or Path(file).is_fifo()
+        if is_stream:
+            raise UserError(
+                f"{file}: can be read once, and a run reads its data several times; write it to a file"
+            )
     flags = dataclasses.asdict(config)
     return load_task(flags.pop("task"), **flags)
 
 
-def read_config(argv: list[str], description: str) -> tuple[Config, Task, StoredRun | None]:
+def read_config(argv: list[str], doc: str | None) -> tuple[Config, Task, StoredRun | None]:
     """The configuration of a command of train.py, its task, and the run that it goes on with.
 
     Defaults are laid over one another: those of Config, of the task and the kind of model, of the
     run in the folder, then the flags of the command line.
     """
     # The flags on which the other flags' defaults depend.
-    first = Parser(Config, "train.py", description, add_help=False).parse_known_args(argv)[0]
+    first = Parser(Config, "train.py", doc, add_help=False).parse_known_args(argv)[0]
     out = Path(first.out or f"runs/{Path(first.task).stem}-seed{first.seed}")
     stored = find_run(out)
     if first.resume and stored is None:
@@ -71,10 +81,12 @@ def read_config(argv: list[str], description: str) -> tuple[Config, Task, Stored
     if stored is not None and not first.resume and not stored.has_checkpoint:
         stored = None  # nothing is lost: it is replaced
 
-    parser = Parser(Config, "train.py", description)
+    parser = Parser(Config, "train.py", doc)
     if stored is None:
         task_class = load_task_class(first.task)
-        parser.lay_over(task_defaults(task_class, first.model), f"task {task_class.name}")
+        device = device_of(first.device, first.model == "tiny")
+        defaults = task_defaults(task_class, first.model, device)
+        parser.lay_over(defaults, f"task {task_class.name}")
     else:
         flags = dataclasses.asdict(stored.config)
         if not first.resume:
@@ -153,18 +165,27 @@ def find_run(out: Path) -> StoredRun | None:
 def load_run(run: Path) -> StoredRun:
     """The config.json of a run folder. Raises UserError if there is none, or it cannot be used."""
     path = run / "config.json"
-    if not path.is_file() or '"flags"' not in path.read_text(errors="replace"):
+    if not run.exists():
+        beside = [other.name for other in run.parent.glob("*")]
+        raise UserError(f"{run}: there is no such run{did_you_mean(run.name, beside)}")
+    if not path.is_file() or '"flags"' not in path.read_text("utf-8", "replace"):
         raise UserError(
             f"{run}: no run of train.py; name the folder that holds config.json and start/"
         )
     try:
-        record = json.loads(path.read_text())
+        record = json.loads(path.read_text("utf-8"))
         config = Config(**record["flags"], out=str(run))
         check_ranges(config)
         history = record["history"]
         has_checkpoint = any(checkpoints(run / method) for method in config.method)
+        digests = dict(record.get("data", {}))
     except (UserError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: damaged ({error}); restore it or train again") from error
+    for file, digest in data_digests(config).items():
+        if has_checkpoint and digests.get(file, digest) != digest:
+            raise UserError(
+                f"{file}: is not the file that {run} was trained on; restore it, or train with another --out"
+            )
     for method in config.method:
         if method not in ADVANTAGES:
             raise UserError(
@@ -172,6 +193,16 @@ def load_run(run: Path) -> StoredRun:
                 "command from there (docs/own.md, Your own method)"
             )
     return StoredRun(config, history, has_checkpoint)
+
+
+def data_digests(config: Config) -> dict[str, str]:
+    """The digests of the files of --data and --test-data that there are."""
+    digests = {}
+    for file in (config.data, config.test_data):
+        if Path(file).is_file():
+            with Path(file).open("rb") as stream:
+                digests[file] = hashlib.file_digest(stream, "sha256").hexdigest()
+    return digests
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -224,6 +255,7 @@ def write_config(config: Config, argv: list[str], stored: StoredRun | None) -> N
     command = {
         "command": " ".join(["python", sys.argv[0], *argv]),
         "date": time.strftime("%Y-%m-%d"),
+        "vpo": __version__,
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
@@ -238,5 +270,5 @@ def write_config(config: Config, argv: list[str], stored: StoredRun | None) -> N
     for name in NOT_STORED:
         del flags[name]
     with writing(out):
-        record = {"flags": flags, "history": history}
+        record = {"flags": flags, "history": history, "data": data_digests(config)}
         write_text(out / "config.json", json.dumps(record, indent=1))

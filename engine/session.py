@@ -1,5 +1,6 @@
 """One command of train.py, from its flags to the comparison. The training itself is handed in."""
 
+import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +10,10 @@ import torch
 from engine.config import Config, check, resolve
 from engine.doors import as_command, explain_out_of_memory
 from engine.jobs import jobs_of, run_all
+from engine.models import date_of_run
 from engine.runs import checkpoints, read_config, steps_done, task_of, write_config
 from engine.start import Demonstrations, start_policy, write_start
-from eval import EvalFlags, evaluate
+from eval import EvalFlags, evaluate, training_costs
 from rewards import Task, UserError
 from vpo import ADVANTAGES
 
@@ -19,7 +21,7 @@ TrainMethod = Callable[[str, Config, Task, int], None]
 
 
 def main(
-    description: str,
+    doc: str | None,
     warm_up: Callable,
     demonstrations: Demonstrations,
     train_method: TrainMethod,
@@ -28,31 +30,35 @@ def main(
     """Train what the flags ask for, then evaluate it.
 
     Args:
-        description: of the command, for --help.
+        doc: of train.py; its first paragraph stands in --help.
         warm_up, demonstrations, train_method: those of train.py.
     """
 
     def run() -> None:
         arguments = sys.argv[1:] if argv is None else argv
-        config, task, stored = read_config(arguments, description.split("\n\n")[0])
+        config, task, stored = read_config(arguments, doc)
         resolve(config)
         check(config, task)
-        jobs = jobs_of(config)
-        if config.is_tiny or jobs > 1:
+        if config.is_tiny or jobs_of(config) > 1:
             torch.set_num_threads(1)  # so that no number depends on the machine's cores
         out = Path(config.out)
         if stored is None or not (out / "start").exists():
             policy = start_policy(config, task, demonstrations)
             write_config(config, arguments, stored)
+            policy.date = date_of_run(out / "start")
             write_start(policy, task, config, warm_up, demonstrations)
+            del policy  # which leaves its memory to the training
+            gc.collect()  # a layer that is computed again refers to itself
         else:
             write_config(config, arguments, stored)
+        jobs = jobs_of(config)
         print(f"{', '.join(config.method)} on {config.device}", file=sys.stderr)
         train_methods(config, task, jobs, train_method)
         if config.eval_problems:
             evaluate([out], EvalFlags(device=config.device, jobs=jobs))
             return
         newest = [str(checkpoints(out / method)[-1]) for method in config.method]
+        print(training_costs(out, config.method, config.m))
         print(f"checkpoints: {', '.join(newest)}\ntable and figures: python eval.py {out}")
 
     as_command("train.py", run)
@@ -72,7 +78,7 @@ def train_methods(config: Config, task: Task, jobs: int, train_method: TrainMeth
         for position, method in enumerate(config.method):
             # A process of its own loads the task itself.
             work[method] = (train_method, method, config, None, position)
-        run_all(train_one, work, jobs)
+        run_all(train_one, work, jobs, config.device)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"stopped; {way_on}") from None
     except UserError as error:
@@ -104,4 +110,4 @@ def train_one(
 def steps_logged(config: Config, method: str) -> int:
     """The steps in a method's log."""
     log = Path(config.out) / method / "metrics.jsonl"
-    return len(log.read_text().splitlines()) if log.exists() else 0
+    return len(log.read_text("utf-8").splitlines()) if log.exists() else 0

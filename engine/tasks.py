@@ -3,7 +3,7 @@
 import functools
 import importlib
 import json
-import numbers
+import re
 import sys
 import types
 from pathlib import Path
@@ -23,7 +23,7 @@ def task_names() -> list[str]:
     """The tasks that --task knows by name."""
     names = list(BUILT_IN)
     for path in (ROOT / "tasks").glob("*.py"):
-        if f'    name = "{path.stem}"' in path.read_text():  # the others are helpers
+        if f'    name = "{path.stem}"' in path.read_text("utf-8"):  # the others are helpers
             names.append(path.stem)
     return sorted(names)
 
@@ -116,11 +116,12 @@ def reward_vectors(task: Task, pairs: list[tuple[Problem, str]]) -> list[list[fl
     if not isinstance(vectors, list) or len(vectors) != len(pairs):
         raise UserError(f"task {task.name}: rewards must return {len(pairs)} vectors in a list")
     sizes: dict[str, int] = {}  # of each problem's vectors
+    checked = []
     for (problem, answer), vector in zip(pairs, vectors, strict=True):
         what = f"the reward of problem {problem.id!r}, answer {answer!r:.80}"
-        check_vector(task, vector, sizes.get(problem.id, 0), what)
+        checked.append(numbers_of(task, vector, sizes.get(problem.id, 0), what))
         sizes[problem.id] = len(vector)
-    return vectors
+    return checked
 
 
 def _reward(task: Task, problem: Problem, answer: str) -> list[float]:
@@ -134,25 +135,43 @@ def _reward(task: Task, problem: Problem, answer: str) -> list[float]:
 
 def reachable_vectors(task: Task, problem: Problem) -> list[list[float]]:
     """task.reachable(problem), checked."""
-    vectors = task.reachable(problem)
-    for vector in vectors:
-        check_vector(task, vector, 0, f"reachable of problem {problem.id!r}")
-    return vectors
+    what = f"reachable of problem {problem.id!r}"
+    return [numbers_of(task, vector, 0, what) for vector in task.reachable(problem)]
 
 
-def check_vector(task: Task, vector: Any, k: int, what: str) -> None:
-    """Raise UserError for what is no vector of k numbers, or of any k if it is 0 and none has a name."""
+def numbers_of(task: Task, vector: Any, k: int, what: str) -> list[float]:
+    """A vector of k numbers, or of any k if it is 0 and none has a name. Raises UserError for another one."""
     k = len(task.objectives) or k
-    is_list = isinstance(vector, list | tuple) and len(vector) > 0
-    if not is_list or not all(isinstance(value, numbers.Real) for value in vector):
+    values = []
+    try:
+        if isinstance(vector, list | tuple):
+            values = [value.__float__() for value in vector]  # which text does not have
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        values = []
+    if not values:
         mistake = "must be a list of numbers; of a tensor or array return .tolist()"
-    elif len(vector) != (k or len(vector)):
-        mistake = f"has {len(vector)} numbers for {k} objectives"
-    elif not all(task.minimum <= value < 1e30 for value in vector):  # false for NaN, too
+    elif len(values) != (k or len(values)):
+        mistake = f"has {len(values)} numbers for {k} objectives"
+    elif not all(float(task.minimum) <= value < 1e30 for value in values):  # false for NaN, too
         mistake = f"must hold finite numbers of at least minimum = {task.minimum}, which it may set"
     else:
-        return
+        return values
     raise UserError(f"task {task.name}: {what}, {vector!r:.80}, {mistake}")
+
+
+def prompt_of(task: Task, problem: Problem, m: int) -> str:
+    """task.prompt(problem, m), checked."""
+    prompt = task.prompt(problem, m)
+    check_text(prompt, f"task {task.name}, problem {problem.id!r}: the prompt")
+    return prompt
+
+
+def check_text(text: Any, what: str) -> None:
+    """Raise UserError for what is no text, or holds half of a surrogate pair, which no tokenizer takes."""
+    half = re.search("[\ud800-\udfff]", text) if isinstance(text, str) else None
+    if half or not isinstance(text, str):
+        shown = text[max(0, half.start() - 30) : half.end()] if half else text
+        raise UserError(f"{what} {shown!r:.80} must be text, without half of a surrogate pair")
 
 
 def task_scalars(task: Task, rewards: Tensor) -> Tensor:
@@ -168,9 +187,7 @@ def check_task(task: Task, m: int) -> None:
     for split in ("train", "test"):
         for problem in take_problems(task, split, 2):
             json.dumps(problem.data)  # it must be plain JSON
-            prompt = task.prompt(problem, m)
-            if not isinstance(prompt, str):
-                raise UserError(f"task {task.name}: the prompt {prompt!r:.80} must be text")
+            prompt = prompt_of(task, problem, m)
             vectors = reward_vectors(task, [(problem, "")])
             task_scalars(task, torch.tensor(vectors, dtype=torch.float32))
             check_find_answers(task, f"Two: 10 red.\n{prompt[-500:]}")

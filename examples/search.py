@@ -27,6 +27,7 @@ import torch
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import fast
 from engine.config import Parser, check_ranges, device_of, flag, open_device
 from engine.doors import as_command
 from engine.evaluations import Evaluation, check_comparable, evaluation_of
@@ -44,7 +45,6 @@ from rollout import (
     random_generator,
     read_answers,
     rollout_length,
-    sample,
     sampling_options,
     score,
 )
@@ -216,7 +216,7 @@ class Search:
         # Without parents the prompts of a problem are equal.
         per_prompt = 1 if self.flags.strategy in SELECTIONS else G
         prompts = [child.prompt for child in children[::per_prompt]]
-        rollouts = sample(self.policy, prompts, per_prompt, options)
+        rollouts = fast.sample(self.policy, prompts, per_prompt, options)
         for row, child in enumerate(children):
             rollouts.texts[row] = child.prefix + rollouts.texts[row]
 
@@ -402,7 +402,7 @@ def report(
 
 def run(argv: list[str] | None) -> None:
     """Search with the policies of some runs."""
-    parser = Parser(SearchFlags, "examples/search.py", __doc__.split("\n\n")[0])
+    parser = Parser(SearchFlags, "examples/search.py", __doc__)
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", help="run folders of train.py, all of one task"
     )

@@ -26,11 +26,13 @@ def backward(
 ) -> dict[str, Tensor | float]:
     """Add the gradient of the loss. Arguments and result are those of `train.backward`."""
     rows = list(range(len(advantages)))
-    if reference is None:  # without an advantage a rollout has no gradient; its tokens count
+    if reference is None and not config.entropy_coef:
+        # Without an advantage a rollout has no gradient; its tokens count.
         rows = advantages.nonzero()[:, 0].tolist()
         rows = rows or list(range(rollouts.group_size))  # one group, so that the entropy is known
     n_tokens = sum(rollouts.lengths)
-    n_computed = sum(rollouts.lengths[row] for row in rows)
+    answer_mask = rollouts.first(rollouts.answered or rollouts.lengths)  # (P * G, T)
+    n_computed = answer_mask[rows].sum()
     metrics: dict[str, Tensor | float] = {"policy_loss": 0.0, "loss": 0.0, "entropy": 0.0}
     metrics["clip_fraction"] = 0.0
     for chunk in prompt_chunks(rollouts, rows, config.micro_batch_tokens):
@@ -53,9 +55,12 @@ def backward(
                 n_tokens,
                 ref_logprobs=own_ref_logprobs,
                 kl_coef=config.kl,
+                entropy=entropy,
+                entropy_coef=config.entropy_coef,
             )
             loss.backward()
-            parts |= {"loss": loss.detach(), "entropy": entropy.sum() / n_computed}
+            answer_entropy = (entropy.detach() * answer_mask[index, :T]).sum() / n_computed
+            parts |= {"loss": loss.detach(), "entropy": answer_entropy}
             for name, value in parts.items():
                 metrics[name] = metrics.get(name, 0.0) + value
         backward_through_prompts(shared, leaves)
@@ -162,7 +167,7 @@ def logprobs_after(
     shared: SharedPrompts,
     temperature: float,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of the tokens of B rollouts, with gradient, and their entropies: both (B, T).
+    """Log-probabilities of the tokens of B rollouts, and entropies, with gradient: both (B, T).
 
     T is the length of the longest of them.
 

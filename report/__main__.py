@@ -35,7 +35,7 @@ class GeometryFlags:
     """The flags of the reward geometry."""
 
     task: str = flag("maze", "the task of a model; a run has its own")
-    problems: int = flag(100, "number of validation problems", 0, 2**20)
+    problems: int = flag(100, "number of validation problems", 1, 2**20)
     device: Literal["auto", "cpu", "cuda", "mps"] = flag("auto", "auto: as train.py chooses")
 
 
@@ -85,7 +85,7 @@ COMMANDS = {"page": page, "film": film, "geometry": geometry}
 def run(argv: list[str]) -> None:
     """Do what the command asks for."""
     if not argv or argv[0] in ("-h", "--help"):
-        print(__doc__.strip())
+        print((__doc__ or f"commands: {', '.join(COMMANDS)}").strip())
     elif argv[0] in COMMANDS:
         COMMANDS[argv[0]](argv[1:])
     else:

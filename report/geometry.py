@@ -1,6 +1,6 @@
-"""Reward geometry: how many objectives a reward has in effect, and whether they conflict.
+"""Reward geometry: whether objectives conflict where a scalar chooses.
 
-Both are measured on the rollouts of a start model, before any training.
+It is measured on the rollouts of a start model, before any training.
 """
 
 import dataclasses
@@ -13,6 +13,7 @@ from engine.config import Config, device_of, open_device, resolve, task_defaults
 from engine.runs import load_run, task_of
 from engine.start import load_start
 from engine.tasks import held_out
+from report.statistics import half_width, spread_weights
 from rewards import Problem, Task, UserError
 from rollout import (
     Policy,
@@ -23,17 +24,16 @@ from rollout import (
     sampling_options,
     score,
 )
-from vpo import Scored
+from vpo import Scored, center
 
 GROUPS = 4  # of the start model's rollouts for each problem
 AT_ONCE = 750  # rollouts of the tiny model
+FEW = 20  # problems, too few for a verdict
+NO_CONFLICT = 0.05  # share of regret; below it no vector gained firmly (study/pages/ablations.md)
 
 
 def geometry(rewards: Tensor, objective_mask: Tensor, scalars: Tensor, G: int) -> dict[str, float]:
     """Measures of a reward from rollouts of the start model.
-
-    The first two look at the covariance C (k, k) of the quarter of a problem's answers that is
-    best by the scalar, because training makes such answers frequent.
 
     Args:
         rewards: (N, n, k).
@@ -42,35 +42,35 @@ def geometry(rewards: Tensor, objective_mask: Tensor, scalars: Tensor, G: int) -
         G: the size of a training group.
 
     Returns:
-        unseen_variance_share: the share of the variance that the mean over the objectives does
-            not see, 1 - 1'C1 / (k tr C).
-        effective_objectives: the participation ratio (tr C)^2 / tr C^2; 1 if all objectives move
-            as one.
+        regret: what the answer y* that the scalar prefers lacks for a user of random preferences,
+            E_w max_y w . r(y) - E_w w . r(y*) with w ~ Dirichlet(1), a mean over the problems.
+        margin: half of its 95% interval.
+        regret_share: the regret as a share of what the best answer under each w gains over the
+            average answer.
         scalar_signal: the share of groups whose scalars differ, where GRPO learns.
         vector_signal: the share of groups whose reward vectors differ, where VPO can learn.
     """
-    N, n, k = rewards.shape
-    order = scalars.argsort(dim=1, descending=True, stable=True)
-    best = order[:, : max(2, n // 4), None].expand(-1, -1, k)
-    best = rewards.gather(1, best).double()  # (N, n / 4, k)
-    centred = best - best.mean(1, keepdim=True)
-    C = centred.mT @ centred  # (N, k, k)
-    sizes = objective_mask.sum(1)  # (N)
-    if objective_mask.all():  # else objectives of different problems have nothing in common
-        C = C.sum(0, keepdim=True)
-        sizes = sizes[:1]
-    trace = C.diagonal(dim1=1, dim2=2).sum(1)
-    unseen = 1 - C.sum((1, 2)) / (sizes * trace)
-    effective = trace.square() / C.square().sum((1, 2))
-    varied = trace > 1e-12
+    regrets = []
+    gains = []
+    for own, mask, own_scalars in zip(rewards, objective_mask, scalars, strict=True):
+        own = own[:, mask].double()
+        utilities = own @ spread_weights(own.shape[1]).T  # (n, weights)
+        best = utilities.amax(0).mean()
+        is_preferred = own_scalars.isclose(own_scalars.max())  # several answers may be level
+        regrets.append(best - utilities[is_preferred].mean())
+        gains.append(best - utilities.mean())
+    regret = torch.stack(regrets).mean().item()
+    gain = torch.stack(gains).mean().item()
 
-    grouped = n - n % G  # answers that fill whole groups
+    k = rewards.shape[-1]
+    grouped = rewards.shape[1] // G * G  # answers that fill whole groups
     vectors = rewards[:, :grouped].reshape(-1, G, k)
     differ = vectors != vectors[:, :1]  # (groups, G, k)
     scalars = scalars[:, :grouped].reshape(-1, G)
     return {
-        "unseen_variance_share": unseen[varied].mean().nan_to_num(0.0).item(),
-        "effective_objectives": effective[varied].mean().nan_to_num(0.0).item(),
+        "regret": regret,
+        "margin": half_width(torch.stack(regrets)),
+        "regret_share": regret / gain if gain > 0 else 0.0,
         "scalar_signal": (scalars.std(1) > 1e-6).float().mean().item(),
         "vector_signal": differ.any((1, 2)).float().mean().item(),
     }
@@ -83,7 +83,7 @@ def correlations(rewards: Tensor) -> Tensor:
         rewards: (N, n, k).
     """
     k = rewards.shape[-1]
-    centred = rewards - rewards.mean(1, keepdim=True)
+    centred = center(rewards.double())  # a constant objective becomes exact zeros
     return torch.corrcoef(centred.flatten(0, 1).T).reshape(k, k)
 
 
@@ -94,15 +94,10 @@ def verdict(measures: dict[str, float]) -> str:
             "Hardly any group has a signal: no method will learn. Start from a model that solves "
             "more, take easier problems, or a larger group."
         )
-    if measures["effective_objectives"] == 0:
+    if measures["regret_share"] < NO_CONFLICT:
         return (
-            "The better quarter of the answers to each problem all earn the same, so it cannot tell. Look at the "
-            "correlations."
-        )
-    if measures["unseen_variance_share"] < 0.2:
-        return (
-            "The objectives rise and fall together: expect no gain of the vector. Keep the scalar: "
-            "GRPO for one answer, Max@K for a search."
+            "The answer that the scalar prefers is about the best under all preferences: expect no "
+            "gain of the vector. Keep the scalar: GRPO for one answer, Max@K for a search."
         )
     return (
         "Good answers trade one objective for another: a vector may keep what a scalar averages "
@@ -125,19 +120,29 @@ def geometry_report(
     measures = geometry(rewards, objective_mask, scalars, G)
     lines = []
     if objectives:
+        matrix = correlations(rewards)
         lines.append("correlations of the objectives around each problem's mean:")
-        for name, row in zip(objectives, correlations(rewards).tolist(), strict=True):
+        for name, row in zip(objectives, matrix.tolist(), strict=True):
             cells = "".join(f"{value:7.2f}" for value in row)
             lines.append(f"{name:16}{cells.replace('nan', '  -')}")
+        is_constant = matrix.diagonal().isnan().tolist()
+        constant = [name for name, is_so in zip(objectives, is_constant, strict=True) if is_so]
+        if constant:
+            lines.append(
+                f"equal for all answers to a problem, so without effect: {', '.join(constant)}"
+            )
+    N = len(rewards)
+    margin = f" ± {measures['margin']:.3f}" if N > 1 else ""
     lines += [
-        f"unseen by the scalar: {measures['unseen_variance_share']:.0%} of the variance among the "
-        "better quarter of the answers",
-        f"effective number of objectives there: {measures['effective_objectives']:.2f} of "
-        f"{objective_mask.sum(1).max()}",
+        f"regret of the scalar: {measures['regret']:.3f}{margin}, "
+        f"{measures['regret_share']:.0%} of what the best answer for each preference gains over "
+        "the average one",
         f"groups of {G} with a signal: {measures['scalar_signal']:.0%} for a scalar, "
         f"{measures['vector_signal']:.0%} for a vector",
         verdict(measures),
     ]
+    if N < FEW:
+        lines.append(f"This rests on few problems ({N}), so it may be wrong; see --problems.")
     return "\n".join(lines)
 
 
@@ -151,7 +156,12 @@ def geometry_of(name: str, task_name: str, n_problems: int, device: str) -> str:
         device: of --device.
     """
     config, task, model = start_of(name, task_name, device)
-    policy = load_start(model, task, device=config.device, dtype=config.dtype)
+    try:
+        policy = load_start(model, task, device=config.device, dtype=config.dtype)
+    except UserError as error:
+        if Path(model).exists():
+            raise
+        raise UserError(f"{name}: there is no such run, and as a model: {error}") from error
     problems = held_out(task, "validation", n_problems)
     scored = score_start(policy, task, problems, config)
     rewards = scored.vectors.flatten(1, 2)  # (N, n, k)

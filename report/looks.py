@@ -1,6 +1,8 @@
 """What policies are called, and their colors in every figure."""
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from vpo import ADVANTAGES
 
@@ -32,11 +34,40 @@ LOOKS = {  # the colour-blind can tell the colors apart; in a grey print the mar
 OWN_LOOKS = (("#276419", "P"), ("#7f0000", "p"), ("#00788a", "h"))  # colors and markers
 
 
+LINES = ("-", "--", ":", "-.")  # of several rows of one policy
+
+
 def look_of(name: str) -> Look:
-    """The look of the start model or of a method. Methods of one's own are told apart, too."""
-    if name in LOOKS:
-        return LOOKS[name]
-    own = [method for method in ADVANTAGES if method not in LOOKS]
-    place = own.index(name) if name in own else 0
-    color, marker = OWN_LOOKS[place % len(OWN_LOOKS)]
-    return Look(name, color, marker)
+    """The look of the start model or of a method, whose name may go on: "vpo, --kl 0.0".
+
+    Methods of one's own are told apart, too.
+    """
+    policy, _, rest = name.partition(", ")
+    look = LOOKS.get(policy)
+    if look is None:
+        own = [method for method in ADVANTAGES if method not in LOOKS]
+        place = own.index(policy) if policy in own else 0
+        look = Look(policy, *OWN_LOOKS[place % len(OWN_LOOKS)])
+    return replace(look, title=f"{look.title}, {rest}") if rest else look
+
+
+def looks_of(names: Iterable[str]) -> dict[str, Look]:
+    """The looks of the rows of a table. Of a policy's rows the later ones are paler, with other lines."""
+    looks = {}
+    n_before: Counter = Counter()  # rows of the same policy
+    for name in names:
+        policy = name.partition(",")[0]
+        look = look_of(name)
+        place = n_before[policy]
+        if place:
+            color = paler(look.color, 1 - 0.72 ** min(place, 4))
+            look = replace(look, color=color, line=LINES[place % len(LINES)])
+        looks[name] = look
+        n_before[policy] += 1
+    return looks
+
+
+def paler(color: str, share: float) -> str:
+    """A color such as "#0b559f" mixed with white."""
+    channels = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round(value + share * (255 - value)):02x}" for value in channels)

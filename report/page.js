@@ -122,8 +122,8 @@ function weighting(w, names) {
   return names ? w.map((x, i) => `${names[i]}\u00a0${fixed(x, 2)}`).join(", ") : w.map((x) => fixed(x, 2)).join(" ");
 }
 
-/** Whether an answer names colours and nothing else: it is drawn as squares of them. */
-const isPaint = (text) => text.split(/\s+/).every((word) => CSS.supports("color", word));
+/** Whether an answer of the fence names colours and nothing else: it is drawn as squares of them. */
+const isPaint = (text) => data.paints && text.split(/\s+/).every((word) => CSS.supports("color", word));
 
 /** A row of a list: what stands before it, the answer's reward vector and text. */
 function row(before, answer, color, chosen) {
@@ -364,7 +364,8 @@ function drawSet() {
     objectives().map((name, j) => tr([th(name), ...set.map((r) => td(fixed(r[j], 2)))]))));
 
   const max = stage >= 2, weighed = problem().weights.map((w, j) => {
-    const worth = set.map((r) => dot(w, r)), top = max && Math.max(...worth);
+    const worth = set.map((r) => dot(w, r)), most = Math.max(...worth);
+    const top = max && most > Math.min(...worth) && most; // where all are worth the same none has won
     return tr([th(weighting(w)), ...worth.map((x) => td(fixed(x), x === top ? { class: "won" } : {})),
       ...when(max, td(fixed(best[g][j])))]);
   });
@@ -418,8 +419,10 @@ byId("about").textContent = `Task ${data.task}; ${titles}, grown from the same s
 byId("marks").textContent = problem().grid ?
   "S start, E exit, G gold, D diamonds, L lava, dark: wall. A line is a route that reaches the exit; others are " +
   "counted, not drawn." :
-  "A row is an answer: how often it is in the pool, a square for every objective, filled as far as it was earned, " +
-  `and the answer itself${problem().answers.some((text) => text && isPaint(text)) ? `; ${data.legend}` : ""}.`;
+  "A row is an answer: how often it is in the pool, a square for every objective" +
+  `${data.objectives.length ? ` (${data.objectives.join(", ")})` : ""}, filled as far as it was earned, and the answer ` +
+  `itself${data.paints ? `; ${data.legend}` : ""}.`;
+if (!problem().grid) byId("question").parentNode.open = true;
 if (!problem().grid) document.documentElement.style.setProperty("--panel", "330px");
 byId("legend").append(...methods.map((method) => el("span", {}, key(method), method.title)));
 byId("problem").append(...data.problems.map((_, i) => el("option", { value: i }, `${i + 1} of ${count}`)));

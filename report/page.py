@@ -17,9 +17,9 @@ from torch import Tensor
 
 import vpo
 from report import plots
-from report.drawings import drawing_of
+from report.drawings import FenceDrawing, drawing_of
 from report.looks import look_of
-from report.snapshots import Snapshots
+from report.snapshots import Snapshots, utilities
 from rewards import Problem, Task, UserError
 
 MAX_BYTES = 1_900_000  # of a page or a film; one that is larger leaves out every other frame
@@ -29,7 +29,7 @@ def write_page(path: Path, snapshots: Snapshots) -> None:
     """Write one HTML file that needs no other: page.html with page.js and the data in it."""
 
     def write(frames: list) -> None:
-        path.write_text(_page(replace(snapshots, frames=frames)))
+        path.write_text(_page(replace(snapshots, frames=frames)), "utf-8")
 
     _write_small(path, snapshots.frames, write)
 
@@ -47,7 +47,7 @@ def write_film(path: Path, snapshots: Snapshots) -> None:
         file = Path(folder) / "picture.png"
         for frame in snapshots.frames:
             pools = {name: _texts_and_rewards(records) for name, records in frame.pools.items()}
-            heading = f"after training step {frame.step}"
+            heading = f"after training step {frame.step}\n{utilities(frame)}"
             plots.answers(pools, snapshots.problems, drawing, file, heading)
             picture = Image.open(file).convert("RGB")
             picture.thumbnail((1000, 1000))
@@ -86,6 +86,7 @@ def _page(snapshots: Snapshots) -> str:
         "task": snapshots.task.name,
         "objectives": snapshots.task.objectives,
         "legend": drawing.legend if drawing else "",
+        "paints": isinstance(drawing, FenceDrawing),  # answers are colors
         "temperature": config.eval_temperature,
         "draws": config.n_weights,
         "steps": [frame.step for frame in snapshots.frames],
@@ -95,8 +96,8 @@ def _page(snapshots: Snapshots) -> str:
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")  # holds no </script>
 
     folder = Path(__file__).parent
-    page = (folder / "page.html").read_text()
-    page = page.replace("/*SCRIPT*/", (folder / "page.js").read_text())
+    page = (folder / "page.html").read_text("utf-8")
+    page = page.replace("/*SCRIPT*/", (folder / "page.js").read_text("utf-8"))
     return page.replace("/*DATA*/", text)
 
 

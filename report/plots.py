@@ -14,20 +14,19 @@ from torch import Tensor
 from engine.evaluations import Evaluation, Pool
 from engine.files import read_log
 from report import style
-from report.drawings import Drawing, drawing_of
+from report.drawings import Drawing, TextDrawing, drawing_of
 from report.looks import Look, look_of
 from rewards import Problem, Task
 from vpo import ADVANTAGES, SEVERAL_ANSWERS
 
 COLUMNS = 4  # problems in a figure of answers; policies side by side in one of reward vectors
-WINDOW = 10  # steps of a running mean
+WINDOW = 11  # steps of a running mean, fewer of a short run; odd, so that it lies at a whole step
 BOLD = {"fontsize": 12, "fontweight": "bold"}
 TRAINING_PANELS = {  # key in metrics.jsonl: title, label of the y axis
     "diversity": ("diversity", "mean pairwise L1 distance"),
     "reward": ("mean reward", "the task's own scalar"),
-    "answers": ("different answers", "share of those asked for"),
+    "different": ("different answers", "share of a group's answers"),
     "W@m": ("W@m", "utility of the best of m answers"),
-    "entropy": ("entropy of the policy", "nats per token"),
 }
 
 
@@ -42,11 +41,11 @@ def run_figures(
 
     Returns:
         The files: of the training if it has logs, of evaluations in training if there were some, of
-        reward vectors, of answers if the task draws.
+        reward vectors, of answers.
     """
     folder = evaluation.folder
     methods = [name for name in pools if name in ADVANTAGES]
-    drawn = {name: pool for name, pool in pools.items() if name != "start_sets"}
+    drawn = {name: pool for name, pool in pools.items() if name in ("start", *methods)}
     paths = []
 
     curves = curves_of(evaluation.run, methods, "metrics", ["diversity", "reward"])
@@ -65,11 +64,11 @@ def run_figures(
     rewards = {name: pool.rewards for name, pool in drawn.items()}
     reward_vectors(rewards, task.objectives, paths[-1], task.minimum)
 
-    drawing = drawing_of(task)
-    if drawing:
-        paths.append(folder / f"answers.{suffix}")
-        texts = {name: (pool.answers, own_rewards(pool)) for name, pool in drawn.items()}
-        answers(texts, pools["start"].problems, drawing, paths[-1])
+    paths.append(folder / f"answers.{suffix}")
+    texts = {name: (pool.answers, own_rewards(pool)) for name, pool in drawn.items()}
+    problems = pools["start"].problems
+    drawing = drawing_of(task) or TextDrawing(task, problems, texts)
+    answers(texts, problems, drawing, paths[-1])
     return paths
 
 
@@ -104,35 +103,35 @@ def training(curves: list[Curve], temperature: float, path: Path) -> None:
     the level of the start model: one of methods with single answers, one of those with sets.
 
     Args:
-        curves: of metrics.jsonl. Logs without W@m have their entropy drawn.
+        curves: of metrics.jsonl.
         temperature: at which the rollouts were sampled.
         path: the file that is written.
     """
     keys = []
     for key in TRAINING_PANELS:
-        if all(key in curve.rows[0] for curve in curves):
+        if all(key in row for curve in curves for row in curve.rows):
             keys.append(key)
-    if "W@m" in keys and "entropy" in keys:
-        keys.remove("entropy")
     n_columns = 2 if len(keys) == 4 else len(keys)
     n_rows = len(keys) // n_columns
     size = (4.5 * n_columns, 0.6 + 3.5 * n_rows)
+    shortest = min(len(curve.rows) for curve in curves)
+    window = max(1, min(WINDOW, shortest // 3) - 1 | 1)
     with style.new_figure(n_rows, n_columns, size) as axes:
         for ax, key in zip(axes.flat, keys, strict=True):
             for curve in curves:
-                _draw_smoothed(ax, curve, key)
-            if key != "answers":  # rollouts of several answers lack more of them
-                _draw_start_levels(ax, curves, key, " (step 1)")
+                _draw_smoothed(ax, curve, key, window)
+            _draw_start_levels(ax, curves, key, " (step 1)")
             heading, unit = TRAINING_PANELS[key]
             ax.set(title=heading, xlabel="training step", ylabel=unit)
-            ax.xaxis.get_major_locator().set_params(integer=True)
-            lowest = min(row[key] for curve in curves for row in curve.rows)
-            ax.set_ylim(min(0.0, lowest), None)
+            ax.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+            values = [row[key] for curve in curves for row in curve.rows]
+            low = min(0.0, *values)
+            ax.set_ylim(low, max(values) + 0.06 * (max(values) - low or 1.0))
+        means = f", running means of {window} steps" if window > 1 else ""
         caption = (
-            f"Training's own rollouts at temperature {temperature:g}, running means of {WINDOW} "
+            f"Training's own rollouts at temperature {temperature:g}{means}; the table and the "
         )
-        caption += "steps; the table and the other figures are of held-out problems"
-        style.finish(axes, path, caption)
+        style.finish(axes, path, f"{caption}other figures are of held-out problems")
 
 
 def progress(curves: list[Curve], measures: list[str], path: Path) -> None:
@@ -153,17 +152,17 @@ def progress(curves: list[Curve], measures: list[str], path: Path) -> None:
                 ax.plot(steps, values, **style.curve_style(curve.look))
             _draw_start_levels(ax, from_start, measure)
             ax.set(title=measure, xlabel="training step")
-            ax.xaxis.get_major_locator().set_params(integer=True)
+            ax.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
             ax.grid(alpha=0.25, lw=0.6)
         style.finish(
             axes, path, "Means over at most 20 validation problems, measured while training runs"
         )
 
 
-def _draw_smoothed(ax: Any, curve: Curve, key: str) -> None:
+def _draw_smoothed(ax: Any, curve: Curve, key: str, window: int) -> None:
     """Draw a metric by training step, faint, and its running mean."""
     points = torch.tensor([(row["step"], row[key]) for row in curve.rows])  # (steps, 2)
-    smooth = points.unfold(0, min(WINDOW, len(points)), 1).mean(-1)
+    smooth = points.unfold(0, window, 1).mean(-1)
     ax.plot(*points.T, color=curve.look.color, alpha=0.2, lw=0.8)
     every = max(1, len(smooth) // 10)
     ax.plot(*smooth.T, **style.curve_style(curve.look), markevery=every)

@@ -4,10 +4,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from engine.config import Config
 from engine.files import read_log
 from engine.runs import load_run, task_of
 from engine.tasks import held_out
+from report.looks import look_of
+from report.statistics import spread_weights
 from rewards import Problem, Task, UserError
 from vpo import ADVANTAGES
 
@@ -63,6 +67,18 @@ def read_snapshots(run: Path) -> Snapshots:
             frame.pools[method] = by_step[nearest(step, by_step)]
         frames.append(frame)
     return Snapshots(config, task, problems, frames, metrics)
+
+
+def utilities(frame: Frame) -> str:
+    """W@n of the n answers of each method, a mean over the problems, as text."""
+    parts = []
+    for name, records in frame.pools.items():
+        total = 0.0
+        for record in records:
+            rewards = torch.tensor(record["rewards"], dtype=torch.float64)  # (n, k)
+            total += (rewards @ spread_weights(rewards.shape[1]).T).amax(0).mean().item()
+        parts.append(f"{look_of(name).title} {total / len(records):.2f}")
+    return f"W@{len(rewards)}: {', '.join(parts)}"
 
 
 def nearest(step: int, steps: Iterable[int]) -> int:

@@ -1,25 +1,34 @@
-"""Confidence intervals of what an evaluation measured."""
-
-import math
+"""Confidence intervals of what an evaluation measured, and the preference weights that it takes."""
 
 import torch
 from torch import Tensor
 
-# Student's t: standard errors on either side of the mean of 2, 3, ... runs. Above 11 runs a little wide.
+# Student's t: standard errors on either side of the mean of 2, 3, ... values.
 T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 TAIL = (1 - 0.95) / 2  # what a 95% interval leaves out at either end
 
 
-def half_width(values: Tensor) -> float:
-    """Half of the 95% interval of the mean of values (N), over problems, or (runs, N), over runs."""
-    over_runs = values.ndim == 2
-    if over_runs:
-        values = values.double().mean(1)
-    n = len(values)
+def half_width(values: Tensor, clusters: Tensor | None = None) -> float:
+    """Half of the 95% interval of the mean of values (N), over problems, or (runs, N), over runs.
+
+    Args:
+        clusters: (N), the number of each problem's cluster, from 0: problems that are the same one, which
+            tell no more than one problem. None: all differ. A mean over runs needs none.
+    """
+    values = values.double()
+    if values.ndim == 2:
+        values = values.mean(1)
+        clusters = None
+    deviations = values - values.mean()
+    if clusters is not None:
+        sums = torch.zeros(int(clusters.max()) + 1, dtype=torch.float64)
+        deviations = sums.index_add(0, clusters, deviations)  # (clusters)
+    n = len(deviations)
     if n < 2:
         return 0.0
-    errors = T_95[min(n - 2, len(T_95) - 1)] if over_runs else 1.96  # standard errors of the mean
-    return errors * values.double().std().item() / math.sqrt(n)
+    error = (deviations.square().sum() * n / (n - 1)).sqrt().item() / len(values)
+    errors = T_95[n - 2] if n - 2 < len(T_95) else 1.96 + 2.6 / (n - 1)
+    return errors * error
 
 
 def bootstrap_interval(
@@ -52,3 +61,14 @@ def bootstrap_interval(
     means = run_means.gather(0, drawn_runs).mean(0)  # (samples)
 
     return means.quantile(TAIL).item(), means.quantile(1 - TAIL).item()
+
+
+def spread_weights(k: int, n: int = 256) -> Tensor:
+    """n preference weights (n, k) spread evenly over the simplex: the gaps between k - 1 cuts of [0, 1]."""
+    if k == 1:
+        return torch.ones(n, 1, dtype=torch.float64)
+    # A scrambled Sobol net, always the same one.
+    net = torch.quasirandom.SobolEngine(k - 1, scramble=True, seed=0)
+    cuts = net.draw(n, dtype=torch.float64).sort(-1).values  # (n, k - 1)
+    zeros = torch.zeros(n, 1, dtype=torch.float64)
+    return torch.diff(cuts, prepend=zeros, append=zeros + 1)

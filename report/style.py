@@ -50,7 +50,9 @@ def new_figure(rows: int, columns: int, size: tuple[float, float], **options: An
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # a user's matplotlibrc may ask for LaTeX
+        matplotlib.rcParams.update(STYLE)
         figure = Figure(figsize=size, layout="constrained")
         yield figure.subplots(rows, columns, squeeze=False, **options)
 

@@ -1,19 +1,21 @@
 """The table of an evaluation: what it holds, eval.json, and the sentences below it."""
 
 import dataclasses
-import itertools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from engine.evaluations import Settings
+from engine.evaluations import ONE_ANSWER, Row, Settings
 from engine.files import read_log, write_text
 from report.looks import look_of
 from report.statistics import half_width
+from rewards import Problem
 from vpo import ADVANTAGES, SEVERAL_ANSWERS, answers_per_rollout
+
+NO_WIDTH = 1e-6  # of an interval: all values are equal, which says nothing of how others vary
 
 
 @dataclass
@@ -22,27 +24,83 @@ class Table:
 
     runs: list[str]
     settings: Settings
-    measures: dict[str, dict[str, Tensor]]  # policy -> measure -> values (N) or (runs, N)
+    # row -> measure -> values (N), or (runs, N) where the row is a mean of several runs. A row is a policy,
+    # after which may stand what makes it another one: "vpo, asked for one answer", "vpo, --kl 0.0"
+    measures: dict[str, dict[str, Tensor]]
+    clusters: Tensor | None = None  # (N) numbers of the problems, equal where two are the same
+    seeds: dict[str, list[int]] = field(default_factory=dict)  # of several runs: row -> its seeds
 
-    def mean(self, policy: str, measure: str) -> float:
-        return self.measures[policy][measure].double().mean().item()
+    def mean(self, row: str, measure: str) -> float:
+        return self.measures[row][measure].double().mean().item()
 
-    def margin(self, policy: str, measure: str) -> float:
-        """Half of the 95% interval of the mean."""
-        return half_width(self.measures[policy][measure])
+    def margin(self, row: str, measure: str) -> float | None:
+        """Half of the 95% interval of the mean; None where nothing varies, as of one problem."""
+        values = self.measures[row][measure]
+        if values.ndim == 1 and self.n_problems < 2:
+            return None
+        half = half_width(values, self.clusters)
+        return half if half > NO_WIDTH else None
+
+    @property
+    def n_problems(self) -> int:
+        """How many problems differ."""
+        return self.settings.problems if self.clusters is None else int(self.clusters.max()) + 1
+
+    def n_runs(self, row: str) -> int:
+        return len(self.seeds.get(row, [0]))
+
+    @property
+    def coverages(self) -> list[str]:
+        """The names of the columns of coverage that all rows have."""
+        first, *others = self.measures.values()
+        names = [name for name in first if name.startswith("coverage")]
+        return [name for name in names if all(name in values for values in others)]
+
+    @property
+    def asked(self) -> str:
+        """On which problems the policies are compared."""
+        settings = self.settings
+        n = self.n_problems
+        problems = f"{settings.problems} {settings.split} problems"
+        if n == 1 < settings.problems:
+            problems = f"one {settings.split} problem, {settings.problems} times"
+        elif n < settings.problems:
+            problems += f", {n} of which differ"
+        return (
+            f"{problems}, pool of {settings.pool} candidates, temperature {settings.temperature:g}"
+        )
+
+    @property
+    def heading(self) -> str:
+        runs = self.runs[0]
+        n = len(self.runs)
+        if n > 1:
+            is_mean = any(self.n_runs(row) == n for row in self.measures if row in ADVANTAGES)
+            runs = f"mean of {n} runs" if is_mean else f"{n} runs"
+        return f"{runs}: {self.asked}"
+
+    @property
+    def interval(self) -> str:
+        """What the 95% intervals are over."""
+        over = "problems" if self.n_problems > 1 else ""
+        if any(self.n_runs(row) > 1 for row in self.measures):
+            over = f"seeds; of one seed over {over}" if over else "seeds"
+        return f"95% over {over}" if over else "none, for one problem"
 
 
-def mean_of(tables: list[Table]) -> Table:
-    """Several runs as one table, of the policies that all of them have."""
-    first = tables[0]
-    measures = {}
-    for policy in first.measures:
-        if all(policy in table.measures for table in tables):
-            measures[policy] = {}
-            for name in first.measures[policy]:
-                stacked = [table.measures[policy][name] for table in tables]
-                measures[policy][name] = torch.stack(stacked)  # (runs, N)
-    return Table([table.runs[0] for table in tables], first.settings, measures)
+def joint_table(tables: dict[Path, Table], rows: list[Row]) -> Table:
+    """The tables of several runs as one: each row is the mean over its runs."""
+    first = next(iter(tables.values()))
+    runs = [table.runs[0] for table in tables.values()]
+    joint = Table(runs, first.settings, {}, first.clusters)
+    for row in rows:
+        own = [tables[run].measures[row.policy] for run in row.runs.values()]
+        joint.seeds[row.name] = list(row.runs)
+        joint.measures[row.name] = own[0]
+        if len(own) > 1:
+            stacks = {name: torch.stack([values[name] for values in own]) for name in own[0]}
+            joint.measures[row.name] = stacks  # (runs, N)
+    return joint
 
 
 def write_table(table: Table, path: Path, device: str) -> None:
@@ -54,83 +112,148 @@ def write_table(table: Table, path: Path, device: str) -> None:
         for name in values:
             mean = table.mean(policy, name)
             margin = table.margin(policy, name)
-            summary = {"mean": mean, "interval": [mean - margin, mean + margin]}
+            interval = None if margin is None else [mean - margin, mean + margin]
+            summary = {"mean": mean, "interval": interval}
             record["policies"][policy][name] = summary
     write_text(path, json.dumps(record, indent=1))
+
+
+def clusters_of(problems: list[Problem]) -> Tensor:
+    """The numbers of problems (N), from 0, equal where their data are equal."""
+    numbers: dict[str, int] = {}
+    texts = [json.dumps(problem.data) for problem in problems]
+    return torch.tensor([numbers.setdefault(text, len(numbers)) for text in texts])
+
+
+def print_table(table: Table) -> None:
+    """Print the means of the main measures, a row per policy, and what they say."""
+    settings = table.settings
+    n = settings.pool
+    columns = [f"best@{k}" for k in (1, 3, 10) if k < n] + [f"best@{n}"]
+    if any(table.mean(row, f"pass@{n}") for row in table.measures):
+        columns += ["pass@1", f"pass@{n}"]
+    columns += [f"W@{n}", "diversity", "earned", "pareto", *table.coverages]
+    titles = {row: look_of(row).title for row in table.measures}
+    width = max(20, *(len(title) + 2 for title in titles.values()))
+    print(f"\n{table.heading}\n" + " " * width + "".join(f"{column:>11}" for column in columns))
+    for row, title in titles.items():
+        cells = [f"{table.mean(row, column):11.3f}" for column in columns]
+        seeds = f"  {table.n_runs(row)} seeds" if table.n_runs(row) > 1 else ""
+        print(f"{title:{width}}" + "".join(cells) + seeds)
+    print(legend(table))
+    print(sentences(table))
+
+
+def legend(table: Table) -> str:
+    """What the last columns of the table are."""
+    text = "earned: share of candidates above the least reward; pareto: share left without dominated and "
+    text += "repeated ones"
+    for name in table.coverages:
+        text += f"; {name}: the best value in an objective among {name[9:]} candidates, on average"
+    return text
 
 
 def sentences(table: Table) -> str:
     """What the table says: whose variety is left, and who is best for one candidate and for all."""
     n = table.settings.pool
-    if not any(table.mean(policy, "diversity") for policy in table.measures):
+    if not any(table.mean(row, "diversity") for row in table.measures):
         return (
             "all candidates of all policies earned the same: nothing was learnt, or nothing can be"
         )
-    outcomes = [outcome(table, policy) for policy in table.measures if policy in ADVANTAGES]
+    outcomes = [outcome(table, row) for row in table.measures if method_of(row) in ADVANTAGES]
     return (
-        f"diversity, against the start model's: {', '.join(outcomes)}\n"
+        f"diversity, against the start model's: {'; '.join(outcomes)}\n"
         f"one candidate, best@1: {ranking(table, 'best@1')}\n"
         f"{n} candidates for a user of unknown preferences, W@{n}: {ranking(table, f'W@{n}')}"
     )
 
 
-def outcome(table: Table, policy: str) -> str:
-    """What became of a method's diversity, such as "GRPO 3% (collapsed)"."""
-    title = look_of(policy).title
-    # The start model is asked for what the method is asked for.
-    start = "start_sets" if policy in SEVERAL_ANSWERS else "start"
-    before = table.mean(start, "diversity")
-    after = table.mean(policy, "diversity")
-    if before < 1e-6:
-        return f"{title} {after:.3f} (start model 0)"
-    what = variety(after / before)
+def method_of(row: str) -> str:
+    return row.partition(",")[0]
+
+
+def start_of(table: Table, row: str) -> str:
+    """The row of the start model that is asked for what a method is asked for, of the same runs."""
+    _, *parts = row.split(", ")
+    has_sets = method_of(row) in SEVERAL_ANSWERS and ONE_ANSWER not in parts
+    start = "start_sets" if has_sets else "start"
+    rows = [each for each in table.measures if method_of(each) == start]
+    return next(each for each in rows if set(each.split(", ")[1:]) <= set(parts))
+
+
+def outcome(table: Table, row: str) -> str:
+    """What became of a method's diversity, such as "GRPO 3% ± 1% (collapsed)"."""
+    title = look_of(row).title
+    title += ":" if ", " in title else ""
+    own, start = pair_of(table, row, "diversity")
+    if start.mean() < 1e-6:
+        return f"{title} {own.mean():.3f} (start model 0)"
+    share = (own.mean() / start.mean()).item()
+    if own.shape[-1] < 2:
+        return f"{title} {share:.0%} (one problem, seen once)"
+    # Of one problem, seen several times, the interval is that of the samples.
+    clusters = table.clusters if table.n_problems > 1 else None
+    margin = half_width(own - share * start, clusters) / start.mean().item()
+    if share == 0:  # nothing varies; but of n other problems so many could, with odds of 5%
+        n = table.n_problems if table.n_problems > 1 else own.shape[-1]
+        margin = 1 - 0.05 ** (1 / n)
+    words = [variety(share - margin, share + margin)]
     utility = f"W@{table.settings.pool}"
-    if table.mean(policy, utility) < table.mean(start, utility):
-        what += f", {utility} below the start model"
-    return f"{title} {after / before:.0%} ({what})"
+    own, start = pair_of(table, row, utility)
+    if (own - start).mean() + half_width(own - start, clusters) < 0:
+        words.append(f"{utility} below the start model")
+    half = f" ± {margin:.0%}" if table.n_problems > 1 and margin > NO_WIDTH else ""
+    return f"{title} {share:.0%}{half} ({', '.join(words)})"
 
 
-def variety(share: float) -> str:
-    """What became of a policy's diversity, given as a share of the start model's."""
-    if share < 1 / 3:
+def pair_of(table: Table, row: str, measure: str) -> tuple[Tensor, Tensor]:
+    """A measure of a method, and of the start model in the same runs."""
+    start = start_of(table, row)
+    values = table.measures[start][measure]
+    if values.ndim == 2:
+        places = [table.seeds[start].index(seed) for seed in table.seeds[row]]
+        values = values[places] if len(places) > 1 else values[places[0]]
+    return table.measures[row][measure].double(), values.double()
+
+
+def variety(low: float, high: float) -> str:
+    """What became of a policy's diversity, whose share of the start model's lies between these."""
+    if high < 1 / 3:
         return "collapsed"
-    if share < 0.9:
+    if high < 0.9:
         return "narrowed"
-    if share < 1.1:
+    if low > 1.1:
+        return "grew"
+    if low > 0.9 and high < 1.1:
         return "kept"
-    return "grew"
+    return "not firm"
 
 
 def ranking(table: Table, measure: str) -> str:
-    """The policies from the best to the worst, with half of the 95% interval of each."""
-    has_sets = any(policy in SEVERAL_ANSWERS for policy in table.measures)
-    shown = [policy for policy in table.measures if policy != "start_sets" or has_sets]
-    shown.sort(key=lambda policy: table.mean(policy, measure), reverse=True)
+    """The policies from the best to the worst, with half of the 95% interval of each if there is one."""
+    has_sets = any(method_of(row) in SEVERAL_ANSWERS for row in table.measures)
+    shown = [row for row in table.measures if method_of(row) != "start_sets" or has_sets]
+    shown.sort(key=lambda row: table.mean(row, measure), reverse=True)
     parts = []
-    for policy in shown:
-        mean = table.mean(policy, measure)
-        margin = table.margin(policy, measure)
-        parts.append(f"{look_of(policy).title} {mean:.3f} ± {margin:.3f}")
-    return ", ".join(parts)
+    for row in shown:
+        margin = table.margin(row, measure)
+        half = "" if margin is None else f" ± {margin:.3f}"
+        parts.append(f"{look_of(row).title} {table.mean(row, measure):.3f}{half}")
+    return "; ".join(parts)
 
 
 def training_costs(run: Path, methods: list[str], m: int) -> str:
-    """What each method sampled in training, which shows whether a comparison of them is fair."""
+    """What each method sampled in training, which shows whether a comparison is fair; its time and memory."""
     costs = []
     for method in methods:
-        rows = read_log(run / method / "metrics.jsonl", "rollouts", "tokens")
+        rows = read_log(run / method / "metrics.jsonl", "rollouts", "tokens", "seconds")
         answers = answers_per_rollout(method, m) * sum(row["rollouts"] for row in rows)
         tokens = sum(row["tokens"] for row in rows)
-        title = look_of(method).title
-        costs.append(f"{title} {len(rows)} steps, {answers:,} answers, {tokens:,} tokens")
+        seconds = sum(row["seconds"] for row in rows)
+        text = f"{look_of(method).title} {len(rows)} steps, {answers:,} answers, {tokens:,} tokens"
+        text += f", {seconds:.0f} s" if seconds < 120 else f", {seconds / 60:.0f} min"
+        memory = run / method / "memory.json"
+        if memory.exists():
+            text += f", {json.loads(memory.read_text())['peak_gib']:.1f} GiB at most"
+        costs.append(text)
     return f"sampled in training: {'; '.join(costs)}"
-
-
-def print_left_out(policies_of: dict[str, list[str]]) -> None:
-    """Name the policies that a mean over runs lacks, given those of each run."""
-    of_any = itertools.chain.from_iterable(policies_of.values())
-    for policy in dict.fromkeys(of_any):
-        lacking = [run for run, own in policies_of.items() if policy not in own]
-        if lacking:
-            title = look_of(policy).title
-            print(f"{title} is left out of the mean: not trained in {', '.join(lacking)}")

@@ -4,9 +4,11 @@ import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine import __version__
+
 # Of the program, kept with every result. 1 and 2 are the former one. Since the results of version 3
 # rollouts of similar length share a micro-batch: their sums are rounded otherwise.
-VERSION = 3
+VERSION = int(__version__.partition(".")[0])
 
 MAIN_METHODS = ("grpo", "max_at_k", "vpo", "group_vpo")
 REAL_TASKS = ("open_cases", "headline")  # of a language model, up to an hour and a half for a run

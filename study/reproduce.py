@@ -38,7 +38,6 @@ from engine.files import read_log
 from engine.runs import checkpoints, load_run, task_of
 from engine.tasks import held_out
 from eval import evaluate_policy, measure
-from report.geometry import geometry
 from report.markdown import aligned
 from rewards import Problem, Task, UserError
 from study import documents, result_tables
@@ -129,11 +128,6 @@ def evaluation_record(cell: Cell, folder: Path) -> dict:
         at = record["at"][f"{temperature:g}"] = {}
         for name, pool in pools.items():
             at[name] = condense(measure(pool, task, config.m), cell, config.pool)
-        if "start" in pools and temperature == 1:  # as in training
-            start = pools["start"]
-            record["geometry"] = geometry(
-                start.rewards, start.objective_mask, start.scalars, config.group_size
-            )
         if cell.task == "headline" and temperature == TEMPERATURES[0]:
             record["answers"] = {name: pool.answers[:STORED_TEXTS] for name, pool in pools.items()}
     return record
@@ -239,7 +233,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def read_flags(argv: list[str] | None) -> ReproduceFlags:
     """The flags of a command. Raises UserError for those that do not fit."""
-    parser = Parser(ReproduceFlags, "study/reproduce.py", __doc__.split("\n\n")[0])
+    parser = Parser(ReproduceFlags, "study/reproduce.py", __doc__)
     flags = parser.parse_args_into_dataclass(argv)[0]
     given = [name for name in ("write", "list", "compare", "take") if getattr(flags, name)]
     if len(given) > 1:

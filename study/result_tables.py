@@ -250,25 +250,29 @@ def more_steps(stored: Stored) -> str:
 
 
 def rewards(stored: Stored) -> str:
-    """What sets and vectors gained in W@30 with each reward, and what the scalar does not see of it."""
+    """What sets and vectors gained in W@30 with each reward, and the regret of its scalar."""
     pairs = ((VPO, GRPO), (MAX_AT_K, GRPO), (GROUP_VPO, MAX_AT_K), (VPO, MAX_AT_K))
     rows = []
     for task in geometry_tasks(stored):
         gains = [task.difference(*pair, "W@30") for pair in pairs]
-        rows.append([task.name, f"{unseen_share(task):.0%}", *gains])
-    head = ["reward", "unseen", *(f"{ours.title} - {theirs.title}" for ours, theirs in pairs)]
+        rows.append([task.name, f"{regret(task):.3f}", *gains])
+    head = ["reward", "regret", *(f"{ours.title} - {theirs.title}" for ours, theirs in pairs)]
     return markdown(head, rows)
 
 
 def geometry_tasks(stored: Stored) -> list[TaskResults]:
-    """The tasks with a reward geometry; first the one whose scalar misses the least variance."""
+    """The tasks with a reward geometry; first the one whose scalar has the least regret."""
     names = ("maze", "code", "copies", "noisy", "halfway", "gems", "tradeoff", "fence")
-    return sorted([stored.task(name) for name in names], key=unseen_share)
+    return sorted([stored.task(name) for name in names], key=regret)
 
 
-def unseen_share(task: TaskResults) -> float:
-    """The share of the variance that the scalar misses; GRPO's results hold the start model."""
-    return task.average(GRPO, lambda run: run.geometry["unseen_variance_share"])
+def regret(task: TaskResults) -> float:
+    """What the start model's answer that the scalar prefers lacks for a user of random preferences.
+
+    It is measured at the temperature of training. The scalar of these tasks is the mean over the
+    objectives, and so is the expected utility of an answer.
+    """
+    return task.mean(START_MODEL, "W@30", "1") - task.mean(START_MODEL, "best@30", "1")
 
 
 def chosen_rates(stored: Stored) -> str:

@@ -143,7 +143,6 @@ def result_of(cell: Cell, record: dict) -> Result:
         tuning=cell.tuning,
         measures=measures,
         prompt_ids=None if prompt_ids is None else torch.tensor(prompt_ids),
-        geometry=record.get("geometry"),
         training=record["training"],
         steps=record["steps"],
         tokens=record["tokens"],

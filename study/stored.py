@@ -30,7 +30,6 @@ class Result:
     # temperature -> the method or one of START -> measure -> (N), of a tuning run (1)
     measures: dict[str, dict[str, dict[str, Tensor]]]
     prompt_ids: Tensor | None  # (N), equal where two problems show the same prompt
-    geometry: dict[str, float] | None
     training: dict[str, list[float]]  # means over ten steps each
     steps: int
     tokens: int

@@ -83,7 +83,7 @@ class Code(Drawing, FileTask):
             self.use_small_problems(SMALL, small_programs.small_problems())
 
     def load(self, flag: str, path: str) -> list[dict]:
-        return shuffled(code_files.load_problems(flag, path, self._verdicts))
+        return shuffled(code_files.load_problems(flag, path, self._verdicts, self._answer))
 
     def hold_out(self, data: list[dict]) -> tuple[list[dict], list[dict]]:
         """Hold the late problems out if all have dates, else one in five."""
@@ -195,6 +195,23 @@ class Code(Drawing, FileTask):
         """Which tests each program of (problem, program) pairs passes."""
         return self.sandbox.run([job(problem, program) for problem, program in pairs])
 
+    def _answer(self, problem: dict, program: str, test: list) -> str:
+        """What a program gives in a test, in words."""
+        judged = job(problem | {"tests": [test]}, program)
+        (given,) = self.sandbox.answers(judged)
+        if given is not None:
+            return f", it gives {given!r:.60}"
+        watched = (
+            f"try:\n exec({judged.program!r})\nexcept Exception as error:\n print(repr(error))"
+        )
+        stdin = "" if judged.entry_point else test[0]
+        (told,) = self.sandbox.answers(Job(watched, [(stdin, "")]))
+        if told and told.strip():
+            return f", it raises {told.strip().splitlines()[-1]:.90}"
+        return (
+            ", it raises, returns no plain JSON value, or needs more than --seconds or --memory-mb"
+        )
+
 
 def find_blocks(text: str, finished: bool = False) -> list[str]:
     """The Python code blocks of a text; unlabelled ones count if they are Python.
@@ -271,13 +288,13 @@ def job(problem: dict, answer: str) -> Job:
         answer = f"def f(x):\n    return {answer.strip()}"
 
     future = []  # must come first
-    others = []
-    for line in answer.splitlines(keepends=True):
+    others = [] if problem.get("small") else [code_files.IMPORTS, "sys.setrecursionlimit(50_000)\n"]
+    for line in (problem["before"] + answer).splitlines(keepends=True):
         if line.startswith("from __future__ "):
             future.append(line)
         else:
             others.append(line)
-    program = "".join([*future, problem["before"], *others, problem["after"]])
+    program = "".join([*future, *others, problem["after"]])
     return Job(program, problem["tests"], problem["call"])
 
 

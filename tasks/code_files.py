@@ -1,5 +1,5 @@
 """
-Code problems from local files, in the formats of HumanEval, MBPP, LiveCodeBench and our own.
+Code problems from local files: HumanEval, LeetCodeDataset, MBPP, LiveCodeBench and our own format.
 
 The fields of a record tell its format. A problem is a plain dictionary:
 
@@ -39,9 +39,10 @@ from tasks.sandbox import check_job
 
 ASSERTS_CALL = "_answer_"  # the function that tests made of asserts call
 Judge = Callable[[list[tuple[dict, str]]], list[list[bool]]]  # (problem, program) -> passed tests
+Answer = Callable[[dict, str, list], str]  # (problem, program, test) -> what the program gives
 
-# LiveCodeBench: the smallest tests, input and output together (paper, set-up). HumanEval+, whose loops
-# pass over a thousand inputs: the first ones.
+# LiveCodeBench: the smallest tests, input and output together (paper, set-up). LeetCodeDataset and
+# HumanEval+, whose loops pass over a thousand inputs: the first ones.
 MAX_TESTS = 16
 MAX_BYTES = 8192
 SHOWN = 5  # problems in a message
@@ -50,7 +51,7 @@ CONTAINERS = ("set", "tuple", "list", "sorted", "dict")  # calls that an expecte
 NUMBERS = ("abs", "round", "len", "sum", "str", "int", "float", "bool")
 WRAPPERS = CONTAINERS + NUMBERS  # calls that may stand around what is tested
 
-# LiveCodeBench answers take these for granted, as on the platforms. Its official set-up lacks them.
+# Answers take these for granted, as on the platforms. LiveCodeBench's official set-up lacks them.
 IMPORTS = """\
 from bisect import *
 from collections import *
@@ -61,11 +62,10 @@ from math import ceil, comb, floor, gcd, inf, isqrt, lcm, log2, sqrt
 from string import ascii_letters, ascii_lowercase, ascii_uppercase, digits
 from typing import *
 import bisect, collections, copy, functools, heapq, itertools, math, operator, os, random, re, string, sys
-sys.setrecursionlimit(50_000)
 """
 
 
-def load_problems(flag: str, path: str, judge: Judge) -> list[dict]:
+def load_problems(flag: str, path: str, judge: Judge, answer: Answer | None = None) -> list[dict]:
     """
     Read a file, and say on stderr what it holds.
 
@@ -73,10 +73,11 @@ def load_problems(flag: str, path: str, judge: Judge) -> list[dict]:
 
     Args:
         judge: runs the reference solutions. The tests made of asserts that they fail are left out.
+        answer: tells what a reference gives in another test that it fails.
     """
     problems = read_problems(path, flag)
     first_reason = _why_no_test(problems[0]) if problems else ""
-    n_failed = _check_references(f"{flag} {path}", problems, judge)
+    n_failed = _check_references(f"{flag} {path}", problems, judge, answer)
     n_left_out = sum(max(0, problem["asserts"] - len(problem["tests"])) for problem in problems)
 
     distinct: dict[tuple, dict] = {}
@@ -94,7 +95,7 @@ def load_problems(flag: str, path: str, judge: Judge) -> list[dict]:
     print(
         f"{path}: {len(distinct)} problems; left out: {n_left_out} asserts that their reference "
         f"solution fails ({', '.join(failed) or 'none'}), that are no pair of arguments and expected "
-        f"value, or that a loop reaches after {MAX_TESTS} passes, "
+        f"value, or that a loop or a class reaches after {MAX_TESTS}, "
         f"{len(problems) - len(distinct)} problems without any test or with the text of another",
         file=sys.stderr,
     )
@@ -111,7 +112,9 @@ def _why_no_test(problem: dict) -> str:
     return f"no assert outside a loop, or in one over literal lists, compares {name}(...) with a literal"
 
 
-def _check_references(place: str, problems: list[dict], judge: Judge) -> dict[str, int]:
+def _check_references(
+    place: str, problems: list[dict], judge: Judge, answer: Answer | None
+) -> dict[str, int]:
     """Leave out asserts that a reference solution fails; UserError if it fails another test.
 
     A reference that fails is judged once more, alone: the machine may have been too busy.
@@ -128,8 +131,9 @@ def _check_references(place: str, problems: list[dict], judge: Judge) -> dict[st
         (passed,) = judge([(problem, problem["reference"])])
         if not problem["asserts"] and not all(passed):
             test = problem["tests"][passed.index(False)]
+            given = answer(problem, problem["reference"], test) if answer else ""
             raise UserError(
-                f"{place}, problem {problem['id']}, field reference: fails {test!r:.60}"
+                f"{place}, problem {problem['id']}, field reference: fails {test!r:.60}{given}"
             )
         problem["tests"] = list(itertools.compress(problem["tests"], passed))
         if not all(passed):
@@ -165,6 +169,10 @@ def _read_problem(record: dict) -> dict:
 
 
 def _own(record: dict) -> dict:
+    starter = optional_text(record, "starter")
+    unknown = _unknown_names(starter)
+    if unknown and not record.get("reference"):  # which would show whether answers can run
+        raise UserError(f"field starter: nobody defines {unknown[0]}; write that into the starter")
     entry_point = optional_text(record, "entry_point") or None
     if entry_point and not entry_point.isidentifier():
         raise UserError(
@@ -176,8 +184,27 @@ def _own(record: dict) -> dict:
         "entry_point": entry_point,
         "tests": field(record, "tests", list, "a list of tests"),
         "reference": optional_text(record, "reference"),
-        "starter": optional_text(record, "starter"),
+        "starter": starter,
     }
+
+
+def _unknown_names(starter: str) -> list[str]:
+    """The names that the beginning of a program uses and nobody defines; none if it cannot be read."""
+    try:
+        tree = ast.parse(f"{starter.rstrip()} pass")
+    except Exception:  # the parser raises more than SyntaxError
+        return []
+    exec(IMPORTS, known := {**vars(builtins)})
+    used = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(name, ast.Load()):
+                used.append(name)
+            case ast.Name(name) | ast.arg(name) | ast.ClassDef(name) | ast.FunctionDef(name):
+                known[name] = node
+            case ast.alias(name, alias):
+                known[alias or name.partition(".")[0]] = node
+    return [name for name in used if name not in known]
 
 
 def _id(record: dict, *names: str, prefix: str = "") -> dict:
@@ -192,26 +219,46 @@ def _id(record: dict, *names: str, prefix: str = "") -> dict:
 def _humaneval(record: dict) -> dict:
     prompt = text_field(record, "prompt")
     entry_point = text_field(record, "entry_point")
-    solution = optional_text(record, "canonical_solution")
     check = _find_function(text_field(record, "test"), "check", "test")
-    source = prompt + (solution or "    pass\n")
-    function = _find_function(source, entry_point, "prompt")
     arguments = [argument.arg for argument in check.args.args]
     if len(arguments) > 1:
         raise UserError(
             f"field test: check must take one argument, the function, not {', '.join(arguments)}"
         )
     candidate = arguments[0] if arguments else entry_point
+    id = _id(record, "task_id", "id")
+    if entry_point.startswith("Solution()."):
+        return _from_asserts(check, candidate, entry_point) | _leetcode(record) | id
+    if not entry_point.isidentifier():
+        raise UserError(
+            f"field entry_point: must be the name of a function or Solution().name, not {entry_point!r:.60}"
+        )
 
+    solution = optional_text(record, "canonical_solution")
+    source = prompt + (solution or "    pass\n")
+    function = _find_function(source, entry_point, "prompt")
     # Imports and helper functions stand above the function and its decorators.
     first_line = min(node.lineno for node in (function, *function.decorator_list))
     before = source.split("\n")[: first_line - 1]
-    problem = _from_asserts(check, candidate, entry_point) | {
+    return _from_asserts(check, candidate, entry_point) | {
         "text": "Complete this function:\n\n" + prompt,
         "before": "".join(f"{line}\n" for line in before),
         "reference": source if solution else "",
+        **id,
     }
-    return problem | _id(record, "task_id", "id")
+
+
+def _leetcode(record: dict) -> dict:
+    """What LeetCodeDataset has in other fields than HumanEval: its prompt holds what stands above a class."""
+    meta = record.get("meta") or {}  # in versions before 0.3.1
+    text = optional_text(record, "problem_description") or optional_text(meta, "question_title")
+    return {
+        "text": text or record["prompt"],
+        "entry_point": record["entry_point"].removeprefix("Solution()."),
+        "starter": optional_text(record, "starter_code") or optional_text(meta, "lang_code"),
+        "before": f"{record['prompt']}\n",
+        "reference": optional_text(record, "completion"),
+    }
 
 
 def _find_function(source: str, name: str, field: str) -> ast.FunctionDef:
@@ -267,7 +314,6 @@ def _livecodebench(record: dict) -> dict:
     return _id(record, "question_id", "id") | {
         "date": optional_text(record, "contest_date"),
         "text": text_field(record, "question_content"),
-        "before": IMPORTS,
         "entry_point": name,
         "starter": optional_text(record, "starter_code"),
         "tests": tests,
@@ -377,8 +423,10 @@ def _from_asserts(tree: ast.Module | ast.FunctionDef, candidate: str, name: str)
     tests = []
     n_asserts = 0
     for node in _statements(tree.body):
-        n_asserts += sum(_is_assert(part) for part in ast.walk(node))
-        pair = _convert(candidate, node)
+        parts = [node] if isinstance(node, ast.Assert) else ast.walk(node)
+        n_asserts += sum(map(_is_assert, parts))
+        is_wanted = name.isidentifier() or len(tests) < MAX_TESTS  # a method has hundreds
+        pair = _convert(candidate, node) if is_wanted else None
         if pair:
             tests.append([[len(tests)], *pair[1:]])
             expressions.append(f"lambda: {pair[0]}")
@@ -416,7 +464,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
                 yield from _passes(node, lists)
             case _:
                 yield node
-                for part in ast.walk(node):  # which may change a list
+                for part in ast.walk(node) if lists else ():  # which may change a list
                     if isinstance(part, ast.Name):
                         lists.pop(part.id, None)
 

@@ -128,7 +128,10 @@ class Headline(Drawing, Task):
     flags = ("data",)
     objectives = ("event", "place", "day", "person", "number", "cause")
     wide = True
-    legend = "equal headlines are counted; a colored word tells a fact, grey headlines earn nothing"
+    legend = (
+        "equal headlines are counted; a colored word tells a fact; a grey headline earns nothing: one word, "
+        "more than six, no plain English, or not what the text says"
+    )
     defaults = {"steps": 150, "eval_problems": 40}
     language_defaults = {
         "max_new_tokens": 16,
@@ -292,7 +295,7 @@ def draw_line(axes, row: int, count: str, headline: str, facts: dict[str, str]) 
 def read_words(path: Path) -> dict[str, list[str]]:
     """The words of one's own. Raises UserError for a list that is missing, short or holds a word twice."""
     try:
-        facts = json.loads(path.read_text())
+        facts = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"--data {path}: cannot be read as JSON: {error}") from error
     if not isinstance(facts, dict) or set(facts) != set(FACTS):

@@ -25,6 +25,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Sequence
@@ -36,10 +37,11 @@ from typing import Any, BinaryIO
 from tasks.sandbox_child import MAX_PATIENCE, SCRIPTS_PER_CHILD, TIMED_OUT, is_plain
 
 CHILD = Path(__file__).resolve().with_name("sandbox_child.py")
-MAX_OUTPUT = 4 * 2**20  # bytes that one child may write
+MAX_OUTPUT = 4 * 2**20  # bytes that one child may write, besides what the tests expect
 MAX_CACHED = 50_000  # programs whose outputs are remembered
 MAX_CACHED_OUTPUT = 4096  # bytes of all outputs of such a program
 MAX_DIGITS = 4000  # of an integer; to convert longer ones takes long, or Python refuses
+NEEDED = {"LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME"}  # for an interpreter to start
 EXACT = "exact"  # third item of a script's test whose stdout must be this text
 INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*+)")
 NUMBER = re.compile(
@@ -47,6 +49,7 @@ NUMBER = re.compile(
 )  # that a program prints; 007 is text, and so is nan
 NUMBER_TOLERANCE = decimal.Decimal("1e-6")  # relative
 FULL_DECIMALS = 6  # a number with so many decimals may be a rounded one
+NUMBERS = decimal.Context(prec=28, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX)  # none overflows
 
 
 class SandboxError(Exception):
@@ -76,6 +79,7 @@ class Request:
     program: str
     entry_point: str | None
     inputs: tuple[str, ...]  # of each test the arguments as JSON, or stdin
+    max_output: int = MAX_OUTPUT
 
 
 def run_tests(
@@ -86,12 +90,10 @@ def run_tests(
     tolerance: float = 0.0,
     **limits: float,
 ) -> list[bool]:
-    """One verdict per test of a program.
+    """One verdict per test of a program; docs/sandbox.md says what counts as equal.
 
-    A tuple equals a list and 2.0 equals 2, but True is not 1. Numbers may differ by `tolerance`,
-    relative or absolute. A script must end with status 0; trailing blanks and trailing empty lines
-    do not count, and numbers that it prints are compared as numbers, see `_same_token`. `limits`
-    and the exceptions are those of `Sandbox`.
+    Numbers may differ by `tolerance`, relative or absolute. `limits` and the exceptions are those
+    of `Sandbox`.
     """
     if tolerance:
         tests = [(*test, (tolerance, tolerance)) for test in tests]
@@ -115,7 +117,7 @@ def check_job(program: str, tests: list[tuple], entry_point: str | None) -> None
             raise ValueError(f"test {number}: must be {wanted}, not {reprlib.repr(test)}")
 
 
-class Sandbox:
+class Sandbox(contextlib.AbstractContextManager):
     """A pool of helper processes that run programs.
 
     Raises SandboxError where programs cannot be confined, unless `unconfined`, and once it is
@@ -135,7 +137,7 @@ class Sandbox:
         A test may take `seconds` of CPU time (rounded up; by the clock twice that and one second
         more, besides the time that it waits for a core) and `memory_mb` MiB.
         """
-        workers = workers or _available_cores()
+        self._workers = workers = workers or _available_cores()
         if not (0 < seconds < 1e6 and 64 <= memory_mb < 2**30 and workers >= 1):
             raise ValueError(
                 f"seconds={seconds}, memory_mb={memory_mb}, workers={workers}: needs seconds > 0, "
@@ -143,23 +145,26 @@ class Sandbox:
             )
         self._limits = (seconds, memory_mb, unconfined)
         self._cache: dict[bytes, list[bytes | None]] = {}
-        self._helpers = [_Helper(*self._limits) for _ in range(workers)]
+        self._restart = threading.Lock()
+        self._start()
+
+    def _start(self) -> None:
+        """Start the helpers of this process."""
+        self._helpers = [_Helper(*self._limits) for _ in range(self._workers)]
         self._idle = self._helpers.copy()
-        self._threads = ThreadPoolExecutor(workers, "sandbox")  # as many as helpers
-        self._end = weakref.finalize(self, _end, self._threads, self._helpers)
+        self._threads = ThreadPoolExecutor(self._workers, "sandbox")  # as many as helpers
+        self._end = weakref.finalize(self, _end, os.getpid(), self._threads, self._helpers)
         try:
             for helper in self._helpers:
                 helper.check()
         except BaseException:
             self.close()
             raise
+        self._pid = os.getpid()
 
     def close(self) -> None:
         """End all helpers and the programs that they run."""
         self._end()
-
-    def __enter__(self) -> "Sandbox":
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -168,6 +173,11 @@ class Sandbox:
         """The verdicts of each job, one per test. Programs with equal inputs run once."""
         if not self._end.alive:
             raise SandboxError("the sandbox is closed, by hand or by an interrupted run")
+        if self._pid != os.getpid():  # a fork has no threads and must not use the helpers
+            with self._restart:
+                if self._pid != os.getpid():
+                    self._end.detach()
+                    self._start()
         indices_of: dict[Request, list[int]] = {}  # the jobs that wait for a program's outputs
         for index, job in enumerate(jobs):
             indices_of.setdefault(_request(job), []).append(index)
@@ -186,6 +196,11 @@ class Sandbox:
             self.close()
             raise
         return verdicts
+
+    def answers(self, job: Job) -> list[str | None]:
+        """What a program gives in each test: its result as JSON, or its stdout; None for no answer."""
+        outputs = self._outputs(_request(job))
+        return [output if output is None else output.decode(errors="replace") for output in outputs]
 
     def _outputs(self, request: Request) -> list[bytes | None]:
         """A program's outputs from the cache or from a helper."""
@@ -230,8 +245,10 @@ def _available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _end(threads: ThreadPoolExecutor, helpers: list["_Helper"]) -> None:
-    """End a sandbox: it was closed or forgotten, or the interpreter ends."""
+def _end(pid: int, threads: ThreadPoolExecutor, helpers: list["_Helper"]) -> None:
+    """End a sandbox of the process `pid`: it was closed or forgotten, or the interpreter ends."""
+    if pid != os.getpid():  # a fork
+        return
     threads.shutdown(wait=False, cancel_futures=True)
     for helper in helpers:
         helper.close()
@@ -249,7 +266,9 @@ def _request(job: Job) -> Request:
     inputs = [test[0] for test in job.tests]
     if job.entry_point is not None:
         inputs = [json.dumps(arguments) for arguments in inputs]
-    return Request(job.program, job.entry_point, tuple(inputs))
+    longest = max((len(json.dumps(test[1])) for test in job.tests), default=0)
+    max_output = MAX_OUTPUT * (1 + 4 * longest // MAX_OUTPUT)  # the same for nearly all tests
+    return Request(job.program, job.entry_point, tuple(inputs), max_output)
 
 
 def _is_test(test: object, entry_point: str | None) -> bool:
@@ -263,7 +282,7 @@ def _is_test(test: object, entry_point: str | None) -> bool:
 
 # A program that tries what must fail, and returns what did not.
 PROBE = """
-import os, socket, threading
+import os, resource, socket, threading
 
 def fork():
     if os.fork() == 0:
@@ -277,13 +296,14 @@ def probe():
         "reach the network": socket.socket,
         "send signals": lambda: os.kill(os.getppid(), 0),
         "start processes": fork,
+        "raise their limits": lambda: resource.setrlimit(resource.RLIMIT_CPU, (-1, -1)),
     }
     allowed = []
     for name, attempt in attempts.items():
         try:
             attempt()
             allowed.append(name)
-        except OSError:
+        except (OSError, ValueError):
             pass
     return allowed
 """
@@ -313,6 +333,7 @@ class _Helper:
             "PYTHONDONTWRITEBYTECODE": "1",
             "MALLOC_ARENA_MAX": "1",
         }
+        environment |= {name: os.environ[name] for name in NEEDED & os.environ.keys()}
         with theirs:
             self.process = subprocess.Popen(
                 command,
@@ -337,17 +358,16 @@ class _Helper:
             problem = self._problem()
         if problem:
             python = sys.version.split()[0]
-            system = f"{sys.platform} {os.uname().machine}"
+            system = f"{sys.platform} {os.uname().machine}, user {os.geteuid()}"
             raise SandboxError(
-                f"{problem} (Python {python}, {system}); use Linux on x86-64 or arm64, "
-                "or accept the risk by unconfined=True or the flag --unconfined"
+                f"{problem} (Python {python}, {system}); use Linux on x86-64 or arm64, run as another user, or in a "
+                "container that allows seccomp filters, or accept the risk by unconfined=True or the flag --unconfined"
             )
 
     def _problem(self) -> str:
         """Why this helper cannot be used, "" if it can."""
-        message = self.control.recv(1000)
-        if message != b"ready":
-            return message.decode() or "the helper did not start"
+        if self.control.recv(5) != b"ready":
+            return "programs cannot be confined here, or the helper did not start"
         (output,) = self.outputs(Request(PROBE, "probe", ("[]",)))
         if output is None:
             return "a harmless program does not run in the sandbox"
@@ -398,12 +418,12 @@ class _Helper:
         *outputs, rest = written.split(mark.encode())
         if outputs:
             return outputs[: len(files)]
-        if status == 0 and len(rest) < MAX_OUTPUT:  # it has left by os._exit
+        if status == 0 and len(rest) < request.max_output:  # it has left by os._exit
             return [rest]
         return [None]
 
     def _run_child(self, request: Request, files: Sequence[BinaryIO] = ()) -> tuple[bytes, int]:
-        """Run one child. Return up to MAX_OUTPUT bytes that it wrote, and its exit status.
+        """Run one child. Return up to `max_output` bytes that it wrote, and its exit status.
 
         The status is negative if a signal ended the child. OSError: the helper died.
 
@@ -422,7 +442,7 @@ class _Helper:
                 ours.shutdown(socket.SHUT_WR)
             output = b""
             with contextlib.suppress(ConnectionResetError):
-                output = reader.read(MAX_OUTPUT)
+                output = reader.read(request.max_output)
         status = self.control.recv(9)
         if not status:
             raise ConnectionError("the helper died")
@@ -484,11 +504,12 @@ def _same_token(token: str, expected: str) -> bool:
     wanted = decimal.Decimal(expected)
     if ours == wanted or INTEGER.fullmatch(expected):
         return ours == wanted
-    allowed = abs(wanted) * NUMBER_TOLERANCE
-    decimals = min(_decimals(token), _decimals(expected))
-    if decimals >= FULL_DECIMALS:
-        allowed = max(allowed, decimal.Decimal(5).scaleb(-decimals - 1))
-    return abs(ours - wanted) <= allowed
+    with decimal.localcontext(NUMBERS):
+        allowed = abs(wanted) * NUMBER_TOLERANCE
+        decimals = min(_decimals(token), _decimals(expected))
+        if decimals >= FULL_DECIMALS:
+            allowed = max(allowed, decimal.Decimal(5).scaleb(-decimals - 1))
+        return abs(ours - wanted) <= allowed
 
 
 def _decimals(number: str) -> int:
@@ -527,6 +548,8 @@ def _same(result: Any, expected: Any, tolerance: tuple[float, float]) -> bool:
         return is_long and result == decimal.Decimal(expected)
     if {type(result), type(expected)} <= {int, float}:
         relative, absolute = tolerance
+        if expected != expected:  # NaN
+            return result != result
         return result == expected or (
             max(tolerance) > 0
             and math.isclose(result, expected, rel_tol=relative, abs_tol=absolute)

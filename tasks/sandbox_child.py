@@ -11,9 +11,12 @@ import contextlib
 import ctypes
 import functools
 import gc
+import importlib
+import io
 import json
 import math
 import os
+import pkgutil
 import platform
 import random
 import resource
@@ -29,21 +32,21 @@ from collections.abc import Callable
 from typing import TextIO
 
 OPEN = open  # the builtin function, which `_open` replaces
+STACK_SIZE = threading.stack_size  # which `_stack_size` replaces
 RECURSION_LIMIT = sys.getrecursionlimit()
+HELPER_MB = 64  # MiB that Python and its library take
 MAX_DEPTH = 200  # of nested lists and dictionaries
 MAX_PATIENCE = 40  # seconds that a child may wait for a core beyond its deadline
 TIMED_OUT = -2  # the status of a child that was killed at its deadline
 SCRIPTS_PER_CHILD = 8  # tests of a script; each has a descriptor, and a child may have 16
 NOBODY = 65534  # user and group
 
-# A child cannot open files. It can import these modules, the ones imported above, and those that
-# are built into Python.
-PRELOADED = """
-    __future__ argparse array ast base64 bisect calendar cmath collections.abc concurrent.futures.thread contextvars
-    copy csv dataclasses datetime _strptime decimal difflib doctest encodings.ascii encodings.latin_1 fileinput
-    fractions graphlib hashlib heapq html inspect itertools locale logging numbers pathlib pickle pprint queue re sched
-    secrets shlex shutil statistics string subprocess tempfile textwrap timeit tokenize traceback typing unicodedata
-    unittest uuid zlib"""
+# A child cannot open files, so its helper imports the standard library, but for these packages: they
+# draw on a screen, install software, or do something as soon as they are imported.
+LEFT_OUT = """
+    antigravity curses _curses _curses_panel distutils ensurepip idlelib lib2to3 pydoc_data readline rlcompleter test
+    this tkinter _tkinter turtle turtledemo venv"""
+FILES = {"/dev/stdin": 0, "/dev/stdout": 1}  # that `_open` knows, and their descriptors
 
 # System calls that a child may make: name, number on x86-64, number on arm64.
 ALLOWED = """
@@ -75,6 +78,10 @@ ALLOWED = """
     getpid             39  172
     gettid            186  178
     getppid           110  173
+    setitimer          38  103
+    alarm              37  103
+    select             23   72
+    pselect6          270   72
     set_robust_list   273   99
     rseq              334  293
     exit               60   93
@@ -83,6 +90,7 @@ ALLOWED = """
 # System calls that are answered in their own way, see `_filter`. All others are refused.
 CLONE = (56, 220)
 PRLIMIT64 = (302, 261)
+SCHED_GETAFFINITY = (204, 123)
 CLONE3 = 435  # everywhere
 OPENAT = (257, 56)
 NEWFSTATAT = (262, 79)
@@ -135,20 +143,16 @@ def serve(control: socket.socket, seconds: float, memory_mb: int, unconfined: bo
     Each message on `control` carries the descriptor of a socket for the job, and for a script those
     of stdin in every test. The answer is the child's exit status.
     """
-    for name in PRELOADED.split():
-        __import__(name)
+    _preload()
+    os.environ.clear()
     builtins.exit = builtins.quit = sys.exit  # Python's option -S leaves them out
     os.fstat = _fstat
-    builtins.open = _open
+    builtins.open = io.open = _open
+    threading.stack_size = _stack_size
+    _become_nobody()
     confine = None
-    try:
-        _become_nobody()
-        if not unconfined:
-            confine = _make_confine()
-    except (OSError, KeyError) as error:  # root may lack the right to become nobody
-        if not unconfined:
-            control.send(f"programs cannot be confined here ({error!r})".encode())
-            return
+    if not unconfined:
+        confine = _make_confine()
     _limit_resources(memory_mb)
     random.seed(0)
     gc.collect()
@@ -175,12 +179,24 @@ def serve(control: socket.socket, seconds: float, memory_mb: int, unconfined: bo
         control.send(str(status).encode())
 
 
+def _preload() -> None:
+    """Import all modules of the standard library that this Python and this system have."""
+    names = sorted(sys.stdlib_module_names.difference(LEFT_OUT.split()), reverse=True)
+    while names:
+        name = names.pop()
+        with contextlib.suppress(Exception):
+            module = importlib.import_module(name)
+            for part in pkgutil.iter_modules(getattr(module, "__path__", ())):
+                if part.name not in ("__main__", "test", "tests"):
+                    names.append(f"{name}.{part.name}")
+
+
 def _become_nobody() -> None:
-    """Give up the rights of root."""
+    """Give up the rights of root. In some containers root may not, and has none."""
     if os.geteuid() == 0:
-        os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
+        for give_up, what in ((os.setgroups, []), (os.setgid, NOBODY), (os.setuid, NOBODY)):
+            with contextlib.suppress(OSError):
+                give_up(what)
 
 
 def _make_confine() -> Callable[[], int]:
@@ -234,8 +250,9 @@ def _filter(machine: str) -> list[Instruction]:
     rows += _answer(CLONE3, NOT_IMPLEMENTED)
     # clone may start threads, but no processes.
     rows += _answer_by_argument(CLONE[column], JUMP_IF_ANY_BIT, CLONE_THREAD)
-    # prlimit64 may be called for process 0, which is the caller itself.
+    # These may be called for process 0, which is the caller itself.
     rows += _answer_by_argument(PRLIMIT64[column], JUMP_IF_EQUAL, 0)
+    rows += _answer_by_argument(SCHED_GETAFFINITY[column], JUMP_IF_EQUAL, 0)
     rows.append((RETURN, 0, 0, NOT_PERMITTED))
     return rows
 
@@ -258,7 +275,8 @@ def _answer_by_argument(number: int, jump: int, operand: int) -> list[Instructio
 
 def _limit_resources(memory_mb: int) -> None:
     """Set the limits that all children inherit."""
-    _limit(resource.RLIMIT_AS, memory_mb * 2**20)
+    with contextlib.suppress(ValueError):  # macOS may know no such limit
+        _limit(resource.RLIMIT_AS, (HELPER_MB + memory_mb) * 2**20)
     _limit(resource.RLIMIT_FSIZE, 0)
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_NOFILE, 16)
@@ -280,15 +298,23 @@ def _fstat(descriptor: int) -> os.stat_result:
 
     The C library asks for it by a system call that could ask about any file. The filter refuses it.
     """
-    position = os.lseek(descriptor, 0, os.SEEK_CUR)
-    size = os.lseek(descriptor, 0, os.SEEK_END)
-    os.lseek(descriptor, position, os.SEEK_SET)
+    size = 0  # of a stream
+    with contextlib.suppress(OSError):
+        position = os.lseek(descriptor, 0, os.SEEK_CUR)
+        size = os.lseek(descriptor, 0, os.SEEK_END)
+        os.lseek(descriptor, position, os.SEEK_SET)
     return os.stat_result((0o100400, 0, 0, 1, 0, 0, size, 0, 0, 0))
 
 
 def _open(file, *arguments, **options):
     """`open`, for which /dev/stdin is descriptor 0: the filter lets no file be opened."""
-    return OPEN(0 if file == "/dev/stdin" else file, *arguments, **options)
+    return OPEN(FILES.get(str(file), file), *arguments, **options)
+
+
+def _stack_size(size: int = 0) -> int:
+    """`threading.stack_size`, of which programs ask for more than all their memory."""
+    memory, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return STACK_SIZE(min(size, memory // 4))
 
 
 def _fork() -> int:
@@ -390,7 +416,7 @@ def _run_function(program: str, entry_point: str, inputs: list[str], channel: in
 def _result(program: str, entry_point: str, arguments: str) -> str:
     """The function's result as JSON. It runs in a fresh module, where main guards do not run."""
     sys.set_int_max_str_digits(sys.int_info.default_max_str_digits)
-    module = sys.modules["solution"] = types.ModuleType("solution")
+    module = _new_module("solution")
     exec(_compiled(program), module.__dict__)
     owner = module
     solution = getattr(module, "Solution", None)
@@ -401,6 +427,12 @@ def _result(program: str, entry_point: str, arguments: str) -> str:
         raise TypeError("the result is no plain JSON value")
     sys.set_int_max_str_digits(0)  # without a limit
     return json.dumps(value)
+
+
+def _new_module(name: str) -> types.ModuleType:
+    module = sys.modules[name] = types.ModuleType(name)
+    module.__file__ = "solution.py"
+    return module
 
 
 @functools.cache
@@ -419,26 +451,25 @@ def _run_script(program: str, inputs: list[int], channel: int, mark: str) -> Non
     """
     usual_builtins = dict(vars(builtins))
     n_callbacks = atexit._ncallbacks()
-    for number, stdin in enumerate(inputs):
+    for stdin in inputs:
+        sys.stdin = sys.stdout = None  # what the run before left there may close a descriptor
         os.dup2(stdin, 0)
-        os.dup2(channel, 1)  # the run before may have closed it
+        os.dup2(channel, 1)
         stdout = _start_anew()
-        module = sys.modules["__main__"] = types.ModuleType("__main__")
-        status = _status_of(program, module)
-        if status != 0 and number > 0:  # an earlier run may be to blame
-            os._exit(1)
+        status = _status_of(program, _new_module("__main__"))
         has_threads = threading.active_count() > 1
         is_last = has_threads or atexit._ncallbacks() > n_callbacks
         if is_last:  # as at the end of an interpreter
             threading._shutdown()
             atexit._run_exitfuncs()
-        module.__dict__.clear()  # closes the files that the script opened on descriptor 1
-        gc.collect()
-        for stream in (sys.stdout, stdout):
-            # The script may have closed it or put something else in its place.
-            with contextlib.suppress(ValueError, AttributeError):
-                stream.flush()
-        if status != 0:
+        with contextlib.suppress(ValueError, AttributeError):  # the script may have closed it
+            sys.stdout.flush()  # or made a stream of its own, which needs the module
+        sys.stdout = stdout
+        sys.modules.pop("__main__", None)
+        gc.collect()  # ends what the script made, such as files on descriptor 1
+        with contextlib.suppress(ValueError):
+            stdout.flush()
+        if status != 0:  # the trainer runs this test again if an earlier run may be to blame
             os._exit(status)
         try:
             os.write(channel, mark.encode())

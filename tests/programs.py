@@ -5,6 +5,27 @@ STDIO = [("2 3\n", "5\n"), ("10 -4\n", "6\n")]  # what a script should do
 RIGHT = "def f(x):\n    return 2 * x\n"
 ADD = "a, b = map(int, input().split())\nprint(a + b)"
 
+# What many programs of Codeforces begin with.
+FAST_STREAMS = """
+import os, sys
+from io import BytesIO, IOBase
+class FastIO(IOBase):
+    def __init__(self, file):
+        self._fd = file.fileno()
+        self.buffer = BytesIO()
+        self.writable = "x" in file.mode or "r" not in file.mode
+    def flush(self):
+        if self.writable:
+            os.write(self._fd, self.buffer.getvalue())
+            self.buffer.truncate(0), self.buffer.seek(0)
+class IOWrapper(IOBase):
+    def __init__(self, file):
+        self.buffer = FastIO(file)
+        self.flush = self.buffer.flush
+        self.write = lambda text: self.buffer.buffer.write(text.encode("ascii"))
+sys.stdout = IOWrapper(sys.stdout)
+"""
+
 # Functions that do not double their argument, however they pretend to. None of their tests may pass.
 CHEATS = {
     "equal to everything": "class E:\n    def __eq__(self, o): return True\n    __hash__ = None\ndef f(x): return E()",
@@ -221,6 +242,16 @@ SCRIPT_CHEATS = {
     "flood": "while True: print('5')",
     "leading blank": "a, b = map(int, input().split())\nprint('', a + b)",
     "words": "print('PASSED', 'OK', 'True')",
+    "right answer, and a stream that fails at the end": (
+        "import sys\na, b = map(int, input().split())\nprint(a + b, flush=True)\n"
+        "class Out:\n    def flush(self): 1 / 0\nsys.stdout = Out()"
+    ),
+    "forges at the end": (
+        "import os, sys\nclass Out:\n    def write(self, text): pass\n    def flush(self):\n"
+        "        frame = sys._getframe()\n        while frame:\n            mark = frame.f_locals.get('mark', '')\n"
+        "            frame = frame.f_back\n            os.write(1, f'True\\nPASSED{mark}'.encode())\n        os._exit(0)\n"
+        "sys.stdout = Out()"
+    ),
     "expected file": "print(open('expected.txt').read())",
     "needs more input": "input()\ninput()\nprint(5)",
     "bytes": "import sys\nsys.stdout.buffer.write(b'\\xff\\xfe')",
@@ -231,65 +262,50 @@ SCRIPT_CHEATS = {
 HONEST_DOUBLES = {
     "plain": (RIGHT),
     "lambda": ("f = lambda x: x + x"),
-    "class Solution": (
-        "class Solution:\n    def f(self, x):\n        return self.g(x) * 2\n    def g(self, x):\n        return x"
-    ),
+    "class Solution": "class Solution:\n    def f(self, x):\n        return self.g(x) * 2\n    def g(self, x):\n        return x",
     "main guard": (RIGHT + "if __name__ == '__main__':\n    print(f(int(input())))"),
     "prints": ("def f(x):\n    print('debug', x)\n    return 2 * x"),
-    "dataclass": (
-        "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\ndef f(x): return P(2 * x).x"
-    ),
+    "dataclass": "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\ndef f(x): return P(2 * x).x",
     "closure": ("def make():\n    def f(x): return 2 * x\n    return f\nf = make()"),
     "future": ("from __future__ import annotations\ndef f(x: Unknown) -> Other: return 2 * x"),
-    "imports": (
-        "import csv, uuid, secrets, argparse, unittest, doctest, contextvars, html, shlex, tempfile, shutil\n"
-        "def f(x): return 2 * x"
-    ),
-    "looks for a file": (
-        "try:\n    data = open('input.txt')\nexcept FileNotFoundError:\n    data = None\ndef f(x): return 2 * x"
-    ),
-    "Solution beside an import of that name": (
-        "f = None\nclass Solution:\n    def f(self, x): return 2 * x"
-    ),
+    "looks for a file": "try:\n    data = open('input.txt')\nexcept FileNotFoundError:\n    data = None\ndef f(x): return 2 * x",
+    "Solution beside an import of that name": "f = None\nclass Solution:\n    def f(self, x): return 2 * x",
 }
+
+CODECS = ("cp1252", "utf-16", "gb18030", "shift_jisx0213", "idna")
+NAN = float("nan")
+VALUES = [
+    10**50,
+    0.25,
+    False,
+    None,
+    [[[1], []]],
+    {"b": 1, "a": {}},
+    "añ😀",
+    NAN,
+    [NAN, 1],
+    float("inf"),
+]
 
 # With tests of their own, and verdicts where not all pass.
 HONEST = {
     "tuple for a list": ("def f(x): return (x, (x,))", [([1], [1, [1]])]),
-    "typed": (
-        (
-            "from typing import List, Optional\nclass Solution:\n    def f(self, x: List[int]) -> Optional[int]:\n"
-            "        return max(x, default=None)"
-        ),
-        [([[3, 9, 2]], 9), ([[]], None)],
-    ),
     "recursion": (
         "import sys\nsys.setrecursionlimit(10 ** 6)\ndef f(n): return 0 if n == 0 else 1 + f(n - 1)",
         [([20000], 20000), ([0], 0)],
     ),
-    "memo": (
-        "from functools import lru_cache\n@lru_cache(None)\ndef f(n): return n if n < 2 else f(n - 1) + f(n - 2)",
-        [([90], 2880067194370816120)],
-    ),
     "big input": ("def f(a): return sorted(a)[-1]", [([list(range(100000))], 99999)]),
     "big output": ("def f(n): return list(range(n))", [([100000], list(range(100000)))]),
-    "big integer": ("def f(n): return 10 ** n", [([50], 10**50)]),
-    "float": ("def f(x): return x / 4", [([1], 0.25), ([8], 2)]),
-    "bool": ("def f(x): return x > 2", [([1], False), ([3], True)]),
-    "not quite bool": ("def f(x): return int(x > 2)", [([3], True)], [False]),
-    "none": ("def f(x): return None", [([3], None), ([3], 0)], [True, False]),
-    "integer keys": ("def f(x): return {x: 2}", [([1], {"1": 2})], [False]),
-    "nested": ("def f(x): return [[[x], []]]", [([1], [[[1], []]])]),
-    "dict": (
-        "def f(s): return {c: s.count(c) for c in s}",
-        [(["aab"], {"b": 1, "a": 2}), ([""], {})],
+    "values": (
+        "def f(x): return x",
+        [([x], x) for x in VALUES] + [([1], True), ([True], 1), ([None], 0), ([0], None)],
+        [True] * len(VALUES) + [False] * 4,
     ),
+    "integer keys": ("def f(x): return {x: 2}", [([1], {"1": 2})], [False]),
     "counter": (
         "from collections import Counter\ndef f(s): return Counter(s)",
         [(["aab"], {"a": 2, "b": 1})],
     ),
-    "unicode": ("def f(s): return s[::-1] + 'é😀'", [(["añ😀"], "😀ñaé😀")]),
-    "sorted set": ("def f(a): return sorted(set(a))", [([[3, 1, 3]], [1, 3])]),
     "mutates its argument": (
         "def f(a):\n    a.append(1)\n    return len(a)",
         [([[0]], 2), ([[0]], 2)],
@@ -298,23 +314,10 @@ HONEST = {
         "calls = 0\ndef f(x):\n    global calls\n    calls += 1\n    return calls",
         [([1], 1), ([1], 1)],
     ),
-    "heap": (
-        "import heapq, bisect, itertools, math, re, string, datetime\ndef f(a): return heapq.nsmallest(2, a)",
-        [([[5, 1, 4]], [1, 4])],
-    ),
-    "decimal": (
-        "from decimal import Decimal\nfrom fractions import Fraction\ndef f(s): return str(Decimal(s) * 2)",
-        [(["0.1"], "0.2")],
-    ),
-    "strptime": (
-        "from datetime import datetime\ndef f(s): return datetime.strptime(s, '%Y-%m-%d').weekday()",
-        [(["2026-11-20"], 4)],
-    ),
     "random": (
         "import random\ndef f(n): return [random.random() for _ in range(n)] == [random.Random(0).random()]",
         [([1], True)],
     ),
-    "hash order": ("def f(a): return list(set(a))[0] in a", [([["x", "y", "z"]], True)]),
     "thread with a big stack": (
         (
             "import sys, threading\nsys.setrecursionlimit(10 ** 6)\nthreading.stack_size(2 ** 27)\ndef f(n):\n"
@@ -327,10 +330,17 @@ HONEST = {
     "pool of threads": (
         (
             "from concurrent.futures import ThreadPoolExecutor\ndef f(n):\n"
-            "    with ThreadPoolExecutor(4) as p: return sum(p.map(abs, range(n)))"
+            "    with ThreadPoolExecutor() as p: return sum(p.map(abs, range(n)))"
         ),
         [([10], 45)],
     ),
+    "standard library": (
+        "import asyncio, bz2, configparser, email.message, gzip, html.parser, lzma, sqlite3, unittest.mock, zipfile, zoneinfo\n"
+        "import xml.dom.minidom\nfrom datetime import datetime\nfrom decimal import Decimal\ndef f(s, codec):\n"
+        "    return s.encode(codec).decode(codec), str(Decimal('.1')), datetime.strptime('2026', '%Y').weekday()",
+        [(["é", codec], ["é", "0.1", 3]) for codec in CODECS],
+    ),
+    "output above the usual limit": ("def f(n): return 'é' * n", [([10**6], "é" * 10**6)]),
     "no arguments": ("def f(): return 7", [([], 7)]),
     "some right": ("def f(x): return 2 * x if x > 0 else 0", DOUBLE, [True, True, False]),
     "one loops": (
@@ -363,35 +373,26 @@ HONEST = {
 # Scripts that add two numbers.
 HONEST_ADDS = {
     "input": (ADD),
-    "stdin": (
-        "import sys\na, b = map(int, sys.stdin.read().split())\nsys.stdout.write(f'{a + b}  \\n\\n\\n')"
-    ),
+    "stdin": "import sys\na, b = map(int, sys.stdin.read().split())\nsys.stdout.write(f'{a + b}  \\n\\n\\n')",
     "open(0)": ("a, b = map(int, open(0).read().split())\nprint(a + b)"),
-    "/dev/stdin": ("a, b = map(int, open('/dev/stdin').read().split())\nprint(a + b)"),
     "os.read": ("import os\na, b = map(int, os.read(0, 99).split())\nprint(a + b)"),
     "buffer": (
         "import sys\ninput = sys.stdin.buffer.readline\na, b = map(int, input().split())\n"
         "sys.stdout.buffer.write(b'%d' % (a + b))"
     ),
-    "main": (
-        f"def main():\n    {ADD.replace(chr(10), chr(10) + '    ')}\nif __name__ == '__main__':\n    main()"
-    ),
+    "main": f"def main():\n    {ADD.replace(chr(10), chr(10) + '    ')}\nif __name__ == '__main__':\n    main()",
     "exit": (ADD + "\nexit()"),
     "sys.exit(0)": ("import sys\n" + ADD + "\nsys.exit(0)"),
     "os._exit": ("import os\n" + ADD + "\nimport sys\nsys.stdout.flush()\nos._exit(0)"),
     "thread": (
-        "import sys, threading\nsys.setrecursionlimit(10 ** 6)\nthreading.stack_size(2 ** 27)\ndef main():\n"
+        "import sys, threading\nsys.setrecursionlimit(10 ** 6)\nthreading.stack_size(2 ** 30)\ndef main():\n"
         "    a, b = map(int, input().split())\n    print(a + b)\nthreading.Thread(target=main).start()"
     ),
-    "atexit": (
-        "import atexit\na, b = map(int, input().split())\natexit.register(lambda: print(a + b))"
-    ),
+    "atexit": "import atexit\na, b = map(int, input().split())\natexit.register(lambda: print(a + b))",
     "leaves a builtin": (
         f"import builtins\nfirst = not hasattr(builtins, 'x')\nbuiltins.x = 1\nif first:\n    {ADD.replace(chr(10), chr(10) + '    ')}"
     ),
-    "fails over what it left": (
-        f"import heapq\nassert not hasattr(heapq, 'x')\nheapq.x = 1\n{ADD}"
-    ),
+    "fails over what it left": f"import heapq\nassert not hasattr(heapq, 'x')\nheapq.x = 1\n{ADD}",
     "random numbers": (
         f"import random\nif random.random() > 0.84 and random.random() > 0.75:\n    {ADD.replace(chr(10), chr(10) + '    ')}"
     ),
@@ -399,9 +400,7 @@ HONEST_ADDS = {
         "import io, sys\nsys.stdin = io.StringIO(sys.stdin.read())\n"
         f"out, sys.stdout = sys.stdout, io.StringIO()\n{ADD}\nout.write(sys.stdout.getvalue())"
     ),
-    "closes all descriptors": (
-        f"import os\n{ADD}\nimport sys\nsys.stdout.flush()\nos.closerange(0, 99)"
-    ),
+    "closes all descriptors": f"import os\n{ADD}\nimport sys\nsys.stdout.flush()\nos.closerange(0, 99)",
     "leaves a thread": (
         "import threading, time\nthreading.Thread(target=time.sleep, args=(99,), daemon=True).start()\n"
         f"{ADD}"
@@ -411,20 +410,19 @@ HONEST_ADDS = {
         + ADD
     ),
     "stack limit": (
-        (
-            "import resource\n"
-            "resource.setrlimit(resource.RLIMIT_STACK, resource.getrlimit(resource.RLIMIT_STACK)[1:] * 2)\n"
-        )
-        + ADD
+        "import resource as r\n"
+        f"r.setrlimit(r.RLIMIT_STACK, r.getrlimit(r.RLIMIT_STACK)[1:] * 2)\n{ADD}"
     ),
-    "open(1) left open": (
-        "out = open(1, 'w')\na, b = map(int, input().split())\nout.write(str(a + b))"
+    "open(1) left open": "out = open(1, 'w')\na, b = map(int, input().split())\nout.write(str(a + b))",
+    "fast streams": FAST_STREAMS + ADD,
+    "writes when it is deleted": (
+        "import os\nclass Out:\n    def __del__(self): os.write(1, self.kept)\nout = Out()\n"
+        "out.kept = b'%d' % sum(map(int, input().split()))"
     ),
-    "buffered by hand": (
-        "import io, sys\nsys.stdout = io.StringIO()\n"
-        + ADD
-        + "\nsys.__stdout__.write(sys.stdout.getvalue())"
-    ),
+    "stream over the buffer": f"import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.buffer)\n{ADD}",
+    "devices": f"import sys\nsys.stdin, sys.stdout = open('/dev/stdin'), open('/dev/stdout', 'w')\n{ADD}",
+    "waits for input": f"import select, sys\nselect.select([sys.stdin], [], [])\n{ADD}",
+    "file of its own": f"import os\nos.path.dirname(__file__)\n{ADD}",
     "closes stdout": ("import sys\n" + ADD + "\nsys.stdout.close()"),
     "prints to stderr": ("import sys\nprint('note', file=sys.stderr)\n" + ADD),
 }
@@ -454,9 +452,10 @@ HONEST_SCRIPTS = {
         [(f"{n}\n", f"{n}\n") for n in range(3)],
         [True, False, True],
     ),
-    "loops once": (
-        "a, b = map(int, input().split())\nwhile a == 2: pass\nprint(a + b)",
-        STDIO,
+    "output above the usual limit": ("print('x' * 5_000_000)", [("", "x" * 5_000_000)] * 2),
+    "number of a million digits": (
+        "print('1' * 1_000_001)",
+        [("", "0.5"), ("", "1" * 1_000_001)],
         [False, True],
     ),
     "one big read": ("import os\nprint(len(os.read(0, 10 ** 7)))", [("7" * 1000000, "1000000")]),

@@ -129,13 +129,30 @@ OWN = {
     "reference": "def twice(x):\n    return 2 * x",
 }
 OWN_SCRIPT = {"prompt": "Print the line in upper case.", "tests": [["ab\n", "AB\n"], ["", "\n"]]}
+OWN_CLASS = {
+    "prompt": "Add all numbers.",
+    "entry_point": "total",
+    "starter": "class Solution:\n    def total(self, xs: List[int]) -> int:",
+    "tests": [[[[1, 2]], 3], [[[7]], 7]],
+}
+LEETCODE = {
+    "task_id": "add-to-all",
+    "problem_description": "Add y to each number.",
+    "starter_code": "class Solution:\n    def add(self, xs: List[int], y: int) -> List[int]:\n        ",
+    "prompt": "from typing import *\n\nclass ListNode:\n    pass\n",
+    "completion": "class Solution:\n    def add(self, xs: List[int], y: int) -> List[int]:\n        return [x + y for x in xs]",
+    "entry_point": "Solution().add",
+    "test": "def check(candidate):\n"
+    + "".join(f"    assert candidate(xs = [{i}, 1], y = 1) == [{i + 1}, 2]\n" for i in range(20))
+    + "    assert is_same_list(candidate(head = list_node([1])), list_node([1]))\n",
+}
 
-# record, number of tests, right program, wrong program
 # record, number of tests, right program, wrong program
 HALVES = "def halves(xs):\n    return "
 COUNT = "def count(words): return {}.fromkeys(map(len, words), 0) or {0: 0}"
 ADD_ALL = "class Solution:\n    def addAll(self, xs: List[int], y: int) -> int:\n        "
 BISECT = "assert bisect.bisect_left([1], 1) == 0\n        return sum(deque(xs)) + y"
+TOTAL = f"{OWN_CLASS['starter']} return "
 UPPER = "import sys\nprint(sys.stdin.read().strip().upper())"
 FORMATS = {
     "humaneval": (HUMANEVAL, 6, f"{HALVES}[helper(x) for x in xs]", f"{HALVES}[9, *xs]"),
@@ -144,6 +161,8 @@ FORMATS = {
     "lcb stdin": (LCB_STDIN, 16, "print(sum(map(int, input().split())))", "print(input())"),
     "lcb function": (LCB_FUNCTION, 2, ADD_ALL + BISECT, f"{ADD_ALL}return -1"),
     "own": (OWN, 2, "twice = lambda x: x + x", "def twice(x):\n    return x + 100"),
+    "own class": (OWN_CLASS, 2, f"{TOTAL}sum(deque(xs))", f"{TOTAL}-1"),
+    "leetcode": (LEETCODE, 16, LEETCODE["completion"], LEETCODE["completion"] + " + [y]"),
     "own script": (OWN_SCRIPT, 2, UPPER, "print('ab')"),
 }
 
@@ -331,7 +350,9 @@ BAD_FIELDS = [
     (OWN_SCRIPT, "tests", [[[1], "2"]]),
     (OWN, "prompt", None),
     (OWN, "prompt", "\ud800"),
+    (OWN_SCRIPT, "starter", "def f(head: Optional[ListNode]):"),
     (HUMANEVAL, "test", "assert 1"),
+    (HUMANEVAL, "entry_point", "Solution.halves"),
     (MBPP, "test_list", ["assert other(1) == 2"]),
     (MBPP, "code", "def f("),
     (LCB_FUNCTION, "metadata", '{"func_name": 3}'),
@@ -353,7 +374,11 @@ BAD_FILES = [
     ([{"question": "?", "answer": 1}], "line 1, fields question, answer: no known format"),
     ([OWN, OWN | {"prompt": "?"}], "line 2, field id: 'own-1' stands there twice"),
     ([HUMANEVAL | {"entry_point": "thirds"}], "field prompt: no function 'thirds' is defined"),
-    ([OWN | {"reference": "def twice(x): return x"}], "problem own-1, field reference: fails"),
+    ([OWN | {"reference": "def twice(x): return x"}], "field reference: fails .*, it gives '1'"),
+    (
+        [OWN | {"reference": "import numpy"}],
+        "problem own-1, field reference: .* it raises ModuleNotFound",
+    ),
     ([""], "no problem with a test is left"),
     ([MBPP | {"test_list": ["assert count([]) == 3"]}], "the first, MBPP/7: its reference"),
     ([OWN], "1 problems to train on, 0 held out: too"),
@@ -590,7 +615,7 @@ def test_a_line_ends_with_a_newline_alone():
 def test_answers_meet_the_source_around_them(capsys):
     """A docstring that mentions the function, a decorator, and `from __future__`, which must stay the first line."""
     prompt = (
-        "import functools\n\nNOTE = 'def th('\n\n@functools.lru_cache\ndef th(x):\n"
+        "from __future__ import annotations\nimport functools\n\nNOTE = 'def th('\n\n@functools.lru_cache\ndef th(x):\n"
         "    '''Like def th(y) of yore.'''\n"
     )
     record = {
@@ -628,7 +653,7 @@ def test_real_formats_go_through_training_and_evaluation(capsys):
     report = json.loads(Path("run/eval.json").read_text())
     assert report["policies"]["vpo"]["pass@4"]["mean"] == 0
     told = capsys.readouterr()
-    assert "7 test problems" in told.out
+    assert "9 test problems" in told.out
     assert "vpo: no answer can be read" in told.err
     first = json.loads(Path("run/vpo/samples.jsonl").read_text().splitlines()[0])
     assert first["problem"]["data"]["tests"]

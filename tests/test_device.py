@@ -9,7 +9,7 @@ from random import Random
 import pretend_device
 import pytest
 import torch
-from test_rollout import MarkedWords, save_random_model
+from test_rollout import MarkedWords, load_random_model, save_random_model
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import backend_registration
@@ -17,12 +17,17 @@ from torch.utils._pytree import tree_map_only
 
 import rollout
 import train
-from engine.config import Config, open_device, resolve
+from engine import memory
+from engine.config import AUTO, Config, open_device, resolve
+from engine.memory import GIB, fill_card
 from engine.models import add_adapter, recompute_layers
 from engine.optimizer import MasterWeightAdamW
+from engine.runs import read_config
 from eval import measure, sample_pool
+from fast import graphs
 from rewards import Problem, UserError
 from rollout import SamplingOptions, StopRule, load_policy, random_generator
+from tasks.maze import Maze
 
 ROOT = Path(__file__).resolve().parent.parent
 FLAGS = {
@@ -85,7 +90,8 @@ def outcome(config: Config) -> tuple[list[dict], list[list[str]], list[Tensor]]:
         saved = tree_map_only(Tensor, Tensor.cpu, state.optimizer.state_dict())
         state.optimizer.load_state_dict(saved)  # as a resumed run does
     problems = TASK.problems("test", 2)
-    pool = sample_pool(policy, TASK, problems, config, m=3, size=6, temperature=1.0)
+    config.eval_temperature = 1.0
+    pool = sample_pool(policy, TASK, problems, config, m=3, size=6)
     numbers.append(measure(pool, TASK, 3))
     weights = [weight.detach().cpu() for weight in policy.model.parameters()]
     return tree_map_only(Tensor, Tensor.cpu, numbers), pool.answers, weights
@@ -110,17 +116,28 @@ def compare(config: Config) -> None:
 def count_waits(model: str) -> None:
     """Raise AssertionError if the host waits more than twice per token.
 
-    It waits in transformers, which looks for padding, and for the newest tokens.
+    It waits in transformers, which looks for padding, and for the newest tokens. Where a token could be
+    a graph, it waits for eight tokens at a time, and draws the same ones.
     """
     policy = load_policy(model, TASK, device=pretend_device.NAME)
     prompts = [TASK.prompt(problem, 1) for problem in TASK.problems("train", 3)]
     rule = None if policy.is_tiny else StopRule(policy, TASK, 8)
     pretend_device.waits.clear()
-    options = SamplingOptions(12, random_generator(0, 0, "rollouts"), stop=rule)
-    T = rollout.sample(policy, prompts, 4, options).tokens.shape[1]
+    options = SamplingOptions(20, random_generator(0, 0, "rollouts"), stop=rule)
+    plain = rollout.sample(policy, prompts, 4, options)
+    T = plain.tokens.shape[1]
     often = {line: n for line, n in pretend_device.waits.items() if n > T / 2}
-    assert T > 6
+    assert T > 12
     assert sum(often.values()) <= 2 * (T + 2), often
+
+    options.generator = random_generator(0, 0, "rollouts")
+    rollout.sample(policy, prompts, 4, options, graphs.decode)  # looks once whether the model can
+    pretend_device.waits.clear()
+    options.generator = random_generator(0, 0, "rollouts")
+    ours = rollout.sample(policy, prompts, 4, options, graphs.decode)
+    assert policy.model not in graphs.refused, graphs.refused[policy.model]
+    assert torch.equal(ours.tokens.cpu(), plain.tokens.cpu())
+    assert not {line: n for line, n in pretend_device.waits.items() if n > T / 2}
 
 
 def program() -> None:
@@ -190,3 +207,67 @@ def test_a_card_computes_in_what_it_has(has_bfloat16, dtype, monkeypatch):
     assert (config.device, config.dtype) == ("cuda", dtype)
     assert (tiny.device, tiny.dtype) == ("cpu", "float32")
     assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+# What `auto` means on a card.
+
+
+def planned(free: float, **flags) -> Config:
+    """The flags of a run of a small random model on a card with this many free bytes."""
+    options = {"micro_batch_tokens": AUTO, "sampling_batch": AUTO, "max_new_tokens": 16}
+    config = Config(model="m", method=["grpo", "vpo"], **options | flags)
+    fill_card(config, load_random_model("llama"), Maze(5), int(free))
+    return config
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_auto_plans_fits_into_the_memory(jobs):
+    """Guards against a plan that grows beyond the card, and layers that are computed again for nothing."""
+    policy = load_random_model("llama")
+    shape = policy.model.config
+    layer = 4 * (12 * shape.hidden_size + 4 * shape.intermediate_size)
+    plans = []
+    for free in torch.linspace(3.0, 3.6, 31).tolist():
+        config = planned(free * GIB, jobs=jobs)
+        takes = memory.resident(config, policy) + memory.HEAD + memory.PROCESS_BYTES
+        takes += config.sampling_batch * memory.kv_cache(config, policy, Maze(5))
+        kept = shape.num_hidden_layers * layer
+        if config.gradient_checkpointing:
+            kept = 4 * shape.num_hidden_layers * shape.hidden_size + layer
+        takes += config.micro_batch_tokens * kept
+        assert takes * jobs < free * GIB
+        plans.append((config.sampling_batch, not config.gradient_checkpointing))
+    assert plans == sorted(plans), "more memory, and less at a time"
+    if jobs == 2:
+        assert {is_fast for _, is_fast in plans} == {False, True}
+    largest = planned(80 * GIB)
+    assert (largest.micro_batch_tokens, largest.sampling_batch) == (2**15, 512)
+    assert largest.jobs == 2
+    assert planned(5 * GIB).jobs == 1
+
+
+def test_what_a_user_sets_is_kept_and_what_does_not_fit_is_told():
+    """Guards against --jobs that end in the middle for want of memory."""
+    own = planned(80 * GIB, micro_batch_tokens=99, sampling_batch=7, jobs=1)
+    assert (own.micro_batch_tokens, own.sampling_batch, own.jobs) == (99, 7, 1)
+    assert own.gradient_checkpointing
+    assert not planned(3.5 * GIB, gradient_checkpointing=False).gradient_checkpointing
+    with pytest.raises(UserError, match="--jobs 2: .* 1.0 GiB of the card are free; take --jobs 1"):
+        planned(GIB, jobs=2)
+    with pytest.raises(UserError, match="--model m: .* take --lora-rank 16 or a smaller --model"):
+        planned(GIB / 2)
+
+
+def test_auto_is_the_default_on_a_card_and_elsewhere_means_the_default(monkeypatch):
+    """Guards against runs on a CPU that are rounded in another way than the stored ones."""
+    command = ["--task", "headline", "--model", "m"]
+    auto = ["--micro-batch-tokens", "auto", "--sampling-batch", "auto"]
+    for argv in (command, [*command, *auto]):
+        config, _, _ = read_config(argv, "")
+        assert (config.micro_batch_tokens, config.sampling_batch) == (512, 96)
+        assert not config.gradient_checkpointing
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    config, _, _ = read_config([*command, *auto, "--device", "cpu"], "")
+    assert (config.micro_batch_tokens, config.sampling_batch) == (512, 96)
+    config, _, _ = read_config([*command, "--sampling-batch", "9"], "")
+    assert (config.micro_batch_tokens, config.sampling_batch) == (AUTO, 9)

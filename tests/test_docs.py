@@ -10,15 +10,18 @@ import importlib
 import io
 import json
 import re
+import runpy
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 import train
+from engine import __version__
 from engine.config import Config, flag_of
-from engine.tasks import load_task_class, task_names
+from engine.tasks import check_task, load_task, load_task_class, task_names
 from eval import EvalFlags
 from examples.search import SearchFlags
 from vpo import ADVANTAGES
@@ -26,7 +29,6 @@ from vpo import ADVANTAGES
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 REFERENCE = DOCS / "reference.md"
-HARDWARE = DOCS / "hardware.md"
 GUIDES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 PAGES = [*GUIDES, *sorted((ROOT / "study").rglob("*.md"))]
 FLAGS = {"train.py": Config, "eval.py": EvalFlags, "examples/search.py": SearchFlags}
@@ -90,11 +92,10 @@ def task_defaults_table() -> str:
 
 
 def memory_table() -> str:
-    """What the formula in docs/hardware.md prints."""
-    (formula,) = blocks(HARDWARE, "python")
+    """What the formula of docs/hardware.md prints."""
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
-        exec(formula, {})
+        runpy.run_path(str(ROOT / "study/benchmarks/memory_table.py"))
     return output.getvalue().strip()
 
 
@@ -207,6 +208,21 @@ def is_ours(module: str) -> bool:
     return (ROOT / first).is_dir() or (ROOT / f"{first}.py").exists()
 
 
+def test_the_task_that_one_copies_asks_for_what_it_pays(tmp_path, monkeypatch):
+    """Guards against a first task that cannot be loaded, or whose objectives do not conflict."""
+    monkeypatch.chdir(tmp_path)
+    source, look = blocks(DOCS / "own.md", "python")[:2]
+    Path("my_task.py").write_text(source)
+    exec(look, {})
+    task = load_task("my_task.py", "a language model")
+    check_task(task, 3)
+    problem = task.problems("train", 1)[0]
+    short = task.reward(problem, "Come!")
+    complete = task.reward(problem, f"Come on {', '.join(problem.data)}.")
+    assert short[0] > complete[0] and short[1] < complete[1] == 1
+    assert task.reward(problem, "") == [0, 0]
+
+
 # Methods, tasks, metrics, files of a run.
 
 
@@ -233,14 +249,24 @@ def test_every_metric_and_every_file_of_a_run_is_explained(tmp_path, monkeypatch
     explained = set(re.findall(r"^- `([\w<>@]+)`: ", metrics, re.MULTILINE))
     (line,) = Path("run/vpo/metrics.jsonl").read_text().splitlines()
     logged = json.loads(line).keys() - {"step"}
-    logged = {name for name in logged if name not in ("reward_ann", "reward_bob", "reward_cid")}
-    assert explained == logged | {"reward_<objective>"}
+    logged = {re.sub("_(ann|bob|cid)$", "_<objective>", name) for name in logged}
+    assert explained == logged
 
     for path in Path("run").rglob("*"):
         name = str(path.relative_to("run")).replace("vpo/", "METHOD/").replace("000001", "000200")
         is_inside = "start/" in name or "checkpoint-000200/" in name
         if path.is_file() and not is_inside and name != "lock":
             assert f"`{name}`" in text, f"{name} is not in docs/reference.md"
+
+
+def test_the_version_has_a_line_and_the_workflow_the_readmes_command():
+    """Guards against a release that nobody described, and a test line that GitHub runs otherwise."""
+    assert f"- **{__version__}** " in (DOCS / "changes.md").read_text()
+    assert "\nversion:" not in (ROOT / "CITATION.cff").read_text(), "a second place"
+    workflow = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())
+    (job,) = workflow["jobs"].values()
+    assert job["strategy"]["matrix"]["python"] == ["3.11", "3.13"]
+    assert job["steps"][-1]["run"] == """bash -c "$(grep -m 1 'python -m pytest' README.md)\""""
 
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
 """The doors of both commands: a mistake is one line and exit code 2, nothing is lost, nothing changed."""
 
 import dataclasses
+import io
 import json
 import os
 import re
 import shlex
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,7 +27,7 @@ import eval as evaluation
 import train
 import vpo
 from engine.config import Config, check_ranges, flag_of
-from engine.doors import explain_out_of_memory
+from engine.doors import as_command, explain_out_of_memory
 from engine.runs import load_run
 from engine.tasks import load_task
 from rewards import UserError
@@ -62,6 +66,13 @@ class Letters(Drawing, Task):
         pass
 """
 
+WITH_DATA = """    flags = ("data",)
+
+    def __init__(self, data=""):
+        pass
+
+    def problems"""
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
@@ -97,8 +108,10 @@ def files(folder: Path) -> dict[str, bytes]:
         ("--task fenc", "did you mean fence?"),
         ("--metod vpo", "unrecognized arguments: --metod vpo; --help lists all flags"),
         ("--method ppo", "--method ppo: unknown; one of grpo, dr_grpo"),
+        ("--method VPO", "did you mean vpo?"),
+        ("--method grpo,vpo", "put blanks between methods"),
         ("--method grpo --subset 2", "--subset 2: not used by grpo; leave it out"),
-        ("--subset 4", "s = 4: must be 1 to 3, less than the group"),
+        ("--subset 4", "a set of s = 4 rollouts needs a group of more, and G is 4"),
         ("--m 2.5", "--m: invalid int value: '2.5'"),
         ("--pool 1", "--pool 1: must hold at least one rollout of --m 2 answers"),
         ("--lr fast", "--lr fast: must be a rate, or METHOD=RATE"),
@@ -224,6 +237,71 @@ def test_a_full_disk_is_named_and_leaves_nothing_half(capsys, monkeypatch):
     assert not list(Path("run").rglob("*.tmp*")) and not list(Path("run/grpo").glob("checkpoint-*"))
 
 
+# A machine that is not ours.
+
+
+def test_a_machine_with_settings_of_its_own(tmp_path):
+    """No docstrings, ASCII everywhere, LaTeX asked for that is not there, nothing to be written here.
+
+    Guards against a warm-up or an evaluation that is lost at its end.
+    """
+    Path("runs").touch()  # so that runs/start cannot be made, as in a folder that is read-only
+    Path("matplotlibrc").write_text("text.usetex: True\n")
+    Path("dots.py").write_text(LETTERS.replace("green", "grün"), "utf-8")
+    flags = [*TOY, "--task", "dots.py", "--jobs", "2", "--out", str(tmp_path / "out/run")]
+    ascii_only = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0"}
+    done = subprocess.run(
+        [sys.executable, "-OO", str(ROOT / "train.py"), *flags],
+        env=os.environ | ascii_only | {"PYTHONCOERCECLOCALE": "0"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the warm-up is kept in this run alone: runs/start/" in done.stderr
+    assert (tmp_path / "out/run/best_at_k.png").stat().st_size
+
+
+def test_what_ascii_lacks_is_printed_all_the_same(monkeypatch):
+    """Guards against a traceback in place of the table."""
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, "ascii"))
+    as_command("eval.py", lambda: print("0.350 ± 0.000"))
+    sys.stdout.flush()
+    assert printed.getvalue() == b"0.350 \\xb1 0.000\n"
+
+
+def test_a_stop_outside_of_the_training_is_told(capsys):
+    """Guards against an empty line where SIGTERM comes in the warm-up or in an evaluation."""
+    with pytest.raises(SystemExit) as stop:
+        as_command("eval.py", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert stop.value.code == 130 and "give the same command again" in capsys.readouterr().err
+
+
+def test_results_are_written_before_they_are_printed(run, monkeypatch):
+    """Guards against an evaluation that is lost where its reader, such as `head`, has gone."""
+    (run / "eval.json").unlink()
+    monkeypatch.setattr(evaluation, "print_table", None)
+    with pytest.raises(TypeError):
+        evaluation.main(["run"])
+    assert (run / "eval.json").exists()
+
+
+def test_a_file_of_problems_must_stay_what_it_was(capsys):
+    """A pipe, which a second reading finds empty; and a file that changed since the training."""
+    Path("letters.py").write_text(LETTERS.replace("    def problems", WITH_DATA))
+    flags = [*TOY, "--task", "letters.py", "--method", "grpo", "--out", "run"]
+    os.mkfifo("pipe")
+    for stream in ("pipe", "/dev/fd/63"):
+        fails([*flags, "--data", stream], capsys, f"{stream}: can be read once")
+    Path("data").write_text("one")
+    train.main([*flags, "--data", "data"])
+    evaluation.main(["run"])
+    Path("data").write_text("two")
+    changed = "data: is not the file that run was trained on; restore it"
+    fails(["--out", "run", "--resume"], capsys, changed)
+    fails(["run"], capsys, changed, command=evaluation.main)
+
+
 # The door of memory.
 
 
@@ -268,7 +346,8 @@ def test_eval_names_what_it_cannot_evaluate(run, capsys):
         "run --pool 1": "--pool 1: must hold one rollout of the run's 2 answers",
         "run --out a-file": "--out a-file: must be a folder, and is a file",
         "": "the following arguments are required: RUN",
-        "nowhere": "nowhere: no run of train.py; name the folder that holds config.json",
+        "runs/none": "runs/none: there is no such run",
+        "rum": "rum: there is no such run; did you mean run?",
         "run/vpo": "run/vpo: no run of train.py",
     }
     before = files(run)

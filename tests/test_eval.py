@@ -11,12 +11,26 @@ from torch import Tensor
 
 import eval as evaluation
 from engine.config import Config
-from engine.evaluations import Evaluation, Pool, Settings, check_comparable
-from eval import best_at_k, half_width, measure, pass_at_k
-from report.statistics import bootstrap_interval
-from report.table import Table, mean_of, write_table
+from engine.evaluations import (
+    Evaluation,
+    Pool,
+    Settings,
+    check_comparable,
+    check_overlay,
+    evaluated,
+    rows_of,
+)
+from eval import best_at_k, measure, pass_at_k
+from report.looks import looks_of
+from report.statistics import bootstrap_interval, half_width
+from report.table import Table, clusters_of, joint_table, sentences, write_table
 from rewards import Fence, Problem, Task, UserError
 from rollout import load_policy
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
 
 
 def random_rewards(seed: int, *shape: int) -> Tensor:
@@ -121,6 +135,14 @@ def test_intervals_of_a_few_runs_cover(n):
     assert 0.93 < held / 2000 < 0.975
 
 
+def test_a_problem_that_comes_twice_tells_nothing_new():
+    """Guards against an interval that shrinks with copies: 40 problems, each five times, are 40."""
+    values = random_rewards(6, 40)
+    clusters = clusters_of([Problem(str(i), {"maze": i % 40}) for i in range(200)])
+    assert half_width(values.repeat(5), clusters) == pytest.approx(half_width(values))
+    assert half_width(values.repeat(5)) < 0.6 * half_width(values)
+
+
 # Pools.
 
 
@@ -147,7 +169,7 @@ def test_a_pool_counts_what_was_paid_for():
     values = measure(pool, Kinds(), m=2)
     assert values["best@5"].tolist() == pytest.approx([2 / 3, 0.75])
     assert values["earned"].tolist() == pytest.approx([3 / 5, 4 / 5])
-    assert values["coverage"].tolist() == pytest.approx([(0.5 - 1) / 2, (1 + 0.75) / 2])
+    assert values["coverage@2"].tolist() == pytest.approx([(0.5 - 1) / 2, (1 + 0.75) / 2])
 
 
 def test_a_problem_is_passed_in_its_own_objectives():
@@ -164,12 +186,12 @@ def test_a_pool_is_sampled_in_rollouts_of_m(m, batch):
     task = Fence()
     task.reads_untagged = False
     policy = load_policy("tiny", task)
-    config = Config(sampling_batch=batch, group_size=2)
+    config = Config(sampling_batch=batch, group_size=2, eval_temperature=1.0)
     problems = task.problems("test", 2)
-    pool = evaluation.sample_pool(policy, task, problems, config, m=m, size=10, temperature=1.0)
+    pool = evaluation.sample_pool(policy, task, problems, config, m=m, size=10)
     assert [len(own) for own in pool.answers] == [10, 10]
     assert pool.rewards.shape == (2, 10, 3)
-    again = evaluation.sample_pool(policy, task, problems, config, m=m, size=10, temperature=1.0)
+    again = evaluation.sample_pool(policy, task, problems, config, m=m, size=10)
     assert again.answers == pool.answers
 
 
@@ -189,7 +211,7 @@ def table_of(seed: int = 0) -> Table:
     measures = {}
     for policy, (one, many, diversity) in means.items():
         levels = {"best@1": one, "best@3": 0.6, "best@8": many, "W@8": many, "diversity": diversity}
-        levels |= dict.fromkeys(("pass@1", "pass@8", "earned", "pareto", "coverage"), 0.0)
+        levels |= dict.fromkeys(("pass@1", "pass@8", "earned", "pareto", "coverage@3"), 0.0)
         measures[policy] = {name: level * (1 + noise) for name, level in levels.items()}
     return Table([f"runs/fence-seed{seed}"], Settings("test", 20, 8, 0.7), measures)
 
@@ -200,34 +222,81 @@ def test_the_table_says_in_words_what_it_shows(capsys):
     evaluation.print_table(table)
     out = capsys.readouterr().out
     rows = [" ".join(line.split()) for line in out.splitlines()]
-    assert "best@1 best@3 best@8 W@8 diversity earned pareto coverage" in rows
+    assert "best@1 best@3 best@8 W@8 diversity earned pareto coverage@3" in rows
     assert "VPO 0.700 0.600 0.900 0.900 1.100 0.000 0.000 0.000" in rows
-    assert "GRPO 10% (collapsed), VPO 92% (kept)" in out
-    assert re.search(r"best@1: GRPO 0.800 ± [\d.]+, VPO 0.700 ± [\d.]+, start model 0.300 ±", out)
-    assert re.search(r"W@8: VPO 0.900 ± [\d.]+, GRPO 0.800", out)
+    assert "earned: share" in out and "coverage@3: the best value in an objective among 3" in out
+    assert "GRPO 10% (collapsed); VPO 92% (kept)" in out
+    assert re.search(r"best@1: GRPO 0.800 ± [\d.]+; VPO 0.700 ± [\d.]+; start model 0.300 ±", out)
+    assert re.search(r"W@8: VPO 0.900 ± [\d.]+; GRPO 0.800", out)
     table.measures["vpo"]["pass@8"][3] = 1.0
     evaluation.print_table(table)
     assert " pass@1     pass@8" in capsys.readouterr().out
 
 
-def test_means_of_several_runs(tmp_path, capsys):
-    """Of the policies that all runs have, the others are named; the interval is one over the runs."""
-    tables = [table_of(seed) for seed in range(3)]
-    del tables[1].measures["grpo"]
-    for i, table in enumerate(tables):
+@pytest.mark.parametrize(
+    "n, share, noise, expected",
+    [
+        (8, 1.5, 1.0, "not firm"),  # after two steps and eight problems
+        (200, 1.5, 1.0, "grew"),
+        (200, 1.05, 0.1, "kept"),
+        (20, 1.0, 0.5, "not firm"),
+        (200, 0.2, 0.3, "collapsed"),
+        (200, 0.33, 0.5, "narrowed"),  # perhaps collapsed
+        (2, 0.0, 0.0, "narrowed"),  # 0 in two problems does not say "collapsed"
+        (20, 0.0, 0.0, "collapsed"),
+    ],
+)
+def test_a_verdict_is_firm_or_says_that_it_is_not(n, share, noise, expected):
+    """Guards against "150% (grew)" that other problems would not repeat."""
+    table = table_of()
+    table.settings = Settings("test", n, 8, 0.7)
+    draws = torch.randn(n, generator=torch.Generator().manual_seed(7))
+    draws = (draws - draws.mean()) / draws.std()
+    for name, level in (("start", 1.0), ("grpo", share)):
+        table.measures[name] = {key: torch.full((n,), level) for key in table.measures[name]}
+    table.measures["grpo"]["diversity"] += noise * draws
+    half = 196 * noise / n**0.5 if share else 100 * (1 - 0.05 ** (1 / n))
+    text = re.search(rf"GRPO {share:.0%} ± (\d+)% \(([a-z ]+)", sentences(table))
+    assert text[2] == expected and float(text[1]) == pytest.approx(half, rel=0.25, abs=0.6)
+
+
+def test_what_does_not_vary_has_no_interval(capsys):
+    """Guards against "± 0.000" where all problems gave 0, or one problem was asked twenty times, and against a verdict
+    on one that was asked once."""
+    table = table_of()
+    table.measures["grpo"]["W@8"] *= 0
+    assert "; GRPO 0.000\n" in sentences(table) + "\n"
+    table.clusters = torch.zeros(20, dtype=torch.long)
+    evaluation.print_table(table)
+    out = capsys.readouterr().out
+    assert "one test problem, 20 times" in out and "±" not in out and "GRPO 10% (collapsed" in out
+    for values in table.measures.values():
+        values |= {name: value[:1] for name, value in values.items()}
+    table.settings = Settings("test", 1, 8, 0.7)
+    table.clusters = table.clusters[:1]
+    assert "GRPO 10% (one problem, seen once)" in sentences(table)
+    write_table(table, Path("eval.json"), "cpu")
+    assert json.loads(Path("eval.json").read_text())["policies"]["vpo"]["W@8"]["interval"] is None
+
+
+def test_means_of_several_runs(capsys):
+    """The interval of a mean is one over the runs, and a row says of how many."""
+    evaluations = [evaluation_with(f"seed{seed}", seed, methods=("grpo", "vpo")) for seed in (0, 1)]
+    evaluations.append(evaluation_with("seed2", 2, methods=("vpo",)))
+    tables = {each.run: table_of(each.config.seed) for each in evaluations}
+    for i, table in enumerate(tables.values()):
         table.measures["vpo"]["best@1"] += 0.1 * i
-    means = mean_of(tables)
-    assert list(means.measures) == ["start", "start_sets", "vpo"]
-    evaluation.print_left_out({table.runs[0]: list(table.measures) for table in tables})
-    expected = "GRPO is left out of the mean: not trained in runs/fence-seed1\n"
-    assert capsys.readouterr().out == expected
-    write_table(means, tmp_path / "eval.json", "cpu")
-    stored = json.loads((tmp_path / "eval.json").read_text())
-    best = stored["policies"]["vpo"]["best@1"]
+        table.measures["vpo, asked for one answer"] = dict(table.measures["grpo"])
+    means = joint_table(tables, rows_of(evaluations))
+    evaluation.print_table(means)
+    out = capsys.readouterr().out
+    assert "mean of 3 runs" in out
+    assert re.search("^GRPO .* 2 seeds$", out, re.M) and re.search("^VPO .* 3 seeds$", out, re.M)
+    write_table(means, Path("eval.json"), "cpu")
+    best = json.loads(Path("eval.json").read_text())["policies"]["vpo"]["best@1"]
     half = 4.30 * 0.1 / 3**0.5
     assert best["mean"] == pytest.approx(0.8)
     assert best["interval"] == pytest.approx([0.8 - half, 0.8 + half])
-    assert stored["settings"]["runs"] == [f"runs/fence-seed{seed}" for seed in range(3)]
 
 
 @pytest.mark.draws
@@ -240,29 +309,64 @@ def test_the_picture_of_best_at_k(suffix, tmp_path):
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
-def evaluation_with(name: str, seed: int, **flags: object) -> Evaluation:
-    """A run of two steps of GRPO, as config, checkpoint and log."""
-    config = Config(task="toy", method=["grpo"], seed=seed, **flags)
-    run = Path(name)
-    (run / "grpo/checkpoint-000002").mkdir(parents=True)
-    lines = [json.dumps({"step": step, "lr": step / config.steps}) + "\n" for step in (1, 2)]
-    (run / "grpo/metrics.jsonl").write_text("".join(lines))
-    return Evaluation(run, config, Settings("test", 20, 8, 0.7), run)
+def evaluation_with(
+    name: str, seed: int, methods: tuple = ("grpo",), steps: int = 2, **flags: object
+) -> Evaluation:
+    """A run of two steps, as config and checkpoints."""
+    config = Config(**{"task": "toy", "method": list(methods), "seed": seed, "steps": 2} | flags)
+    for method in methods:
+        Path(f"{name}/{method}/checkpoint-{steps:06}").mkdir(parents=True)
+    return Evaluation(Path(name), config, Settings("test", 20, 8, 0.7), Path(name))
 
 
-def test_runs_that_do_not_belong_together_have_no_mean(tmp_path, monkeypatch):
-    """Guards against a mean over learning rates, one seed that counts twice, and a run that has just begun or was made
-    longer later."""
-    monkeypatch.chdir(tmp_path)
+def test_runs_stand_side_by_side_named_by_what_differs():
+    """Another rate, --kl, --steps or --m, or an end that is not reached. The start model is one, but for --m."""
     first = evaluation_with("a", 0)
-    check_comparable([first, evaluation_with("alike", 1, jobs=3, lr=["0.0012"])])
-    others = {
-        "has --lr grpo=0.001, and a has 0.0012": evaluation_with("b", 1, lr=["1e-3"]),
-        "has --kl 0.0, and a has 0.001": evaluation_with("c", 1, kl=0.0),
-        "has --seed 0, as a has": evaluation_with("d", 0),
-        "grpo has done 1 steps, and in a 2": evaluation_with("begun", 1),
+    cases = {
+        "grpo, --lr 0.001": evaluation_with("b", 0, lr=["1e-3"]),
+        "grpo, --kl 0.0": evaluation_with("c", 1, kl=0.0),
+        "grpo, --steps 4": evaluation_with("longer", 0, steps=4),
+        "grpo, at step 1": evaluation_with("begun", 1, steps=1),
+        "grpo, --m 2": evaluation_with("m", 0, m=2),
     }
-    Path("begun/grpo/checkpoint-000002").rename("begun/grpo/checkpoint-000001")
-    for message, other in others.items():
-        with pytest.raises(UserError, match=message):
+    cases["grpo, --steps 4"].config.steps = 4
+    for row, other in cases.items():
+        check_overlay([first, other])
+        rows = {each.name: each for each in rows_of([first, other])}
+        assert row in rows and list(rows[row].runs.values()) == [other.run]
+        starts = [name for name in rows if name.startswith("start,") or name == "start"]
+        assert len(starts) == 1 + ("--m" in row)
+        with pytest.raises(UserError, match="must differ in the seed, and in nothing else"):
             check_comparable([first, other])
+    same = evaluation_with("alike", 1, jobs=3, lr=["0.0012"])
+    check_comparable([first, same])
+    assert [row.name for row in rows_of([first, same])] == ["start", "start_sets", "grpo"]
+    assert rows_of([first, same])[2].runs == {0: Path("a"), 1: Path("alike")}
+    looks = looks_of(["grpo, --kl 0", "grpo, --kl 1", "vpo"]).values()
+    assert len({look.color for look in looks}) == 3 and len({look.title for look in looks}) == 3
+
+
+def test_runs_that_fit_no_table_are_refused():
+    """Guards against other problems side by side, and one seed that counts twice."""
+    first = evaluation_with("a", 0)
+    refused = {
+        "has --size 9, and a has 7": evaluation_with("b", 0, size=9),
+        "has --seed 0, as a has": evaluation_with("c", 0),
+        "in --problems, --pool or --temp": evaluation_with("d", 1),
+        "names a run twice": first,
+    }
+    refused["in --problems, --pool or --temp"].settings = Settings("test", 30, 8, 0.7)
+    for message, other in refused.items():
+        with pytest.raises(UserError, match=message):
+            check_overlay([first, other])
+
+
+def test_policies_of_several_answers_are_asked_for_one_too():
+    """Guards against variety that lies inside the set, and that one who asks for one answer does not find."""
+    found = evaluated(evaluation_with("a", 0, methods=("grpo", "vpo"), m=3))
+    assert {name: policy.m for name, policy in found.items()} == {
+        "start": 1, "start_sets": 3, "grpo": 1, "vpo": 3, "vpo, asked for one answer": 1,
+    }  # fmt: skip
+    assert "vpo, asked for one answer" not in evaluated(
+        evaluation_with("b", 0, methods=("vpo",), m=1)
+    )

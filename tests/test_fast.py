@@ -1,11 +1,15 @@
 """Plain against fast: the same tokens, the same gradient; and both against each rollout on its own."""
 
 import copy
+import functools
+from collections.abc import Callable
 
 import pytest
 import torch
 from test_rollout import (
+    ARCHITECTURES,
     TASK,
+    MarkedWords,
     assert_same_gradient,
     draw,
     load_random_model,
@@ -13,6 +17,8 @@ from test_rollout import (
     save_random_model,
 )
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import fast
 import rollout
@@ -21,8 +27,8 @@ import vpo
 from engine.config import Config
 from engine.models import add_adapter, recompute_layers
 from engine.optimizer import MasterWeightAdamW
-from fast import update
-from rollout import Policy, Rollouts, load_policy
+from fast import graphs, update
+from rollout import Policy, Rollouts, StopRule, load_policy
 
 TOLERANCE = 1e-5
 both_kinds = pytest.mark.parametrize("name", ["tiny", "llama"])
@@ -51,11 +57,13 @@ def gradient(
     advantages: Tensor | None = None,
     reference: Policy | None = None,
     budget: int = 500,
+    bonus: float = 0.0,
 ) -> tuple[list[Tensor], dict[str, float]]:
     """The gradient of every trained weight, and the metrics."""
     if advantages is None:
         advantages = torch.linspace(-1, 1, len(rollouts.tokens))
-    config = Config(temperature=0.7, micro_batch_tokens=budget, kl=0.1 if reference else 0.0)
+    config = Config(temperature=0.7, micro_batch_tokens=budget, entropy_coef=bonus)
+    config.kl = 0.1 if reference else 0.0
     policy.model.zero_grad()
     metrics = backward(policy, reference, rollouts, advantages, config)
     gradients = []
@@ -83,10 +91,31 @@ def test_both_have_the_same_gradient(name, with_kl):
     reference = copy_of(policy, 0.01) if with_kl else None
     rollouts = rollouts_of(name)
     assert_plain_is_fast(policy, rollouts, reference=reference)
+    assert_plain_is_fast(policy, rollouts, reference=reference, bonus=0.3)
     ours, _ = gradient(fast.backward, policy, rollouts, reference=reference)
     other, _ = gradient(fast.backward, copy_of(policy, 0.01), rollouts, reference=reference)
     with pytest.raises(AssertionError):
         assert_same_gradient(other, ours, TOLERANCE)
+
+
+@pytest.mark.parametrize("backward", [train.backward, fast.backward])
+def test_the_entropy_bonus_has_the_gradient_of_its_differences(backward):
+    """Guards against a bonus without gradient, and rollouts without advantage that are left out of it."""
+    policy = copy_of(load_random_model("tiny"))
+    rollouts = rollouts_of("tiny")
+    advantages = torch.linspace(-1, 1, 12).relu()  # half of them 0
+    ours, _ = gradient(backward, policy, rollouts, advantages, bonus=0.5)
+    without, _ = gradient(backward, policy, rollouts, advantages)
+    whole = torch.cat([g.flatten() for g in ours])
+    bonus = whole - torch.cat([g.flatten() for g in without])
+    bonus /= bonus.norm()
+    weights = list(policy.model.parameters())
+    start = torch.nn.utils.parameters_to_vector(weights).detach()
+    losses = []
+    for step in (0.01, -0.01):
+        torch.nn.utils.vector_to_parameters(start + step * bonus, weights)
+        losses.append(gradient(train.backward, policy, rollouts, advantages, bonus=0.5)[1]["loss"])
+    assert (losses[0] - losses[1]) / 0.02 == pytest.approx((whole @ bonus).item(), rel=1e-2)
 
 
 @three_kinds
@@ -243,6 +272,120 @@ def test_micro_batches_hold_each_row_once_and_keep_the_budget(budget, T):
     assert budget or len(chunks) == 1
 
 
+# Sampling.
+
+
+class Tape(TorchDispatchMode):
+    """What a CUDA graph does, on a CPU: the same operators once more, on the memory they had before.
+
+    So what Python decided stays decided, and nobody may ask for the value of a tensor.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if "_local_scalar_dense" in operator.name():
+            raise RuntimeError("the host asks")
+        out = operator(*args, **(kwargs or {}))
+        self.calls.append((operator, args, kwargs or {}, out))
+        return out
+
+    def replay(self) -> None:
+        for operator, args, kwargs, out in self.calls:
+            again = operator(*args, **kwargs)
+            for old, new in zip(tree_leaves(out), tree_leaves(again), strict=True):
+                if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+def taped(function: Callable[[], None], place: Tensor, pool: None) -> Callable[[], None]:
+    """As `graphs.captured`."""
+    with Tape() as tape:
+        function()
+    place.sub_(1)
+    return tape.replay
+
+
+with_graphs = functools.partial(rollout.sample, decode=graphs.decode)
+
+
+def ends_soon(tokens: Tensor, is_alive: Tensor) -> Tensor:
+    """A stop rule: one token in eight ends a rollout."""
+    return tokens[:, -1] % 8 == 0
+
+
+def assert_same_tokens(policy: Policy, **options) -> None:
+    plain = draw(policy, **options)
+    ours = draw(policy, sample=with_graphs, **options)
+    assert ours.lengths == plain.lengths
+    assert ours.ended == plain.ended
+    assert ours.texts == plain.texts
+    assert torch.equal(ours.tokens, plain.tokens)
+    torch.testing.assert_close(ours.logprobs, plain.logprobs, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["tiny", *ARCHITECTURES])
+def test_a_graph_draws_the_same_tokens(name, monkeypatch):
+    """Guards against a place, a window or a random number that is that of the captured token.
+
+    The same graphs serve other prompts, and weights that have changed where they are. Weights that are
+    elsewhere, such as those of an adapter, get new ones.
+    """
+    monkeypatch.setattr(graphs, "captured", taped)
+    policy = copy_of(load_random_model(name))
+    if name != "gemma2":  # its attention is computed in float32, whatever its weights are
+        policy.model.double()  # so that no rounding draws another token
+    many = {"n": 6, "G": 6, "stop": ends_soon}
+    assert_same_tokens(policy, **many)
+    space = graphs.workspaces[policy.model]
+    captured = dict(space.graphs)
+    assert min(b for b, _, _ in captured) < 36 / 2, "the test wants a batch that gets smaller"
+    with torch.no_grad():
+        for weight in policy.model.parameters():
+            weight.mul_(0.9)
+    assert_same_tokens(policy, **many)
+    assert graphs.workspaces[policy.model] is space
+    assert captured.items() <= space.graphs.items(), "a graph was captured again"
+    assert_same_tokens(policy, n=3, G=2, max_new_tokens=30, temperature=1.1)
+    assert_same_tokens(policy, n=2, G=1, max_new_tokens=1)
+    assert graphs.workspaces[policy.model] is space
+    for weight in policy.model.parameters():
+        weight.data = weight.data * 1.1
+    assert_same_tokens(policy, **many)
+    assert graphs.workspaces[policy.model] is not space
+    assert policy.model not in graphs.refused
+
+
+@pytest.mark.parametrize("look_every", [1, 7, 64])
+def test_a_stop_that_is_noticed_late_is_the_same_stop(look_every, monkeypatch):
+    """Guards against tokens after the end that would be trained on."""
+    monkeypatch.setattr(graphs, "LOOK_EVERY", look_every)
+    policy = load_random_model("llama")
+    for m in (1, 3):
+        assert_same_tokens(policy, n=6, stop=StopRule(policy, MarkedWords(), m))
+        assert_same_tokens(policy, n=6, batch=5, stop=StopRule(policy, MarkedWords(), m))
+
+
+@pytest.mark.parametrize("way", ["the host asks", "a ready mask"])
+def test_a_model_without_a_graph_goes_on_and_says_so_once(way, monkeypatch, capsys):
+    """Guards against silence, a retry at each batch, and a model that reads the mask in its own way."""
+    monkeypatch.setattr(graphs, "captured", taped)
+    policy = copy_of(load_random_model("llama"))
+    if way == "the host asks":
+        layer = policy.model.base_model.layers[0]
+        layer.register_forward_hook(lambda module, inputs, output: output.sum().item() and None)
+    else:
+        monkeypatch.setattr(graphs, "ready_mask", lambda model, seen, distance: ~seen)
+    capsys.readouterr()
+    assert_same_tokens(policy)
+    assert_same_tokens(policy)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "without a CUDA graph" in line and way in line
+    assert policy.model not in graphs.workspaces
+
+
 # Adapters.
 
 
@@ -264,6 +407,7 @@ def adapted(name: str, folder) -> Policy:
 def test_both_train_an_adapter_alike(name, tmp_path):
     """The adapter alone has gradients, and the reference policy is the model with the adapter off."""
     policy = adapted(name, tmp_path)
+    assert_same_tokens(policy)
     trained = [key for key, weight in policy.model.named_parameters() if weight.requires_grad]
     assert trained and all("lora" in key for key in trained)
     rollouts = rollouts_of(name)  # of the model without the adapter

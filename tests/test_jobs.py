@@ -143,7 +143,8 @@ def test_a_killed_run_ends_bit_for_bit_the_same():
 def test_a_task_and_a_method_of_ones_own_reach_the_processes(capsys):
     """A file given by its path, and a script that adds a method as docs/own.md does.
 
-    Ctrl-C, which a terminal sends to all of them: no traceback of a child, and the way on.
+    SIGTERM, which Slurm sends to all of them, as a terminal sends Ctrl-C: no traceback of a child, and
+    the way on.
     """
     Path("my_task.py").write_text(
         "from rewards import Fence\n\n\nclass Mine(Fence):\n    name = 'mine'\n"
@@ -161,7 +162,7 @@ def test_a_task_and_a_method_of_ones_own_reach_the_processes(capsys):
     child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     for method in ("grpo", "mine"):
         wait_for(lambda: child.poll() is None, Path("run", method, "metrics.jsonl"), 4)
-    os.killpg(child.pid, signal.SIGINT)
+    os.killpg(child.pid, signal.SIGTERM)
     told = child.communicate()[1]
     assert child.returncode == 130, told
     assert "go on with: python my_method.py --resume --out run" in told.splitlines()[-1]

@@ -1,7 +1,11 @@
-"""The lesson, run from top to bottom in a small size: every solution is right, every wrong answer is told so."""
+"""The lesson, run from top to bottom in a small size: every solution is right, every wrong answer is told so.
+
+python tests/test_lesson.py    runs it in full (ten minutes) and stores its figures and numbers in it
+"""
 
 import copy
 import re
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +19,8 @@ pytest.importorskip(
     "ipykernel", reason="nbclient runs the notebook: pip install nbclient ipykernel"
 )
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parent.parent
+LESSON = ROOT / "docs/lesson.ipynb"
 PROJECT = "vpo.py rollout.py rewards.py train.py eval.py tasks engine fast report examples"
 SIZE = "--steps 2 --warm-steps 2 --prompts-per-step 2 --group-size 2 --eval-problems 4 --pool 8 --snapshots 2"
 SMALL = f"""
@@ -125,26 +130,79 @@ def check_verdict(attempt: Attempt) -> None:
     assert len(verdict.removeprefix(beginning)) > 20, f"no word of what is wrong: {verdict}"
 
 
-def test_the_lesson_runs_and_every_check_tells_right_from_wrong(tmp_path):
-    for name in PROJECT.split():
-        (tmp_path / name).symlink_to(ROOT / name)  # so that runs/ is a folder of its own
-    notebook = nbformat.read(ROOT / "docs/lesson.ipynb", as_version=4)
-    nbformat.validate(notebook)
-    assert not any(cell.outputs for cell in notebook.cells if cell.cell_type == "code")
+def solutions_of(notebook) -> dict[str, str]:
+    """The solutions in the appendix, by the number of their exercise."""
     pattern = r"<summary>Exercise (\d)</summary>\n\n```python\n(.*?)\n```"
-    solutions = dict(re.findall(pattern, notebook.cells[-1].source, re.DOTALL))
-    assert list(solutions) == [str(n) for n in range(1, 10)]
+    return dict(re.findall(pattern, notebook.cells[-1].source, re.DOTALL))
 
+
+def execute(notebook, folder: Path) -> None:
+    """Run a notebook in a folder that holds the project, so that runs/ is a folder of its own."""
+    for name in PROJECT.split():
+        (folder / name).symlink_to(ROOT / name)
+    (folder / "docs").mkdir()
+    resources = {"metadata": {"path": str(folder / "docs")}}  # where Jupyter starts it
+    nbclient.NotebookClient(
+        notebook, timeout=3600, resources=resources, record_timing=False
+    ).execute()
+
+
+def pictures(notebook) -> int:
+    count = 0
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            count += "image/png" in output.get("data", {})
+    return count
+
+
+def test_the_lesson_runs_and_every_check_tells_right_from_wrong(tmp_path):
+    notebook = nbformat.read(LESSON, as_version=4)
+    nbformat.validate(notebook)
+    solutions = solutions_of(notebook)
+    assert list(solutions) == [str(n) for n in range(1, 10)]
     notebook.cells, attempts = with_attempts(notebook, solutions)
-    (tmp_path / "docs").mkdir()
-    resources = {"metadata": {"path": str(tmp_path / "docs")}}  # where Jupyter starts it
-    nbclient.NotebookClient(notebook, timeout=300, resources=resources).execute()
+    execute(notebook, tmp_path)
     for attempt in attempts:
         check_verdict(attempt)
     assert (tmp_path / "runs/lesson-maze/film.gif").exists()
     assert (tmp_path / "runs/lesson-search/search.json").exists()
-    pictures = 0
+    assert pictures(notebook) >= 5
+    (urn,) = [printed(cell) for cell in notebook.cells if cell.get("id") == "why-code"]
+    assert "start [2, 1, 7], rate 1, KL 0: half of the runs end from 0.97 to 0.99" in urn
+
+
+def test_the_stored_figures_are_those_of_this_lesson():
+    """Guards against outputs that were not made by the command above, are too large, or name a machine."""
+    notebook = nbformat.read(LESSON, as_version=4)
+    assert LESSON.stat().st_size < 2e6 and pictures(notebook) >= 5
     for cell in notebook.cells:
+        if cell.cell_type == "code":
+            assert "/tmp/" not in printed(cell)
+            assert all(output.output_type != "error" for output in cell.outputs)
+            assert number_of(cell, "exercise") is None or not cell.outputs
+
+
+def store_outputs() -> None:
+    """Run the lesson with its solutions, and store what it prints and draws, but for the verdicts."""
+    notebook = nbformat.read(LESSON, as_version=4)
+    solutions = solutions_of(notebook)
+    solved = copy.deepcopy(notebook)
+    for cell in solved.cells:
+        n = number_of(cell, "exercise")
+        cell.source = cell.source if n is None else solutions[str(n)]
+    with tempfile.TemporaryDirectory() as folder:
+        execute(solved, Path(folder))
+    for cell, run in zip(notebook.cells, solved.cells, strict=True):
+        if cell.cell_type == "code" and number_of(cell, "exercise") is None:
+            cell.outputs = run.outputs
+            if number_of(cell, "check") is not None:
+                cell.outputs = [own for own in run.outputs if own.output_type != "stream"]
         for output in cell.get("outputs", []):
-            pictures += "image/png" in output.get("data", {})
-    assert pictures >= 5
+            output.pop("execution_count", None)
+            if output.output_type == "stream":
+                output.text = output.text.replace(f"file://{folder}/", "")
+    nbformat.write(notebook, LESSON)
+
+
+if __name__ == "__main__":
+    store_outputs()

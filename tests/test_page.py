@@ -269,3 +269,11 @@ def test_a_task_and_a_method_of_ones_own_have_a_page(tmp_path):
     pool = data["problems"][0]["pools"][0]["my_method"]
     assert "R" not in pool and data["problems"][0]["grid"] is None
     assert re.fullmatch(r"\d+ of 30 earn something", pool["summary"])
+
+
+def test_the_legend_and_the_paint_are_the_fences(tmp_path):
+    """Guards against "; ." after an own task's answers, and against answers such as "red" that become a square."""
+    page.write_page(tmp_path / "fence.html", made_snapshots("fence"))
+    page.write_page(tmp_path / "prose.html", made_snapshots("prose"))
+    fence, prose = (data_of(tmp_path / f"{name}.html") for name in ("fence", "prose"))
+    assert fence["paints"] and fence["legend"] and not prose["paints"] and not prose["legend"]

@@ -11,7 +11,7 @@ from engine.config import Config
 from engine.evaluations import Evaluation, Pool, Settings
 from engine.files import append
 from report import plots
-from report.drawings import Drawing, drawing_of
+from report.drawings import Drawing, TextDrawing, drawing_of
 from report.looks import LOOKS, look_of
 from report.plots import Curve
 from rewards import Fence, Problem, Task, Toy
@@ -38,6 +38,9 @@ class Plain(Task):
     """A task of one's own without drawings, whose objectives have no names."""
 
     name = "plain"
+
+    def prompt(self, problem, m):
+        return "Name a color\nthat costs $2, then $3."
 
 
 def make_pools(names=("start", "grpo", "vpo"), N=5, n=8, k=3):
@@ -68,8 +71,8 @@ def texts(figure) -> list[str]:
 
 
 @pytest.mark.draws
-@pytest.mark.parametrize("task, names", [(Squares(), ["answers"]), (Plain(), [])])
-def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task, names):
+@pytest.mark.parametrize("task", [Squares(), Plain()])
+def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task):
     """Guards against views that know our methods and tasks alone: both are of one's own here; against two methods of
     one's own that look alike; and against files that differ where the numbers do not."""
     for name in ("my_method", "other_method"):
@@ -89,7 +92,7 @@ def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task, names):
     for _ in range(2):
         paths = plots.run_figures(evaluation, task, pools, "svg")
         written.append([path.read_bytes() for path in paths])
-    expected = [f"{name}.svg" for name in ("diversity", "progress", "reward_vectors", *names)]
+    expected = [f"{name}.svg" for name in ("diversity", "progress", "reward_vectors", "answers")]
     assert [path.name for path in paths] == expected and written[0] == written[1]
     own = [line for line in drawn[0].axes[0].lines if line.get_label() == "my_method"]
     assert own[0].get_color() == look_of("my_method").color
@@ -99,12 +102,37 @@ def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task, names):
     assert [path.name for path in paths] == expected[2:]
 
 
-def test_training_smooths_around_the_step(tmp_path, drawn):
-    rows = [{"step": i, "diversity": 2.0 * i, "reward": 0.5} for i in range(1, 21)]
-    plots.training([curve("vpo", rows), curve("new", rows[:1])], 0.8, tmp_path / "training.png")
-    line = next(line for line in drawn[0].axes[0].lines if line.get_label() == "VPO")
-    assert line.get_xydata()[0].tolist() == [5.5, 11.0] and len(line.get_xdata()) == 11
+@pytest.mark.parametrize("steps, window, first", [(40, 11, 6), (20, 5, 3), (10, 3, 2), (2, 1, 1)])
+def test_training_smooths_around_whole_steps(steps, window, first, tmp_path, drawn):
+    """Guards against a mean that lies at step 5.5, a caption of ten steps in a run of three, and ticks at step 1.25."""
+    rows = [{"step": i, "diversity": 2.0 * i, "reward": 0.5} for i in range(1, steps + 1)]
+    plots.training([curve("vpo", rows), curve("new", rows)], 0.8, tmp_path / "training.png")
+    ax = drawn[0].axes[0]
+    line = next(line for line in ax.lines if line.get_label() == "VPO")
+    assert line.get_xydata()[0].tolist() == [first, 2 * first]
+    assert len(line.get_xdata()) == steps - window + 1
     assert all(ax.get_ylim()[0] == 0 for ax in drawn[0].axes), "0.35 would tower above 0.34"
+    assert all(tick == int(tick) for tick in ax.get_xticks())
+    said = [text for text in texts(drawn[0]) if "running means of" in text.replace("\n", " ")]
+    assert bool(said) == (window > 1)
+    assert not said or f"means of {window} steps" in said[0].replace("\n", " ")
+
+
+def test_texts_have_a_table_of_answers(tmp_path, drawn):
+    """Guards against a text task without a figure: question, counts and rewards; empty slots and long texts, too."""
+    texts_of = [["red"] * 3 + ["blue", None, "w" * 200], [None] * 6]
+    rewards = [
+        torch.tensor([[1.0, 0.5]] * 3 + [[0.25, 100.0]] + [[0.0, 0.0]] * 2),
+        torch.zeros(2, 2).repeat(3, 1),
+    ]
+    pools = {"grpo": (texts_of, rewards)}
+    drawing = TextDrawing(Plain(), problems(2), pools)
+    plots.answers(pools, problems(2), drawing, tmp_path / "a.png")
+    shown = [" ".join(text.split()) for text in texts(drawn[0])]
+    assert "Name a color that costs $2, then $3." in shown
+    assert "3\u00d7 1 0.5 red" in shown and "1\u00d7 0.25 100 blue" in shown
+    assert "1\u00d7 (no answer)" in shown and "6\u00d7 (no answer)" in shown
+    assert max(map(len, shown)) < 120
 
 
 def test_progress_shows_the_start_model_as_a_level(tmp_path, drawn):

@@ -3,16 +3,20 @@
 import contextlib
 import re
 import signal
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
+import torch
 from matplotlib.figure import Figure
 
 from engine.answers import THOUGHTS, write_answers
 from engine.tasks import load_task
 from report.drawings import drawing_of
-from rewards import Fence, Problem, Task, Toy, parse_answers
+from rewards import Fence, Problem, Task, Toy, UserError, parse_answers
 from rollout import score
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -125,6 +129,19 @@ def test_a_list_whose_first_number_stands_in_the_prompt(m):
     assert parse_answers("5 apples\n", task, m, finished=False) == ["5 apples"]
     assert parse_answers(" \n", task, m) == []
     assert parse_answers("1. red\n2. blue", task, m) == ["red", "blue"][:m]
+    assert parse_answers("red\n2. blue\nOr:\n1. grey", task, m) == ["red", "blue"][:m]
+    assert parse_answers("2. blue\n", task, 2) == ["blue"]
+
+
+@pytest.mark.parametrize("preface", ["Sure! Here they are:\n", " Of course.\n\n", "\nSure:\n**"])
+def test_what_stands_before_a_line_numbered_1_is_a_preface(preface):
+    """Guards against a preface for the first answer, and a rollout of one answer that ends with it."""
+    task = task_in("lines")
+    text = f"{preface}1. red\n2. blue\n3. grey"
+    bold = text.replace("**1.", "**1.**")
+    assert parse_answers(bold, task, 3) == ["red", "blue", "grey"]
+    assert parse_answers("Sure:\n", task, 1, finished=False) == []
+    assert parse_answers("Sure: red\n", task, 1, finished=False) == ["Sure: red"]
 
 
 @pytest.mark.parametrize("form", ["tags", "lines"])
@@ -219,6 +236,32 @@ def test_problems_may_differ_in_their_objectives():
     assert scored.vectors.tolist() == [[[[1, 1, 0]]], [[[-1, -1, -1]]]]
     assert scored.scalars.tolist() == [[[1]], [[-1]]]
     assert scored.objective_mask.tolist() == [[True, True, False], [True, True, True]]
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        (Fraction(1, 3), 1 / 3),
+        (2**63, 2.0**63),
+        (Decimal("0.5"), 0.5),
+        (np.bool_(True), 1.0),
+        (np.float32(0.25), 0.25),
+        (torch.tensor(0.5), 0.5),
+    ],
+)
+def test_what_is_a_number_may_stand_in_a_vector(value, number):
+    task = Task()
+    task.reward = lambda problem, answer: [value, 1]
+    scored = score(task, [Problem("a", None)], [["x"]], 1)
+    assert scored.vectors.flatten().tolist() == pytest.approx([number, 1])
+
+
+@pytest.mark.parametrize("value", ["0.5", b"1", None, 1j, Decimal("NaN"), 10**400, [1], 2**200])
+def test_what_is_no_number_is_named(value):
+    task = Task()
+    task.reward = lambda problem, answer: [value]
+    with pytest.raises(UserError, match="problem 'a', answer '', .* (list|finite)"):
+        score(task, [Problem("a", None)], [["x"]], 1)
 
 
 # The fence and the toy.

@@ -17,8 +17,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import rollout
+import train
 from engine.answers import write_answers
 from engine.models import save_model
+from engine.runs import load_run
 from engine.start import load_start
 from rewards import Fence, Problem, Task, UserError, parse_answers
 from rollout import Policy, Rollouts, SamplingOptions, StopRule, load_policy, token_logprobs
@@ -44,6 +46,13 @@ WINDOW = {
     "query_pre_attn_scalar": 8,
     "tie_word_embeddings": False,  # random models with tied ones repeat a token for ever
 }
+DELTA = {"layer_types": ["linear_attention", "full_attention"], "head_dim": 8}
+DELTA |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_conv_kernel_dim": 4}
+DELTA |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "tie_word_embeddings": False}
+MAMBA = {"mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 16, "head_dim": 8}
+ZAMBA = {"mamba_d_state": 8, "mamba_ngroups": 1, "n_mamba_heads": 4, "mamba_headdim": 16}
+ZAMBA |= {"num_hidden_layers": 3, "layers_block_type": ["mamba", "mamba", "hybrid"]}
+ZAMBA |= {"hybrid_layer_ids": [2], "num_mem_blocks": 1, "chunk_size": 16, "adapter_rank": 4}
 ARCHITECTURES = {  # name -> (configuration class of transformers, its arguments)
     "llama": ("LlamaConfig", SHAPE),
     "qwen2": ("Qwen2Config", SHAPE),
@@ -54,6 +63,11 @@ ARCHITECTURES = {  # name -> (configuration class of transformers, its arguments
     "gpt2": (
         "GPT2Config",
         {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 2048, "initializer_range": 0.3},
+    ),
+    "qwen3_5": ("Qwen3_5TextConfig", SHAPE | DELTA),
+    "falcon_h1": (
+        "FalconH1Config",
+        SHAPE | MAMBA | {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8},
     ),
     "phi": ("PhiConfig", SHAPE | {"num_key_value_heads": 4}),  # its LM head has a bias
 }
@@ -461,19 +475,84 @@ def test_marks_that_are_special_tokens_stay_in_the_text(tmp_path):
         assert parse_answers(text, Task(), 2) == ["red", "blue"][: text.count("red\n") + 1]
 
 
+def policy_with(folder: Path, template: str, marks: list[str], **options) -> Policy:
+    """A random Llama whose tokenizer has a chat template and some special tokens."""
+    policy = load_policy(save_random_model(folder, "llama", vocab_size=440, **options), TASK)
+    policy.tokenizer.add_special_tokens({"additional_special_tokens": marks})
+    policy.tokenizer.chat_template = template
+    return Policy(policy.model, policy.tokenizer)
+
+
 def test_what_a_chat_template_writes_around_texts_is_no_text(tmp_path):
     """Guards against a last answer that ends in <|END_RESPONSE|>, as Command A closes a reply before its EOS."""
-    policy = load_policy(save_random_model(tmp_path, "llama"), TASK)
-    tokenizer = policy.tokenizer
     control = ["<|START_RESPONSE|>", "<|END_RESPONSE|>"]
     marks = ["<|START_THINKING|>", "<|END_THINKING|>", "<answer_1>"]
-    tokenizer.add_special_tokens({"additional_special_tokens": control + marks})
-    tokenizer.chat_template = "<|START_THINKING|><|START_RESPONSE|>{{ x }}<|END_RESPONSE|>"
-    policy = Policy(policy.model, tokenizer)
+    template = "<|START_THINKING|><|START_RESPONSE|>{{ x }}<|END_RESPONSE|>"
+    policy = policy_with(tmp_path, template, control + marks)
     text = "<|START_THINKING|>no<|END_THINKING|><|START_RESPONSE|>1. red\n2. blue<|END_RESPONSE|>"
-    read = policy.decode(torch.tensor(tokenizer(text)["input_ids"]))
+    read = policy.decode(torch.tensor(policy.tokenizer(text)["input_ids"]))
     assert read == "<|START_THINKING|>no<|END_THINKING|>1. red\n2. blue"
-    assert policy.decode(torch.tensor(tokenizer("<answer_1>")["input_ids"])) == "<answer_1>"
+    assert policy.decode(torch.tensor(policy.tokenizer("<answer_1>")["input_ids"])) == "<answer_1>"
+
+
+ONE_TURN = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+HEADERS = "<|{{ m.role }}|>\n{{ m.content }}"
+LAST = "{{ '<|return|>' if loop.last and m.role == 'assistant' else '<|end|>' }}"
+TOOLS = "{% if tools %}Call as <tool_call>{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [
+        (TOOLS + "{% for m in messages %}" + ONE_TURN + "{% endfor %}", "<|im_end|>"),
+        ("Or <tool_call>. {% for m in messages %}" + ONE_TURN + "{% endfor %}", "<|im_end|>"),
+        ("{% for m in messages %}" + HEADERS + "{% endfor %}", "<|user|>"),  # as of GLM-4
+        ("{% for m in messages %}" + HEADERS + LAST + "{% endfor %}", "<|return|>"),  # gpt-oss
+        ("{% for m in messages %}" + HEADERS + "<eos>{% endfor %}", "<eos>"),
+        ("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", "<eos>"),
+    ],
+)
+def test_a_turn_ends_as_the_chat_template_ends_it(template, end, tmp_path):
+    """Guards against a next turn that the model makes up and that is read, and against a call that loses its marks."""
+    marks = ["<|im_start|>", "<|im_end|>", "<|user|>", "<|assistant|>", "<|end|>", "<|return|>"]
+    policy = policy_with(tmp_path, template, [*marks, "<tool_call>", "</tool_call>"])
+    assert policy.tokenizer.convert_ids_to_tokens(policy.eos_ids[0]) == end
+    assert set(policy.tokenizer.convert_ids_to_tokens(policy.eos_ids[1:])) <= {
+        "<eos>",
+        "<other_eos>",
+    }
+    text = '<tool_call>{"name": "f"}</tool_call>'
+    assert policy.decode(torch.tensor(policy.tokenizer(text + end)["input_ids"])) == text
+    taught = rollout.rollouts_of_texts(policy, ["Paint!"], ["red"])
+    assert taught.tokens[0, -1] == policy.eos_ids[0]
+
+
+DATED = "{{ strftime_now('%d %b %Y') }}{% set f = '%B %-d' %}, {{ strftime_now(f) }}\n" + HEADERS
+
+
+def test_a_run_keeps_the_date_of_its_first_command(tmp_path, monkeypatch):
+    """Guards against a run that goes on, or is evaluated, with the prompts of another day."""
+    monkeypatch.chdir(tmp_path)
+    policy = policy_with(tmp_path / "m", "{% for m in messages %}" + DATED + "{% endfor %}", [])
+    policy.tokenizer.save_pretrained("m")
+    prompts = []
+    original = rollout.encode_prompts
+
+    def record(policy: Policy, texts: list[str], max_new_tokens: int) -> tuple[Tensor, list[int]]:
+        prompts.extend(texts)
+        return original(policy, texts, max_new_tokens)
+
+    monkeypatch.setattr(rollout, "encode_prompts", record)
+    flags = "--model m --task fence --method vpo --m 2 --steps 2 --save-every 1 --keep-optimizer"
+    flags += (
+        " --prompts-per-step 1 --group-size 2 --max-new-tokens 4 --pool 2 --device cpu --out run"
+    )
+    train.main([*flags.split(), "--eval-problems", "0"])
+    path = Path("run/config.json")
+    path.write_text(re.sub('"date": "[^"]*"', '"date": "2025-02-03"', path.read_text()))
+    prompts.clear()
+    train.main(["--out", "run", "--resume", "--steps", "3", "--eval-problems", "1"])
+    assert prompts and all(prompt.startswith("03 Feb 2025, February 3\n") for prompt in prompts)
 
 
 @byte_model
@@ -564,13 +643,12 @@ def test_logprobs_and_gradients_are_those_of_plain_forward_passes(
         length = rollouts.lengths[row]
         log_p = torch.log_softmax(plain_logits(policy, rollouts, row) / TEMPERATURE, -1)
         own = log_p.gather(1, rollouts.tokens[row, :length, None])[:, 0]
-        expected_loss = expected_loss + (own * slopes[i, :length]).sum()
         torch.testing.assert_close(logprobs[i, :length], own, atol=2e-5, rtol=1e-4)
         own_entropy = -(log_p.exp() * log_p).sum(-1)
         torch.testing.assert_close(entropy[i, :length], own_entropy, atol=2e-5, rtol=1e-4)
+        expected_loss = expected_loss + ((own + own_entropy) * slopes[i, :length]).sum()
         assert not logprobs[i, length:].any() and not entropy[i, length:].any()
-    assert not entropy.requires_grad
-    ours = gradients_of(policy, (logprobs * slopes).sum())
+    ours = gradients_of(policy, ((logprobs + entropy) * slopes).sum())
     assert_same_gradient(ours, gradients_of(policy, expected_loss), tolerance=1e-5)
 
 
@@ -686,6 +764,8 @@ def test_checkpoints_are_ordinary_ones(policy, tmp_path):
     [
         ("OpenAIGPTConfig", {"n_embd": 32, "n_layer": 1, "n_head": 2}, "KV cache|other logits"),
         ("MambaConfig", {"hidden_size": 32, "num_hidden_layers": 1}, "KV cache|other logits"),
+        ("Zamba2Config", SHAPE | ZAMBA, "cached or padded prompt"),
+        ("RwkvConfig", {"hidden_size": 32, "num_hidden_layers": 2}, "cached or padded prompt"),
         ("CohereConfig", SHAPE, "more to them than its LM head"),
     ],
 )
@@ -696,6 +776,86 @@ def test_a_model_that_cannot_be_scored_here_is_refused(
     monkeypatch.setitem(ARCHITECTURES, "other", (configuration, shape))
     with pytest.raises(UserError, match=why):
         load_start(save_random_model(tmp_path, "other"), TASK)
+
+
+@pytest.mark.parametrize("lora", [[], ["--lora-rank", "2"]])
+def test_a_model_with_more_than_keys_and_values_trains_the_plain_way(lora, tmp_path, monkeypatch):
+    """Guards against a traceback in the first step, where states of Mamba are taken for a prompt's keys."""
+    if lora:
+        pytest.importorskip("peft")
+    monkeypatch.chdir(tmp_path)
+    model = save_random_model("m", "falcon_h1")
+    flags = (
+        "--task fence --method vpo --m 2 --steps 1 --prompts-per-step 1 --group-size 2 --device cpu"
+    )
+    flags += f" --max-new-tokens 8 --eval-problems 1 --pool 2 --out run --model {model}"
+    train.main([*flags.split(), *lora])
+    assert load_run(Path("run")).config.plain
+
+
+def test_a_token_without_a_row_is_refused_where_a_text_holds_it(tmp_path):
+    """Gemma 3's tokenizer has one for images. Guards against an index beyond the embeddings, or a model that is refused."""
+    folder = save_random_model(tmp_path, "gemma3", vocab_size=400)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    marks = {"additional_special_tokens": ["<image_soft_token>"], "pad_token": "[PAD]"}
+    tokenizer.add_special_tokens(marks)
+    tokenizer.save_pretrained(folder)
+    policy = load_start(folder, TASK)
+    assert len(policy.tokenizer) == 402
+    draw(policy)  # padded with another token than [PAD], which has no row either
+    with pytest.raises(UserError, match="the token '<image_soft_token>', which is none"):
+        rollout.encode_prompts(policy, ["An <image_soft_token>?"], 1)
+
+
+def test_a_long_rope_is_refused_beyond_its_first_length(tmp_path, monkeypatch):
+    """There it turns all positions anew, but not the cached ones: 17 nats between sampling and update."""
+    rope = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [8.0] * 4}
+    shape = SHAPE | {"original_max_position_embeddings": 128, "rope_scaling": rope}
+    monkeypatch.setitem(ARCHITECTURES, "phi3", ("Phi3Config", shape))
+    policy = load_start(save_random_model(tmp_path, "phi3"), TASK)
+    ids, _ = rollout.encode_prompts(policy, ["Paint!"], 16)
+    rollout.encode_prompts(policy, ["Paint!"], 128 - ids.shape[1])
+    with pytest.raises(UserError, match="a context of 129, the model's is 128"):
+        rollout.encode_prompts(policy, ["Paint!"], 129 - ids.shape[1])
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("padding", [-1, [0, 1], 99_999])
+def test_a_padding_that_is_no_token_is_ignored(file, padding, tmp_path):
+    """Guards against a last row of the embeddings that is never trained, and a model that is refused or not saved."""
+    folder = save_random_model(tmp_path / "m", "llama")
+    path = Path(folder) / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pad_token_id": padding}))
+    policy = load_start(folder, TASK)
+    assert policy.model.get_input_embeddings().padding_idx is None
+    save_model(policy.model, policy.tokenizer, tmp_path / "saved")
+
+
+def test_a_model_with_code_of_its_own_is_refused_at_once(tmp_path, monkeypatch):
+    """Guards against a question for 15 s, and the advice to set what cannot be set here."""
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
+    folder = save_random_model(tmp_path, "llama")
+    path = tmp_path / "config.json"
+    own = {
+        "model_type": "own",
+        "auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"},
+    }
+    path.write_text(json.dumps(json.loads(path.read_text()) | own))
+    with pytest.raises(UserError, match="needs code of its own, which is not run here") as refused:
+        load_start(folder, TASK)
+    assert "trust_remote_code" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["half \ud83d of a pair", None])
+def test_what_is_no_text_is_named(text):
+    """Guards against a traceback of the tokenizer."""
+    policy = load_random_model("llama")
+    task = Fence()
+    task.prompt = lambda problem, m: text
+    with pytest.raises(UserError, match="problem 'train-0': the prompt .* must be text"):
+        rollout.build_prompt(policy, task, task.problems("train", 1)[0], 1)
+    with pytest.raises(UserError, match="must be text"):
+        rollout.rollouts_of_texts(policy, ["Paint!"], [text])
 
 
 def test_a_tokenizer_without_eos_is_refused(tmp_path):

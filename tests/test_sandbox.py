@@ -4,8 +4,14 @@ No wrong answer is rewarded and nothing is left behind. A hostile program that e
 it signals with 0, forks a few times, and writes into /tmp.
 """
 
+import ctypes
+import functools
+import json
+import multiprocessing
 import os
+import random
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -219,6 +225,78 @@ def test_numbers_that_a_script_prints():
             tests.append((printed.strip(), wanted.strip()))
             expected.append(verdict)
     assert run_tests("print(input())", tests) == expected
+
+
+TOKENS = (
+    "1e999 -1e-999 .5 1. 0.123457 nan inf NaN - 1e9999999 \u0663 \uff11 \0 \x1c \u2028 {} 0x1 1_0"
+)
+ODD = TOKENS.split(" ")
+ODD += ["", " ", "\n", "[" * 9999, '"\\ud800"', "9" * 5000, "1" * 1_000_001, "0." + "1" * 1_000_001]
+PLAIN = [*programs.VALUES, 0, 10**400, -1e308, True, [[1.5]], int("9" * 4200)]
+
+
+def test_nothing_that_a_program_gives_raises():
+    """Guards against an output that ends a training for good: the same step would meet it again."""
+    rng = random.Random(0)
+    for _ in range(400):
+        output, expected = ("".join(rng.choices(ODD, k=3)) for _ in range(2))
+        for rule in ("", "exact"):
+            assert isinstance(sandbox_module._same_output(output.encode(), expected, rule), bool)
+            assert sandbox_module._same_output(expected.encode(), expected, rule)
+        noise = bytes(rng.choices(range(256), k=9))
+        for data in (output.encode(), noise, output.encode("utf-16")):
+            for test in (([], rng.choice(PLAIN)), ([], rng.choice(PLAIN), (1e-6, 1e-6))):
+                assert sandbox_module._judge_result(data, test, each=False) in ([True], [False])
+
+
+def run_in_a_fork(act: Callable[[], object]) -> object:
+    """What `act` returns in a child of this process, which has no thread of its parent's."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=lambda: theirs.send(act()))
+    process.start()
+    assert ours.poll(30), "it hangs"
+    process.join(30)
+    return ours.recv()
+
+
+def test_a_fork_has_helpers_of_its_own():
+    """Guards against reward workers that wait for ever, and against their end that ends the parent's helpers."""
+    program = "def f(x): return 2 * x  # "
+    with Sandbox(1) as sandbox:
+        assert sandbox.run([Job(program, DOUBLE, "f")]) == [[True] * 3]
+        for number in range(2):
+            job = Job(f"{program}{number}", DOUBLE, "f")
+            assert run_in_a_fork(lambda job=job: sandbox.run([job, job])) == [[True] * 3] * 2
+        assert sandbox._helpers[0].process.poll() is None
+        assert sandbox.run([Job(f"{program}again", DOUBLE, "f")]) == [[True] * 3]
+    verl_reward = runpy.run_path(str(ROOT / "examples/verl_reward.py"))
+    (row,) = verl_reward["rows"]("code", "train", 1, 1)
+    truth = row["reward_model"]["ground_truth"]
+    text = f"```python\n{json.loads(truth)['data']['reference']}\n```"
+    score = functools.partial(verl_reward["compute_score"], "code", text, truth, row["extra_info"])
+    assert score()["score"] == run_in_a_fork(score)["score"] == 1
+
+
+def drop_rights() -> None:
+    """Leave root its name alone, as `docker --cap-drop=ALL` does."""
+    for right in range(64):
+        ctypes.CDLL(None).prctl(24, right, 0, 0, 0)  # PR_CAPBSET_DROP
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs root on Linux")
+def test_root_without_rights_is_confined():
+    """Guards against "use Linux" on Linux. The libraries of the interpreter are found where the trainer finds them."""
+    code = (
+        "from tasks.sandbox import *\ns = Sandbox(1)\nenvironment = open(f'/proc/{s._helpers[0].process.pid}/environ')\n"
+        "print(s.run([Job('import os\\ndef f(x): return [*os.environ]', [([1], [])], 'f')]), environment.read())"
+    )
+    command = [sys.executable, "-c", code]
+    environment = os.environ | {"LD_LIBRARY_PATH": "/libraries"}
+    options = {"cwd": ROOT, "env": environment, "capture_output": True, "text": True}
+    done = subprocess.run(command, preexec_fn=drop_rights, **options)
+    assert done.stdout.startswith("[[True]]"), done.stderr
+    assert "LD_LIBRARY_PATH=/libraries" in done.stdout
 
 
 @pytest.mark.parametrize(

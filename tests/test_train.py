@@ -24,7 +24,7 @@ import train
 import vpo
 from engine import models
 from engine.config import Config
-from engine.logs import MethodLog
+from engine.logs import MethodLog, answered_lengths, different_share, tell_scales
 from engine.optimizer import MasterWeightAdamW
 from engine.runs import checkpoints, load_run
 from engine.tasks import load_task
@@ -96,7 +96,8 @@ def test_the_main_job(capsys):
         held_out = (run / method / "evaluations.jsonl").read_text().splitlines()
         assert [json.loads(row)["step"] for row in held_out] == [0, 2, 4]
     report = json.loads((run / "eval.json").read_text())["policies"]
-    assert list(report) == ["start", "start_sets", "grpo", "vpo", "group_vpo"]
+    sets = ["vpo", "vpo, asked for one answer"]
+    assert list(report) == ["start", "start_sets", "grpo", *sets, "group_vpo"]
     low, high = report["vpo"]["best@4"]["interval"]
     assert low <= report["vpo"]["best@4"]["mean"] <= high
     for name in ("best_at_k", "diversity", "progress", "reward_vectors", "answers"):
@@ -108,7 +109,7 @@ def test_the_main_job(capsys):
     assert_equal_weights(start, weights(run / "start"))
     assert metrics(run / "multi_rlvr")[0]["lr"] == pytest.approx(1e-4)  # a tenth in step 1
     report = json.loads((run / "eval.json").read_text())["policies"]
-    assert list(report) == ["start", "start_sets", "grpo", "multi_rlvr", "vpo", "group_vpo"]
+    assert "multi_rlvr, asked for one answer" in report
 
     shutil.copytree(run, "other")
     change_config(Path("other"), seed=1)
@@ -201,7 +202,8 @@ def test_plain_runs_nothing_of_fast(monkeypatch):
     evaluation.main(["run"])
 
 
-def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_say_how_to_go_on(number, monkeypatch, capsys):
     """In the middle of a step: nothing that was saved is lost, and the run goes on to the same weights."""
     arguments = ["--method", "grpo", *LEARNING]
     train.main(["--out", "whole", *arguments])
@@ -210,7 +212,7 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys):
 
     def interrupted(*arguments):
         if log.exists() and len(log.read_text().splitlines()) == 4:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
         return score(*arguments)
 
     with monkeypatch.context() as patch:
@@ -235,7 +237,16 @@ def test_a_language_model_goes_through_the_same_code(architecture, capsys):
     assert "start" in json.loads(Path("run/eval.json").read_text())["policies"]
     told = capsys.readouterr().err
     assert ("prompts are plain text" in told) == (architecture == "llama")
-    assert "vpo, the best of the first step's 6 rollouts" in told
+    for text in (
+        "vpo, the end of the prompt of problem 'toy-train-0':",
+        "the first step's 6 rollouts",
+    ):
+        assert text in told
+    assert "rewards: block_1 0.00, block_2 0.00, block_3 0.00" in told
+    assert "block_1: NO answer earns anything, mean 0.000" in told
+    assert "first rollouts:" in told and "token/s" in told, (
+        "a bar shows life before the first step has ended"
+    )
 
 
 def test_an_adapter_goes_through_the_same_code():
@@ -260,7 +271,7 @@ def test_an_adapter_goes_through_the_same_code():
         assert_equal_weights(load_file(f"whole/{adapter}"), load_file(f"run/{adapter}"))
         assert metrics(Path("whole/vpo")) == metrics(Path("run/vpo"))
     report = json.loads(Path("run/eval.json").read_text())["policies"]
-    assert list(report) == ["start", "start_sets", "vpo"]
+    assert list(report) == ["start", "start_sets", "vpo", "vpo, asked for one answer"]
 
 
 @pytest.mark.parametrize("hub_id", ["", "someone/a-model"])
@@ -290,14 +301,64 @@ def test_an_adapter_is_loaded_where_its_run_was_moved(hub_id):
 def test_learning_that_has_stopped_is_said_once(capsys):
     """After ten steps in a row without a signal. Guards against a night of steps that change nothing."""
     Path("run/vpo").mkdir(parents=True)
-    log = MethodLog("vpo", Config(out="run", steps=99), load_task("toy"), 0)
+    config = Config(out="run", steps=99, entropy_coef=1.0)
+    log = MethodLog("vpo", config, load_task("toy"), 0)
     told_at = []
     for step in range(1, 36):
         row = dict.fromkeys(("reward", "diversity", "W@m", "tokens", "earned"), 0)
         log.write(step, row | {"signal": int(step == 10), "answers": 1, "seconds": 1}, {})
-        if "vpo: no signal" in capsys.readouterr().err:
+        told = capsys.readouterr().err
+        if "vpo: no signal" in told and "noise: lower --entropy-coef" in told:
             told_at.append(step)
     assert told_at == [20]
+
+
+def test_a_rate_that_destroys_the_policy_is_named(capsys):
+    """Guards against "easier problems" after --lr .9, where the start model had earned something."""
+    log = MethodLog("vpo", Config(out="run", steps=99, lr=["0.9"]), load_task("toy"), 0)
+    for step in range(1, 14):
+        row = dict.fromkeys(("reward", "diversity", "W@m", "tokens"), 0)
+        early = int(step < 3)
+        log.write(
+            step, row | {"signal": early, "earned": 0.8 * early, "answers": 1, "seconds": 1}, {}
+        )
+    told = capsys.readouterr().err
+    assert "begin anew with a lower --lr than 0.9" in told and "easier problems" not in told
+
+
+@pytest.mark.parametrize(
+    ("scale", "expected"),
+    [
+        ((1, 1, 250), "rewards of up to 250 in block_3 and 1 in block_1, block_2"),
+        ((1, 0.001, 1), "rewards of up to 1 in block_1, block_3 and 0.001 in block_2"),
+        ((1, 0, 50), ""),
+    ],
+)
+def test_objectives_of_other_sizes_are_named(scale, expected, capsys):
+    """Guards against an objective that the mean and the preference weights hardly see."""
+    rewards = torch.rand(8, 2, 3, generator=torch.Generator().manual_seed(0))
+    rewards = rewards / rewards.amax((0, 1)) * torch.tensor(scale)
+    example = {"rollouts": [{"rewards": vectors} for vectors in rewards.tolist()]}
+    tell_scales("vpo", load_task("toy"), example)
+    told = capsys.readouterr().err
+    assert expected in told and bool(told) == bool(expected)
+
+
+def test_entropy_and_variety_are_those_of_the_answers():
+    """Guards against tokens behind a closed answer, which nobody reads, and against a collapsed group that is new in
+    each rollout."""
+    task = load_task("fence")
+    task.reads_untagged = False
+    policy = load_policy("tiny", task)
+    red, open_end = "<answer_1> red </answer_1>", "<answer_1> red red"
+    texts = [f"{red} <answer_2> blue </answer_2> grey grey", f"{red} {red} grey", open_end, "grey"]
+    rollouts = rollouts_of_texts(policy, ["fence"], texts)
+    answers = [["red", "blue"], ["red"], [], []]
+    assert train.read_answers(task, rollouts, 2) == answers
+    assert answered_lengths(task, rollouts, answers, policy.decode) == [6, 3, 4, 2]
+    problems = task.problems("train", 2)
+    assert different_share(task, problems, [["red"]] * 8, 1) == 2 / 8
+    assert different_share(task, problems, [["red", "blue"], ["blue"], ["red"], []], 2) == 3 / 8
 
 
 def rollouts_with(texts: list[str]) -> Rollouts:
@@ -316,7 +377,20 @@ def test_the_first_step_shows_the_best_rollout():
     rollouts = rollouts_with([f"text {row}" for row in range(6)])
     best = train.sample_record(problems, rollouts, scored, torch.zeros(2, 3))["best"]
     rewards = [task.reward(problems[1], good)]
-    assert best == {"id": problems[1].id, "text": "text 3", "rewards": rewards}
+    assert best["problem"]["id"] == problems[1].id
+    assert (best["text"], best["rewards"]) == ("text 3", rewards)
+
+
+def test_a_dead_objective_is_seen_in_the_first_step():
+    """Guards against "a third earns something" where one of two objectives is 0 in every answer."""
+    task = load_task("fence")
+    problems = task.problems("train", 1)
+    scored = score(task, problems, [[" ".join(["red"] * 6)], ["red"], []], m=1)
+    rollouts = rollouts_with(["a", "b", "c"])
+    row = train.step_metrics(task, rollouts, scored, torch.zeros(1, 3), 1)
+    assert [row[f"earned_{name}"].item() for name in task.objectives] == pytest.approx(
+        [1 / 3, 0, 0]
+    )
 
 
 def test_the_objective_is_logged():
@@ -396,7 +470,7 @@ def test_a_damaged_start_is_named_and_costs_no_trained_method(trained, capsys):
     fails(join, capsys, "--model run/start: cannot be loaded", "restore it from a copy")
     fails(["run"], capsys, "--model run/start: cannot be loaded", command=evaluation.main)
     shutil.rmtree("run/start")
-    fails(join, capsys, "run/start: is missing", "restore it")
+    fails(join, capsys, "--model run/start: cannot be loaded (No such file", "restore it")
     assert Path("run/vpo/checkpoint-000004/trainer.pt").exists()
 
 

@@ -200,6 +200,9 @@ def test_answers_that_name_colours_are_painted(tab, tmp_path):
         assert (
             drawing_of(snapshots.task).legend in tab.run("byId('marks').textContent")
         ) == is_painted
+        said = tab.run("byId('marks').textContent")
+        assert ", ".join(snapshots.task.objectives) in said and "; ." not in said
+        assert tab.run("byId('question').offsetHeight") > 0, "the question is hidden"
         assert (tab.run("byId('problem').offsetWidth") == 0) == is_painted, "one problem, no choice"
         assert tab.run(LAYOUT) == []
 

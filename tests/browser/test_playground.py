@@ -158,6 +158,7 @@ def outcomes(tab) -> dict[str, dict]:
             W: times(POOL, (i) => bestAtK(record.userRanks, i + 1)),
             colors: COLORS.map((_, c) => boards.filter((board) => board === c).length / boards.length),
             fences: String(record.fences),
+            start: bestAtK(trainings[name].records[0].userRanks, 30),
           }];
         }))"""
     )
@@ -186,6 +187,13 @@ def ahead_from_two_or_three(found: dict[str, dict]) -> None:
     assert len(ahead) == 31 - ahead[0]
 
 
+def speckled(found: dict[str, dict]) -> None:
+    """With an entropy bonus GRPO's fences are worth less than before the training, and VPO's less than without."""
+    assert 0.6 < found["grpo"]["colors"][3] < 0.9
+    assert found["grpo"]["W"][29] < found["grpo"]["start"] < 0.51
+    assert found["grpo"]["W"][29] + 0.03 < found["vpo"]["W"][29] < 0.605
+
+
 @pytest.mark.parametrize(
     "experiment, check, right",
     [
@@ -193,6 +201,7 @@ def ahead_from_two_or_three(found: dict[str, dict]) -> None:
         (1, lambda found: grey_against_colors(found, 2, 0.6, 0.68), "Red and blue."),
         (2, all_equal_with_thirty, "All five are equal."),
         (3, ahead_from_two_or_three, "From 2 or 3 on."),
+        (4, speckled, "Less than random fences."),
     ],
 )
 def test_an_experiment_asks_trains_and_answers(experiment, check, right, tab):
@@ -243,6 +252,16 @@ def test_a_question_gives_nothing_away_before_the_guess(tab):
 # What is seen.
 
 
+def test_nobody_is_ahead_before_the_first_step(tab):
+    """Guards against fifteen ties in bold."""
+    tab.run("begin(null); goTo(0)")
+    wait_for(tab, "isTrained() && shownStep() === 0")
+    assert tab.run("document.querySelectorAll('#panels .top').length") == 0
+    tab.run("goTo(60)")
+    wait_for(tab, "shownStep() === 60")
+    assert tab.run("document.querySelectorAll('#panels .top').length") > 0
+
+
 def test_nothing_overlaps_on_a_desk_and_every_control_has_a_name(tab):
     tab.open(PAGE, 1280)
     wait_for(tab, "isTrained()")
@@ -254,8 +273,8 @@ def test_nothing_overlaps_on_a_desk_and_every_control_has_a_name(tab):
     "knobs",
     [
         {"G": 2, "m": 1, "users": "one", "grey": 0, "rate": 0, "k": 1},
-        {"G": 2, "m": 6, "users": "two", "grey": 0.7, "rate": 6, "k": 30},
-        {"G": 32, "m": 1, "s": 31, "users": "same", "grey": 0.7, "rate": 6},
+        {"G": 2, "m": 6, "users": "two", "grey": 0.7, "rate": 6, "k": 30, "kl": 1},
+        {"G": 32, "m": 1, "s": 31, "users": "same", "grey": 0.7, "rate": 6, "entropy": 1},
     ],
 )
 def test_knobs_at_their_ends_give_numbers(knobs, tab):

@@ -1,0 +1,135 @@
+"""Prompts of language models: chat templates, what a model can take, and tokens that are no text."""
+
+import contextlib
+import datetime
+import itertools
+import math
+import re
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from engine.answers import THOUGHTS
+from rewards import UserError
+
+QUESTION = "Red or blue?"
+ANSWER = "Perhaps grey."
+CHAT = [
+    {"role": "user", "content": QUESTION},
+    {"role": "assistant", "content": ANSWER},
+    {"role": "user", "content": QUESTION},
+]
+MARK = re.compile(r"<\S+>|\[\S+\]")
+
+
+def chat_prompt(tokenizer: PreTrainedTokenizerBase, text: str, date: str) -> str:
+    """What a user says, in the model's chat template. Raises UserError if it cannot be used.
+
+    Args:
+        date: for templates that write today's, as 2026-11-26; empty: today.
+    """
+    try:
+        messages = [{"role": "user", "content": text}]
+        chat = render(tokenizer, messages, date, add_generation_prompt=True)
+        if text.strip() not in chat:
+            raise ValueError("it leaves out what the user says")
+    except Exception as error:  # Jinja has many kinds
+        raise UserError(
+            f"--model {tokenizer.name_or_path}: its chat template cannot be used ({error!s:.200})"
+        ) from error
+    return chat
+
+
+def render(tokenizer: PreTrainedTokenizerBase, messages: list[dict], date: str, **options) -> str:
+    """A conversation without tools and thoughts in the chat template, on a date."""
+    template = tokenizer.get_chat_template()
+    if date and "strftime_now" in template:
+        # transformers' own function tells today. A template takes no other, but it may define one.
+        day = datetime.date.fromisoformat(date)
+        written = "format"
+        for code in "aAbBcdDeFHIjmMpSTuUVwWxXyYzZ":
+            value = day.strftime(f"%{code}")
+            written += f"|replace('%{code}', {value!r})|replace('%-{code}', {value.lstrip('0')!r})"
+        template = (
+            f"{{% macro strftime_now(format) %}}{{{{ {written} }}}}{{% endmacro +%}}{template}"
+        )
+    return tokenizer.apply_chat_template(
+        messages, chat_template=template, tokenize=False, enable_thinking=False, **options
+    )
+
+
+def conversations(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """What follows the first question of two made-up conversations: one answered, one that goes on."""
+    rendered = []
+    if tokenizer.chat_template is not None:
+        for turns in (CHAT[:2], CHAT):
+            with contextlib.suppress(Exception):  # `chat_prompt` tells of it
+                rendered.append(render(tokenizer, turns, "").split(QUESTION, 1)[-1])
+    return rendered
+
+
+def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Every token id that ends a rollout, first the one that a taught rollout ends with.
+
+    They are the mark with which the chat template ends an answer, and those that the tokenizer and
+    the generation config name.
+    """
+    ids = [tokenizer.eos_token_id]
+    vocabulary = tokenizer.get_vocab()
+    added = tokenizer.added_tokens_decoder
+    for chat in conversations(tokenizer):
+        _, answer, rest = chat.rpartition(ANSWER)
+        marks = [token for token in vocabulary if answer and rest.lstrip().startswith(token)]
+        marks = [token for token in marks if vocabulary[token] in added or MARK.fullmatch(token)]
+        if marks:
+            ids.insert(0, vocabulary[max(marks, key=len)])
+            break
+    named = model.generation_config.eos_token_id
+    ids += named if isinstance(named, list) else [named]
+    rows = model.get_input_embeddings().weight.shape[0]
+    return [i for i in dict.fromkeys(ids) if isinstance(i, int) and 0 <= i < rows]
+
+
+def silent_ids(tokenizer: PreTrainedTokenizerBase, eos_ids: list[int]) -> torch.Tensor:
+    """Token ids that stand for no text: ends, padding, and what the chat template writes around texts.
+
+    Other special tokens may be marks of thoughts, of calls or of a task.
+    """
+    silent = {*eos_ids, tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
+    marks = " ".join(itertools.chain(*THOUGHTS))
+    frame = "".join(conversations(tokenizer))
+    for token_id, token in tokenizer.added_tokens_decoder.items():
+        if token.special and token.content in frame and token.content not in marks:
+            silent.add(token_id)
+    return torch.tensor(sorted(silent - {None}))
+
+
+def check_context(model: PreTrainedModel, L: int, max_new_tokens: int) -> None:
+    """Raise UserError if a prompt of L tokens and new ones are more than a model takes."""
+    config = model.config.get_text_config()
+    context = getattr(config, "max_position_embeddings", None) or math.inf
+    why = ""
+    rope = getattr(config, "rope_parameters", None) or {}
+    for part in (rope, *rope.values()):
+        if isinstance(part, dict) and "long_factor" in part:
+            original = part.get("original_max_position_embeddings")
+            context = original or config.original_max_position_embeddings
+            why = " (beyond it the long RoPE turns all positions anew, those of the cache do not follow)"
+    needed = L + max_new_tokens
+    if needed > context:
+        fewer = "lower --max-new-tokens or --m, " if context > L else ""
+        raise UserError(
+            f"a prompt of {L} tokens and {max_new_tokens} new ones need a context of {needed}, the model's "
+            f"is {context}{why}; shorten Task.prompt, {fewer}or take another --model"
+        )
+
+
+def check_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> None:
+    """Raise UserError if a text holds a token that has no row in the embeddings."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    if ids and max(ids) >= rows:
+        token = tokenizer.convert_ids_to_tokens(max(ids))
+        raise UserError(
+            f"--model {tokenizer.name_or_path}: a text holds the token {token!r}, which is none of the "
+            f"model's {rows}; write it in another way, or resize the embeddings"
+        )

@@ -1,0 +1,28 @@
+"""The table of docs/hardware.md: what training takes on a card, in GiB, for 1,024 tokens of a rollout."""
+
+# weights, layers, width, what the KV cache keeps of a token in a layer, adapter weights
+MODELS = {
+    "SmolLM2-135M": (0.135e9, 30, 576, 384, 4.9e6),
+    "Qwen2.5-0.5B": (0.494e9, 24, 896, 256, 8.8e6),
+    "Qwen2.5-1.5B": (1.54e9, 28, 1536, 512, 18.5e6),
+    "Qwen2.5-3B": (3.09e9, 36, 2048, 512, 29.9e6),
+    "Qwen2.5-7B": (7.62e9, 28, 3584, 1024, 40.4e6),
+}
+
+
+def gib(model, trained, reference, rollouts, micro_batch):
+    weights, layers, width, kept, _ = model
+    # bfloat16 weights and gradients, float32 master weights and two moments: 2 + 2 + 4 + 8
+    stays = 2 * weights + 14 * trained + 2 * reference
+    kv_cache = 2 * rollouts * 1024 * layers * kept  # on a card it stays
+    # the input of each layer, one that is computed again, six chunks of the LM head
+    activations = 2 * micro_batch * width * (layers + 34) + 6 * 2**27
+    update = 2 * trained  # the optimizer's gradients are float32, too
+    return (stays + kv_cache + max(activations, update)) / 2**30
+
+
+print("| model | usual | --kl 0 | less, --kl 0 | less, --lora-rank 16 |\n|---|---|---|---|---|")
+for name, model in MODELS.items():
+    n, adapter = model[0], model[-1]
+    settings = (n, n, 96, 4096), (n, 0, 96, 4096), (n, 0, 32, 1024), (adapter, 0, 32, 1024)
+    print(f"| {name} | {' | '.join(f'{gib(model, *own):.1f}' for own in settings)} |")

@@ -1,0 +1,120 @@
+"""What a CPU cannot show: captured graphs, numbers of a card, its memory, and processes that share it."""
+
+import functools
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from test_fast import copy_of, ends_soon, gradient
+from test_rollout import assert_same_gradient, draw, load_random_model
+from test_train import ROOT, in_an_empty_folder, metrics  # noqa: F401 - a fixture
+
+import fast
+import rollout
+import train
+from engine.config import open_device
+from fast import graphs
+from rollout import Policy
+
+DEVICE = "cuda"
+RUN = shlex.split(
+    "--task toy --warm-steps 12 --steps 4 --prompts-per-step 2 --group-size 4 --save-every 2 "
+    "--keep-optimizer --eval-problems 3 --pool 5 --method grpo vpo --device"
+)
+architectures = pytest.mark.parametrize("name", ["tiny", "llama", "qwen3", "gemma2", "gemma3"])
+with_graphs = functools.partial(rollout.sample, decode=graphs.decode)
+
+
+def on_device(name: str) -> Policy:
+    """A random model on the card, in float32."""
+    open_device(DEVICE)
+    policy = copy_of(load_random_model(name))
+    policy.model.to(DEVICE)
+    return policy
+
+
+@architectures
+def test_graph_eager_and_cpu_draw_the_same_tokens(name):
+    """Guards against a graph that reads old weights, or keeps a number of the token it was captured at."""
+    policy = on_device(name)
+    on_cpu = copy_of(load_random_model(name))
+    for change in (1.0, 0.9):  # the second time the graphs are kept
+        for own in (policy, on_cpu):
+            with torch.no_grad():
+                for weight in own.model.parameters():
+                    weight.mul_(change)
+        options = {"n": 4, "G": 6, "max_new_tokens": 30, "stop": ends_soon}
+        expected = draw(on_cpu, **options)
+        for sample in (rollout.sample, with_graphs, fast.sample):
+            ours = draw(policy, sample=sample, **options)
+            assert torch.equal(ours.tokens.cpu(), expected.tokens)
+            assert ours.lengths == expected.lengths
+            torch.testing.assert_close(ours.logprobs.cpu(), expected.logprobs, atol=1e-4, rtol=1e-3)
+    assert policy.model not in graphs.refused, graphs.refused[policy.model]
+    assert len({b for b, _, _ in graphs.workspaces[policy.model].graphs}) > 1
+
+
+def test_a_model_that_asks_its_host_goes_on_without_a_graph(capsys):
+    """Guards against a capture that fails in the middle, after which the card is of no use."""
+    policy = on_device("llama")
+    layer = policy.model.base_model.layers[0]
+    layer.register_forward_hook(lambda module, inputs, output: output.sum().item() and None)
+    expected = draw(policy)
+    assert torch.equal(draw(policy, sample=with_graphs).tokens, expected.tokens)
+    assert "without a CUDA graph" in capsys.readouterr().err
+    other = on_device("llama")
+    assert torch.equal(draw(other, sample=with_graphs).tokens, expected.tokens)
+    assert other.model not in graphs.refused
+
+
+@architectures
+def test_the_gradient_is_that_of_the_cpu(name):
+    policy = on_device(name)
+    on_cpu = load_random_model(name)
+    expected, _ = gradient(train.backward, on_cpu, draw(on_cpu))
+    rollouts = draw(policy)
+    advantages = torch.linspace(-1, 1, len(rollouts.tokens), device=DEVICE)
+    for backward in (train.backward, fast.backward):
+        ours, _ = gradient(backward, policy, rollouts, advantages)
+        assert_same_gradient([own.cpu() for own in ours], expected, 1e-3)
+
+
+def test_training_and_a_resume_come_to_what_the_cpu_comes_to():
+    """Methods side by side, too. A checkpoint that is lost is trained again."""
+    train.main([*RUN, "cpu", "--jobs", "1", "--out", "cpu"])
+    train.main([*RUN, DEVICE, "--jobs", "1", "--out", "one"])
+    train.main([*RUN, DEVICE, "--jobs", "2", "--out", "two"])
+    shutil.rmtree("two/vpo/checkpoint-000004")
+    train.main(["--resume", "--out", "two"])
+    flags = json.loads(Path("two/config.json").read_text())["flags"]
+    assert flags["micro_batch_tokens"] > 0 and flags["sampling_batch"] > 0
+    for method in ("grpo", "vpo"):
+        expected = metrics(Path("cpu", method))[:2]
+        for run in ("one", "two"):
+            ours = metrics(Path(run, method))
+            assert len(ours) == 4
+            for own, row in zip(ours, expected, strict=False):
+                assert own["loss"] == pytest.approx(row["loss"], abs=1e-3)
+                assert own["reward"] == pytest.approx(row["reward"], abs=1e-3)
+    assert len(json.loads(Path("two/eval.json").read_text())["policies"]) == 4
+
+
+def test_out_of_memory_is_explained():
+    """A card with a hundredth of its memory, and rollouts for all of it."""
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import torch, train; "
+    code += "torch.cuda.set_per_process_memory_fraction(0.005); train.main()"
+    flags = (
+        "--warm-steps 0 --group-size 512 --prompts-per-step 2000 --micro-batch-tokens 0 --out run"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *RUN, DEVICE, *flags.split(), "--jobs", "1"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "out of memory" in done.stderr and "--micro-batch-tokens" in done.stderr
