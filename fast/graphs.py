@@ -46,20 +46,18 @@ def decode(
         try:
             return decode_with_graphs(policy, ids, lengths, uniform, options)
         except Exception as error:  # of capture, memory and unusual models there are many kinds
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
-        refused[policy.model] = reason
+            refused[policy.model] = f"{type(error).__name__}, {' '.join(str(error).split())[:200]}"
         workspaces.pop(policy.model, None)
-        print(f"sampling goes on without a CUDA graph: {reason}", file=sys.stderr)
+        print("sampling goes on without a CUDA graph:", refused[policy.model], file=sys.stderr)
     return rollout.decode(policy, ids, lengths, uniform, options)
 
 
 def decode_with_graphs(
     policy: Policy, ids: Tensor, lengths: list[int], uniform: Tensor, options: SamplingOptions
 ) -> Decoded:
-    """The same, or an error. The host looks at the tokens now and then.
+    """The same, or an error. The host looks at the tokens now and then, and cuts what follows an end.
 
-    What a rollout drew after its end is cut. When half of them have ended, the others go on in a batch
-    of half the size.
+    When half of the rollouts have ended, the others go on in a batch of half the size.
     """
     B, T = uniform.shape
     L = ids.shape[1]
@@ -70,29 +68,26 @@ def decode_with_graphs(
     has_ended = torch.zeros(B, dtype=torch.bool)
 
     # 1. the prompts, and the first token of each rollout
-    space = begin(policy.model, ids, lengths, uniform, options.temperature)
     room = -(-(L + T) // ROOM_STEP) * ROOM_STEP
+    space = begin(policy.model, ids, lengths, uniform, room, options.temperature)
     rows = torch.arange(B)  # those in the batch, b of them
     is_alive = torch.ones(B, dtype=torch.bool)  # (b) those of them that go on
-    n_seen = 0  # tokens that the host has looked at
-    for t in range(T):
-        # 2. a token of each rollout
+    for first in range(0, T, LOOK_EVERY):
+        # 2. some tokens of each rollout
         b = len(rows)
-        if t > 0:
+        end = min(first + LOOK_EVERY, T)
+        for _ in range(max(first, 1), end):
             space.next_token(policy.model, b, room, options.temperature)
-        if (t + 1) % LOOK_EVERY and t + 1 < T:
-            continue
 
         # 3. who has ended, token by token
-        logprobs[rows.to(ids.device), n_seen : t + 1] = space.logprobs[:b, L + n_seen : L + t + 1]
-        fresh = space.tokens[:b, L + n_seen : L + t + 1].cpu()
-        for i, newest in enumerate(fresh.T, n_seen):
-            tokens[rows, i] = torch.where(is_alive, newest, policy.eos_ids[0])
+        logprobs[rows.to(ids.device), first:end] = space.logprobs[:b, L + first : L + end]
+        fresh = space.tokens[:b, L + first : L + end].cpu()
+        for t, newest in enumerate(fresh.T, first):
+            tokens[rows, t] = torch.where(is_alive, newest, policy.eos_ids[0])
             n_sampled[rows] += is_alive
             is_alive &= ~torch.isin(newest, ends)
             if options.stop:
-                is_alive &= ~options.stop(tokens[rows, : i + 1], is_alive)
-        n_seen = t + 1
+                is_alive &= ~options.stop(tokens[rows, : t + 1], is_alive)
         has_ended[rows] = ~is_alive
         n_alive = int(is_alive.sum())
         if n_alive == 0:
@@ -112,29 +107,40 @@ def decode_with_graphs(
 
 
 def begin(
-    model: PreTrainedModel, ids: Tensor, lengths: list[int], uniform: Tensor, temperature: float
+    model: PreTrainedModel,
+    ids: Tensor,
+    lengths: list[int],
+    uniform: Tensor,
+    room: int,
+    temperature: float,
 ) -> "Workspace":
-    """The model's workspace, with P prompts, each computed once for its group, and B first tokens."""
-    P, L = ids.shape
-    B, T = uniform.shape
-    room = -(-(L + T) // ROOM_STEP) * ROOM_STEP
+    """The model's workspace, with P prompts, each computed once for its group, and B first tokens.
+
+    Raises ValueError for a model that takes no ready mask as others do, tried once.
+    """
+    B = len(uniform)
+    G = B // len(ids)
     cache = DynamicCache(config=model.config)
     mask = rollout.prompt_mask(ids, lengths)  # (P, L)
     hidden = rollout.hidden_states(model, ids, mask, cache)[:, -1]  # (P, H)
-    logits = lm_logits(model, hidden).repeat_interleave(B // P, 0)  # (B, V)
-    space = workspaces.get(model)
+    logits = lm_logits(model, hidden).repeat_interleave(G, 0)  # (B, V)
+    space = workspaces.pop(model, None)
+    largest = space.tokens.shape if space else (0, 0)
     addresses = [weight.data_ptr() for weight in model.parameters()]
-    is_kept = space is not None and space.fits(addresses, B, room)
+    is_kept = largest[0] >= B and largest[1] >= room and space.addresses == addresses
     if not is_kept:
-        largest = space.tokens.shape if space else (0, 0)
-        del space
-        workspaces.pop(model, None)  # before the new one takes memory
+        space = None  # which gives back its memory before the new one takes some
         space = Workspace(addresses, cache, max(B, largest[0]), max(room, largest[1]))
-        workspaces[model] = space
     space.take_prompts(cache, mask, uniform)
     space.record(*draw(logits / temperature, uniform[:, 0]))
     if not is_kept:
-        check_token(model, space, cache, mask, B)
+        ours = space.logits(model, B, space.tokens.shape[1])[::G]  # (P, V) of the second token
+        token = space.tokens[:B:G].index_select(1, space.place)  # (P, 1)
+        mask = torch.cat([mask, torch.ones_like(token, dtype=torch.bool)], 1)
+        plain = lm_logits(model, rollout.hidden_states(model, token, mask, cache)[:, -1])
+        if not (ours - plain).std() <= TOLERANCE * plain.std():  # nor if they are not numbers
+            raise ValueError(f"{type(model).__name__} gives other logits with a ready mask")
+    workspaces[model] = space
     return space
 
 
@@ -176,15 +182,10 @@ class Workspace:
         self.place = torch.zeros(1, dtype=torch.long, device=device)  # of the newest token
         self.layers = []  # keys and values, each (B, heads, room, head size)
         for layer in cache.layers:
-            heads, _, head_size = layer.keys.shape[1:]
-            keys = layer.keys.new_zeros(B, heads, room, head_size)
+            heads = layer.keys.shape[1]
+            keys = layer.keys.new_zeros(B, heads, room, layer.keys.shape[-1])
             values = layer.values.new_zeros(B, heads, room, layer.values.shape[-1])
             self.layers.append((keys, values))
-
-    def fits(self, addresses: list[int], B: int, room: int) -> bool:
-        """Whether it is large enough, and the weights are where they were."""
-        size = self.tokens.shape
-        return size[0] >= B and size[1] >= room and self.addresses == addresses
 
     def take_prompts(self, cache: DynamicCache, mask: Tensor, uniform: Tensor) -> None:
         """Take over P prompts, their mask (P, L), and the random numbers (B, T) of their rollouts."""
@@ -270,19 +271,6 @@ def captured(
     return graph.replay
 
 
-def check_token(
-    model: PreTrainedModel, space: Workspace, cache: DynamicCache, mask: Tensor, B: int
-) -> None:
-    """Raise ValueError for a model that takes no ready mask as others do, tried with a token per prompt."""
-    G = B // len(mask)
-    ours = space.logits(model, B, space.tokens.shape[1])[::G]  # (P, V)
-    token = space.tokens[:B:G].index_select(1, space.place)  # (P, 1)
-    mask = torch.cat([mask, torch.ones_like(token, dtype=torch.bool)], 1)
-    plain = lm_logits(model, rollout.hidden_states(model, token, mask, cache)[:, -1])
-    if not (ours - plain).std() <= TOLERANCE * plain.std():  # nor if they are not numbers
-        raise ValueError(f"{type(model).__name__} gives other logits with a ready mask")
-
-
 def ready_mask(
     model: PreTrainedModel, seen: Tensor, distance: Tensor
 ) -> Tensor | dict[str, Tensor]:
@@ -295,13 +283,10 @@ def ready_mask(
     config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None) or []
     window = getattr(config, "sliding_window", None)
-    has_window = window and (not kinds or "sliding_attention" in kinds)
     masks = {"full_attention": seen}
-    if has_window:
+    if window and (not kinds or "sliding_attention" in kinds):
         masks["sliding_attention"] = seen & (distance < window)
     if config._attn_implementation == "eager":  # which adds the mask, as Gemma 2's
         low = torch.finfo(model.dtype).min
         masks = {kind: (~mask).to(model.dtype) * low for kind, mask in masks.items()}
-    if has_window and kinds:
-        return masks
-    return masks["sliding_attention" if has_window else "full_attention"]
+    return masks if kinds and len(masks) > 1 else [*masks.values()][-1]

@@ -1,4 +1,7 @@
-"""The figures of an evaluation and of training, from plain numbers; SVG, PDF or PNG."""
+"""The figures of an evaluation and of training, from plain numbers; SVG, PDF or PNG.
+
+`path` is the file that a figure is written to.
+"""
 
 import json
 import math
@@ -33,22 +36,18 @@ TRAINING_PANELS = {  # key in metrics.jsonl: title, label of the y axis
 def run_figures(
     evaluation: Evaluation, task: Task, pools: dict[str, Pool], suffix: str
 ) -> list[Path]:
-    """Write the figures of a run into the folder of its evaluation, but for best@k.
+    """Write the figures of a run into the folder of its evaluation, but for best@k. Returns the files.
 
     Args:
         pools: by method, "start" and "start_sets".
         suffix: svg, pdf or png.
-
-    Returns:
-        The files: of the training if it has logs, of evaluations in training if there were some, of
-        reward vectors, of answers.
     """
     folder = evaluation.folder
     methods = [name for name in pools if name in ADVANTAGES]
     drawn = {name: pool for name, pool in pools.items() if name in ("start", *methods)}
     paths = []
 
-    curves = curves_of(evaluation.run, methods, "metrics", ["diversity", "reward"])
+    curves = curves_of(evaluation.run, methods, "metrics", list(TRAINING_PANELS))
     if curves:
         paths.append(folder / f"diversity.{suffix}")
         training(curves, evaluation.config.temperature, paths[-1])
@@ -105,33 +104,20 @@ def training(curves: list[Curve], temperature: float, path: Path) -> None:
     Args:
         curves: of metrics.jsonl.
         temperature: at which the rollouts were sampled.
-        path: the file that is written.
     """
-    keys = []
-    for key in TRAINING_PANELS:
-        if all(key in row for curve in curves for row in curve.rows):
-            keys.append(key)
-    n_columns = 2 if len(keys) == 4 else len(keys)
-    n_rows = len(keys) // n_columns
-    size = (4.5 * n_columns, 0.6 + 3.5 * n_rows)
     shortest = min(len(curve.rows) for curve in curves)
     window = max(1, min(WINDOW, shortest // 3) - 1 | 1)
-    with style.new_figure(n_rows, n_columns, size) as axes:
-        for ax, key in zip(axes.flat, keys, strict=True):
+    with style.new_figure(2, 2, (9, 7.6)) as axes:
+        for ax, (key, (heading, unit)) in zip(axes.flat, TRAINING_PANELS.items(), strict=True):
             for curve in curves:
                 _draw_smoothed(ax, curve, key, window)
             _draw_start_levels(ax, curves, key, " (step 1)")
-            heading, unit = TRAINING_PANELS[key]
             ax.set(title=heading, xlabel="training step", ylabel=unit)
+            ax.set_ylim(bottom=min(0.0, ax.dataLim.y0))
             ax.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-            values = [row[key] for curve in curves for row in curve.rows]
-            low = min(0.0, *values)
-            ax.set_ylim(low, max(values) + 0.06 * (max(values) - low or 1.0))
         means = f", running means of {window} steps" if window > 1 else ""
-        caption = (
-            f"Training's own rollouts at temperature {temperature:g}{means}; the table and the "
-        )
-        style.finish(axes, path, f"{caption}other figures are of held-out problems")
+        caption = f"Training's own rollouts at temperature {temperature:g}{means}"
+        style.finish(axes, path, caption)
 
 
 def progress(curves: list[Curve], measures: list[str], path: Path) -> None:
@@ -140,7 +126,6 @@ def progress(curves: list[Curve], measures: list[str], path: Path) -> None:
     Args:
         curves: of evaluations.jsonl; a record of step 0 is of the start model.
         measures: keys of the records.
-        path: the file that is written.
     """
     measures = list(dict.fromkeys(measures))  # a pool of one has best@1 twice
     from_start = [curve for curve in curves if curve.rows[0]["step"] == 0]
@@ -191,7 +176,6 @@ def reward_vectors(
     Args:
         pools: rewards (N, n, k) by policy.
         objectives: names of the k objectives; empty if problems differ in them.
-        path: the file that is written.
         minimum: the task's, which candidates without an answer have in all objectives.
     """
     index = typical_problem(pools)
@@ -204,7 +188,10 @@ def reward_vectors(
         x, y = _conflicting_pair(torch.cat(list(pools.values())), minimum)
 
     views = vectors[..., [x, y]]  # (policies, n, 2)
-    limits = _limits(views)
+    low = min(0.0, views.min().item())
+    high = max(1.0, views.max().item())
+    margin = 0.17 * (high - low)  # room for circles
+    limits = (low - margin, high + margin)
     rows = math.ceil(len(pools) / COLUMNS)
     columns = min(len(pools), COLUMNS)
     size = (2.8 * columns, 3.2 * rows + 0.4)
@@ -213,49 +200,29 @@ def reward_vectors(
             ax.set_visible(False)
         for ax, name, all_objectives, view in zip(axes.flat, pools, vectors, views, strict=False):
             look = look_of(name)
-            seen = _draw_vectors(ax, view, look.color)
-            distinct = len(all_objectives.unique(dim=0))
-            heading = f"{look.title}\n{distinct} different"
-            if seen < distinct:
-                heading += f", {seen} in this view"
+            _draw_vectors(ax, view, look.color)
+            heading = f"{look.title}\n{len(all_objectives.unique(dim=0))} different"
             ax.set(title=heading, xlabel=labels[x], xlim=limits, ylim=limits)
             ax.locator_params(nbins=5)
             ax.tick_params(labelbottom=True)
             ax.grid(alpha=0.25, lw=0.6)
         for ax in axes[:, 0]:
             ax.set_ylabel(labels[y])
-        caption = f"Reward vectors for problem {index + 1}, {n} candidates per policy; "
-        caption += "a circle is the larger the more of them it holds"
+        caption = f"Reward vectors for problem {index + 1}, {n} candidates per policy"
         if len(objectives) > 2:
             caption += f"; 2 of {k} objectives are shown"
         style.finish(axes, path, caption)
 
 
-def _limits(values: Tensor) -> tuple[float, float]:
-    """Limits of an axis that shows the values and 0 to 1, with room for circles."""
-    low = min(0.0, values.min().item())
-    high = max(1.0, values.max().item())
-    margin = 0.17 * (high - low)
-    return low - margin, high + margin
-
-
-def _draw_vectors(ax: Any, vectors: Tensor, color: str) -> int:
-    """Draw vectors (n, 2) as circles, as large as they are frequent; returns how many differ."""
+def _draw_vectors(ax: Any, vectors: Tensor, color: str) -> None:
+    """Draw vectors (n, 2) as circles, as large as they are frequent."""
     points, counts = vectors.unique(dim=0, return_counts=True)
+    look = {"facecolor": (color, 0.3), "edgecolor": color, "lw": 1.3, "clip_on": False}
     for point, count in zip(points.tolist(), counts.tolist(), strict=True):
         share = count / len(vectors)
-        ax.scatter(
-            *point,
-            s=25 + 900 * share,
-            facecolor=(color, 0.3),
-            edgecolor=color,
-            lw=1.3,
-            zorder=3 - share,
-            clip_on=False,
-        )
+        ax.scatter(*point, s=25 + 900 * share, zorder=3 - share, **look)
         if share >= 0.2:  # else the circle is too small for a number
             ax.annotate(str(count), point, ha="center", va="center_baseline", zorder=4)
-    return len(points)
 
 
 def _conflicting_pair(rewards: Tensor, minimum: float) -> tuple[int, int]:
@@ -276,14 +243,9 @@ def typical_problem(pools: dict[str, Tensor]) -> int:
         pools: rewards (N, n, k) by policy.
     """
     methods = [rewards for name, rewards in pools.items() if not name.startswith("start")]
-    gap = _sum_of_distances(methods[-1]) - _sum_of_distances(methods[0])  # (N)
-    order = gap.argsort(stable=True)
+    first, last = (torch.cdist(x, x, p=1).sum((1, 2)) for x in (methods[0], methods[-1]))  # (N)
+    order = (last - first).argsort(stable=True)
     return int(order[len(order) // 2])
-
-
-def _sum_of_distances(rewards: Tensor) -> Tensor:
-    """The L1 distances between all candidates of a pool, added up: (N, n, k) -> (N)."""
-    return torch.cdist(rewards, rewards, p=1).sum((1, 2))
 
 
 def answers(
@@ -301,7 +263,6 @@ def answers(
             empty, and their rewards (n, k).
         problems: the N problems.
         drawing: draws the answers, and its `summary` is their title.
-        path: the file that is written.
         heading: stands above the whole figure, which then leaves room for titles of two lines,
             so that nothing moves from one picture of a film to the next.
         columns: headings of the problems, each of which then has a column; None: if drawings are
@@ -328,18 +289,8 @@ def answers(
         for ax, text in zip(axes[0], columns or [], strict=False):
             above = textwrap.fill(text, int(13 * width))
             ax.set_title(f"{above}\n\n{ax.get_title('left')}", loc="left", fontsize=style.SMALL)
-        caption = _answers_caption(len(texts[0]), len(drawn), len(distinct), drawing.legend)
-        style.finish(axes, path, caption)
-
-
-def _answers_caption(n: int, n_drawn: int, n_problems: int, legend: str) -> str:
-    """What a figure of n answers per policy and problem shows."""
-    caption = f"{n} candidates per policy"
-    if legend:
-        caption += f"; {legend}"
-    if n_drawn < n_problems:
-        caption = f"{n_drawn} of {n_problems} problems, {caption}"
-    return caption
+        caption = f"{len(drawn)} of {len(distinct)} problems, {len(texts[0])} candidates per policy"
+        style.finish(axes, path, f"{caption}; {drawing.legend}" if drawing.legend else caption)
 
 
 def _finish_drawing(
@@ -348,8 +299,6 @@ def _finish_drawing(
     """Take the frame from a drawing of answers, and write their summary above it.
 
     Args:
-        ax: the axes with the drawing.
-        drawing: makes the summary.
         rewards: (n, k), of the answers.
         width: of the drawing, in inches.
         two_lines: whether the title has the height of two lines at least.
@@ -372,15 +321,11 @@ def _policy_labels(rewards: dict[str, list[Tensor]]) -> list[str]:
     """
     solved = {}
     for name, of_problems in rewards.items():
-        is_solved = [(vectors >= 1).all(-1).any().item() for vectors in of_problems]
-        solved[name] = sum(is_solved)
-    labels = []
-    for name, count in solved.items():
-        label = look_of(name).title
-        if any(solved.values()):
-            label += f"\nsolves {count} of {len(rewards[name])} problems"
-        labels.append(label)
-    return labels
+        solved[name] = sum((vectors >= 1).all(-1).any().item() for vectors in of_problems)
+    if not any(solved.values()):
+        return [look_of(name).title for name in rewards]
+    told = "{}\nsolves {} of {} problems"
+    return [told.format(look_of(x).title, n, len(rewards[x])) for x, n in solved.items()]
 
 
 def distinct_problems(problems: list[Problem]) -> list[int]:

@@ -380,7 +380,7 @@ BAD_FILES = [
         "problem own-1, field reference: .* it raises ModuleNotFound",
     ),
     ([""], "no problem with a test is left"),
-    ([MBPP | {"test_list": ["assert count([]) == 3"]}], "the first, MBPP/7: its reference"),
+    ([MBPP | {"test_list": ["assert count([]) == 3"]}], "solution fails .MBPP/7: 1"),
     ([OWN], "1 problems to train on, 0 held out: too"),
     ([LCB_STDIN], "all were published before 2025-02-01; .* --test-data FILE"),
 ]

@@ -269,12 +269,16 @@ def test_what_does_not_vary_has_no_interval(capsys):
     table.clusters = torch.zeros(20, dtype=torch.long)
     evaluation.print_table(table)
     out = capsys.readouterr().out
-    assert "one test problem, 20 times" in out and "±" not in out and "GRPO 10% (collapsed" in out
+    assert (
+        "20 test problems, all the same one" in out
+        and "±" not in out
+        and "GRPO 10% (collapsed" in out
+    )
     for values in table.measures.values():
         values |= {name: value[:1] for name, value in values.items()}
     table.settings = Settings("test", 1, 8, 0.7)
     table.clusters = table.clusters[:1]
-    assert "GRPO 10% (one problem, seen once)" in sentences(table)
+    assert "(start model 0" in sentences(table) and "%" not in sentences(table)
     write_table(table, Path("eval.json"), "cpu")
     assert json.loads(Path("eval.json").read_text())["policies"]["vpo"]["W@8"]["interval"] is None
 
@@ -290,7 +294,7 @@ def test_means_of_several_runs(capsys):
     means = joint_table(tables, rows_of(evaluations))
     evaluation.print_table(means)
     out = capsys.readouterr().out
-    assert "mean of 3 runs" in out
+    assert "3 runs: " in out
     assert re.search("^GRPO .* 2 seeds$", out, re.M) and re.search("^VPO .* 3 seeds$", out, re.M)
     write_table(means, Path("eval.json"), "cpu")
     best = json.loads(Path("eval.json").read_text())["policies"]["vpo"]["best@1"]
@@ -350,8 +354,8 @@ def test_runs_that_fit_no_table_are_refused():
     """Guards against other problems side by side, and one seed that counts twice."""
     first = evaluation_with("a", 0)
     refused = {
-        "has --size 9, and a has 7": evaluation_with("b", 0, size=9),
-        "has --seed 0, as a has": evaluation_with("c", 0),
+        "in --size: 9, not 7": evaluation_with("b", 0, size=9),
+        "differs from a in nothing": evaluation_with("c", 0),
         "in --problems, --pool or --temp": evaluation_with("d", 1),
         "names a run twice": first,
     }

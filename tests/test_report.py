@@ -79,7 +79,8 @@ def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task):
         monkeypatch.setitem(ADVANTAGES, name, ADVANTAGES["grpo"])
     colors = [look_of(name).color for name in (*LOOKS, "my_method", "other_method")]
     assert len(set(colors)) == len(colors)
-    row = {"step": 1, "diversity": 1.0, "reward": 0.5, "best@1": 0.1, "best@4": 0.2, "W@4": 0.3}
+    row = {"step": 1, "best@1": 0.1, "best@4": 0.2, "W@4": 0.3}
+    row |= dict.fromkeys(plots.TRAINING_PANELS, 0.5)
     (tmp_path / "my_method").mkdir()
     for log in ("metrics", "evaluations"):
         append(tmp_path / f"my_method/{log}.jsonl", row)
@@ -105,7 +106,9 @@ def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task):
 @pytest.mark.parametrize("steps, window, first", [(40, 11, 6), (20, 5, 3), (10, 3, 2), (2, 1, 1)])
 def test_training_smooths_around_whole_steps(steps, window, first, tmp_path, drawn):
     """Guards against a mean that lies at step 5.5, a caption of ten steps in a run of three, and ticks at step 1.25."""
-    rows = [{"step": i, "diversity": 2.0 * i, "reward": 0.5} for i in range(1, steps + 1)]
+    rows = [
+        dict.fromkeys(plots.TRAINING_PANELS, 2.0 * i) | {"step": i} for i in range(1, steps + 1)
+    ]
     plots.training([curve("vpo", rows), curve("new", rows)], 0.8, tmp_path / "training.png")
     ax = drawn[0].axes[0]
     line = next(line for line in ax.lines if line.get_label() == "VPO")
