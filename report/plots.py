@@ -7,7 +7,6 @@ import json
 import math
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,32 +41,31 @@ def run_figures(
         pools: by method, "start" and "start_sets".
         suffix: svg, pdf or png.
     """
-    folder = evaluation.folder
     methods = [name for name in pools if name in ADVANTAGES]
     drawn = {name: pool for name, pool in pools.items() if name in ("start", *methods)}
     paths = []
 
+    def path_of(name: str) -> Path:
+        paths.append(evaluation.folder / f"{name}.{suffix}")
+        return paths[-1]
+
     curves = curves_of(evaluation.run, methods, "metrics", list(TRAINING_PANELS))
     if curves:
-        paths.append(folder / f"diversity.{suffix}")
-        training(curves, evaluation.config.temperature, paths[-1])
+        training(curves, evaluation.config.temperature, path_of("diversity"))
 
     n = evaluation.config.pool
     measures = ["best@1", f"best@{n}", f"W@{n}"]
     curves = curves_of(evaluation.run, methods, "evaluations", measures)
     if curves:
-        paths.append(folder / f"progress.{suffix}")
-        progress(curves, measures, paths[-1])
+        progress(curves, measures, path_of("progress"))
 
-    paths.append(folder / f"reward_vectors.{suffix}")
     rewards = {name: pool.rewards for name, pool in drawn.items()}
-    reward_vectors(rewards, task.objectives, paths[-1], task.minimum)
+    reward_vectors(rewards, task.objectives, path_of("reward_vectors"), task.minimum)
 
-    paths.append(folder / f"answers.{suffix}")
     texts = {name: (pool.answers, own_rewards(pool)) for name, pool in drawn.items()}
     problems = pools["start"].problems
     drawing = drawing_of(task) or TextDrawing(task, problems, texts)
-    answers(texts, problems, drawing, paths[-1])
+    answers(texts, problems, drawing, path_of("answers"))
     return paths
 
 
@@ -76,26 +74,13 @@ def own_rewards(pool: Pool) -> list[Tensor]:
     return [pool.rewards[i][:, mask] for i, mask in enumerate(pool.objective_mask)]
 
 
-@dataclass
-class Curve:
-    """A log of a method, and how it is drawn."""
-
-    method: str
-    look: Look
-    rows: list[dict]
+def curves_of(run: Path, methods: list[str], log: str, keys: list[str]) -> dict[str, list[dict]]:
+    """By method the records with these keys in its log, if there are some."""
+    logs = {method: read_log(run / method / f"{log}.jsonl", *keys) for method in methods}
+    return {method: rows for method, rows in logs.items() if rows}
 
 
-def curves_of(run: Path, methods: list[str], log: str, keys: list[str]) -> list[Curve]:
-    """The curves of the methods whose log has records with these keys."""
-    curves = []
-    for method in methods:
-        rows = read_log(run / method / f"{log}.jsonl", *keys)
-        if rows:
-            curves.append(Curve(method, look_of(method), rows))
-    return curves
-
-
-def training(curves: list[Curve], temperature: float, path: Path) -> None:
+def training(curves: dict[str, list[dict]], temperature: float, path: Path) -> None:
     """Draw diversity, reward, different answers and W@m of the training rollouts by training step.
 
     In step 1 every method still samples from the start model, so the methods' mean in that step is
@@ -105,12 +90,12 @@ def training(curves: list[Curve], temperature: float, path: Path) -> None:
         curves: of metrics.jsonl.
         temperature: at which the rollouts were sampled.
     """
-    shortest = min(len(curve.rows) for curve in curves)
+    shortest = min(map(len, curves.values()))
     window = max(1, min(WINDOW, shortest // 3) - 1 | 1)
     with style.new_figure(2, 2, (9, 7.6)) as axes:
         for ax, (key, (heading, unit)) in zip(axes.flat, TRAINING_PANELS.items(), strict=True):
-            for curve in curves:
-                _draw_smoothed(ax, curve, key, window)
+            for method, rows in curves.items():
+                _draw_smoothed(ax, look_of(method), rows, key, window)
             _draw_start_levels(ax, curves, key, " (step 1)")
             ax.set(title=heading, xlabel="training step", ylabel=unit)
             ax.set_ylim(bottom=min(0.0, ax.dataLim.y0))
@@ -120,7 +105,7 @@ def training(curves: list[Curve], temperature: float, path: Path) -> None:
         style.finish(axes, path, caption)
 
 
-def progress(curves: list[Curve], measures: list[str], path: Path) -> None:
+def progress(curves: dict[str, list[dict]], measures: list[str], path: Path) -> None:
     """Draw what evaluations in training measured, a panel per measure, a curve per method.
 
     Args:
@@ -128,37 +113,34 @@ def progress(curves: list[Curve], measures: list[str], path: Path) -> None:
         measures: keys of the records.
     """
     measures = list(dict.fromkeys(measures))  # a pool of one has best@1 twice
-    from_start = [curve for curve in curves if curve.rows[0]["step"] == 0]
+    from_start = {method: rows for method, rows in curves.items() if rows[0]["step"] == 0}
     with style.new_figure(1, len(measures), (3.6 * len(measures), 4), sharey=True) as axes:
         for ax, measure in zip(axes[0], measures, strict=True):
-            for curve in curves:
-                steps = [row["step"] for row in curve.rows]
-                values = [row[measure] for row in curve.rows]
-                ax.plot(steps, values, **style.curve_style(curve.look))
+            for method, rows in curves.items():
+                steps = [row["step"] for row in rows]
+                values = [row[measure] for row in rows]
+                ax.plot(steps, values, **style.curve_style(look_of(method)))
             _draw_start_levels(ax, from_start, measure)
             ax.set(title=measure, xlabel="training step")
             ax.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
             ax.grid(alpha=0.25, lw=0.6)
-        style.finish(
-            axes, path, "Means over at most 20 validation problems, measured while training runs"
-        )
+        style.finish(axes, path, "Means over at most 20 validation problems during training")
 
 
-def _draw_smoothed(ax: Any, curve: Curve, key: str, window: int) -> None:
+def _draw_smoothed(ax: Any, look: Look, rows: list[dict], key: str, window: int) -> None:
     """Draw a metric by training step, faint, and its running mean."""
-    points = torch.tensor([(row["step"], row[key]) for row in curve.rows])  # (steps, 2)
+    points = torch.tensor([(row["step"], row[key]) for row in rows])  # (steps, 2)
     smooth = points.unfold(0, window, 1).mean(-1)
-    ax.plot(*points.T, color=curve.look.color, alpha=0.2, lw=0.8)
-    every = max(1, len(smooth) // 10)
-    ax.plot(*smooth.T, **style.curve_style(curve.look), markevery=every)
+    ax.plot(*points.T, color=look.color, alpha=0.2, lw=0.8)
+    ax.plot(*smooth.T, **style.curve_style(look), markevery=max(1, len(smooth) // 10))
 
 
-def _draw_start_levels(ax: Any, curves: list[Curve], key: str, note: str = "") -> None:
+def _draw_start_levels(ax: Any, curves: dict[str, list[dict]], key: str, note: str = "") -> None:
     """Draw what methods with single answers, and those with sets, have in their first record."""
     levels: dict[str, list[float]] = {}
-    for curve in curves:
-        name = "start_sets" if curve.method in SEVERAL_ANSWERS else "start"
-        levels.setdefault(name, []).append(curve.rows[0][key])
+    for method, rows in curves.items():
+        name = "start_sets" if method in SEVERAL_ANSWERS else "start"
+        levels.setdefault(name, []).append(rows[0][key])
     for name, values in levels.items():
         look = look_of(name)
         level = sum(values) / len(values)

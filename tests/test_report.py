@@ -13,7 +13,6 @@ from engine.files import append
 from report import plots
 from report.drawings import Drawing, TextDrawing, drawing_of
 from report.looks import LOOKS, look_of
-from report.plots import Curve
 from rewards import Fence, Problem, Task, Toy
 from vpo import ADVANTAGES
 
@@ -46,10 +45,6 @@ class Plain(Task):
 def make_pools(names=("start", "grpo", "vpo"), N=5, n=8, k=3):
     generator = torch.Generator().manual_seed(0)
     return {name: torch.rand(N, n, k, generator=generator).mul(3).round() / 3 for name in names}
-
-
-def curve(method: str, rows: list[dict]) -> Curve:
-    return Curve(method, look_of(method), rows)
 
 
 @pytest.fixture
@@ -109,7 +104,7 @@ def test_training_smooths_around_whole_steps(steps, window, first, tmp_path, dra
     rows = [
         dict.fromkeys(plots.TRAINING_PANELS, 2.0 * i) | {"step": i} for i in range(1, steps + 1)
     ]
-    plots.training([curve("vpo", rows), curve("new", rows)], 0.8, tmp_path / "training.png")
+    plots.training({"vpo": rows, "new": rows}, 0.8, tmp_path / "training.png")
     ax = drawn[0].axes[0]
     line = next(line for line in ax.lines if line.get_label() == "VPO")
     assert line.get_xydata()[0].tolist() == [first, 2 * first]
@@ -144,7 +139,7 @@ def test_progress_shows_the_start_model_as_a_level(tmp_path, drawn):
     rows = {}
     for method, level in (("grpo", 0.3), ("vpo", 0.2)):
         rows[method] = [dict.fromkeys(measures, level + i) | {"step": 25 * i} for i in range(3)]
-    plots.progress([curve(*item) for item in rows.items()], measures, tmp_path / "a.png")
+    plots.progress(rows, measures, tmp_path / "a.png")
     (_, _, weighted) = drawn[0].axes
     lines = {line.get_label(): line.get_xydata().tolist() for line in weighted.lines}
     assert lines["GRPO"] == [[0, 0.3], [25, 1.3], [50, 2.3]]
