@@ -10,6 +10,7 @@ import json
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,6 +103,18 @@ def read_config(argv: list[str], doc: str | None) -> tuple[Config, Task, StoredR
 
 def check_joins(config: Config, stored: StoredRun) -> None:
     """Raise UserError for a command that cannot go on with a run, or add a method to it."""
+    for mistake in misfits(config, stored):
+        raise UserError(mistake)
+    if stored.has_checkpoint:
+        check_start(Path(config.out) / "start")
+    old = stored.config
+    if config.steps != old.steps and old.lr_schedule == "linear":
+        told = f"the learning rate now falls over {config.steps} steps, until here over {old.steps}"
+        print(f"--steps {config.steps}: {told}", file=sys.stderr)
+
+
+def misfits(config: Config, stored: StoredRun) -> Iterator[str]:
+    """What does not fit."""
     out = Path(config.out)
     left_out = (*MAY_DIFFER, "steps") if config.resume else MAY_DIFFER
     pairs = {}
@@ -114,30 +127,19 @@ def check_joins(config: Config, stored: StoredRun) -> None:
     for what, (own, value) in pairs.items():
         if own != value:
             end = "drop the flag, or take another --out"
-            raise UserError(f"--out {out}: holds another run, {what} {own}, not {value}; {end}")
-    if config.resume:
-        check_more_steps(config.steps, out, stored.config)
+            yield f"--out {out}: holds another run, {what} {own}, not {value}; {end}"
+    for method in stored.config.method:
+        done = steps_done(out / method)
+        if config.steps < done:
+            yield f"--steps {config.steps}: {method} has {done} already; give as many or more"
+        is_longer = config.steps > stored.config.steps == done
+        if is_longer and not (checkpoints(out / method)[-1] / "trainer.pt").exists():
+            what = f"{method} has finished its {done} steps, without --keep-optimizer"
+            yield f"--steps {config.steps}: {what}; train anew with another --out"
     present = [name for name in config.method if (out / name).exists()]
     if present and not config.resume:
         ways = "--resume goes on with it, --method adds another, another --out begins anew"
-        raise UserError(f"--out {out}: already holds {', '.join(present)}; {ways}")
-    if stored.has_checkpoint:
-        check_start(out / "start")
-
-
-def check_more_steps(steps: int, out: Path, stored: Config) -> None:
-    """Check the steps of a run that goes on for longer. Says what becomes of its learning rate."""
-    for method in stored.method:
-        done = steps_done(out / method)
-        if steps < done:
-            raise UserError(f"--steps {steps}: {method} has {done} already; give as many or more")
-        is_longer = steps > stored.steps and done == stored.steps
-        if is_longer and not (checkpoints(out / method)[-1] / "trainer.pt").exists():
-            what = f"{method} has finished its {done} steps, without --keep-optimizer"
-            raise UserError(f"--steps {steps}: {what}; train anew with another --out")
-    if steps != stored.steps and stored.lr_schedule == "linear":
-        told = f"the learning rate now falls over {steps} steps, until here over {stored.steps}"
-        print(f"--steps {steps}: {told}", file=sys.stderr)
+        yield f"--out {out}: already holds {', '.join(present)}; {ways}"
 
 
 def find_run(out: Path) -> StoredRun | None:

@@ -135,11 +135,7 @@ def start_policy(config: Config, task: Task, demonstrations: Demonstrations) -> 
 
 
 def write_start(
-    policy: Policy,
-    task: Task,
-    config: Config,
-    warm_up: Callable[[Policy, Task, Config], None],
-    demonstrations: Demonstrations,
+    policy: Policy, task: Task, config: Config, warm_up: Callable, demonstrations: Demonstrations
 ) -> None:
     """Write the start of all methods, after the SFT warm-up, into the run.
 
@@ -171,22 +167,12 @@ def write_start(
 
 
 def warm_up_key(
-    policy: Policy,
-    task: Task,
-    config: Config,
-    warm_up: Callable,
-    demonstrations: Demonstrations,
+    policy: Policy, task: Task, config: Config, warm_up: Callable, demonstrations: Demonstrations
 ) -> str:
     """A digest of all that shapes a warm-up. The first demonstrations stand for the task."""
     recipe = [torch.__version__, torch.get_num_threads(), config.device, config.seed]
-    recipe += [
-        inspect.getsource(warm_up),
-        config.warm_steps,
-        config.m,
-        config.temperature,
-        config.max_new_tokens,
-        policy.model.config.to_json_string(),
-    ]
+    recipe += [config.warm_steps, config.m, config.temperature, config.max_new_tokens]
+    recipe += [inspect.getsource(warm_up), policy.model.config.to_json_string()]
     for step in range(CHECKED):
         recipe.append(demonstrations(policy, task, config, step, may_sample=False))
     for weight in policy.model.parameters():

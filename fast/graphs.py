@@ -68,8 +68,7 @@ def decode_with_graphs(
     has_ended = torch.zeros(B, dtype=torch.bool)
 
     # 1. the prompts, and the first token of each rollout
-    room = -(-(L + T) // ROOM_STEP) * ROOM_STEP
-    space = begin(policy.model, ids, lengths, uniform, room, options.temperature)
+    space = begin(policy.model, ids, lengths, uniform, options.temperature)
     rows = torch.arange(B)  # those in the batch, b of them
     is_alive = torch.ones(B, dtype=torch.bool)  # (b) those of them that go on
     for first in range(0, T, LOOK_EVERY):
@@ -77,7 +76,7 @@ def decode_with_graphs(
         b = len(rows)
         end = min(first + LOOK_EVERY, T)
         for _ in range(max(first, 1), end):
-            space.next_token(policy.model, b, room, options.temperature)
+            space.next_token(policy.model, b, options.temperature)
 
         # 3. who has ended, token by token
         logprobs[rows.to(ids.device), first:end] = space.logprobs[:b, L + first : L + end]
@@ -107,19 +106,16 @@ def decode_with_graphs(
 
 
 def begin(
-    model: PreTrainedModel,
-    ids: Tensor,
-    lengths: list[int],
-    uniform: Tensor,
-    room: int,
-    temperature: float,
+    model: PreTrainedModel, ids: Tensor, lengths: list[int], uniform: Tensor, temperature: float
 ) -> "Workspace":
     """The model's workspace, with P prompts, each computed once for its group, and B first tokens.
 
     Raises ValueError for a model that takes no ready mask as others do, tried once.
     """
-    B = len(uniform)
-    G = B // len(ids)
+    B, T = uniform.shape
+    P, L = ids.shape
+    G = B // P
+    room = -(-(L + T) // ROOM_STEP) * ROOM_STEP
     cache = DynamicCache(config=model.config)
     mask = rollout.prompt_mask(ids, lengths)  # (P, L)
     hidden = rollout.hidden_states(model, ids, mask, cache)[:, -1]  # (P, H)
@@ -131,10 +127,11 @@ def begin(
     if not is_kept:
         space = None  # which gives back its memory before the new one takes some
         space = Workspace(addresses, cache, max(B, largest[0]), max(room, largest[1]))
+    space.room = room
     space.take_prompts(cache, mask, uniform)
     space.record(*draw(logits / temperature, uniform[:, 0]))
     if not is_kept:
-        ours = space.logits(model, B, space.tokens.shape[1])[::G]  # (P, V) of the second token
+        ours = space.logits(model, B)[::G]  # (P, V) of the second token
         token = space.tokens[:B:G].index_select(1, space.place)  # (P, 1)
         mask = torch.cat([mask, torch.ones_like(token, dtype=torch.bool)], 1)
         plain = lm_logits(model, rollout.hidden_states(model, token, mask, cache)[:, -1])
@@ -172,6 +169,7 @@ class Workspace:
 
     def __init__(self, addresses: list[int], cache: DynamicCache, B: int, room: int):
         self.addresses = addresses  # of the weights, which a graph reads there
+        self.room = room  # places that are used now
         device = cache.layers[0].keys.device
         self.graphs: dict[tuple[int, int, float], Callable[[], object]] = {}
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
@@ -210,13 +208,12 @@ class Workspace:
         for tensor in [self.tokens, self.uniform, self.padding, *sum(self.layers, ())]:
             tensor[: len(rows)] = tensor[rows]
 
-    def logits(self, model: PreTrainedModel, b: int, room: int) -> Tensor:
+    def logits(self, model: PreTrainedModel, b: int) -> Tensor:
         """Logits (b, V) of what follows the newest tokens of the first b rollouts."""
-        layers = []
-        for keys, values in self.layers:
-            layers.append(FixedLayer(keys[:b, :, :room], values[:b, :, :room], self.place))
+        n = self.room
+        layers = [FixedLayer(k[:b, :, :n], v[:b, :, :n], self.place) for k, v in self.layers]
         padding = self.padding[:b]
-        places = torch.arange(room, device=padding.device)
+        places = torch.arange(n, device=padding.device)
         seen = (places >= padding) & (places <= self.place)  # (b, room)
         hidden = model.base_model(
             input_ids=self.tokens[:b].index_select(1, self.place),
@@ -227,15 +224,15 @@ class Workspace:
         ).last_hidden_state
         return lm_logits(model, hidden[:, -1])
 
-    def next_token(self, model: PreTrainedModel, b: int, room: int, temperature: float) -> None:
+    def next_token(self, model: PreTrainedModel, b: int, temperature: float) -> None:
         """Draw the next token of the first b rollouts."""
 
         def draw_token() -> None:
-            logits = self.logits(model, b, room)
+            logits = self.logits(model, b)
             uniform = self.uniform[:b].index_select(1, self.place + 1)[:, 0]  # (b)
             self.record(*draw(logits / temperature, uniform))
 
-        key = (b, room, temperature)
+        key = (b, self.room, temperature)
         if key not in self.graphs:
             self.graphs[key] = captured(draw_token, self.place, self.pool)
         self.graphs[key]()

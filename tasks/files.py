@@ -154,10 +154,7 @@ def is_line(path: str, id: str) -> bool:
 
 
 def _parse_record(line: str) -> dict:
-    try:
-        record = unix_lines(json.loads(line))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"not JSON ({error})") from error
+    record = unix_lines(json.loads(line))
     if not isinstance(record, dict):
         raise UserError(f"not a JSON object but {record!r:.60}: each must be one problem")
     for name, value in record.items():
@@ -194,10 +191,10 @@ def field(record: dict, name: str, kind: type, what: str, parent: str = "") -> A
         parent: the field that holds the record, if it is a part of another one.
     """
     place = f"{parent}.{name}" if parent else name
-    if not isinstance(record, dict):
-        raise UserError(f"field {place}: must be {what}, but {parent} holds {record!r:.60}")
-    value = record.get(name)
-    if not isinstance(value, kind) or value == [] or not str(value).strip():
+    has_fields = isinstance(record, dict)
+    value = record.get(name) if has_fields else record
+    is_right = has_fields and isinstance(value, kind) and value != []
+    if not is_right or not str(value).strip():
         raise UserError(f"field {place}: must be {what}, not {value!r:.60}")
     return value
 

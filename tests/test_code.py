@@ -370,7 +370,7 @@ def test_a_bad_field_is_named_with_its_line(record, field, value):
 
 
 BAD_FILES = [
-    ([OWN, "{oops"], "line 2, not JSON"),
+    ([OWN, "{oops"], "line 2, cannot be used .JSONDecodeError"),
     ([{"question": "?", "answer": 1}], "line 1, fields question, answer: no known format"),
     ([OWN, OWN | {"prompt": "?"}], "line 2, field id: 'own-1' stands there twice"),
     ([HUMANEVAL | {"entry_point": "thirds"}], "field prompt: no function 'thirds' is defined"),
