@@ -35,15 +35,13 @@ def load_task_class(name: str) -> type[Task]:
         return BUILT_IN[name]
     names = task_names()
     if path.suffix == ".py" and path.is_file():
-        module = module_of(path)
-    elif path.suffix == ".py":
-        fix = f"; the built-in one is --task {path.stem}" if path.stem in names else ""
-        raise UserError(f"--task {name}: there is no such file, looked for from {Path.cwd()}{fix}")
+        module = _run_module(path.resolve(), path.read_bytes())
     elif name in names:
         module = importlib.import_module(f"tasks.{name}")
     else:
         known = f"choose from {', '.join(names)}, or name a Python file"
-        raise UserError(f"--task {name}: unknown; {known}{did_you_mean(name, names)}")
+        mistake = "there is no such file" if path.suffix == ".py" else "unknown"
+        raise UserError(f"--task {name}: {mistake}; {known}{did_you_mean(path.stem, names)}")
     classes = []
     for value in vars(module).values():
         is_task = isinstance(value, type) and issubclass(value, Task)
@@ -54,13 +52,9 @@ def load_task_class(name: str) -> type[Task]:
     return classes[0]
 
 
-def module_of(path: Path) -> Any:
-    """The module of a user's file, which may import its neighbours. It is run once."""
-    return _run_module(path.resolve(), path.read_bytes())
-
-
 @functools.lru_cache(maxsize=1)
 def _run_module(path: Path, source: bytes) -> Any:
+    """The module of a user's file, which may import its neighbours. It is run once."""
     sys.path.append(str(path.parent))
     module = types.ModuleType(f"task_{path.stem}")
     module.__file__ = str(path)
@@ -199,8 +193,7 @@ def check_find_answers(task: Task, text: str) -> None:
     for end in range(len(text)):
         answers = task.find_answers(text[:end], 1, finished=False) or []
         if not isinstance(answers, list) or answers[: len(given)] != given:
-            raise UserError(
-                f"task {task.name}: find_answers with finished=False must return a list of texts that "
-                f"have ended, or None; it gave {given!r:.80}, and {answers!r:.80} a letter later"
-            )
+            rule = "find_answers with finished=False must return a list of texts that have ended"
+            what = f"{given!r:.80}, and {answers!r:.80} a letter later"
+            raise UserError(f"task {task.name}: {rule}, or None, not {what}")
         given = answers[:1]

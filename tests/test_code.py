@@ -370,7 +370,7 @@ def test_a_bad_field_is_named_with_its_line(record, field, value):
 
 
 BAD_FILES = [
-    ([OWN, "{oops"], "line 2, not JSON"),
+    ([OWN, "{oops"], "line 2, cannot be used .JSONDecodeError"),
     ([{"question": "?", "answer": 1}], "line 1, fields question, answer: no known format"),
     ([OWN, OWN | {"prompt": "?"}], "line 2, field id: 'own-1' stands there twice"),
     ([HUMANEVAL | {"entry_point": "thirds"}], "field prompt: no function 'thirds' is defined"),
@@ -380,7 +380,7 @@ BAD_FILES = [
         "problem own-1, field reference: .* it raises ModuleNotFound",
     ),
     ([""], "no problem with a test is left"),
-    ([MBPP | {"test_list": ["assert count([]) == 3"]}], "the first, MBPP/7: its reference"),
+    ([MBPP | {"test_list": ["assert count([]) == 3"]}], "solution fails .MBPP/7: 1"),
     ([OWN], "1 problems to train on, 0 held out: too"),
     ([LCB_STDIN], "all were published before 2025-02-01; .* --test-data FILE"),
 ]

@@ -109,7 +109,7 @@ def files(folder: Path) -> dict[str, bytes]:
         ("--metod vpo", "unrecognized arguments: --metod vpo; --help lists all flags"),
         ("--method ppo", "--method ppo: unknown; one of grpo, dr_grpo"),
         ("--method VPO", "did you mean vpo?"),
-        ("--method grpo,vpo", "put blanks between methods"),
+        ("--method grpo,vpo", "or several with blanks between"),
         ("--method grpo --subset 2", "--subset 2: not used by grpo; leave it out"),
         ("--subset 4", "a set of s = 4 rollouts needs a group of more, and G is 4"),
         ("--m 2.5", "--m: invalid int value: '2.5'"),
@@ -168,7 +168,7 @@ def test_a_refused_command_changes_nothing(run, capsys):
     """Whatever is refused, and whenever: no folder, no config, no file of the run is touched."""
     before = files(run)
     refused = {
-        "--out run --method multi_rlvr --lr 0.5": "grpo has --lr 0.00025; drop the flag",
+        "--out run --method multi_rlvr --lr 0.5": "grpo has --lr 0.00025, not 0.5; drop",
         "--out run --method multi_rlvr --steps 3": "with --steps 2, not 3",
         "--out run --task toy": "already holds grpo, vpo; --resume goes on with it",
         "--out run --resume --steps 3": "--steps 3: grpo has finished its 2 steps",
@@ -355,7 +355,7 @@ def test_eval_names_what_it_cannot_evaluate(run, capsys):
         fails(arguments.split(), capsys, "eval.py: error: ", message, command=evaluation.main)
     assert files(run) == before
     train.main([*TOY, "--task", "fence", "--method", "vpo", "--out", "other"])
-    message = "other: has --task fence, and run has toy"
+    message = "other: differs from run in --task: fence, not toy"
     fails(["run", "other"], capsys, message, command=evaluation.main)
     shutil.rmtree("other/vpo")
     fails(["other"], capsys, "other: holds no checkpoint yet", command=evaluation.main)

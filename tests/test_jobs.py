@@ -168,13 +168,13 @@ def test_a_task_and_a_method_of_ones_own_reach_the_processes(capsys):
     assert "go on with: python my_method.py --resume --out run" in told.splitlines()[-1]
     assert "Traceback" not in told and "leaked" not in told
     assert Path("run/mine/checkpoint-000003").exists()
-    fails(["--resume", "--out", "run"], capsys, "has the method mine, which only the file")
+    fails(["--resume", "--out", "run"], capsys, "has the method mine, unknown here")
 
 
 def test_a_method_that_only_this_process_knows_is_refused_there(monkeypatch, capsys):
     """Guards against methods of one's own that are trained as others: by default they go one by one."""
     monkeypatch.setitem(vpo.ADVANTAGES, "mine", lambda x, e: vpo.center(x.scalars[..., 0]))
-    message = "--jobs 2: a process of its own does not know the method mine"
+    message = "--jobs 2: a process does not know the method mine"
     fails([*QUICK, "--method", "grpo", "mine", "--jobs", "2"], capsys, message)
 
 

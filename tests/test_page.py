@@ -246,7 +246,7 @@ def test_what_is_missing_is_named(trained, capsys):
     assert data_of(Path("pages/run/report.html")) == data_of(Path("pages/other/report.html"))
     fails("film run", capsys, "film: task toy draws no answers")
     fails("run", capsys, "run: must be one of page, film, geometry")
-    fails("page run again/run --out twice", capsys, "two runs are named run")
+    fails("page run again/run --out twice", capsys, "and two have one name")
 
 
 def test_a_log_that_ends_early(run):

@@ -13,7 +13,6 @@ from engine.files import append
 from report import plots
 from report.drawings import Drawing, TextDrawing, drawing_of
 from report.looks import LOOKS, look_of
-from report.plots import Curve
 from rewards import Fence, Problem, Task, Toy
 from vpo import ADVANTAGES
 
@@ -48,10 +47,6 @@ def make_pools(names=("start", "grpo", "vpo"), N=5, n=8, k=3):
     return {name: torch.rand(N, n, k, generator=generator).mul(3).round() / 3 for name in names}
 
 
-def curve(method: str, rows: list[dict]) -> Curve:
-    return Curve(method, look_of(method), rows)
-
-
 @pytest.fixture
 def drawn(monkeypatch):
     """The figures that are written while a test runs."""
@@ -79,7 +74,8 @@ def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task):
         monkeypatch.setitem(ADVANTAGES, name, ADVANTAGES["grpo"])
     colors = [look_of(name).color for name in (*LOOKS, "my_method", "other_method")]
     assert len(set(colors)) == len(colors)
-    row = {"step": 1, "diversity": 1.0, "reward": 0.5, "best@1": 0.1, "best@4": 0.2, "W@4": 0.3}
+    row = {"step": 1, "best@1": 0.1, "best@4": 0.2, "W@4": 0.3}
+    row |= dict.fromkeys(plots.TRAINING_PANELS, 0.5)
     (tmp_path / "my_method").mkdir()
     for log in ("metrics", "evaluations"):
         append(tmp_path / f"my_method/{log}.jsonl", row)
@@ -105,8 +101,10 @@ def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task):
 @pytest.mark.parametrize("steps, window, first", [(40, 11, 6), (20, 5, 3), (10, 3, 2), (2, 1, 1)])
 def test_training_smooths_around_whole_steps(steps, window, first, tmp_path, drawn):
     """Guards against a mean that lies at step 5.5, a caption of ten steps in a run of three, and ticks at step 1.25."""
-    rows = [{"step": i, "diversity": 2.0 * i, "reward": 0.5} for i in range(1, steps + 1)]
-    plots.training([curve("vpo", rows), curve("new", rows)], 0.8, tmp_path / "training.png")
+    rows = [
+        dict.fromkeys(plots.TRAINING_PANELS, 2.0 * i) | {"step": i} for i in range(1, steps + 1)
+    ]
+    plots.training({"vpo": rows, "new": rows}, 0.8, tmp_path / "training.png")
     ax = drawn[0].axes[0]
     line = next(line for line in ax.lines if line.get_label() == "VPO")
     assert line.get_xydata()[0].tolist() == [first, 2 * first]
@@ -141,7 +139,7 @@ def test_progress_shows_the_start_model_as_a_level(tmp_path, drawn):
     rows = {}
     for method, level in (("grpo", 0.3), ("vpo", 0.2)):
         rows[method] = [dict.fromkeys(measures, level + i) | {"step": 25 * i} for i in range(3)]
-    plots.progress([curve(*item) for item in rows.items()], measures, tmp_path / "a.png")
+    plots.progress(rows, measures, tmp_path / "a.png")
     (_, _, weighted) = drawn[0].axes
     lines = {line.get_label(): line.get_xydata().tolist() for line in weighted.lines}
     assert lines["GRPO"] == [[0, 0.3], [25, 1.3], [50, 2.3]]

@@ -115,7 +115,7 @@ def test_the_main_job(capsys):
     change_config(Path("other"), seed=1)
     flags = "--split validation --problems 3 --pool 4 --out both"
     evaluation.main(["run", "other", *flags.split()])
-    assert "mean of 2 runs" in capsys.readouterr().out and Path("both/best_at_k.png").exists()
+    assert "\n2 runs: " in capsys.readouterr().out and Path("both/best_at_k.png").exists()
 
 
 def test_methods_spend_equal_answers():
