@@ -157,10 +157,13 @@ def load_run(run: Path) -> StoredRun:
     if not run.exists():
         beside = [other.name for other in run.parent.glob("*")]
         raise UserError(f"{run}: there is no such run{did_you_mean(run.name, beside)}")
-    if not path.is_file() or '"flags"' not in path.read_text("utf-8", "replace"):
-        raise UserError(f"{run}: no run of train.py; name the folder that holds config.json")
     try:
-        record = json.loads(path.read_text("utf-8"))
+        record = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        if isinstance(record, dict) and "flags" not in record:  # of a model, maybe
+            raise UserError(f"{run}: no run of train.py; name the folder that holds config.json")
+    except ValueError as error:
+        raise UserError(f"{path}: damaged ({error}); restore it or train again") from error
+    try:
         config = Config(**record["flags"], out=str(run))
         check_ranges(config)
         history = record["history"]

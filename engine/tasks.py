@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.doors import did_you_mean
+from engine.doors import did_you_mean, noted
 from rewards import Fence, Problem, Task, Toy, UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -104,9 +104,15 @@ def held_out(task: Task, split: str = "test", n: int = 4) -> list[Problem]:
 def reward_vectors(task: Task, pairs: list[tuple[Problem, str]]) -> list[list[float]]:
     """task.rewards(pairs), checked."""
     if type(task).rewards is Task.rewards:
-        vectors = [_reward(task, problem, answer) for problem, answer in pairs]
+        vectors = []
+        for problem, answer in pairs:
+            with noted(f"Task.reward of problem {problem.id!r}, answer {answer!r:.80}"):
+                vectors.append(task.reward(problem, answer))
     else:
-        vectors = task.rewards(pairs)
+        with noted(
+            f"Task.rewards of {len(pairs)} answers, to problem {pairs[0][0].id!r} and others"
+        ):
+            vectors = task.rewards(pairs)
     if not isinstance(vectors, list) or len(vectors) != len(pairs):
         raise UserError(f"task {task.name}: rewards must return {len(pairs)} vectors in a list")
     sizes: dict[str, int] = {}  # of each problem's vectors
@@ -116,15 +122,6 @@ def reward_vectors(task: Task, pairs: list[tuple[Problem, str]]) -> list[list[fl
         checked.append(numbers_of(task, vector, sizes.get(problem.id, 0), what))
         sizes[problem.id] = len(vector)
     return checked
-
-
-def _reward(task: Task, problem: Problem, answer: str) -> list[float]:
-    """task.reward. What it raises keeps its traceback, with a note."""
-    try:
-        return task.reward(problem, answer)
-    except Exception as error:
-        error.add_note(f"Task.reward of task {task.name}, {problem.id!r}, answer {answer!r:.80}")
-        raise
 
 
 def reachable_vectors(task: Task, problem: Problem) -> list[list[float]]:

@@ -28,6 +28,7 @@ import io
 import itertools
 import json
 import pickle
+import symtable
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -166,20 +167,22 @@ def _own(record: dict) -> dict:
 
 def _unknown_names(starter: str) -> list[str]:
     """The names that the beginning of a program uses and nobody defines; none if it cannot be read."""
+    if "import *" in starter or "from __future__ import annotations" in starter:
+        return []
     try:
-        tree = ast.parse(f"{starter.rstrip()} pass")
-    except Exception:  # the parser raises more than SyntaxError
+        scopes = [symtable.symtable(f"{starter.rstrip()} pass", "starter", "exec")]
+    except Exception:  # the compiler raises more than SyntaxError
         return []
     exec(IMPORTS, known := {**vars(builtins)})
     used = []
-    for node in ast.walk(tree):
-        match node:
-            case ast.Name(name, ast.Load()):
+    for scope in scopes:
+        scopes += scope.get_children()
+        for symbol in scope.get_symbols():
+            name = symbol.get_name()
+            if symbol.is_assigned() or symbol.is_imported() or symbol.is_parameter():
+                known[name] = symbol
+            elif symbol.is_referenced() and not name.startswith("__"):
                 used.append(name)
-            case ast.Name(name) | ast.arg(name) | ast.ClassDef(name) | ast.FunctionDef(name):
-                known[name] = node
-            case ast.alias(name, alias):
-                known[alias or name.partition(".")[0]] = node
     return [name for name in used if name not in known]
 
 
