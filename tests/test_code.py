@@ -714,7 +714,7 @@ def too_long(lines: list[dict]) -> None:
     ("spoil", "message"),
     [
         (without_reference, "has no reference that --warm-steps could show"),
-        (too_long, "context .*lower --max-new-tokens"),
+        (too_long, "need a context .*shorten Task.prompt, or take another --model"),
     ],
 )
 def test_a_problem_that_cannot_be_trained_on_is_found_before_minutes_are_spent(spoil, message):

@@ -31,6 +31,11 @@ from fast import graphs, update
 from rollout import Policy, Rollouts, StopRule, load_policy
 
 TOLERANCE = 1e-5
+HYBRIDS = (
+    "qwen3_5",
+    "falcon_h1",
+)  # keep more than keys and values, so that they train the plain way
+PLAIN_CACHE = ["tiny", *(name for name in ARCHITECTURES if name not in HYBRIDS)]
 both_kinds = pytest.mark.parametrize("name", ["tiny", "llama"])
 three_kinds = pytest.mark.parametrize("name", ["tiny", "qwen3", "gemma3"])
 architectures = pytest.mark.parametrize("name", ["tiny", "llama", "qwen3", "gemma3", "gpt2"])
@@ -326,7 +331,7 @@ def assert_same_tokens(policy: Policy, **options) -> None:
     torch.testing.assert_close(ours.logprobs, plain.logprobs, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["tiny", *ARCHITECTURES])
+@pytest.mark.parametrize("name", PLAIN_CACHE)
 def test_a_graph_draws_the_same_tokens(name, monkeypatch):
     """Guards against a place, a window or a random number that is that of the captured token.
 

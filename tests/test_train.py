@@ -98,8 +98,6 @@ def test_the_main_job(capsys):
     report = json.loads((run / "eval.json").read_text())["policies"]
     sets = ["vpo", "vpo, asked for one answer"]
     assert list(report) == ["start", "start_sets", "grpo", *sets, "group_vpo"]
-    low, high = report["vpo"]["best@4"]["interval"]
-    assert low <= report["vpo"]["best@4"]["mean"] <= high
     for name in ("best_at_k", "diversity", "progress", "reward_vectors", "answers"):
         assert (run / f"{name}.png").exists()
 
@@ -545,9 +543,6 @@ def test_running_out_of_memory_names_step_amount_and_flags(capsys, monkeypatch):
     break_at(monkeypatch, 4, fail)
     texts = ["vpo, step 4: out", "2.50 GiB", "--micro-batch-tokens", "--resume --out run"]
     fails(["--out", "run", *QUICK, "--method", "vpo"], capsys, *texts)
-
-
-# A method of one's own.
 
 
 # The warm-up.
