@@ -3,29 +3,33 @@
 import dataclasses
 import io
 import json
+import locale
 import os
 import re
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import matplotlib
 import pytest
 import torch
+import transformers
 from test_rollout import save_random_model
 from test_train import (  # noqa: F401 - a fixture
-    ROOT,
     change_config,
     fails,
     in_an_empty_folder,
     metrics,
 )
+from transformers.models.gpt2 import modeling_gpt2
 
 import eval as evaluation
 import train
 import vpo
+from engine import doors
 from engine.config import Config, check_ranges, flag_of
 from engine.doors import as_command, explain_out_of_memory
 from engine.runs import load_run
@@ -240,25 +244,37 @@ def test_a_full_disk_is_named_and_leaves_nothing_half(capsys, monkeypatch):
 # A machine that is not ours.
 
 
-def test_a_machine_with_settings_of_its_own(tmp_path):
-    """No docstrings, ASCII everywhere, LaTeX asked for that is not there, nothing to be written here.
+@pytest.mark.draws
+def test_a_machine_with_settings_of_its_own():
+    """ASCII everywhere, LaTeX asked for that is not there, nothing to be written here.
 
     Guards against a warm-up or an evaluation that is lost at its end.
     """
     Path("runs").touch()  # so that runs/start cannot be made, as in a folder that is read-only
-    Path("matplotlibrc").write_text("text.usetex: True\n")
     Path("dots.py").write_text(LETTERS.replace("green", "grün"), "utf-8")
-    flags = [*TOY, "--task", "dots.py", "--jobs", "2", "--out", str(tmp_path / "out/run")]
-    ascii_only = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0"}
-    done = subprocess.run(
-        [sys.executable, "-OO", str(ROOT / "train.py"), *flags],
-        env=os.environ | ascii_only | {"PYTHONCOERCECLOCALE": "0"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "the warm-up is kept in this run alone: runs/start/" in done.stderr
-    assert (tmp_path / "out/run/best_at_k.png").stat().st_size
+    flags = "--task dots.py --method vpo --warm-steps 1 --steps 1 --out run --jobs 1"
+    usual = locale.setlocale(locale.LC_CTYPE)
+    locale.setlocale(locale.LC_CTYPE, "C")
+    try:
+        with matplotlib.rc_context({"text.usetex": True}), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "stderr", io.StringIO())
+            train.main([*TOY, *flags.split()])
+            assert "the warm-up is kept in this run alone: runs/start/" in sys.stderr.getvalue()
+    finally:
+        locale.setlocale(locale.LC_CTYPE, usual)
+    assert Path("run/best_at_k.png").stat().st_size
+
+
+def test_models_can_be_imported_without_docstrings(monkeypatch):
+    """As `python -OO` leaves them. Guards against a traceback at the first model."""
+    monkeypatch.setattr(transformers.utils, "auto_docstring", transformers.utils.auto_docstring)
+    monkeypatch.setattr(doors.sys, "flags", SimpleNamespace(optimize=2))
+    doors.quieten_transformers()
+    source = Path(modeling_gpt2.__file__).read_text()
+    names = {"__name__": "transformers.models.gpt2.without_docstrings"}
+    names["__package__"] = "transformers.models.gpt2"
+    exec(compile(source, "gpt2", "exec", optimize=2), names)
+    assert names["GPT2LMHeadModel"].__doc__ is None
 
 
 def test_what_ascii_lacks_is_printed_all_the_same(monkeypatch):
