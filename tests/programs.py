@@ -205,14 +205,12 @@ CHEATS = {
 ENDLESS = {
     "loop": "def f(x):\n    while True: pass",
     "loop at import": "while True: pass",
-    "loop that catches everything": "def f(x):\n    while True:\n        try:\n            while True: pass\n        except BaseException: pass",
     "loop that ignores signals": (
         "import signal\nfor s in range(1, 65):\n    try: signal.signal(s, signal.SIG_IGN)\n"
-        "    except Exception: pass\ndef f(x):\n    while True: pass"
+        "    except Exception: pass\ndef f(x):\n    while True:\n        try:\n            while True: pass\n"
+        "        except BaseException: pass"
     ),
     "loop inside C": "def f(x): return sum(range(10 ** 15))",
-    "regular expression": "import re\ndef f(x): return re.match('(a+)+$', 'a' * 60 + 'b')",
-    "big power": "def f(x): return 7 ** 7 ** 20",
     "lock": "import threading\ndef f(x):\n    l = threading.Lock()\n    l.acquire()\n    l.acquire()",
     "sleep": "import time\ndef f(x): time.sleep(60)",
     "read forever": "import os\ndef f(x):\n    while not os.read(0, 10): pass",
@@ -225,7 +223,6 @@ ENDLESS = {
         "import threading\ndef spin():\n    while True: pass\ndef f(x):\n"
         "    for _ in range(20): threading.Thread(target=spin).start()\n    spin()"
     ),
-    "thread after the answer": "import threading\ndef spin():\n    while True: pass\nthreading.Thread(target=spin).start()\ndef f(x): spin()",
 }
 
 # Scripts that do not add two numbers.

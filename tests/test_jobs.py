@@ -6,7 +6,6 @@ import os
 import runpy
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -25,8 +24,8 @@ from engine.jobs import jobs_of, run_all
 from rewards import UserError
 
 QUICK = shlex.split(
-    "--task toy --warm-steps 12 --steps 12 --prompts-per-step 2 --group-size 4 --save-every 3 "
-    "--eval-problems 3 --pool 5 --device cpu --method grpo vpo"
+    "--task toy --warm-steps 8 --steps 8 --prompts-per-step 2 --group-size 4 --save-every 2 "
+    "--eval-problems 2 --pool 5 --device cpu --method grpo vpo"
 )
 
 
@@ -51,7 +50,7 @@ def fail_with_a_note() -> None:
 @pytest.mark.parametrize("n", [1, 2])
 def test_results_come_in_the_order_of_the_work(n):
     """A tensor too: it must outlive the process that made it."""
-    results = run_all(ones, {"slow": (0.5,), "quick": (0.0,)}, n)
+    results = run_all(ones, {"slow": (0.3,), "quick": (0.0,)}, n)
     assert list(results) == ["slow", "quick"] and results["slow"].sum() == 3
 
 
@@ -66,11 +65,18 @@ def test_what_a_process_raises_is_told():
         run_all(os._exit, {"vpo": (3,)}, 2)
 
 
-def train_in_a_fork(arguments: list[str]) -> None:
-    """A fork has imported everything already. Its server of processes must be its own."""
-    forkserver._forkserver.__init__()
-    sys.argv = [str(ROOT / "train.py"), *arguments]
-    runpy.run_path(sys.argv[0], run_name="__main__")
+def begin(script: str, *arguments: str) -> multiprocessing.Process:
+    """A script in a fork, which has imported everything already, and in a group of its own, as of a terminal."""
+
+    def run() -> None:
+        os.setsid()
+        forkserver._forkserver.__init__()  # its server of processes must be its own
+        sys.argv = [script, *arguments]
+        runpy.run_path(script, run_name="__main__")
+
+    child = multiprocessing.get_context("fork").Process(target=run)
+    child.start()
+    return child
 
 
 def wait_for(is_running: Callable[[], bool], log: Path, steps: int) -> None:
@@ -122,25 +128,23 @@ def test_a_killed_run_ends_bit_for_bit_the_same():
     Two methods at a time, trained and evaluated, come to what they come to one by one.
     """
     train.main([*QUICK, "--jobs", "1", "--out", "alone"])
-    flags = [*QUICK, "--jobs", "2", "--out", "run"]
-    child = multiprocessing.get_context("fork").Process(target=train_in_a_fork, args=(flags,))
-    child.start()
-    wait_for(child.is_alive, Path("run/vpo/metrics.jsonl"), 4)
+    child = begin(str(ROOT / "train.py"), *QUICK, "--jobs", "2", "--out", "run")
+    wait_for(child.is_alive, Path("run/vpo/metrics.jsonl"), 3)
     others = descendants(child.pid)
     assert len(others) >= 2
     child.kill()
     child.join()
     wait_until_dead(others)
-    assert not Path("run/vpo/checkpoint-000012").exists(), "the kill came too late"
+    assert not Path("run/vpo/checkpoint-000008").exists(), "the kill came too late"
     train.main(["--resume", "--out", "run", "--jobs", "2"])
     for method in ("grpo", "vpo"):
         assert metrics(Path("alone", method)) == metrics(Path("run", method))
-        weights = f"{method}/checkpoint-000012/model.safetensors"
+        weights = f"{method}/checkpoint-000008/model.safetensors"
         assert Path("alone", weights).read_bytes() == Path("run", weights).read_bytes()
     assert list(policies_of(Path("run")).items()) == list(policies_of(Path("alone")).items())
 
 
-def test_a_task_and_a_method_of_ones_own_reach_the_processes(capsys):
+def test_a_task_and_a_method_of_ones_own_reach_the_processes(capfd):
     """A file given by its path, and a script that adds a method as docs/own.md does.
 
     SIGTERM, which Slurm sends to all of them, as a terminal sends Ctrl-C: no traceback of a child, and
@@ -157,18 +161,17 @@ def test_a_task_and_a_method_of_ones_own_reach_the_processes(capsys):
     )
     flags = "--task my_task.py --method grpo mine --jobs 2 --out run --eval-problems 0 "
     flags += "--steps 500 --warm-steps 2"
-    command = [sys.executable, "my_method.py", *QUICK, *flags.split()]
-    # In a group of its own, as a terminal begins it.
-    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    child = begin(str(Path("my_method.py").resolve()), *QUICK, *flags.split())
     for method in ("grpo", "mine"):
-        wait_for(lambda: child.poll() is None, Path("run", method, "metrics.jsonl"), 4)
+        wait_for(child.is_alive, Path("run", method, "metrics.jsonl"), 2)
     os.killpg(child.pid, signal.SIGTERM)
-    told = child.communicate()[1]
-    assert child.returncode == 130, told
-    assert "go on with: python my_method.py --resume --out run" in told.splitlines()[-1]
+    child.join()
+    told = capfd.readouterr().err.strip()
+    assert child.exitcode == 130, told
+    assert "my_method.py --resume --out run" in told.splitlines()[-1]
     assert "Traceback" not in told and "leaked" not in told
-    assert Path("run/mine/checkpoint-000003").exists()
-    fails(["--resume", "--out", "run"], capsys, "has the method mine, which only the file")
+    assert Path("run/mine/checkpoint-000002").exists()
+    fails(["--resume", "--out", "run"], capfd, "has the method mine, which only the file")
 
 
 def test_a_method_that_only_this_process_knows_is_refused_there(monkeypatch, capsys):

@@ -5,13 +5,10 @@ it signals with 0, forks a few times, and writes into /tmp.
 """
 
 import ctypes
-import functools
-import json
 import multiprocessing
 import os
 import random
 import re
-import runpy
 import signal
 import subprocess
 import sys
@@ -67,8 +64,13 @@ def honest(name: str, job: Job, verdicts: list[bool] | None = None) -> Case:
     return Case(name, job, verdicts or [True] * len(job.tests))
 
 
-# Cheats that use up the time of each test, and therefore get one.
+# Programs that use up the time of each test.
+ENDLESS = ("script cheat: flood", "honest: one loops", "honest script: loops in the third test")
+# Cheats that take long, and therefore get one test.
 LONG = (
+    "returns a lot",
+    "returns a huge integer",
+    "forged long integers",
     "recursion without limit",
     "recursion in C",
     "memory in pieces",
@@ -119,12 +121,10 @@ def graded() -> Iterator[Graded]:
         previous[number] = signal.signal(number, lambda number, frame: received.append(number))
     canary = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     os.environ["SECRET_TOKEN"] = "2"
-    endless = [
-        case for case in CASES if case.name.startswith("endless") or case.name.endswith(LONG)
-    ]
+    endless = [case for case in CASES if case.name.startswith(("endless", *ENDLESS))]
     others = [case for case in CASES if case not in endless]
     graded = Graded({}, [], received, canary_lives=False)
-    grade(graded, endless, workers=len(endless), seconds=0.2)
+    grade(graded, endless, workers=12, seconds=0.2)
     grade(graded, others, workers=4, seconds=1)
     graded.canary_lives = canary.poll() is None
     yield graded
@@ -238,7 +238,7 @@ PLAIN = [*programs.VALUES, 0, 10**400, -1e308, True, [[1.5]], int("9" * 4200)]
 def test_nothing_that_a_program_gives_raises():
     """Guards against an output that ends a training for good: the same step would meet it again."""
     rng = random.Random(0)
-    for _ in range(400):
+    for _ in range(100):
         output, expected = ("".join(rng.choices(ODD, k=3)) for _ in range(2))
         for rule in ("", "exact"):
             assert isinstance(sandbox_module._same_output(output.encode(), expected, rule), bool)
@@ -270,12 +270,6 @@ def test_a_fork_has_helpers_of_its_own():
             assert run_in_a_fork(lambda job=job: sandbox.run([job, job])) == [[True] * 3] * 2
         assert sandbox._helpers[0].process.poll() is None
         assert sandbox.run([Job(f"{program}again", DOUBLE, "f")]) == [[True] * 3]
-    verl_reward = runpy.run_path(str(ROOT / "examples/verl_reward.py"))
-    (row,) = verl_reward["rows"]("code", "train", 1, 1)
-    truth = row["reward_model"]["ground_truth"]
-    text = f"```python\n{json.loads(truth)['data']['reference']}\n```"
-    score = functools.partial(verl_reward["compute_score"], "code", text, truth, row["extra_info"])
-    assert score()["score"] == run_in_a_fork(score)["score"] == 1
 
 
 def drop_rights() -> None:
