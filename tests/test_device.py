@@ -107,11 +107,9 @@ def compare(config: Config) -> None:
 
 
 def count_waits(model: str) -> None:
-    """Raise AssertionError if the host waits more than twice per token.
-
-    It waits in transformers, which looks for padding, and for the newest tokens. Where a token could be
-    a graph, it waits for eight tokens at a time, and draws the same ones.
-    """
+    """Raise AssertionError if the host waits more than twice per token. It waits in transformers,
+    which looks for padding, and for the newest tokens. Where a token could be a graph, it waits for
+    eight tokens at a time, and draws the same ones."""
     policy = load_policy(model, TASK, device=pretend_device.NAME)
     prompts = [TASK.prompt(problem, 1) for problem in TASK.problems("train", 3)]
     rule = None if policy.is_tiny else StopRule(policy, TASK, 8)
@@ -149,9 +147,8 @@ def program() -> None:
     not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
     reason="this torch has no _setup_privateuseone_for_python_backend, with which the device is registered",
 )
-def test_a_pretend_device_comes_to_what_the_cpu_comes_to(tmp_path, monkeypatch):
+def test_a_pretend_device_comes_to_what_the_cpu_comes_to():
     """Guards against tensors left on the CPU, float64 for MPS, and waits."""
-    monkeypatch.chdir(tmp_path)
     child = multiprocessing.get_context("fork").Process(target=program)
     child.start()
     child.join()

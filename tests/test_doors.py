@@ -18,10 +18,9 @@ import pytest
 import torch
 import transformers
 from test_rollout import save_random_model
-from test_train import (  # noqa: F401 - a fixture
+from test_train import (
     change_config,
     fails,
-    in_an_empty_folder,
     metrics,
 )
 from transformers.models.gpt2 import modeling_gpt2
@@ -150,14 +149,6 @@ def test_every_number_has_a_range():
                     check_ranges(Config(**{field.name: value}))
 
 
-def test_the_help_shows_the_defaults_of_task_and_model(capsys):
-    with pytest.raises(SystemExit) as stop:
-        train.main(["--task", "fence", "--model", "x", "--help"])
-    text = " ".join(capsys.readouterr().out.split())
-    assert stop.value.code == 0 and "(vpo, multi_rlvr) (default: 3)" in text
-    assert "(default: 2e-5)" in text and all(name in text for name in vpo.ADVANTAGES)
-
-
 @pytest.mark.parametrize("method", [lambda x, e: x.scalars, lambda x, e: x.scalars.sum(-1) / 0])
 def test_a_wrong_method_is_named_before_any_minute_is_spent(method, monkeypatch, capsys):
     monkeypatch.setitem(vpo.ADVANTAGES, "mine", method)
@@ -246,10 +237,8 @@ def test_a_full_disk_is_named_and_leaves_nothing_half(capsys, monkeypatch):
 
 @pytest.mark.draws
 def test_a_machine_with_settings_of_its_own():
-    """ASCII everywhere, LaTeX asked for that is not there, nothing to be written here.
-
-    Guards against a warm-up or an evaluation that is lost at its end.
-    """
+    """ASCII everywhere, LaTeX asked for that is not there, nothing to be written here. Guards
+    against a warm-up or an evaluation that is lost at its end."""
     Path("runs").touch()  # so that runs/start cannot be made, as in a folder that is read-only
     Path("dots.py").write_text(LETTERS.replace("green", "grün"), "utf-8")
     flags = "--task dots.py --method vpo --warm-steps 1 --steps 1 --out run --jobs 1"
@@ -343,7 +332,7 @@ def test_errors_of_memory_are_explained(message):
 # The evaluation.
 
 
-def test_evaluations_do_not_overwrite_one_another(run, capsys):
+def test_evaluations_do_not_overwrite_one_another(run):
     """Other settings, or --out: the run's own table and figures stay."""
     before = files(run)
     evaluation.main(["run", "--split", "validation", "--problems", "3", "--figure-format", "svg"])

@@ -235,10 +235,8 @@ def test_the_reward_function_returns_advantages_and_logs_rewards():
 @needs_trl
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_advantages_that_reach_the_loss_are_ours(letters, ranks):
-    """Guards against preference weights that differ between ranks and rewards normalised twice.
-
-    Of three groups of four, two ranks split the second one.
-    """
+    """Guards against preference weights that differ between ranks and rewards normalised twice. Of
+    three groups of four, two ranks split the second one."""
     launch = "-m accelerate.commands.launch --multi_gpu --num_processes 2 --main_process_port 0"
     launcher = launch.split() if ranks == 2 else []
     arguments = [letters, EXAMPLES, ",".join(METHODS), P * G // ranks]

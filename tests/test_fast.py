@@ -281,10 +281,8 @@ def test_micro_batches_hold_each_row_once_and_keep_the_budget(budget, T):
 
 
 class Tape(TorchDispatchMode):
-    """What a CUDA graph does, on a CPU: the same operators once more, on the memory they had before.
-
-    So what Python decided stays decided, and nobody may ask for the value of a tensor.
-    """
+    """What a CUDA graph does, on a CPU: the same operators once more, on the memory they had
+    before. So what Python decided stays decided, and nobody may ask for the value of a tensor."""
 
     def __init__(self):
         super().__init__()
@@ -333,11 +331,9 @@ def assert_same_tokens(policy: Policy, **options) -> None:
 
 @pytest.mark.parametrize("name", PLAIN_CACHE)
 def test_a_graph_draws_the_same_tokens(name, monkeypatch):
-    """Guards against a place, a window or a random number that is that of the captured token.
-
-    The same graphs serve other prompts, and weights that have changed where they are. Weights that are
-    elsewhere, such as those of an adapter, get new ones.
-    """
+    """Guards against a place, a window or a random number that is that of the captured token. The
+    same graphs serve other prompts, and weights that have changed where they are. Weights that are
+    elsewhere, such as those of an adapter, get new ones."""
     monkeypatch.setattr(graphs, "captured", taped)
     policy = copy_of(load_random_model(name))
     if name != "gemma2":  # its attention is computed in float32, whatever its weights are

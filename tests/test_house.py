@@ -57,10 +57,8 @@ def folder(name: str) -> str:
 
 @functools.cache
 def imported_names(name: str) -> set[str]:
-    """All that a file imports, in functions and for type checking too; of `from a import b` a and a.b.
-
-    A module that is named in a string, as in import_module("a.b"), is imported too.
-    """
+    """All that a file imports, in functions and for type checking too; of `from a import b` a and
+    a.b. A module that is named in a string, as in import_module("a.b"), is imported too."""
     names = set()
     for node in ast.walk(ast.parse(FILES[name].read_text())):
         if isinstance(node, ast.Import):

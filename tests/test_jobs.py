@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_train import ROOT, fails, in_an_empty_folder, metrics  # noqa: F401 - a fixture
+from test_train import ROOT, fails, metrics
 
 import train
 import vpo
@@ -124,9 +124,7 @@ def policies_of(run: Path) -> dict[str, dict]:
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_killed_run_ends_bit_for_bit_the_same():
     """SIGKILL of the parent: its processes die with it, so that a resume has the folder for itself.
-
-    Two methods at a time, trained and evaluated, come to what they come to one by one.
-    """
+    Two methods at a time, trained and evaluated, come to what they come to one by one."""
     train.main([*QUICK, "--jobs", "1", "--out", "alone"])
     child = begin(str(ROOT / "train.py"), *QUICK, "--jobs", "2", "--out", "run")
     wait_for(child.is_alive, Path("run/vpo/metrics.jsonl"), 3)
@@ -145,11 +143,9 @@ def test_a_killed_run_ends_bit_for_bit_the_same():
 
 
 def test_a_task_and_a_method_of_ones_own_reach_the_processes(capfd):
-    """A file given by its path, and a script that adds a method as docs/own.md does.
-
-    SIGTERM, which Slurm sends to all of them, as a terminal sends Ctrl-C: no traceback of a child, and
-    the way on.
-    """
+    """A file given by its path, and a script that adds a method as docs/own.md does. SIGTERM, which
+    Slurm sends to all of them, as a terminal sends Ctrl-C: no traceback of a child, and the way
+    on."""
     Path("my_task.py").write_text(
         "from rewards import Fence\n\n\nclass Mine(Fence):\n    name = 'mine'\n"
     )

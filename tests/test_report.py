@@ -11,7 +11,7 @@ from engine.config import Config
 from engine.evaluations import Evaluation, Pool, Settings
 from engine.files import append
 from report import plots
-from report.drawings import Drawing, TextDrawing, drawing_of
+from report.drawings import Drawing, drawing_of
 from report.looks import LOOKS, look_of
 from report.plots import Curve
 from rewards import Fence, Problem, Task, Toy
@@ -118,23 +118,6 @@ def test_training_smooths_around_whole_steps(steps, window, first, tmp_path, dra
     assert not said or f"means of {window} steps" in said[0].replace("\n", " ")
 
 
-def test_texts_have_a_table_of_answers(tmp_path, drawn):
-    """Guards against a text task without a figure: question, counts and rewards; empty slots and long texts, too."""
-    texts_of = [["red"] * 3 + ["blue", None, "w" * 200], [None] * 6]
-    rewards = [
-        torch.tensor([[1.0, 0.5]] * 3 + [[0.25, 100.0]] + [[0.0, 0.0]] * 2),
-        torch.zeros(2, 2).repeat(3, 1),
-    ]
-    pools = {"grpo": (texts_of, rewards)}
-    drawing = TextDrawing(Plain(), problems(2), pools)
-    plots.answers(pools, problems(2), drawing, tmp_path / "a.png")
-    shown = [" ".join(text.split()) for text in texts(drawn[0])]
-    assert "Name a color that costs $2, then $3." in shown
-    assert "3\u00d7 1 0.5 red" in shown and "1\u00d7 0.25 100 blue" in shown
-    assert "1\u00d7 (no answer)" in shown and "6\u00d7 (no answer)" in shown
-    assert max(map(len, shown)) < 120
-
-
 def test_progress_shows_the_start_model_as_a_level(tmp_path, drawn):
     """GRPO's first evaluation is of single answers, VPO's of sets: guards against one level for both."""
     measures = ["best@1", "best@30", "W@30"]
@@ -170,24 +153,6 @@ def test_reward_vectors_show_the_conflict(tmp_path, drawn):
         axes = drawn[-1].axes[0]
         assert {axes.get_xlabel(), axes.get_ylabel()} == shown
     plots.reward_vectors({"vpo": torch.full((2, 4, 1), -2.0)}, ["one"], tmp_path / "c.png")
-
-
-@pytest.mark.parametrize("wide", [False, True])
-def test_answers_count_the_problems_that_a_pool_solves(tmp_path, drawn, wide):
-    """Of the full reward in the objectives that a problem has; half of it solves nothing. Problems that look alike are
-    drawn once."""
-    task = Squares()
-    task.wide = wide
-    rewards = torch.zeros(3, 2, 2)
-    rewards[:2, 1, 0] = 1
-    own = [rewards[0][:, :1], *rewards[1:]]
-    pools = {"grpo": ([["x", "y"]] * 3, torch.zeros(3, 2, 2)), "vpo": ([["x", "y"]] * 3, own)}
-    plots.answers(pools, problems(3), task, tmp_path / "b.png")
-    assert len(drawn[0].axes) == 6
-    assert {"GRPO\nsolves 0 of 3 problems", "VPO\nsolves 1 of 3 problems"} <= {*texts(drawn[0])}
-    same = [Problem(str(i), None) for i in range(3)]
-    plots.answers({"grpo": pools["grpo"]}, same, task, tmp_path / "a.png")
-    assert len(drawn[1].axes) == 1
 
 
 def test_what_draws_a_task():

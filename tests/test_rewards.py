@@ -11,11 +11,9 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from matplotlib.figure import Figure
 
 from engine.answers import THOUGHTS, write_answers
 from engine.tasks import load_task
-from report.drawings import drawing_of
 from rewards import Fence, Problem, Task, Toy, UserError, parse_answers
 from rollout import score
 
@@ -328,13 +326,3 @@ def test_a_tiny_model_knows_every_word(name):
 def test_the_form_that_a_prompt_shows_is_read(name):
     task = load_task(name, model="some/model")
     assert len(parse_answers(task.prompt(task.problems("test", 1)[0], 3), task, 3)) == 3
-
-
-def test_a_fence_is_drawn_board_by_board():
-    """Equal fences lie together, and an answer that is no fence stays blank."""
-    axes = Figure().subplots()
-    answers = ["red blue green grey red red", "no fence", "red blue green grey red red"]
-    drawing_of(Fence()).draw(axes, Problem("fence", None), answers, "black")
-    rows = sorted({round(bar.get_y() + bar.get_height() / 2) for bar in axes.patches})
-    assert len(axes.patches) == 12 and rows == [1, 2]
-    assert len({bar.get_facecolor() for bar in axes.patches}) == 4

@@ -81,10 +81,8 @@ CASES = build_cases()
 
 
 def left_by(helpers: set[int]) -> list[str]:
-    """The processes of these helpers and their children that still run, and zombies of ours.
-
-    Each helper is a session of its own.
-    """
+    """The processes of these helpers and their children that still run, and zombies of ours. Each
+    helper is a session of its own."""
     listing = subprocess.run(
         ["ps", "-eo", "ppid=,sid=,stat=,args="], capture_output=True, text=True, check=True
     ).stdout
@@ -389,10 +387,8 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20) -> bool:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel who waits for a core")
 def test_a_busy_machine_fails_no_program():
-    """Guards against a limit on CPU time that is one on the machine's load.
-
-    Three other processes want the core of a program that needs more than half of its CPU time.
-    """
+    """Guards against a limit on CPU time that is one on the machine's load. Three other processes
+    want the core of a program that needs more than half of its CPU time."""
     spins = "import time\ndef f(x):\n    while time.process_time() < 0.6: pass\n    return 2 * x"
     (core, *_) = os.sched_getaffinity(0)
     command = [

@@ -36,11 +36,6 @@ def trained(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 def run_search(run: Path, flags: str, out: str = "out") -> tuple[dict, list[dict]]:
     """What a search of a run wrote: search.json, and all candidates."""
     search.main([str(run), *flags.split()])
@@ -216,10 +211,8 @@ def test_a_language_model_reads_the_parent_in_its_prompt():
 
 
 def test_the_table_and_the_figure():
-    """VPO alone solves the first of two problems, in one of two runs.
-
-    Where nobody knows what can be reached, no zero claims that nothing was found.
-    """
+    """VPO alone solves the first of two problems, in one of two runs. Where nobody knows what can
+    be reached, no zero claims that nothing was found."""
     lost = {"solved": [0, 0], "best": [[0.1, 0.5]] * 2, "behaviours": [[1, 2]] * 2}
     won = lost | {"solved": [40, 0]}
     policies = {"start": [lost, lost], "grpo": [lost, lost], "vpo": [won, lost]}

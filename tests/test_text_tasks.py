@@ -66,11 +66,6 @@ def write(name: str, n: int, path: str = "data.jsonl") -> str:
     return write_records(path, [RECORDS[name](i) for i in range(n)])
 
 
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 def task_and_problem(name: str, record: dict) -> tuple[Task, Problem]:
     """The task, and the problem of a record that it holds out."""
     test_data = write_records("one.jsonl", [record])

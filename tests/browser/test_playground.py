@@ -2,7 +2,6 @@
 
 import json
 import random
-import tempfile
 from pathlib import Path
 
 import chromium
@@ -252,16 +251,6 @@ def test_a_question_gives_nothing_away_before_the_guess(tab):
 # What is seen.
 
 
-def test_nobody_is_ahead_before_the_first_step(tab):
-    """Guards against fifteen ties in bold."""
-    tab.run("begin(null); goTo(0)")
-    wait_for(tab, "isTrained() && shownStep() === 0")
-    assert tab.run("document.querySelectorAll('#panels .top').length") == 0
-    tab.run("goTo(60)")
-    wait_for(tab, "shownStep() === 60")
-    assert tab.run("document.querySelectorAll('#panels .top').length") > 0
-
-
 def test_nothing_overlaps_on_a_desk_and_every_control_has_a_name(tab):
     tab.open(PAGE, 1280)
     wait_for(tab, "isTrained()")
@@ -292,26 +281,6 @@ def test_knobs_at_their_ends_give_numbers(knobs, tab):
         )
 
 
-def test_the_sentence_about_grey_is_what_is_painted(tab):
-    """Below a third, and above 11/18; between them is the first experiment. With one answer VPO paints grey."""
-
-    def grey_shares(**knobs: float) -> list[float]:
-        tab.run("Object.assign(settings, DEFAULTS)")
-        turn(tab, **knobs)
-        wait_for(tab, "isTrained()")
-        found = outcomes(tab)
-        return [found[method]["colors"][3] for method in ("grpo", "vpo", "group_vpo")]
-
-    grpo, several, _ = grey_shares(grey=0.2)
-    assert text(tab, "grey-says").startswith("Below 1/3")
-    assert grpo < 0.1 and several < 0.1
-    grpo, several, _ = grey_shares(grey=0.66)
-    assert text(tab, "grey-says").startswith("Above 11/18")
-    assert grpo > 0.9 and 0.3 < several < 0.9
-    _, one_answer, group = grey_shares(m=1)
-    assert one_answer > 0.95 and group < 0.2
-
-
 def test_the_lens_adds_up_and_follows_pointer_and_keys(tab):
     tab.open(PAGE, 1280)
     wait_for(tab, "isTrained()")
@@ -340,19 +309,3 @@ def test_the_lens_adds_up_and_follows_pointer_and_keys(tab):
     assert float(cells[3]) == pytest.approx(utility, abs=6e-3)
     assert float(cells[4]) == pytest.approx(R.max().item(), abs=6e-4)
     assert float(cells[5]) == pytest.approx(vpo.group_normalize(R).max().item(), abs=6e-2)
-
-
-def take_picture() -> None:
-    """Write docs/figures/playground.png: the five painters after sixty steps."""
-    with tempfile.TemporaryDirectory() as folder, chromium.browser(Path(folder)) as tab:
-        tab.open(PAGE, 1180)
-        wait_for(tab, "isTrained()")
-        tab.run("goTo(60)")
-        wait_for(tab, "shownStep() === 60")
-        top = tab.run("byId('bar').getBoundingClientRect().top + scrollY")
-        bottom = tab.run("byId('panels').getBoundingClientRect().bottom + scrollY")
-        tab.screenshot(ROOT / "docs/figures/playground.png", top, bottom, 1180)
-
-
-if __name__ == "__main__":  # PYTHONPATH=tests python tests/browser/test_playground.py
-    take_picture()
