@@ -213,7 +213,7 @@ def test_what_auto_plans_fits_into_the_memory(jobs):
     shape = policy.model.config
     layer = 4 * (12 * shape.hidden_size + 4 * shape.intermediate_size)
     plans = []
-    for free in torch.linspace(3.0, 3.6, 31).tolist():
+    for free in torch.linspace(3.0, 3.6, 13).tolist():
         config = planned(free * GIB, jobs=jobs)
         takes = memory.resident(config, policy) + memory.HEAD + memory.PROCESS_BYTES
         takes += config.sampling_batch * memory.kv_cache(config, policy, Maze(5))

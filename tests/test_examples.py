@@ -169,26 +169,6 @@ def test_micro_vpo_stands_alone_and_shows_what_it_says(tmp_path):
     assert min(several.count(6 * color) for color in "rbg") > 5
 
 
-def test_the_table_of_advantages_says_what_it_shows(capsys):
-    """Guards against a table of another conflict than the one that its text explains."""
-    script("advantages").main()
-    rows = {}
-    for line in capsys.readouterr().out.splitlines():
-        numbers = re.findall(r"-?\d+\.\d\d", line)
-        if len(numbers) == 5:
-            rows[line.split()[0]] = [float(number) for number in numbers]
-    best = {name: max(range(5), key=row.__getitem__) for name, row in rows.items()}
-    A, B, C = 0, 2, 3  # of single answers; of sets 0 is A + B and 2 is A + C
-    for name in ("grpo", "dr_grpo", "maxrl", "max_at_k"):
-        assert best[name] == C, name
-    assert (best["group_vpo"], best["vpo"], best["multi_rlvr"]) == (B, 0, 2)
-    assert (
-        rows["gdpo"][B] > rows["gdpo"][A]
-        and rows["random_weighting"][A] > rows["random_weighting"][B]
-    )
-    assert rows["R(S)"][:2] == pytest.approx([0.75, 0.5], abs=0.01)
-
-
 @pytest.mark.parametrize("method", ADVANTAGES)
 def test_the_mean_of_a_groups_advantages_is_0(method):
     """What the reward function for TRL relies on: TRL subtracts the mean of a group."""

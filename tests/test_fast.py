@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 import torch
 from test_rollout import (
-    ARCHITECTURES,
     TASK,
     MarkedWords,
     assert_same_gradient,
@@ -31,11 +30,6 @@ from fast import graphs, update
 from rollout import Policy, Rollouts, StopRule, load_policy
 
 TOLERANCE = 1e-5
-HYBRIDS = (
-    "qwen3_5",
-    "falcon_h1",
-)  # keep more than keys and values, so that they train the plain way
-PLAIN_CACHE = ["tiny", *(name for name in ARCHITECTURES if name not in HYBRIDS)]
 both_kinds = pytest.mark.parametrize("name", ["tiny", "llama"])
 three_kinds = pytest.mark.parametrize("name", ["tiny", "qwen3", "gemma3"])
 architectures = pytest.mark.parametrize("name", ["tiny", "llama", "qwen3", "gemma3", "gpt2"])
@@ -177,7 +171,7 @@ def test_the_gradient_is_that_of_single_rollouts(name, backward, monkeypatch):
     assert metrics == pytest.approx(expected_metrics, rel=1e-3, abs=1e-5)
 
 
-@three_kinds
+@both_kinds
 def test_layers_that_are_computed_again_give_the_same_gradient(name):
     """Guards against a layer that sees its tokens twice, because the KV cache is kept."""
     policy = load_random_model(name)
@@ -329,7 +323,7 @@ def assert_same_tokens(policy: Policy, **options) -> None:
     torch.testing.assert_close(ours.logprobs, plain.logprobs, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", PLAIN_CACHE)
+@pytest.mark.parametrize("name", ["tiny", "llama", "smollm3", "gemma2", "gemma3"])
 def test_a_graph_draws_the_same_tokens(name, monkeypatch):
     """Guards against a place, a window or a random number that is that of the captured token. The
     same graphs serve other prompts, and weights that have changed where they are. Weights that are
@@ -359,7 +353,7 @@ def test_a_graph_draws_the_same_tokens(name, monkeypatch):
     assert policy.model not in graphs.refused
 
 
-@pytest.mark.parametrize("look_every", [1, 7, 64])
+@pytest.mark.parametrize("look_every", [7, 64])
 def test_a_stop_that_is_noticed_late_is_the_same_stop(look_every, monkeypatch):
     """Guards against tokens after the end that would be trained on."""
     monkeypatch.setattr(graphs, "LOOK_EVERY", look_every)
@@ -404,7 +398,7 @@ def adapted(name: str, folder) -> Policy:
     return policy
 
 
-@pytest.mark.parametrize("name", ["tiny", "llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize("name", ["tiny", "gemma3"])
 def test_both_train_an_adapter_alike(name, tmp_path):
     """The adapter alone has gradients, and the reference policy is the model with the adapter off."""
     policy = adapted(name, tmp_path)

@@ -11,10 +11,10 @@ from engine.config import Config
 from engine.evaluations import Evaluation, Pool, Settings
 from engine.files import append
 from report import plots
-from report.drawings import Drawing, drawing_of
+from report.drawings import Drawing
 from report.looks import LOOKS, look_of
 from report.plots import Curve
-from rewards import Fence, Problem, Task, Toy
+from rewards import Problem, Task
 from vpo import ADVANTAGES
 
 
@@ -102,22 +102,6 @@ def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task):
     assert [path.name for path in paths] == expected[2:]
 
 
-@pytest.mark.parametrize("steps, window, first", [(40, 11, 6), (20, 5, 3), (10, 3, 2), (2, 1, 1)])
-def test_training_smooths_around_whole_steps(steps, window, first, tmp_path, drawn):
-    """Guards against a mean that lies at step 5.5, a caption of ten steps in a run of three, and ticks at step 1.25."""
-    rows = [{"step": i, "diversity": 2.0 * i, "reward": 0.5} for i in range(1, steps + 1)]
-    plots.training([curve("vpo", rows), curve("new", rows)], 0.8, tmp_path / "training.png")
-    ax = drawn[0].axes[0]
-    line = next(line for line in ax.lines if line.get_label() == "VPO")
-    assert line.get_xydata()[0].tolist() == [first, 2 * first]
-    assert len(line.get_xdata()) == steps - window + 1
-    assert all(ax.get_ylim()[0] == 0 for ax in drawn[0].axes), "0.35 would tower above 0.34"
-    assert all(tick == int(tick) for tick in ax.get_xticks())
-    said = [text for text in texts(drawn[0]) if "running means of" in text.replace("\n", " ")]
-    assert bool(said) == (window > 1)
-    assert not said or f"means of {window} steps" in said[0].replace("\n", " ")
-
-
 def test_progress_shows_the_start_model_as_a_level(tmp_path, drawn):
     """GRPO's first evaluation is of single answers, VPO's of sets: guards against one level for both."""
     measures = ["best@1", "best@30", "W@30"]
@@ -153,14 +137,3 @@ def test_reward_vectors_show_the_conflict(tmp_path, drawn):
         axes = drawn[-1].axes[0]
         assert {axes.get_xlabel(), axes.get_ylabel()} == shown
     plots.reward_vectors({"vpo": torch.full((2, 4, 1), -2.0)}, ["one"], tmp_path / "c.png")
-
-
-def test_what_draws_a_task():
-    """A subclass of the fence is drawn, too, with the objectives that it has; the toy is not."""
-
-    class Colorful(Fence):
-        objectives = (*Fence.objectives, "eve")
-
-    assert drawing_of(Toy()) is None
-    summary = drawing_of(Colorful()).summary(torch.tensor([[1.0, 0.0, 0.0, 0.5]]))
-    assert summary.endswith("eve 0.50")

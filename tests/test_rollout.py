@@ -348,30 +348,20 @@ TAGS = "Hm. <answer_1> a > b </answer_1>\n<answer_2>c</answer_2> and so on"
 NUMBERED = "1. red\n2. blue\n3. green\n and so on"
 THOUGHTS = "<think><answer_1>a</answer_1> <answer_2>b</answer_2></think> so" + TAGS
 SIGNS = "一。二。三。"
+BLOCK = "```python\nx = [1]\nprint(f'{x}')\n```\n"
+BLOCKS = f"First:\n{BLOCK}Then:\n{BLOCK} and so on"
+PROGRAMS = Code.__new__(Code)  # without problems
 
 
 @byte_model
-@pytest.mark.parametrize("text", [TAGS, NUMBERED, THOUGHTS, SIGNS])
-@pytest.mark.parametrize("task", [Task(), Lines(), Words(), MarkedWords(), Sentences()])
+@pytest.mark.parametrize("text", [TAGS, NUMBERED, THOUGHTS, SIGNS, BLOCKS])
+@pytest.mark.parametrize("task", [Task(), Lines(), Words(), MarkedWords(), Sentences(), PROGRAMS])
 def test_the_rule_misses_no_end(policy, text, task):
     """Equal to a look at every token, for all forms; guards against signs that are cut into tokens."""
     tokens = policy.tokenizer(text)["input_ids"]
     for m in (1, 2):
         expected = first_stop(AtEveryToken(policy, task, m), tokens)
         assert first_stop(StopRule(policy, task, m), tokens) == expected
-
-
-@byte_model
-@pytest.mark.parametrize("fence", ["```", "~~~"])
-def test_a_program_ends_with_its_closing_fence(policy, fence):
-    """Equal to a look at every token; guards against rollouts that go on after the m-th block."""
-    block = f"{fence}python\nx = [1]\nprint(f'{{x}}')\n{fence}"
-    tokens = policy.tokenizer(f"First:\n{block}\nThen:\n{block}\n and so on")["input_ids"]
-    task = Code.__new__(Code)  # without problems
-    for m in (1, 2):
-        n = first_stop(StopRule(policy, task, m), tokens)
-        assert n == first_stop(AtEveryToken(policy, task, m), tokens)
-        assert policy.tokenizer.decode(tokens[:n]).count(block) == m
 
 
 def test_an_end_may_be_the_blank_of_a_next_word():
@@ -393,6 +383,7 @@ def test_where_a_rollout_stops(policy):
         (NUMBERED, Task(), "", "3. green\n and so on"),
         (NUMBERED, Lines(), "", "3. green\n and so on"),
         (SIGNS, Sentences(), "", "三。"),
+        (BLOCKS, PROGRAMS, "", "\n and so on"),
         (THOUGHTS, Task(), "", " and so on"),
         (drafts, Task(), "", "</think> so" + TAGS),
         (drafts, Task(), "<think>", " and so on"),

@@ -74,7 +74,6 @@ LONG = (
     "recursion without limit",
     "recursion in C",
     "memory in pieces",
-    "memory by doubling",
     "returns a gigantic integer",
 )
 CASES = build_cases()

@@ -200,16 +200,6 @@ def test_problems_are_hard_for_every_policy_of_every_run(trained, monkeypatch, c
     assert f"{len(hard)} of 6 problems" in capsys.readouterr().out
 
 
-def test_a_language_model_reads_the_parent_in_its_prompt():
-    task = load_task("maze")
-    problem = task.problems("test", 1)[0]
-    parent = candidate(1, [1.0, 0.5, 0.0, 1.0], answer="UP UP")
-    prompt = search.task_with_parent(task, parent).prompt(problem, 1)
-    assert prompt.startswith(task.prompt(problem, 1))  # the task itself is as before
-    assert "An earlier answer was:\nUP UP\n" in prompt
-    assert "completion 1, gold 0.5, diamond 0, avoid_lava 1" in prompt
-
-
 def test_the_table_and_the_figure():
     """VPO alone solves the first of two problems, in one of two runs. Where nobody knows what can
     be reached, no zero claims that nothing was found."""

@@ -24,7 +24,7 @@ import train
 import vpo
 from engine import models
 from engine.config import Config
-from engine.logs import MethodLog, answered_lengths, different_share, tell_scales
+from engine.logs import MethodLog, answered_lengths, different_share
 from engine.optimizer import MasterWeightAdamW
 from engine.runs import checkpoints, load_run
 from engine.tasks import load_task
@@ -193,41 +193,41 @@ def test_plain_runs_nothing_of_fast(monkeypatch):
     evaluation.main(["run"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_and_sigterm_say_how_to_go_on(number, monkeypatch, capsys):
+def test_ctrl_c_and_sigterm_say_how_to_go_on(monkeypatch, capsys):
     """In the middle of a step: nothing that was saved is lost, and the run goes on to the same weights."""
     arguments = ["--method", "grpo", *LEARNING]
     train.main(["--out", "whole", *arguments])
     score = train.score
-    log = Path("run/grpo/metrics.jsonl")
+    signals = {4: signal.SIGINT, 6: signal.SIGTERM}  # after so many steps
 
     def interrupted(*arguments):
-        if log.exists() and len(log.read_text().splitlines()) == 4:
+        log = Path("run/grpo/metrics.jsonl")
+        number = signals.pop(len(log.read_text().splitlines()) if log.exists() else 0, None)
+        if number:
             os.kill(os.getpid(), number)
         return score(*arguments)
 
-    with monkeypatch.context() as patch:
-        patch.setattr("sys.argv", ["train.py", *arguments])
-        patch.setattr(train, "score", interrupted)
+    monkeypatch.setattr("sys.argv", ["train.py", *arguments])
+    monkeypatch.setattr(train, "score", interrupted)
+    for flags, kept in ((arguments, "checkpoint-000003"), (["--resume"], "checkpoint-000006")):
         with pytest.raises(SystemExit) as stop:
-            train.main(["--out", "run", *arguments])
-    assert stop.value.code == 130
-    assert "python train.py --resume --out run" in capsys.readouterr().err.splitlines()[-1]
-    assert checkpoints(Path("run/grpo"))[-1].name == "checkpoint-000003"
-    train.main(["--resume", "--out", "run"])
+            train.main(["--out", "run", *flags])
+        assert stop.value.code == 130
+        assert "--resume --out run" in capsys.readouterr().err.splitlines()[-1]
+        assert checkpoints(Path("run/grpo"))[-1].name == kept
+    train.main(["--out", "run", "--resume"])
     checkpoint = Path("grpo/checkpoint-000008")
     assert_equal_weights(weights("whole" / checkpoint), weights("run" / checkpoint))
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
-def test_a_language_model_goes_through_the_same_code(architecture, capsys):
+def test_a_language_model_goes_through_the_same_code(capsys):
     """A random model from disk: text prompts, and its first rollout is shown."""
-    model = save_random_model("model", architecture)
+    model = save_random_model("model", "llama")
     flags = shlex.split("--method grpo vpo --steps 2 --max-new-tokens 30 --eval-problems 2")
     train.main(["--out", "run", "--model", model, *QUICK, *flags])
     assert "start" in json.loads(Path("run/eval.json").read_text())["policies"]
     told = capsys.readouterr().err
-    assert ("prompts are plain text" in told) == (architecture == "llama")
+    assert "prompts are plain text" in told
     for text in (
         "vpo, the end of the prompt of problem 'toy-train-0':",
         "the first step's 6 rollouts",
@@ -246,15 +246,16 @@ def test_an_adapter_goes_through_the_same_code():
     checkpoint."""
     pytest.importorskip("peft")
     model = save_random_model("model", "qwen2")
-    flags = "--lora-rank 2 --method vpo --steps 4 --save-every 2 --max-new-tokens 30 --lr 0.01"
+    flags = "--lora-rank 2 --method vpo --steps 2 --save-every 1 --max-new-tokens 20 --lr 0.01"
+    flags += " --eval-problems 1 --pool 2"
     arguments = ["--model", model, *QUICK, *shlex.split(flags), "--keep-optimizer"]
     train.main(["--out", "whole", *arguments])
-    folder = Path("whole/vpo/checkpoint-000004")
+    folder = Path("whole/vpo/checkpoint-000002")
     assert (folder / "adapter_model.safetensors").exists()
     assert (folder / "model.safetensors").is_symlink()
-    adapter = "vpo/checkpoint-000004/adapter_model.safetensors"
+    adapter = "vpo/checkpoint-000002/adapter_model.safetensors"
     shutil.copytree("whole", "run", symlinks=True)
-    for lost in ("checkpoint-000004", "checkpoint-00000[24]"):
+    for lost in ("checkpoint-000002", "checkpoint-00000[12]"):
         for checkpoint in Path("run/vpo").glob(lost):
             shutil.rmtree(checkpoint)
         train.main(["--out", "run", "--resume"])
@@ -301,37 +302,6 @@ def test_learning_that_has_stopped_is_said_once(capsys):
         if "vpo: no signal" in told and "noise: lower --entropy-coef" in told:
             told_at.append(step)
     assert told_at == [20]
-
-
-def test_a_rate_that_destroys_the_policy_is_named(capsys):
-    """Guards against "easier problems" after --lr .9, where the start model had earned something."""
-    log = MethodLog("vpo", Config(out="run", steps=99, lr=["0.9"]), load_task("toy"), 0)
-    for step in range(1, 14):
-        row = dict.fromkeys(("reward", "diversity", "W@m", "tokens"), 0)
-        early = int(step < 3)
-        log.write(
-            step, row | {"signal": early, "earned": 0.8 * early, "answers": 1, "seconds": 1}, {}
-        )
-    told = capsys.readouterr().err
-    assert "begin anew with a lower --lr than 0.9" in told and "easier problems" not in told
-
-
-@pytest.mark.parametrize(
-    ("scale", "expected"),
-    [
-        ((1, 1, 250), "rewards of up to 250 in block_3 and 1 in block_1, block_2"),
-        ((1, 0.001, 1), "rewards of up to 1 in block_1, block_3 and 0.001 in block_2"),
-        ((1, 0, 50), ""),
-    ],
-)
-def test_objectives_of_other_sizes_are_named(scale, expected, capsys):
-    """Guards against an objective that the mean and the preference weights hardly see."""
-    rewards = torch.rand(8, 2, 3, generator=torch.Generator().manual_seed(0))
-    rewards = rewards / rewards.amax((0, 1)) * torch.tensor(scale)
-    example = {"rollouts": [{"rewards": vectors} for vectors in rewards.tolist()]}
-    tell_scales("vpo", load_task("toy"), example)
-    told = capsys.readouterr().err
-    assert expected in told and bool(told) == bool(expected)
 
 
 def test_entropy_and_variety_are_those_of_the_answers():

@@ -16,7 +16,6 @@ from torch.utils._pytree import tree_leaves
 import vpo
 from vpo import Estimator, Scored
 
-SINGLE = [method for method in vpo.ADVANTAGES if method not in vpo.SEVERAL_ANSWERS]
 NOT_NORMALISED = ("dr_grpo", "maxrl")  # advantages that grow with the rewards
 
 

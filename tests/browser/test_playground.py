@@ -225,29 +225,6 @@ def test_an_experiment_asks_trains_and_answers(experiment, check, right, tab):
     assert tab.run(LAYOUT) == []
 
 
-def test_a_question_gives_nothing_away_before_the_guess(tab):
-    """Guards against a film, a note or a curve that shows the end, and against a knob that ends the question."""
-    tab.run("begin(0)")
-    turn(tab, k=1, seed=3, grey=0.4)
-    wait_for(tab, "isTrained()")
-    assert text(tab, "question") and not text(tab, "grey-says")
-    for control in ("play", "next"):
-        tab.run(f"byId('{control}').click()")
-        wait_for(tab, "true")
-        assert text(tab, "verdict") == "Choose an answer first."
-        assert tab.run("shownStep()") == 0
-    curve = "document.querySelector('#charts path[stroke-width]').getAttribute('d')"
-    assert "L" not in tab.run(curve)
-    tab.run("guess(2)")
-    wait_for(tab, "shownStep() > 0")
-    assert tab.run("[settings.k, settings.grey, settings.seed]") == [30, 0.35, 3]
-    turn(tab, grey=0.4)
-    wait_for(tab, "state.guess === null && shownStep() === 0")
-    tab.run("begin(null)")
-    turn(tab, seed=0)
-    wait_for(tab, "byId('card').hidden && isTrained() && shownStep() === 60")
-
-
 # What is seen.
 
 

@@ -2,12 +2,9 @@
 
 import json
 import multiprocessing
-import os
 import re
-import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -217,34 +214,6 @@ def test_a_cell_that_fails_does_not_stop_the_others(failing_grid, capsys):
     assert "maze-max_at_k-seed0  FAILED, see runs/reproduce/maze-max_at_k-seed0-" in printed.out
     reproduce.main(["--quick", "--list"])
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()].count("missing") == 1
-
-
-def test_sigterm_ends_the_cells_that_run(monkeypatch):
-    """Guards against cells that go on without their parent, and cells that begin after its end."""
-    began = []
-
-    class Process:
-        def __init__(self, command, **rest):
-            self.stopped = threading.Event()
-            began.append(self)
-            if len(began) == 2:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        def send_signal(self, number: int) -> None:
-            assert number == signal.SIGINT
-            self.stopped.set()
-
-        def wait(self) -> int:
-            assert self.stopped.wait(60)
-            return 1
-
-    monkeypatch.setattr(reproduce.subprocess, "Popen", Process)
-    before = signal.getsignal(signal.SIGTERM)
-    grid = [Cell("toy", "vpo", seed) for seed in range(6)]
-    with pytest.raises(KeyboardInterrupt, match="the same command goes on"):
-        reproduce.run_grid(grid, 2, Store(Path("again")))
-    signal.signal(signal.SIGTERM, before)
-    assert len(began) == 2
 
 
 def result(task: str, policy: Entry, seed: int, **values: object) -> Result:
