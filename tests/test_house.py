@@ -88,15 +88,6 @@ def test_a_file_knows_only_what_it_may(name):
         assert known in allowed or folder(known) in allowed, f"{name} must not know {known}"
 
 
-def test_only_the_study_knows_train_and_the_study():
-    """Guards against a program that needs what administers its results."""
-    for name in FILES:
-        if folder(name) != "study/":
-            known = imports(name)
-            assert "train" not in known, name
-            assert not [other for other in known if folder(other) == "study/"], name
-
-
 def test_vpo_can_be_copied_into_another_trainer():
     """Guards against an import of anything but torch."""
     others = {name.partition(".")[0] for name in imported_names("vpo")} - {"torch"}
@@ -125,13 +116,3 @@ def test_train_knows_few_files():
             modules |= {alias.name for alias in node.names}
     own = {module for module in modules if module.partition(".")[0] in (*SCRIPTS, *FOLDERS)}
     assert len(own) <= 9, sorted(own)
-
-
-def test_there_are_no_circles_of_folders():
-    edges = set()
-    for name in FILES:
-        for known in imports(name):
-            if folder(name) != folder(known) and folder(name) and folder(known):
-                edges.add((folder(name), folder(known)))
-    for a, b in edges:
-        assert (b, a) not in edges, f"{a} and {b} know each other"

@@ -32,14 +32,11 @@ def task_in(form: str) -> Task:
         ("<answer_1>0 1</answer_1> <answer_2> 1 </answer_2>", 2, ["0 1", "1"]),
         ("talk <answer_2>b</answer_2> talk <answer_1>a</answer_1>", 2, ["a", "b"]),
         ("<answer_1>a</answer_1><answer_2>b</answer_2>", 1, ["a"]),  # more than were asked for
-        ("<answer_1>a</answer_1><answer_2>a </answer_2>", 2, ["a", "a"]),  # `score` tells repeats
         ("<answer_1>a<answer_2>b</answer_2>", 2, ["b"]),  # the first was never closed
         ("<answer_1>a<answer_2>b</answer_1></answer_2>", 2, []),
         ("<answer_1> red", 1, []),
         ("<answer_1></answer_1>", 1, [""]),
-        ("</answer_1>a<answer_1>", 1, []),
         ("<answer_¹>a</answer_¹>", 1, []),
-        ("", 3, []),
     ],
 )
 def test_tags(text, m, expected):
@@ -57,11 +54,9 @@ def test_tags(text, m, expected):
         ("**1.** a\n **2. b**\n3. **c**\n", 3, ["a", "b", "**c**"], ["a", "b", "**c**"]),
         ("1.5 apples", 1, ["1.5 apples"], []),
         ("two\nlines", 1, ["two\nlines"], []),
-        ("no list", 3, [], []),
         ("<answer_1> red </answer_1>\n2. blue\n", 2, ["red"], ["red"]),  # tags: lines do not count
         ("<think>1. no\n</think>1. red\n2. blue\n", 2, ["red", "blue"], ["red", "blue"]),
         ("<think>1. no\n2. no\n", 2, [], []),
-        (" \n", 1, [], []),
     ],
 )
 def test_answers_without_tags(text, m, finished, unfinished):
@@ -82,14 +77,12 @@ TAG_2 = "<answer_2> blue </answer_2>"
     [
         (f"<think>Maybe <answer_1> draft </answer_1>? no.</think>{TAG}", ["red"]),
         (f"<think>Form: <answer_1> ... </answer_1></think>\n{TAG} {TAG_2}", ["red", "blue"]),
-        (f"<think>I will write <answer_1>.</think>{TAG}", ["red"]),
         ("<think><answer_1> x </answer_1>", []),
         (f"draft <answer_1> x </answer_1></think>{TAG}", ["red"]),  # opened in the prompt
         (f"{TAG}<think>1. no</think>{TAG_2}", ["red", "blue"]),
         ("<think>a <think>b</think> 1. no\n</think>\n1. red\n2. blue", ["red", "blue"]),
         ("<think>so</think>\nHere they are:\n1. red\n2. blue", ["red", "blue"]),
         ("<think>so</think> red", ["red"]),
-        ("<think>so", []),
     ],
 )
 @pytest.mark.parametrize("marks", THOUGHTS)

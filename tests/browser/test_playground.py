@@ -131,18 +131,6 @@ def test_rewards_and_measures_are_those_of_python(tab):
     assert found == pytest.approx(evaluation.diversity(rewards[None]).item(), abs=1e-6)
 
 
-def test_random_users_are_uniform_on_the_simplex(tab):
-    """Three specialists are worth 11/18 to them, two 3/4: the crossings that the page marks."""
-    for users, k in (("three", 3), ("two", 2)):
-        crossing = tab.run(f"USERS.{users}.set[0]")
-        weights = f"sampleWeights(20000, {k}, randomNumbers(0))"
-        drawn = tab.run(f"mean({weights}.map((w) => Math.max(...w)))")
-        assert drawn == pytest.approx(crossing, abs=0.005)
-        specialists = torch.eye(k).tolist()
-        spread = tab.run(f"bestAtK(meanRanks({specialists}, spreadWeights({k})), {k})")
-        assert spread == pytest.approx(crossing, abs=1e-3)
-
-
 # The experiments.
 
 

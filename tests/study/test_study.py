@@ -15,8 +15,7 @@ import train
 from engine.config import Config, Parser, peak_rate, task_defaults
 from engine.tasks import load_task
 from examples import search_report
-from report.statistics import bootstrap_interval
-from study import documents, reproduce, result_plots, result_tables, store, stored
+from study import documents, reproduce, result_tables, store, stored
 from study.entries import GROUP_VPO, GRPO, VPO, Entry
 from study.grid import LR, LR_AT_30, REAL_TASKS, VERSION, Cell, cells, tuning_rates
 from study.store import FORMER, QUICK, RESULTS, Store, load_stored, results_of
@@ -367,26 +366,3 @@ def test_what_neither_grpo_nor_the_start_solves():
     assert alone(found, ("vpo",), search_report.RIVALS, any_run=True) == [1, 1]
     assert alone(found, ("grpo",), search_report.RIVALS) == [0, 0]
     assert result_tables.counts_of_other_runs(found, ("grpo",)) == [1, 0]  # what chance gives
-
-
-@pytest.fixture
-def few_samples(monkeypatch):
-    """Quicker intervals."""
-
-    def interval(values, clusters=None, **_):
-        return bootstrap_interval(values, clusters, samples=30)
-
-    for module in (stored, result_tables):
-        monkeypatch.setattr(module, "bootstrap_interval", interval)
-
-
-def test_every_figure_of_the_whole_grid(tmp_path, results, few_samples):
-    """And each is on a page: guards against figures that nobody shows, and links to figures that are gone."""
-    for folder in ("docs/figures", "study/figures"):
-        (tmp_path / folder).mkdir(parents=True)
-    result_plots.draw_figures(results, tmp_path)
-    drawn = {path.name for path in tmp_path.rglob("*.png")}
-    kept = {path.name for path in (ROOT / "study/figures").iterdir()}
-    assert drawn == kept - {"headlines_of_others.png"} | {"best_at_k.png"}
-    shown = " ".join(path.read_text() for path in documents.documents(ROOT))
-    assert all(f"figures/{name})" in shown for name in kept)

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 from test_device import Words
-from test_rollout import save_random_model
 from test_vpo import scored_of
 from torch import Tensor
 
@@ -22,7 +21,6 @@ from engine.optimizer import MasterWeightAdamW
 from engine.tasks import load_task
 from rollout import load_policy
 from study import reward_to_go, shapley, variants
-from study.benchmarks import plain_against_fast as benchmark
 from vpo import Estimator
 
 STUDY = Path(__file__).resolve().parents[2] / "study"
@@ -175,40 +173,6 @@ def test_a_goal_conditioned_prompt_tells_what_training_pays():
     expected = sum(w * r for w, r in zip(weights, vector, strict=True))
     assert task.reward(problem, answer) == [pytest.approx(expected)]
     assert len(task.reward(test, answer)) == len(base.objectives)
-
-    model = save_random_model("model", "llama")
-    train.main(
-        f"--task {STUDY}/goal_conditioned.py --model {model} --method grpo --warm-steps 0 --steps 2 "
-        "--prompts-per-step 1 --group-size 2 --eval-problems 2 --pool 3 --max-new-tokens 4 --device cpu "
-        "--out run".split()
-    )
-    report = json.loads(Path("run/eval.json").read_text())
-    assert "W@3" in report["policies"]["grpo"]
-
-
-@pytest.fixture(scope="module")
-def step(tmp_path_factory) -> benchmark.Step:
-    """A step of GRPO on the fence, with rollouts of different lengths."""
-    flags = "--task fence --warm-steps 0 --kl 0 --prompts-per-step 1"
-    config, task = benchmark.start_of(flags, tmp_path_factory.mktemp("fence"))
-    step = benchmark.step_of("grpo", config, task)
-    step.advantages = torch.linspace(-1, 1, len(step.advantages)).round(decimals=1)
-    assert len(set(step.rollouts.lengths)) > 1 and not step.advantages.all()
-    return step
-
-
-@pytest.mark.parametrize("name", benchmark.BACKWARD_TRICKS)
-def test_a_gradient_without_a_trick_is_the_same(step, name):
-    def gradient(function) -> Tensor:
-        function(step.policy, None, step.rollouts, step.advantages, step.config)
-        weights = list(step.policy.model.parameters())
-        flat = torch.cat([weight.grad.flatten() for weight in weights])
-        step.policy.model.zero_grad()
-        return flat
-
-    expected = gradient(train.backward)
-    found = gradient(benchmark.BACKWARD_TRICKS[name])
-    assert (found - expected).norm() < 1e-4 * expected.norm()
 
 
 def test_grpo_at_a_low_rate_joins_a_run_and_is_searched_with(tmp_path):
