@@ -305,11 +305,15 @@ def test_what_may_be_missing_or_written_otherwise():
         SANITIZED | {"task_id": 9, "test_imports": None},
         windows | {"id": 5},
         windows,
+        OWN_SCRIPT | {"entry_point": None},
         LCB_STDIN | {"public_test_cases": json.dumps([{"input": "1 2\r\n", "output": "3\r\n"}])},
     ]
-    problems = read_problems(write(*records))
+    path = Path(write(*records))
+    path.write_text(path.read_text(), encoding="utf-8-sig")  # with a byte order mark
+    problems = read_problems("problems.jsonl")
     ids = [problem["id"] for problem in problems]
-    assert ids == ["MBPP/8", "MBPP/9", "5", "problems-4", "s1"]
+    assert ids == ["MBPP/8", "MBPP/9", "5", "problems-4", "problems-5", "s1"]
+    assert problems[4]["entry_point"] is None and problems[4]["call"] is None
     assert [problem["before"] for problem in problems[:2]] == ["import math\n", ""]
     assert problems[2]["tests"] == read_problems(write(HUMANEVAL))[0]["tests"]
     assert "\r" not in json.dumps(problems)
@@ -434,15 +438,6 @@ def test_no_text_stands_on_both_sides(capsys):
     ]
     parts = splits(Code(write(*records)))
     assert {*parts["train"]} == {"q0", "q3"} and parts["test"] == ["q5"], "the earliest counts"
-
-
-def test_a_byte_order_mark_and_a_null_entry_point():
-    """Guards against refusing what Windows and spreadsheets write, and what "no function" looks like in JSON."""
-    Path("problems.jsonl").write_text(
-        json.dumps(OWN_SCRIPT | {"entry_point": None}) + "\r\n", encoding="utf-8-sig"
-    )
-    (problem,) = Code("problems.jsonl", "problems.jsonl").problems("test", 1)
-    assert problem.data["entry_point"] is None and problem.data["call"] is None
 
 
 def test_small_problems_hide_what_they_test():

@@ -232,12 +232,6 @@ def test_a_method_is_entered_in_every_place(method):
     assert is_explained, f"{method} has no row with a source in docs/reference.md#methods"
 
 
-def test_the_help_names_every_task():
-    (field,) = [field for field in dataclasses.fields(Config) if field.name == "task"]
-    named = set(field.metadata["help"].partition(", or a")[0].split(", "))
-    assert named == set(task_names())
-
-
 def test_every_metric_and_every_file_of_a_run_is_explained():
     """Guards against a new metric or file that no sentence explains, and one that is gone."""
     flags = "--task fence --method vpo --steps 1 --warm-steps 2 --eval-problems 2 --pool 6 --jobs 1"

@@ -6,6 +6,7 @@ import os
 import runpy
 import shlex
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -65,18 +66,11 @@ def test_what_a_process_raises_is_told():
         run_all(os._exit, {"vpo": (3,)}, 2)
 
 
-def begin(script: str, *arguments: str) -> multiprocessing.Process:
-    """A script in a fork, which has imported everything already, and in a group of its own, as of a terminal."""
-
-    def run() -> None:
-        os.setsid()
-        forkserver._forkserver.__init__()  # its server of processes must be its own
-        sys.argv = [script, *arguments]
-        runpy.run_path(script, run_name="__main__")
-
-    child = multiprocessing.get_context("fork").Process(target=run)
-    child.start()
-    return child
+def train_in_a_fork(arguments: list[str]) -> None:
+    """A fork has imported everything already. Its server of processes must be its own."""
+    forkserver._forkserver.__init__()
+    sys.argv = [str(ROOT / "train.py"), *arguments]
+    runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def wait_for(is_running: Callable[[], bool], log: Path, steps: int) -> None:
@@ -126,7 +120,9 @@ def test_a_killed_run_ends_bit_for_bit_the_same():
     """SIGKILL of the parent: its processes die with it, so that a resume has the folder for itself.
     Two methods at a time, trained and evaluated, come to what they come to one by one."""
     train.main([*QUICK, "--jobs", "1", "--out", "alone"])
-    child = begin(str(ROOT / "train.py"), *QUICK, "--jobs", "2", "--out", "run")
+    flags = [*QUICK, "--jobs", "2", "--out", "run"]
+    child = multiprocessing.get_context("fork").Process(target=train_in_a_fork, args=(flags,))
+    child.start()
     wait_for(child.is_alive, Path("run/vpo/metrics.jsonl"), 3)
     others = descendants(child.pid)
     assert len(others) >= 2
@@ -142,7 +138,7 @@ def test_a_killed_run_ends_bit_for_bit_the_same():
     assert list(policies_of(Path("run")).items()) == list(policies_of(Path("alone")).items())
 
 
-def test_a_task_and_a_method_of_ones_own_reach_the_processes(capfd):
+def test_a_task_and_a_method_of_ones_own_reach_the_processes(capsys):
     """A file given by its path, and a script that adds a method as docs/own.md does. SIGTERM, which
     Slurm sends to all of them, as a terminal sends Ctrl-C: no traceback of a child, and the way
     on."""
@@ -157,17 +153,18 @@ def test_a_task_and_a_method_of_ones_own_reach_the_processes(capfd):
     )
     flags = "--task my_task.py --method grpo mine --jobs 2 --out run --eval-problems 0 "
     flags += "--steps 500 --warm-steps 2"
-    child = begin(str(Path("my_method.py").resolve()), *QUICK, *flags.split())
+    command = [sys.executable, "my_method.py", *QUICK, *flags.split()]
+    # In a group of its own, as a terminal begins it.
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     for method in ("grpo", "mine"):
-        wait_for(child.is_alive, Path("run", method, "metrics.jsonl"), 2)
+        wait_for(lambda: child.poll() is None, Path("run", method, "metrics.jsonl"), 2)
     os.killpg(child.pid, signal.SIGTERM)
-    child.join()
-    told = capfd.readouterr().err.strip()
-    assert child.exitcode == 130, told
-    assert "my_method.py --resume --out run" in told.splitlines()[-1]
+    told = child.communicate()[1]
+    assert child.returncode == 130, told
+    assert "go on with: python my_method.py --resume --out run" in told.splitlines()[-1]
     assert "Traceback" not in told and "leaked" not in told
     assert list(Path("run/mine").glob("checkpoint-*"))
-    fails(["--resume", "--out", "run"], capfd, "has the method mine, which only the file")
+    fails(["--resume", "--out", "run"], capsys, "has the method mine, which only the file")
 
 
 def test_a_method_that_only_this_process_knows_is_refused_there(monkeypatch, capsys):

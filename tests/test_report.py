@@ -102,19 +102,6 @@ def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task):
     assert [path.name for path in paths] == expected[2:]
 
 
-def test_progress_shows_the_start_model_as_a_level(tmp_path, drawn):
-    """GRPO's first evaluation is of single answers, VPO's of sets: guards against one level for both."""
-    measures = ["best@1", "best@30", "W@30"]
-    rows = {}
-    for method, level in (("grpo", 0.3), ("vpo", 0.2)):
-        rows[method] = [dict.fromkeys(measures, level + i) | {"step": 25 * i} for i in range(3)]
-    plots.progress([curve(*item) for item in rows.items()], measures, tmp_path / "a.png")
-    (_, _, weighted) = drawn[0].axes
-    lines = {line.get_label(): line.get_xydata().tolist() for line in weighted.lines}
-    assert lines["GRPO"] == [[0, 0.3], [25, 1.3], [50, 2.3]]
-    assert [lines["start model"][0][1], lines["start model, sets"][0][1]] == [0.3, 0.2]
-
-
 def test_reward_vectors_show_the_conflict(tmp_path, drawn):
     """The first and the last objective exclude each other; a minimum of their own changes nothing. Objectives that
     problems lack, that are constant, or stand alone have no correlation."""

@@ -150,14 +150,6 @@ def test_what_is_written_is_read(form):
                 write(task, ["red\nblue"])
 
 
-def test_a_request_shows_examples_in_the_form_that_is_read():
-    for form, shown in (("tags", "<answer_2> blue </answer_2>"), ("lines", "\n2. blue\n")):
-        request = task_in(form).request("Paint!", 3, ["red", "blue"])
-        assert request.startswith("Paint!\nFor example:\n") and shown in request
-        assert "3 other answers" in request
-    assert "Give 1 other answer as" in Task().request("Paint!", 1, ["red"])
-
-
 def test_no_text_breaks_the_parser():
     """Fragments in random order: at most m answers, each from the text, and none changes as it grows."""
     rng = Random(2)

@@ -19,7 +19,6 @@ from examples import search
 from examples.map_elites import Candidate, Population
 from examples.search_report import draw, run_curves, search_table
 from rewards import Problem, UserError
-from tasks.maze import Maze
 
 QUICK = "--problems 3 --among 3 --screen 0 --budget 26 --temperature 1 --out out"
 
@@ -67,15 +66,6 @@ def test_maze_knows_what_can_be_reached():
             answer = " ".join(task.cells[cell] for cell in route[1:])
             expected.add(tuple(task.reward(problem, answer)))
         assert {tuple(vector) for vector in task.reachable(problem)} == expected
-
-
-def test_a_maze_with_other_rewards_does_not_know_what_can_be_reached():
-    class Blended(Maze):
-        def reward(self, problem, answer):
-            return [0.5]
-
-    task = Blended(5)
-    assert task.reachable(task.problems("test", 1)[0]) == []
 
 
 @pytest.mark.parametrize("text", ["scalar", "ann", "ann=2,cid=1"])

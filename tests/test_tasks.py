@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import train
-from engine.tasks import load_task, reward_vectors
-from rewards import Problem, Task, UserError, parse_answers
+from engine.tasks import load_task
+from rewards import Problem, parse_answers
 from rollout import score
 from tasks import maze
 from tasks.maze import Maze
@@ -50,16 +50,6 @@ def test_a_file_that_was_changed_is_read_again_and_may_import_its_neighbours():
     Path("helpers_of_mine.py").write_text("NAME = 'two'\n")
     Path("mine.py").write_text(toy_with("from helpers_of_mine import NAME as name"))
     assert load_task("mine.py").name == "two"
-
-
-def test_without_names_each_problem_has_its_own_objectives():
-    """Their number may differ between problems, but not between the answers to one."""
-    task = Task()
-    task.reward = lambda problem, answer: (True,) * len(problem.id) + (1,) * len(answer)
-    vectors = reward_vectors(task, [(Problem("a", 0), ""), (Problem("bcd", 0), "")])
-    assert [len(vector) for vector in vectors] == [1, 3]
-    with pytest.raises(UserError, match=r"answer 'aaa', .* has 4 numbers for 3 objectives"):
-        reward_vectors(task, [(Problem("a", 0), "aa"), (Problem("a", 0), "aaa")])
 
 
 # The examples.
