@@ -14,7 +14,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # no card: what the tests compare are n
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
-SLOW_FILES = "train jobs page_in_a_browser examples fast lesson report sandbox doors device playground rollout"
+SLOW_FILES = "train fast jobs examples page_in_a_browser lesson rollout doors sandbox device playground search"
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -157,7 +157,7 @@ def test_a_task_and_a_method_of_ones_own_reach_the_processes(capsys):
     # In a group of its own, as a terminal begins it.
     child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     for method in ("grpo", "mine"):
-        wait_for(lambda: child.poll() is None, Path("run", method, "metrics.jsonl"), 2)
+        wait_for(lambda: child.poll() is None, Path("run", method, "metrics.jsonl"), 3)
     os.killpg(child.pid, signal.SIGTERM)
     told = child.communicate()[1]
     assert child.returncode == 130, told
