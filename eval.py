@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 import fast
 from engine.config import Config, Parser, check_ranges, device_of, flag, open_device
-from engine.doors import as_command
+from engine.doors import as_command, noted
 from engine.evaluations import (
     Evaluation,
     Pool,
@@ -322,7 +322,8 @@ def evaluate_policy(
     stored = evaluated(evaluation)[name]
     policy = load_policy(str(stored.folder), task, device=device, dtype=config.dtype)
     problems = held_out(task, settings.split, settings.problems)
-    return sample_pool(policy, task, problems, config, stored.m, settings.pool, bar)
+    with noted(f"evaluation of {name}"):
+        return sample_pool(policy, task, problems, config, stored.m, settings.pool, bar)
 
 
 def run(argv: list[str] | None) -> None:

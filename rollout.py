@@ -38,8 +38,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from engine.answers import FIRST_NUMBER, open_thought
+from engine.answers import FIRST_NUMBER, open_thought, write_answers
 from engine.config import Config
+from engine.doors import noted
 from engine.models import adapter_off, date_of_run, load_hugging_face
 from engine.prompts import chat_prompt, check_context, check_rows, eos_ids, silent_ids
 from engine.tasks import check_text, prompt_of, reward_vectors, task_scalars
@@ -231,7 +232,7 @@ class SamplingOptions:
     temperature: float = 1.0
     batch: int = 0  # rollouts sampled at a time, in whole groups; 0: all
     stop: "StopRule | None" = None
-    bar: tqdm | None = None  # counts the tokens
+    shows_bar: bool = False  # of the tokens
 
 
 def sampling_options(
@@ -350,6 +351,9 @@ def decode(
     rows = torch.arange(B)  # those in the batch, b of them
     on_device = rows.to(device)
     is_alive = torch.ones(B, dtype=torch.bool)  # (b) those of them that go on
+    bar = tqdm(
+        total=B * T, desc="first rollouts", unit="token", leave=False, disable=not options.shows_bar
+    )
     for t in range(T):
         # 2. a token of each rollout
         token, logprob = draw(logits / options.temperature, uniform[on_device, t])  # (b)
@@ -357,8 +361,7 @@ def decode(
         newest = token.cpu()
         tokens[rows, t] = torch.where(is_alive, newest, policy.eos_ids[0])
         n_sampled[rows] += is_alive
-        if options.bar is not None:
-            options.bar.update(int(is_alive.sum()))
+        bar.update(int(is_alive.sum()))
 
         # 3. who has ended, and leaves
         is_alive &= ~torch.isin(newest, ends)
@@ -382,6 +385,7 @@ def decode(
         mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
         hidden = hidden_states(model, token[:, None], mask, cache)[:, -1]
         logits = lm_logits(model, hidden)
+    bar.close()
     return Decoded(tokens, logprobs, n_sampled, has_ended)
 
 
@@ -442,6 +446,12 @@ def rollouts_of_texts(policy: Policy, prompts: list[str], texts: list[str]) -> R
     logprobs = torch.zeros(tokens.shape, device=policy.device)
     ids, prompt_lengths = encode_prompts(policy, prompts, T)
     return Rollouts(ids, prompt_lengths, tokens, logprobs, lengths, texts, [True] * len(texts))
+
+
+def write_rollout(task: Task, prompt: str, answers: list[str]) -> str:
+    """The text of a rollout that gives these answers to a prompt, as `read_answers` reads it."""
+    _, closing = open_thought(prompt)
+    return write_answers(task, answers, closing)
 
 
 def draw(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
@@ -605,7 +615,8 @@ def score(task: Task, problems: list[Problem], answers: list[list[str]], m: int)
             forms = set()
             for j, answer in enumerate(answers[p * G + g]):
                 own[g, j] = torch.tensor(vector_of[p, answer])
-                form = str(task.canonical(problem, answer))
+                with noted(f"Task.canonical of problem {problem.id!r}, answer {answer!r:.80}"):
+                    form = str(task.canonical(problem, answer))
                 answer_mask[p, g, j] = True
                 repeat_mask[p, g, j] = form in forms
                 forms.add(form)

@@ -10,12 +10,10 @@ One step: problems -> prompts -> rollouts -> answers -> reward vectors -> advant
 Departures from the paper:
 1. Every method samples the same number of answers per step: a single-answer method gets m times as
    many prompts.
-2. The learning rate rises for 10 steps and falls linearly to a tenth. With `--lr-schedule constant` it
-   does not fall, as in the paper.
+2. The learning rate falls linearly to a tenth. In the paper it is constant: `--lr-schedule constant`.
 3. `--model tiny` has no pre-training, so it first imitates demonstrations. The result is the start of
    all methods, and their reference policy.
-4. There is one update per batch of rollouts, so the ratio is 1, and nothing is clipped. The paper makes
-   two: `--updates 2`.
+4. There is one update per batch of rollouts, so nothing is clipped. The paper makes two: `--updates 2`.
 
 All flags are fields of `Config` in engine/config.py. All random numbers of step t come from generators
 seeded by (seed, t). Weights, the optimizer's moments and t are all that a resume needs.
@@ -34,9 +32,8 @@ from tqdm import tqdm
 
 import fast
 from engine import checkpoints, session
-from engine.answers import open_thought, write_answers
 from engine.config import Config, estimator_of, peak_rate
-from engine.logs import MethodLog, answered_lengths, different_share, token_bar
+from engine.logs import MethodLog, answered_lengths, different_share
 from eval import best_at_k, diversity, sample_held_out, weighted_best_at_k
 from rewards import Problem, Task, UserError
 from rollout import (
@@ -50,6 +47,7 @@ from rollout import (
     sampling_options,
     score,
     token_logprobs,
+    write_rollout,
 )
 from vpo import ADVANTAGES, Scored, answers_per_rollout, policy_loss
 
@@ -83,13 +81,11 @@ def train_step(
     # 1. rollouts: G of each prompt
     problems = task.problems("train", P, config.seed, start=t * P)
     prompts = [build_prompt(policy, task, problem, m) for problem in problems]
-    options = sampling_options(
-        policy, task, config, m, random_generator(config.seed, t, "rollouts")
-    )
-    n_most = P * config.group_size * options.max_new_tokens
+    generator = random_generator(config.seed, t, "rollouts")
+    options = sampling_options(policy, task, config, m, generator)
+    options.shows_bar = t == 0 and not policy.is_tiny  # their first step may take a minute
     sampler = sample if config.plain else fast.sample  # the same, on a card sooner
-    with token_bar(t == 0 and not policy.is_tiny, n_most) as options.bar:
-        rollouts = sampler(policy, prompts, config.group_size, options)  # P * G
+    rollouts = sampler(policy, prompts, config.group_size, options)  # P * G
 
     # 2. reward vectors
     answers = read_answers(task, rollouts, m)  # P * G lists of up to m
@@ -136,6 +132,7 @@ def backward(
     Returns:
         The metrics of `policy_loss`, the loss, and the entropy in nats per token of the answers.
     """
+    temperature = config.temperature
     n_tokens = sum(rollouts.lengths)
     mask = rollouts.first(rollouts.answered or rollouts.lengths)  # (P * G, T) of the answers
     width = rollouts.prompt_ids.shape[1] + rollouts.tokens.shape[1]  # padded tokens of a row
@@ -144,15 +141,11 @@ def backward(
         n_rows = max(1, config.micro_batch_tokens // width)
     metrics: dict[str, Tensor] = {}
     for rows in torch.arange(len(advantages), device=policy.device).split(n_rows):
-        logprobs, entropy = token_logprobs(
-            policy.model, rollouts, rows, config.temperature
-        )  # (B, T)
+        logprobs, entropy = token_logprobs(policy.model, rollouts, rows, temperature)  # (B, T)
         ref_logprobs = None
         if reference is not None:
             with torch.no_grad(), reference.adapter_off():  # with LoRA it is the policy itself
-                ref_logprobs, _ = token_logprobs(
-                    reference.model, rollouts, rows, config.temperature
-                )
+                ref_logprobs, _ = token_logprobs(reference.model, rollouts, rows, temperature)
         loss, parts = policy_loss(
             logprobs,
             rollouts.logprobs[rows],  # of the policy that sampled
@@ -291,10 +284,7 @@ def demonstrations(
     prompts = []
     for i, problem in enumerate(problems):
         prompts.append(build_prompt(policy, task, problem, len(sets[i * G])))
-    texts = []
-    for i, answers in enumerate(sets):
-        _, closing = open_thought(prompts[i // G])
-        texts.append(write_answers(task, answers, closing))
+    texts = [write_rollout(task, prompts[i // G], answers) for i, answers in enumerate(sets)]
     return prompts, texts
 
 

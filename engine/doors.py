@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from rewards import UserError
 
+OWN_CODE = "Task."  # begins a note on what a user's own code raised
 MEMORY_SIGNS = (
     "tried to allocate",
     "out of memory",
@@ -25,12 +26,27 @@ def explain_out_of_memory() -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
         reason = " ".join(str(error).split()) or type(error).__name__
         is_memory = isinstance(error, MemoryError)
-        if not is_memory and not any(sign in reason.lower() for sign in MEMORY_SIGNS):
+        is_memory |= any(sign in reason.lower() for sign in MEMORY_SIGNS)
+        if not is_memory or any(note.startswith(OWN_CODE) for note in notes_of(error)):
             raise
         raise UserError(
-            f"out of memory ({reason:.200}); go on with --resume and a lower --micro-batch-tokens, "
-            "--sampling-batch or --jobs, or begin a new run with --lora-rank 16 (docs/hardware.md)"
+            f"out of memory ({reason:.200}); lower --micro-batch-tokens, --sampling-batch or --jobs, or "
+            "begin a new run with --lora-rank 16 (docs/hardware.md)"
         ) from error
+
+
+@contextlib.contextmanager
+def noted(note: str) -> Iterator[None]:
+    """What a user's own code raises keeps its traceback, with a note of what it was called for."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(note)
+        raise
+
+
+def notes_of(error: BaseException) -> list[str]:
+    return getattr(error, "__notes__", [])
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:

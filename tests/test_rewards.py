@@ -131,6 +131,11 @@ def test_what_stands_before_a_line_numbered_1_is_a_preface(preface):
     text = f"{preface}1. red\n2. blue\n3. grey"
     bold = text.replace("**1.", "**1.**")
     assert parse_answers(bold, task, 3) == ["red", "blue", "grey"]
+    for form in ("0{}. {}", "({}) {}", "### {}. {}", "> {}) {}"):
+        rows = [form.format(i, word) for i, word in ((2, "blue"), (1, "red"), (3, "grey"))]
+        text = "\n".join(["Here they are:", *rows])
+        assert parse_answers(text, task, 3) == ["red", "blue", "grey"]
+    assert parse_answers("red\n2. blue\n\n1. grey", task, 2) == ["red", "blue"]
     assert parse_answers("Sure:\n", task, 1, finished=False) == []
     assert parse_answers("Sure: red\n", task, 1, finished=False) == ["Sure: red"]
 
