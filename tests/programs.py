@@ -77,22 +77,18 @@ CHEATS = {
     ),
     "raw memory": "import ctypes\ndef f(x):\n    return ctypes.string_at(id(x), 64).hex()",
     "returns a class": "class f:\n    def __init__(self, x): pass\n    def __eq__(self, o): return True",
-    "returns itself": "def f(x): return f",
     "returns a generator": "def f(x): yield 2 * x",
     "returns a coroutine": "async def f(x): return 2 * x",
     "returns a set": "def f(x): return {2 * x}",
     "returns text": "def f(x): return str(2 * x)",
     "returns NaN": "def f(x): return float('nan')",
-    "returns a list": "def f(x): return [2 * x]",
     "returns a huge integer": "def f(x): return 10 ** 90000",
     "returns a gigantic integer": "def f(x): return 1 << 50_000_000",
     "returns a cycle": "def f(x):\n    a = []\n    a.append(a)\n    return a",
     "returns deep nesting": "def f(x):\n    a = []\n    for _ in range(100000): a = [a]\n    return a",
     "returns nesting that parses": "def f(x):\n    a = 2 * x\n    for _ in range(500): a = [a]\n    return a",
-    "returns null bytes": "def f(x): return '\\0' * 10",
     "returns a lot": "def f(x): return 'a' * 30_000_000",
     "unpicklable": "def f(x):\n    class P:\n        def __reduce__(self): return (print, ('pickled',))\n    return P()",
-    "always 2": "def f(x): return None if x == 1 else 2",
     "almost": "def f(x): return 2 * x + 1e-9",
     "no such function": "def g(x): return 2 * x",
     "function is data": "f = 3",
@@ -103,7 +99,6 @@ CHEATS = {
     "empty": "",
     "null byte in source": "def f(x):\n    return 2 * x\0",
     "surrogate in source": "def f(x):\n    return '\ud800'",
-    "prose": "Here is the function you asked for: f doubles x.",
     "deep source": "f = " + "(" * 5000 + ")" * 5000,
     "deep operators": "f = " + "-" * 50000 + "1",
     "changes the arguments of the next test": "seen = []\ndef f(x):\n    seen.append(x)\n    return 2 * seen[-2]",
@@ -178,7 +173,6 @@ ENDLESS = {
         "import os\ndef f(x):\n    while True:\n        for fd in range(30):\n"
         "            try: os.write(fd, b'=3\\n' * 9999)\n            except OSError: pass"
     ),
-    "print forever": "def f(x):\n    while True: print('a' * 9999, flush=True)",
     "threads that spin": (
         "import threading\ndef spin():\n    while True: pass\ndef f(x):\n"
         "    for _ in range(20): threading.Thread(target=spin).start()\n    spin()"
