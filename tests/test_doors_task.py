@@ -1,7 +1,6 @@
 """The door of a task: what one gets wrong is one line, before any minute is spent."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,6 @@ SOURCE = (Path(__file__).resolve().parent.parent / "examples/my_task.py").read_t
 NAME = "    name = "  # a member may stand before it
 PROBLEMS = '[Problem(f"{split}-{start + i}", None) for i in range(n)]'
 WORST = "return [0.0, 0.0]"
-
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
 
 
 def write(old: str, new: str) -> str:

@@ -28,11 +28,6 @@ from rewards import Fence, Problem, Task, UserError
 from rollout import load_policy
 
 
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 def random_rewards(seed: int, *shape: int) -> Tensor:
     return torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
 
@@ -297,16 +292,6 @@ def test_means_of_several_runs(capsys):
     half = 4.30 * 0.1 / 3**0.5
     assert best["mean"] == pytest.approx(0.8)
     assert best["interval"] == pytest.approx([0.8 - half, 0.8 + half])
-
-
-@pytest.mark.draws
-@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
-def test_the_picture_of_best_at_k(suffix, tmp_path):
-    """Guards against files that change with the date, so that equal numbers look like new ones."""
-    paths = [tmp_path / f"{name}.{suffix}" for name in ("one", "two")]
-    for path in paths:
-        evaluation.draw_best_at_k(table_of(), path)
-    assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
 def evaluation_with(

@@ -34,11 +34,6 @@ CONFIG = Config(m=3)
 METHODS = ("grpo", "vpo", "group_vpo")
 
 
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 def fails(arguments: str, capsys, text: str) -> None:
     """A mistake is one line with this text, and the exit code 2."""
     capsys.readouterr()
