@@ -117,7 +117,8 @@ def check_context(model: PreTrainedModel, L: int, max_new_tokens: int) -> None:
     needed = L + max_new_tokens
     if needed > context:
         what = f"a prompt of {L} tokens and {max_new_tokens} new ones need a context of {needed}"
-        fix = "shorten Task.prompt, lower --max-new-tokens or --m, or take another --model"
+        fewer = "lower --max-new-tokens or --m, " if context > L else ""  # else that would not help
+        fix = f"shorten Task.prompt, {fewer}or take another --model"
         raise UserError(f"{what}, the model's is {context}{why}; {fix}")
 
 

@@ -205,6 +205,7 @@ def _humaneval(record: dict) -> dict:
     candidate = arguments[0] if arguments else entry_point
     id = _id(record, "task_id", "id")
     if entry_point.startswith("Solution()."):
+        _check_function(entry_point.removeprefix("Solution()."), "entry_point")
         return _from_asserts(check, candidate, entry_point) | _leetcode(record) | id
     _check_function(entry_point, "entry_point")
     solution = optional_text(record, "canonical_solution")

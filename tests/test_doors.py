@@ -210,6 +210,8 @@ def test_a_config_that_was_edited_or_is_of_another_version_is_named(run, flags, 
     fails(["run"], capsys, "run/config.json: damaged", message, command=evaluation.main)
     fails(["--out", "run", "--resume"], capsys, "run/config.json: damaged", message)
     (run / "config.json").write_text("{")
+    fails(["run"], capsys, "run/config.json: damaged", command=evaluation.main)
+    (run / "config.json").write_text("{}")
     fails(["run"], capsys, "run: no run of train.py", command=evaluation.main)
 
 

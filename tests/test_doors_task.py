@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from test_train import fails
 
+import train
 from engine.tasks import check_task, load_task, task_names
 from rewards import UserError
 
@@ -69,7 +70,14 @@ def test_what_ones_own_code_raises_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError) as error:
         check_task(task, 3)
     assert str(error.traceback[-1].path).endswith("mine.py")
-    assert error.value.__notes__ == ["Task.reward of task menu, 'train-0', answer ''"]
+    assert error.value.__notes__ == ["Task.reward of problem 'train-0', answer ''"]
+
+
+@pytest.mark.parametrize("error", ["MemoryError('mine')", "RuntimeError('quota out of memory')"])
+def test_an_error_of_ones_own_is_not_taken_for_a_lack_of_memory(error):
+    path = write(WORST, f"raise {error}")
+    with pytest.raises((MemoryError, RuntimeError), match="mine|quota"):
+        train.main(["--task", path, "--out", "run"])
 
 
 @pytest.mark.parametrize("pattern", [r".+", r"\d+", r"\S+"])
