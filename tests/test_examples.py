@@ -275,7 +275,7 @@ def test_settings_that_would_undo_vpo_are_refused_by_name(letters, tmp_path, cap
         script("trl_vpo").main([*files.split(), *flags.split()])
     lines = capsys.readouterr().err.splitlines()
     (error,) = (line for line in lines if ": error: " in line)
-    named = {"--subset": "subset s = 8", "--per_device_train_batch_size": "divisible"}
+    named = {"--subset": "a set of s = 8", "--per_device_train_batch_size": "divisible"}
     name = flags.split()[0]
     assert stop.value.code == 2 and named.get(name, name) in error
 

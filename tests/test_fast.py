@@ -323,7 +323,9 @@ def assert_same_tokens(policy: Policy, **options) -> None:
     torch.testing.assert_close(ours.logprobs, plain.logprobs, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["tiny", "llama", "smollm3", "gemma2", "gemma3"])
+@pytest.mark.parametrize(
+    "name", ["tiny", "llama", "qwen2", "qwen3", "smollm3", "gemma2", "gemma3", "gpt2", "phi"]
+)
 def test_a_graph_draws_the_same_tokens(name, monkeypatch):
     """Guards against a place, a window or a random number that is that of the captured token. The
     same graphs serve other prompts, and weights that have changed where they are. Weights that are
