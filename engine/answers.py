@@ -3,7 +3,8 @@
 import re
 from typing import Protocol
 
-NUMBER = re.compile(r"\s*(\d{1,3})[.):](?!\d)")  # of a line: "1. red blue" or "2) green"
+# Of a line: "1. red blue", "2) green", "(3) red", "## 4. blue" or "> 5. grey".
+NUMBER = re.compile(r"\s*(?:[#>]+\s*)?\(?(\d{1,3})[.):](?!\d)")
 # The beginning of a line whose number is in bold: "**1.** red blue" or "**1. red blue**".
 BOLD = re.compile(r"^([ \t]*+)\*\*(\d{1,3}[.):].*?)\*\*", re.MULTILINE)
 FIRST_NUMBER = "1."  # a prompt for lines ends with it, so that the model continues the list
@@ -79,12 +80,13 @@ def numbered_answers(text: str, m: int, finished: bool, in_list: bool) -> list[s
     """
     text = BOLD.sub(r"\1\2", text)
     lines = text.split("\n")
-    numbers = [number[1] for number in map(NUMBER.match, lines) if number]
-    # What stands before a line numbered 1 is a preface, else the first answer.
-    if in_list and not NUMBER.match(text) and numbers[:1] != ["1"]:
+    numbers = [int(number[1]) for number in map(NUMBER.match, lines) if number]
+    # What stands before a line numbered 1 is a preface, else the first answer. Another list may follow.
+    has_colon = text.lstrip().split("\n")[0].rstrip().endswith(":")
+    has_preface = numbers[:1] == [1] or (has_colon and 1 in numbers)
+    if in_list and not NUMBER.match(text) and not has_preface:
         lines = f"{FIRST_NUMBER} {text.lstrip()}".split("\n")
-        may_be_preface = not numbers and lines[0].rstrip().endswith(":")
-        if may_be_preface and not finished:
+        if has_colon and not numbers and not finished:
             return []
     if not finished:
         lines.pop()

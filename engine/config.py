@@ -1,9 +1,11 @@
 """The flags of train.py: one dataclass, the defaults that are laid over it, and their checks."""
 
 import argparse
+import contextlib
 import dataclasses
 import importlib.util
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
@@ -41,21 +43,17 @@ class Config:
     # task and model
     task: str = flag(
         "maze",
-        "maze, fence, toy, code, headline, musique, eureqa, tool, or a Python file that defines a Task",
+        "maze, fence, toy, code, headline, musique, eureqa, tool, or a Python file with a Task",
     )
     size: int = flag(7, "rows of a maze", 5, 9)
-    data: str = flag(
-        "", "file of problems, see docs/own.md; without it the task's made-up problems"
-    )
-    test_data: str = flag("", "file of held-out problems; without it a part of --data")
+    data: str = flag("", "file of problems (docs/own.md); empty: the task's made-up problems")
+    test_data: str = flag("", "file of held-out problems; empty: a part of --data")
     seconds: float = flag(2.0, "CPU seconds that a program may take per test", 0.01, 1e5)
     memory_mb: int = flag(512, "MiB that a program may take", 64, 2**31)
     unconfined: bool = flag(False, "run programs even where the system cannot confine them")
     model: str = flag("tiny", "tiny, a local Hugging Face checkpoint, or a Hub id")
     dtype: Literal["auto", "float32", "bfloat16"] = flag(
-        "auto",
-        "type of weights and computation; auto: bfloat16 for a language model on cuda without SFT "
-        "warm-up, else float32",
+        "auto", "auto: bfloat16 for a language model on cuda without SFT warm-up, else float32"
     )
     device: Literal["auto", "cpu", "cuda", "mps"] = flag(
         "auto", "auto: cuda for a language model if there is one, else cpu"
@@ -66,16 +64,11 @@ class Config:
     )
     m: int = flag(3, "answers per rollout (vpo, multi_rlvr)", 1, MAX_ANSWERS)
     group_size: int = flag(8, "G, rollouts per prompt", 2, 4096)
-    n_weights: int = flag(
-        100, "K, preference weights drawn per prompt (vpo, group_vpo)", 1, 100_000
-    )
-    alpha: float = flag(
-        1.0, "concentration of their Dirichlet distribution; 1: uniform on the simplex", *ALPHAS
-    )
+    n_weights: int = flag(100, "K, preference weights per prompt (vpo, group_vpo)", 1, 100_000)
+    alpha: float = flag(1.0, "of the Dirichlet distribution of weights; 1: uniform", *ALPHAS)
     subset: int = flag(
         0,
-        "s, rollouts that form a set together, fewer than --group-size; 0: vpo 1, max_at_k and "
-        "group_vpo half the group",
+        "s < G, rollouts that form a set; 0: vpo 1, max_at_k and group_vpo half the group",
         0,
         4095,
     )
@@ -92,34 +85,24 @@ class Config:
     lr_schedule: Literal["linear", "constant"] = flag(
         "linear", "after 10 steps of rise; linear falls to a tenth"
     )
-    kl: float = flag(
-        1e-3, "weight of KL(policy || reference policy) in the loss; 0: no reference policy", 0, 1e6
-    )
-    entropy_coef: float = flag(
-        0.0, "c, the loss minus c times the mean entropy of the tokens; 0: no bonus", 0, 1e6
-    )
+    kl: float = flag(1e-3, "weight of KL(policy || reference policy) in the loss; 0: none", 0, 1e6)
+    entropy_coef: float = flag(0.0, "weight of a bonus for the entropy of tokens; 0: none", 0, 1e6)
     warm_steps: int = flag(300, "steps of the SFT warm-up before RL; 0: none", 0, 2**31)
     # memory and speed
     lora_rank: int = flag(
-        0,
-        "train a LoRA adapter of this rank, with peft, at about ten times the rate; 0: all weights",
-        0,
-        4096,
+        0, "train a LoRA adapter of this rank, at about ten times the rate; 0: all weights", 0, 4096
     )
     gradient_checkpointing: bool = flag(
-        True,
-        "compute layers again in the backward pass, which takes less memory; with --micro-batch-tokens "
-        "auto on cuda only where it must be",
+        True, "compute layers twice, to save memory; on cuda with auto only where it must be"
     )
     micro_batch_tokens: int = flag(
         2048,
-        "padded tokens per backward pass; 0: all at once; auto: on cuda what its memory holds, else the "
-        "default",
+        "padded tokens per backward pass; 0: all; auto: what a card's memory holds",
         AUTO,
         2**31,
     )
     sampling_batch: int = flag(
-        0, "rollouts sampled at a time; 0: all at once; auto: as --micro-batch-tokens", AUTO, 2**31
+        0, "rollouts sampled at a time; 0: all; auto: what a card's memory holds", AUTO, 2**31
     )
     plain: bool = flag(False, "train with the plain code, without fast/")
     jobs: int = flag(
@@ -132,49 +115,28 @@ class Config:
     # sampling and evaluation
     temperature: float = flag(1.0, "sampling temperature of the rollouts in training", 1e-3, 1e3)
     max_new_tokens: int = flag(
-        0,
-        "tokens per answer; a rollout of m answers may take m times as many; 0: what the tiny model's "
-        "longest answer needs",
-        0,
-        2**20,
+        0, "tokens per answer of a rollout; 0: what the tiny model's longest answer needs", 0, 2**20
     )
-    eval_problems: int = flag(
-        200, "held-out problems of the evaluation; 0: no evaluation", 0, 2**20
-    )
-    eval_temperature: float = flag(
-        0.7, "sampling temperature of the candidates in the evaluation", 1e-3, 1e3
-    )
+    eval_problems: int = flag(200, "held-out problems of the evaluation; 0: none", 0, 2**20)
+    eval_temperature: float = flag(0.7, "sampling temperature in the evaluation", 1e-3, 1e3)
     pool: int = flag(30, "candidates per held-out problem, the largest k of best@k", 1, 10_000)
     eval_every: int = flag(
         0,
-        "training steps between evaluations on 20 validation problems, drawn in progress.png; 0: none",
+        "steps between evaluations on 20 validation problems, for progress.png; 0: none",
         0,
         2**31,
     )
     # run
-    seed: int = flag(
-        0, "seed of the start model, problems, rollouts and preference weights", 0, 2**31
-    )
-    out: str = flag("", "run folder; without it runs/TASK-seedSEED")
+    seed: int = flag(0, "of start model, problems, rollouts and preference weights", 0, 2**31)
+    out: str = flag("", "run folder; empty: runs/TASK-seedSEED")
     resume: bool = flag(False, "go on with the run in the folder --out, with its own flags")
-    save_every: int = flag(
-        25,
-        "steps between checkpoints, of which the last two are kept; 0: only the last state",
-        0,
-        2**31,
-    )
+    save_every: int = flag(25, "steps between checkpoints; 0: only the last state", 0, 2**31)
     keep_optimizer: bool = flag(
         False,
-        "keep the last two checkpoints and the optimizer's state of a finished run, so that it can go "
-        "on with more --steps",
+        "keep the optimizer's state of a finished run, which can then go on with more --steps",
     )
-    log: str = flag("", "tensorboard or wandb: send the metrics there, too")
-    snapshots: int = flag(
-        20,
-        "how many times answers to four held-out problems are kept for the page and the film",
-        0,
-        1000,
-    )
+    log: Literal["", "tensorboard", "wandb"] = flag("", "where metrics are sent, too")
+    snapshots: int = flag(20, "how many times answers are kept for the page and the film", 0, 1000)
 
     @property
     def task_name(self) -> str:
@@ -206,15 +168,6 @@ MAY_DIFFER = (
 )  # fmt: skip
 
 
-DEVICE_FIXES = {  # a sign in what torch says of a device -> what helps
-    "not compiled with CUDA": "install a torch with CUDA",
-    "driver": "install a newer NVIDIA driver",
-    "no kernel image": "install a torch that is built for this card",
-    "No CUDA GPUs": "name a card in CUDA_VISIBLE_DEVICES",
-    "out of memory": "end what fills the card",
-}
-
-
 class Parser(argparse.ArgumentParser):
     """The flags of a dataclass whose fields are made by `flag`. A mistake is one line and exit code 2."""
 
@@ -228,9 +181,8 @@ class Parser(argparse.ArgumentParser):
         )
         self.flags = flags
         for field in dataclasses.fields(flags):
-            default = field.default
+            default = getattr(flags(), field.name)
             if field.type == list[str]:
-                default = field.default_factory()
                 kind = {"nargs": "+"}
             elif field.type is bool:
                 kind = {"action": argparse.BooleanOptionalAction}
@@ -257,22 +209,21 @@ class Parser(argparse.ArgumentParser):
     ) -> tuple[Any, argparse.Namespace]:
         """The flags as their dataclass, and all arguments."""
         arguments = self.parse_args(argv)
-        values = {}
-        for field in dataclasses.fields(self.flags):
-            values[field.name] = getattr(arguments, field.name)
-            if has_auto(field) and values[field.name] == AUTO:
-                values[field.name] = self.get_default(field.name)
-        return self.flags(**values), arguments
+        flags = self.flags()
+        for field in dataclasses.fields(flags):
+            value = getattr(arguments, field.name)
+            is_auto = has_auto(field) and value == AUTO
+            setattr(flags, field.name, self.get_default(field.name) if is_auto else value)
+        return flags, arguments
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}; --help lists all flags\n")
 
     def lay_over(self, defaults: dict[str, Any], source: str) -> None:
         """Replace defaults. Raises UserError for what is no flag."""
-        names = [field.name for field in dataclasses.fields(self.flags)]
-        for name in defaults:
-            if name not in names:
-                raise UserError(f"{source}: {name!r} is no flag{did_you_mean(name, names)}")
+        names = vars(self.flags())
+        for name in defaults.keys() - names:
+            raise UserError(f"{source}: {name!r} is no flag{did_you_mean(name, names)}")
         self.set_defaults(**defaults)
 
 
@@ -310,20 +261,18 @@ def peak_rate(config: Config, method: str) -> float:
     found = None
     for entry in config.lr:
         name, has_name, text = entry.rpartition("=")
-        try:
-            rate = float(text)
-        except ValueError as error:
-            raise UserError(f"--lr {entry}: must be a rate, or METHOD=RATE") from error
-        if not 1e-12 <= rate <= 1:
-            raise UserError(f"--lr {entry}: must be 1e-12 to 1")
         if has_name and name not in ADVANTAGES:
             raise UserError(f"--lr {entry}: {name!r} is no method{did_you_mean(name, ADVANTAGES)}")
+        rate = math.nan
+        with contextlib.suppress(ValueError):
+            rate = float(text)
+        if not 1e-12 <= rate <= 1:  # as it is not for NaN
+            raise UserError(f"--lr {entry}: must be a rate, or METHOD=RATE, of 1e-12 to 1")
         if name in ("", method):
             found = rate
     if found is None:
-        raise UserError(
-            f"--lr {' '.join(config.lr)}: names no rate for {method}; add {method}=RATE"
-        )
+        what = f"names no rate for {method}; add {method}=RATE"
+        raise UserError(f"--lr {' '.join(config.lr)}: {what}")
     return found
 
 
@@ -362,11 +311,8 @@ def open_device(device: str, dtype: str = "float32") -> None:
         torch.ones(1, device=device, dtype=getattr(torch, dtype)).square()
     except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
         reason = " ".join(str(error).split())
-        fixes = [fix for sign, fix in DEVICE_FIXES.items() if sign in reason]
-        fix = " or ".join([*fixes, "take --device cpu"])
-        raise UserError(
-            f"--device {device}: cannot compute in {dtype} here ({reason:.200}); {fix}"
-        ) from error
+        what = f"--device {device}: cannot compute in {dtype} here ({reason:.200})"
+        raise UserError(f"{what}; take --device cpu") from error
     if device == "cuda":
         # It plans for every new shape, and each decoded token has one.
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -374,31 +320,29 @@ def open_device(device: str, dtype: str = "float32") -> None:
 
 def check(config: Config, task: Task) -> None:
     """Raise UserError for flags that do not fit one another, the task or the machine."""
-    if config.log and config.log not in ("tensorboard", "wandb"):
-        raise UserError(f"--log {config.log}: must be tensorboard or wandb")
-    if config.log and not importlib.util.find_spec(config.log):
-        raise UserError(f"--log {config.log}: not installed; pip install {config.log}")
-    if config.lora_rank and not importlib.util.find_spec("peft"):
-        raise UserError(f"--lora-rank {config.lora_rank}: needs peft; pip install peft")
-    if (Path(config.model) / "adapter_config.json").is_file():
-        raise UserError(
-            f"--model {config.model}: an adapter, not a model; merge it first (merge_and_unload of peft)"
-        )
+    for mistake in mistakes(config, task):
+        raise UserError(mistake)
     check_methods(config)
+
+
+def mistakes(config: Config, task: Task) -> Iterator[str]:
+    """What does not fit."""
+    if config.log and not importlib.util.find_spec(config.log):
+        yield f"--log {config.log}: not installed; pip install {config.log}"
+    if config.lora_rank and not importlib.util.find_spec("peft"):
+        yield f"--lora-rank {config.lora_rank}: needs peft; pip install peft"
+    if (Path(config.model) / "adapter_config.json").is_file():
+        yield f"--model {config.model}: an adapter; merge it first (merge_and_unload of peft)"
     if config.pool < config.m:
-        raise UserError(
-            f"--pool {config.pool}: must hold at least one rollout of --m {config.m} answers"
-        )
+        yield f"--pool {config.pool}: must hold at least one rollout of --m {config.m} answers"
     for name, file in (("--data", config.data), ("--test-data", config.test_data)):
         if file and "data" not in task.flags:
-            raise UserError(f"{name} {file}: task {config.task} takes no file, unlike code")
+            yield f"{name} {file}: task {config.task} takes no file, unlike code"
     if not config.is_tiny and config.warm_steps and config.dtype == "bfloat16":
-        raise UserError(
-            f"--dtype bfloat16 --warm-steps {config.warm_steps}: rounding to bfloat16 would take back "
-            "most of what the warm-up teaches; take --dtype float32, or --warm-steps 0"
-        )
+        what = "coarser than what the warm-up teaches; take --dtype float32, or --warm-steps 0"
+        yield f"--dtype bfloat16 --warm-steps {config.warm_steps}: {what}"
     if not config.is_tiny and not config.max_new_tokens:
-        raise UserError("--max-new-tokens 0: a language model needs a number of tokens per answer")
+        yield "--max-new-tokens 0: a language model needs a number of tokens per answer"
 
 
 def check_methods(config: Config) -> None:
@@ -408,43 +352,32 @@ def check_methods(config: Config) -> None:
         raise UserError(f"--method {' '.join(methods)}: names a method twice")
     for name in methods:
         if name not in ADVANTAGES:
-            fix = "; put blanks between methods" if "," in name else did_you_mean(name, ADVANTAGES)
-            raise UserError(f"--method {name}: unknown; one of {', '.join(ADVANTAGES)}{fix}")
+            fix = did_you_mean(name, ADVANTAGES)
+            known = f"one of {', '.join(ADVANTAGES)}, or several with blanks between them"
+            raise UserError(f"--method {name}: unknown; {known}{fix}")
         peak_rate(config, name)
         try_method(name, config)
 
 
 def try_method(name: str, config: Config) -> None:
     """Raise UserError if a method cannot use the flags, tried on a made-up group."""
-    shape = (2, config.group_size, answers_per_rollout(name, config.m))
+    G = config.group_size
     generator = torch.Generator().manual_seed(0)
-    rewards = torch.rand(*shape, 2, generator=generator)
-    present = torch.ones(shape, dtype=torch.bool)
-    objectives = torch.ones(2, 2, dtype=torch.bool)
+    rewards = torch.rand(2, G, answers_per_rollout(name, config.m), 2, generator=generator)
     rewards[1] = rewards[1, :1]  # a group whose rollouts earn the same
+    present = torch.ones(rewards.shape[:3], dtype=torch.bool)
+    objectives = torch.ones(2, 2, dtype=torch.bool)
     scored = Scored(rewards, rewards.mean(-1), present, ~present, objectives, torch.zeros(2, 1))
     try:
         advantages = ADVANTAGES[name](scored, estimator_of(config, generator))
     except ValueError as error:  # a flag does not fit
-        flags = f"--group-size {config.group_size} --subset {config.subset}"
+        flags = f"--group-size {G} --subset {config.subset}"
         raise UserError(f"--method {name} {flags}: {error}") from error
-    if advantages.shape != (2, config.group_size) or not advantages.isfinite().all():
-        raise UserError(
-            f"--method {name}: must return finite advantages (P, G), not {advantages!r:.80}"
-        )
-    if advantages[1].any():
-        raise UserError(
-            f"--method {name}: equal rewards must give advantages of exactly 0, not {advantages[1]!r:.80}; "
-            "vpo.center subtracts a mean without rounding"
-        )
-
-
-def check_subset(config: Config) -> None:
-    """Raise UserError if no method would use --subset."""
-    if config.subset and set(config.method) <= IGNORE_SUBSET:
-        raise UserError(
-            f"--subset {config.subset}: not used by {', '.join(config.method)}; leave it out"
-        )
+    is_right = advantages.shape == (2, G) and advantages.isfinite().all()
+    if not is_right or advantages[1].any():
+        rule = "; exactly 0 for equal rewards (see vpo.center)"
+        what = f"must return finite advantages (P, G), not {advantages!r:.80}"
+        raise UserError(f"--method {name}: {what}{rule}")
 
 
 def estimator_of(config: Any, generator: torch.Generator | None = None) -> Estimator:

@@ -67,9 +67,7 @@ class Row:
 
 def evaluations_of(runs: list[Path], flags: Any) -> list[Evaluation]:
     """How eval.py's flags evaluate runs: a flag that is 0 or empty is as in the run."""
-    changes = {}
-    for field in dataclasses.fields(Settings):
-        changes[field.name] = getattr(flags, field.name) or None
+    changes = {field.name: getattr(flags, field.name) for field in dataclasses.fields(Settings)}
     evaluations = [evaluation_of(run, changes) for run in runs]
     check_overlay(evaluations)
     out = Path(flags.out) if flags.out else None
@@ -79,17 +77,15 @@ def evaluations_of(runs: list[Path], flags: Any) -> list[Evaluation]:
 
 
 def evaluation_of(run: Path, changes: dict) -> Evaluation:
-    """How to evaluate a run: by its own flags, but for the changes that are not None."""
+    """How to evaluate a run: by its own flags, but for the changes that are neither 0 nor empty."""
     config = load_run(run).config
-    own = Settings(
-        "test", config.eval_problems or Config.eval_problems, config.pool, config.eval_temperature
-    )
-    changed = {name: value for name, value in changes.items() if value is not None}
+    n = config.eval_problems or Config.eval_problems
+    own = Settings("test", n, config.pool, config.eval_temperature)
+    changed = {name: value for name, value in changes.items() if value}
     settings = dataclasses.replace(own, **changed)
     if settings.pool < config.m:
-        raise UserError(
-            f"--pool {settings.pool}: must hold one rollout of the run's {config.m} answers"
-        )
+        what = f"must hold one rollout of the run's {config.m} answers"
+        raise UserError(f"--pool {settings.pool}: {what}")
     return Evaluation(run, config, settings, run if settings == own else run / settings.folder_name)
 
 
@@ -110,18 +106,15 @@ def check_overlay(evaluations: list[Evaluation]) -> None:
         raise UserError(f"{' '.join(map(str, runs))}: names a run twice")
     first = evaluations[0]
     for other in evaluations[1:]:
+        pairs = {}
         for name in PROBLEM_FLAGS:
-            own = getattr(other.config, name)
-            others = getattr(first.config, name)
-            if own != others:
-                raise UserError(
-                    f"{other.run}: has {flag_of(name)} {own}, and {first.run} has {others}; runs in one "
-                    "table answer the same problems"
-                )
-        if other.settings != first.settings:
-            raise UserError(
-                f"{other.run}: differs from {first.run} in --problems, --pool or --temperature: give them"
-            )
+            pairs[flag_of(name)] = (getattr(first.config, name), getattr(other.config, name))
+        settings = (first.settings.folder_name, other.settings.folder_name)
+        pairs["--problems, --pool or --temperature (give them)"] = settings
+        for what, (value, own) in pairs.items():
+            if own != value:
+                what = f"differs from {first.run} in {what}: {own}, not {value}"
+                raise UserError(f"{other.run}: {what}; one table is of the same problems")
     rows_of(evaluations)
 
 
@@ -146,21 +139,16 @@ def rows_of(evaluations: list[Evaluation]) -> list[Row]:
         for evaluation, own in zip(evaluations, traits, strict=True):
             if policy not in evaluated(evaluation):
                 continue
-            parts = [policy]
+            name = policy
             for trait, value in own.items():
                 differs = any(other.get(trait, value) != value for other in traits)
                 if differs and value != "":
-                    parts.append(f"{trait} {value}")
-            name = ", ".join(parts)
+                    name += f", {trait} {value}"
             row = rows.setdefault(name, Row(name, policy, {}))
-            seed = evaluation.config.seed
-            if seed not in row.runs:
-                row.runs[seed] = evaluation.run
-            elif policy in evaluation.config.method:
-                raise UserError(
-                    f"{evaluation.run}: has --seed {seed}, as {row.runs[seed]} has, and they differ in "
-                    "nothing; a mean is one over seeds: train with another --seed"
-                )
+            other = row.runs.setdefault(evaluation.config.seed, evaluation.run)
+            if other != evaluation.run and policy in evaluation.config.method:
+                what = f"differs from {other} in nothing, not even in --seed"
+                raise UserError(f"{evaluation.run}: {what}; a mean is one over seeds")
     return list(rows.values())
 
 
@@ -168,13 +156,9 @@ def traits_of(evaluation: Evaluation, policy: str) -> dict[str, Any]:
     """What the numbers of a policy depend on, but for the seed. A method that a run lacks has no rate there."""
     config = evaluation.config
     method = policy.partition(",")[0]
-    left_out = {*MAY_DIFFER, "seed"}
-    if method.startswith("start"):
-        left_out |= {*TRAINING_FLAGS}
-    traits = {}
-    for field in dataclasses.fields(Config):
-        if field.name not in left_out:
-            traits[flag_of(field.name)] = getattr(config, field.name)
+    left_out = [*MAY_DIFFER, "seed", *(TRAINING_FLAGS if method.startswith("start") else ())]
+    flags = vars(config).items()
+    traits = {flag_of(name): value for name, value in flags if name not in left_out}
     if method in config.method:
         traits["--lr"] = f"{peak_rate(config, method):g}"
         done = steps_done(evaluation.run / method)
@@ -188,14 +172,11 @@ def output_folders(runs: list[Path], out: Path | None) -> list[Path | None]:
         return [None] * len(runs)
     if out.is_file():
         raise UserError(f"--out {out}: must be a folder, and is a file")
-    names = [run.name for run in runs]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(
-                f"{' '.join(map(str, runs))}: two runs are named {name}, and each gets a folder of its "
-                f"name in {out}; rename one"
-            )
-    return [out] if len(runs) == 1 else [out / name for name in names]
+    folders = [out / run.name for run in runs]
+    if len(set(folders)) < len(runs):
+        what = f"each gets a folder of its name in {out}, and two have one name"
+        raise UserError(f"{' '.join(map(str, runs))}: {what}; rename one")
+    return [out] if len(runs) == 1 else folders
 
 
 def summary_folder(evaluations: list[Evaluation], out: str) -> Path:

@@ -27,9 +27,8 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
         if not folder.exists():
             os.replace(temporary, folder)
     except Exception as error:  # torch, safetensors and the system have kinds of their own
-        raise UserError(
-            f"{folder}: cannot be written ({error!s:.200}); make room and --resume"
-        ) from error
+        what = f"cannot be written ({error!s:.200})"
+        raise UserError(f"{folder}: {what}; make room and --resume") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -41,9 +40,8 @@ def writing(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
-        raise UserError(
-            f"{folder}: cannot be written ({error.strerror}); name another folder with --out"
-        ) from error
+        what = f"cannot be written ({error.strerror})"
+        raise UserError(f"{folder}: {what}; name another folder with --out") from error
 
 
 def append(path: Path, record: dict) -> None:
@@ -54,24 +52,17 @@ def append(path: Path, record: dict) -> None:
 
 def read_log(path: Path, *keys: str) -> list[dict]:
     """The records of a log that have a step and these keys. Lines that a kill cut off are left out."""
-    if not path.exists():
-        return []
-    return _records(path.read_text("utf-8", "replace"), keys)
-
-
-def cut_log(path: Path, step: int) -> None:
-    """Leave out the records of later steps."""
-    if not path.exists():
-        return
-    kept = [json.dumps(record) + "\n" for record in read_log(path) if record["step"] <= step]
-    write_text(path, "".join(kept))
-
-
-def _records(text: str, keys: tuple[str, ...]) -> list[dict]:
     records = []
-    for line in text.splitlines():
+    for line in path.read_text("utf-8", "replace").splitlines() if path.exists() else ():
         with contextlib.suppress(ValueError):
             record = json.loads(line)
             if isinstance(record, dict) and {"step", *keys} <= record.keys():
                 records.append(record)
     return records
+
+
+def cut_log(path: Path, step: int) -> None:
+    """Leave out the records of later steps."""
+    if path.exists():
+        kept = [json.dumps(record) + "\n" for record in read_log(path) if record["step"] <= step]
+        write_text(path, "".join(kept))

@@ -85,9 +85,8 @@ def run_all(
                 process.kill()
             if isinstance(error, KeyboardInterrupt):
                 raise
-            raise UserError(
-                "a process was killed, maybe for want of memory; go on with --resume"
-            ) from error
+            told = "a process was killed, maybe for want of memory; go on with --resume"
+            raise UserError(told) from error
 
 
 def begin(lock: Any, device: str, share: float) -> None:

@@ -20,6 +20,7 @@ from vpo import answers_per_rollout
 LOGS = ("metrics", "samples", "snapshots", "evaluations")
 SHOWN = ("reward", "diversity", "W@m")  # metrics beside the progress bar
 FAR_LARGER = 100  # times another objective
+RARE = 0.05  # share of the slots that earn something, where chance decides from step to step
 SILENT_STEPS = 10  # without a signal, after which a user is told
 
 
@@ -40,6 +41,7 @@ class MethodLog:
             cut_log(self.folder / f"{name}.jsonl", step or -1)  # at step 0 nothing is kept
         self.track = open_tracker(config.log, self.folder, step)
         self.silent_steps = 0
+        self.has_told = False
         if config.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
 
@@ -83,8 +85,9 @@ class MethodLog:
     def tell_no_signal(self, step: int, row: dict[str, float]) -> None:
         """Say once that learning has stopped, with what it means and what to do."""
         self.silent_steps = 0 if row["signal"] else self.silent_steps + 1
-        if self.silent_steps != SILENT_STEPS:
+        if self.silent_steps != SILENT_STEPS or self.has_told:
             return
+        self.has_told = True
         fix = "no answer can be read: look at samples.jsonl; does the prompt ask for the form?"
         if row["earned"]:
             fix = "all answers are alike: a lower --lr, another --method, or other problems"
@@ -94,12 +97,12 @@ class MethodLog:
             fix = (
                 "no answer earns more than the least: easier problems, a denser reward or a warm-up"
             )
-        rows = read_log(self.folder / "metrics.jsonl", "earned")
-        most = max([each["earned"] for each in rows], default=0.0)
-        if most > 2 * row["earned"]:
+        first = read_log(self.folder / "metrics.jsonl", "earned")[:1]
+        began = first[0]["earned"] if first else 0.0
+        if began > RARE and began > 2 * row["earned"]:
             rate = peak_rate(self.config, self.method)
             fix = (
-                f"{most:.0%} of the slots earned something before, now {row['earned']:.0%}, so the updates are "
+                f"{began:.0%} of the slots earned something at first, now {row['earned']:.0%}, so the updates are "
                 f"too large: begin anew with a lower --lr than {rate:g}"
             )
         print(

@@ -1,7 +1,4 @@
-"""What `auto` means on a card: as many tokens, rollouts and methods at a time as its memory holds.
-
-docs/hardware.md explains the numbers.
-"""
+"""What `auto` means on a card: what its memory holds. docs/hardware.md explains the numbers."""
 
 import torch
 
@@ -42,16 +39,13 @@ def fill_card(config: Config, policy: Policy, task: Task, free: int) -> None:
     # 1. methods side by side
     fitting = int(free // (stays + PROCESS_BYTES))
     if fitting < jobs_of(config):
-        what = f"--jobs {config.jobs}" if fitting else f"--model {config.model}"
+        sizes = f"a method keeps {stays / GIB:.1f} GiB, {free / GIB:.1f} GiB of the card are free"
         fix = f"take --jobs {fitting}" if fitting else "take --lora-rank 16 or a smaller --model"
-        raise UserError(
-            f"{what}: a method keeps {stays / GIB:.1f} GiB, and {free / GIB:.1f} GiB of the card are free; "
-            f"{fix}"
-        )
+        raise UserError(f"--jobs {jobs_of(config)}, --model {config.model}: {sizes}; {fix}")
     if not config.jobs:
         roomy = int(free // (stays + PROCESS_BYTES + WORKING_BYTES))
-        is_small = n <= SMALL and are_known(config)
-        config.jobs = max(1, min(roomy, len(config.method))) if is_small else 1
+        most = len(config.method) if n <= SMALL and are_known(config) else 1
+        config.jobs = max(1, min(roomy, most))
     left = SPARE * (free / jobs_of(config) - PROCESS_BYTES - stays) - HEAD
 
     # 2. rollouts: their KV cache stays, too
@@ -86,14 +80,13 @@ def resident(config: Config, policy: Policy) -> float:
     """Bytes that a method keeps: weights, gradients, AdamW's moments, master weights, the reference."""
     size = policy.model.dtype.itemsize
     n = policy.model.num_parameters()
-    n_trained = n
-    if config.lora_rank:
-        shapes = [weight.shape for weight in policy.model.parameters() if weight.ndim == 2]
-        n_trained = sum(config.lora_rank * sum(shape) for shape in shapes)
     # An update makes float32 gradients of bfloat16 ones.
     per_trained = 4 + 8 if size == 4 else 2 + 8 + 4 + 2
-    has_reference = config.kl and not config.lora_rank
-    return size * n * (2 if has_reference else 1) + per_trained * n_trained
+    if config.lora_rank:
+        shapes = [weight.shape for weight in policy.model.parameters() if weight.ndim == 2]
+        return size * n + per_trained * config.lora_rank * sum(map(sum, shapes))
+    n_models = 2 if config.kl else 1
+    return n_models * size * n + per_trained * n
 
 
 @torch.no_grad()

@@ -26,7 +26,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rewards import UserError
 
-START_FIX = "restore it from a copy, or train with another --out"
 FEW = 8  # tokens without a row that no text may hold, such as that of Gemma 3 for images
 ADAPTER_FILE = "adapter_config.json"  # tells a folder of peft from an ordinary checkpoint
 
@@ -61,10 +60,8 @@ def load_config_and_tokenizer(name: str) -> tuple[PreTrainedConfig, PreTrainedTo
         tokenizer = AutoTokenizer.from_pretrained(name, config=config, **options)
     rows = config.get_text_config().vocab_size
     if tokenizer.vocab_size > rows + FEW:
-        raise UserError(
-            f"--model {name}: its tokenizer has {len(tokenizer)} tokens, its embeddings have {rows} rows; "
-            "take the tokenizer that the model was trained with, or resize the embeddings"
-        )
+        sizes = f"its tokenizer has {len(tokenizer)} tokens, its embeddings have {rows} rows"
+        raise UserError(f"--model {name}: {sizes}; take the tokenizer that it was trained with")
     return config, tokenizer
 
 
@@ -114,10 +111,8 @@ def _check_folder(name: str) -> None:
     is_checkpoint = file.is_file() and '"flags"' not in file.read_text(errors="replace")
     is_path = Path(name).exists() or name.startswith(("/", "./", "../", "~"))
     if is_path and not is_checkpoint and not is_adapter(name):
-        raise UserError(
-            f"--model {name}: no Hugging Face checkpoint; of a run folder name a checkpoint in it, "
-            f"as {name}/vpo/checkpoint-000200"
-        )
+        fix = f"of a run folder name a checkpoint in it, as {name}/vpo/checkpoint-000200"
+        raise UserError(f"--model {name}: no Hugging Face checkpoint; {fix}")
 
 
 def _load_weights(name: str, config: PreTrainedConfig, dtype: str) -> PreTrainedModel:
@@ -128,22 +123,19 @@ def _load_weights(name: str, config: PreTrainedConfig, dtype: str) -> PreTrained
             generation = GenerationConfig.from_pretrained(
                 config.name_or_path, pad_token_id=None, **options
             )
+        options = options | {
+            "output_loading_info": True,
+            "ignore_mismatched_sizes": True,
+            "dtype": dtype,
+        }
         model, report = AutoModelForCausalLM.from_pretrained(
-            config.name_or_path,
-            config=config,
-            generation_config=generation,
-            dtype=dtype,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            **options,
+            config.name_or_path, config=config, generation_config=generation, **options
         )
     mismatched = [entry[0] for entry in report["mismatched_keys"]]
     wrong = sorted([*report["missing_keys"], *mismatched])
     if wrong:
-        raise UserError(
-            f"--model {name}: incomplete, its files lack {wrong[0]} and {len(wrong) - 1} more of its "
-            "tensors, or have them in another size than config.json; fetch or save it again"
-        )
+        what = f"its files lack {wrong[0]} and {len(wrong) - 1} more, or have them in another size"
+        raise UserError(f"--model {name}: incomplete, {what}; fetch or save it again")
     return model
 
 
@@ -172,14 +164,13 @@ def _explained(name: str) -> Iterator[None]:
             yield
     except Exception as error:
         reason = " ".join(str(error).split())[:400] or type(error).__name__
-        fix = "the Hub has no such model, or there is no connection (or HF_HUB_OFFLINE is set), or it is "
-        fix += "gated: accept its terms, then `hf auth login`"
+        fix = "there is none, or no connection (HF_HUB_OFFLINE?), or it is gated: `hf auth login`"
         if Path(name).exists():
             fix = "save it again"
         if _belongs_to_run(name):
             fix = f"delete the folder {name}, and --resume does without it"
         if Path(name).name == "start":
-            fix = START_FIX
+            fix = "restore it from a copy, or train with another --out"
         if "trust_remote_code" in str(error):
             reason = "auto_map: it needs code of its own, which is not run here"
             fix = "choose a model whose code is in transformers"
@@ -195,11 +186,8 @@ def save_model(
     at a plain temperature, without top-p, top-k or penalties.
     """
     own = model.generation_config
-    model.generation_config = GenerationConfig(
-        bos_token_id=own.bos_token_id,
-        eos_token_id=own.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    ids = {"bos_token_id": own.bos_token_id, "eos_token_id": own.eos_token_id}
+    model.generation_config = GenerationConfig(pad_token_id=tokenizer.pad_token_id, **ids)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -244,10 +232,8 @@ def recompute_layers(model: PreTrainedModel) -> None:
     """Switch on gradient checkpointing that keeps the KV cache, which transformers' own drops."""
     layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
     if not layers:
-        raise UserError(
-            f"{type(model).__name__}: cannot compute its layers again; "
-            "take --no-gradient-checkpointing"
-        )
+        what = f"{type(model).__name__}: cannot compute its layers again"
+        raise UserError(f"{what}; take --no-gradient-checkpointing")
     for layer in layers:
         layer.forward = functools.partial(_checkpointed, layer.forward)
 

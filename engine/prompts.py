@@ -34,9 +34,8 @@ def chat_prompt(tokenizer: PreTrainedTokenizerBase, text: str, date: str) -> str
         if text.strip() not in chat:
             raise ValueError("it leaves out what the user says")
     except Exception as error:  # Jinja has many kinds
-        raise UserError(
-            f"--model {tokenizer.name_or_path}: its chat template cannot be used ({error!s:.200})"
-        ) from error
+        what = f"its chat template cannot be used ({error!s:.200})"
+        raise UserError(f"--model {tokenizer.name_or_path}: {what}") from error
     return chat
 
 
@@ -117,11 +116,10 @@ def check_context(model: PreTrainedModel, L: int, max_new_tokens: int) -> None:
             why = " (beyond it the long RoPE turns all positions anew, those of the cache do not follow)"
     needed = L + max_new_tokens
     if needed > context:
-        fewer = "lower --max-new-tokens or --m, " if context > L else ""
-        raise UserError(
-            f"a prompt of {L} tokens and {max_new_tokens} new ones need a context of {needed}, the model's "
-            f"is {context}{why}; shorten Task.prompt, {fewer}or take another --model"
-        )
+        what = f"a prompt of {L} tokens and {max_new_tokens} new ones need a context of {needed}"
+        fewer = "lower --max-new-tokens or --m, " if context > L else ""  # else that would not help
+        fix = f"shorten Task.prompt, {fewer}or take another --model"
+        raise UserError(f"{what}, the model's is {context}{why}; {fix}")
 
 
 def check_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> None:
@@ -129,7 +127,5 @@ def check_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: 
     rows = model.get_input_embeddings().weight.shape[0]
     if ids and max(ids) >= rows:
         token = tokenizer.convert_ids_to_tokens(max(ids))
-        raise UserError(
-            f"--model {tokenizer.name_or_path}: a text holds the token {token!r}, which is none of the "
-            f"model's {rows}; write it in another way, or resize the embeddings"
-        )
+        what = f"a text holds the token {token!r}, which is none of the model's {rows}"
+        raise UserError(f"--model {tokenizer.name_or_path}: {what}; write it in another way")

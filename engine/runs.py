@@ -10,6 +10,7 @@ import json
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +18,11 @@ import torch
 
 from engine import __version__
 from engine.config import (
+    IGNORE_SUBSET,
     MAY_DIFFER,
     Config,
     Parser,
     check_ranges,
-    check_subset,
     device_of,
     flag_of,
     peak_rate,
@@ -33,8 +34,6 @@ from engine.models import check_start
 from engine.tasks import load_task, load_task_class
 from rewards import Task, UserError
 from vpo import ADVANTAGES, answers_per_rollout
-
-NOT_STORED = ("resume", "out")
 
 
 @dataclass
@@ -57,11 +56,8 @@ class StoredPolicy:
 def task_of(config: Config) -> Task:
     """The task of a configuration. Raises UserError if it cannot be made."""
     for file in (config.data, config.test_data):
-        is_stream = file.startswith(("/dev/", "/proc/")) or Path(file).is_fifo()
-        if is_stream:
-            raise UserError(
-                f"{file}: can be read once, and a run reads its data several times; write it to a file"
-            )
+        if file.startswith(("/dev/", "/proc/")) or Path(file).is_fifo():
+            raise UserError(f"{file}: can be read once, a run reads it again; write it to a file")
     flags = dataclasses.asdict(config)
     return load_task(flags.pop("task"), **flags)
 
@@ -95,9 +91,10 @@ def read_config(argv: list[str], doc: str | None) -> tuple[Config, Task, StoredR
     config, _ = parser.parse_args_into_dataclass(argv)
     config.out = str(out)
     check_ranges(config)
-    if stored is None:
-        check_subset(config)
-    else:
+    if stored is None and config.subset and set(config.method) <= IGNORE_SUBSET:
+        unused = f"not used by {', '.join(config.method)}; leave it out"
+        raise UserError(f"--subset {config.subset}: {unused}")
+    if stored is not None:
         own_rates = [entry for entry in stored.config.lr if entry not in config.lr]
         config.lr = own_rates + config.lr  # what is new may be the rate of a method that joins
         check_joins(config, stored)
@@ -106,51 +103,43 @@ def read_config(argv: list[str], doc: str | None) -> tuple[Config, Task, StoredR
 
 def check_joins(config: Config, stored: StoredRun) -> None:
     """Raise UserError for a command that cannot go on with a run, or add a method to it."""
+    for mistake in misfits(config, stored):
+        raise UserError(mistake)
+    if stored.has_checkpoint:
+        check_start(Path(config.out) / "start")
+    old = stored.config
+    if config.steps != old.steps and old.lr_schedule == "linear":
+        told = f"the learning rate now falls over {config.steps} steps, until here over {old.steps}"
+        print(f"--steps {config.steps}: {told}", file=sys.stderr)
+
+
+def misfits(config: Config, stored: StoredRun) -> Iterator[str]:
+    """What does not fit."""
     out = Path(config.out)
-    for field in dataclasses.fields(Config):
-        own = getattr(stored.config, field.name)
-        value = getattr(config, field.name)
-        if field.name == "steps" and config.resume:
-            check_more_steps(config.steps, out, stored.config)
-        elif value != own and field.name not in MAY_DIFFER:
-            raise UserError(
-                f"--out {out}: holds another run, with {flag_of(field.name)} {own}, not {value}; drop "
-                "the flag, or take another --out"
-            )
+    left_out = (*MAY_DIFFER, "steps") if config.resume else MAY_DIFFER
+    pairs = {}
+    for name, own in vars(stored.config).items():
+        if name not in left_out:
+            pairs[f"with {flag_of(name)}"] = (own, getattr(config, name))
     for method in stored.config.method:
-        if peak_rate(config, method) != peak_rate(stored.config, method):
-            raise UserError(
-                f"--out {out}: holds another run, in which {method} has --lr "
-                f"{peak_rate(stored.config, method):g}; drop the flag, or take another --out"
-            )
+        rates = (peak_rate(stored.config, method), peak_rate(config, method))
+        pairs[f"in which {method} has --lr"] = rates
+    for what, (own, value) in pairs.items():
+        if own != value:
+            end = "drop the flag, or take another --out"
+            yield f"--out {out}: holds another run, {what} {own}, not {value}; {end}"
+    for method in stored.config.method:
+        done = steps_done(out / method)
+        if config.steps < done:
+            yield f"--steps {config.steps}: {method} has {done} already; give as many or more"
+        is_longer = config.steps > stored.config.steps == done
+        if is_longer and not (checkpoints(out / method)[-1] / "trainer.pt").exists():
+            what = f"{method} has finished its {done} steps, without --keep-optimizer"
+            yield f"--steps {config.steps}: {what}; train anew with another --out"
     present = [name for name in config.method if (out / name).exists()]
     if present and not config.resume:
-        raise UserError(
-            f"--out {out}: already holds {', '.join(present)}; --resume goes on with it, --method adds "
-            "another, python eval.py shows its table, another --out begins anew"
-        )
-    if stored.has_checkpoint:
-        check_start(out / "start")
-
-
-def check_more_steps(steps: int, out: Path, stored: Config) -> None:
-    """Check the steps of a run that goes on for longer. Says what becomes of its learning rate."""
-    for method in stored.method:
-        done = steps_done(out / method)
-        if steps < done:
-            raise UserError(f"--steps {steps}: {method} has {done} already; give as many or more")
-        is_longer = steps > stored.steps and done == stored.steps
-        if is_longer and not (checkpoints(out / method)[-1] / "trainer.pt").exists():
-            raise UserError(
-                f"--steps {steps}: {method} has finished its {done} steps, and its optimizer's state is "
-                f"kept only with --keep-optimizer; train anew with another --out"
-            )
-    if steps != stored.steps and stored.lr_schedule == "linear":
-        print(
-            f"--steps {steps}: the learning rate now falls over {steps} steps; until here it fell over "
-            f"{stored.steps}, so this run is not the same as one that was begun with --steps {steps}",
-            file=sys.stderr,
-        )
+        ways = "--resume goes on with it, --method adds another, another --out begins anew"
+        yield f"--out {out}: already holds {', '.join(present)}; {ways}"
 
 
 def find_run(out: Path) -> StoredRun | None:
@@ -168,12 +157,13 @@ def load_run(run: Path) -> StoredRun:
     if not run.exists():
         beside = [other.name for other in run.parent.glob("*")]
         raise UserError(f"{run}: there is no such run{did_you_mean(run.name, beside)}")
-    if not path.is_file() or '"flags"' not in path.read_text("utf-8", "replace"):
-        raise UserError(
-            f"{run}: no run of train.py; name the folder that holds config.json and start/"
-        )
     try:
-        record = json.loads(path.read_text("utf-8"))
+        record = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        if isinstance(record, dict) and "flags" not in record:  # of a model, maybe
+            raise UserError(f"{run}: no run of train.py; name the folder that holds config.json")
+    except ValueError as error:
+        raise UserError(f"{path}: damaged ({error}); restore it or train again") from error
+    try:
         config = Config(**record["flags"], out=str(run))
         check_ranges(config)
         history = record["history"]
@@ -183,15 +173,12 @@ def load_run(run: Path) -> StoredRun:
         raise UserError(f"{path}: damaged ({error}); restore it or train again") from error
     for file, digest in data_digests(config).items():
         if has_checkpoint and digests.get(file, digest) != digest:
-            raise UserError(
-                f"{file}: is not the file that {run} was trained on; restore it, or train with another --out"
-            )
+            fix = "restore it, or train with another --out"
+            raise UserError(f"{file}: is not the file that {run} was trained on; {fix}")
     for method in config.method:
         if method not in ADVANTAGES:
-            raise UserError(
-                f"{run}: has the method {method}, which only the file that defines it knows; give the "
-                "command from there (docs/own.md, Your own method)"
-            )
+            fix = "give the command from the file that defines it (docs/own.md)"
+            raise UserError(f"{run}: has the method {method}, unknown here; {fix}")
     return StoredRun(config, history, has_checkpoint)
 
 
@@ -218,10 +205,8 @@ def steps_done(folder: Path) -> int:
 
 def policies(run: Path, m: int) -> dict[str, StoredPolicy]:
     """The policies of a run by name: the start model, asked for one answer and for m, and every method's."""
-    by_name = {
-        "start": StoredPolicy(run / "start", 1),
-        "start_sets": StoredPolicy(run / "start", m),
-    }
+    start = run / "start"
+    by_name = {"start": StoredPolicy(start, 1), "start_sets": StoredPolicy(start, m)}
     for method in ADVANTAGES:
         saved = checkpoints(run / method)
         if saved:
@@ -261,14 +246,12 @@ def write_config(config: Config, argv: list[str], stored: StoredRun | None) -> N
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if config.device == "cuda" else None,
     }
-    methods = list(config.method)
+    flags = dataclasses.asdict(config)
+    del flags["resume"], flags["out"]
     history = [command]
     if stored is not None:
-        methods = [*stored.config.method, *methods]
+        flags["method"] = list(dict.fromkeys([*stored.config.method, *config.method]))
         history = [*stored.history, command]
-    flags = dataclasses.asdict(config) | {"method": list(dict.fromkeys(methods))}
-    for name in NOT_STORED:
-        del flags[name]
     with writing(out):
         record = {"flags": flags, "history": history, "data": data_digests(config)}
         write_text(out / "config.json", json.dumps(record, indent=1))

@@ -9,11 +9,12 @@ import torch
 
 from engine.config import Config, check, resolve
 from engine.doors import as_command, explain_out_of_memory
+from engine.files import read_log
 from engine.jobs import jobs_of, run_all
 from engine.models import date_of_run
 from engine.runs import checkpoints, read_config, steps_done, task_of, write_config
 from engine.start import Demonstrations, start_policy, write_start
-from eval import EvalFlags, evaluate, training_costs
+from eval import EvalFlags, evaluate
 from rewards import Task, UserError
 from vpo import ADVANTAGES
 
@@ -42,15 +43,15 @@ def main(
         if config.is_tiny or jobs_of(config) > 1:
             torch.set_num_threads(1)  # so that no number depends on the machine's cores
         out = Path(config.out)
+        policy = None
         if stored is None or not (out / "start").exists():
             policy = start_policy(config, task, demonstrations)
-            write_config(config, arguments, stored)
+        write_config(config, arguments, stored)
+        if policy is not None:
             policy.date = date_of_run(out / "start")
             write_start(policy, task, config, warm_up, demonstrations)
             del policy  # which leaves its memory to the training
             gc.collect()  # a layer that is computed again refers to itself
-        else:
-            write_config(config, arguments, stored)
         jobs = jobs_of(config)
         print(f"{', '.join(config.method)} on {config.device}", file=sys.stderr)
         train_methods(config, task, jobs, train_method)
@@ -58,7 +59,6 @@ def main(
             evaluate([out], EvalFlags(device=config.device, jobs=jobs))
             return
         newest = [str(checkpoints(out / method)[-1]) for method in config.method]
-        print(training_costs(out, config.method, config.m))
         print(f"checkpoints: {', '.join(newest)}\ntable and figures: python eval.py {out}")
 
     as_command("train.py", run)
@@ -75,8 +75,7 @@ def train_methods(config: Config, task: Task, jobs: int, train_method: TrainMeth
                 train_one(train_method, method, config, task, 0)
             return
         work = {}
-        for position, method in enumerate(config.method):
-            # A process of its own loads the task itself.
+        for position, method in enumerate(config.method):  # None: a process loads the task itself
             work[method] = (train_method, method, config, None, position)
         run_all(train_one, work, jobs, config.device)
     except KeyboardInterrupt:
@@ -93,21 +92,14 @@ def train_one(
 ) -> None:
     """Train one method. What goes wrong names it."""
     if method not in ADVANTAGES:
-        raise UserError(
-            f"--jobs {config.jobs}: a process of its own does not know the method {method}; add it "
-            "to vpo.ADVANTAGES where a file is imported, not under __main__, or take --jobs 1"
-        )
+        fix = "add it to vpo.ADVANTAGES outside of __main__, or take --jobs 1"
+        raise UserError(f"--jobs {config.jobs}: a process does not know the method {method}; {fix}")
     try:
         with explain_out_of_memory():
             train_method(method, config, task or task_of(config), position)
-    except UserError as error:
-        raise UserError(f"{method}, step {steps_logged(config, method) + 1}: {error}") from error
     except Exception as error:
-        error.add_note(f"method {method}, step {steps_logged(config, method) + 1}")
+        place = f"{method}, step {len(read_log(Path(config.out) / method / 'metrics.jsonl')) + 1}"
+        if isinstance(error, UserError):
+            raise UserError(f"{place}: {error}") from error
+        error.add_note(f"method {place}")
         raise
-
-
-def steps_logged(config: Config, method: str) -> int:
-    """The steps in a method's log."""
-    log = Path(config.out) / method / "metrics.jsonl"
-    return len(log.read_text("utf-8").splitlines()) if log.exists() else 0

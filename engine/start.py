@@ -1,6 +1,8 @@
 """The start of all methods: a model that can be sampled and scored, its checks and its warm-up."""
 
+import contextlib
 import copy
+import functools
 import hashlib
 import inspect
 import os
@@ -49,8 +51,6 @@ def load_start(
 
 def check_model(policy: Policy, name: str) -> None:
     """Raise UserError for a model whose rollouts would never end, or would be scored wrongly."""
-    model = policy.model
-    architecture = type(model).__name__
     mistake = ""
     fix = "choose a decoder-only model such as Qwen, Llama, SmolLM, Gemma or GPT-2"
     try:
@@ -60,11 +60,13 @@ def check_model(policy: Policy, name: str) -> None:
         elif not has_finite_logits(policy):
             mistake = "its logits are not finite, so its weights are not"
             fix = "fetch or save it again"
-        elif (off := nats_off(policy)) > TOLERANCE.get(model.dtype, 0.06):
-            mistake = f"{architecture} gives other logits after a cached or padded prompt, or does more to "
-            mistake += f"them than its LM head: log-probabilities would be wrong by {off:.2g} nats per token"
+        elif (off := nats_off(policy)) > TOLERANCE.get(policy.model.dtype, 0.06):
+            mistake = (
+                "it gives other logits after a cached or padded prompt, or does more to them than "
+            )
+            mistake += f"its LM head: log-probabilities would be wrong by {off:.2g} nats per token"
     except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
-        mistake = f"{architecture} takes no KV cache as others do ({error!s:.200})"
+        mistake = f"{type(policy.model).__name__} takes no KV cache as others do ({error!s:.200})"
     if mistake:
         raise UserError(f"--model {name}: {mistake}; {fix}")
 
@@ -104,20 +106,13 @@ def start_policy(config: Config, task: Task, demonstrations: Demonstrations) -> 
     policy = load_start(config.model, task, seed=config.seed, device=config.device, dtype=dtype)
     if config.gradient_checkpointing:
         recompute_layers(policy.model)
+    what = f"--model {config.model}:"
     if policy.is_tiny != config.is_tiny:
-        raise UserError(
-            f"--model {config.model}: a tiny model, which knows the words of one task; take --model tiny"
-        )
+        raise UserError(f"{what} a tiny one, which knows one task; take --model tiny")
     if not policy.is_tiny and policy.tokenizer.chat_template is None:
-        print(
-            f"--model {config.model}: no chat template, so its prompts are plain text",
-            file=sys.stderr,
-        )
+        print(what, "no chat template, so its prompts are plain text", file=sys.stderr)
     if not has_plain_cache(policy.model) and not config.plain:
-        print(
-            f"--model {config.model}: --plain, as its cache is not keys and values alone",
-            file=sys.stderr,
-        )
+        print(what, "--plain, as its cache is not keys and values alone", file=sys.stderr)
         config.plain = True
     n = 2000 if config.data else 32
     for split, m in (("train", 1), ("train", config.m), ("test", 1)):
@@ -132,21 +127,15 @@ def start_policy(config: Config, task: Task, demonstrations: Demonstrations) -> 
         rollouts = rollouts_of_texts(policy, prompts, texts)
         longest = max(rollouts.lengths)
         if policy.is_tiny and step == 0 and longest > rollout_length(task, 1, 0):
-            raise UserError(
-                f"task {task.name}: a demonstration takes {longest} tokens with its tags and its end, more "
-                f"than answer_words = {task.answer_words} and 3; raise answer_words"
-            )
+            what = f"takes {longest} tokens, answer_words = {task.answer_words} and 3 are fewer"
+            raise UserError(f"task {task.name}: a demonstration {what}; raise answer_words")
     if config.device == "cuda":
         fill_card(config, policy, task, free_memory())
     return policy
 
 
 def write_start(
-    policy: Policy,
-    task: Task,
-    config: Config,
-    warm_up: Callable[[Policy, Task, Config], None],
-    demonstrations: Demonstrations,
+    policy: Policy, task: Task, config: Config, warm_up: Callable, demonstrations: Demonstrations
 ) -> None:
     """Write the start of all methods, after the SFT warm-up, into the run.
 
@@ -155,17 +144,18 @@ def write_start(
     """
     folder = Path(config.out) / "start"
     shutil.rmtree(folder, ignore_errors=True)
-
-    def save(path: Path) -> None:
-        save_model(policy.model, policy.tokenizer, path)
-
+    save = functools.partial(save_model, policy.model, policy.tokenizer)
     if not config.warm_steps:
         write_folder(folder, save)
         return
     key = warm_up_key(policy, task, config, warm_up, demonstrations)
     cached = Path("runs/start") / f"{task.name}-{key}"
-    if can_be_loaded(cached, task):
-        write_folder(folder, lambda path: shutil.copytree(cached, path, dirs_exist_ok=True))
+    is_kept = False
+    with contextlib.suppress(UserError):  # it is damaged
+        # False, too, where it may not be looked at
+        is_kept = os.path.exists(cached) and bool(load_policy(str(cached), task))
+    if is_kept:
+        write_folder(folder, functools.partial(shutil.copytree, cached, dirs_exist_ok=True))
         return
     shutil.rmtree(cached, ignore_errors=True)
     warm_up(policy, task, config)
@@ -176,34 +166,13 @@ def write_start(
         print(f"the warm-up is kept in this run alone: {error}", file=sys.stderr)
 
 
-def can_be_loaded(folder: Path, task: Task) -> bool:
-    """Whether there is a folder with a model that is not damaged."""
-    if not os.path.exists(folder):  # False, too, where it may not be looked at
-        return False
-    try:
-        load_policy(str(folder), task)
-    except UserError:
-        return False
-    return True
-
-
 def warm_up_key(
-    policy: Policy,
-    task: Task,
-    config: Config,
-    warm_up: Callable,
-    demonstrations: Demonstrations,
+    policy: Policy, task: Task, config: Config, warm_up: Callable, demonstrations: Demonstrations
 ) -> str:
     """A digest of all that shapes a warm-up. The first demonstrations stand for the task."""
     recipe = [torch.__version__, torch.get_num_threads(), config.device, config.seed]
-    recipe += [
-        inspect.getsource(warm_up),
-        config.warm_steps,
-        config.m,
-        config.temperature,
-        config.max_new_tokens,
-        policy.model.config.to_json_string(),
-    ]
+    recipe += [config.warm_steps, config.m, config.temperature, config.max_new_tokens]
+    recipe += [inspect.getsource(warm_up), policy.model.config.to_json_string()]
     for step in range(CHECKED):
         recipe.append(demonstrations(policy, task, config, step, may_sample=False))
     for weight in policy.model.parameters():

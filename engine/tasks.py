@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.doors import did_you_mean
+from engine.doors import did_you_mean, noted
 from rewards import Fence, Problem, Task, Toy, UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,15 +35,13 @@ def load_task_class(name: str) -> type[Task]:
         return BUILT_IN[name]
     names = task_names()
     if path.suffix == ".py" and path.is_file():
-        module = module_of(path)
-    elif path.suffix == ".py":
-        fix = f"; the built-in one is --task {path.stem}" if path.stem in names else ""
-        raise UserError(f"--task {name}: there is no such file, looked for from {Path.cwd()}{fix}")
+        module = _run_module(path.resolve(), path.read_bytes())
     elif name in names:
         module = importlib.import_module(f"tasks.{name}")
     else:
         known = f"choose from {', '.join(names)}, or name a Python file"
-        raise UserError(f"--task {name}: unknown; {known}{did_you_mean(name, names)}")
+        mistake = "there is no such file" if path.suffix == ".py" else "unknown"
+        raise UserError(f"--task {name}: {mistake}; {known}{did_you_mean(path.stem, names)}")
     classes = []
     for value in vars(module).values():
         is_task = isinstance(value, type) and issubclass(value, Task)
@@ -54,13 +52,9 @@ def load_task_class(name: str) -> type[Task]:
     return classes[0]
 
 
-def module_of(path: Path) -> Any:
-    """The module of a user's file, which may import its neighbours. It is run once."""
-    return _run_module(path.resolve(), path.read_bytes())
-
-
 @functools.lru_cache(maxsize=1)
 def _run_module(path: Path, source: bytes) -> Any:
+    """The module of a user's file, which may import its neighbours. It is run once."""
     sys.path.append(str(path.parent))
     module = types.ModuleType(f"task_{path.stem}")
     module.__file__ = str(path)
@@ -110,9 +104,15 @@ def held_out(task: Task, split: str = "test", n: int = 4) -> list[Problem]:
 def reward_vectors(task: Task, pairs: list[tuple[Problem, str]]) -> list[list[float]]:
     """task.rewards(pairs), checked."""
     if type(task).rewards is Task.rewards:
-        vectors = [_reward(task, problem, answer) for problem, answer in pairs]
+        vectors = []
+        for problem, answer in pairs:
+            with noted(f"Task.reward of problem {problem.id!r}, answer {answer!r:.80}"):
+                vectors.append(task.reward(problem, answer))
     else:
-        vectors = task.rewards(pairs)
+        with noted(
+            f"Task.rewards of {len(pairs)} answers, to problem {pairs[0][0].id!r} and others"
+        ):
+            vectors = task.rewards(pairs)
     if not isinstance(vectors, list) or len(vectors) != len(pairs):
         raise UserError(f"task {task.name}: rewards must return {len(pairs)} vectors in a list")
     sizes: dict[str, int] = {}  # of each problem's vectors
@@ -122,15 +122,6 @@ def reward_vectors(task: Task, pairs: list[tuple[Problem, str]]) -> list[list[fl
         checked.append(numbers_of(task, vector, sizes.get(problem.id, 0), what))
         sizes[problem.id] = len(vector)
     return checked
-
-
-def _reward(task: Task, problem: Problem, answer: str) -> list[float]:
-    """task.reward. What it raises keeps its traceback, with a note."""
-    try:
-        return task.reward(problem, answer)
-    except Exception as error:
-        error.add_note(f"Task.reward of task {task.name}, {problem.id!r}, answer {answer!r:.80}")
-        raise
 
 
 def reachable_vectors(task: Task, problem: Problem) -> list[list[float]]:
@@ -199,8 +190,7 @@ def check_find_answers(task: Task, text: str) -> None:
     for end in range(len(text)):
         answers = task.find_answers(text[:end], 1, finished=False) or []
         if not isinstance(answers, list) or answers[: len(given)] != given:
-            raise UserError(
-                f"task {task.name}: find_answers with finished=False must return a list of texts that "
-                f"have ended, or None; it gave {given!r:.80}, and {answers!r:.80} a letter later"
-            )
+            rule = "find_answers with finished=False must return a list of texts that have ended"
+            what = f"{given!r:.80}, and {answers!r:.80} a letter later"
+            raise UserError(f"task {task.name}: {rule}, or None, not {what}")
         given = answers[:1]

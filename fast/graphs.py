@@ -46,20 +46,18 @@ def decode(
         try:
             return decode_with_graphs(policy, ids, lengths, uniform, options)
         except Exception as error:  # of capture, memory and unusual models there are many kinds
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
-        refused[policy.model] = reason
+            refused[policy.model] = f"{type(error).__name__}, {' '.join(str(error).split())[:200]}"
         workspaces.pop(policy.model, None)
-        print(f"sampling goes on without a CUDA graph: {reason}", file=sys.stderr)
+        print("sampling goes on without a CUDA graph:", refused[policy.model], file=sys.stderr)
     return rollout.decode(policy, ids, lengths, uniform, options)
 
 
 def decode_with_graphs(
     policy: Policy, ids: Tensor, lengths: list[int], uniform: Tensor, options: SamplingOptions
 ) -> Decoded:
-    """The same, or an error. The host looks at the tokens now and then.
+    """The same, or an error. The host looks at the tokens now and then, and cuts what follows an end.
 
-    What a rollout drew after its end is cut. When half of them have ended, the others go on in a batch
-    of half the size.
+    When half of the rollouts have ended, the others go on in a batch of half the size.
     """
     B, T = uniform.shape
     L = ids.shape[1]
@@ -71,28 +69,24 @@ def decode_with_graphs(
 
     # 1. the prompts, and the first token of each rollout
     space = begin(policy.model, ids, lengths, uniform, options.temperature)
-    room = -(-(L + T) // ROOM_STEP) * ROOM_STEP
     rows = torch.arange(B)  # those in the batch, b of them
     is_alive = torch.ones(B, dtype=torch.bool)  # (b) those of them that go on
-    n_seen = 0  # tokens that the host has looked at
-    for t in range(T):
-        # 2. a token of each rollout
+    for first in range(0, T, LOOK_EVERY):
+        # 2. some tokens of each rollout
         b = len(rows)
-        if t > 0:
-            space.next_token(policy.model, b, room, options.temperature)
-        if (t + 1) % LOOK_EVERY and t + 1 < T:
-            continue
+        end = min(first + LOOK_EVERY, T)
+        for _ in range(max(first, 1), end):
+            space.next_token(policy.model, b, options.temperature)
 
         # 3. who has ended, token by token
-        logprobs[rows.to(ids.device), n_seen : t + 1] = space.logprobs[:b, L + n_seen : L + t + 1]
-        fresh = space.tokens[:b, L + n_seen : L + t + 1].cpu()
-        for i, newest in enumerate(fresh.T, n_seen):
-            tokens[rows, i] = torch.where(is_alive, newest, policy.eos_ids[0])
+        logprobs[rows.to(ids.device), first:end] = space.logprobs[:b, L + first : L + end]
+        fresh = space.tokens[:b, L + first : L + end].cpu()
+        for t, newest in enumerate(fresh.T, first):
+            tokens[rows, t] = torch.where(is_alive, newest, policy.eos_ids[0])
             n_sampled[rows] += is_alive
             is_alive &= ~torch.isin(newest, ends)
             if options.stop:
-                is_alive &= ~options.stop(tokens[rows, : i + 1], is_alive)
-        n_seen = t + 1
+                is_alive &= ~options.stop(tokens[rows, : t + 1], is_alive)
         has_ended[rows] = ~is_alive
         n_alive = int(is_alive.sum())
         if n_alive == 0:
@@ -114,27 +108,36 @@ def decode_with_graphs(
 def begin(
     model: PreTrainedModel, ids: Tensor, lengths: list[int], uniform: Tensor, temperature: float
 ) -> "Workspace":
-    """The model's workspace, with P prompts, each computed once for its group, and B first tokens."""
-    P, L = ids.shape
+    """The model's workspace, with P prompts, each computed once for its group, and B first tokens.
+
+    Raises ValueError for a model that takes no ready mask as others do, tried once.
+    """
     B, T = uniform.shape
+    P, L = ids.shape
+    G = B // P
     room = -(-(L + T) // ROOM_STEP) * ROOM_STEP
     cache = DynamicCache(config=model.config)
     mask = rollout.prompt_mask(ids, lengths)  # (P, L)
     hidden = rollout.hidden_states(model, ids, mask, cache)[:, -1]  # (P, H)
-    logits = lm_logits(model, hidden).repeat_interleave(B // P, 0)  # (B, V)
-    space = workspaces.get(model)
+    logits = lm_logits(model, hidden).repeat_interleave(G, 0)  # (B, V)
+    space = workspaces.pop(model, None)
+    largest = space.tokens.shape if space else (0, 0)
     addresses = [weight.data_ptr() for weight in model.parameters()]
-    is_kept = space is not None and space.fits(addresses, B, room)
+    is_kept = largest[0] >= B and largest[1] >= room and space.addresses == addresses
     if not is_kept:
-        largest = space.tokens.shape if space else (0, 0)
-        del space
-        workspaces.pop(model, None)  # before the new one takes memory
+        space = None  # which gives back its memory before the new one takes some
         space = Workspace(addresses, cache, max(B, largest[0]), max(room, largest[1]))
-        workspaces[model] = space
+    space.room = room
     space.take_prompts(cache, mask, uniform)
     space.record(*draw(logits / temperature, uniform[:, 0]))
     if not is_kept:
-        check_token(model, space, cache, mask, B)
+        ours = space.logits(model, B)[::G]  # (P, V) of the second token
+        token = space.tokens[:B:G].index_select(1, space.place)  # (P, 1)
+        mask = torch.cat([mask, torch.ones_like(token, dtype=torch.bool)], 1)
+        plain = lm_logits(model, rollout.hidden_states(model, token, mask, cache)[:, -1])
+        if not (ours - plain).std() <= TOLERANCE * plain.std():  # nor if they are not numbers
+            raise ValueError(f"{type(model).__name__} gives other logits with a ready mask")
+    workspaces[model] = space
     return space
 
 
@@ -166,6 +169,7 @@ class Workspace:
 
     def __init__(self, addresses: list[int], cache: DynamicCache, B: int, room: int):
         self.addresses = addresses  # of the weights, which a graph reads there
+        self.room = room  # places that are used now
         device = cache.layers[0].keys.device
         self.graphs: dict[tuple[int, int, float], Callable[[], object]] = {}
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
@@ -176,15 +180,10 @@ class Workspace:
         self.place = torch.zeros(1, dtype=torch.long, device=device)  # of the newest token
         self.layers = []  # keys and values, each (B, heads, room, head size)
         for layer in cache.layers:
-            heads, _, head_size = layer.keys.shape[1:]
-            keys = layer.keys.new_zeros(B, heads, room, head_size)
+            heads = layer.keys.shape[1]
+            keys = layer.keys.new_zeros(B, heads, room, layer.keys.shape[-1])
             values = layer.values.new_zeros(B, heads, room, layer.values.shape[-1])
             self.layers.append((keys, values))
-
-    def fits(self, addresses: list[int], B: int, room: int) -> bool:
-        """Whether it is large enough, and the weights are where they were."""
-        size = self.tokens.shape
-        return size[0] >= B and size[1] >= room and self.addresses == addresses
 
     def take_prompts(self, cache: DynamicCache, mask: Tensor, uniform: Tensor) -> None:
         """Take over P prompts, their mask (P, L), and the random numbers (B, T) of their rollouts."""
@@ -209,13 +208,12 @@ class Workspace:
         for tensor in [self.tokens, self.uniform, self.padding, *sum(self.layers, ())]:
             tensor[: len(rows)] = tensor[rows]
 
-    def logits(self, model: PreTrainedModel, b: int, room: int) -> Tensor:
+    def logits(self, model: PreTrainedModel, b: int) -> Tensor:
         """Logits (b, V) of what follows the newest tokens of the first b rollouts."""
-        layers = []
-        for keys, values in self.layers:
-            layers.append(FixedLayer(keys[:b, :, :room], values[:b, :, :room], self.place))
+        n = self.room
+        layers = [FixedLayer(k[:b, :, :n], v[:b, :, :n], self.place) for k, v in self.layers]
         padding = self.padding[:b]
-        places = torch.arange(room, device=padding.device)
+        places = torch.arange(n, device=padding.device)
         seen = (places >= padding) & (places <= self.place)  # (b, room)
         hidden = model.base_model(
             input_ids=self.tokens[:b].index_select(1, self.place),
@@ -226,15 +224,15 @@ class Workspace:
         ).last_hidden_state
         return lm_logits(model, hidden[:, -1])
 
-    def next_token(self, model: PreTrainedModel, b: int, room: int, temperature: float) -> None:
+    def next_token(self, model: PreTrainedModel, b: int, temperature: float) -> None:
         """Draw the next token of the first b rollouts."""
 
         def draw_token() -> None:
-            logits = self.logits(model, b, room)
+            logits = self.logits(model, b)
             uniform = self.uniform[:b].index_select(1, self.place + 1)[:, 0]  # (b)
             self.record(*draw(logits / temperature, uniform))
 
-        key = (b, room, temperature)
+        key = (b, self.room, temperature)
         if key not in self.graphs:
             self.graphs[key] = captured(draw_token, self.place, self.pool)
         self.graphs[key]()
@@ -270,19 +268,6 @@ def captured(
     return graph.replay
 
 
-def check_token(
-    model: PreTrainedModel, space: Workspace, cache: DynamicCache, mask: Tensor, B: int
-) -> None:
-    """Raise ValueError for a model that takes no ready mask as others do, tried with a token per prompt."""
-    G = B // len(mask)
-    ours = space.logits(model, B, space.tokens.shape[1])[::G]  # (P, V)
-    token = space.tokens[:B:G].index_select(1, space.place)  # (P, 1)
-    mask = torch.cat([mask, torch.ones_like(token, dtype=torch.bool)], 1)
-    plain = lm_logits(model, rollout.hidden_states(model, token, mask, cache)[:, -1])
-    if not (ours - plain).std() <= TOLERANCE * plain.std():  # nor if they are not numbers
-        raise ValueError(f"{type(model).__name__} gives other logits with a ready mask")
-
-
 def ready_mask(
     model: PreTrainedModel, seen: Tensor, distance: Tensor
 ) -> Tensor | dict[str, Tensor]:
@@ -295,13 +280,10 @@ def ready_mask(
     config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None) or []
     window = getattr(config, "sliding_window", None)
-    has_window = window and (not kinds or "sliding_attention" in kinds)
     masks = {"full_attention": seen}
-    if has_window:
+    if window and (not kinds or "sliding_attention" in kinds):
         masks["sliding_attention"] = seen & (distance < window)
     if config._attn_implementation == "eager":  # which adds the mask, as Gemma 2's
         low = torch.finfo(model.dtype).min
         masks = {kind: (~mask).to(model.dtype) * low for kind, mask in masks.items()}
-    if has_window and kinds:
-        return masks
-    return masks["sliding_attention" if has_window else "full_attention"]
+    return masks if kinds and len(masks) > 1 else [*masks.values()][-1]

@@ -90,19 +90,13 @@ def correlations(rewards: Tensor) -> Tensor:
 def verdict(measures: dict[str, float]) -> str:
     """What the measures of `geometry` lead one to expect of training."""
     if measures["vector_signal"] < 0.05:
-        return (
-            "Hardly any group has a signal: no method will learn. Start from a model that solves "
-            "more, take easier problems, or a larger group."
-        )
+        fix = "Start from a model that solves more, take easier problems, or a larger group."
+        return f"Hardly any group has a signal: no method will learn. {fix}"
     if measures["regret_share"] < NO_CONFLICT:
-        return (
-            "The answer that the scalar prefers is about the best under all preferences: expect no "
-            "gain of the vector. Keep the scalar: GRPO for one answer, Max@K for a search."
-        )
-    return (
-        "Good answers trade one objective for another: a vector may keep what a scalar averages "
-        "away, at a loss at k = 1 and a gain at large k."
-    )
+        fix = "Keep the scalar: GRPO for one answer, Max@K for a search."
+        return f"What the scalar prefers is about the best under all preferences. {fix}"
+    fix = "a vector may keep what a scalar averages away, at a loss at k = 1 and a gain at large k."
+    return f"Good answers trade one objective for another: {fix}"
 
 
 def geometry_report(
@@ -110,12 +104,7 @@ def geometry_report(
 ) -> str:
     """The measures and the verdict as text, with the correlations if the objectives have names.
 
-    Args:
-        rewards: (N, n, k).
-        objective_mask: (N, k) bool, the objectives that each problem has.
-        scalars: (N, n), the task's own scalar.
-        G: the size of a training group.
-        objectives: names of the k objectives; empty if problems differ in their objectives.
+    Arguments are those of `geometry`, and the names, empty if problems differ in their objectives.
     """
     measures = geometry(rewards, objective_mask, scalars, G)
     lines = []
@@ -125,22 +114,17 @@ def geometry_report(
         for name, row in zip(objectives, matrix.tolist(), strict=True):
             cells = "".join(f"{value:7.2f}" for value in row)
             lines.append(f"{name:16}{cells.replace('nan', '  -')}")
-        is_constant = matrix.diagonal().isnan().tolist()
-        constant = [name for name, is_so in zip(objectives, is_constant, strict=True) if is_so]
+        named = zip(objectives, matrix.diagonal().isnan().tolist(), strict=True)
+        constant = ", ".join(name for name, is_constant in named if is_constant)
         if constant:
-            lines.append(
-                f"equal for all answers to a problem, so without effect: {', '.join(constant)}"
-            )
+            lines.append(f"equal for all answers to a problem, so without effect: {constant}")
     N = len(rewards)
     margin = f" ± {measures['margin']:.3f}" if N > 1 else ""
-    lines += [
-        f"regret of the scalar: {measures['regret']:.3f}{margin}, "
-        f"{measures['regret_share']:.0%} of what the best answer for each preference gains over "
-        "the average one",
-        f"groups of {G} with a signal: {measures['scalar_signal']:.0%} for a scalar, "
-        f"{measures['vector_signal']:.0%} for a vector",
-        verdict(measures),
-    ]
+    share = f"{measures['regret_share']:.0%} of the best answers' gain over the average one"
+    lines.append(f"regret of the scalar: {measures['regret']:.3f}{margin}, {share}")
+    signals = "{scalar_signal:.0%} for a scalar, {vector_signal:.0%} for a vector"
+    lines.append(f"groups of {G} with a signal: {signals.format(**measures)}")
+    lines.append(verdict(measures))
     if N < FEW:
         lines.append(f"This rests on few problems ({N}), so it may be wrong; see --problems.")
     return "\n".join(lines)
@@ -152,8 +136,6 @@ def geometry_of(name: str, task_name: str, n_problems: int, device: str) -> str:
     Args:
         name: a run folder, whose start model is asked; or a model, asked with the task's defaults.
         task_name: the task of a model.
-        n_problems: of the validation problems.
-        device: of --device.
     """
     config, task, model = start_of(name, task_name, device)
     try:
@@ -182,10 +164,8 @@ def start_of(name: str, task_name: str, device: str) -> tuple[Config, Task, str]
         open_device(config.device)
         return config, task_of(config), str(run / "start")
     if name == "tiny":
-        raise UserError(
-            "geometry tiny: it knows nothing before a run; python train.py --steps 1 "
-            "--eval-problems 0 --out FOLDER makes the start of a run, then name its folder"
-        )
+        fix = "train.py --steps 1 --eval-problems 0 makes a run, name its folder"
+        raise UserError(f"geometry tiny: it knows nothing before a run; {fix}")
     config = Config(task=task_name, model=name, device=device)
     task = task_of(config)
     config = dataclasses.replace(config, **task_defaults(task, name))

@@ -32,8 +32,6 @@ LOOKS = {  # the colour-blind can tell the colors apart; in a grey print the mar
     "goal_conditioned": Look("Goal-conditioned", "#c51b7d", ">"),
 }
 OWN_LOOKS = (("#276419", "P"), ("#7f0000", "p"), ("#00788a", "h"))  # colors and markers
-
-
 LINES = ("-", "--", ":", "-.")  # of several rows of one policy
 
 

@@ -38,10 +38,8 @@ def write_film(path: Path, snapshots: Snapshots) -> None:
     """Write a GIF with a picture of the answers per frame, of a task that draws."""
     drawing = drawing_of(snapshots.task)
     if drawing is None:
-        name = snapshots.task.name
-        raise UserError(
-            f"film: task {name} draws no answers; python -m report page shows their text"
-        )
+        what = f"task {snapshots.task.name} draws no answers"
+        raise UserError(f"film: {what}; python -m report page shows their text")
     pictures = []
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "picture.png"
@@ -59,13 +57,8 @@ def write_film(path: Path, snapshots: Snapshots) -> None:
 
     def write(pictures: list) -> None:
         durations = [400] * (len(pictures) - 1) + [2400]  # ms, the last picture stays for longer
-        pictures[0].save(
-            path,
-            append_images=pictures[1:],
-            save_all=True,
-            duration=durations,
-            loop=0,
-        )
+        options = {"save_all": True, "duration": durations, "loop": 0}
+        pictures[0].save(path, append_images=pictures[1:], **options)
 
     _write_small(path, pictures, write)
 
@@ -128,10 +121,8 @@ def _problem(snapshots: Snapshots, i: int) -> dict:
     problem = snapshots.problems[i]
     records = next(iter(snapshots.frames[0].pools.values()))  # of any method
     k = len(records[i]["rewards"][0])
-    generator = torch.Generator().manual_seed(config.seed)
-    weights = vpo.sample_weights(
-        1, config.n_weights, k, alpha=config.alpha, generator=generator
-    )  # (1, K, k)
+    options = {"alpha": config.alpha, "generator": torch.Generator().manual_seed(config.seed)}
+    weights = vpo.sample_weights(1, config.n_weights, k, **options)  # (1, K, k)
 
     numbers: dict[tuple, int] = {}  # (answer, reward vector) -> its number
     pools = []

@@ -1,10 +1,12 @@
-"""The figures of an evaluation and of training, from plain numbers; SVG, PDF or PNG."""
+"""The figures of an evaluation and of training, from plain numbers; SVG, PDF or PNG.
+
+`path` is the file that a figure is written to.
+"""
 
 import json
 import math
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,42 +35,37 @@ TRAINING_PANELS = {  # key in metrics.jsonl: title, label of the y axis
 def run_figures(
     evaluation: Evaluation, task: Task, pools: dict[str, Pool], suffix: str
 ) -> list[Path]:
-    """Write the figures of a run into the folder of its evaluation, but for best@k.
+    """Write the figures of a run into the folder of its evaluation, but for best@k. Returns the files.
 
     Args:
         pools: by method, "start" and "start_sets".
         suffix: svg, pdf or png.
-
-    Returns:
-        The files: of the training if it has logs, of evaluations in training if there were some, of
-        reward vectors, of answers.
     """
-    folder = evaluation.folder
     methods = [name for name in pools if name in ADVANTAGES]
     drawn = {name: pool for name, pool in pools.items() if name in ("start", *methods)}
     paths = []
 
-    curves = curves_of(evaluation.run, methods, "metrics", ["diversity", "reward"])
+    def path_of(name: str) -> Path:
+        paths.append(evaluation.folder / f"{name}.{suffix}")
+        return paths[-1]
+
+    curves = curves_of(evaluation.run, methods, "metrics", list(TRAINING_PANELS))
     if curves:
-        paths.append(folder / f"diversity.{suffix}")
-        training(curves, evaluation.config.temperature, paths[-1])
+        training(curves, evaluation.config.temperature, path_of("diversity"))
 
     n = evaluation.config.pool
     measures = ["best@1", f"best@{n}", f"W@{n}"]
     curves = curves_of(evaluation.run, methods, "evaluations", measures)
     if curves:
-        paths.append(folder / f"progress.{suffix}")
-        progress(curves, measures, paths[-1])
+        progress(curves, measures, path_of("progress"))
 
-    paths.append(folder / f"reward_vectors.{suffix}")
     rewards = {name: pool.rewards for name, pool in drawn.items()}
-    reward_vectors(rewards, task.objectives, paths[-1], task.minimum)
+    reward_vectors(rewards, task.objectives, path_of("reward_vectors"), task.minimum)
 
-    paths.append(folder / f"answers.{suffix}")
     texts = {name: (pool.answers, own_rewards(pool)) for name, pool in drawn.items()}
     problems = pools["start"].problems
     drawing = drawing_of(task) or TextDrawing(task, problems, texts)
-    answers(texts, problems, drawing, paths[-1])
+    answers(texts, problems, drawing, path_of("answers"))
     return paths
 
 
@@ -77,26 +74,13 @@ def own_rewards(pool: Pool) -> list[Tensor]:
     return [pool.rewards[i][:, mask] for i, mask in enumerate(pool.objective_mask)]
 
 
-@dataclass
-class Curve:
-    """A log of a method, and how it is drawn."""
-
-    method: str
-    look: Look
-    rows: list[dict]
+def curves_of(run: Path, methods: list[str], log: str, keys: list[str]) -> dict[str, list[dict]]:
+    """By method the records with these keys in its log, if there are some."""
+    logs = {method: read_log(run / method / f"{log}.jsonl", *keys) for method in methods}
+    return {method: rows for method, rows in logs.items() if rows}
 
 
-def curves_of(run: Path, methods: list[str], log: str, keys: list[str]) -> list[Curve]:
-    """The curves of the methods whose log has records with these keys."""
-    curves = []
-    for method in methods:
-        rows = read_log(run / method / f"{log}.jsonl", *keys)
-        if rows:
-            curves.append(Curve(method, look_of(method), rows))
-    return curves
-
-
-def training(curves: list[Curve], temperature: float, path: Path) -> None:
+def training(curves: dict[str, list[dict]], temperature: float, path: Path) -> None:
     """Draw diversity, reward, different answers and W@m of the training rollouts by training step.
 
     In step 1 every method still samples from the start model, so the methods' mean in that step is
@@ -105,75 +89,58 @@ def training(curves: list[Curve], temperature: float, path: Path) -> None:
     Args:
         curves: of metrics.jsonl.
         temperature: at which the rollouts were sampled.
-        path: the file that is written.
     """
-    keys = []
-    for key in TRAINING_PANELS:
-        if all(key in row for curve in curves for row in curve.rows):
-            keys.append(key)
-    n_columns = 2 if len(keys) == 4 else len(keys)
-    n_rows = len(keys) // n_columns
-    size = (4.5 * n_columns, 0.6 + 3.5 * n_rows)
-    shortest = min(len(curve.rows) for curve in curves)
+    shortest = min(map(len, curves.values()))
     window = max(1, min(WINDOW, shortest // 3) - 1 | 1)
-    with style.new_figure(n_rows, n_columns, size) as axes:
-        for ax, key in zip(axes.flat, keys, strict=True):
-            for curve in curves:
-                _draw_smoothed(ax, curve, key, window)
+    with style.new_figure(2, 2, (9, 7.6)) as axes:
+        for ax, (key, (heading, unit)) in zip(axes.flat, TRAINING_PANELS.items(), strict=True):
+            for method, rows in curves.items():
+                _draw_smoothed(ax, look_of(method), rows, key, window)
             _draw_start_levels(ax, curves, key, " (step 1)")
-            heading, unit = TRAINING_PANELS[key]
             ax.set(title=heading, xlabel="training step", ylabel=unit)
+            ax.set_ylim(bottom=min(0.0, ax.dataLim.y0))
             ax.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-            values = [row[key] for curve in curves for row in curve.rows]
-            low = min(0.0, *values)
-            ax.set_ylim(low, max(values) + 0.06 * (max(values) - low or 1.0))
         means = f", running means of {window} steps" if window > 1 else ""
-        caption = (
-            f"Training's own rollouts at temperature {temperature:g}{means}; the table and the "
-        )
-        style.finish(axes, path, f"{caption}other figures are of held-out problems")
+        caption = f"Training's own rollouts at temperature {temperature:g}{means}"
+        style.finish(axes, path, caption)
 
 
-def progress(curves: list[Curve], measures: list[str], path: Path) -> None:
+def progress(curves: dict[str, list[dict]], measures: list[str], path: Path) -> None:
     """Draw what evaluations in training measured, a panel per measure, a curve per method.
 
     Args:
         curves: of evaluations.jsonl; a record of step 0 is of the start model.
         measures: keys of the records.
-        path: the file that is written.
     """
     measures = list(dict.fromkeys(measures))  # a pool of one has best@1 twice
-    from_start = [curve for curve in curves if curve.rows[0]["step"] == 0]
+    from_start = {method: rows for method, rows in curves.items() if rows[0]["step"] == 0}
     with style.new_figure(1, len(measures), (3.6 * len(measures), 4), sharey=True) as axes:
         for ax, measure in zip(axes[0], measures, strict=True):
-            for curve in curves:
-                steps = [row["step"] for row in curve.rows]
-                values = [row[measure] for row in curve.rows]
-                ax.plot(steps, values, **style.curve_style(curve.look))
+            for method, rows in curves.items():
+                steps = [row["step"] for row in rows]
+                values = [row[measure] for row in rows]
+                ax.plot(steps, values, **style.curve_style(look_of(method)))
             _draw_start_levels(ax, from_start, measure)
             ax.set(title=measure, xlabel="training step")
             ax.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
             ax.grid(alpha=0.25, lw=0.6)
-        style.finish(
-            axes, path, "Means over at most 20 validation problems, measured while training runs"
-        )
+        style.finish(axes, path, "Means over at most 20 validation problems during training")
 
 
-def _draw_smoothed(ax: Any, curve: Curve, key: str, window: int) -> None:
+def _draw_smoothed(ax: Any, look: Look, rows: list[dict], key: str, window: int) -> None:
     """Draw a metric by training step, faint, and its running mean."""
-    points = torch.tensor([(row["step"], row[key]) for row in curve.rows])  # (steps, 2)
+    points = torch.tensor([(row["step"], row[key]) for row in rows])  # (steps, 2)
     smooth = points.unfold(0, window, 1).mean(-1)
-    ax.plot(*points.T, color=curve.look.color, alpha=0.2, lw=0.8)
-    every = max(1, len(smooth) // 10)
-    ax.plot(*smooth.T, **style.curve_style(curve.look), markevery=every)
+    ax.plot(*points.T, color=look.color, alpha=0.2, lw=0.8)
+    ax.plot(*smooth.T, **style.curve_style(look), markevery=max(1, len(smooth) // 10))
 
 
-def _draw_start_levels(ax: Any, curves: list[Curve], key: str, note: str = "") -> None:
+def _draw_start_levels(ax: Any, curves: dict[str, list[dict]], key: str, note: str = "") -> None:
     """Draw what methods with single answers, and those with sets, have in their first record."""
     levels: dict[str, list[float]] = {}
-    for curve in curves:
-        name = "start_sets" if curve.method in SEVERAL_ANSWERS else "start"
-        levels.setdefault(name, []).append(curve.rows[0][key])
+    for method, rows in curves.items():
+        name = "start_sets" if method in SEVERAL_ANSWERS else "start"
+        levels.setdefault(name, []).append(rows[0][key])
     for name, values in levels.items():
         look = look_of(name)
         level = sum(values) / len(values)
@@ -191,7 +158,6 @@ def reward_vectors(
     Args:
         pools: rewards (N, n, k) by policy.
         objectives: names of the k objectives; empty if problems differ in them.
-        path: the file that is written.
         minimum: the task's, which candidates without an answer have in all objectives.
     """
     index = typical_problem(pools)
@@ -204,7 +170,10 @@ def reward_vectors(
         x, y = _conflicting_pair(torch.cat(list(pools.values())), minimum)
 
     views = vectors[..., [x, y]]  # (policies, n, 2)
-    limits = _limits(views)
+    low = min(0.0, views.min().item())
+    high = max(1.0, views.max().item())
+    margin = 0.17 * (high - low)  # room for circles
+    limits = (low - margin, high + margin)
     rows = math.ceil(len(pools) / COLUMNS)
     columns = min(len(pools), COLUMNS)
     size = (2.8 * columns, 3.2 * rows + 0.4)
@@ -213,49 +182,29 @@ def reward_vectors(
             ax.set_visible(False)
         for ax, name, all_objectives, view in zip(axes.flat, pools, vectors, views, strict=False):
             look = look_of(name)
-            seen = _draw_vectors(ax, view, look.color)
-            distinct = len(all_objectives.unique(dim=0))
-            heading = f"{look.title}\n{distinct} different"
-            if seen < distinct:
-                heading += f", {seen} in this view"
+            _draw_vectors(ax, view, look.color)
+            heading = f"{look.title}\n{len(all_objectives.unique(dim=0))} different"
             ax.set(title=heading, xlabel=labels[x], xlim=limits, ylim=limits)
             ax.locator_params(nbins=5)
             ax.tick_params(labelbottom=True)
             ax.grid(alpha=0.25, lw=0.6)
         for ax in axes[:, 0]:
             ax.set_ylabel(labels[y])
-        caption = f"Reward vectors for problem {index + 1}, {n} candidates per policy; "
-        caption += "a circle is the larger the more of them it holds"
+        caption = f"Reward vectors for problem {index + 1}, {n} candidates per policy"
         if len(objectives) > 2:
             caption += f"; 2 of {k} objectives are shown"
         style.finish(axes, path, caption)
 
 
-def _limits(values: Tensor) -> tuple[float, float]:
-    """Limits of an axis that shows the values and 0 to 1, with room for circles."""
-    low = min(0.0, values.min().item())
-    high = max(1.0, values.max().item())
-    margin = 0.17 * (high - low)
-    return low - margin, high + margin
-
-
-def _draw_vectors(ax: Any, vectors: Tensor, color: str) -> int:
-    """Draw vectors (n, 2) as circles, as large as they are frequent; returns how many differ."""
+def _draw_vectors(ax: Any, vectors: Tensor, color: str) -> None:
+    """Draw vectors (n, 2) as circles, as large as they are frequent."""
     points, counts = vectors.unique(dim=0, return_counts=True)
+    look = {"facecolor": (color, 0.3), "edgecolor": color, "lw": 1.3, "clip_on": False}
     for point, count in zip(points.tolist(), counts.tolist(), strict=True):
         share = count / len(vectors)
-        ax.scatter(
-            *point,
-            s=25 + 900 * share,
-            facecolor=(color, 0.3),
-            edgecolor=color,
-            lw=1.3,
-            zorder=3 - share,
-            clip_on=False,
-        )
+        ax.scatter(*point, s=25 + 900 * share, zorder=3 - share, **look)
         if share >= 0.2:  # else the circle is too small for a number
             ax.annotate(str(count), point, ha="center", va="center_baseline", zorder=4)
-    return len(points)
 
 
 def _conflicting_pair(rewards: Tensor, minimum: float) -> tuple[int, int]:
@@ -276,14 +225,9 @@ def typical_problem(pools: dict[str, Tensor]) -> int:
         pools: rewards (N, n, k) by policy.
     """
     methods = [rewards for name, rewards in pools.items() if not name.startswith("start")]
-    gap = _sum_of_distances(methods[-1]) - _sum_of_distances(methods[0])  # (N)
-    order = gap.argsort(stable=True)
+    first, last = (torch.cdist(x, x, p=1).sum((1, 2)) for x in (methods[0], methods[-1]))  # (N)
+    order = (last - first).argsort(stable=True)
     return int(order[len(order) // 2])
-
-
-def _sum_of_distances(rewards: Tensor) -> Tensor:
-    """The L1 distances between all candidates of a pool, added up: (N, n, k) -> (N)."""
-    return torch.cdist(rewards, rewards, p=1).sum((1, 2))
 
 
 def answers(
@@ -301,7 +245,6 @@ def answers(
             empty, and their rewards (n, k).
         problems: the N problems.
         drawing: draws the answers, and its `summary` is their title.
-        path: the file that is written.
         heading: stands above the whole figure, which then leaves room for titles of two lines,
             so that nothing moves from one picture of a film to the next.
         columns: headings of the problems, each of which then has a column; None: if drawings are
@@ -328,18 +271,8 @@ def answers(
         for ax, text in zip(axes[0], columns or [], strict=False):
             above = textwrap.fill(text, int(13 * width))
             ax.set_title(f"{above}\n\n{ax.get_title('left')}", loc="left", fontsize=style.SMALL)
-        caption = _answers_caption(len(texts[0]), len(drawn), len(distinct), drawing.legend)
-        style.finish(axes, path, caption)
-
-
-def _answers_caption(n: int, n_drawn: int, n_problems: int, legend: str) -> str:
-    """What a figure of n answers per policy and problem shows."""
-    caption = f"{n} candidates per policy"
-    if legend:
-        caption += f"; {legend}"
-    if n_drawn < n_problems:
-        caption = f"{n_drawn} of {n_problems} problems, {caption}"
-    return caption
+        caption = f"{len(drawn)} of {len(distinct)} problems, {len(texts[0])} candidates per policy"
+        style.finish(axes, path, f"{caption}; {drawing.legend}" if drawing.legend else caption)
 
 
 def _finish_drawing(
@@ -348,8 +281,6 @@ def _finish_drawing(
     """Take the frame from a drawing of answers, and write their summary above it.
 
     Args:
-        ax: the axes with the drawing.
-        drawing: makes the summary.
         rewards: (n, k), of the answers.
         width: of the drawing, in inches.
         two_lines: whether the title has the height of two lines at least.
@@ -372,15 +303,11 @@ def _policy_labels(rewards: dict[str, list[Tensor]]) -> list[str]:
     """
     solved = {}
     for name, of_problems in rewards.items():
-        is_solved = [(vectors >= 1).all(-1).any().item() for vectors in of_problems]
-        solved[name] = sum(is_solved)
-    labels = []
-    for name, count in solved.items():
-        label = look_of(name).title
-        if any(solved.values()):
-            label += f"\nsolves {count} of {len(rewards[name])} problems"
-        labels.append(label)
-    return labels
+        solved[name] = sum((vectors >= 1).all(-1).any().item() for vectors in of_problems)
+    if not any(solved.values()):
+        return [look_of(name).title for name in rewards]
+    told = "{}\nsolves {} of {} problems"
+    return [told.format(look_of(x).title, n, len(rewards[x])) for x, n in solved.items()]
 
 
 def distinct_problems(problems: list[Problem]) -> list[int]:

@@ -16,6 +16,10 @@ from rewards import Problem
 from vpo import ADVANTAGES, SEVERAL_ANSWERS, answers_per_rollout
 
 NO_WIDTH = 1e-6  # of an interval: all values are equal, which says nothing of how others vary
+LEGEND = (  # of the last columns
+    "earned: share of candidates above the least reward; pareto: share left without dominated and repeated "
+    "ones; coverage@m: the best value in an objective among m candidates, on average"
+)
 
 
 @dataclass
@@ -50,42 +54,27 @@ class Table:
         return len(self.seeds.get(row, [0]))
 
     @property
-    def coverages(self) -> list[str]:
-        """The names of the columns of coverage that all rows have."""
-        first, *others = self.measures.values()
-        names = [name for name in first if name.startswith("coverage")]
-        return [name for name in names if all(name in values for values in others)]
-
-    @property
     def asked(self) -> str:
         """On which problems the policies are compared."""
         settings = self.settings
         n = self.n_problems
         problems = f"{settings.problems} {settings.split} problems"
-        if n == 1 < settings.problems:
-            problems = f"one {settings.split} problem, {settings.problems} times"
-        elif n < settings.problems:
-            problems += f", {n} of which differ"
-        return (
-            f"{problems}, pool of {settings.pool} candidates, temperature {settings.temperature:g}"
-        )
+        if n < settings.problems:
+            problems += f", {n} of which differ" if n > 1 else ", all the same one"
+        pool = f"pool of {settings.pool} candidates"
+        return f"{problems}, {pool}, temperature {settings.temperature:g}"
 
     @property
     def heading(self) -> str:
-        runs = self.runs[0]
         n = len(self.runs)
-        if n > 1:
-            is_mean = any(self.n_runs(row) == n for row in self.measures if row in ADVANTAGES)
-            runs = f"mean of {n} runs" if is_mean else f"{n} runs"
-        return f"{runs}: {self.asked}"
+        return f"{self.runs[0] if n == 1 else f'{n} runs'}: {self.asked}"
 
     @property
     def interval(self) -> str:
         """What the 95% intervals are over."""
-        over = "problems" if self.n_problems > 1 else ""
         if any(self.n_runs(row) > 1 for row in self.measures):
-            over = f"seeds; of one seed over {over}" if over else "seeds"
-        return f"95% over {over}" if over else "none, for one problem"
+            return "95% over seeds, of one seed over problems"
+        return "95% over problems" if self.n_problems > 1 else "none, for one problem"
 
 
 def joint_table(tables: dict[Path, Table], rows: list[Row]) -> Table:
@@ -106,16 +95,14 @@ def joint_table(tables: dict[Path, Table], rows: list[Row]) -> Table:
 def write_table(table: Table, path: Path, device: str) -> None:
     """Write eval.json: settings, and of every measure mean and 95% interval."""
     settings = dataclasses.asdict(table.settings) | {"runs": table.runs, "device": device}
-    record = {"settings": settings, "policies": {}}
+    policies = {policy: {} for policy in table.measures}
     for policy, values in table.measures.items():
-        record["policies"][policy] = {}
         for name in values:
             mean = table.mean(policy, name)
             margin = table.margin(policy, name)
             interval = None if margin is None else [mean - margin, mean + margin]
-            summary = {"mean": mean, "interval": interval}
-            record["policies"][policy][name] = summary
-    write_text(path, json.dumps(record, indent=1))
+            policies[policy][name] = {"mean": mean, "interval": interval}
+    write_text(path, json.dumps({"settings": settings, "policies": policies}, indent=1))
 
 
 def clusters_of(problems: list[Problem]) -> Tensor:
@@ -132,7 +119,10 @@ def print_table(table: Table) -> None:
     columns = [f"best@{k}" for k in (1, 3, 10) if k < n] + [f"best@{n}"]
     if any(table.mean(row, f"pass@{n}") for row in table.measures):
         columns += ["pass@1", f"pass@{n}"]
-    columns += [f"W@{n}", "diversity", "earned", "pareto", *table.coverages]
+    columns += [f"W@{n}", "diversity", "earned", "pareto"]
+    first, *others = table.measures.values()
+    coverages = [name for name in first if name.startswith("coverage")]
+    columns += [name for name in coverages if all(name in values for values in others)]
     titles = {row: look_of(row).title for row in table.measures}
     width = max(20, *(len(title) + 2 for title in titles.values()))
     print(f"\n{table.heading}\n" + " " * width + "".join(f"{column:>11}" for column in columns))
@@ -140,17 +130,8 @@ def print_table(table: Table) -> None:
         cells = [f"{table.mean(row, column):11.3f}" for column in columns]
         seeds = f"  {table.n_runs(row)} seeds" if table.n_runs(row) > 1 else ""
         print(f"{title:{width}}" + "".join(cells) + seeds)
-    print(legend(table))
+    print(LEGEND)
     print(sentences(table))
-
-
-def legend(table: Table) -> str:
-    """What the last columns of the table are."""
-    text = "earned: share of candidates above the least reward; pareto: share left without dominated and "
-    text += "repeated ones"
-    for name in table.coverages:
-        text += f"; {name}: the best value in an objective among {name[9:]} candidates, on average"
-    return text
 
 
 def sentences(table: Table) -> str:
@@ -186,11 +167,9 @@ def outcome(table: Table, row: str) -> str:
     title = look_of(row).title
     title += ":" if ", " in title else ""
     own, start = pair_of(table, row, "diversity")
-    if start.mean() < 1e-6:
-        return f"{title} {own.mean():.3f} (start model 0)"
+    if own.shape[-1] < 2 or start.mean() < 1e-6:  # no interval, or no share
+        return f"{title} {own.mean():.3f} (start model {start.mean():.3f})"
     share = (own.mean() / start.mean()).item()
-    if own.shape[-1] < 2:
-        return f"{title} {share:.0%} (one problem, seen once)"
     # Of one problem, seen several times, the interval is that of the samples.
     clusters = table.clusters if table.n_problems > 1 else None
     margin = half_width(own - share * start, clusters) / start.mean().item()

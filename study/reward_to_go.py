@@ -127,7 +127,8 @@ def policy_loss_of_tokens(
     n_tokens: int,
     *,
     ref_logprobs: Tensor | None,
-    kl_coef: float,
+    entropy: Tensor,
+    **options: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """`vpo.policy_loss` with advantages (B, T): every token is a rollout of its own."""
     if ref_logprobs is not None:
@@ -139,7 +140,8 @@ def policy_loss_of_tokens(
         token_mask.reshape(-1, 1),
         n_tokens,
         ref_logprobs=ref_logprobs,
-        kl_coef=kl_coef,
+        entropy=entropy.reshape(-1, 1),
+        **options,
     )
 
 

@@ -28,6 +28,7 @@ import io
 import itertools
 import json
 import pickle
+import symtable
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -76,8 +77,7 @@ def load_problems(flag: str, path: str, judge: Judge, answer: Answer | None = No
         answer: tells what a reference gives in another test that it fails.
     """
     problems = read_problems(path, flag)
-    first_reason = _why_no_test(problems[0]) if problems else ""
-    n_failed = _check_references(f"{flag} {path}", problems, judge, answer)
+    failed = _check_references(f"{flag} {path}", problems, judge, answer)
     n_left_out = sum(max(0, problem["asserts"] - len(problem["tests"])) for problem in problems)
 
     distinct: dict[tuple, dict] = {}
@@ -85,46 +85,32 @@ def load_problems(flag: str, path: str, judge: Judge, answer: Answer | None = No
         if problem["tests"]:
             key = (problem["text"], problem["entry_point"], problem["starter"])
             distinct.setdefault(key, problem)
-    if not distinct:
-        first = f"; the first, {problems[0]['id']}: {first_reason}" if problems else ""
-        raise UserError(f"{flag} {path}: no problem with a test is left{first}")
-
-    failed = [f"{id}: {n}" for id, n in n_failed.items()]
-    if len(failed) > SHOWN:
-        failed[SHOWN:] = [f"and {len(failed) - SHOWN} more"]
-    print(
-        f"{path}: {len(distinct)} problems; left out: {n_left_out} asserts that their reference "
-        f"solution fails ({', '.join(failed) or 'none'}), that are no pair of arguments and expected "
-        f"value, or that a loop or a class reaches after {MAX_TESTS}, "
-        f"{len(problems) - len(distinct)} problems without any test or with the text of another",
-        file=sys.stderr,
+    told = (
+        f"{len(distinct)} problems; left out: {n_left_out} asserts that their reference solution fails "
+        f"({', '.join(failed) or 'none'}), that do not compare a call with a literal outside of a loop or "
+        f"in one over literal lists, or that a loop or a class reaches after {MAX_TESTS}; tests of more "
+        f"than {MAX_BYTES} bytes; {len(problems) - len(distinct)} problems without any test or with the "
+        "text of another"
     )
+    if not distinct:
+        raise UserError(f"{flag} {path}: no problem with a test is left: {told}")
+    print(f"{path}: {told}", file=sys.stderr)
     return list(distinct.values())
-
-
-def _why_no_test(problem: dict) -> str:
-    """Why a problem has no test, or will have none."""
-    if problem["tests"]:
-        return "its reference solution fails every test"
-    if problem["call"] != ASSERTS_CALL:
-        return f"no test has at most {MAX_BYTES} bytes"
-    name = problem["entry_point"]
-    return f"no assert outside a loop, or in one over literal lists, compares {name}(...) with a literal"
 
 
 def _check_references(
     place: str, problems: list[dict], judge: Judge, answer: Answer | None
-) -> dict[str, int]:
+) -> list[str]:
     """Leave out asserts that a reference solution fails; UserError if it fails another test.
 
     A reference that fails is judged once more, alone: the machine may have been too busy.
 
     Returns:
-        How many tests of which problem were left out.
+        Of which problem how many tests were left out.
     """
     with_reference = [problem for problem in problems if problem["reference"]]
     verdicts = judge([(problem, problem["reference"]) for problem in with_reference])
-    n_failed = {}
+    failed = []
     for problem, passed in zip(with_reference, verdicts, strict=True):
         if all(passed):
             continue
@@ -132,13 +118,14 @@ def _check_references(
         if not problem["asserts"] and not all(passed):
             test = problem["tests"][passed.index(False)]
             given = answer(problem, problem["reference"], test) if answer else ""
-            raise UserError(
-                f"{place}, problem {problem['id']}, field reference: fails {test!r:.60}{given}"
-            )
+            what = f"field reference: fails {test!r:.60}{given}"
+            raise UserError(f"{place}, problem {problem['id']}, {what}")
         problem["tests"] = list(itertools.compress(problem["tests"], passed))
         if not all(passed):
-            n_failed[problem["id"]] = passed.count(False)
-    return n_failed
+            failed.append(f"{problem['id']}: {passed.count(False)}")
+    if len(failed) > SHOWN:
+        failed[SHOWN:] = [f"and {len(failed) - SHOWN} more"]
+    return failed
 
 
 def read_problems(path: str, flag: str = "--data") -> list[dict]:
@@ -149,15 +136,8 @@ def read_problems(path: str, flag: str = "--data") -> list[dict]:
 def _read_problem(record: dict) -> dict:
     for needed, read in FORMATS.items():
         if record.keys() >= set(needed):
-            problem = {
-                "starter": "",
-                "date": "",
-                "before": "",
-                "after": "",
-                "reference": "",
-                "asserts": 0,
-            }
-            problem |= read(record)
+            texts = ("starter", "date", "before", "after", "reference")
+            problem = dict.fromkeys(texts, "") | {"asserts": 0} | read(record)
             problem.setdefault("call", problem["entry_point"])
             try:
                 check_job("", problem["tests"], problem["call"])
@@ -174,11 +154,8 @@ def _own(record: dict) -> dict:
     if unknown and not record.get("reference"):  # which would show whether answers can run
         raise UserError(f"field starter: nobody defines {unknown[0]}; write that into the starter")
     entry_point = optional_text(record, "entry_point") or None
-    if entry_point and not entry_point.isidentifier():
-        raise UserError(
-            f"field entry_point: must be the name of a function, not {entry_point!r:.60}; without it a "
-            "program is a script"
-        )
+    if entry_point:
+        _check_function(entry_point, "entry_point")
     return _id(record, "id") | {
         "text": text_field(record, "prompt"),
         "entry_point": entry_point,
@@ -190,20 +167,22 @@ def _own(record: dict) -> dict:
 
 def _unknown_names(starter: str) -> list[str]:
     """The names that the beginning of a program uses and nobody defines; none if it cannot be read."""
+    if "import *" in starter or "from __future__ import annotations" in starter:
+        return []
     try:
-        tree = ast.parse(f"{starter.rstrip()} pass")
-    except Exception:  # the parser raises more than SyntaxError
+        scopes = [symtable.symtable(f"{starter.rstrip()} pass", "starter", "exec")]
+    except Exception:  # the compiler raises more than SyntaxError
         return []
     exec(IMPORTS, known := {**vars(builtins)})
     used = []
-    for node in ast.walk(tree):
-        match node:
-            case ast.Name(name, ast.Load()):
+    for scope in scopes:
+        scopes += scope.get_children()
+        for symbol in scope.get_symbols():
+            name = symbol.get_name()
+            if symbol.is_assigned() or symbol.is_imported() or symbol.is_parameter():
+                known[name] = symbol
+            elif symbol.is_referenced() and not name.startswith("__"):
                 used.append(name)
-            case ast.Name(name) | ast.arg(name) | ast.ClassDef(name) | ast.FunctionDef(name):
-                known[name] = node
-            case ast.alias(name, alias):
-                known[alias or name.partition(".")[0]] = node
     return [name for name in used if name not in known]
 
 
@@ -222,18 +201,13 @@ def _humaneval(record: dict) -> dict:
     check = _find_function(text_field(record, "test"), "check", "test")
     arguments = [argument.arg for argument in check.args.args]
     if len(arguments) > 1:
-        raise UserError(
-            f"field test: check must take one argument, the function, not {', '.join(arguments)}"
-        )
+        raise UserError("field test: check must take one argument, the function")
     candidate = arguments[0] if arguments else entry_point
     id = _id(record, "task_id", "id")
     if entry_point.startswith("Solution()."):
+        _check_function(entry_point.removeprefix("Solution()."), "entry_point")
         return _from_asserts(check, candidate, entry_point) | _leetcode(record) | id
-    if not entry_point.isidentifier():
-        raise UserError(
-            f"field entry_point: must be the name of a function or Solution().name, not {entry_point!r:.60}"
-        )
-
+    _check_function(entry_point, "entry_point")
     solution = optional_text(record, "canonical_solution")
     source = prompt + (solution or "    pass\n")
     function = _find_function(source, entry_point, "prompt")
@@ -246,6 +220,11 @@ def _humaneval(record: dict) -> dict:
         "reference": source if solution else "",
         **id,
     }
+
+
+def _check_function(name: Any, field: str) -> None:
+    if not isinstance(name, str) or not name.isidentifier():
+        raise UserError(f"field {field}: must be the name of a function, not {name!r:.60}")
 
 
 def _leetcode(record: dict) -> dict:
@@ -329,10 +308,8 @@ def _function_name(record: dict) -> str | None:
     if not isinstance(metadata, dict):
         raise UserError(f"field metadata: must be {what}, not {record.get('metadata')!r:.60}")
     name = metadata.get("func_name") or None
-    if name is not None and not (isinstance(name, str) and name.isidentifier()):
-        raise UserError(
-            f"field metadata: func_name must be the name of a function, not {name!r:.60}"
-        )
+    if name is not None:
+        _check_function(name, "metadata: func_name")
     return name
 
 
@@ -355,24 +332,15 @@ def _cases(record: dict, name: str) -> list[list[str]]:
     """The tests [stdin, stdout] in a field of LiveCodeBench: JSON, or the base64 of the zlib of its pickle."""
     what = "a list of tests with input and output as JSON text, or the base64 of the zlib of its pickle"
     text = text_field(record, name)
-    if not text.lstrip().startswith("["):
-        try:
+    try:
+        if not text.lstrip().startswith("["):
             pickled = zlib.decompress(base64.b64decode(text))
             text = _PlainUnpickler(io.BytesIO(pickled)).load()
-        except Exception as error:  # whatever damaged bytes do to their readers
-            raise UserError(f"field {name}: must be {what} ({error})") from error
-    if not isinstance(text, str):
-        raise UserError(f"field {name}: must be {what}, not the pickle of {text!r:.60}")
-    cases = unix_lines(_json(text, name, what))
-    if not isinstance(cases, list):
-        raise UserError(f"field {name}: must be {what}, not {cases!r:.60}")
-    tests = []
-    for case in cases:
-        is_test = isinstance(case, dict)
-        test = [case.get("input"), case.get("output")] if is_test else [None]
-        if not all(isinstance(part, str) for part in test):
-            raise UserError(f"field {name}: must be {what}, but holds {case!r:.60}")
-        tests.append(test)
+        tests = [[case["input"], case["output"]] for case in unix_lines(json.loads(text))]
+        "".join(itertools.chain(*tests))  # all must be text
+    except Exception as error:  # whatever damaged bytes do to their readers
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"field {name}: must be {what}, not {text!r:.60} ({reason})") from error
     return tests
 
 

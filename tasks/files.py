@@ -50,9 +50,8 @@ class FileTask(rewards.Task):
             raise UserError(f"--data {data}: one file twice, so nothing would be held out")
         if not train or not held_out:
             fix = self.why_too_few(train, held_out) if not test_data else "too few"
-            raise UserError(
-                f"--data {data}: {len(train)} problems to train on, {len(held_out)} held out: {fix}"
-            )
+            counts = f"{len(train)} problems to train on, {len(held_out)} held out"
+            raise UserError(f"--data {data}: {counts}: {fix}")
         n_validation = len(train) // 10
         self.parts = {
             "train": train[n_validation:],
@@ -87,11 +86,8 @@ class FileTask(rewards.Task):
             is_known = data["id"] in ids and not is_line(path, data["id"])
             n_shared += is_known or self.prompt(Problem("", data), 1) in asked
         if n_shared:
-            print(
-                f"{path}: {n_shared} of {len(held_out)} held-out problems stand in training too: "
-                "not held out",
-                file=sys.stderr,
-            )
+            told = f"{n_shared} of {len(held_out)} held-out problems stand in training too"
+            print(f"{path}: {told}: not held out", file=sys.stderr)
 
     def write_form(self, body: str, m: int) -> str:
         """The tags of m answers, each with this body, as a prompt shows them."""
@@ -132,9 +128,8 @@ def read_records(flag: str, path: str, read: Callable[[dict], dict]) -> list[dic
             lines = [json.dumps(item) for item in json.loads(text)]
             kind = "item"
     except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
-        raise UserError(
-            f"{flag} {path}: cannot be read ({error}); it must be a JSON Lines file, or one in gzip"
-        ) from error
+        what = f"cannot be read ({error}); it must be a JSON Lines file, or one in gzip"
+        raise UserError(f"{flag} {path}: {what}") from error
 
     problems: dict[str, dict] = {}
     for number, line in enumerate(lines, 1):
@@ -145,11 +140,10 @@ def read_records(flag: str, path: str, read: Callable[[dict], dict]) -> list[dic
             id = problem.setdefault("id", f"{Path(path).stem}-{number}")  # as `is_line` knows
             if problems.setdefault(id, problem) != problem:
                 raise UserError(f"field id: {id!r:.60} stands there twice")
-        except UserError as error:
-            raise UserError(f"{flag} {path}, {kind} {number}, {error}") from error
         except Exception as error:  # whatever a record does to its reader
-            reason = f"{type(error).__name__}: {error}"
-            raise UserError(f"{flag} {path}, {kind} {number}: cannot be used ({reason})") from error
+            is_told = isinstance(error, UserError)
+            reason = error if is_told else f"cannot be used ({type(error).__name__}: {error})"
+            raise UserError(f"{flag} {path}, {kind} {number}, {reason}") from error
     return list(problems.values())
 
 
@@ -160,18 +154,13 @@ def is_line(path: str, id: str) -> bool:
 
 
 def _parse_record(line: str) -> dict:
-    try:
-        record = unix_lines(json.loads(line))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"not JSON ({error})") from error
+    record = unix_lines(json.loads(line))
     if not isinstance(record, dict):
         raise UserError(f"not a JSON object but {record!r:.60}: each must be one problem")
     for name, value in record.items():
-        try:
-            json.dumps([name, value], ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            reason = "must be text, but holds half of a surrogate pair"
-            raise UserError(f"field {ascii(name)[1:-1]}: {reason}") from error
+        if re.search("[\ud800-\udfff]", json.dumps([name, value], ensure_ascii=False)):
+            what = "must be text, but holds half of a surrogate pair"
+            raise UserError(f"field {ascii(name)[1:-1]}: {what}")
     return record
 
 
@@ -202,10 +191,10 @@ def field(record: dict, name: str, kind: type, what: str, parent: str = "") -> A
         parent: the field that holds the record, if it is a part of another one.
     """
     place = f"{parent}.{name}" if parent else name
-    if not isinstance(record, dict):
-        raise UserError(f"field {place}: must be {what}, but {parent} holds {record!r:.60}")
-    value = record.get(name)
-    if not isinstance(value, kind) or value == [] or not str(value).strip():
+    has_fields = isinstance(record, dict)
+    value = record.get(name) if has_fields else record
+    is_right = has_fields and isinstance(value, kind) and value != []
+    if not is_right or not str(value).strip():
         raise UserError(f"field {place}: must be {what}, not {value!r:.60}")
     return value
 

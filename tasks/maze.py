@@ -143,8 +143,7 @@ class Maze(Drawing, Task):
         """
         Find the reward vectors of all routes that reach the exit within the budget.
 
-        The search is breadth first. Its states are a cell and the gold, diamond and lava tiles
-        entered so far.
+        The search is breadth first. A state is a cell and the gold, diamond and lava tiles entered.
         """
         if type(self).reward is not Maze.reward:  # a subclass that judges routes in another way
             return []

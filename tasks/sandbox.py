@@ -18,6 +18,7 @@ import hashlib
 import json
 import math
 import os
+import pickle
 import re
 import reprlib
 import secrets
@@ -40,6 +41,7 @@ CHILD = Path(__file__).resolve().with_name("sandbox_child.py")
 MAX_OUTPUT = 4 * 2**20  # bytes that one child may write, besides what the tests expect
 MAX_CACHED = 50_000  # programs whose outputs are remembered
 MAX_CACHED_OUTPUT = 4096  # bytes of all outputs of such a program
+LARGEST = sys.float_info.max
 MAX_DIGITS = 4000  # of an integer; to convert longer ones takes long, or Python refuses
 NEEDED = {"LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME"}  # for an interpreter to start
 EXACT = "exact"  # third item of a script's test whose stdout must be this text
@@ -266,8 +268,8 @@ def _request(job: Job) -> Request:
     inputs = [test[0] for test in job.tests]
     if job.entry_point is not None:
         inputs = [json.dumps(arguments) for arguments in inputs]
-    longest = max((len(json.dumps(test[1])) for test in job.tests), default=0)
-    max_output = MAX_OUTPUT * (1 + 4 * longest // MAX_OUTPUT)  # the same for nearly all tests
+    longest = max((len(pickle.dumps(test[1])) for test in job.tests), default=0)
+    max_output = MAX_OUTPUT * (1 + 8 * longest // MAX_OUTPUT)  # the same for nearly all tests
     return Request(job.program, job.entry_point, tuple(inputs), max_output)
 
 
@@ -552,6 +554,7 @@ def _same(result: Any, expected: Any, tolerance: tuple[float, float]) -> bool:
             return result != result
         return result == expected or (
             max(tolerance) > 0
+            and max(abs(result), abs(expected)) < LARGEST  # an integer may be larger than a float
             and math.isclose(result, expected, rel_tol=relative, abs_tol=absolute)
         )
     return type(result) is type(expected) and result == expected

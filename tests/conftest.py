@@ -14,7 +14,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # no card: what the tests compare are n
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
-SLOW_FILES = "train jobs page_in_a_browser examples fast lesson report sandbox doors device playground rollout"
+SLOW_FILES = "train fast jobs examples page_in_a_browser lesson rollout doors sandbox device playground search"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,6 +33,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return slow.index(name) if name in slow else len(slow)
 
     items.sort(key=place)
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test begins in an empty folder, and the modules of one's own in it are its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
 
 @pytest.fixture(autouse=True)

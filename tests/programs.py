@@ -33,19 +33,10 @@ CHEATS = {
         "class E(int):\n    def __eq__(self, o): return True\n    def __ne__(self, o): return False\n"
         "    __hash__ = None\ndef f(x): return E(7)"
     ),
-    "str equal to everything": "class E(str):\n    def __eq__(self, o): return True\n    __hash__ = None\ndef f(x): return E('a')",
-    "list equal to everything": "class E(list):\n    def __eq__(self, o): return True\n    __hash__ = None\ndef f(x): return E([1])",
-    "float equal to everything": "class E(float):\n    def __eq__(self, o): return True\n    __hash__ = None\ndef f(x): return E(.5)",
     "reflected comparison": "class E:\n    __eq__ = __le__ = __ge__ = __lt__ = __gt__ = lambda *a: True\ndef f(x): return E()",
     "mock": "import unittest.mock\ndef f(x): return unittest.mock.ANY",
-    "exit with 0": "import os\nos._exit(0)",
     "exit with 0 when called": "import os\ndef f(x): os._exit(0)",
     "sys.exit": "import sys\ndef f(x): sys.exit(0)",
-    "raise SystemExit at import": "raise SystemExit(0)",
-    "forged words": (
-        "import os\nfor fd in range(1, 20):\n    try: os.write(fd, b'PASSED\\nTrue\\nok\\n[true, true, true]\\n')\n"
-        "    except OSError: pass\nos._exit(0)"
-    ),
     "forged frames": (
         "import os\nfor fd in range(1, 20):\n    try: os.write(fd, b'=true\\n' * 3)\n    except OSError: pass\n"
         "os._exit(0)"
@@ -55,20 +46,12 @@ CHEATS = {
         "    try: os.write(fd, b'=[' + b','.join([b'9' * 99999] * 40) + b']\\n')\n    except OSError: pass\n"
         "os._exit(0)"
     ),
-    "forged json": (
-        "import os, json\ndef f(x):\n    for fd in range(1, 20):\n"
-        "        try: os.write(fd, json.dumps([True] * 3).encode())\n        except OSError: pass\n    os._exit(0)"
-    ),
     "patched json": "import json\njson.dumps = lambda *a, **k: 'true'\ndef f(x): return 0",
-    "patched encoder": "import json.encoder\njson.JSONEncoder.encode = lambda s, o: 'NaN'\ndef f(x): return 0",
     "patched builtins": (
         "import builtins\nbuiltins.all = builtins.any = builtins.bool = lambda *a: True\n"
         "builtins.isinstance = lambda *a: True\nbuiltins.len = lambda *a: 1\ndef f(x): return 0"
     ),
-    "patched type": "import builtins\nbuiltins.type = lambda *a: int\nbuiltins.int = str\ndef f(x): return 1.5",
     "patched os.write": "import os\nos.write = lambda *a: 1\ndef f(x): return 0",
-    "patched loads": "import json\njson.loads = lambda *a, **k: [0]\ndef f(x): return x",
-    "patched decimal": "import decimal\ndecimal.Decimal = lambda *a: 2\ndef f(x): return 0",
     "patched modules": (
         "import sys\nfor m in list(sys.modules.values()):\n"
         "    try: m._same = m._passes = m.run_tests = lambda *a, **k: True\n    except Exception: pass\n"
@@ -92,59 +75,34 @@ CHEATS = {
         "    pairs = [o for o in gc.get_objects() if isinstance(o, (list, tuple)) and len(o) == 2\n"
         "             and o[0] == [x] and type(o[1]) is int]\n    return pairs[0][1] if pairs else None"
     ),
-    "heap walk for a job": (
-        "import gc\ndef f(x):\n    for o in gc.get_objects():\n"
-        "        if type(o).__name__ == 'Job': return o.tests[0][1]"
-    ),
-    "heap walk into dicts": (
-        "import gc\ndef f(x):\n    for o in gc.get_objects():\n"
-        "        if isinstance(o, dict) and 'expected' in o: return o['expected']"
-    ),
     "raw memory": "import ctypes\ndef f(x):\n    return ctypes.string_at(id(x), 64).hex()",
-    "own test": "def f(x):\n    assert True\n    return 'passed'",
     "returns a class": "class f:\n    def __init__(self, x): pass\n    def __eq__(self, o): return True",
-    "returns itself": "def f(x): return f",
     "returns a generator": "def f(x): yield 2 * x",
     "returns a coroutine": "async def f(x): return 2 * x",
     "returns a set": "def f(x): return {2 * x}",
     "returns text": "def f(x): return str(2 * x)",
-    "returns bytes": "def f(x): return b'2'",
     "returns NaN": "def f(x): return float('nan')",
-    "returns infinity": "def f(x): return float('inf')",
-    "returns a complex": "def f(x): return complex(2 * x, 0)",
-    "returns a list": "def f(x): return [2 * x]",
     "returns a huge integer": "def f(x): return 10 ** 90000",
     "returns a gigantic integer": "def f(x): return 1 << 50_000_000",
     "returns a cycle": "def f(x):\n    a = []\n    a.append(a)\n    return a",
     "returns deep nesting": "def f(x):\n    a = []\n    for _ in range(100000): a = [a]\n    return a",
     "returns nesting that parses": "def f(x):\n    a = 2 * x\n    for _ in range(500): a = [a]\n    return a",
-    "returns a surrogate": "def f(x): return '\\ud800' * 10",
-    "returns null bytes": "def f(x): return '\\0' * 10",
     "returns a lot": "def f(x): return 'a' * 30_000_000",
-    "returns odd keys": "def f(x): return {(1, 2): 3}",
     "unpicklable": "def f(x):\n    class P:\n        def __reduce__(self): return (print, ('pickled',))\n    return P()",
-    "always 2": "def f(x): return None if x == 1 else 2",
     "almost": "def f(x): return 2 * x + 1e-9",
-    "off by one": "def f(x): return 2 * x + 1",
-    "nothing": "def f(x): pass",
     "no such function": "def g(x): return 2 * x",
     "function is data": "f = 3",
-    "wrong arguments": "def f(): return 2",
     "raises": "def f(x): raise ValueError(2 * x)",
     "raises at import": "1 / 0",
     "raises an exception that raises": "class E(BaseException):\n    def __str__(self): raise self\ndef f(x): raise E()",
     "syntax error": "def f(x) return 2 * x",
     "empty": "",
-    "blank": "\n\n  \n",
-    "comment": "# f = lambda x: 2 * x",
     "null byte in source": "def f(x):\n    return 2 * x\0",
     "surrogate in source": "def f(x):\n    return '\ud800'",
-    "prose": "Here is the function you asked for: f doubles x.",
     "deep source": "f = " + "(" * 5000 + ")" * 5000,
     "deep operators": "f = " + "-" * 50000 + "1",
     "changes the arguments of the next test": "seen = []\ndef f(x):\n    seen.append(x)\n    return 2 * seen[-2]",
     "reads a file": "def f(x): return open('/etc/passwd').read()",
-    "reads through os": "import os\ndef f(x): return os.read(os.open('/etc/hostname', os.O_RDONLY), 99).decode()",
     "reads /proc": "def f(x): return open('/proc/self/environ').read()",
     "reads the trainer's memory": "import os\ndef f(x): return open(f'/proc/{os.getppid()}/mem', 'rb').read(9).hex()",
     "looks for secrets": "import os\ndef f(x): return [v for k, v in os.environ.items() if 'SECRET' in k][0]",
@@ -162,7 +120,6 @@ CHEATS = {
     "network": "import socket\ndef f(x):\n    socket.socket().connect(('127.0.0.1', 9))\n    return 2 * x",
     "socket pair": "import socket\ndef f(x): return 2 * x if socket.socketpair() else 0",
     "subprocess": "import subprocess\ndef f(x): return int(subprocess.check_output(['echo', str(2 * x)]))",
-    "os.system": "import os\ndef f(x): return 2 * x if os.system('true') == 0 else 'no shell'",
     "fork": "import os\ndef f(x):\n    if os.fork() == 0: os._exit(0)\n    return 2 * x",
     "daemon": (
         "import os, time\ndef f(x):\n    if os.fork() == 0:\n        os.setsid()\n        time.sleep(30)\n"
@@ -184,7 +141,6 @@ CHEATS = {
     "slower processes": "import os\ndef f(x):\n    os.sched_setaffinity(0, {0})\n    return 2 * x",
     "memory": "def f(x): return len(bytearray(10 ** 10))",
     "memory in pieces": "def f(x):\n    a = []\n    while True: a.append(bytearray(10 ** 7))",
-    "memory by doubling": "def f(x):\n    a = 'a'\n    while True: a += a",
     "recursion": "def f(x): return f(x)",
     "recursion without limit": "import sys\nsys.setrecursionlimit(10 ** 9)\ndef f(x): return f(x)",
     "recursion in C": (
@@ -192,7 +148,6 @@ CHEATS = {
         "        def __repr__(self): return repr([self])\n    return repr(A())"
     ),
     "segmentation fault": "import ctypes\ndef f(x): return ctypes.string_at(0)",
-    "abort": "import os\ndef f(x): os.abort()",
     "illegal code": "f = (lambda: 0).__code__.replace(co_code=b'\\xff' * 20)\ndef f(x, c=f): return eval(c)",
     "closes every descriptor": "import os\nos.closerange(0, 99)\ndef f(x): return 2 * x",
     "thread bomb": (
@@ -205,14 +160,12 @@ CHEATS = {
 ENDLESS = {
     "loop": "def f(x):\n    while True: pass",
     "loop at import": "while True: pass",
-    "loop that catches everything": "def f(x):\n    while True:\n        try:\n            while True: pass\n        except BaseException: pass",
     "loop that ignores signals": (
         "import signal\nfor s in range(1, 65):\n    try: signal.signal(s, signal.SIG_IGN)\n"
-        "    except Exception: pass\ndef f(x):\n    while True: pass"
+        "    except Exception: pass\ndef f(x):\n    while True:\n        try:\n            while True: pass\n"
+        "        except BaseException: pass"
     ),
     "loop inside C": "def f(x): return sum(range(10 ** 15))",
-    "regular expression": "import re\ndef f(x): return re.match('(a+)+$', 'a' * 60 + 'b')",
-    "big power": "def f(x): return 7 ** 7 ** 20",
     "lock": "import threading\ndef f(x):\n    l = threading.Lock()\n    l.acquire()\n    l.acquire()",
     "sleep": "import time\ndef f(x): time.sleep(60)",
     "read forever": "import os\ndef f(x):\n    while not os.read(0, 10): pass",
@@ -220,18 +173,15 @@ ENDLESS = {
         "import os\ndef f(x):\n    while True:\n        for fd in range(30):\n"
         "            try: os.write(fd, b'=3\\n' * 9999)\n            except OSError: pass"
     ),
-    "print forever": "def f(x):\n    while True: print('a' * 9999, flush=True)",
     "threads that spin": (
         "import threading\ndef spin():\n    while True: pass\ndef f(x):\n"
         "    for _ in range(20): threading.Thread(target=spin).start()\n    spin()"
     ),
-    "thread after the answer": "import threading\ndef spin():\n    while True: pass\nthreading.Thread(target=spin).start()\ndef f(x): spin()",
 }
 
 # Scripts that do not add two numbers.
 SCRIPT_CHEATS = {
     "silent": "",
-    "exit": "raise SystemExit",
     "forged exit": "import os\nos._exit(0)",
     "prints the input": "print(input())",
     "right answer, wrong status": "import sys\na, b = map(int, input().split())\nprint(a + b)\nsys.exit(3)",
@@ -241,7 +191,6 @@ SCRIPT_CHEATS = {
     "on stderr": "import sys\na, b = map(int, input().split())\nprint(a + b, file=sys.stderr)",
     "flood": "while True: print('5')",
     "leading blank": "a, b = map(int, input().split())\nprint('', a + b)",
-    "words": "print('PASSED', 'OK', 'True')",
     "right answer, and a stream that fails at the end": (
         "import sys\na, b = map(int, input().split())\nprint(a + b, flush=True)\n"
         "class Out:\n    def flush(self): 1 / 0\nsys.stdout = Out()"
@@ -254,7 +203,6 @@ SCRIPT_CHEATS = {
     ),
     "expected file": "print(open('expected.txt').read())",
     "needs more input": "input()\ninput()\nprint(5)",
-    "bytes": "import sys\nsys.stdout.buffer.write(b'\\xff\\xfe')",
     "null": "print('\\0')",
 }
 
@@ -302,10 +250,6 @@ HONEST = {
         [True] * len(VALUES) + [False] * 4,
     ),
     "integer keys": ("def f(x): return {x: 2}", [([1], {"1": 2})], [False]),
-    "counter": (
-        "from collections import Counter\ndef f(s): return Counter(s)",
-        [(["aab"], {"a": 2, "b": 1})],
-    ),
     "mutates its argument": (
         "def f(a):\n    a.append(1)\n    return len(a)",
         [([[0]], 2), ([[0]], 2)],
@@ -353,11 +297,6 @@ HONEST = {
         DOUBLE,
         [True, False, True],
     ),
-    "one exits": (
-        "import os\ndef f(x):\n    if x == 1: os._exit(0)\n    return 2 * x",
-        DOUBLE,
-        [False, True, True],
-    ),
     "one eats memory": (
         "def f(x):\n    a = 'a' * (10 ** 10 if x == -3 else 1)\n    return 2 * x",
         DOUBLE,
@@ -367,7 +306,6 @@ HONEST = {
         "s = [True] * 10 ** 7\ndef f(x): return 2 * x",
         [([i], 2 * i) for i in range(8)],
     ),
-    "one fails": ("def f(x):\n    assert x != 5\n    return 2 * x", DOUBLE, [True, False, True]),
 }
 
 # Scripts that add two numbers.
@@ -376,12 +314,6 @@ HONEST_ADDS = {
     "stdin": "import sys\na, b = map(int, sys.stdin.read().split())\nsys.stdout.write(f'{a + b}  \\n\\n\\n')",
     "open(0)": ("a, b = map(int, open(0).read().split())\nprint(a + b)"),
     "os.read": ("import os\na, b = map(int, os.read(0, 99).split())\nprint(a + b)"),
-    "buffer": (
-        "import sys\ninput = sys.stdin.buffer.readline\na, b = map(int, input().split())\n"
-        "sys.stdout.buffer.write(b'%d' % (a + b))"
-    ),
-    "main": f"def main():\n    {ADD.replace(chr(10), chr(10) + '    ')}\nif __name__ == '__main__':\n    main()",
-    "exit": (ADD + "\nexit()"),
     "sys.exit(0)": ("import sys\n" + ADD + "\nsys.exit(0)"),
     "os._exit": ("import os\n" + ADD + "\nimport sys\nsys.stdout.flush()\nos._exit(0)"),
     "thread": (

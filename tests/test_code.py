@@ -14,8 +14,6 @@ import zlib
 from pathlib import Path
 
 import pytest
-import torch
-from matplotlib.figure import Figure
 from test_rewards import cpu_limit
 from test_rollout import save_random_model
 
@@ -30,11 +28,6 @@ from tasks.code import Code, canonical, find_blocks, job, pack
 from tasks.code_files import read_problems
 from tasks.sandbox import Sandbox
 from tasks.small_programs import SMALL, small_problems
-
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +240,6 @@ def test_asserts_cannot_be_forged(program):
     ("text", "converted"),
     [
         ("assert f(1) == 2", ("f(1)", 2)),
-        ("assert 2 == f(1)", ("f(1)", 2)),
         ("assert f(1) is None", ("f(1)", None)),
         ("assert f(1)", ("bool(f(1))", True)),
         ("assert not f(1)", ("bool(f(1))", False)),
@@ -258,7 +250,6 @@ def test_asserts_cannot_be_forged(program):
         ("assert round(f(1), 2) == 0.33", ("round(f(1), 2)", 0.33)),
         ("assert abs(f(1) - 0.3) < 1e-3", ("f(1)", 0.3, (0.0, 1e-3))),
         ("assert math.isclose(f(1), 3.0, rel_tol=0.01)", ("f(1)", 3.0, (0.01, 0.0))),
-        ("assert f(-1) == -2.5", ("f(-1)", -2.5)),
         *((f"assert {text.strip()}", None) for text in NO_PAIRS.split(";")),
         ("assert abs(f(1) - 2) < 1" + "0" * 400, None),
     ],
@@ -314,28 +305,18 @@ def test_what_may_be_missing_or_written_otherwise():
         SANITIZED | {"task_id": 9, "test_imports": None},
         windows | {"id": 5},
         windows,
+        OWN_SCRIPT | {"entry_point": None},
         LCB_STDIN | {"public_test_cases": json.dumps([{"input": "1 2\r\n", "output": "3\r\n"}])},
     ]
-    problems = read_problems(write(*records))
+    path = Path(write(*records))
+    path.write_text(path.read_text(), encoding="utf-8-sig")  # with a byte order mark
+    problems = read_problems("problems.jsonl")
     ids = [problem["id"] for problem in problems]
-    assert ids == ["MBPP/8", "MBPP/9", "5", "problems-4", "s1"]
+    assert ids == ["MBPP/8", "MBPP/9", "5", "problems-4", "problems-5", "s1"]
+    assert problems[4]["entry_point"] is None and problems[4]["call"] is None
     assert [problem["before"] for problem in problems[:2]] == ["import math\n", ""]
     assert problems[2]["tests"] == read_problems(write(HUMANEVAL))[0]["tests"]
     assert "\r" not in json.dumps(problems)
-
-
-def test_a_busy_machine_costs_no_test(capsys):
-    """Guards against a number of tests that depends on what else ran when the file was read."""
-    rounds = []
-
-    def busy_first(pairs: list[tuple[dict, str]]) -> list[list[bool]]:
-        rounds.append(len(pairs))
-        return [[len(rounds) > 1] * len(problem["tests"]) for problem, _ in pairs]
-
-    (own, mbpp) = code_files.load_problems("--data", write(OWN, MBPP), busy_first)
-    assert rounds == [2, 1, 1]
-    assert (len(own["tests"]), len(mbpp["tests"])) == (2, 4)
-    assert "0 asserts that their reference solution fails (none)" in capsys.readouterr().err
 
 
 class Bomb:
@@ -370,7 +351,7 @@ def test_a_bad_field_is_named_with_its_line(record, field, value):
 
 
 BAD_FILES = [
-    ([OWN, "{oops"], "line 2, not JSON"),
+    ([OWN, "{oops"], "line 2, cannot be used .JSONDecodeError"),
     ([{"question": "?", "answer": 1}], "line 1, fields question, answer: no known format"),
     ([OWN, OWN | {"prompt": "?"}], "line 2, field id: 'own-1' stands there twice"),
     ([HUMANEVAL | {"entry_point": "thirds"}], "field prompt: no function 'thirds' is defined"),
@@ -380,7 +361,7 @@ BAD_FILES = [
         "problem own-1, field reference: .* it raises ModuleNotFound",
     ),
     ([""], "no problem with a test is left"),
-    ([MBPP | {"test_list": ["assert count([]) == 3"]}], "the first, MBPP/7: its reference"),
+    ([MBPP | {"test_list": ["assert count([]) == 3"]}], "solution fails .MBPP/7: 1"),
     ([OWN], "1 problems to train on, 0 held out: too"),
     ([LCB_STDIN], "all were published before 2025-02-01; .* --test-data FILE"),
 ]
@@ -401,7 +382,7 @@ def splits(task: Code, field: str = "id") -> dict[str, list]:
     return {name: [problem[field] for problem in part] for name, part in task.parts.items()}
 
 
-def test_held_out_problems_are_held_out(capsys):
+def test_held_out_problems_are_held_out():
     """By identity where there are no dates, by date where all have one; validation is a part of the rest."""
     task = Code(write(*several(40)))
     parts = splits(task)
@@ -459,15 +440,6 @@ def test_no_text_stands_on_both_sides(capsys):
     assert {*parts["train"]} == {"q0", "q3"} and parts["test"] == ["q5"], "the earliest counts"
 
 
-def test_a_byte_order_mark_and_a_null_entry_point(capsys):
-    """Guards against refusing what Windows and spreadsheets write, and what "no function" looks like in JSON."""
-    Path("problems.jsonl").write_text(
-        json.dumps(OWN_SCRIPT | {"entry_point": None}) + "\r\n", encoding="utf-8-sig"
-    )
-    (problem,) = Code("problems.jsonl", "problems.jsonl").problems("test", 1)
-    assert problem.data["entry_point"] is None and problem.data["call"] is None
-
-
 def test_small_problems_hide_what_they_test():
     """The prompt shows none of the tested places, no prompt of a held-out problem is trained on, and there are 500."""
     parts = small_problems()
@@ -501,18 +473,6 @@ def test_small_problems_and_their_words_are_those_of_the_published_tables():
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "2a7852d6b793bfcf"
 
 
-def test_a_pool_of_programs_is_counted_and_drawn():
-    """Guards against a program that matplotlib takes for a formula, and a count of the rows that are drawn."""
-    task = Code()
-    assert task.summary(torch.tensor([[1.0, 1.0]] * 3 + [[1.0, 0.0]] * 4)) == "3 of 7 solve"
-    (problem,) = task.problems("test", 1)
-    figure = Figure()
-    axes = figure.subplots()
-    answers = [problem.data["reference"]] * 2 + [f"x + {i}" for i in range(20)]
-    task.draw(axes, problem, answers + ["$ no % program {"] * 3, "red")
-    figure.canvas.draw()
-
-
 ODD = """x // 0 | x % 0 if x < 3 else 1 | abs | x ( 3 ) | x + | ) , ( | 0x3 | x ** 99 | 1 if | (x := 3) |
 __import__('os') | x.real | [x] | f(x) | F | i | x if x else print | lambda: 1 | * x | x <<= 3 | x if x |
 x = = 3 | ) + ("""
@@ -543,27 +503,19 @@ def test_expressions_that_share_a_process_are_judged_as_if_alone():
     ("text", "blocks"),
     [
         ("```python\na\n```", ["a\n"]),
-        ("```py\na\n```\n```Python3\nb\n```", ["a\n", "b\n"]),
         ("```\na\n```", ["a\n"]),
-        ("``` python\na\n```", ["a\n"]),
         ('```python title="a.py"\na\n```', ["a\n"]),
         ("```{.python}\na\n```\r\n", ["a\n"]),
-        ("~~~python\na\n~~~", ["a\n"]),
         ("~~~py\na\n```\n~~~", ["a\n```\n"]),
         ("````python\na\n```\nb\n````", ["a\n```\nb\n"]),
         ("1. One:\n   ```python\n   if a:\n       b\n   ```\n2. Two", ["if a:\n    b\n"]),
-        ("2. ```python\n   if a:\n       b\n   ```", ["if a:\n    b\n"]),
         ("   ```python\nif a:\n    b\n   ```", ["if a:\n    b\n"]),  # the fence alone is indented
         ("```python\nd = '''\n    ```\n    '''\n```", ["d = '''\n    ```\n    '''\n"]),
         ("```bash\na\n```", []),
-        ("``` bash\na\n```\n```\nb\n```", ["b\n"]),
         ("text ```python\na\n```", []),
         ("Input:\n```\n3 4\n```\n```python\na\n```\n```\n>>> f(2)\n2\n```", ["a\n"]),
-        ("```python\n3 4\n```", ["3 4\n"]),  # a program, but a wrong one
         ("```python```\na", []),
         ("```python\nx = '```'\n```", ["x = '```'\n"]),
-        ("", []),
-        ("```", []),
         ("```python\n```", [""]),
     ],
 )
@@ -612,7 +564,7 @@ def test_a_line_ends_with_a_newline_alone():
     assert [["a\u2028b"], "x\x85y"] in problem["tests"]
 
 
-def test_answers_meet_the_source_around_them(capsys):
+def test_answers_meet_the_source_around_them():
     """A docstring that mentions the function, a decorator, and `from __future__`, which must stay the first line."""
     prompt = (
         "from __future__ import annotations\nimport functools\n\nNOTE = 'def th('\n\n@functools.lru_cache\ndef th(x):\n"
@@ -643,10 +595,8 @@ def test_equal_syntax_trees_are_equal_programs():
 
 @pytest.mark.draws
 def test_real_formats_go_through_training_and_evaluation(capsys):
-    """A small random model on a problem of each format: read, asked, sampled, judged.
-
-    Nine tokens hold no program: guards against a run that learnt nothing and ends like a success.
-    """
+    """A small random model on a problem of each format: read, asked, sampled, judged. Nine tokens
+    hold no program: guards against a run that learnt nothing and ends like a success."""
     data = write(*(record for record, *_ in FORMATS.values()))
     files = ["--data", data, "--test-data", data, "--model", save_random_model("model", "llama")]
     train.main([*TRAIN, *files, "--eval-problems", "20"])
@@ -657,15 +607,6 @@ def test_real_formats_go_through_training_and_evaluation(capsys):
     assert "vpo: no answer can be read" in told.err
     first = json.loads(Path("run/vpo/samples.jsonl").read_text().splitlines()[0])
     assert first["problem"]["data"]["tests"]
-
-
-def test_the_small_problems_train():
-    """Guards against rewards of the tiny model that do not come from programs in the sandbox."""
-    flags = "--warm-steps 5 --steps 2 --eval-problems 0 --snapshots 0 --max-new-tokens 0"
-    train.main([*TRAIN, *flags.split()])
-    rows = [json.loads(line) for line in Path("run/vpo/metrics.jsonl").read_text().splitlines()]
-    assert len(rows) == 2
-    assert all("reward_f(-6)" in row and 0 <= row["reward"] <= 1 for row in rows)
 
 
 def test_a_set_that_a_language_model_imitates_is_its_own(monkeypatch):
@@ -714,7 +655,7 @@ def too_long(lines: list[dict]) -> None:
     ("spoil", "message"),
     [
         (without_reference, "has no reference that --warm-steps could show"),
-        (too_long, "context .*lower --max-new-tokens"),
+        (too_long, "need a context .*shorten Task.prompt, or take another --model"),
     ],
 )
 def test_a_problem_that_cannot_be_trained_on_is_found_before_minutes_are_spent(spoil, message):

@@ -1,9 +1,7 @@
 """Training and evaluation on a pretend device come to what they come to on the CPU."""
 
 import importlib.util
-import subprocess
-import sys
-from pathlib import Path
+import multiprocessing
 from random import Random
 
 import pretend_device
@@ -29,7 +27,6 @@ from rewards import Problem, UserError
 from rollout import SamplingOptions, StopRule, load_policy, random_generator
 from tasks.maze import Maze
 
-ROOT = Path(__file__).resolve().parent.parent
 FLAGS = {
     "dtype": "float32",
     "group_size": 4,
@@ -38,10 +35,6 @@ FLAGS = {
     "micro_batch_tokens": 100,
     "lr": ["1e-3"],
 }
-TWO_METHODS = (
-    "--task toy --device cpu --method grpo vpo --jobs 2 --steps 1 --warm-steps 1 "
-    "--prompts-per-step 5 --group-size 2 --eval-problems 0 --snapshots 0 --out run"
-)
 
 
 class Words(MarkedWords):
@@ -114,11 +107,9 @@ def compare(config: Config) -> None:
 
 
 def count_waits(model: str) -> None:
-    """Raise AssertionError if the host waits more than twice per token.
-
-    It waits in transformers, which looks for padding, and for the newest tokens. Where a token could be
-    a graph, it waits for eight tokens at a time, and draws the same ones.
-    """
+    """Raise AssertionError if the host waits more than twice per token. It waits in transformers,
+    which looks for padding, and for the newest tokens. Where a token could be a graph, it waits for
+    eight tokens at a time, and draws the same ones."""
     policy = load_policy(model, TASK, device=pretend_device.NAME)
     prompts = [TASK.prompt(problem, 1) for problem in TASK.problems("train", 3)]
     rule = None if policy.is_tiny else StopRule(policy, TASK, 8)
@@ -142,50 +133,36 @@ def count_waits(model: str) -> None:
 
 def program() -> None:
     """What needs a device, in the order in which its parts build on one another."""
-    torch.set_num_threads(1)
     pretend_device.register()
     compare(Config(model="tiny", warm_steps=2, **FLAGS))
-    for architecture in ("qwen3", "gemma3"):
-        compare(Config(model=save_random_model(architecture, architecture), **FLAGS))
+    compare(Config(model=save_random_model("qwen3", "qwen3"), **FLAGS))
     with pretend_device.entered():
-        count_waits("tiny")
         count_waits("qwen3")
     if importlib.util.find_spec("peft"):
-        compare(Config(model="qwen3", lora_rank=2, **FLAGS | {"dtype": "bfloat16"}))
-    train.main(TWO_METHODS.split())
+        own = save_random_model("gemma3", "gemma3")
+        compare(Config(model=own, lora_rank=2, **FLAGS | {"dtype": "bfloat16"}))
 
 
 @pytest.mark.skipif(
     not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
     reason="this torch has no _setup_privateuseone_for_python_backend, with which the device is registered",
 )
-def test_a_pretend_device_comes_to_what_the_cpu_comes_to(tmp_path):
-    """Guards against tensors left on the CPU, float64 for MPS, waits, and forks of a process with a device."""
-    code = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'tests')!r}]; "
-    code += "import test_device; test_device.program()"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+def test_a_pretend_device_comes_to_what_the_cpu_comes_to():
+    """Guards against tensors left on the CPU, float64 for MPS, and waits."""
+    child = multiprocessing.get_context("fork").Process(target=program)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
 
 
-@pytest.mark.parametrize(
-    ("reason", "fix"),
-    [
-        ("Torch not compiled with CUDA enabled", "install a torch with CUDA"),
-        ("Found no NVIDIA driver on your system.", "install a newer NVIDIA driver"),
-        ("CUDA error: no kernel image is available", "install a torch that is built for this card"),
-        ("CUDA error: out of memory", "end what fills the card"),
-    ],
-)
-def test_a_card_that_cannot_be_used_is_named(reason, fix, monkeypatch):
+def test_a_card_that_cannot_be_used_is_named(monkeypatch):
     """Guards against a card that is refused without the reason."""
 
     def fail(*args, **kwargs):
-        raise RuntimeError(reason)
+        raise RuntimeError("Found no NVIDIA driver on your system.")
 
     monkeypatch.setattr(torch, "ones", fail)
-    with pytest.raises(UserError, match=f"--device cuda: cannot compute .*{reason}.*{fix}"):
+    with pytest.raises(UserError, match="--device cuda: cannot compute .*no NVIDIA driver"):
         open_device("cuda")
 
 
@@ -227,7 +204,7 @@ def test_what_auto_plans_fits_into_the_memory(jobs):
     shape = policy.model.config
     layer = 4 * (12 * shape.hidden_size + 4 * shape.intermediate_size)
     plans = []
-    for free in torch.linspace(3.0, 3.6, 31).tolist():
+    for free in torch.linspace(3.0, 3.6, 13).tolist():
         config = planned(free * GIB, jobs=jobs)
         takes = memory.resident(config, policy) + memory.HEAD + memory.PROCESS_BYTES
         takes += config.sampling_batch * memory.kv_cache(config, policy, Maze(5))
@@ -252,9 +229,9 @@ def test_what_a_user_sets_is_kept_and_what_does_not_fit_is_told():
     assert (own.micro_batch_tokens, own.sampling_batch, own.jobs) == (99, 7, 1)
     assert own.gradient_checkpointing
     assert not planned(3.5 * GIB, gradient_checkpointing=False).gradient_checkpointing
-    with pytest.raises(UserError, match="--jobs 2: .* 1.0 GiB of the card are free; take --jobs 1"):
+    with pytest.raises(UserError, match="--jobs 2, .* 1.0 GiB of the card are free; take --jobs 1"):
         planned(GIB, jobs=2)
-    with pytest.raises(UserError, match="--model m: .* take --lora-rank 16 or a smaller --model"):
+    with pytest.raises(UserError, match="--model m: .*; take --lora-rank 16 or a smaller --model"):
         planned(GIB / 2)
 
 

@@ -1,12 +1,12 @@
 """The door of a task: what one gets wrong is one line, before any minute is spent."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 from test_train import fails
 
+import train
 from engine.tasks import check_task, load_task, task_names
 from rewards import UserError
 
@@ -14,12 +14,6 @@ SOURCE = (Path(__file__).resolve().parent.parent / "examples/my_task.py").read_t
 NAME = "    name = "  # a member may stand before it
 PROBLEMS = '[Problem(f"{split}-{start + i}", None) for i in range(n)]'
 WORST = "return [0.0, 0.0]"
-
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
 
 
 def write(old: str, new: str) -> str:
@@ -76,7 +70,14 @@ def test_what_ones_own_code_raises_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError) as error:
         check_task(task, 3)
     assert str(error.traceback[-1].path).endswith("mine.py")
-    assert error.value.__notes__ == ["Task.reward of task menu, 'train-0', answer ''"]
+    assert error.value.__notes__ == ["Task.reward of problem 'train-0', answer ''"]
+
+
+@pytest.mark.parametrize("error", ["MemoryError('mine')", "RuntimeError('quota out of memory')"])
+def test_an_error_of_ones_own_is_not_taken_for_a_lack_of_memory(error):
+    path = write(WORST, f"raise {error}")
+    with pytest.raises((MemoryError, RuntimeError), match="mine|quota"):
+        train.main(["--task", path, "--out", "run"])
 
 
 @pytest.mark.parametrize("pattern", [r".+", r"\d+", r"\S+"])

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 import torch
 from test_rollout import (
-    ARCHITECTURES,
     TASK,
     MarkedWords,
     assert_same_gradient,
@@ -33,7 +32,7 @@ from rollout import Policy, Rollouts, StopRule, load_policy
 TOLERANCE = 1e-5
 both_kinds = pytest.mark.parametrize("name", ["tiny", "llama"])
 three_kinds = pytest.mark.parametrize("name", ["tiny", "qwen3", "gemma3"])
-architectures = pytest.mark.parametrize("name", ["tiny", "llama", "qwen3", "gemma3", "gpt2"])
+architectures = pytest.mark.parametrize("name", ["tiny", "llama", "qwen3", "gemma3"])
 
 
 def rollouts_of(name: str) -> Rollouts:
@@ -172,7 +171,7 @@ def test_the_gradient_is_that_of_single_rollouts(name, backward, monkeypatch):
     assert metrics == pytest.approx(expected_metrics, rel=1e-3, abs=1e-5)
 
 
-@three_kinds
+@both_kinds
 def test_layers_that_are_computed_again_give_the_same_gradient(name):
     """Guards against a layer that sees its tokens twice, because the KV cache is kept."""
     policy = load_random_model(name)
@@ -276,10 +275,8 @@ def test_micro_batches_hold_each_row_once_and_keep_the_budget(budget, T):
 
 
 class Tape(TorchDispatchMode):
-    """What a CUDA graph does, on a CPU: the same operators once more, on the memory they had before.
-
-    So what Python decided stays decided, and nobody may ask for the value of a tensor.
-    """
+    """What a CUDA graph does, on a CPU: the same operators once more, on the memory they had
+    before. So what Python decided stays decided, and nobody may ask for the value of a tensor."""
 
     def __init__(self):
         super().__init__()
@@ -326,13 +323,13 @@ def assert_same_tokens(policy: Policy, **options) -> None:
     torch.testing.assert_close(ours.logprobs, plain.logprobs, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["tiny", *ARCHITECTURES])
+@pytest.mark.parametrize(
+    "name", ["tiny", "llama", "qwen2", "qwen3", "smollm3", "gemma2", "gemma3", "gpt2", "phi"]
+)
 def test_a_graph_draws_the_same_tokens(name, monkeypatch):
-    """Guards against a place, a window or a random number that is that of the captured token.
-
-    The same graphs serve other prompts, and weights that have changed where they are. Weights that are
-    elsewhere, such as those of an adapter, get new ones.
-    """
+    """Guards against a place, a window or a random number that is that of the captured token. The
+    same graphs serve other prompts, and weights that have changed where they are. Weights that are
+    elsewhere, such as those of an adapter, get new ones."""
     monkeypatch.setattr(graphs, "captured", taped)
     policy = copy_of(load_random_model(name))
     if name != "gemma2":  # its attention is computed in float32, whatever its weights are
@@ -358,7 +355,7 @@ def test_a_graph_draws_the_same_tokens(name, monkeypatch):
     assert policy.model not in graphs.refused
 
 
-@pytest.mark.parametrize("look_every", [1, 7, 64])
+@pytest.mark.parametrize("look_every", [7, 64])
 def test_a_stop_that_is_noticed_late_is_the_same_stop(look_every, monkeypatch):
     """Guards against tokens after the end that would be trained on."""
     monkeypatch.setattr(graphs, "LOOK_EVERY", look_every)
@@ -403,7 +400,7 @@ def adapted(name: str, folder) -> Policy:
     return policy
 
 
-@pytest.mark.parametrize("name", ["tiny", "llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize("name", ["tiny", "gemma3"])
 def test_both_train_an_adapter_alike(name, tmp_path):
     """The adapter alone has gradients, and the reference policy is the model with the adapter off."""
     policy = adapted(name, tmp_path)

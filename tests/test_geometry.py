@@ -9,17 +9,11 @@ import torch
 import train
 from report.__main__ import main
 from report.geometry import correlations, geometry, geometry_report, start_of, verdict
-from report.snapshots import Frame, utilities
 
 QUICK = shlex.split(
     "--method grpo --m 2 --warm-steps 20 --steps 1 --group-size 3 --prompts-per-step 1 "
     "--eval-problems 0 --snapshots 0 --out run"
 )
-
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def measures(
@@ -97,14 +91,6 @@ def test_constant_objectives_are_named_and_few_problems_said():
     assert "so without effect: b, c\n" in text and "few problems (3)" in text
     text = report(random(20, 32, 2), ("a", "b"))
     assert "without effect" not in text and "few" not in text
-
-
-def test_the_film_tells_what_a_set_is_worth():
-    """Guards against a film of mean rewards alone, by which a collapsed policy wins."""
-    records = [{"answers": ["a", "b"], "rewards": [[1.0, 0.0], [0.0, 1.0]]}]
-    collapsed = [{"answers": ["c", "c"], "rewards": [[0.5, 0.5], [0.5, 0.5]]}]
-    frame = Frame(1, {"grpo": collapsed, "vpo": records})
-    assert utilities(frame) == "W@2: GRPO 0.50, VPO 0.75"
 
 
 def report(rewards: torch.Tensor, objectives: tuple[str, ...]) -> str:

@@ -57,10 +57,8 @@ def folder(name: str) -> str:
 
 @functools.cache
 def imported_names(name: str) -> set[str]:
-    """All that a file imports, in functions and for type checking too; of `from a import b` a and a.b.
-
-    A module that is named in a string, as in import_module("a.b"), is imported too.
-    """
+    """All that a file imports, in functions and for type checking too; of `from a import b` a and
+    a.b. A module that is named in a string, as in import_module("a.b"), is imported too."""
     names = set()
     for node in ast.walk(ast.parse(FILES[name].read_text())):
         if isinstance(node, ast.Import):
@@ -88,15 +86,6 @@ def test_a_file_knows_only_what_it_may(name):
     allowed = MAY_KNOW.get(name, MAY_KNOW.get(folder(name), ()))
     for known in imports(name):
         assert known in allowed or folder(known) in allowed, f"{name} must not know {known}"
-
-
-def test_only_the_study_knows_train_and_the_study():
-    """Guards against a program that needs what administers its results."""
-    for name in FILES:
-        if folder(name) != "study/":
-            known = imports(name)
-            assert "train" not in known, name
-            assert not [other for other in known if folder(other) == "study/"], name
 
 
 def test_vpo_can_be_copied_into_another_trainer():
@@ -127,13 +116,3 @@ def test_train_knows_few_files():
             modules |= {alias.name for alias in node.names}
     own = {module for module in modules if module.partition(".")[0] in (*SCRIPTS, *FOLDERS)}
     assert len(own) <= 9, sorted(own)
-
-
-def test_there_are_no_circles_of_folders():
-    edges = set()
-    for name in FILES:
-        for known in imports(name):
-            if folder(name) != folder(known) and folder(name) and folder(known):
-                edges.add((folder(name), folder(known)))
-    for a, b in edges:
-        assert (b, a) not in edges, f"{a} and {b} know each other"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_train import ROOT, fails, in_an_empty_folder, metrics  # noqa: F401 - a fixture
+from test_train import ROOT, fails, metrics
 
 import train
 import vpo
@@ -25,8 +25,8 @@ from engine.jobs import jobs_of, run_all
 from rewards import UserError
 
 QUICK = shlex.split(
-    "--task toy --warm-steps 12 --steps 12 --prompts-per-step 2 --group-size 4 --save-every 3 "
-    "--eval-problems 3 --pool 5 --device cpu --method grpo vpo"
+    "--task toy --warm-steps 8 --steps 8 --prompts-per-step 2 --group-size 4 --save-every 2 "
+    "--eval-problems 2 --pool 5 --device cpu --method grpo vpo"
 )
 
 
@@ -51,7 +51,7 @@ def fail_with_a_note() -> None:
 @pytest.mark.parametrize("n", [1, 2])
 def test_results_come_in_the_order_of_the_work(n):
     """A tensor too: it must outlive the process that made it."""
-    results = run_all(ones, {"slow": (0.5,), "quick": (0.0,)}, n)
+    results = run_all(ones, {"slow": (0.3,), "quick": (0.0,)}, n)
     assert list(results) == ["slow", "quick"] and results["slow"].sum() == 3
 
 
@@ -118,34 +118,30 @@ def policies_of(run: Path) -> dict[str, dict]:
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_killed_run_ends_bit_for_bit_the_same():
     """SIGKILL of the parent: its processes die with it, so that a resume has the folder for itself.
-
-    Two methods at a time, trained and evaluated, come to what they come to one by one.
-    """
+    Two methods at a time, trained and evaluated, come to what they come to one by one."""
     train.main([*QUICK, "--jobs", "1", "--out", "alone"])
     flags = [*QUICK, "--jobs", "2", "--out", "run"]
     child = multiprocessing.get_context("fork").Process(target=train_in_a_fork, args=(flags,))
     child.start()
-    wait_for(child.is_alive, Path("run/vpo/metrics.jsonl"), 4)
+    wait_for(child.is_alive, Path("run/vpo/metrics.jsonl"), 3)
     others = descendants(child.pid)
     assert len(others) >= 2
     child.kill()
     child.join()
     wait_until_dead(others)
-    assert not Path("run/vpo/checkpoint-000012").exists(), "the kill came too late"
+    assert not Path("run/vpo/checkpoint-000008").exists(), "the kill came too late"
     train.main(["--resume", "--out", "run", "--jobs", "2"])
     for method in ("grpo", "vpo"):
         assert metrics(Path("alone", method)) == metrics(Path("run", method))
-        weights = f"{method}/checkpoint-000012/model.safetensors"
+        weights = f"{method}/checkpoint-000008/model.safetensors"
         assert Path("alone", weights).read_bytes() == Path("run", weights).read_bytes()
     assert list(policies_of(Path("run")).items()) == list(policies_of(Path("alone")).items())
 
 
 def test_a_task_and_a_method_of_ones_own_reach_the_processes(capsys):
-    """A file given by its path, and a script that adds a method as docs/own.md does.
-
-    SIGTERM, which Slurm sends to all of them, as a terminal sends Ctrl-C: no traceback of a child, and
-    the way on.
-    """
+    """A file given by its path, and a script that adds a method as docs/own.md does. SIGTERM, which
+    Slurm sends to all of them, as a terminal sends Ctrl-C: no traceback of a child, and the way
+    on."""
     Path("my_task.py").write_text(
         "from rewards import Fence\n\n\nclass Mine(Fence):\n    name = 'mine'\n"
     )
@@ -161,20 +157,20 @@ def test_a_task_and_a_method_of_ones_own_reach_the_processes(capsys):
     # In a group of its own, as a terminal begins it.
     child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     for method in ("grpo", "mine"):
-        wait_for(lambda: child.poll() is None, Path("run", method, "metrics.jsonl"), 4)
+        wait_for(lambda: child.poll() is None, Path("run", method, "metrics.jsonl"), 3)
     os.killpg(child.pid, signal.SIGTERM)
     told = child.communicate()[1]
     assert child.returncode == 130, told
     assert "go on with: python my_method.py --resume --out run" in told.splitlines()[-1]
     assert "Traceback" not in told and "leaked" not in told
-    assert Path("run/mine/checkpoint-000003").exists()
-    fails(["--resume", "--out", "run"], capsys, "has the method mine, which only the file")
+    assert list(Path("run/mine").glob("checkpoint-*"))
+    fails(["--resume", "--out", "run"], capsys, "has the method mine, unknown here")
 
 
 def test_a_method_that_only_this_process_knows_is_refused_there(monkeypatch, capsys):
     """Guards against methods of one's own that are trained as others: by default they go one by one."""
     monkeypatch.setitem(vpo.ADVANTAGES, "mine", lambda x, e: vpo.center(x.scalars[..., 0]))
-    message = "--jobs 2: a process of its own does not know the method mine"
+    message = "--jobs 2: a process does not know the method mine"
     fails([*QUICK, "--method", "grpo", "mine", "--jobs", "2"], capsys, message)
 
 

@@ -33,12 +33,10 @@ USES = "def vpo_advantage(sets, weights):\n    return advantage(set_rewards(sets
 WRONG = {
     1: [
         "def best(answers, w):\n    return (answers @ w).mean()",
-        "def best(answers, w):\n    return unknown",
     ],
     2: [
         'R = {"C and C": 0.6, "A and C": 0.8, "A and B": 0.75}\nwinner = "A and B"',
         'R = {"C and C": 0.6, "A and C": 0.68, "A and B": 0.75}\nwinner = "C and C"',
-        'R = {}\nwinner = "A and B"',
     ],
     3: [
         "def advantage(scores):\n    return (scores - scores.mean()) / scores.std()",

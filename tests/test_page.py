@@ -34,11 +34,6 @@ CONFIG = Config(m=3)
 METHODS = ("grpo", "vpo", "group_vpo")
 
 
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 def fails(arguments: str, capsys, text: str) -> None:
     """A mistake is one line with this text, and the exit code 2."""
     capsys.readouterr()
@@ -246,7 +241,7 @@ def test_what_is_missing_is_named(trained, capsys):
     assert data_of(Path("pages/run/report.html")) == data_of(Path("pages/other/report.html"))
     fails("film run", capsys, "film: task toy draws no answers")
     fails("run", capsys, "run: must be one of page, film, geometry")
-    fails("page run again/run --out twice", capsys, "two runs are named run")
+    fails("page run again/run --out twice", capsys, "and two have one name")
 
 
 def test_a_log_that_ends_early(run):

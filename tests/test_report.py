@@ -11,10 +11,9 @@ from engine.config import Config
 from engine.evaluations import Evaluation, Pool, Settings
 from engine.files import append
 from report import plots
-from report.drawings import Drawing, TextDrawing, drawing_of
+from report.drawings import Drawing, TextDrawing
 from report.looks import LOOKS, look_of
-from report.plots import Curve
-from rewards import Fence, Problem, Task, Toy
+from rewards import Problem, Task
 from vpo import ADVANTAGES
 
 
@@ -48,10 +47,6 @@ def make_pools(names=("start", "grpo", "vpo"), N=5, n=8, k=3):
     return {name: torch.rand(N, n, k, generator=generator).mul(3).round() / 3 for name in names}
 
 
-def curve(method: str, rows: list[dict]) -> Curve:
-    return Curve(method, look_of(method), rows)
-
-
 @pytest.fixture
 def drawn(monkeypatch):
     """The figures that are written while a test runs."""
@@ -79,7 +74,8 @@ def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task):
         monkeypatch.setitem(ADVANTAGES, name, ADVANTAGES["grpo"])
     colors = [look_of(name).color for name in (*LOOKS, "my_method", "other_method")]
     assert len(set(colors)) == len(colors)
-    row = {"step": 1, "diversity": 1.0, "reward": 0.5, "best@1": 0.1, "best@4": 0.2, "W@4": 0.3}
+    row = {"step": 1, "best@1": 0.1, "best@4": 0.2, "W@4": 0.3}
+    row |= dict.fromkeys(plots.TRAINING_PANELS, 0.5)
     (tmp_path / "my_method").mkdir()
     for log in ("metrics", "evaluations"):
         append(tmp_path / f"my_method/{log}.jsonl", row)
@@ -105,8 +101,10 @@ def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task):
 @pytest.mark.parametrize("steps, window, first", [(40, 11, 6), (20, 5, 3), (10, 3, 2), (2, 1, 1)])
 def test_training_smooths_around_whole_steps(steps, window, first, tmp_path, drawn):
     """Guards against a mean that lies at step 5.5, a caption of ten steps in a run of three, and ticks at step 1.25."""
-    rows = [{"step": i, "diversity": 2.0 * i, "reward": 0.5} for i in range(1, steps + 1)]
-    plots.training([curve("vpo", rows), curve("new", rows)], 0.8, tmp_path / "training.png")
+    rows = [
+        dict.fromkeys(plots.TRAINING_PANELS, 2.0 * i) | {"step": i} for i in range(1, steps + 1)
+    ]
+    plots.training({"vpo": rows, "new": rows}, 0.8, tmp_path / "training.png")
     ax = drawn[0].axes[0]
     line = next(line for line in ax.lines if line.get_label() == "VPO")
     assert line.get_xydata()[0].tolist() == [first, 2 * first]
@@ -135,19 +133,6 @@ def test_texts_have_a_table_of_answers(tmp_path, drawn):
     assert max(map(len, shown)) < 120
 
 
-def test_progress_shows_the_start_model_as_a_level(tmp_path, drawn):
-    """GRPO's first evaluation is of single answers, VPO's of sets: guards against one level for both."""
-    measures = ["best@1", "best@30", "W@30"]
-    rows = {}
-    for method, level in (("grpo", 0.3), ("vpo", 0.2)):
-        rows[method] = [dict.fromkeys(measures, level + i) | {"step": 25 * i} for i in range(3)]
-    plots.progress([curve(*item) for item in rows.items()], measures, tmp_path / "a.png")
-    (_, _, weighted) = drawn[0].axes
-    lines = {line.get_label(): line.get_xydata().tolist() for line in weighted.lines}
-    assert lines["GRPO"] == [[0, 0.3], [25, 1.3], [50, 2.3]]
-    assert [lines["start model"][0][1], lines["start model, sets"][0][1]] == [0.3, 0.2]
-
-
 def test_reward_vectors_show_the_conflict(tmp_path, drawn):
     """The first and the last objective exclude each other; a minimum of their own changes nothing. Objectives that
     problems lack, that are constant, or stand alone have no correlation."""
@@ -170,32 +155,3 @@ def test_reward_vectors_show_the_conflict(tmp_path, drawn):
         axes = drawn[-1].axes[0]
         assert {axes.get_xlabel(), axes.get_ylabel()} == shown
     plots.reward_vectors({"vpo": torch.full((2, 4, 1), -2.0)}, ["one"], tmp_path / "c.png")
-
-
-@pytest.mark.parametrize("wide", [False, True])
-def test_answers_count_the_problems_that_a_pool_solves(tmp_path, drawn, wide):
-    """Of the full reward in the objectives that a problem has; half of it solves nothing. Problems that look alike are
-    drawn once."""
-    task = Squares()
-    task.wide = wide
-    rewards = torch.zeros(3, 2, 2)
-    rewards[:2, 1, 0] = 1
-    own = [rewards[0][:, :1], *rewards[1:]]
-    pools = {"grpo": ([["x", "y"]] * 3, torch.zeros(3, 2, 2)), "vpo": ([["x", "y"]] * 3, own)}
-    plots.answers(pools, problems(3), task, tmp_path / "b.png")
-    assert len(drawn[0].axes) == 6
-    assert {"GRPO\nsolves 0 of 3 problems", "VPO\nsolves 1 of 3 problems"} <= {*texts(drawn[0])}
-    same = [Problem(str(i), None) for i in range(3)]
-    plots.answers({"grpo": pools["grpo"]}, same, task, tmp_path / "a.png")
-    assert len(drawn[1].axes) == 1
-
-
-def test_what_draws_a_task():
-    """A subclass of the fence is drawn, too, with the objectives that it has; the toy is not."""
-
-    class Colorful(Fence):
-        objectives = (*Fence.objectives, "eve")
-
-    assert drawing_of(Toy()) is None
-    summary = drawing_of(Colorful()).summary(torch.tensor([[1.0, 0.0, 0.0, 0.5]]))
-    assert summary.endswith("eve 0.50")

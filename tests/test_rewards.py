@@ -11,11 +11,9 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from matplotlib.figure import Figure
 
 from engine.answers import THOUGHTS, write_answers
 from engine.tasks import load_task
-from report.drawings import drawing_of
 from rewards import Fence, Problem, Task, Toy, UserError, parse_answers
 from rollout import score
 
@@ -34,14 +32,11 @@ def task_in(form: str) -> Task:
         ("<answer_1>0 1</answer_1> <answer_2> 1 </answer_2>", 2, ["0 1", "1"]),
         ("talk <answer_2>b</answer_2> talk <answer_1>a</answer_1>", 2, ["a", "b"]),
         ("<answer_1>a</answer_1><answer_2>b</answer_2>", 1, ["a"]),  # more than were asked for
-        ("<answer_1>a</answer_1><answer_2>a </answer_2>", 2, ["a", "a"]),  # `score` tells repeats
         ("<answer_1>a<answer_2>b</answer_2>", 2, ["b"]),  # the first was never closed
         ("<answer_1>a<answer_2>b</answer_1></answer_2>", 2, []),
         ("<answer_1> red", 1, []),
         ("<answer_1></answer_1>", 1, [""]),
-        ("</answer_1>a<answer_1>", 1, []),
         ("<answer_¹>a</answer_¹>", 1, []),
-        ("", 3, []),
     ],
 )
 def test_tags(text, m, expected):
@@ -59,11 +54,9 @@ def test_tags(text, m, expected):
         ("**1.** a\n **2. b**\n3. **c**\n", 3, ["a", "b", "**c**"], ["a", "b", "**c**"]),
         ("1.5 apples", 1, ["1.5 apples"], []),
         ("two\nlines", 1, ["two\nlines"], []),
-        ("no list", 3, [], []),
         ("<answer_1> red </answer_1>\n2. blue\n", 2, ["red"], ["red"]),  # tags: lines do not count
         ("<think>1. no\n</think>1. red\n2. blue\n", 2, ["red", "blue"], ["red", "blue"]),
         ("<think>1. no\n2. no\n", 2, [], []),
-        (" \n", 1, [], []),
     ],
 )
 def test_answers_without_tags(text, m, finished, unfinished):
@@ -84,14 +77,12 @@ TAG_2 = "<answer_2> blue </answer_2>"
     [
         (f"<think>Maybe <answer_1> draft </answer_1>? no.</think>{TAG}", ["red"]),
         (f"<think>Form: <answer_1> ... </answer_1></think>\n{TAG} {TAG_2}", ["red", "blue"]),
-        (f"<think>I will write <answer_1>.</think>{TAG}", ["red"]),
         ("<think><answer_1> x </answer_1>", []),
         (f"draft <answer_1> x </answer_1></think>{TAG}", ["red"]),  # opened in the prompt
         (f"{TAG}<think>1. no</think>{TAG_2}", ["red", "blue"]),
         ("<think>a <think>b</think> 1. no\n</think>\n1. red\n2. blue", ["red", "blue"]),
         ("<think>so</think>\nHere they are:\n1. red\n2. blue", ["red", "blue"]),
         ("<think>so</think> red", ["red"]),
-        ("<think>so", []),
     ],
 )
 @pytest.mark.parametrize("marks", THOUGHTS)
@@ -140,6 +131,11 @@ def test_what_stands_before_a_line_numbered_1_is_a_preface(preface):
     text = f"{preface}1. red\n2. blue\n3. grey"
     bold = text.replace("**1.", "**1.**")
     assert parse_answers(bold, task, 3) == ["red", "blue", "grey"]
+    for form in ("0{}. {}", "({}) {}", "### {}. {}", "> {}) {}"):
+        rows = [form.format(i, word) for i, word in ((2, "blue"), (1, "red"), (3, "grey"))]
+        text = "\n".join(["Here they are:", *rows])
+        assert parse_answers(text, task, 3) == ["red", "blue", "grey"]
+    assert parse_answers("red\n2. blue\n\n1. grey", task, 2) == ["red", "blue"]
     assert parse_answers("Sure:\n", task, 1, finished=False) == []
     assert parse_answers("Sure: red\n", task, 1, finished=False) == ["Sure: red"]
 
@@ -157,14 +153,6 @@ def test_what_is_written_is_read(form):
         for write in (write_answers, lambda task, answers: task.request("Paint!", 3, answers)):
             with pytest.raises(ValueError, match='one line .* form = "tags"'):
                 write(task, ["red\nblue"])
-
-
-def test_a_request_shows_examples_in_the_form_that_is_read():
-    for form, shown in (("tags", "<answer_2> blue </answer_2>"), ("lines", "\n2. blue\n")):
-        request = task_in(form).request("Paint!", 3, ["red", "blue"])
-        assert request.startswith("Paint!\nFor example:\n") and shown in request
-        assert "3 other answers" in request
-    assert "Give 1 other answer as" in Task().request("Paint!", 1, ["red"])
 
 
 def test_no_text_breaks_the_parser():
@@ -328,13 +316,3 @@ def test_a_tiny_model_knows_every_word(name):
 def test_the_form_that_a_prompt_shows_is_read(name):
     task = load_task(name, model="some/model")
     assert len(parse_answers(task.prompt(task.problems("test", 1)[0], 3), task, 3)) == 3
-
-
-def test_a_fence_is_drawn_board_by_board():
-    """Equal fences lie together, and an answer that is no fence stays blank."""
-    axes = Figure().subplots()
-    answers = ["red blue green grey red red", "no fence", "red blue green grey red red"]
-    drawing_of(Fence()).draw(axes, Problem("fence", None), answers, "black")
-    rows = sorted({round(bar.get_y() + bar.get_height() / 2) for bar in axes.patches})
-    assert len(axes.patches) == 12 and rows == [1, 2]
-    assert len({bar.get_facecolor() for bar in axes.patches}) == 4

@@ -5,13 +5,10 @@ it signals with 0, forks a few times, and writes into /tmp.
 """
 
 import ctypes
-import functools
-import json
 import multiprocessing
 import os
 import random
 import re
-import runpy
 import signal
 import subprocess
 import sys
@@ -67,22 +64,24 @@ def honest(name: str, job: Job, verdicts: list[bool] | None = None) -> Case:
     return Case(name, job, verdicts or [True] * len(job.tests))
 
 
-# Cheats that use up the time of each test, and therefore get one.
+# Programs that use up the time of each test.
+ENDLESS = ("script cheat: flood", "honest: one loops", "honest script: loops in the third test")
+# Cheats that take long, and therefore get one test.
 LONG = (
+    "returns a lot",
+    "returns a huge integer",
+    "forged long integers",
     "recursion without limit",
     "recursion in C",
     "memory in pieces",
-    "memory by doubling",
     "returns a gigantic integer",
 )
 CASES = build_cases()
 
 
 def left_by(helpers: set[int]) -> list[str]:
-    """The processes of these helpers and their children that still run, and zombies of ours.
-
-    Each helper is a session of its own.
-    """
+    """The processes of these helpers and their children that still run, and zombies of ours. Each
+    helper is a session of its own."""
     listing = subprocess.run(
         ["ps", "-eo", "ppid=,sid=,stat=,args="], capture_output=True, text=True, check=True
     ).stdout
@@ -119,12 +118,10 @@ def graded() -> Iterator[Graded]:
         previous[number] = signal.signal(number, lambda number, frame: received.append(number))
     canary = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     os.environ["SECRET_TOKEN"] = "2"
-    endless = [
-        case for case in CASES if case.name.startswith("endless") or case.name.endswith(LONG)
-    ]
+    endless = [case for case in CASES if case.name.startswith(("endless", *ENDLESS))]
     others = [case for case in CASES if case not in endless]
     graded = Graded({}, [], received, canary_lives=False)
-    grade(graded, endless, workers=len(endless), seconds=0.2)
+    grade(graded, endless, workers=12, seconds=0.2)
     grade(graded, others, workers=4, seconds=1)
     graded.canary_lives = canary.poll() is None
     yield graded
@@ -180,23 +177,6 @@ def test_a_program_cannot_reach_the_ones_before_it():
         assert sandbox.run([Job(thief, [([1], False)], "f")]) == [[True]]
 
 
-def test_order_duplicates_and_repetition(graded):
-    """Guards against verdicts that depend on the order of jobs, or on what ran before."""
-    jobs = []
-    expected = []
-    for case in CASES:
-        is_slow = "loop" in case.name or "memory" in case.name
-        if case.name.startswith("honest") and not is_slow:
-            jobs.append(case.job)
-            expected.append(graded.verdicts[case.name])
-    with Sandbox(2) as sandbox:
-        assert sandbox.run(jobs[::-1] + jobs) == expected[::-1] + expected
-        assert sandbox.run([]) == []
-        assert sandbox.run([Job(RIGHT, [], "f")]) == [[]]
-        right_and_wrong = [Job(RIGHT, [([1], 2)], "f"), Job(RIGHT, [([1], 3)], "f")]
-        assert sandbox.run(right_and_wrong) == [[True], [False]]
-
-
 def test_tolerance_only_where_asked_for():
     thirds = "def f(x): return [x / 3, 1]"
     test = ([1], [0.333333, 1])
@@ -238,7 +218,7 @@ PLAIN = [*programs.VALUES, 0, 10**400, -1e308, True, [[1.5]], int("9" * 4200)]
 def test_nothing_that_a_program_gives_raises():
     """Guards against an output that ends a training for good: the same step would meet it again."""
     rng = random.Random(0)
-    for _ in range(400):
+    for _ in range(100):
         output, expected = ("".join(rng.choices(ODD, k=3)) for _ in range(2))
         for rule in ("", "exact"):
             assert isinstance(sandbox_module._same_output(output.encode(), expected, rule), bool)
@@ -270,12 +250,6 @@ def test_a_fork_has_helpers_of_its_own():
             assert run_in_a_fork(lambda job=job: sandbox.run([job, job])) == [[True] * 3] * 2
         assert sandbox._helpers[0].process.poll() is None
         assert sandbox.run([Job(f"{program}again", DOUBLE, "f")]) == [[True] * 3]
-    verl_reward = runpy.run_path(str(ROOT / "examples/verl_reward.py"))
-    (row,) = verl_reward["rows"]("code", "train", 1, 1)
-    truth = row["reward_model"]["ground_truth"]
-    text = f"```python\n{json.loads(truth)['data']['reference']}\n```"
-    score = functools.partial(verl_reward["compute_score"], "code", text, truth, row["extra_info"])
-    assert score()["score"] == run_in_a_fork(score)["score"] == 1
 
 
 def drop_rights() -> None:
@@ -395,10 +369,8 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20) -> bool:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel who waits for a core")
 def test_a_busy_machine_fails_no_program():
-    """Guards against a limit on CPU time that is one on the machine's load.
-
-    Three other processes want the core of a program that needs more than half of its CPU time.
-    """
+    """Guards against a limit on CPU time that is one on the machine's load. Three other processes
+    want the core of a program that needs more than half of its CPU time."""
     spins = "import time\ndef f(x):\n    while time.process_time() < 0.6: pass\n    return 2 * x"
     (core, *_) = os.sched_getaffinity(0)
     command = [
@@ -423,3 +395,4 @@ def test_what_the_clock_ended_is_run_again():
     with Sandbox(1, seconds=0.1) as sandbox:
         assert sandbox.run([waits]) == [[False]] and not sandbox._cache
         assert sandbox.run([Job(RIGHT, DOUBLE, "f")]) == [[True] * 3] and len(sandbox._cache) == 1
+        assert sandbox.run([]) == [] and sandbox.run([Job(RIGHT, [], "f")]) == [[]]

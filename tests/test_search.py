@@ -19,7 +19,6 @@ from examples import search
 from examples.map_elites import Candidate, Population
 from examples.search_report import draw, run_curves, search_table
 from rewards import Problem, UserError
-from tasks.maze import Maze
 
 QUICK = "--problems 3 --among 3 --screen 0 --budget 26 --temperature 1 --out out"
 
@@ -34,11 +33,6 @@ def trained(tmp_path_factory) -> Path:
     )
     train.main(flags.split())
     return folder
-
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def run_search(run: Path, flags: str, out: str = "out") -> tuple[dict, list[dict]]:
@@ -72,15 +66,6 @@ def test_maze_knows_what_can_be_reached():
             answer = " ".join(task.cells[cell] for cell in route[1:])
             expected.add(tuple(task.reward(problem, answer)))
         assert {tuple(vector) for vector in task.reachable(problem)} == expected
-
-
-def test_a_maze_with_other_rewards_does_not_know_what_can_be_reached():
-    class Blended(Maze):
-        def reward(self, problem, answer):
-            return [0.5]
-
-    task = Blended(5)
-    assert task.reachable(task.problems("test", 1)[0]) == []
 
 
 @pytest.mark.parametrize("text", ["scalar", "ann", "ann=2,cid=1"])
@@ -205,21 +190,9 @@ def test_problems_are_hard_for_every_policy_of_every_run(trained, monkeypatch, c
     assert f"{len(hard)} of 6 problems" in capsys.readouterr().out
 
 
-def test_a_language_model_reads_the_parent_in_its_prompt():
-    task = load_task("maze")
-    problem = task.problems("test", 1)[0]
-    parent = candidate(1, [1.0, 0.5, 0.0, 1.0], answer="UP UP")
-    prompt = search.task_with_parent(task, parent).prompt(problem, 1)
-    assert prompt.startswith(task.prompt(problem, 1))  # the task itself is as before
-    assert "An earlier answer was:\nUP UP\n" in prompt
-    assert "completion 1, gold 0.5, diamond 0, avoid_lava 1" in prompt
-
-
 def test_the_table_and_the_figure():
-    """VPO alone solves the first of two problems, in one of two runs.
-
-    Where nobody knows what can be reached, no zero claims that nothing was found.
-    """
+    """VPO alone solves the first of two problems, in one of two runs. Where nobody knows what can
+    be reached, no zero claims that nothing was found."""
     lost = {"solved": [0, 0], "best": [[0.1, 0.5]] * 2, "behaviours": [[1, 2]] * 2}
     won = lost | {"solved": [40, 0]}
     policies = {"start": [lost, lost], "grpo": [lost, lost], "vpo": [won, lost]}

@@ -6,15 +6,13 @@ import itertools
 import json
 import math
 import random
-import sys
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 
 import train
-from engine.tasks import load_task, reward_vectors
-from rewards import Problem, Task, UserError, parse_answers
+from engine.tasks import load_task
+from rewards import Problem, parse_answers
 from rollout import score
 from tasks import maze
 from tasks.maze import Maze
@@ -25,59 +23,41 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 # Loading.
 
 
-@pytest.fixture
-def own_task(tmp_path, monkeypatch) -> Path:
-    """A file that is not there yet, in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    return Path("mine.py")
-
-
 def toy_with(members: str) -> str:
     return f"from rewards import Toy\n\nclass Mine(Toy):\n    {members}\n"
 
 
-def test_the_tiny_model_writes_tags_whatever_the_form(own_task):
+def test_the_tiny_model_writes_tags_whatever_the_form():
     """Guards against a form for language models that turns every answer of the tiny one into none."""
-    own_task.write_text(toy_with("def find_answers(self, text, m, finished): return [text]"))
+    Path("mine.py").write_text(toy_with("def find_answers(self, text, m, finished): return [text]"))
     text = "<answer_1> a </answer_1> <answer_2> b </answer_2>"
     assert parse_answers(text, load_task("mine.py"), 2) == ["a", "b"]
     assert parse_answers(text, load_task("mine.py", "some model"), 2) == [text]
 
 
-def test_the_constructor_gets_the_flags_that_it_names(own_task):
+def test_the_constructor_gets_the_flags_that_it_names():
     """Guards against options that reach no task, or one that did not ask for them."""
     constructor = "def __init__(self, size=1): self.n = size"
-    own_task.write_text(toy_with(f"flags = ('size',)\n    {constructor}"))
+    Path("mine.py").write_text(toy_with(f"flags = ('size',)\n    {constructor}"))
     assert load_task("mine.py", size=5, data="x").n == 5
     assert load_task("mine.py").n == 1
 
 
-def test_a_file_that_was_changed_is_read_again_and_may_import_its_neighbours(own_task):
+def test_a_file_that_was_changed_is_read_again_and_may_import_its_neighbours():
     """Guards against a notebook that goes on with the rewards of before."""
-    own_task.write_text(toy_with("name = 'one'"))
+    Path("mine.py").write_text(toy_with("name = 'one'"))
     assert load_task("mine.py").name == "one"
     Path("helpers_of_mine.py").write_text("NAME = 'two'\n")
-    own_task.write_text(toy_with("from helpers_of_mine import NAME as name"))
+    Path("mine.py").write_text(toy_with("from helpers_of_mine import NAME as name"))
     assert load_task("mine.py").name == "two"
-
-
-def test_without_names_each_problem_has_its_own_objectives():
-    """Their number may differ between problems, but not between the answers to one."""
-    task = Task()
-    task.reward = lambda problem, answer: (True,) * len(problem.id) + (1,) * len(answer)
-    vectors = reward_vectors(task, [(Problem("a", 0), ""), (Problem("bcd", 0), "")])
-    assert [len(vector) for vector in vectors] == [1, 3]
-    with pytest.raises(UserError, match=r"answer 'aaa', .* has 4 numbers for 3 objectives"):
-        reward_vectors(task, [(Problem("a", 0), "aa"), (Problem("a", 0), "aaa")])
 
 
 # The examples.
 
 
-def test_the_task_to_copy_trains(own_task, capsys):
+def test_the_task_to_copy_trains(capsys):
     """Guards against a first task that nobody can run, and one without the conflict that it tells of."""
-    own_task.write_text((EXAMPLES / "my_task.py").read_text())
+    Path("mine.py").write_text((EXAMPLES / "my_task.py").read_text())
     flags = "--method grpo vpo --steps 2 --warm-steps 20 --eval-problems 2 --pool 6 --out run"
     train.main(["--task", "mine.py", *flags.split()])
     assert "VPO" in capsys.readouterr().out
@@ -167,10 +147,9 @@ def grids(problems: list[Problem]) -> list[str]:
 
 
 def test_no_held_out_maze_occurs_in_training(monkeypatch):
-    """Guards against training on what is tested: of size 5 that happened to 3 test mazes of 200 in every run.
-
-    The mazes that do not collide must be those of always: published tables rest on them.
-    """
+    """Guards against training on what is tested: of size 5 that happened to 3 test mazes of 200 in
+    every run. The mazes that do not collide must be those of always: published tables rest on
+    them."""
     task = Maze(5)
     test = task.problems("test", maze.HELD_OUT)
     validation = task.problems("validation", maze.HELD_OUT)
@@ -233,23 +212,6 @@ def test_a_route_is_the_cells_that_it_enters(one, other, same):
     scored = score(task, [EXAMPLE], [[one, other]], 2)
     assert scored.answer_mask.all()
     assert scored.repeat_mask.tolist() == [[[False, same]]]
-
-
-def test_a_drawing_shows_ways_not_wandering():
-    """Guards against stray lines: a walk to and fro is no way, except to something that is collected."""
-    direct = "DOWN DOWN DOWN DOWN RIGHT RIGHT RIGHT RIGHT"
-    problem = Problem("long", EXAMPLE.data | {"budget": 30})
-    lines = []
-    for route in (direct, "DOWN UP DOWN UP UP " + direct, "RIGHT RIGHT LEFT " + direct, "a2"):
-        axes = Figure().subplots()
-        Maze(5).draw(axes, problem, [route], "red")
-        lines.append([line.get_xydata().tolist() for line in axes.lines])
-    plain, wander, gold, failed = lines
-    assert [len(line) for line in plain] == [9]
-    assert wander == plain and not failed
-    spur, dot = gold
-    assert len(spur) == 11
-    assert dot == [spur[1]], "a dot where the spur ends"
 
 
 def test_items_count_once_and_lava_by_share():

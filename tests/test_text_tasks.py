@@ -66,11 +66,6 @@ def write(name: str, n: int, path: str = "data.jsonl") -> str:
     return write_records(path, [RECORDS[name](i) for i in range(n)])
 
 
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 def task_and_problem(name: str, record: dict) -> tuple[Task, Problem]:
     """The task, and the problem of a record that it holds out."""
     test_data = write_records("one.jsonl", [record])
@@ -196,16 +191,6 @@ def test_eureqa_trains_on_half_of_the_hard_file():
     assert training.count("Hard") == 4
 
 
-def test_validation_holds_both_kinds(capsys):
-    """Half of EUREQA's second file is trained on by design; a copy of the first one is told."""
-    test_data = write("eureqa", 200, "more.jsonl")
-    task = load_task("eureqa", data=write("eureqa", 100), test_data=test_data)
-    numbers = [int(problem["id"].split("-")[1]) for problem in task.parts["validation"]]
-    assert len(numbers) == 20
-    assert 0 < len([number for number in numbers if number < 100]) < 20
-    assert "held-out problems stand in training too" in capsys.readouterr().err
-
-
 WANTED = [
     {"name": "book", "parameters": {"seats": 2, "vip": True, "name": "Ann Lee", "price": "1.5"}},
     {"name": "mail", "parameters": {"to": ["Ann", "Bob"], "options": {"html": False, "copies": 1}}},
@@ -228,6 +213,10 @@ def output(calls: list | str, think: str = "<think>so</think>") -> str:
     if isinstance(calls, list):
         text = "\n".join(json.dumps(call) for call in calls)
     return f"{think}<tool_call>{text}</tool_call>"
+
+
+def booked(parameters: str) -> str:
+    return output(f'{{"name": "book", "parameters": {{{parameters}}}}}')
 
 
 DEEP = "[" * 990 + "]" * 990
@@ -267,14 +256,8 @@ def changed(**values) -> list[dict]:
         (output(WANTED[:1]) + output(WANTED[1:], "")[:-30], [1, 2 / 3, 0.5, 0.5]),
         (output("[" * 100_000), [0, 0, 0, 0]),
         (output('{"name": "book", "parameters": [NaN, 1e999]}'), [1, 2 / 3, 0, 0]),
-        (
-            output('{"name": "book", "parameters": {"seats": NaN, "price": 1e999}}'),
-            [1, 2 / 3, 1 / 3, 0],
-        ),
-        (
-            output(f'{{"name": "book", "parameters": {{"seats": 1{"0" * 400}}}}}'),
-            [1, 2 / 3, 0.2, 0],
-        ),
+        (booked('"seats": NaN, "price": 1e999'), [1, 2 / 3, 1 / 3, 0]),
+        (booked(f'"seats": 1{"0" * 400}'), [1, 2 / 3, 0.2, 0]),
         (output(f'{{"name": "mail", "parameters": {{"to": {DEEP}}}}}'), [0, 0, 0, 0]),
         (f"<think>{output(WANTED, '')}</think>", [0, 0, 0, 0]),  # a thought is no call
         ("<think>a <tool_call> it is</think>" + output(WANTED, ""), [1, 1, 1, 1]),

@@ -24,7 +24,7 @@ import train
 import vpo
 from engine import models
 from engine.config import Config
-from engine.logs import MethodLog, answered_lengths, different_share, tell_scales
+from engine.logs import MethodLog, answered_lengths, different_share
 from engine.optimizer import MasterWeightAdamW
 from engine.runs import checkpoints, load_run
 from engine.tasks import load_task
@@ -38,11 +38,6 @@ QUICK = shlex.split(
 # A warm-up that is long enough for rewards and advantages that are not all zero. Without them a
 # resume has nothing to get wrong.
 LEARNING = [*QUICK, *shlex.split("--warm-steps 40 --steps 8 --eval-problems 0")]
-
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -98,8 +93,6 @@ def test_the_main_job(capsys):
     report = json.loads((run / "eval.json").read_text())["policies"]
     sets = ["vpo", "vpo, asked for one answer"]
     assert list(report) == ["start", "start_sets", "grpo", *sets, "group_vpo"]
-    low, high = report["vpo"]["best@4"]["interval"]
-    assert low <= report["vpo"]["best@4"]["mean"] <= high
     for name in ("best_at_k", "diversity", "progress", "reward_vectors", "answers"):
         assert (run / f"{name}.png").exists()
 
@@ -115,14 +108,12 @@ def test_the_main_job(capsys):
     change_config(Path("other"), seed=1)
     flags = "--split validation --problems 3 --pool 4 --out both"
     evaluation.main(["run", "other", *flags.split()])
-    assert "mean of 2 runs" in capsys.readouterr().out and Path("both/best_at_k.png").exists()
+    assert "\n2 runs: " in capsys.readouterr().out and Path("both/best_at_k.png").exists()
 
 
 def test_methods_spend_equal_answers():
     """Guards against more candidates for one method: a step of each has G * P * m answers.
-
-    --max-new-tokens is per answer; what ran into the limit is a metric.
-    """
+    --max-new-tokens is per answer; what ran into the limit is a metric."""
     flags = "--method grpo vpo --steps 1 --eval-problems 0 --max-new-tokens 3"
     train.main(["--out", "run", *QUICK, *flags.split()])
     (single,), (double,) = metrics(Path("run/grpo")), metrics(Path("run/vpo"))
@@ -202,41 +193,41 @@ def test_plain_runs_nothing_of_fast(monkeypatch):
     evaluation.main(["run"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_and_sigterm_say_how_to_go_on(number, monkeypatch, capsys):
+def test_ctrl_c_and_sigterm_say_how_to_go_on(monkeypatch, capsys):
     """In the middle of a step: nothing that was saved is lost, and the run goes on to the same weights."""
     arguments = ["--method", "grpo", *LEARNING]
     train.main(["--out", "whole", *arguments])
     score = train.score
-    log = Path("run/grpo/metrics.jsonl")
+    signals = {4: signal.SIGINT, 6: signal.SIGTERM}  # after so many steps
 
     def interrupted(*arguments):
-        if log.exists() and len(log.read_text().splitlines()) == 4:
+        log = Path("run/grpo/metrics.jsonl")
+        number = signals.pop(len(log.read_text().splitlines()) if log.exists() else 0, None)
+        if number:
             os.kill(os.getpid(), number)
         return score(*arguments)
 
-    with monkeypatch.context() as patch:
-        patch.setattr("sys.argv", ["train.py", *arguments])
-        patch.setattr(train, "score", interrupted)
+    monkeypatch.setattr("sys.argv", ["train.py", *arguments])
+    monkeypatch.setattr(train, "score", interrupted)
+    for flags, kept in ((arguments, "checkpoint-000003"), (["--resume"], "checkpoint-000006")):
         with pytest.raises(SystemExit) as stop:
-            train.main(["--out", "run", *arguments])
-    assert stop.value.code == 130
-    assert "python train.py --resume --out run" in capsys.readouterr().err.splitlines()[-1]
-    assert checkpoints(Path("run/grpo"))[-1].name == "checkpoint-000003"
-    train.main(["--resume", "--out", "run"])
+            train.main(["--out", "run", *flags])
+        assert stop.value.code == 130
+        assert "--resume --out run" in capsys.readouterr().err.splitlines()[-1]
+        assert checkpoints(Path("run/grpo"))[-1].name == kept
+    train.main(["--out", "run", "--resume"])
     checkpoint = Path("grpo/checkpoint-000008")
     assert_equal_weights(weights("whole" / checkpoint), weights("run" / checkpoint))
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
-def test_a_language_model_goes_through_the_same_code(architecture, capsys):
+def test_a_language_model_goes_through_the_same_code(capsys):
     """A random model from disk: text prompts, and its first rollout is shown."""
-    model = save_random_model("model", architecture)
+    model = save_random_model("model", "llama")
     flags = shlex.split("--method grpo vpo --steps 2 --max-new-tokens 30 --eval-problems 2")
     train.main(["--out", "run", "--model", model, *QUICK, *flags])
     assert "start" in json.loads(Path("run/eval.json").read_text())["policies"]
     told = capsys.readouterr().err
-    assert ("prompts are plain text" in told) == (architecture == "llama")
+    assert "prompts are plain text" in told
     for text in (
         "vpo, the end of the prompt of problem 'toy-train-0':",
         "the first step's 6 rollouts",
@@ -250,21 +241,21 @@ def test_a_language_model_goes_through_the_same_code(architecture, capsys):
 
 
 def test_an_adapter_goes_through_the_same_code():
-    """LoRA: checkpoints hold the adapter alone, a killed run goes on from it, so does the evaluation.
-
-    Guards against an adapter that is drawn anew where a run was killed before its first checkpoint.
-    """
+    """LoRA: checkpoints hold the adapter alone, a killed run goes on from it, so does the
+    evaluation. Guards against an adapter that is drawn anew where a run was killed before its first
+    checkpoint."""
     pytest.importorskip("peft")
     model = save_random_model("model", "qwen2")
-    flags = "--lora-rank 2 --method vpo --steps 4 --save-every 2 --max-new-tokens 30 --lr 0.01"
+    flags = "--lora-rank 2 --method vpo --steps 2 --save-every 1 --max-new-tokens 20 --lr 0.01"
+    flags += " --eval-problems 1 --pool 2"
     arguments = ["--model", model, *QUICK, *shlex.split(flags), "--keep-optimizer"]
     train.main(["--out", "whole", *arguments])
-    folder = Path("whole/vpo/checkpoint-000004")
+    folder = Path("whole/vpo/checkpoint-000002")
     assert (folder / "adapter_model.safetensors").exists()
     assert (folder / "model.safetensors").is_symlink()
-    adapter = "vpo/checkpoint-000004/adapter_model.safetensors"
+    adapter = "vpo/checkpoint-000002/adapter_model.safetensors"
     shutil.copytree("whole", "run", symlinks=True)
-    for lost in ("checkpoint-000004", "checkpoint-00000[24]"):
+    for lost in ("checkpoint-000002", "checkpoint-00000[12]"):
         for checkpoint in Path("run/vpo").glob(lost):
             shutil.rmtree(checkpoint)
         train.main(["--out", "run", "--resume"])
@@ -313,37 +304,6 @@ def test_learning_that_has_stopped_is_said_once(capsys):
     assert told_at == [20]
 
 
-def test_a_rate_that_destroys_the_policy_is_named(capsys):
-    """Guards against "easier problems" after --lr .9, where the start model had earned something."""
-    log = MethodLog("vpo", Config(out="run", steps=99, lr=["0.9"]), load_task("toy"), 0)
-    for step in range(1, 14):
-        row = dict.fromkeys(("reward", "diversity", "W@m", "tokens"), 0)
-        early = int(step < 3)
-        log.write(
-            step, row | {"signal": early, "earned": 0.8 * early, "answers": 1, "seconds": 1}, {}
-        )
-    told = capsys.readouterr().err
-    assert "begin anew with a lower --lr than 0.9" in told and "easier problems" not in told
-
-
-@pytest.mark.parametrize(
-    ("scale", "expected"),
-    [
-        ((1, 1, 250), "rewards of up to 250 in block_3 and 1 in block_1, block_2"),
-        ((1, 0.001, 1), "rewards of up to 1 in block_1, block_3 and 0.001 in block_2"),
-        ((1, 0, 50), ""),
-    ],
-)
-def test_objectives_of_other_sizes_are_named(scale, expected, capsys):
-    """Guards against an objective that the mean and the preference weights hardly see."""
-    rewards = torch.rand(8, 2, 3, generator=torch.Generator().manual_seed(0))
-    rewards = rewards / rewards.amax((0, 1)) * torch.tensor(scale)
-    example = {"rollouts": [{"rewards": vectors} for vectors in rewards.tolist()]}
-    tell_scales("vpo", load_task("toy"), example)
-    told = capsys.readouterr().err
-    assert expected in told and bool(told) == bool(expected)
-
-
 def test_entropy_and_variety_are_those_of_the_answers():
     """Guards against tokens behind a closed answer, which nobody reads, and against a collapsed group that is new in
     each rollout."""
@@ -367,34 +327,10 @@ def rollouts_with(texts: list[str]) -> Rollouts:
     return Rollouts(None, [], None, None, [1] * n, texts, [True] * n)
 
 
-def test_the_first_step_shows_the_best_rollout():
-    """Guards against a first look at a rollout that earns nothing where others earn something."""
-    task = load_task("fence")
-    problems = task.problems("train", 2)
-    good = " ".join(["red"] * 6)
-    answers = [[], ["red"], [], [good], ["red"], []]  # of two groups of three rollouts
-    scored = score(task, problems, answers, m=1)
-    rollouts = rollouts_with([f"text {row}" for row in range(6)])
-    best = train.sample_record(problems, rollouts, scored, torch.zeros(2, 3))["best"]
-    rewards = [task.reward(problems[1], good)]
-    assert best["problem"]["id"] == problems[1].id
-    assert (best["text"], best["rewards"]) == ("text 3", rewards)
-
-
-def test_a_dead_objective_is_seen_in_the_first_step():
-    """Guards against "a third earns something" where one of two objectives is 0 in every answer."""
-    task = load_task("fence")
-    problems = task.problems("train", 1)
-    scored = score(task, problems, [[" ".join(["red"] * 6)], ["red"], []], m=1)
-    rollouts = rollouts_with(["a", "b", "c"])
-    row = train.step_metrics(task, rollouts, scored, torch.zeros(1, 3), 1)
-    assert [row[f"earned_{name}"].item() for name in task.objectives] == pytest.approx(
-        [1 / 3, 0, 0]
-    )
-
-
 def test_the_objective_is_logged():
-    """W@m by brute force: of sets their own best, of single answers the best of m rollouts of a group."""
+    """W@m by brute force: of sets their own best, of single answers the best of m rollouts of a group.
+    And what earns in each objective: guards against one that is 0 in every answer, unseen.
+    """
     task = load_task("fence")
     problems = task.problems("train", 2)
     red, blue, grey = (" ".join([color] * 6) for color in ("red", "blue", "grey"))
@@ -404,17 +340,18 @@ def test_the_objective_is_logged():
         rewards = [torch.tensor(task.reward(None, answer)).double() for answer in answers]
         return (w @ torch.stack(rewards, 1)).amax(1).mean().item()
 
-    def logged(answers: list[list[str]], m: int, per_rollout: int) -> float:
+    def logged(answers: list[list[str]], m: int, per_rollout: int) -> dict[str, torch.Tensor]:
         scored = score(task, problems, answers, per_rollout)
-        metrics = train.step_metrics(task, rollouts_with([""] * 4), scored, torch.zeros(2, 2), m)
-        return metrics["W@m"].item()
+        return train.step_metrics(task, rollouts_with([""] * 4), scored, torch.zeros(2, 2), m)
 
     sets = [[red, blue], [red], [grey, grey], []]
     expected = (best(red, blue) + best(red, "") + best(grey) + best("")) / 4
-    assert logged(sets, m=2, per_rollout=2) == pytest.approx(expected, abs=1e-6)
-    singles = [[red], [blue], [grey], []]
+    assert logged(sets, m=2, per_rollout=2)["W@m"].item() == pytest.approx(expected, abs=1e-6)
+    singles = [[red], [blue], [grey], ["red"]]
     expected = (best(red, blue) + best(grey, "")) / 2
-    assert logged(singles, m=2, per_rollout=1) == pytest.approx(expected, abs=1e-6)
+    row = logged(singles, m=2, per_rollout=1)
+    assert row["W@m"].item() == pytest.approx(expected, abs=1e-6)
+    assert [row[f"earned_{name}"].item() for name in task.objectives] == [0.5, 0.5, 0.25]
 
 
 def test_several_updates_per_batch():
@@ -545,9 +482,6 @@ def test_running_out_of_memory_names_step_amount_and_flags(capsys, monkeypatch):
     break_at(monkeypatch, 4, fail)
     texts = ["vpo, step 4: out", "2.50 GiB", "--micro-batch-tokens", "--resume --out run"]
     fails(["--out", "run", *QUICK, "--method", "vpo"], capsys, *texts)
-
-
-# A method of one's own.
 
 
 # The warm-up.

@@ -16,7 +16,6 @@ from torch.utils._pytree import tree_leaves
 import vpo
 from vpo import Estimator, Scored
 
-SINGLE = [method for method in vpo.ADVANTAGES if method not in vpo.SEVERAL_ANSWERS]
 NOT_NORMALISED = ("dr_grpo", "maxrl")  # advantages that grow with the rewards
 
 
@@ -91,11 +90,9 @@ def test_weights_follow_their_seed(alpha):
 
 
 def test_sharing_weights_within_a_group_cancels_noise():
-    """Guards against one draw per rollout, a bug that a published re-implementation had.
-
-    Objectives of unequal difficulty, as in every real task: which of them a draw favours moves all
-    rollouts alike. Measured ratio of the errors: 0.2.
-    """
+    """Guards against one draw per rollout, a bug that a published re-implementation had. Objectives
+    of unequal difficulty, as in every real task: which of them a draw favours moves all rollouts
+    alike. Measured ratio of the errors: 0.2."""
     rewards = 0.3 * random_rewards(1, 8, 8, 3, 4) + torch.tensor([0.7, 0.3, 0.1, 0.0])
     truth = vpo.vpo_advantage(rewards, n_weights=50_000, generator=generator())
     shared = 0.0
@@ -113,11 +110,9 @@ def test_sharing_weights_within_a_group_cancels_noise():
 
 
 def envelope_area(lines: list[list[float]]) -> float:
-    """E max_y w . r(y) for k = 2 and uniform w, in closed form.
-
-    With w = (u, 1 - u) each answer is a line over u. The best of them is piecewise linear, and
-    bends where two lines cross, so trapezoids between the crossings give the area exactly.
-    """
+    """E max_y w . r(y) for k = 2 and uniform w, in closed form. With w = (u, 1 - u) each answer is
+    a line over u. The best of them is piecewise linear, and bends where two lines cross, so
+    trapezoids between the crossings give the area exactly."""
     bends = {0.0, 1.0}
     for (a, b), (c, d) in itertools.combinations(lines, 2):
         slope = (a - b) - (c - d)
@@ -204,12 +199,10 @@ def test_subset_best_equals_brute_force(G, s, levels):
 
 @pytest.mark.parametrize("s", [2, 2048, 4095])
 def test_subset_best_of_a_large_group(s):
-    """Guards against binomial coefficients that no float holds.
-
-    The scores are 0 to G - 1. The highest is the best of all its sets. The best of the others in the
-    sets of the lowest is on average (s - 1) G / s. The mean over the group is the expected best of s
-    rollouts, s (G + 1) / (s + 1) - 1.
-    """
+    """Guards against binomial coefficients that no float holds. The scores are 0 to G - 1. The
+    highest is the best of all its sets. The best of the others in the sets of the lowest is on
+    average (s - 1) G / s. The mean over the group is the expected best of s rollouts, s (G + 1) /
+    (s + 1) - 1."""
     G = 4096
     scores = torch.randperm(G, generator=generator()).float()[None]
     B = vpo.subset_best(scores, s)[0]
@@ -400,11 +393,9 @@ def test_multi_rlvr_pays_distinct_answers():
 
 
 def test_a_repeated_answer_is_not_missing():
-    """Guards against VPO that takes one mask for the other.
-
-    A rollout that gives one bad answer twice is worth that answer, and not the reward of silence,
-    even where its first mention cannot be read.
-    """
+    """Guards against VPO that takes one mask for the other. A rollout that gives one bad answer
+    twice is worth that answer, and not the reward of silence, even where its first mention cannot
+    be read."""
     rewards = random_rewards(22, 2, 4, 2, 3)
     rewards[:, :, 1] = rewards[:, :, 0]
     mask = all_there(rewards)
@@ -551,10 +542,8 @@ def test_on_policy_gradient_is_reinforce():
 
 
 def test_clipping_token_by_token():
-    """Ratio 1.5 at A > 0 and 0.5 at A < 0 are clipped, 4 at A < 0 stops at the dual clip 3.
-
-    The tokens of a rollout have different ratios: guards against one ratio for all of them.
-    """
+    """Ratio 1.5 at A > 0 and 0.5 at A < 0 are clipped, 4 at A < 0 stops at the dual clip 3. The
+    tokens of a rollout have different ratios: guards against one ratio for all of them."""
     log_ratio = torch.tensor([[1.5, 0.9], [0.5, 4.0], [1.5, 1.0]]).log().requires_grad_()
     A = torch.tensor([1.0, -1.0, -1.0])
     mask = torch.ones(3, 2, dtype=torch.bool)
@@ -599,10 +588,8 @@ def test_the_gradient_of_kl_brings_rare_tokens_back():
 
 
 def test_kl_stays_finite_where_the_policy_has_lost_a_token():
-    """The policy gives a token -101 nats, the reference -1: guards against exp(100), which ends a run.
-
-    Beyond 10 nats the term goes on as a straight line, without a jump in value or slope.
-    """
+    """The policy gives a token -101 nats, the reference -1: guards against exp(100), which ends a
+    run. Beyond 10 nats the term goes on as a straight line, without a jump in value or slope."""
     log_x = torch.tensor([100.0], requires_grad=True)
     kl = kl_of(log_x)
     kl.backward()

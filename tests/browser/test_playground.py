@@ -132,18 +132,6 @@ def test_rewards_and_measures_are_those_of_python(tab):
     assert found == pytest.approx(evaluation.diversity(rewards[None]).item(), abs=1e-6)
 
 
-def test_random_users_are_uniform_on_the_simplex(tab):
-    """Three specialists are worth 11/18 to them, two 3/4: the crossings that the page marks."""
-    for users, k in (("three", 3), ("two", 2)):
-        crossing = tab.run(f"USERS.{users}.set[0]")
-        weights = f"sampleWeights(20000, {k}, randomNumbers(0))"
-        drawn = tab.run(f"mean({weights}.map((w) => Math.max(...w)))")
-        assert drawn == pytest.approx(crossing, abs=0.005)
-        specialists = torch.eye(k).tolist()
-        spread = tab.run(f"bestAtK(meanRanks({specialists}, spreadWeights({k})), {k})")
-        assert spread == pytest.approx(crossing, abs=1e-3)
-
-
 # The experiments.
 
 
@@ -226,40 +214,7 @@ def test_an_experiment_asks_trains_and_answers(experiment, check, right, tab):
     assert tab.run(LAYOUT) == []
 
 
-def test_a_question_gives_nothing_away_before_the_guess(tab):
-    """Guards against a film, a note or a curve that shows the end, and against a knob that ends the question."""
-    tab.run("begin(0)")
-    turn(tab, k=1, seed=3, grey=0.4)
-    wait_for(tab, "isTrained()")
-    assert text(tab, "question") and not text(tab, "grey-says")
-    for control in ("play", "next"):
-        tab.run(f"byId('{control}').click()")
-        wait_for(tab, "true")
-        assert text(tab, "verdict") == "Choose an answer first."
-        assert tab.run("shownStep()") == 0
-    curve = "document.querySelector('#charts path[stroke-width]').getAttribute('d')"
-    assert "L" not in tab.run(curve)
-    tab.run("guess(2)")
-    wait_for(tab, "shownStep() > 0")
-    assert tab.run("[settings.k, settings.grey, settings.seed]") == [30, 0.35, 3]
-    turn(tab, grey=0.4)
-    wait_for(tab, "state.guess === null && shownStep() === 0")
-    tab.run("begin(null)")
-    turn(tab, seed=0)
-    wait_for(tab, "byId('card').hidden && isTrained() && shownStep() === 60")
-
-
 # What is seen.
-
-
-def test_nobody_is_ahead_before_the_first_step(tab):
-    """Guards against fifteen ties in bold."""
-    tab.run("begin(null); goTo(0)")
-    wait_for(tab, "isTrained() && shownStep() === 0")
-    assert tab.run("document.querySelectorAll('#panels .top').length") == 0
-    tab.run("goTo(60)")
-    wait_for(tab, "shownStep() === 60")
-    assert tab.run("document.querySelectorAll('#panels .top').length") > 0
 
 
 def test_nothing_overlaps_on_a_desk_and_every_control_has_a_name(tab):
@@ -290,26 +245,6 @@ def test_knobs_at_their_ends_give_numbers(knobs, tab):
         assert tab.run(
             "METHODS.every(({ name }) => new Set(valuesOf('diversity', name)).size === 1)"
         )
-
-
-def test_the_sentence_about_grey_is_what_is_painted(tab):
-    """Below a third, and above 11/18; between them is the first experiment. With one answer VPO paints grey."""
-
-    def grey_shares(**knobs: float) -> list[float]:
-        tab.run("Object.assign(settings, DEFAULTS)")
-        turn(tab, **knobs)
-        wait_for(tab, "isTrained()")
-        found = outcomes(tab)
-        return [found[method]["colors"][3] for method in ("grpo", "vpo", "group_vpo")]
-
-    grpo, several, _ = grey_shares(grey=0.2)
-    assert text(tab, "grey-says").startswith("Below 1/3")
-    assert grpo < 0.1 and several < 0.1
-    grpo, several, _ = grey_shares(grey=0.66)
-    assert text(tab, "grey-says").startswith("Above 11/18")
-    assert grpo > 0.9 and 0.3 < several < 0.9
-    _, one_answer, group = grey_shares(m=1)
-    assert one_answer > 0.95 and group < 0.2
 
 
 def test_the_lens_adds_up_and_follows_pointer_and_keys(tab):

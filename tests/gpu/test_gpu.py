@@ -12,7 +12,7 @@ import pytest
 import torch
 from test_fast import copy_of, ends_soon, gradient
 from test_rollout import assert_same_gradient, draw, load_random_model
-from test_train import ROOT, in_an_empty_folder, metrics  # noqa: F401 - a fixture
+from test_train import ROOT, metrics
 
 import fast
 import rollout

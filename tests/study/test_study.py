@@ -2,12 +2,9 @@
 
 import json
 import multiprocessing
-import os
 import re
-import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -18,8 +15,7 @@ import train
 from engine.config import Config, Parser, peak_rate, task_defaults
 from engine.tasks import load_task
 from examples import search_report
-from report.statistics import bootstrap_interval
-from study import documents, reproduce, result_plots, result_tables, store, stored
+from study import documents, reproduce, result_tables, store, stored
 from study.entries import GROUP_VPO, GRPO, VPO, Entry
 from study.grid import LR, LR_AT_30, REAL_TASKS, VERSION, Cell, cells, tuning_rates
 from study.store import FORMER, QUICK, RESULTS, Store, load_stored, results_of
@@ -132,9 +128,8 @@ class Small(Cell):
 
 
 @pytest.fixture
-def small(tmp_path, monkeypatch):
+def small(monkeypatch):
     """One small cell measured in this process, in an empty folder."""
-    monkeypatch.chdir(tmp_path)
 
     def call(command, **rest):
         try:
@@ -174,25 +169,6 @@ def test_a_cell_is_measured_once_and_kept(small):
     assert not STORE.current([small]) and small.name in STORE.read(STORE.path(small))
 
 
-def test_the_checkpoints_of_a_real_model_are_deleted_once_measured(small, monkeypatch):
-    """All runs of the grid together would fill a disk."""
-    monkeypatch.setattr(reproduce, "REAL_TASKS", ("maze",))
-    monkeypatch.setattr(reproduce, "TEMPERATURES", (0.7,))
-    reproduce.measure_cell(small, STORE)
-    assert STORE.current([small]) and not STORE.run(small).exists()
-
-
-def test_equal_results_are_equal_bytes_in_any_order(tmp_path):
-    grid = [cell for cell in cells() if cell.task == "toy"][:5]
-    written = []
-    for order in (grid, grid[::-1]):
-        own = Store(tmp_path / str(len(written)))
-        for cell in order:
-            own.add(cell, {"seed": cell.seed})
-        written.append((own.folder / "toy.json.gz").read_bytes())
-    assert written[0] == written[1]
-
-
 def store_ten(folder: Path, method: str) -> None:
     for seed in range(10):
         Store(folder).add(Cell("toy", method, seed), {"seed": seed})
@@ -211,9 +187,8 @@ def test_processes_that_store_at_once_lose_nothing(tmp_path):
 
 
 @pytest.fixture
-def failing_grid(tmp_path, monkeypatch):
+def failing_grid(monkeypatch):
     """An empty folder in which every cell but those of Max@K is measured at once."""
-    monkeypatch.chdir(tmp_path)
 
     class Process:
         def __init__(self, command, **rest):
@@ -238,57 +213,6 @@ def test_a_cell_that_fails_does_not_stop_the_others(failing_grid, capsys):
     assert "maze-max_at_k-seed0  FAILED, see runs/reproduce/maze-max_at_k-seed0-" in printed.out
     reproduce.main(["--quick", "--list"])
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()].count("missing") == 1
-
-
-def test_sigterm_ends_the_cells_that_run(tmp_path, monkeypatch):
-    """Guards against cells that go on without their parent, and cells that begin after its end."""
-    monkeypatch.chdir(tmp_path)
-    began = []
-
-    class Process:
-        def __init__(self, command, **rest):
-            self.stopped = threading.Event()
-            began.append(self)
-            if len(began) == 2:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        def send_signal(self, number: int) -> None:
-            assert number == signal.SIGINT
-            self.stopped.set()
-
-        def wait(self) -> int:
-            assert self.stopped.wait(60)
-            return 1
-
-    monkeypatch.setattr(reproduce.subprocess, "Popen", Process)
-    before = signal.getsignal(signal.SIGTERM)
-    grid = [Cell("toy", "vpo", seed) for seed in range(6)]
-    with pytest.raises(KeyboardInterrupt, match="the same command goes on"):
-        reproduce.run_grid(grid, 2, Store(Path("again")))
-    signal.signal(signal.SIGTERM, before)
-    assert len(began) == 2
-
-
-def test_other_results_have_runs_of_their_own(tmp_path):
-    """Guards against a second measurement that takes what the first one trained."""
-    cell = Cell("toy", "vpo", 0)
-    own = Store(RESULTS).run(cell)
-    assert own.parent == store.RUNS
-    assert Store(tmp_path).run(cell) == tmp_path / "runs" / own.name
-
-
-def test_a_damaged_file_is_one_clear_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    STORE.folder.mkdir(parents=True)
-    (STORE.folder / "maze.json.gz").write_bytes(b"cut off")
-    mistakes = {
-        ("--list",): "study/results/maze.json.gz: damaged",
-        ("--only", "nothing"): "--only nothing: no cell",
-    }
-    for flags, message in mistakes.items():
-        with pytest.raises(SystemExit) as stop:
-            reproduce.main([*flags])
-        assert stop.value.code == 2 and message in capsys.readouterr().err
 
 
 def result(task: str, policy: Entry, seed: int, **values: object) -> Result:
@@ -339,9 +263,8 @@ def record_of(cell: Cell, score: int, version: int) -> dict:
     return record | {"seconds": {"training": 1.0}, "training": {}, "at": temperatures}
 
 
-def test_results_of_a_newer_version_are_compared_and_taken(tmp_path, monkeypatch, capsys):
+def test_results_of_a_newer_version_are_compared_and_taken(capsys):
     """The replaced record stays for former ablations; equal versions are not taken again."""
-    monkeypatch.chdir(tmp_path)
     grid = [Cell("maze", "vpo", seed) for seed in range(2)]
     again = Store(Path("again"))
     for cell, score in zip(grid, (500, 600), strict=True):
@@ -443,26 +366,3 @@ def test_what_neither_grpo_nor_the_start_solves():
     assert alone(found, ("vpo",), search_report.RIVALS, any_run=True) == [1, 1]
     assert alone(found, ("grpo",), search_report.RIVALS) == [0, 0]
     assert result_tables.counts_of_other_runs(found, ("grpo",)) == [1, 0]  # what chance gives
-
-
-@pytest.fixture
-def few_samples(monkeypatch):
-    """Quicker intervals."""
-
-    def interval(values, clusters=None, **_):
-        return bootstrap_interval(values, clusters, samples=30)
-
-    for module in (stored, result_tables):
-        monkeypatch.setattr(module, "bootstrap_interval", interval)
-
-
-def test_every_figure_of_the_whole_grid(tmp_path, results, few_samples):
-    """And each is on a page: guards against figures that nobody shows, and links to figures that are gone."""
-    for folder in ("docs/figures", "study/figures"):
-        (tmp_path / folder).mkdir(parents=True)
-    result_plots.draw_figures(results, tmp_path)
-    drawn = {path.name for path in tmp_path.rglob("*.png")}
-    kept = {path.name for path in (ROOT / "study/figures").iterdir()}
-    assert drawn == kept - {"headlines_of_others.png"} | {"best_at_k.png"}
-    shown = " ".join(path.read_text() for path in documents.documents(ROOT))
-    assert all(f"figures/{name})" in shown for name in kept)
