@@ -9,7 +9,7 @@ from torch import Tensor
 from engine.tasks import load_task, take_problems
 from report import plots
 from rewards import Problem, Task
-from study import claims, result_plots, result_tables
+from study import claims, cures, result_plots, result_tables
 from study.grid import Cell
 from study.store import Store
 from study.stored import Stored
@@ -28,6 +28,7 @@ GENERAL_TABLES = {
     "more_steps": result_tables.more_steps,
     "rewards": result_tables.rewards,
     "rates": result_tables.chosen_rates,
+    "chosen_cures": cures.chosen,
     "searches": result_tables.searches,
     "verdicts": claims.verdict_table,
     "multiplicity": result_tables.multiplicity,
@@ -85,6 +86,8 @@ def block(stored: Stored, subject: str, table: str) -> str:
     """One table or sentence, of a task or of all."""
     if table == "version":
         return result_tables.versions(stored, subject)
+    if table == "cures":
+        return cures.validation(stored, subject)
     if table in GENERAL_TABLES:
         return GENERAL_TABLES[table](stored)
     return TASK_TABLES[table](stored.task(subject))
