@@ -436,7 +436,8 @@ def versions(stored: Stored, subject: str) -> str:
         for key, search in stored.searches.items():
             found.setdefault(key.replace("_", " "), set()).add(search.get("version", 2))
     if subject == "rates":
-        found["learning rates"] = {run.version for run in newest_results(stored, tuning=True)}
+        validation = [run for run in newest_results(stored, tuning=True) if not run.policy.flags]
+        found["learning rates"] = {run.version for run in validation}
     for result in newest_results(stored, tuning=False):
         name = name_on_page(result, subject)
         if name:
