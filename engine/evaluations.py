@@ -17,7 +17,7 @@ ONE_ANSWER = "asked for one answer"
 PROBLEM_FLAGS = ("task", "size", "data", "test_data")
 TRAINING_FLAGS = (  # the start model depends on none of them
     "group_size", "n_weights", "alpha", "subset", "steps", "prompts_per_step", "updates", "lr_schedule", "kl",
-    "lora_rank",
+    "entropy_coef", "lora_rank",
 )  # fmt: skip
 
 

@@ -215,26 +215,28 @@ def open_tracker(name: str, folder: Path, done: int) -> Callable[[dict[str, floa
     return lambda metrics, step: None
 
 
-def answered_lengths(
-    task: Task, rollouts: Any, answers: list[list[str]], decode: Callable[[Tensor], str]
-) -> list[int]:
+def answered_lengths(policy: Any, task: Task, rollouts: Any, answers: list[list[str]]) -> list[int]:
     """How many tokens of every rollout (P * G) stand before the end of its last answer, its mark included."""
     lengths = []
     tokens = rollouts.tokens.cpu()
-    opening = rollouts.texts[0].removesuffix(decode(tokens[0, : rollouts.lengths[0]]))
+    opening = rollouts.texts[0].removesuffix(policy.decode(tokens[0, : rollouts.lengths[0]]))
     for row, own in enumerate(answers):
-        n = rollouts.lengths[row]
-        low = 0
-        high = n
-        while own and low < high:  # the least number of tokens that hold all answers
-            # Most rollouts end with their last answer, or one token later.
-            middle = max(low, n - 2) if high == n else (low + high) // 2
-            text = opening + decode(tokens[row, :middle])
+        end = rollouts.lengths[row]
+        if own and tokens[row, end - 1].item() in policy.eos_ids:
+            end -= 1
+        mark = f"</{task.tag}_{len(own)}>"
+        text = rollouts.texts[row].rstrip()
+        least = 0
+        if not own or (text.endswith(mark) and text.count(mark) == 1):
+            least = end  # nothing follows the last answer, as after most rollouts
+        while least < end:  # the least number of tokens that hold all answers
+            middle = (least + end) // 2
+            text = opening + policy.decode(tokens[row, :middle])
             if len(parse_answers(text, task, len(own), finished=False)) == len(own):
-                high = middle
+                end = middle
             else:
-                low = middle + 1
-        lengths.append(max(high, 1))
+                least = middle + 1
+        lengths.append(max(end, 1))
     return lengths
 
 

@@ -60,15 +60,23 @@ def check_model(policy: Policy, name: str) -> None:
         elif not has_finite_logits(policy):
             mistake = "its logits are not finite, so its weights are not"
             fix = "fetch or save it again"
-        elif (off := nats_off(policy)) > TOLERANCE.get(policy.model.dtype, 0.06):
-            mistake = (
-                "it gives other logits after a cached or padded prompt, or does more to them than "
-            )
-            mistake += f"its LM head: log-probabilities would be wrong by {off:.2g} nats per token"
+        else:
+            mistake = wrong_logprobs(policy)
     except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
         mistake = f"{type(policy.model).__name__} takes no KV cache as others do ({error!s:.200})"
     if mistake:
         raise UserError(f"--model {name}: {mistake}; {fix}")
+
+
+def wrong_logprobs(policy: Policy) -> str:
+    """By how much log-probabilities would be wrong; empty if by no more than rounding."""
+    off = nats_off(policy)
+    if off <= TOLERANCE.get(policy.model.dtype, 0.06):
+        return ""
+    return (
+        "it gives other logits after a cached or padded prompt, or does more to them than its LM head: "
+        f"log-probabilities would be wrong by {off:.2g} nats per token"
+    )
 
 
 @torch.no_grad()

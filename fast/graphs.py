@@ -46,7 +46,8 @@ def decode(
         try:
             return decode_with_graphs(policy, ids, lengths, uniform, options)
         except Exception as error:  # of capture, memory and unusual models there are many kinds
-            refused[policy.model] = f"{type(error).__name__}, {' '.join(str(error).split())[:200]}"
+            reason = " ".join(str(error).split())[:200]
+            refused[policy.model] = f"{type(error).__name__}, {reason}"
         workspaces.pop(policy.model, None)
         print("sampling goes on without a CUDA graph:", refused[policy.model], file=sys.stderr)
     return rollout.decode(policy, ids, lengths, uniform, options)
@@ -211,7 +212,9 @@ class Workspace:
     def logits(self, model: PreTrainedModel, b: int) -> Tensor:
         """Logits (b, V) of what follows the newest tokens of the first b rollouts."""
         n = self.room
-        layers = [FixedLayer(k[:b, :, :n], v[:b, :, :n], self.place) for k, v in self.layers]
+        layers = []
+        for keys, values in self.layers:
+            layers.append(FixedLayer(keys[:b, :, :n], values[:b, :, :n], self.place))
         padding = self.padding[:b]
         places = torch.arange(n, device=padding.device)
         seen = (places >= padding) & (places <= self.place)  # (b, room)

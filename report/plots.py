@@ -225,7 +225,8 @@ def typical_problem(pools: dict[str, Tensor]) -> int:
         pools: rewards (N, n, k) by policy.
     """
     methods = [rewards for name, rewards in pools.items() if not name.startswith("start")]
-    first, last = (torch.cdist(x, x, p=1).sum((1, 2)) for x in (methods[0], methods[-1]))  # (N)
+    first = torch.cdist(methods[0], methods[0], p=1).sum((1, 2))  # (N)
+    last = torch.cdist(methods[-1], methods[-1], p=1).sum((1, 2))  # (N)
     order = (last - first).argsort(stable=True)
     return int(order[len(order) // 2])
 
@@ -306,8 +307,10 @@ def _policy_labels(rewards: dict[str, list[Tensor]]) -> list[str]:
         solved[name] = sum((vectors >= 1).all(-1).any().item() for vectors in of_problems)
     if not any(solved.values()):
         return [look_of(name).title for name in rewards]
-    told = "{}\nsolves {} of {} problems"
-    return [told.format(look_of(x).title, n, len(rewards[x])) for x, n in solved.items()]
+    titles = []
+    for name, n in solved.items():
+        titles.append(f"{look_of(name).title}\nsolves {n} of {len(rewards[name])} problems")
+    return titles
 
 
 def distinct_problems(problems: list[Problem]) -> list[int]:

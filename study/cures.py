@@ -2,16 +2,11 @@
 
 from report.markdown import markdown
 from study.entries import Entry
-from study.grid import LR, LR_AT_30, MAIN_METHODS, cures
+from study.grid import CURES, LR, LR_AT_30, MAIN_METHODS, cures
 from study.result_tables import CHOSEN_BY
 from study.stored import Stored, TaskResults
 
 MEASURES = ("best@1", "best@3", "best@10", "best@30", "W@30", "diversity")
-CURES = {  # flag of train.py -> what a table calls it
-    "kl": "KL",
-    "entropy-coef": "entropy bonus",
-    "temperature": "training temperature",
-}
 NOISE = 0.005  # of a mean over 100 validation problems
 
 

@@ -75,6 +75,11 @@ KLS = (0.003, 0.01, 0.03, 0.1, 0.3)  # weights of the KL term, for all main meth
 MORE_KLS = {"code": dict.fromkeys(("grpo", "group_vpo"), (1.0,))}  # where an edge was the best
 ENTROPY_COEFS = (0.001, 0.003, 0.01, 0.03)  # for GRPO; default 0
 TRAINING_TEMPERATURES = (0.7, 1.3)  # for GRPO; default 1
+CURES = {  # flag of train.py -> what a table calls it
+    "kl": "KL",
+    "entropy-coef": "entropy bonus",
+    "temperature": "training temperature",
+}
 
 REAL_MODEL = "--model HuggingFaceTB/SmolLM2-135M-Instruct --snapshots 0"
 OPEN_CASES = (
@@ -144,6 +149,18 @@ GRID = (
     Row("maze", "group_vpo", 2, {"variant": "annealed"}),
     Row("maze", "multi_rlvr", 1, {"variant": "literal_sum"}),
     Row("code", "maxrl", 3, {"variant": "passes"}),
+    # Other cures, at what validation chose for few or for thirty candidates (study/cures.py).
+    Row("maze", "grpo", 5, {"kl": 0.1}),
+    Row("code", "grpo", 5, {"kl": 0.3}),
+    Row("maze", "max_at_k", 5, {"kl": 0.03}),
+    Row("maze", "group_vpo", 5, {"kl": 0.01}),
+    Row("code", "max_at_k", 5, {"kl": 0.1}),
+    Row("code", "group_vpo", 5, {"kl": 0.3}),
+    Row("code", "vpo", 5, {"kl": 0.03}),
+    Row("maze", "grpo", 5, {"kl": 0.01}),
+    Row("maze", "group_vpo", 5, {"kl": 0.003}),
+    Row("maze", "grpo", 5, {"entropy-coef": 0.003}),
+    Row("maze", "grpo", 5, {"temperature": 0.7}),
 )
 
 

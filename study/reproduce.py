@@ -41,7 +41,7 @@ from eval import evaluate_policy, measure
 from report.markdown import aligned
 from rewards import Problem, Task, UserError
 from study import documents, result_tables
-from study.grid import MAIN_METHODS, REAL_TASKS, VERSION, Cell, cells
+from study.grid import CURES, MAIN_METHODS, REAL_TASKS, VERSION, Cell, cells
 from study.store import CURVE, FORMER, QUICK, RESULTS, Store, load_stored, results_of
 from study.stored import Stored
 
@@ -114,7 +114,8 @@ def evaluation_record(cell: Cell, folder: Path) -> dict:
     if not cell.flags and cell.method == "grpo":
         names = ["start", "start_sets", "grpo"]
     temperatures = TEMPERATURES[:1]
-    if set(dict(cell.flags)) <= {"lr"} and cell.task != "open_cases" and not cell.tuning:
+    is_compared = set(dict(cell.flags)) <= {"lr", *CURES}  # not an ablation
+    if is_compared and cell.task != "open_cases" and not cell.tuning:
         temperatures = TEMPERATURES
 
     problems = held_out(task, split, n_problems)

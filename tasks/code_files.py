@@ -173,7 +173,8 @@ def _unknown_names(starter: str) -> list[str]:
         scopes = [symtable.symtable(f"{starter.rstrip()} pass", "starter", "exec")]
     except Exception:  # the compiler raises more than SyntaxError
         return []
-    exec(IMPORTS, known := {**vars(builtins)})
+    known = dict(vars(builtins))
+    exec(IMPORTS, known)
     used = []
     for scope in scopes:
         scopes += scope.get_children()

@@ -14,7 +14,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # no card: what the tests compare are n
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
-SLOW_FILES = "train fast jobs examples page_in_a_browser lesson rollout doors sandbox device playground search"
+SLOW_FILES = "lesson examples jobs train fast sandbox device rollout doors search page playground"
 
 
 def pytest_configure(config: pytest.Config) -> None:

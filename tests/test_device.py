@@ -1,7 +1,9 @@
 """Training and evaluation on a pretend device come to what they come to on the CPU."""
 
 import importlib.util
-import multiprocessing
+import subprocess
+import sys
+from pathlib import Path
 from random import Random
 
 import pretend_device
@@ -27,6 +29,7 @@ from rewards import Problem, UserError
 from rollout import SamplingOptions, StopRule, load_policy, random_generator
 from tasks.maze import Maze
 
+ROOT = Path(__file__).resolve().parent.parent
 FLAGS = {
     "dtype": "float32",
     "group_size": 4,
@@ -147,12 +150,13 @@ def program() -> None:
     not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
     reason="this torch has no _setup_privateuseone_for_python_backend, with which the device is registered",
 )
-def test_a_pretend_device_comes_to_what_the_cpu_comes_to():
+def test_a_pretend_device_comes_to_what_the_cpu_comes_to(tmp_path):
     """Guards against tensors left on the CPU, float64 for MPS, and waits."""
-    child = multiprocessing.get_context("fork").Process(target=program)
-    child.start()
-    child.join()
-    assert child.exitcode == 0
+    code = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'tests')!r}]; "
+    code += "import test_device; test_device.program()"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_card_that_cannot_be_used_is_named(monkeypatch):

@@ -310,6 +310,7 @@ def test_runs_stand_side_by_side_named_by_what_differs():
     cases = {
         "grpo, --lr 0.001": evaluation_with("b", 0, lr=["1e-3"]),
         "grpo, --kl 0.0": evaluation_with("c", 1, kl=0.0),
+        "grpo, --entropy-coef 0.1": evaluation_with("bonus", 1, entropy_coef=0.1),
         "grpo, --steps 4": evaluation_with("longer", 0, steps=4),
         "grpo, at step 1": evaluation_with("begun", 1, steps=1),
         "grpo, --m 2": evaluation_with("m", 0, m=2),

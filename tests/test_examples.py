@@ -6,8 +6,6 @@ import itertools
 import json
 import os
 import random
-import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -149,8 +147,7 @@ def letters(tmp_path_factory) -> Path:
     return folder
 
 
-def test_micro_vpo_stands_alone_and_shows_what_it_says(tmp_path):
-    """It has the advantages of vpo.py. Out of the project it paints GRPO's fences grey, VPO's in three colors."""
+def test_the_advantages_of_micro_vpo_are_ours():
     micro = script("micro_vpo")
     rewards = torch.rand(4, 8, 3, 3, generator=torch.Generator().manual_seed(0))  # (P, G, m, k)
     weights = micro.random_users(4, 100)  # (P, K, k)
@@ -158,14 +155,6 @@ def test_micro_vpo_stands_alone_and_shows_what_it_says(tmp_path):
     torch.testing.assert_close(micro.vpo_advantage(rewards, weights), expected)
     expected = ADVANTAGES["grpo"](scored_of(rewards[:, :, :1]), Estimator())
     torch.testing.assert_close(micro.grpo_advantage(rewards[:, :, :1]), expected)
-
-    shutil.copy(EXAMPLES / "micro_vpo.py", tmp_path)
-    run = command(sys.executable, "-I", "micro_vpo.py", "1", cwd=tmp_path)
-    assert run.returncode == 0, run.stderr
-    grpo, several = re.split(r"GRPO: |VPO: ", re.sub(r"\x1b\[\d*m", "", run.stdout))[1:]
-    assert grpo.startswith("best@1 0.350, W@30 0.3") and grpo.count("......") > 25
-    assert several.startswith("best@1 0.33") and float(several[19:24]) > 0.6
-    assert min(several.count(6 * color) for color in "rbg") > 5
 
 
 @pytest.mark.parametrize("method", ADVANTAGES)

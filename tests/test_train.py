@@ -311,11 +311,12 @@ def test_entropy_and_variety_are_those_of_the_answers():
     task.reads_untagged = False
     policy = load_policy("tiny", task)
     red, open_end = "<answer_1> red </answer_1>", "<answer_1> red red"
-    texts = [f"{red} <answer_2> blue </answer_2> grey grey", f"{red} {red} grey", open_end, "grey"]
+    both = f"{red} <answer_2> blue </answer_2>"
+    texts = [f"{both} grey grey", f"{red} {red} grey", open_end, "grey", both, f"{red} {red}"]
     rollouts = rollouts_of_texts(policy, ["fence"], texts)
-    answers = [["red", "blue"], ["red"], [], []]
+    answers = [["red", "blue"], ["red"], [], [], ["red", "blue"], ["red"]]
     assert train.read_answers(task, rollouts, 2) == answers
-    assert answered_lengths(task, rollouts, answers, policy.decode) == [6, 3, 4, 2]
+    assert answered_lengths(policy, task, rollouts, answers) == [6, 3, 4, 2, 6, 3]
     problems = task.problems("train", 2)
     assert different_share(task, problems, [["red"]] * 8, 1) == 2 / 8
     assert different_share(task, problems, [["red", "blue"], ["blue"], ["red"], []], 2) == 3 / 8

@@ -23,6 +23,13 @@ def gib(model, trained, reference, rollouts, micro_batch):
 
 print("| model | usual | --kl 0 | less, --kl 0 | less, --lora-rank 16 |\n|---|---|---|---|---|")
 for name, model in MODELS.items():
-    n, adapter = model[0], model[-1]
-    settings = (n, n, 96, 4096), (n, 0, 96, 4096), (n, 0, 32, 1024), (adapter, 0, 32, 1024)
-    print(f"| {name} | {' | '.join(f'{gib(model, *own):.1f}' for own in settings)} |")
+    weights = model[0]
+    adapter = model[-1]
+    sizes = [
+        gib(model, weights, weights, 96, 4096),
+        gib(model, weights, 0, 96, 4096),
+        gib(model, weights, 0, 32, 1024),
+        gib(model, adapter, 0, 32, 1024),
+    ]
+    cells = [f"{size:.1f}" for size in sizes]
+    print(f"| {name} | {' | '.join(cells)} |")
