@@ -3,6 +3,7 @@
 It is looked for at $CHROMIUM, then under its usual names; `apt-get install chromium` brings one.
 """
 
+import base64
 import contextlib
 import fcntl
 import json
@@ -125,6 +126,12 @@ class Page:
         """The left mouse button, at a place of the window."""
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def screenshot(self, path: Path, top: float, bottom: float, width: int) -> None:
+        """A strip of the page, between two heights, as a PNG."""
+        clip = {"x": 0, "y": top, "width": width, "height": bottom - top, "scale": 1}
+        data = self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)["data"]
+        path.write_bytes(base64.b64decode(data))
 
 
 @contextlib.contextmanager

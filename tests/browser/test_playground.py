@@ -289,5 +289,5 @@ def take_picture() -> None:
         tab.screenshot(ROOT / "docs/figures/playground.png", top, bottom, 1180)
 
 
-if __name__ == "__main__":  # PYTHONPATH=tests python tests/browser/test_playground.py
+if __name__ == "__main__":  # PYTHONPATH=tests:. python tests/browser/test_playground.py
     take_picture()
