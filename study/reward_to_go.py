@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import train
 from engine.config import Config
+from engine.logs import different_share
 from engine.tasks import take_problems
 from rewards import Task
 from rollout import (
@@ -79,7 +80,8 @@ def train_step(
     generator = random_generator(config.seed, t, "rollouts")
     options = sampling_options(policy, task, config, m, generator)
     rollouts = sample(policy, prompts, config.group_size, options)  # P * G
-    scored = score(task, problems, read_answers(task, rollouts, m), m)  # (P, G, m, k)
+    answers = read_answers(task, rollouts, m)  # P * G lists of up to m
+    scored = score(task, problems, answers, m)  # (P, G, m, k)
     advantages = answer_advantages(scored, task, config, t, credit)  # (P, G, m), per answer
 
     of_tokens = token_advantages(policy, task, rollouts, advantages)  # (P * G, T), per answer
@@ -93,6 +95,7 @@ def train_step(
     state.step += 1
     first = advantages[..., 0]  # (P, G), of the first answers
     metrics |= train.step_metrics(task, rollouts, scored, first, m)
+    metrics["different"] = different_share(task, problems, answers, m)
     return metrics, train.sample_record(problems, rollouts, scored, first)
 
 
