@@ -3,11 +3,25 @@
 from report.markdown import markdown
 from study.entries import Entry
 from study.grid import CURES, LR, LR_AT_30, MAIN_METHODS, cures
-from study.result_tables import CHOSEN_BY
-from study.stored import Stored, TaskResults
+from study.result_tables import CHOSEN_BY, cures_of, low_grpo
+from study.stored import TEMPERATURES, Stored, TaskResults
 
+TASKS = ("maze", "code")
 MEASURES = ("best@1", "best@3", "best@10", "best@30", "W@30", "diversity")
+FEW = ("best@1", "best@3")  # measures of few candidates
+MANY = ("best@30", "W@30")
+PAIRS = (
+    ("max_at_k", "grpo"),
+    ("vpo", "grpo"),
+    ("group_vpo", "grpo"),
+    ("vpo", "max_at_k"),
+    ("group_vpo", "max_at_k"),
+    ("group_vpo", "vpo"),
+)
 NOISE = 0.005  # of a mean over 100 validation problems
+
+
+# The choice, on validation problems.
 
 
 def validation(stored: Stored, name: str) -> str:
@@ -24,7 +38,7 @@ def validation(stored: Stored, name: str) -> str:
 def chosen(stored: Stored) -> str:
     """The setting of each cure that is best for few and for thirty candidates, by task and method."""
     rows = []
-    for name in ("maze", "code"):
+    for name in TASKS:
         task = stored.task(name, tuning=True)
         for method in MAIN_METHODS:
             for cure, title in CURES.items():
@@ -77,7 +91,91 @@ def best_for_many(task: TaskResults, few: Entry, compared: list[Entry]) -> Entry
 
 def setting_title(entry: Entry) -> str:
     """A setting as a table shows it, such as "KL 0.1"."""
-    if entry.lr is not None:
+    return entry.setting if entry.flags else f"rate {entry.lr:g}"
+
+
+# Five seeds of what was chosen, on held-out problems.
+
+
+def own(stored: Stored, name: str, method: str, measure: str) -> Entry:
+    """A method with the cure that validation chose for few candidates or for thirty, as a measure asks.
+
+    GRPO's is the best of all its cures, its low rate among them. The others have a KL term alone.
+    """
+    if name not in TASKS:
+        return Entry(method)
+    task = stored.task(name, tuning=True)
+    compared = settings(task, method)
+    chosen = best_for_few(task, method, compared)
+    if measure not in FEW:
+        chosen = best_for_many(task, chosen, compared)
+    return Entry(method) if chosen == default(name, method) else chosen
+
+
+def five_seeds(task: TaskResults) -> str:
+    """The main methods with and without each cure, the mean over five seeds."""
+    rows = []
+    for entry in compared_entries(task):
+        means = [task.mean(entry, measure) for measure in MEASURES]
+        rows.append([entry.title, *means])
+    return markdown(["method", *MEASURES], rows)
+
+
+def compared_entries(task: TaskResults) -> list[Entry]:
+    """The start model, and the main methods with and without each cure."""
+    entries = [Entry("start")]
+    for method in MAIN_METHODS:
+        entries.append(Entry(method))
+        if method == "grpo":
+            entries.append(low_grpo(task))
+        entries += cures_of(task, method)
+    return [entry for entry in entries if task.runs(entry)]
+
+
+def by_temperature(task: TaskResults) -> str:
+    """best@1, best@30 and W@30 of the same checkpoints at each temperature of the evaluation."""
+    measures = ("best@1", "best@30", "W@30")
+    head = ["method"]
+    for measure in measures:
+        head += [f"{measure} at {temperature}" for temperature in TEMPERATURES]
+    rows = []
+    for entry in compared_entries(task):
+        row = [entry.title]
+        for measure in measures:
+            row += [task.mean(entry, measure, temperature) for temperature in TEMPERATURES]
+        rows.append(row)
+    return markdown(head, rows)
+
+
+def own_leads(stored: Stored) -> str:
+    """Who is ahead of whom where each method has its own cure for few candidates, or for thirty."""
+    head = ["minus"]
+    for name in TASKS:
+        head += [f"{name} {measure}" for measure in (*FEW, *MANY)]
+    rows = []
+    for ours, theirs in PAIRS:
+        row = [f"{Entry(ours).title} - {Entry(theirs).title}"]
+        for name in TASKS:
+            for measure in (*FEW, *MANY):
+                pair = [own(stored, name, method, measure) for method in (ours, theirs)]
+                row.append(stored.task(name).difference(*pair, measure).short)
+        rows.append(row)
+    return markdown(head, rows)
+
+
+def own_settings(stored: Stored) -> str:
+    """Which setting each method has in `own_leads`, in one line."""
+    parts = []
+    for name in TASKS:
+        for method in MAIN_METHODS:
+            few = own(stored, name, method, FEW[0])
+            many = own(stored, name, method, MANY[0])
+            parts.append(f"{name}, {Entry(method).title}: {named(few)}; {named(many)}")
+    return f"For few candidates and for thirty: {' · '.join(parts)}."
+
+
+def named(entry: Entry) -> str:
+    """A setting in a sentence."""
+    if entry.lr:
         return f"rate {entry.lr:g}"
-    [(name, value)] = entry.flags
-    return f"{CURES[name]} {value:g}"
+    return entry.setting or "default"

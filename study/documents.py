@@ -20,6 +20,8 @@ TASK_TABLES = {
     "three_seeds": result_tables.three_seeds,
     "thirty_candidates": result_tables.thirty_candidates,
     "different": result_tables.different_headlines,
+    "five_cures": cures.five_seeds,
+    "cure_temperatures": cures.by_temperature,
 }
 GENERAL_TABLES = {
     "main": result_tables.main_table,
@@ -29,6 +31,8 @@ GENERAL_TABLES = {
     "rewards": result_tables.rewards,
     "rates": result_tables.chosen_rates,
     "chosen_cures": cures.chosen,
+    "own_leads": cures.own_leads,
+    "own_settings": cures.own_settings,
     "searches": result_tables.searches,
     "verdicts": claims.verdict_table,
     "multiplicity": result_tables.multiplicity,

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 
 from report.looks import LOOKS, Look, look_of
+from study.grid import CURES
 
+STRONG_KL = "GRPO, strong KL"
 LOW_RATE = "grpo_low_rate"  # the method of study/low_rate.py
 LOOKS[LOW_RATE] = Look("GRPO, low rate", "#f4a582", "s", "--")
 
@@ -36,14 +38,23 @@ class Entry:
                 words.append(scripts[value])
             elif name == "variant":
                 words.append(value.replace("_", " "))
+            elif name in CURES:
+                words.append(f"{CURES[name]} {value:g}")
             else:
                 words.append(f"--{name} {value}")
         return " ".join(words)
 
+    @property
+    def is_cure(self) -> bool:
+        """Whether it has another KL weight, entropy bonus or temperature of training, and no more."""
+        return bool(self.flags) and {name for name, _ in self.flags} <= CURES.keys()
+
 
 def short_title(policy: Entry) -> str:
-    """The title in a table of main rates, where GRPO alone has another one, its low rate."""
-    return look_of(LOW_RATE).title if policy.lr else policy.title
+    """The title in a table of main rates, where GRPO alone has a low rate and a strong KL term, too."""
+    if policy.lr:
+        return look_of(LOW_RATE).title
+    return STRONG_KL if policy.is_cure else policy.title
 
 
 START_MODEL = Entry("start")

@@ -71,6 +71,7 @@ REAL_RATES = {  # fewer: a run takes a quarter of an hour
 }
 
 # Other cures of the collapse, compared beside the default of one setting at a time.
+PAPERS_KL = 0.001
 KLS = (0.003, 0.01, 0.03, 0.1, 0.3)  # weights of the KL term, for all main methods; default 1e-3
 MORE_KLS = {"code": dict.fromkeys(("grpo", "group_vpo"), (1.0,))}  # where an edge was the best
 ENTROPY_COEFS = (0.001, 0.003, 0.01, 0.03)  # for GRPO; default 0
@@ -207,7 +208,7 @@ class Cell:
 
     @property
     def command(self) -> list[str]:
-        """Flags of train.py. The learning rate is written out: a result says which one it had."""
+        """Flags of train.py. A result says which learning rate it had, and in mazes which KL weight."""
         text = f"--task {self.task} --method {self.method} --seed {self.seed}"
         if self.task == "open_cases":
             steps = 20 if self.tuning else 60
@@ -222,6 +223,8 @@ class Cell:
         if self.task not in ("toy", "fence"):  # which have one rate for all methods
             rates = LR.get(self.task, LR["maze"])
             flags.setdefault("lr", rates[self.method])
+            if self.task not in LR or self.task == "maze":  # its default is another one
+                flags.setdefault("kl", PAPERS_KL)
         words = [f"--{name} {text_of(value)}" for name, value in flags.items()]
         return " ".join([text, *words]).split()
 

@@ -1,6 +1,6 @@
 """GRPO at a low rate as a method of its own, so that one search compares it with GRPO at its own rate.
 
-    python study/low_rate.py train --method grpo_low_rate --lr grpo_low_rate=1.2e-4 --out runs/maze-seed0
+    python study/low_rate.py train --kl 0.001 --method grpo_low_rate --lr grpo_low_rate=1.2e-4 --out runs/maze-seed0
     python study/low_rate.py search runs/maze-seed0 runs/maze-seed1 --goal diamond
 
 The first word is train, eval or search, and the flags are those of train.py, eval.py or

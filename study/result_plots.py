@@ -1,6 +1,6 @@
 """The figures of the study, drawn from stored results; those of headlines are in documents.py."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,8 @@ from torch import Tensor
 
 from examples.search_report import solved_at
 from report import style
-from report.looks import look_of
+from report.looks import Look, look_of, looks_of
+from study import cures
 from study.entries import (
     GROUP_VPO,
     GRPO,
@@ -20,10 +21,18 @@ from study.entries import (
     Entry,
     short_title,
 )
-from study.result_tables import KS, geometry_tasks, low_grpo, regret
+from study.result_tables import (
+    KS,
+    cures_of,
+    geometry_tasks,
+    low_grpo,
+    main_policies,
+    regret,
+    strong_kl_grpo,
+)
 from study.stored import Difference, Stored, TaskResults
 
-FOUR = (START_MODEL, GRPO, VPO, GROUP_VPO)
+WITH_SETS = ("max_at_k", "vpo", "group_vpo")
 TITLES = {"maze": "Maze", "code": "Programs", "toy": "Toy"}
 SEARCHES = {
     "maze_diamond_79_evolve": "79 hard mazes: a route with all the diamonds",
@@ -37,13 +46,11 @@ LINE_HEIGHT = 0.055  # of a label at the end of a curve, as a share of the heigh
 class Curve:
     """A curve of a policy, and the lowest and highest seed at each of its points."""
 
-    method: str
-    label: str
+    look: Look
     x: list[int]
     y: Tensor  # (points)
     low: Tensor
     high: Tensor
-    line: str = "-"
 
 
 @dataclass
@@ -63,27 +70,49 @@ def draw_figures(stored: Stored, root: Path) -> None:
     code = stored.task("code")
     panels = []
     for task in (maze, code):
-        policies = [*FOUR[:2], low_grpo(task), MAX_AT_K, *FOUR[2:]]  # the rows of README's table
-        panels.append(best_of_k(task, "best", policies))
+        panels.append(best_of_k(task, "best", main_policies(task)))
     draw_curves(panels, root / "docs/figures/best_at_k.png", of_seeds(maze))
     for task, kinds in ((maze, ("best", "W")), (code, ("best", "pass"))):
-        policies = [*FOUR[:2], low_grpo(task), MULTI_RLVR, MAX_AT_K, *FOUR[2:]]
+        grpo = (GRPO, low_grpo(task), strong_kl_grpo(task))
+        policies = [START_MODEL, *grpo, MULTI_RLVR, MAX_AT_K, VPO, GROUP_VPO]
         panels = [best_of_k(task, kind, policies) for kind in kinds]
         draw_curves(panels, pages / f"{task.name}_best_at_k.png", of_seeds(task))
     toy = stored.task("toy")
-    policies = [*FOUR[:2], MULTI_RLVR, MAX_AT_K, *FOUR[2:]]
+    policies = [START_MODEL, GRPO, MULTI_RLVR, MAX_AT_K, VPO, GROUP_VPO]
     panels = [best_of_k(toy, kind, policies) for kind in ("best", "pass")]
     draw_curves(panels, pages / "toy_best_at_k.png", of_seeds(toy))
     panels = [solved_by(stored.searches[name], title) for name, title in SEARCHES.items()]
     draw_curves(panels, pages / "search.png", "mean of three training seeds")
     two_halves(geometry_tasks(stored), pages / "two_halves.png")
     frontier(stored, pages / "frontier.png")
+    other_cures(stored, pages / "other_cures.png")
 
 
 def of_seeds(task: TaskResults) -> str:
     """The caption of a task's curves."""
     seeds = len(task.runs(VPO))
     return f"mean of {seeds} seeds; temperature 0.7"
+
+
+def other_cures(stored: Stored, path: Path) -> None:
+    """Draw best@k and W@k of GRPO with the winner of each cure, and of the sets with their own KL term."""
+    panels = []
+    for name in cures.TASKS:
+        task = stored.task(name)
+        grpo = [START_MODEL, GRPO, low_grpo(task), strong_kl_grpo(task)]
+        for entry in cures_of(task, "grpo"):
+            if "kl" not in dict(entry.flags):
+                grpo.append(entry)
+        sets = [cures.own(stored, name, method, "best@30") for method in WITH_SETS]
+        entries = [*grpo, *sets]
+        names = [f"{entry.method}, {cures.named(entry)}" for entry in entries]
+        looks = looks_of(names)
+        for kind in ("best", "W"):
+            curves = []
+            for entry, key in zip(entries, names, strict=True):
+                curves.append(measure_curve(task, entry, kind, looks[key]))
+            panels.append(panel_of_k(task, kind, curves))
+    draw_curves(panels, path, of_seeds(stored.task("maze")), columns=2)
 
 
 def best_of_k(task: TaskResults, kind: str, policies: list[Entry | None]) -> Panel:
@@ -96,12 +125,16 @@ def best_of_k(task: TaskResults, kind: str, policies: list[Entry | None]) -> Pan
     for policy in policies:
         if policy is None:
             continue
-        means = [task.values(policy, f"{kind}@{k}").mean(1) for k in KS]
-        of_seeds = torch.stack(means, 1)  # (seeds, points)
-        label = short_title(policy)
-        curves.append(seed_curve(policy.method, label, list(KS), of_seeds))
+        look = replace(look_of(policy.method), title=short_title(policy))
         if policy.lr:
-            curves[-1].line = ":"
+            look = replace(look, line=":")
+        if policy.is_cure:
+            look = replace(look, line="-.")
+        curves.append(measure_curve(task, policy, kind, look))
+    return panel_of_k(task, kind, curves)
+
+
+def panel_of_k(task: TaskResults, kind: str, curves: list[Curve]) -> Panel:
     labels = {
         "best": "best score of k candidates (best@k)",
         "W": "the same, random preferences (W@k)",
@@ -110,10 +143,16 @@ def best_of_k(task: TaskResults, kind: str, policies: list[Entry | None]) -> Pan
     return Panel(TITLES[task.name], "number of candidates k", labels[kind], curves)
 
 
-def seed_curve(method: str, label: str, x: list[int], of_seeds: Tensor) -> Curve:
+def measure_curve(task: TaskResults, policy: Entry, kind: str, look: Look) -> Curve:
+    """A measure of a policy at every k."""
+    means = [task.values(policy, f"{kind}@{k}").mean(1) for k in KS]
+    return seed_curve(look, list(KS), torch.stack(means, 1))
+
+
+def seed_curve(look: Look, x: list[int], of_seeds: Tensor) -> Curve:
     """The curve through the means over seeds of values (seeds, points)."""
     low, high = of_seeds.aminmax(dim=0)
-    return Curve(method, label, x, of_seeds.mean(0), low, high, look_of(method).line)
+    return Curve(look, x, of_seeds.mean(0), low, high)
 
 
 def solved_by(search: dict, title: str) -> Panel:
@@ -124,23 +163,28 @@ def solved_by(search: dict, title: str) -> Panel:
         after = solved_at(runs)[..., None]  # (runs, N, 1), 0: never
         solved = (after > 0) & (after <= torch.tensor(ticks))
         of_runs = solved.double().mean(1)  # (runs, ticks)
-        curves.append(seed_curve(name, look_of(name).title, ticks, of_runs))
+        curves.append(seed_curve(look_of(name), ticks, of_runs))
     return Panel(title, "candidates scored for a problem", "share of problems solved", curves)
 
 
-def draw_curves(panels: list[Panel], path: Path, caption: str) -> None:
+def draw_curves(panels: list[Panel], path: Path, caption: str, columns: int = 0) -> None:
     """Draw panels side by side, each curve with its name at its right end.
 
     Bands show the lowest and the highest seed where the curves are few.
+
+    Args:
+        columns: panels in a row; 0: all.
     """
+    columns = columns or len(panels)
+    n_rows = len(panels) // columns
     if len(panels[0].curves) <= MAX_BANDS:
         caption += "; bands: lowest to highest seed"
-    with style.new_figure(1, len(panels), (5.4 * len(panels), 4.4)) as axes:
-        for ax, panel in zip(axes[0], panels, strict=True):
+    with style.new_figure(n_rows, columns, (5.4 * columns, 4.4 * n_rows)) as axes:
+        for ax, panel in zip(axes.flat, panels, strict=True):
             for curve in panel.curves:
-                look = look_of(curve.method)
+                look = curve.look
                 marker = look.marker if len(curve.x) <= len(KS) else ""
-                points = {"color": look.color, "ls": curve.line, "lw": 2, "marker": marker, "ms": 5}
+                points = {"color": look.color, "ls": look.line, "lw": 2, "marker": marker, "ms": 5}
                 ax.plot(curve.x, curve.y, **points)
                 if len(panel.curves) <= MAX_BANDS:
                     band = {"color": look.color, "alpha": 0.15, "lw": 0}
@@ -171,12 +215,11 @@ def name_curves(ax: Any, curves: list[Curve]) -> None:
                 places[i - 1] -= overlap / 2
                 places[i] += overlap / 2
     for curve, place in zip(ordered, places, strict=True):
-        color = look_of(curve.method).color
         ax.annotate(
-            curve.label,
+            curve.look.title,
             (1.02, place),
             xycoords=("axes fraction", "data"),
-            color=color,
+            color=curve.look.color,
             va="center",
             fontweight="bold",
             annotation_clip=False,

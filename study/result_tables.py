@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 
 import torch
 from torch import Tensor
@@ -63,6 +64,18 @@ def low_grpo(task: TaskResults) -> Entry | None:
     return rates[0] if rates else None
 
 
+def strong_kl_grpo(task: TaskResults) -> Entry | None:
+    """GRPO with the strongest KL term with which it was trained, its best for thirty candidates."""
+    found = [policy for policy in cures_of(task, "grpo") if "kl" in dict(policy.flags)]
+    return max(found, key=lambda policy: dict(policy.flags)["kl"], default=None)
+
+
+def cures_of(task: TaskResults, method: str) -> list[Entry]:
+    """The cures with which a method was trained."""
+    settings = task.policies(flags=True)
+    return [entry for entry in settings if entry.method == method and entry.is_cure]
+
+
 # Tables of the pages.
 
 
@@ -83,8 +96,9 @@ def main_table(stored: Stored) -> str:
 
 
 def main_policies(task: TaskResults) -> list[Entry]:
-    """The start model, GRPO at both of its rates, and the methods with sets."""
-    wanted = (START_MODEL, GRPO, low_grpo(task), MAX_AT_K, VPO, GROUP_VPO)
+    """The start model, GRPO, also at its low rate or with its strong KL term, the methods with sets."""
+    grpo = (GRPO, low_grpo(task), strong_kl_grpo(task))
+    wanted = (START_MODEL, *grpo, MAX_AT_K, VPO, GROUP_VPO)
     return [policy for policy in wanted if policy and task.runs(policy)]
 
 
@@ -107,15 +121,18 @@ def leads(stored: Stored) -> str:
 
 
 def main_pairs(task: TaskResults) -> list[tuple[Entry, Entry]]:
-    """VPO and Group VPO against the others that are stored; GRPO at both of its rates."""
+    """VPO and Group VPO against the others that are stored; GRPO also at its low rate or with a strong KL term."""
     low = low_grpo(task)
+    strong = strong_kl_grpo(task)
     pairs = [
         (VPO, GRPO),
         (VPO, low),
+        (VPO, strong),
         (VPO, MAX_AT_K),
         (VPO, MULTI_RLVR),
         (GROUP_VPO, GRPO),
         (GROUP_VPO, low),
+        (GROUP_VPO, strong),
         (GROUP_VPO, MAX_AT_K),
         (GROUP_VPO, VPO),
     ]
@@ -145,10 +162,10 @@ def earning(task: TaskResults, policy: Entry) -> float | str:
 
 
 def every_k(task: TaskResults) -> str:
-    """The methods with sets against GRPO, at its own rate and at the low one."""
+    """The methods with sets against GRPO, at its own rate, at the low one and with a strong KL term."""
     measures = [f"best@{k}" for k in (1, 3, 10, 30)] + ["W@30"]
     rows = []
-    for theirs in (GRPO, low_grpo(task)):
+    for theirs in (GRPO, low_grpo(task), strong_kl_grpo(task)):
         for ours in (MAX_AT_K, VPO, GROUP_VPO):
             cells = [task.difference(ours, theirs, measure) for measure in measures]
             rows.append([f"{ours.title} - {theirs.title}", *cells])
@@ -220,8 +237,8 @@ def ablations(stored: Stored) -> str:
     for name in ("maze", "code"):
         task = stored.task(name)
         for policy in task.policies(flags=True):
-            if "steps" in dict(policy.flags):
-                continue  # in `more_steps`
+            if "steps" in dict(policy.flags) or policy.is_cure:
+                continue  # in `more_steps`, or in cures.py
             default = Entry(policy.method)
             cells = [task.difference(policy, default, measure).short for measure in measures]
             seeds = len(task.shared_seeds(policy, default))
@@ -358,7 +375,7 @@ def multiplicity(stored: Stored) -> str:
     n_firm = 0
     for name, measures in COUNTED.items():
         task = stored.task(name)
-        for ours, theirs in method_pairs(task) + low_rate_pairs(task):
+        for ours, theirs in method_pairs(task) + low_rate_pairs(task) + cure_pairs(task):
             if len(task.shared_seeds(ours, theirs)) < 3:
                 continue
             for measure in measures:
@@ -367,8 +384,8 @@ def multiplicity(stored: Stored) -> str:
                 n_firm += difference.firm
     discovered, strict = survivors(p_values)
     return (
-        f"Of {len(p_values)} differences between methods, GRPO's low rate among them, {n_firm} are "
-        f"firm in the maze and on programs. By the t-test alone {discovered} survive Benjamini-Hochberg at a false discovery "
+        f"Of {len(p_values)} differences between methods, GRPO's low rate and all cures among them, "
+        f"{n_firm} are firm in the maze and on programs. By the t-test alone {discovered} survive Benjamini-Hochberg at a false discovery "
         f"rate of 5%, and {strict} survive Bonferroni."
     )
 
@@ -485,7 +502,8 @@ def name_on_page(result: Result, subject: str) -> str:
         return result.task if is_main and result.task in ("maze", "code", "headline") else ""
     if subject == "ablations":
         if flags:
-            return "" if "steps" in flags else f"settings of {Entry(policy.method).title}"
+            is_elsewhere = "steps" in flags or policy.is_cure
+            return "" if is_elsewhere else f"settings of {Entry(policy.method).title}"
         tasks = (*REWARDS.split(), "maze", "code", "fence")
         return result.task if is_main and result.task in tasks else ""
     return policy.title if result.task == subject and not flags else ""
@@ -537,7 +555,7 @@ def differences_csv(stored: Stored) -> str:
                 rows.append([*start, *difference_cells(measure, difference)])
         if name in ("maze", "code", "headline"):
             for ours, theirs in main_pairs(task):
-                if theirs.method in MAIN_METHODS and not theirs.lr:
+                if theirs.method in MAIN_METHODS and theirs == Entry(theirs.method):
                     rows += best_rows(task, ours, theirs)
     return as_csv(rows)
 
@@ -556,7 +574,7 @@ def compared_measures(task: TaskResults) -> list[str]:
 
 def compared_pairs(task: TaskResults) -> list[tuple[Entry, Entry]]:
     """All pairs of policies whose differences are listed; only those that share a seed."""
-    pairs = method_pairs(task) + low_rate_pairs(task)
+    pairs = method_pairs(task) + low_rate_pairs(task) + cure_pairs(task)
     pairs += [(PAIRS, theirs) for theirs in (GRPO, MAX_AT_K, VPO)]
     pairs += [(TWO_ANSWERS, theirs) for theirs in (MAX_AT_K, GROUP_VPO)]
     pairs += [(policy, Entry(policy.method)) for policy in task.policies(flags=True)]
@@ -573,6 +591,22 @@ def low_rate_pairs(task: TaskResults) -> list[tuple[Entry, Entry]]:
     low = low_grpo(task)
     pairs = [(ours, low) for ours in (MAX_AT_K, VPO, GROUP_VPO) if low]
     return [pair for pair in pairs if task.shared_seeds(*pair)]
+
+
+def cure_pairs(task: TaskResults) -> list[tuple[Entry, Entry]]:
+    """The methods that reward sets, with and without a cure, against every cure of GRPO and of one another."""
+    pairs = []
+    grpo = [GRPO, *cures_of(task, "grpo")]
+    for method in ("max_at_k", "vpo", "group_vpo"):
+        own = [Entry(method), *cures_of(task, method)]
+        pairs += itertools.product(own, grpo)
+    max_at_k = [MAX_AT_K, *cures_of(task, "max_at_k")]
+    vpo = [VPO, *cures_of(task, "vpo")]
+    group_vpo = [GROUP_VPO, *cures_of(task, "group_vpo")]
+    pairs += itertools.product(vpo, max_at_k)
+    pairs += itertools.product(group_vpo, max_at_k + vpo)
+    with_cure = [pair for pair in pairs if pair[0].flags or pair[1].flags]
+    return [pair for pair in with_cure if task.shared_seeds(*pair)]
 
 
 def method_pairs(task: TaskResults) -> list[tuple[Entry, Entry]]:
@@ -593,7 +627,7 @@ def method_pairs(task: TaskResults) -> list[tuple[Entry, Entry]]:
 
 
 def best_rows(task: TaskResults, ours: Entry, theirs: Entry) -> list[list]:
-    """Differences with each method at the rate and temperature that are best for a measure."""
+    """Differences with each method at the rate or cure and temperature that are best for a measure."""
     measures = ["best@1", "best@30", "W@30"]
     if task.name in WITH_PASSES:
         measures.append("pass@30")
@@ -622,14 +656,14 @@ def programs_of(task: TaskResults, policy: Entry, seeds: list[int]) -> set[bool]
 def best_setting(
     task: TaskResults, policy: Entry, measure: str, seeds: list[int]
 ) -> tuple[Entry, str]:
-    """The learning rate and the temperature at which a policy's method has the highest mean.
+    """The learning rate, or cure, and the temperature at which a policy's method has the highest mean.
 
-    Only rates with all these seeds count, and they count alone: others may be easier. The same
+    Only those with all these seeds count, and they count alone: others may be easier. The same
     program must have measured them.
     """
     program = programs_of(task, policy, seeds)
     settings = []
-    for rival in task.policies():
+    for rival in [*task.policies(), *cures_of(task, policy.method)]:
         is_of_method = rival.method == policy.method
         has_seeds = set(seeds) <= set(task.runs(rival))
         if is_of_method and has_seeds and programs_of(task, rival, seeds) == program:

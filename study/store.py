@@ -155,7 +155,8 @@ def policy_of(cell: Cell) -> Entry:
     """What the tables call a cell's policy: with the learning rate where several are compared."""
     flags = dict(cell.flags)
     if cell.task == REAL_TASKS[0] or set(flags) == {"lr"}:
-        return Entry(cell.method, float(cell.command[-1]))
+        rate = cell.command[cell.command.index("--lr") + 1]
+        return Entry(cell.method, float(rate))
     return Entry(cell.method, flags=cell.flags)
 
 
