@@ -14,7 +14,7 @@ from rewards import Problem, UserError
 from vpo import SEVERAL_ANSWERS
 
 ONE_ANSWER = "asked for one answer"
-PROBLEM_FLAGS = ("task", "size", "data", "test_data")
+PROBLEM_FLAGS = ("task", "size", "max_words", "data", "test_data")
 TRAINING_FLAGS = (  # the start model depends on none of them
     "group_size", "n_weights", "alpha", "subset", "steps", "prompts_per_step", "updates", "lr_schedule", "kl",
     "entropy_coef", "lora_rank",

@@ -1,8 +1,8 @@
-"""A headline for unknown readers: a short text tells six facts, and six words cannot hold them all.
+"""A headline for unknown readers: a short text tells six facts, and a few words cannot hold them all.
 
 Each objective is a reader who cares for one fact: the event, the place, the day, the person, the number or
-the cause. A headline pays every reader whose fact it tells. At most four facts fit into six words of plain
-English, so which four is a choice.
+the cause. A headline pays every reader whose fact it tells. At most four facts fit into six or seven words of
+plain English, and five into eight, so which of them is a choice.
 
 `problem.data` holds the six facts and "text", the text that tells them.
 """
@@ -20,7 +20,7 @@ from torch import Tensor
 from report.drawings import Drawing
 from rewards import Problem, Task, UserError
 
-MAX_WORDS = 6
+NUMERALS = {5: "five", 6: "six", 7: "seven", 8: "eight", 9: "nine"}
 DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 # Of each list three fifths are for training, one fifth for validation and one fifth is held out.
 WORDS = {
@@ -113,24 +113,25 @@ MIN_WORDS = 10  # in a list of one's own
 
 class Headline(Drawing, Task):
     """
-    A headline of at most six words.
+    A headline of a few words.
 
-    The reward vector has a 1 for every fact that the headline tells. It is zero if the headline is longer
-    than six words, is not plain English, or says what the text does not say.
+    The reward vector has a 1 for every fact that the headline tells. It is zero if the headline is too long,
+    is not plain English, or says what the text does not say.
 
     Args:
+        max_words: of a headline, 5 to 9.
         data: a JSON file with words of your own: event, place, person, number and cause, each a list.
     """
 
     name = "headline"
     form = "lines"
     tag = "headline"
-    flags = ("data",)
+    flags = ("max_words", "data")
     objectives = ("event", "place", "day", "person", "number", "cause")
     wide = True
     legend = (
         "equal headlines are counted; a colored word tells a fact; a grey headline earns nothing: one word, "
-        "more than six, no plain English, or not what the text says"
+        "too many, no plain English, or not what the text says"
     )
     defaults = {"steps": 150, "eval_problems": 40}
     language_defaults = {
@@ -145,7 +146,8 @@ class Headline(Drawing, Task):
         "gradient_checkpointing": False,
     }
 
-    def __init__(self, data: str = ""):
+    def __init__(self, max_words: int = 6, data: str = ""):
+        self.max_words = max_words
         self.facts = read_words(Path(data)) if data else FACTS
 
     def problems(self, split: str, n: int, seed: int = 0, start: int = 0) -> list[Problem]:
@@ -164,15 +166,14 @@ class Headline(Drawing, Task):
         return found
 
     def prompt(self, problem: Problem, m: int) -> str:
+        text = problem.data["text"]
+        most = f"at most {NUMERALS[self.max_words]} words"
         if m == 1:
-            return f"{problem.data['text']}\nWrite a headline of at most six words."
-        return (
-            f"{problem.data['text']}\nWrite {m} different headlines of at most six words each, as a "
-            "numbered list."
-        )
+            return f"{text}\nWrite a headline of {most}."
+        return f"{text}\nWrite {m} different headlines of {most} each, as a numbered list."
 
     def reward(self, problem: Problem, answer: str) -> list[float]:
-        told = facts_told(problem.data, answer)
+        told = facts_told(problem.data, answer, self.max_words)
         return [float(name in told) for name in self.objectives]
 
     def canonical(self, problem: Problem, answer: str) -> str:
@@ -182,7 +183,10 @@ class Headline(Drawing, Task):
         """Draw the most frequent headlines with their counts."""
         counts = Counter(" ".join(words_of(answer)) or "(nothing)" for answer in answers)
         for row, (headline, count) in enumerate(counts.most_common(LINES)):
-            draw_line(axes, row, f"{count:2}\u00d7", headline, problem.data)
+            told = facts_told(problem.data, headline, self.max_words)
+            draw_line(
+                axes, row, f"{count:2}\u00d7", headline, {problem.data[name]: name for name in told}
+            )
         n_hidden = len(counts) - LINES
         if n_hidden > 0:
             axes.text(0, LINES, f"and {n_hidden} more", va="center", fontsize=8, color="#666666")
@@ -220,12 +224,12 @@ def words_of(answer: str) -> list[str]:
     return re.findall(r"[a-z]+", answer.lower())
 
 
-def facts_told(facts: dict[str, str], answer: str) -> set[str]:
+def facts_told(facts: dict[str, str], answer: str, max_words: int) -> set[str]:
     """The names of the facts that a headline tells; empty if it is not one."""
     words = words_of(answer)
     names = {facts[name]: name for name in Headline.objectives}
     told = [names[word] for word in words if word in names]
-    is_headline = 2 <= len(words) <= MAX_WORDS and len(told) == len(set(told))
+    is_headline = 2 <= len(words) <= max_words and len(told) == len(set(told))
     if is_headline and is_english(kinds_of(words, names)):
         return set(told)
     return set()
@@ -267,8 +271,12 @@ def is_english(kinds: list[str]) -> bool:
     return all(after in FOLLOWERS[before] for before, after in pairwise(sequence))
 
 
-def draw_line(axes, row: int, count: str, headline: str, facts: dict[str, str]) -> None:
-    """Draw one headline; a word that tells a fact has the fact's color."""
+def draw_line(axes, row: int, count: str, headline: str, names: dict[str, str]) -> None:
+    """Draw one headline; a word that tells a fact has the fact's color.
+
+    Args:
+        names: word -> the fact that it tells; empty if the headline earns nothing.
+    """
     style = {
         "xy": (0, row),
         "textcoords": "offset points",
@@ -278,11 +286,9 @@ def draw_line(axes, row: int, count: str, headline: str, facts: dict[str, str]) 
         "parse_math": False,
     }
     axes.annotate(count, xytext=(0, 0), **style)
-    told = facts_told(facts, headline)
-    names = {facts[name]: name for name in told}
     column = len(count) + 1
     for word in textwrap.shorten(headline, LETTERS, placeholder=" ...").split():
-        color = "#222222" if told else "#aaaaaa"
+        color = "#222222" if names else "#aaaaaa"
         weight = "normal"
         if word in names:
             color = COLORS[names[word]]

@@ -13,7 +13,7 @@ from engine.config import Config
 from engine.tasks import load_task, take_problems
 from rewards import UserError, parse_answers
 from rollout import load_policy
-from tasks.headline import FACTS, FOLLOWERS, MAX_WORDS, MODIFIERS, facts_told, kinds_of
+from tasks.headline import FACTS, FOLLOWERS, MODIFIERS, facts_told, kinds_of
 
 STORY = {
     "event": "fire",
@@ -50,26 +50,26 @@ Nurse at market seen by twelve|Nurse saw lightning at market fire|Nurse and twel
     ],
 )
 def test_what_a_headline_tells(headline, told):
-    assert facts_told(STORY, headline) == set(told.split())
+    assert facts_told(STORY, headline, 6) == set(told.split())
 
 
 def test_verbs_agree_with_their_cause():
-    assert facts_told(RATS, "Rats cause fire at the market") == {"cause", "event", "place"}
-    assert not facts_told(RATS, "Rats causes fire")
-    assert not facts_told(STORY, "Lightning cause fire")
-    assert not facts_told(RATS, "A rats at the market")
+    assert facts_told(RATS, "Rats cause fire at the market", 6) == {"cause", "event", "place"}
+    assert not facts_told(RATS, "Rats causes fire", 6)
+    assert not facts_told(STORY, "Lightning cause fire", 6)
+    assert not facts_told(RATS, "A rats at the market", 6)
     goats = RATS | {"cause": "goats"}  # a word of one's own
-    assert facts_told(goats, "Goats cause fire at the market") == {"cause", "event", "place"}
-    assert not facts_told(goats, "Goats causes fire")
+    assert facts_told(goats, "Goats cause fire at the market", 6) == {"cause", "event", "place"}
+    assert not facts_told(goats, "Goats causes fire", 6)
 
 
 def accepted_headlines(words: list[str]) -> list[str]:
     """All headlines without articles that earn something and begin with some words."""
     headlines = []
     ends = (*STORY.values(), "people")  # any other last word earns nothing, which saves time
-    if words and words[-1] in ends and facts_told(STORY, " ".join(words)):
+    if words and words[-1] in ends and facts_told(STORY, " ".join(words), 6):
         headlines.append(" ".join(words))
-    if len(words) < MAX_WORDS and may_go_on(words):
+    if len(words) < 6 and may_go_on(words):
         for word in [*STORY.values(), *FOLLOWERS]:
             headlines += accepted_headlines([*words, word])
     return headlines
@@ -91,9 +91,21 @@ def test_all_headlines_that_earn_anything():
     """There are 357 of a text, which were read: each is English and says what the text says. None tells five facts,
     so the conflict is real."""
     headlines = accepted_headlines([])
-    counts = Counter(len(facts_told(STORY, headline)) for headline in headlines)
+    counts = Counter(len(facts_told(STORY, headline, 6)) for headline in headlines)
     assert counts == {1: 1, 2: 50, 3: 250, 4: 56}
     assert "nurse saw monday fire at market" in headlines
+
+
+def test_how_many_facts_a_longer_headline_tells():
+    """Guards against a flag that changes the prompt alone."""
+    seven = "Fire at market on Monday after lightning"
+    eight = "Nurse and twelve saw market fire after lightning"
+    assert [len(facts_told(STORY, seven, n)) for n in (6, 7, 8)] == [0, 4, 4]
+    assert [len(facts_told(STORY, eight, n)) for n in (7, 8)] == [0, 5]
+    task = load_task("headline", max_words=8)
+    [problem] = take_problems(task, "test", 1)
+    assert "at most eight words." in task.prompt(problem, 1)
+    assert "at most eight words each" in task.prompt(problem, 3)
 
 
 def test_the_splits_share_no_word_but_the_days():
