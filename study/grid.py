@@ -70,6 +70,12 @@ REAL_RATES = {  # fewer: a run takes a quarter of an hour
     },
 }
 
+SIX_PROMPTS = {
+    "prompts-per-step": 6,
+    "steps": 60,
+}  # as many texts as two prompts in 150 steps, nearly
+SIX_PROMPTS_RATES = (1e-5, 2e-5, 4e-5)
+
 # Other cures of the collapse, compared beside the default of one setting at a time.
 PAPERS_KL = 0.001
 KLS = (0.003, 0.01, 0.03, 0.1, 0.3)  # weights of the KL term, for all main methods; default 1e-3
@@ -215,7 +221,7 @@ class Cell:
             text = f"{text} {OPEN_CASES} {steps}".replace("open_cases", "code", 1)
         if self.task == "headline":
             text = f"{text} {REAL_MODEL}"
-            if self.tuning:
+            if self.tuning and "steps" not in dict(self.flags):
                 text = f"{text} --steps {TUNING_STEPS}"
         flags = dict(self.flags)
         flags.pop("credit", None)
@@ -266,6 +272,10 @@ def tuning_cells() -> list[Cell]:
                 grid.append(Cell(task, method, TUNING_SEED, (("lr", rate),)))
     for rate in RATES:  # with one seed they came in no order
         grid.append(Cell("maze", "grpo", TUNING_SEED + 1, (("lr", rate),)))
+    for method in LR["headline"]:
+        for rate in SIX_PROMPTS_RATES:
+            flags = {"lr": rate, **SIX_PROMPTS}
+            grid.append(Cell("headline", method, TUNING_SEED, tuple(flags.items())))
     for task in ("maze", "code"):
         for method in MAIN_METHODS:
             for name, value in cures(task, method):

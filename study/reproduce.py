@@ -31,7 +31,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from engine.config import Config, Parser, flag, task_defaults
+from engine.config import Config, Parser, device_of, flag, open_device, task_defaults
 from engine.doors import as_command
 from engine.evaluations import Evaluation, Settings
 from engine.files import read_log
@@ -118,6 +118,8 @@ def evaluation_record(cell: Cell, folder: Path) -> dict:
     if is_compared and cell.task != "open_cases" and not cell.tuning:
         temperatures = TEMPERATURES
 
+    device = device_of("auto", config.is_tiny)
+    open_device(device)
     problems = held_out(task, split, n_problems)
     record = {"at": {}}
     if not cell.tuning:
@@ -125,7 +127,7 @@ def evaluation_record(cell: Cell, folder: Path) -> dict:
     for temperature in temperatures:
         settings = Settings(split, n_problems, config.pool, temperature)
         evaluation = Evaluation(folder, config, settings, folder)
-        pools = {name: evaluate_policy(name, evaluation, "cpu") for name in names}
+        pools = {name: evaluate_policy(name, evaluation, device) for name in names}
         at = record["at"][f"{temperature:g}"] = {}
         for name, pool in pools.items():
             at[name] = condense(measure(pool, task, config.m), cell, config.pool)
@@ -332,15 +334,18 @@ def measure_and_write(flags: ReproduceFlags, grid: list[Cell], store: Store) -> 
 
 
 def write(stored: Stored, store: Store) -> None:
-    """Write all documents, tables and figures, if every cell is stored."""
+    """Write all documents, tables and figures, if every cell of the tiny model is stored."""
     grid = cells()
-    missing = len(grid) - len(store.current(grid))
-    if missing:
-        print(f"\ndocuments are written once all cells are stored; {missing} are missing")
+    current = store.current(grid)
+    missing = [cell for cell in grid if cell not in current]
+    if any(cell.task not in REAL_TASKS for cell in missing):
+        print(f"\ndocuments are written once all cells are stored; {len(missing)} are missing")
         return
     documents.write(stored, Path("."))
     documents.draw(stored, store, Path("."))
-    print(f"\n{len(grid)} cells stored; written: the documents, their tables and figures")
+    print(f"\n{len(current)} cells stored; written: the documents, their tables and figures")
+    if missing:
+        print(f"of the real model {len(missing)} cells are missing; --list names them")
 
 
 if __name__ == "__main__":
