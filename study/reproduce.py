@@ -16,6 +16,7 @@ Cells that only the former program could train are listed, but not trained.
 """
 
 import argparse
+import json
 import os
 import shutil
 import signal
@@ -84,6 +85,7 @@ def training_record(cell: Cell, folder: Path) -> dict:
         "seconds": {"training": round(sum(step["seconds"] for step in steps), 1)},
         "rollouts": sum(step["rollouts"] for step in steps),
         "tokens": sum(step["tokens"] for step in steps),
+        "peak_gib": json.loads((folder / cell.method / "memory.json").read_text())["peak_gib"],
         "training": {key: means_of_ten(steps, key) for key in TRAINING},
     }
 
