@@ -50,10 +50,13 @@ A checkpoint is an ordinary folder of transformers:
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 folder = "runs/headline-seed0/{method}/checkpoint-{steps:06}"
-model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+model = AutoModelForCausalLM.from_pretrained(folder)
+tokenizer = AutoTokenizer.from_pretrained(folder)
 text = "On Friday mice led to an alarm at the zoo. A pilot and nine other people saw it.\\n{request}"
 messages = [{{"role": "user", "content": text}}]
-inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True, return_tensors="pt")
+inputs = tokenizer.apply_chat_template(
+    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+)
 ids = model.generate(**inputs, max_new_tokens=48, do_sample=True, temperature=0.7)
 print(tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :]))
 ```
