@@ -164,6 +164,7 @@ GRID = (
     Row("code", "max_at_k", 5, {"kl": 0.1}),
     Row("code", "group_vpo", 5, {"kl": 0.3}),
     Row("code", "vpo", 5, {"kl": 0.03}),
+    Row("code", "grpo group_vpo", 5, {"kl": 0.1}),  # not chosen: between few and thirty
     Row("maze", "grpo", 5, {"kl": 0.01}),
     Row("maze", "group_vpo", 5, {"kl": 0.003}),
     Row("maze", "grpo", 5, {"entropy-coef": 0.003}),
