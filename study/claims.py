@@ -4,7 +4,7 @@
   baseline that is the best of all rates and cures in the evaluation itself.
 - "Matches or beats" (C1): shown if the whole interval is above -0.02, refuted if all of it is below.
 - A lead (C2, C3, C9): shown if it is firm, refuted by a firm difference of the other sign.
-- The crossing (C3): the first k at which VPO's mean is above GRPO's. It counts only where GRPO's lead
+- The crossing (C3), of GRPO and of GRPO with KL 0.1: the first k at which VPO's mean is above GRPO's. It counts only where GRPO's lead
   at k = 1 is firm: up to k = 5 it shows the claim, later it refutes it.
 - A search (C5): shown if in every run the method solves more problems that GRPO does not solve than
   GRPO of another run does, which is chance; refuted if in no run. It is GRPO at its low rate where
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from examples.search_report import RIVALS, counts_alone
 from report.markdown import markdown
 from study.cures import own
-from study.entries import GRPO, MAX_AT_K, MULTI_RLVR, START_MODEL, TWO_ANSWERS, VPO, Entry
+from study.entries import GRPO, GRPO_KL, MAX_AT_K, MULTI_RLVR, START_MODEL, TWO_ANSWERS, VPO, Entry
 from study.result_tables import as_csv, counts_of_other_runs, rival_of
 from study.stored import SINGLE, Difference, Stored, TaskResults, t_test
 
@@ -148,9 +148,8 @@ def lead_widens_with_k(stored: Stored) -> Iterator[Finding]:
 def curves_cross(stored: Stored) -> Iterator[Finding]:
     for task in main_tasks(stored):
         yield crossing(task, GRPO, VPO)
-        strong = own(stored, task.name, "grpo", "best@30")
-        if strong != GRPO:
-            yield crossing(task, strong, own(stored, task.name, "vpo", "best@30"))
+        if task.runs(GRPO_KL):
+            yield crossing(task, GRPO_KL, own(stored, task.name, "vpo", "best@30"))
 
 
 def crossing(task: TaskResults, grpo: Entry, vpo: Entry) -> Finding:

@@ -1,7 +1,7 @@
 """The other cures: what a KL term, an entropy bonus, a temperature or a low rate does for variety."""
 
 from report.markdown import markdown
-from study.entries import Entry
+from study.entries import GRPO_KL, Entry
 from study.grid import CURES, LR, LR_AT_30, MAIN_METHODS, cures
 from study.result_tables import CHOSEN_BY, cures_of, low_grpo
 from study.stored import TEMPERATURES, Stored, TaskResults
@@ -10,14 +10,8 @@ TASKS = ("maze", "code")
 MEASURES = ("best@1", "best@3", "best@10", "best@30", "W@30", "diversity")
 FEW = ("best@1", "best@3")  # measures of few candidates
 MANY = ("best@30", "W@30")
-PAIRS = (
-    ("max_at_k", "grpo"),
-    ("vpo", "grpo"),
-    ("group_vpo", "grpo"),
-    ("vpo", "max_at_k"),
-    ("group_vpo", "max_at_k"),
-    ("group_vpo", "vpo"),
-)
+WITH_SETS = ("max_at_k", "vpo", "group_vpo")
+PAIRS = (("vpo", "max_at_k"), ("group_vpo", "max_at_k"), ("group_vpo", "vpo"))
 NOISE = 0.005  # of a mean over 100 validation problems
 
 
@@ -148,19 +142,32 @@ def by_temperature(task: TaskResults) -> str:
 
 
 def own_leads(stored: Stored) -> str:
-    """Who is ahead of whom where each method has its own cure for few candidates, or for thirty."""
+    """Who is ahead of whom where each method has its own cure for few candidates, or for thirty.
+
+    The rows with a fixed weight hold the sets against GRPO with this weight in both tasks.
+    """
     head = ["minus"]
     for name in TASKS:
         head += [f"{name} {measure}" for measure in (*FEW, *MANY)]
     rows = []
+    for ours in WITH_SETS:
+        rows.append(lead_row(stored, ours, "grpo", None))
+        rows.append(lead_row(stored, ours, "grpo", GRPO_KL))
     for ours, theirs in PAIRS:
-        row = [f"{Entry(ours).title} - {Entry(theirs).title}"]
-        for name in TASKS:
-            for measure in (*FEW, *MANY):
-                pair = [own(stored, name, method, measure) for method in (ours, theirs)]
-                row.append(stored.task(name).difference(*pair, measure).short)
-        rows.append(row)
+        rows.append(lead_row(stored, ours, theirs, None))
     return markdown(head, rows)
+
+
+def lead_row(stored: Stored, ours: str, theirs: str, rival: Entry | None) -> list[str]:
+    """One method with its own cure minus another one with its own, or minus `rival`."""
+    title = rival.title if rival else Entry(theirs).title
+    row = [f"{Entry(ours).title} - {title}"]
+    for name in TASKS:
+        for measure in (*FEW, *MANY):
+            our_best = own(stored, name, ours, measure)
+            their_best = rival or own(stored, name, theirs, measure)
+            row.append(stored.task(name).difference(our_best, their_best, measure).short)
+    return row
 
 
 def own_settings(stored: Stored) -> str:

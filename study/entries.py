@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from report.looks import LOOKS, Look, look_of
 from study.grid import CURES
 
-STRONG_KL = "GRPO, strong KL"
 LOW_RATE = "grpo_low_rate"  # the method of study/low_rate.py
 LOOKS[LOW_RATE] = Look("GRPO, low rate", "#f4a582", "s", "--")
 
@@ -51,14 +50,13 @@ class Entry:
 
 
 def short_title(policy: Entry) -> str:
-    """The title in a table of main rates, where GRPO alone has a low rate and a strong KL term, too."""
-    if policy.lr:
-        return look_of(LOW_RATE).title
-    return STRONG_KL if policy.is_cure else policy.title
+    """The title in a table of main rates, where GRPO alone has another one, its low rate."""
+    return look_of(LOW_RATE).title if policy.lr else policy.title
 
 
 START_MODEL = Entry("start")
 GRPO = Entry("grpo")
+GRPO_KL = Entry("grpo", flags=(("kl", 0.1),))  # of those that keep its variety, the best compromise
 MAX_AT_K = Entry("max_at_k")
 MULTI_RLVR = Entry("multi_rlvr")
 VPO = Entry("vpo")

@@ -14,6 +14,7 @@ from study import cures
 from study.entries import (
     GROUP_VPO,
     GRPO,
+    GRPO_KL,
     MAX_AT_K,
     MULTI_RLVR,
     START_MODEL,
@@ -28,11 +29,9 @@ from study.result_tables import (
     low_grpo,
     main_policies,
     regret,
-    strong_kl_grpo,
 )
 from study.stored import Difference, Stored, TaskResults
 
-WITH_SETS = ("max_at_k", "vpo", "group_vpo")
 TITLES = {"maze": "Maze", "code": "Programs", "toy": "Toy"}
 SEARCHES = {
     "maze_diamond_79_evolve": "79 hard mazes: a route with all the diamonds",
@@ -73,8 +72,16 @@ def draw_figures(stored: Stored, root: Path) -> None:
         panels.append(best_of_k(task, "best", main_policies(task)))
     draw_curves(panels, root / "docs/figures/best_at_k.png", of_seeds(maze))
     for task, kinds in ((maze, ("best", "W")), (code, ("best", "pass"))):
-        grpo = (GRPO, low_grpo(task), strong_kl_grpo(task))
-        policies = [START_MODEL, *grpo, MULTI_RLVR, MAX_AT_K, VPO, GROUP_VPO]
+        policies = [
+            START_MODEL,
+            GRPO,
+            low_grpo(task),
+            GRPO_KL,
+            MULTI_RLVR,
+            MAX_AT_K,
+            VPO,
+            GROUP_VPO,
+        ]
         panels = [best_of_k(task, kind, policies) for kind in kinds]
         draw_curves(panels, pages / f"{task.name}_best_at_k.png", of_seeds(task))
     toy = stored.task("toy")
@@ -99,12 +106,9 @@ def other_cures(stored: Stored, path: Path) -> None:
     panels = []
     for name in cures.TASKS:
         task = stored.task(name)
-        grpo = [START_MODEL, GRPO, low_grpo(task), strong_kl_grpo(task)]
-        for entry in cures_of(task, "grpo"):
-            if "kl" not in dict(entry.flags):
-                grpo.append(entry)
-        sets = [cures.own(stored, name, method, "best@30") for method in WITH_SETS]
-        entries = [*grpo, *sets]
+        grpo = [GRPO, low_grpo(task), *cures_of(task, "grpo")]
+        sets = [cures.own(stored, name, method, "best@30") for method in cures.WITH_SETS]
+        entries = [START_MODEL, *grpo, *sets]
         names = [f"{entry.method}, {cures.named(entry)}" for entry in entries]
         looks = looks_of(names)
         for kind in ("best", "W"):

@@ -21,6 +21,7 @@ from report.statistics import bootstrap_interval
 from study.entries import (
     GROUP_VPO,
     GRPO,
+    GRPO_KL,
     LOW_RATE,
     MAX_AT_K,
     MULTI_RLVR,
@@ -64,12 +65,6 @@ def low_grpo(task: TaskResults) -> Entry | None:
     return rates[0] if rates else None
 
 
-def strong_kl_grpo(task: TaskResults) -> Entry | None:
-    """GRPO with the strongest KL term with which it was trained, its best for thirty candidates."""
-    found = [policy for policy in cures_of(task, "grpo") if "kl" in dict(policy.flags)]
-    return max(found, key=lambda policy: dict(policy.flags)["kl"], default=None)
-
-
 def cures_of(task: TaskResults, method: str) -> list[Entry]:
     """The cures with which a method was trained."""
     settings = task.policies(flags=True)
@@ -96,9 +91,8 @@ def main_table(stored: Stored) -> str:
 
 
 def main_policies(task: TaskResults) -> list[Entry]:
-    """The start model, GRPO, also at its low rate or with its strong KL term, the methods with sets."""
-    grpo = (GRPO, low_grpo(task), strong_kl_grpo(task))
-    wanted = (START_MODEL, *grpo, MAX_AT_K, VPO, GROUP_VPO)
+    """The start model, GRPO, also at its low rate or with a strong KL term, the methods with sets."""
+    wanted = (START_MODEL, GRPO, low_grpo(task), GRPO_KL, MAX_AT_K, VPO, GROUP_VPO)
     return [policy for policy in wanted if policy and task.runs(policy)]
 
 
@@ -123,16 +117,15 @@ def leads(stored: Stored) -> str:
 def main_pairs(task: TaskResults) -> list[tuple[Entry, Entry]]:
     """VPO and Group VPO against the others that are stored; GRPO also at its low rate or with a strong KL term."""
     low = low_grpo(task)
-    strong = strong_kl_grpo(task)
     pairs = [
         (VPO, GRPO),
         (VPO, low),
-        (VPO, strong),
+        (VPO, GRPO_KL),
         (VPO, MAX_AT_K),
         (VPO, MULTI_RLVR),
         (GROUP_VPO, GRPO),
         (GROUP_VPO, low),
-        (GROUP_VPO, strong),
+        (GROUP_VPO, GRPO_KL),
         (GROUP_VPO, MAX_AT_K),
         (GROUP_VPO, VPO),
     ]
@@ -165,7 +158,7 @@ def every_k(task: TaskResults) -> str:
     """The methods with sets against GRPO, at its own rate, at the low one and with a strong KL term."""
     measures = [f"best@{k}" for k in (1, 3, 10, 30)] + ["W@30"]
     rows = []
-    for theirs in (GRPO, low_grpo(task), strong_kl_grpo(task)):
+    for theirs in (GRPO, low_grpo(task), GRPO_KL):
         for ours in (MAX_AT_K, VPO, GROUP_VPO):
             cells = [task.difference(ours, theirs, measure) for measure in measures]
             rows.append([f"{ours.title} - {theirs.title}", *cells])
