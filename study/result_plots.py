@@ -9,12 +9,13 @@ from torch import Tensor
 
 from examples.search_report import solved_at
 from report import style
-from report.looks import Look, look_of, looks_of
+from report.looks import Look, look_of
 from study import cures
 from study.entries import (
     GROUP_VPO,
     GRPO,
     GRPO_KL,
+    LOW_RATE,
     MAX_AT_K,
     MULTI_RLVR,
     START_MODEL,
@@ -32,6 +33,7 @@ from study.result_tables import (
 )
 from study.stored import Difference, Stored, TaskResults
 
+CURE_COLORS = {"kl": "#7f0000", "entropy-coef": "#7b3294", "temperature": "#c51b7d"}
 TITLES = {"maze": "Maze", "code": "Programs", "toy": "Toy"}
 SEARCHES = {
     "maze_diamond_79_evolve": "79 hard mazes: a route with all the diamonds",
@@ -109,14 +111,22 @@ def other_cures(stored: Stored, path: Path) -> None:
         grpo = [GRPO, low_grpo(task), *cures_of(task, "grpo")]
         sets = [cures.own(stored, name, method, "best@30") for method in cures.WITH_SETS]
         entries = [START_MODEL, *grpo, *sets]
-        names = [f"{entry.method}, {cures.named(entry)}" for entry in entries]
-        looks = looks_of(names)
         for kind in ("best", "W"):
-            curves = []
-            for entry, key in zip(entries, names, strict=True):
-                curves.append(measure_curve(task, entry, kind, looks[key]))
+            curves = [measure_curve(task, entry, kind, look_of_cure(entry)) for entry in entries]
             panels.append(panel_of_k(task, kind, curves))
     draw_curves(panels, path, of_seeds(stored.task("maze")), columns=2)
+
+
+def look_of_cure(entry: Entry) -> Look:
+    """Each cure of GRPO has a color of its own; the weight that is not in the main table is dotted."""
+    look = look_of(entry.method)
+    if entry.lr:
+        return look_of(LOW_RATE)
+    for name, _ in entry.flags:
+        if entry.method == "grpo":
+            line = "-" if entry == GRPO_KL else ":"
+            look = replace(look, color=CURE_COLORS[name], line=line)
+    return replace(look, title=entry.title)
 
 
 def best_of_k(task: TaskResults, kind: str, policies: list[Entry | None]) -> Panel:
