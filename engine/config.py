@@ -46,7 +46,7 @@ class Config:
         "maze, fence, toy, code, headline, musique, eureqa, tool, or a Python file with a Task",
     )
     size: int = flag(7, "rows of a maze", 5, 9)
-    max_words: int = flag(6, "words of a headline", 5, 9)
+    max_words: int = flag(6, "words that a headline may have", 5, 9)
     data: str = flag("", "file of problems (docs/own.md); empty: the task's made-up problems")
     test_data: str = flag("", "file of held-out problems; empty: a part of --data")
     seconds: float = flag(2.0, "CPU seconds that a program may take per test", 0.01, 1e5)
