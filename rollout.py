@@ -227,7 +227,7 @@ class Rollouts:
 class SamplingOptions:
     """How rollouts are sampled."""
 
-    max_new_tokens: int
+    max_new_tokens: int  # of a whole rollout
     generator: torch.Generator  # on the CPU
     temperature: float = 1.0
     batch: int = 0  # rollouts sampled at a time, in whole groups; 0: all

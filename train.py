@@ -89,7 +89,7 @@ def train_step(
 
     # 2. reward vectors
     answers = read_answers(task, rollouts, m)  # P * G lists of up to m
-    rollouts.answered = answered_lengths(policy, task, rollouts, answers)
+    rollouts.answered = answered_lengths(policy, task, rollouts, answers)  # for a metric
     scored = score(task, problems, answers, m)  # (P, G, m, k)
 
     # 3. advantages
@@ -134,7 +134,7 @@ def backward(
     """
     temperature = config.temperature
     n_tokens = sum(rollouts.lengths)
-    answer_mask = rollouts.first(rollouts.answered or rollouts.lengths)  # (P * G, T)
+    answer_tokens = rollouts.first(rollouts.answered or rollouts.lengths)  # (P * G, T)
     width = rollouts.prompt_ids.shape[1] + rollouts.tokens.shape[1]  # padded tokens of a row
     n_rows = len(advantages)
     if config.micro_batch_tokens:
@@ -158,8 +158,8 @@ def backward(
             entropy_coef=config.entropy_coef,
         )
         loss.backward()
-        answer_entropy = (entropy.detach() * answer_mask[rows]).sum()
-        parts |= {"loss": loss.detach(), "entropy": answer_entropy / answer_mask.sum()}
+        answer_entropy = (entropy.detach() * answer_tokens[rows]).sum()
+        parts |= {"loss": loss.detach(), "entropy": answer_entropy / answer_tokens.sum()}
         for name, value in parts.items():
             metrics[name] = metrics.get(name, 0.0) + value
     return metrics

@@ -46,7 +46,7 @@ class Config:
         "maze, fence, toy, code, headline, musique, eureqa, tool, or a Python file with a Task",
     )
     size: int = flag(7, "rows of a maze", 5, 9)
-    max_words: int = flag(6, "words that a headline may have", 5, 9)
+    max_words: int = flag(6, "words that a headline may have, 5 to 9", 5, 9)
     data: str = flag("", "file of problems (docs/own.md); empty: the task's made-up problems")
     test_data: str = flag("", "file of held-out problems; empty: a part of --data")
     seconds: float = flag(2.0, "CPU seconds that a program may take per test", 0.01, 1e5)
@@ -86,7 +86,9 @@ class Config:
     lr_schedule: Literal["linear", "constant"] = flag(
         "linear", "after 10 steps of rise; linear falls to a tenth"
     )
-    kl: float = flag(1e-3, "weight of KL(policy || reference policy) in the loss; 0: none", 0, 1e6)
+    kl: float = flag(
+        1e-3, "weight of the pull to the start, KL(policy || reference policy); 0: none", 0, 1e6
+    )
     entropy_coef: float = flag(0.0, "weight of a bonus for the entropy of tokens; 0: none", 0, 1e6)
     warm_steps: int = flag(300, "steps of the SFT warm-up before RL; 0: none", 0, 2**31)
     # memory and speed
@@ -199,7 +201,8 @@ class Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
         for action in self._actions:
             default = action.default
-            if default not in (None, False, "", [], argparse.SUPPRESS):
+            is_off = default is None or default is False  # not the number 0
+            if not is_off and default not in ("", [], argparse.SUPPRESS):
                 shown = " ".join(default) if isinstance(default, list) else default
                 shown = "auto" if shown == AUTO else shown
                 action.help += f" (default: {shown})"
@@ -218,7 +221,9 @@ class Parser(argparse.ArgumentParser):
         return flags, arguments
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}; --help lists all flags\n")
+        _, _, unknown = message.partition("unrecognized arguments: ")
+        hint = did_you_mean(unknown.partition(" ")[0], map(flag_of, vars(self.flags())))
+        self.exit(2, f"{self.prog}: error: {message}; --help lists all flags{hint}\n")
 
     def lay_over(self, defaults: dict[str, Any], source: str) -> None:
         """Replace defaults. Raises UserError for what is no flag."""

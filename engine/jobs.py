@@ -75,7 +75,7 @@ def run_all(
         try:
             for future in as_completed(futures.values()):
                 if future.exception() and len(futures) > 1:
-                    tqdm.write(f"{future.exception()!r:.300}; the others go on", sys.stderr)
+                    tqdm.write(f"{future.exception()!s:.300}; the others go on", sys.stderr)
                 if bar is not None:
                     bar.update(bar.total // len(futures))
             return {name: future.result() for name, future in futures.items()}

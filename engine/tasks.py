@@ -132,6 +132,8 @@ def reachable_vectors(task: Task, problem: Problem) -> list[list[float]]:
 
 def numbers_of(task: Task, vector: Any, k: int, what: str) -> list[float]:
     """A vector of k numbers, or of any k if it is 0 and none has a name. Raises UserError for another one."""
+    if isinstance(task.objectives, str):
+        raise UserError(f"task {task.name}: objectives must be a tuple, as ({task.objectives!r},)")
     k = len(task.objectives) or k
     values = []
     try:

@@ -32,13 +32,13 @@ TEXT = """\
 {model} was fine-tuned with the SFT warm-up of `train.py` and then with {title}. It reads a short text that tells six facts and writes a headline of a few words. It is an exhibit of an experiment, and writes no headlines of other texts worth reading.
 
 - **Base model:** [{base}](https://huggingface.co/{base}), Apache-2.0. The weights that were trained are a 4-bit copy of it in float32.
-- **Training:** `{command}`, seeds {seeds}, {steps} steps, {tokens:,} sampled tokens and {hours:.1f} hours of one CPU core a run, torch {torch}, version {version} of this software.
+- **Training:** `{command}`, seeds {seeds}, {steps} steps, no KL term, {tokens:,} sampled tokens and {hours:.1f} hours of one CPU core a run, torch {torch}, version {version} of this software.
 - **Data:** texts that a program makes; `tasks/headline.py` holds its words. Nothing personal is in them.
 - **Licence:** the base model's for weights, [MIT](../LICENSE) for this software.
 
 ## Measures
 
-Means over seeds, 40 held-out texts, 30 candidates each at temperature 0.7. The [reference](reference.md#what-evalpy-prints) explains the measures.
+Means over seeds, with the lowest and the highest, 40 held-out texts, 30 candidates each at temperature 0.7. The [reference](reference.md#what-evalpy-prints) explains the measures.
 
 {table}
 
@@ -54,10 +54,9 @@ model = AutoModelForCausalLM.from_pretrained(folder)
 tokenizer = AutoTokenizer.from_pretrained(folder)
 text = "On Friday mice led to an alarm at the zoo. A pilot and nine other people saw it.\\n{request}"
 messages = [{{"role": "user", "content": text}}]
-inputs = tokenizer.apply_chat_template(
-    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
-)
-ids = model.generate(**inputs, max_new_tokens=48, do_sample=True, temperature=0.7)
+prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) + "1."
+inputs = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")
+ids = model.generate(**inputs, max_new_tokens=48, do_sample=True, temperature=0.7, top_k=0)
 print(tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :]))
 ```
 
