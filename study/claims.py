@@ -149,7 +149,7 @@ def curves_cross(stored: Stored) -> Iterator[Finding]:
     for task in main_tasks(stored):
         yield crossing(task, GRPO, VPO)
         if task.runs(GRPO_KL):
-            yield crossing(task, GRPO_KL, own(stored, task.name, "vpo", "best@30"))
+            yield crossing(task, GRPO_KL, VPO)
 
 
 def crossing(task: TaskResults, grpo: Entry, vpo: Entry) -> Finding:
@@ -160,7 +160,7 @@ def crossing(task: TaskResults, grpo: Entry, vpo: Entry) -> Finding:
         if task.lead(vpo, grpo, f"best@{k}").mean() > 0:
             ahead.append(k)
     since = f"from k = {ahead[0]}" if ahead else "at no k"
-    text = f"{task.name}, best@1, {grpo.title} - {vpo.title}: {grpo_lead.short}; VPO ahead in best@k {since}"
+    text = f"{task.name}, best@1, {grpo.title} - {vpo.title}: {grpo_lead.short}; VPO's mean above in best@k {since}"
     crosses_early = bool(ahead) and ahead[0] <= 5
     return Finding(text, both(is_positive(grpo_lead), crosses_early), str(grpo_lead))
 

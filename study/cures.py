@@ -67,9 +67,15 @@ def of_cure(task: TaskResults, method: str, cure: str) -> list[Entry]:
     return [default(task.name, method), *found]
 
 
-def best_for_few(task: TaskResults, method: str, compared: list[Entry]) -> Entry:
-    """The first setting that is within the noise of the best, by what chooses the method's rate."""
-    measure = CHOSEN_BY.get(method, "best@1")
+def best_for_few(
+    task: TaskResults, method: str, compared: list[Entry], measure: str = "best@1"
+) -> Entry:
+    """The first setting that is within the noise of the best, by what chooses the method's rate.
+
+    Args:
+        measure: the one that chooses where a method has none of its own, as GRPO.
+    """
+    measure = CHOSEN_BY.get(method, measure)
     means = [task.mean(entry, measure) for entry in compared]
     close = [mean >= max(means) - NOISE for mean in means]
     return compared[close.index(True)]
@@ -100,7 +106,7 @@ def own(stored: Stored, name: str, method: str, measure: str) -> Entry:
         return Entry(method)
     task = stored.task(name, tuning=True)
     compared = settings(task, method)
-    chosen = best_for_few(task, method, compared)
+    chosen = best_for_few(task, method, compared, measure if measure in FEW else FEW[0])
     if measure not in FEW:
         chosen = best_for_many(task, chosen, compared)
     return Entry(method) if chosen == default(name, method) else chosen
@@ -171,18 +177,30 @@ def lead_row(stored: Stored, ours: str, theirs: str, rival: Entry | None) -> lis
 
 
 def own_settings(stored: Stored) -> str:
-    """Which setting each method has in `own_leads`, in one line."""
-    parts = []
+    """Which setting each method has in each column of `own_leads`."""
+    columns = (*FEW, "thirty")
+    rows = []
+    for method in MAIN_METHODS:
+        row = [Entry(method).title]
+        for name in TASKS:
+            for column in columns:
+                entry = own(stored, name, method, column)
+                row.append(entry.setting or "KL 0.001")
+        rows.append(row)
+    return markdown(["", *(f"{name} {column}" for name in TASKS for column in columns)], rows)
+
+
+def gains(stored: Stored) -> str:
+    """What each cure changes against the method's default."""
+    measures = (*FEW, *MANY, "diversity")
+    rows = []
     for name in TASKS:
+        task = stored.task(name)
         for method in MAIN_METHODS:
-            few = own(stored, name, method, FEW[0])
-            many = own(stored, name, method, MANY[0])
-            parts.append(f"{name}, {Entry(method).title}: {named(few)}; {named(many)}")
-    return f"For few candidates and for thirty: {' · '.join(parts)}."
-
-
-def named(entry: Entry) -> str:
-    """A setting in a sentence."""
-    if entry.lr:
-        return f"rate {entry.lr:g}"
-    return entry.setting or "default"
+            entries = cures_of(task, method)
+            if method == "grpo":
+                entries.insert(0, low_grpo(task))
+            for entry in entries:
+                cells = [task.difference(entry, Entry(method), key).short for key in measures]
+                rows.append([name, Entry(method).title, setting_title(entry), *cells])
+    return markdown(["task", "method", "cure", *measures], rows)

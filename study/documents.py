@@ -33,6 +33,7 @@ GENERAL_TABLES = {
     "chosen_cures": cures.chosen,
     "own_leads": cures.own_leads,
     "own_settings": cures.own_settings,
+    "gains": cures.gains,
     "searches": result_tables.searches,
     "verdicts": claims.verdict_table,
     "multiplicity": result_tables.multiplicity,

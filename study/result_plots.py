@@ -33,7 +33,7 @@ from study.result_tables import (
 )
 from study.stored import Difference, Stored, TaskResults
 
-CURE_COLORS = {"kl": "#7f0000", "entropy-coef": "#7b3294", "temperature": "#c51b7d"}
+CURE_COLORS = {"kl": "#e31a1c", "entropy-coef": "#7b3294", "temperature": "#c51b7d"}
 TITLES = {"maze": "Maze", "code": "Programs", "toy": "Toy"}
 SEARCHES = {
     "maze_diamond_79_evolve": "79 hard mazes: a route with all the diamonds",
@@ -118,14 +118,15 @@ def other_cures(stored: Stored, path: Path) -> None:
 
 
 def look_of_cure(entry: Entry) -> Look:
-    """Each cure of GRPO has a color of its own; the weight that is not in the main table is dotted."""
+    """Each cure of GRPO has a color of its own; the one of the main table is solid."""
     look = look_of(entry.method)
     if entry.lr:
         return look_of(LOW_RATE)
     for name, _ in entry.flags:
         if entry.method == "grpo":
-            line = "-" if entry == GRPO_KL else ":"
-            look = replace(look, color=CURE_COLORS[name], line=line)
+            look = replace(look, color=CURE_COLORS[name], line=":")
+            if entry == GRPO_KL:
+                look = replace(look, color="#7f0000", line="-")
     return replace(look, title=entry.title)
 
 

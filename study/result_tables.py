@@ -588,7 +588,8 @@ def low_rate_pairs(task: TaskResults) -> list[tuple[Entry, Entry]]:
 
 def cure_pairs(task: TaskResults) -> list[tuple[Entry, Entry]]:
     """The methods that reward sets, with and without a cure, against every cure of GRPO and of one another."""
-    pairs = []
+    low = low_grpo(task)
+    pairs = [(entry, low) for entry in cures_of(task, "grpo") if low]
     grpo = [GRPO, *cures_of(task, "grpo")]
     for method in ("max_at_k", "vpo", "group_vpo"):
         own = [Entry(method), *cures_of(task, method)]

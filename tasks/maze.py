@@ -56,7 +56,7 @@ class Maze(Drawing, Task):
     tiny_defaults = {
         "warm_steps": 700,
         "kl": 0.03,
-    }  # chosen on validation problems, for all methods
+    }  # study/pages/other_cures.md
     slack = 7  # steps of the budget beyond the longer one of the two shortest one-corner routes
 
     def __init__(self, size: int = 7):
