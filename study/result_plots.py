@@ -21,7 +21,6 @@ from study.entries import (
     START_MODEL,
     VPO,
     Entry,
-    short_title,
 )
 from study.result_tables import (
     KS,
@@ -127,7 +126,8 @@ def look_of_cure(entry: Entry) -> Look:
             look = replace(look, color=CURE_COLORS[name], line=":")
             if entry == GRPO_KL:
                 look = replace(look, color="#7f0000", line="-")
-    return replace(look, title=entry.title)
+    title = entry.title.replace("training temperature", "trained at")
+    return replace(look, title=title)
 
 
 def best_of_k(task: TaskResults, kind: str, policies: list[Entry | None]) -> Panel:
@@ -140,12 +140,7 @@ def best_of_k(task: TaskResults, kind: str, policies: list[Entry | None]) -> Pan
     for policy in policies:
         if policy is None:
             continue
-        look = replace(look_of(policy.method), title=short_title(policy))
-        if policy.lr:
-            look = replace(look, line=":")
-        if policy.is_cure:
-            look = replace(look, line="-.")
-        curves.append(measure_curve(task, policy, kind, look))
+        curves.append(measure_curve(task, policy, kind, look_of_cure(policy)))
     return panel_of_k(task, kind, curves)
 
 

@@ -152,13 +152,13 @@ def test_each_method_has_its_own_cure(results):
     """For few candidates the weakest that is as good as the best, for thirty the best; of GRPO any kind of cure."""
     titles = {}
     for method in MAIN_METHODS:
-        chosen = [cures.own(results, "code", method, measure) for measure in ("best@3", "W@30")]
+        chosen = [cures.own(results, "code", method, key) for key in ("best@1", "best@3", "W@30")]
         titles[method] = [entry.setting for entry in chosen]
     assert titles == {
-        "grpo": ["", "KL 0.3"],
-        "max_at_k": ["", "KL 0.1"],
-        "vpo": ["", "KL 0.03"],
-        "group_vpo": ["", "KL 0.3"],
+        "grpo": ["", "KL 0.1", "KL 0.3"],
+        "max_at_k": ["", "", "KL 0.1"],
+        "vpo": ["", "", "KL 0.03"],
+        "group_vpo": ["", "", "KL 0.3"],
     }
     assert cures.own(results, "headline", "vpo", "W@30") == VPO
 
