@@ -108,7 +108,7 @@ def files(folder: Path) -> dict[str, bytes]:
     ("arguments", "message"),
     [
         ("--task maz", "--task maz: unknown; choose from code,"),
-        ("--metod vpo", "unrecognized arguments: --metod vpo; --help lists all flags"),
+        ("--metod vpo", "--help lists all flags; did you mean --method?"),
         ("--method ppo", "--method ppo: unknown; one of grpo, dr_grpo"),
         ("--method VPO", "did you mean vpo?"),
         ("--method grpo,vpo", "or several with blanks between"),
@@ -445,3 +445,11 @@ def test_checkpoints_carry_no_sampling_settings():
     saved = json.loads(Path("run/grpo/checkpoint-000001/generation_config.json").read_text())
     assert "top_p" not in saved and "temperature" not in saved
     assert saved["eos_token_id"] == [0, 1]
+
+
+def test_help_shows_a_default_of_0(tmp_path, capsys):
+    """Guards against a headline run whose missing KL term nobody sees."""
+    with pytest.raises(SystemExit):
+        train.main(["--task", "headline", "--model", "m", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "0: none (default: 0.0)" in text

@@ -52,6 +52,7 @@ def test_an_unknown_task_is_told_the_known_ones(name):
         (WORST, "return [float('nan'), 0]", "problem 'train-0', answer '', [nan, 0], must hold"),
         (WORST, "return [-0.1, 0.5]", "finite numbers of at least minimum = 0.0"),
         (WORST, "return [0.5]", "answer '', [0.5], has 1 numbers for 2 objectives"),
+        ('("ann", "bob")', '"ann"', "objectives must be a tuple, as ('ann',)"),
         (WORST, "return ['1', 0]", "must be a list of numbers; of a tensor or array"),
         (NAME, f"    def rewards(self, pairs): pass\n{NAME}", "rewards must return 1 vectors"),
         (NAME, f"    def scalar(self, r): return r\n{NAME}", "scalar must be finite numbers (...)"),
