@@ -74,8 +74,10 @@ def run_all(
         futures = {name: pool.submit(function, *own) for name, own in arguments.items()}
         try:
             for future in as_completed(futures.values()):
-                if future.exception() and len(futures) > 1:
-                    tqdm.write(f"{future.exception()!s:.300}; the others go on", sys.stderr)
+                error = future.exception()
+                if error and len(futures) > 1:
+                    text = str(error) if isinstance(error, UserError) else repr(error)
+                    tqdm.write(f"{text:.300}; the others go on", sys.stderr)
                 if bar is not None:
                     bar.update(bar.total // len(futures))
             return {name: future.result() for name, future in futures.items()}

@@ -75,6 +75,9 @@ def load_task(name: str, model: str = "tiny", **flags: Any) -> Task:
     task = task_class(**{flag: flags[flag] for flag in task_class.flags if flag in flags})
     if task.form not in ("tags", "lines"):
         raise UserError(f'--task {name}: form = {task.form!r:.60} must be "tags" or "lines"')
+    if isinstance(task.objectives, str):
+        fix = f"must be a tuple, as ({task.objectives!r},)"
+        raise UserError(f"--task {name}: objectives {fix}")
     if model == "tiny":
         task.form = "tags"
         task.reads_untagged = False
@@ -132,8 +135,6 @@ def reachable_vectors(task: Task, problem: Problem) -> list[list[float]]:
 
 def numbers_of(task: Task, vector: Any, k: int, what: str) -> list[float]:
     """A vector of k numbers, or of any k if it is 0 and none has a name. Raises UserError for another one."""
-    if isinstance(task.objectives, str):
-        raise UserError(f"task {task.name}: objectives must be a tuple, as ({task.objectives!r},)")
     k = len(task.objectives) or k
     values = []
     try:

@@ -4,8 +4,9 @@
   baseline that is the best of all rates and cures in the evaluation itself.
 - "Matches or beats" (C1): shown if the whole interval is above -0.02, refuted if all of it is below.
 - A lead (C2, C3, C9): shown if it is firm, refuted by a firm difference of the other sign.
-- The crossing (C3), of GRPO and of GRPO with KL 0.1: the first k at which VPO's mean is above GRPO's. It counts only where GRPO's lead
-  at k = 1 is firm: up to k = 5 it shows the claim, later it refutes it.
+- The crossing (C3), of GRPO and of GRPO with KL 0.1: the first k at which VPO's mean is above
+  GRPO's. It counts only where GRPO's lead at k = 1 is firm: up to k = 5 it shows the claim, later it
+  refutes it.
 - A search (C5): shown if in every run the method solves more problems that GRPO does not solve than
   GRPO of another run does, which is chance; refuted if in no run. It is GRPO at its low rate where
   that took part.

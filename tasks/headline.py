@@ -1,8 +1,8 @@
 """A headline for unknown readers: a short text tells six facts, and a few words cannot hold them all.
 
 Each objective is a reader who cares for one fact: the event, the place, the day, the person, the number or
-the cause. A headline pays every reader whose fact it tells. At most four facts fit into six or seven words of
-plain English, and five into eight, so which of them is a choice.
+the cause. A headline pays every reader whose fact it tells. At most four facts fit into six words of plain
+English, so which four is a choice.
 
 `problem.data` holds the six facts and "text", the text that tells them.
 """
