@@ -39,6 +39,8 @@ from engine.runs import load_run, progress, task_of
 from engine.tasks import held_out
 from report import plots, style
 from report.looks import looks_of
+from report.page import write_page
+from report.snapshots import read_snapshots
 from report.statistics import spread_weights
 from report.table import Table, clusters_of, joint_table, print_table, training_costs, write_table
 from rewards import Problem, Task
@@ -287,6 +289,8 @@ def evaluate_run(evaluation: Evaluation, flags: EvalFlags) -> Table:
     with writing(evaluation.folder):
         figures = [write(table, evaluation.folder, flags)]
         figures += plots.run_figures(evaluation, task, pools, flags.figure_format)
+        if not config.is_tiny and any(run.glob("*/snapshots.jsonl")):  # texts are to be read
+            write_page(evaluation.folder / "report.html", read_snapshots(run))
     print_table(table)
     print(training_costs(run, [name for name in names if name in ADVANTAGES], config.m))
     print(f"figures: {', '.join(map(str, figures))}")

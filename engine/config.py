@@ -344,6 +344,10 @@ def mistakes(config: Config, task: Task) -> Iterator[str]:
     for name, file in (("--data", config.data), ("--test-data", config.test_data)):
         if file and "data" not in task.flags:
             yield f"{name} {file}: task {config.task} takes no file, unlike code"
+    for name, owner in (("size", "maze"), ("max_words", "headline")):
+        value = getattr(config, name)
+        if value != getattr(Config(), name) and name not in task.flags:
+            yield f"{flag_of(name)} {value}: task {config.task} has no such flag, unlike {owner}"
     if not config.is_tiny and config.warm_steps and config.dtype == "bfloat16":
         what = "coarser than what the warm-up teaches; take --dtype float32, or --warm-steps 0"
         yield f"--dtype bfloat16 --warm-steps {config.warm_steps}: {what}"

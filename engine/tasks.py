@@ -41,7 +41,9 @@ def load_task_class(name: str) -> type[Task]:
     else:
         known = f"choose from {', '.join(names)}, or name a Python file"
         mistake = "there is no such file" if path.suffix == ".py" else "unknown"
-        raise UserError(f"--task {name}: {mistake}; {known}{did_you_mean(path.stem, names)}")
+        files = [f"{name}.py"] if Path(f"{name}.py").is_file() else []
+        hint = did_you_mean(path.stem, names + files)
+        raise UserError(f"--task {name}: {mistake}; {known}{hint}")
     classes = []
     for value in vars(module).values():
         is_task = isinstance(value, type) and issubclass(value, Task)

@@ -18,6 +18,7 @@ class Drawing:
 
     objectives: tuple[str, ...]  # those of the task
     wide = False  # whether a drawing is wider than high: policies then stand side by side
+    width = 3.9  # inches of a wide one
     legend = ""  # what the letters and colors of a drawing mean
 
     def draw(self, axes: Any, problem: Problem, answers: list[str], color: str) -> None:
@@ -31,6 +32,10 @@ class Drawing:
         means = rewards.mean(0).tolist()
         named = zip(self.objectives, means, strict=True)
         return "mean reward: " + ", ".join(f"{name} {mean:.2f}" for name, mean in named)
+
+    def marks(self, problem: Problem, answer: str) -> dict[str, str]:
+        """The words of an answer, in small letters, that have a color of their own in a text: word -> color."""
+        return {}
 
 
 class FenceDrawing(Drawing):

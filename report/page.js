@@ -128,12 +128,19 @@ const isPaint = (text) => data.paints && text.split(/\s+/).every((word) => CSS.s
 /** A row of a list: what stands before it, the answer's reward vector and text. */
 function row(before, answer, color, chosen) {
   const text = problem().answers[answer], said = text === null ? "(no answer)" : text.trim() || "(empty)";
-  const words = said.split(/\s+/), line = words.join(" ");
+  const words = said.split(/\s+/), line = words.join(" "), marks = problem().marks[answer];
   const paint = () => words.map((word) => el("i", { style: `background: ${word}` }));
+  const marked = (word) => {
+    const color = marks[word.toLowerCase().replace(/[^a-z]/g, "")];
+    return color ? el("b", { style: `color: ${color}` }, word) : word;
+  };
+  const grey = data.marks && !Object.keys(marks).length ? { class: "soft" } : {};
+  const short = line.length > 120 ? `${line.slice(0, 119)}\u2026` : line;
+  const spans = short.split(" ").flatMap((word, i) => [...when(i, " "), marked(word)]);
   return el("div", { class: chosen ? "answer best" : "answer" }, el("span", { class: "number" }, before),
     squares(problem().vectors[answer], color, ...range()),
     isPaint(said) ? el("span", { class: "paint", role: "img", title: said, "aria-label": said }, ...paint()) :
-      el("code", { title: said }, line.length > 120 ? `${line.slice(0, 119)}\u2026` : line));
+      el("code", { title: said, ...grey }, ...spans));
 }
 
 /** The most frequent answers of a pool, the chosen one first; of a few all, in their order. */
@@ -421,7 +428,7 @@ byId("marks").textContent = problem().grid ?
   "counted, not drawn." :
   "A row is an answer: how often it is in the pool, a square for every objective" +
   `${data.objectives.length ? ` (${data.objectives.join(", ")})` : ""}, filled as far as it was earned, and the answer ` +
-  `itself${data.paints ? `; ${data.legend}` : ""}.`;
+  `itself${data.paints || data.marks ? `; ${data.legend}` : ""}.`;
 if (!problem().grid) byId("question").parentNode.open = true;
 if (!problem().grid) document.documentElement.style.setProperty("--panel", "330px");
 byId("legend").append(...methods.map((method) => el("span", {}, key(method), method.title)));

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import vpo
 from report import plots
-from report.drawings import FenceDrawing, drawing_of
+from report.drawings import Drawing, FenceDrawing, drawing_of
 from report.looks import look_of
 from report.snapshots import Snapshots, utilities
 from rewards import Problem, Task, UserError
@@ -80,6 +80,7 @@ def _page(snapshots: Snapshots) -> str:
         "objectives": snapshots.task.objectives,
         "legend": drawing.legend if drawing else "",
         "paints": isinstance(drawing, FenceDrawing),  # answers are colors
+        "marks": drawing is not None and type(drawing).marks is not Drawing.marks,
         "temperature": config.eval_temperature,
         "draws": config.n_weights,
         "steps": [frame.step for frame in snapshots.frames],
@@ -140,11 +141,13 @@ def _problem(snapshots: Snapshots, i: int) -> dict:
         pools.append(by_method)
 
     vectors = [vector for _, vector in numbers]
+    drawing = drawing_of(task) or Drawing()
     return {
         "text": task.prompt(problem, 1)[:3000],
         "grid": problem.data["grid"] if _is_maze(task) else None,
         "pools": pools,
         "answers": [_shown_answer(task, problem, text) for text, _ in numbers],
+        "marks": [drawing.marks(problem, text or "") for text, _ in numbers],
         "vectors": vectors,
         "weights": _rounded(weights[0, :5]),
     }

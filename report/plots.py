@@ -237,7 +237,7 @@ def answers(
     drawing: Drawing,
     path: Path,
     heading: str = "",
-    columns: list[str] | None = None,
+    texts_above: list[str] | None = None,
 ) -> None:
     """Draw the answers to the first distinct problems.
 
@@ -248,30 +248,28 @@ def answers(
         drawing: draws the answers, and its `summary` is their title.
         heading: stands above the whole figure, which then leaves room for titles of two lines,
             so that nothing moves from one picture of a film to the next.
-        columns: headings of the problems, each of which then has a column; None: if drawings are
-            wide, each policy has one.
+        texts_above: a line for each problem, which stands above its row of wide drawings.
     """
     distinct = distinct_problems(problems)
     drawn = distinct[:COLUMNS]
-    policies_in_rows = columns is not None or not drawing.wide
-    shape = (len(pools), len(drawn)) if policies_in_rows else (len(drawn), len(pools))
-    width, height = (3.9, 2.3) if drawing.wide else (2.4, 2.5)
-    if columns is not None:
-        height = 1.45
+    shape = (len(drawn), len(pools)) if drawing.wide else (len(pools), len(drawn))
+    width, height = (drawing.width, 2.3) if drawing.wide else (2.4, 2.5)
     with style.new_figure(*shape, (width * shape[1], height * shape[0] + 0.6)) as axes:
-        by_policy = axes if policies_in_rows else axes.T
+        by_policy = axes.T if drawing.wide else axes
         for of_policy, (name, (texts, rewards)) in zip(by_policy, pools.items(), strict=True):
             for i, ax in zip(drawn, of_policy, strict=True):
                 parsed = [text for text in texts[i] if text is not None]
                 drawing.draw(ax, problems[i], parsed, look_of(name).color)
                 _finish_drawing(ax, drawing, rewards[i], width, two_lines=bool(heading))
+        for row, text in zip(axes, texts_above or [], strict=False):
+            for ax in row:
+                ax.set_title(f"\n\n{ax.get_title('left')}", loc="left", fontsize=style.SMALL)
+            above = row[0].annotate(text, (0, 1), (0, 28), "axes fraction", "offset points")
+            above.set(fontsize=style.SMALL, in_layout=False)  # else its column would grow
         labels = _policy_labels({name: rewards for name, (_, rewards) in pools.items()})
         for of_policy, label in zip(by_policy, labels, strict=True):
-            _label_policy(of_policy[0], label, above=not policies_in_rows)
+            _label_policy(of_policy[0], label, above=drawing.wide)
         axes[0, 0].figure.suptitle(heading, **BOLD)
-        for ax, text in zip(axes[0], columns or [], strict=False):
-            above = textwrap.fill(text, int(13 * width))
-            ax.set_title(f"{above}\n\n{ax.get_title('left')}", loc="left", fontsize=style.SMALL)
         caption = f"{len(drawn)} of {len(distinct)} problems, {len(texts[0])} candidates per policy"
         style.finish(axes, path, f"{caption}; {drawing.legend}" if drawing.legend else caption)
 

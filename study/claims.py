@@ -21,6 +21,7 @@ from examples.search_report import RIVALS, counts_alone
 from report.markdown import markdown
 from study.cures import own
 from study.entries import GRPO, GRPO_KL, MAX_AT_K, MULTI_RLVR, START_MODEL, TWO_ANSWERS, VPO, Entry
+from study.grid import HEADLINE
 from study.result_tables import as_csv, counts_of_other_runs, rival_of
 from study.stored import SINGLE, Difference, Stored, TaskResults, t_test
 
@@ -30,7 +31,7 @@ FEW_WEIGHTS = Entry("vpo", flags=(("n-weights", 10),))
 SOBOL = Entry("vpo", flags=(("sampler", "sobol"),))
 
 # By what many candidates are judged in each task. In headlines best@30 nearly ties: few tell four facts.
-LARGE_K = {"maze": "best@30", "code": "pass@30", "headline": "W@30"}
+LARGE_K = {"maze": "best@30", "code": "pass@30", HEADLINE: "W@30"}
 ALIKE = 0.02  # smaller differences count as none
 
 

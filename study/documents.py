@@ -9,8 +9,8 @@ from torch import Tensor
 from engine.tasks import load_task, take_problems
 from report import plots
 from rewards import Problem, Task
-from study import claims, cures, result_plots, result_tables
-from study.grid import Cell
+from study import claims, cures, exhibit, result_plots, result_tables
+from study.grid import HEADLINE, Cell
 from study.store import Store
 from study.stored import Stored
 
@@ -48,9 +48,9 @@ CSV_FILES = {
     "claims": claims.claims_csv,
 }
 BLOCK = re.compile(r"(<!-- results:(\w+)-(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-HEADLINES = {  # figure of headlines -> its policies
-    "docs/figures/headlines.png": ("start", "grpo", "vpo", "group_vpo"),
-    "study/figures/headlines_of_others.png": ("max_at_k", "multi_rlvr"),
+FIGURES = {  # figure of headlines -> its policies
+    "docs/figures/headlines.png": ("start", "grpo", "vpo"),
+    "study/figures/headlines_of_others.png": ("max_at_k", "multi_rlvr", "group_vpo"),
 }
 DRAWN_TEXTS = 2  # problems in a figure of headlines
 
@@ -67,8 +67,10 @@ def write(stored: Stored, root: Path) -> None:
 def draw(stored: Stored, store: Store, root: Path) -> None:
     """Draw all figures."""
     result_plots.draw_figures(stored, root)
-    for name, policies in HEADLINES.items():
+    for name, policies in FIGURES.items():
         draw_headlines(store, policies, root / name)
+    if exhibit.is_stored(store):
+        exhibit.write_exhibit(store, root / exhibit.PAGE)
 
 
 def documents(root: Path) -> list[Path]:
@@ -93,6 +95,8 @@ def block(stored: Stored, subject: str, table: str) -> str:
         return result_tables.versions(stored, subject)
     if table == "cures":
         return cures.validation(stored, subject)
+    if table == "validation":
+        return result_tables.validation(stored.task(subject, tuning=True))
     if table in GENERAL_TABLES:
         return GENERAL_TABLES[table](stored)
     return TASK_TABLES[table](stored.task(subject))
@@ -105,11 +109,11 @@ def draw_headlines(store: Store, policies: tuple[str, ...], path: Path) -> None:
     pools = {}
     for policy in policies:
         method = "grpo" if policy == "start" else policy  # GRPO's record holds the start model too
-        cell = Cell("headline", method, 0)
+        cell = Cell(HEADLINE, method, 0)
         texts = store.current([cell])[cell]["answers"][policy][:DRAWN_TEXTS]
         pools[policy] = (texts, rewards_of(task, problems, texts))
     headings = [problem.data["text"] for problem in problems]
-    plots.answers(pools, problems, task, path, columns=headings)
+    plots.answers(pools, problems, task, path, texts_above=headings)
 
 
 def rewards_of(task: Task, problems: list[Problem], texts: list[list]) -> list[Tensor]:

@@ -11,7 +11,13 @@ from engine import __version__
 VERSION = int(__version__.partition(".")[0])
 
 MAIN_METHODS = ("grpo", "max_at_k", "vpo", "group_vpo")
-REAL_TASKS = ("open_cases", "headline")  # of a language model, up to an hour and a half for a run
+HEADLINES = {  # the ways in which the headline task is measured, and their flags of train.py
+    "headline_2_prompts": "--prompts-per-step 2 --steps 150",
+    "headline": "--prompts-per-step 6 --steps 60",
+    "headline_8_words": "--prompts-per-step 6 --steps 60 --max-words 8",
+}
+HEADLINE = "headline_2_prompts"  # the one on which the documents rest
+REAL_TASKS = ("open_cases", *HEADLINES)  # of a language model, up to an hour and a half for a run
 TUNING_SEED = 100  # it and those above: validation problems, to choose a learning rate
 
 
@@ -21,7 +27,7 @@ def rates_of(text: str) -> dict[str, float]:
     return {method: float(rate) for method, rate in pairs}
 
 
-# The peak learning rates that validation chose. Tasks that are not named take those of the maze.
+# The peak learning rates that validation chose. Tasks that are not named take those of the maze, or of headlines.
 LR = {
     "maze": rates_of(
         "grpo=1.2e-3 dr_grpo=8e-4 maxrl=8e-4 gdpo=1.2e-3 max_at_k=1.2e-3 random_weighting=5e-4 "
@@ -31,7 +37,8 @@ LR = {
         "grpo=5e-4 dr_grpo=8e-4 maxrl=1.2e-3 gdpo=8e-4 max_at_k=8e-4 random_weighting=8e-4 "
         "goal_conditioned=8e-4 multi_rlvr=1.2e-3 vpo=8e-4 group_vpo=8e-4"
     ),
-    "headline": rates_of("grpo=2e-5 max_at_k=1e-5 multi_rlvr=2e-5 vpo=4e-5 group_vpo=2e-5"),
+    HEADLINE: rates_of("grpo=2e-5 max_at_k=1e-5 multi_rlvr=2e-5 vpo=4e-5 group_vpo=2e-5"),
+    "headline": rates_of("grpo=2e-5 max_at_k=2e-5 multi_rlvr=4e-5 vpo=4e-5 group_vpo=4e-5"),
     "open_cases": rates_of("grpo=5e-5 max_at_k=2e-5 vpo=5e-5 group_vpo=2e-5"),
 }
 # What validation prefers for best@30 by more than .005. LR is chosen for best@1, or for m answers.
@@ -61,20 +68,19 @@ MORE_RATES = {  # compared too, where a rate at an edge was the best for best@30
 }
 REAL_RATES = {  # fewer: a run takes a quarter of an hour
     "open_cases": dict.fromkeys(MAIN_METHODS, (2e-5, 5e-5)),
-    "headline": {
+    HEADLINE: {
         "grpo": (1e-5, 2e-5),
         "max_at_k": (5e-6, 1e-5, 2e-5),
         "multi_rlvr": (1e-5, 2e-5, 4e-5),
         "vpo": (2e-5, 4e-5, 8e-5),
         "group_vpo": (1e-5, 2e-5, 4e-5, 8e-5),
     },
+    "headline": dict.fromkeys(
+        ("grpo", "max_at_k", "multi_rlvr", "vpo", "group_vpo"), (1e-5, 2e-5, 4e-5)
+    ),
 }
-
-SIX_PROMPTS = {
-    "prompts-per-step": 6,
-    "steps": 60,
-}  # as many texts as two prompts in 150 steps, nearly
-SIX_PROMPTS_RATES = (1e-5, 2e-5, 4e-5)
+LORA_RANK = 16
+LORA_RATES = (2e-4, 4e-4)  # of VPO on headlines; the chosen one comes first
 
 # Other cures of the collapse, compared beside the default of one setting at a time.
 PAPERS_KL = 0.001
@@ -88,14 +94,14 @@ CURES = {  # flag of train.py -> what a table calls it
     "temperature": "training temperature",
 }
 
-REAL_MODEL = "--model HuggingFaceTB/SmolLM2-135M-Instruct --snapshots 0"
+REAL_MODEL = "--model HuggingFaceTB/SmolLM2-135M-Instruct --snapshots"
+SNAPSHOTS = 7  # of those cells whose answers during training are shown: one in ten steps
 OPEN_CASES = (
     "--data tasks/open_cases.jsonl --model HuggingFaceTB/SmolLM2-135M-Instruct --warm-steps 36 "
     "--prompts-per-step 2 --max-new-tokens 96 --temperature 0.7 --kl 0 --save-every 10 "
     "--no-gradient-checkpointing --snapshots 0 --steps"
 )
 MORE_STEPS = 600  # in place of 200 in the maze and 300 on programs
-TUNING_STEPS = 60  # of 150: the headline task is learnt, or lost, by then
 
 
 @dataclass(frozen=True)
@@ -116,15 +122,20 @@ GRID = (
     Row("maze code", OTHERS, 3),
     Row("toy", OTHERS, 5),
     Row(f"{REWARDS} fence", MAIN, 5),
-    Row("headline", f"{MAIN} multi_rlvr", 3),
+    Row(HEADLINE, f"{MAIN} multi_rlvr", 3),
+    Row("headline", f"{MAIN} multi_rlvr", 5),
+    Row("headline", "grpo", 5, {"lr": 5e-6}),  # a quarter of its own
+    Row("headline", "grpo", 5, {"kl": 0.1}),
+    Row("headline", "vpo", 3, {"lora-rank": LORA_RANK, "lr": LORA_RATES[0]}),
+    Row("headline_8_words", MAIN, 3),
     Row("open_cases", MAIN, 1),
     # Other learning rates of the real model, on held-out problems.
     Row("open_cases", "grpo vpo", 1, {"lr": 2e-5}),
     Row("open_cases", "max_at_k", 1, {"lr": 5e-5}),
-    Row("headline", "grpo max_at_k", 1, {"lr": 5e-6}),
-    Row("headline", "grpo", 1, {"lr": 1e-5}),
-    Row("headline", "max_at_k", 1, {"lr": 2e-5}),
-    Row("headline", "group_vpo", 1, {"lr": 4e-5}),
+    Row(HEADLINE, "grpo max_at_k", 1, {"lr": 5e-6}),
+    Row(HEADLINE, "grpo", 1, {"lr": 1e-5}),
+    Row(HEADLINE, "max_at_k", 1, {"lr": 2e-5}),
+    Row(HEADLINE, "group_vpo", 1, {"lr": 4e-5}),
     # Ablations: one setting changed at a time. Five seeds where a claim rests on it.
     # The first three sample as many answers as the default.
     Row("maze", "vpo", 5, {"m": 2, "prompts-per-step": 18}),
@@ -194,6 +205,11 @@ class Cell:
         return "-".join(words)
 
     @property
+    def is_shown(self) -> bool:
+        """Whether its answers during training are stored, for the page of headlines."""
+        return self.task == "headline" and self.seed == 0 and not self.flags
+
+    @property
     def is_former(self) -> bool:
         """Whether it is a result of the former program, which the present one cannot train."""
         return self.method == "goal_conditioned" or "sampler" in dict(self.flags)
@@ -216,19 +232,22 @@ class Cell:
     @property
     def command(self) -> list[str]:
         """Flags of train.py. A result says which learning rate it had, and in mazes which KL weight."""
-        text = f"--task {self.task} --method {self.method} --seed {self.seed}"
+        task = "headline" if self.task in HEADLINES else self.task
+        task = "code" if task == "open_cases" else task
+        text = f"--task {task} --method {self.method} --seed {self.seed}"
         if self.task == "open_cases":
             steps = 20 if self.tuning else 60
-            text = f"{text} {OPEN_CASES} {steps}".replace("open_cases", "code", 1)
-        if self.task == "headline":
-            text = f"{text} {REAL_MODEL}"
-            if self.tuning and "steps" not in dict(self.flags):
-                text = f"{text} --steps {TUNING_STEPS}"
+            text = f"{text} {OPEN_CASES} {steps}"
+        if self.task in HEADLINES:
+            snapshots = SNAPSHOTS if self.is_shown else 0
+            text = f"{text} {REAL_MODEL} {snapshots} {HEADLINES[self.task]}"
+            if self.tuning:
+                text = text.replace("150", "60")  # the task is learnt, or lost, by then
         flags = dict(self.flags)
         flags.pop("credit", None)
         flags.pop("variant", None)
         if self.task not in ("toy", "fence"):  # which have one rate for all methods
-            rates = LR.get(self.task, LR["maze"])
+            rates = LR.get(self.task, LR.get(task, LR["maze"]))
             flags.setdefault("lr", rates[self.method])
             if self.task not in LR or self.task == "maze":  # its default is another one
                 flags.setdefault("kl", PAPERS_KL)
@@ -271,12 +290,11 @@ def tuning_cells() -> list[Cell]:
         for method in LR[task]:
             for rate in tuning_rates(task, method):
                 grid.append(Cell(task, method, TUNING_SEED, (("lr", rate),)))
+    for rate in LORA_RATES:
+        flags = (("lora-rank", LORA_RANK), ("lr", rate))
+        grid.append(Cell("headline", "vpo", TUNING_SEED, flags))
     for rate in RATES:  # with one seed they came in no order
         grid.append(Cell("maze", "grpo", TUNING_SEED + 1, (("lr", rate),)))
-    for method in LR["headline"]:
-        for rate in SIX_PROMPTS_RATES:
-            flags = {"lr": rate, **SIX_PROMPTS}
-            grid.append(Cell("headline", method, TUNING_SEED, tuple(flags.items())))
     for task in ("maze", "code"):
         for method in MAIN_METHODS:
             for name, value in cures(task, method):

@@ -18,12 +18,11 @@ from report.looks import look_of
 from report.markdown import markdown
 from rewards import Problem, UserError
 from study.entries import START_MODEL, Entry
-from study.grid import Cell, cells
+from study.grid import HEADLINE, Cell, cells
 from study.store import RESULTS, Store, load_stored
 from study.stored import Stored, TaskResults
 from vpo import answers_per_rollout
 
-TASK = "headline"
 BASE = "HuggingFaceTB/SmolLM2-135M-Instruct"
 MEASURES = ("best@1", "best@3", "best@30", "W@30", "diversity")
 TEXT = """\
@@ -68,20 +67,20 @@ def card(stored: Stored, store: Store, method: str) -> str:
     """The card of a method as Markdown. Raises UserError if no run of it is stored."""
     records = {}
     for cell, record in store.current(cells()).items():
-        if cell == Cell(TASK, method, cell.seed):
+        if cell == Cell(HEADLINE, method, cell.seed):
             records[cell.seed] = record
     if not records:
         raise UserError(
             f"{method}: no run on headlines is stored; name grpo, vpo or another method"
         )
-    task = stored.task(TASK)
+    task = stored.task(HEADLINE)
     first = records[min(records)]
     words = first["command"]
     without_seed = words[: words.index("--seed")] + words[words.index("--seed") + 2 :]
     seconds = sum(record["seconds"]["training"] for record in records.values())
     tokens = sum(record["tokens"] for record in records.values())
     n_answers = answers_per_rollout(method, 3)
-    request = load_task(TASK).prompt(Problem("", {"text": ""}), n_answers).strip()
+    request = load_task("headline").prompt(Problem("", {"text": ""}), n_answers).strip()
     return TEXT.format(
         request=request,
         title=look_of(method).title,

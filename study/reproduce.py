@@ -42,7 +42,7 @@ from eval import evaluate_policy, measure
 from report.markdown import aligned
 from rewards import Problem, Task, UserError
 from study import documents, model_card, result_tables
-from study.grid import CURES, MAIN_METHODS, REAL_TASKS, VERSION, Cell, cells
+from study.grid import CURES, HEADLINES, MAIN_METHODS, REAL_TASKS, VERSION, Cell, cells
 from study.store import CURVE, FORMER, QUICK, RESULTS, Store, load_stored, results_of
 from study.stored import Stored
 
@@ -67,7 +67,10 @@ def measure_cell(cell: Cell, store: Store) -> None:
     if subprocess.run([sys.executable, *cell.script, *command]).returncode:
         words = " ".join([*cell.script, *command])
         raise UserError(f"{cell.name}: training failed: python {words}")
-    store.add(cell, training_record(cell, run) | evaluation_record(cell, run))
+    record = training_record(cell, run) | evaluation_record(cell, run)
+    if cell.is_shown:
+        record["during"] = answers_during(run / cell.method)
+    store.add(cell, record)
     if cell.task in REAL_TASKS:
         shutil.rmtree(run)
 
@@ -88,6 +91,14 @@ def training_record(cell: Cell, folder: Path) -> dict:
         "peak_gib": json.loads((folder / cell.method / "memory.json").read_text())["peak_gib"],
         "training": {key: means_of_ten(steps, key) for key in TRAINING},
     }
+
+
+def answers_during(folder: Path) -> dict[int, list[list[str | None]]]:
+    """What a method answered to a few held-out problems during training: step -> answers of each."""
+    during = {}
+    for snapshot in read_log(folder / "snapshots.jsonl", "problems"):
+        during[snapshot["step"]] = [record["answers"] for record in snapshot["problems"]]
+    return during
 
 
 def means_of_ten(steps: list[dict], key: str) -> list[float]:
@@ -133,7 +144,7 @@ def evaluation_record(cell: Cell, folder: Path) -> dict:
         at = record["at"][f"{temperature:g}"] = {}
         for name, pool in pools.items():
             at[name] = condense(measure(pool, task, config.m), cell, config.pool)
-        if cell.task == "headline" and temperature == TEMPERATURES[0]:
+        if cell.task in HEADLINES and temperature == TEMPERATURES[0]:
             record["answers"] = {name: pool.answers[:STORED_TEXTS] for name, pool in pools.items()}
     return record
 

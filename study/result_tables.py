@@ -32,7 +32,7 @@ from study.entries import (
     Entry,
     short_title,
 )
-from study.grid import MAIN_METHODS, REAL_TASKS, REWARDS, VERSION
+from study.grid import HEADLINE, HEADLINES, MAIN_METHODS, REAL_TASKS, REWARDS, VERSION, tuning_rates
 from study.stored import (
     METHODS,
     START,
@@ -50,6 +50,7 @@ HEADLINE_POLICIES = (START_MODEL, GRPO, MAX_AT_K, MULTI_RLVR, VPO, GROUP_VPO)
 WITH_PASSES = ("code", "toy", "open_cases")  # where an answer can have the full reward
 SIDE_BY_SIDE = ("best@1", "best@30", "W@30", "diversity")  # where a table holds several tasks
 KS = (1, 2, 3, 5, 10, 30)
+COSTS = ("sampled tokens", "s per step", "peak GiB")
 # By what a learning rate is chosen; for all other methods by best@1.
 CHOSEN_BY = {"vpo": "W@3", "group_vpo": "W@3", "max_at_k": "best@3"}
 # The differences that are counted where they are corrected for their number.
@@ -210,9 +211,9 @@ def headlines_twice(stored: Stored) -> str:
     sentences = []
     for is_former in (False, True):
         results = measured_by(stored, is_former)
-        if "headline" not in results.names:
+        if HEADLINE not in results.names:
             continue
-        task = results.task("headline")
+        task = results.task(HEADLINE)
         values = []
         for policy in HEADLINE_POLICIES[1:]:  # without the start model
             of_seeds = task.values(policy, "W@30").mean(1).tolist()
@@ -286,19 +287,46 @@ def regret(task: TaskResults) -> float:
 
 
 def chosen_rates(stored: Stored) -> str:
-    """The rates for few and for thirty candidates of each method in each task."""
-    tasks = [stored.task(name, tuning=True) for name in ("maze", "code", *REAL_TASKS)]
+    """The rates for few and for thirty candidates of each method in each task.
+
+    A method whose rates are not all measured yet has none.
+    """
+    tasks = []
+    for name in ("maze", "code", *REAL_TASKS):
+        if name in stored.tuned_names:
+            tasks.append(stored.task(name, tuning=True))
     rows = []
     for method in METHODS:
         row = [Entry(method).title]
         for task in tasks:
-            rates = means_by_rate(task, method, "best@30")
-            few = f"{best_rate(task, method):g}" if rates else ""
-            thirty = f"{best_rate_for_many(task, method):g}" if rates else ""
+            measured = means_by_rate(task, method, "best@30")
+            if not measured or not measured.keys() >= set(tuning_rates(task.name, method)):
+                row.append("")
+                continue
+            few = f"{best_rate(task, method):g}"
+            thirty = f"{best_rate_for_many(task, method):g}"
             row.append(few if few == thirty else f"{few}, 30: {thirty}")
         if any(row[1:]):
             rows.append(row)
     return markdown(["method", *(task.name for task in tasks)], rows)
+
+
+def validation(task: TaskResults) -> str:
+    """What each rate gave on validation problems, and what it cost."""
+    measures = ("best@1", "best@3", "best@30", "W@3", "W@30", "diversity")
+    rows = []
+    for policy in [*task.policies(), *task.policies(flags=True)]:
+        values = [task.mean(policy, measure) for measure in measures]
+        rows.append([policy.title, *values, *costs(task, policy)])
+    return markdown(["method", *measures, *COSTS], rows)
+
+
+def costs(task: TaskResults, policy: Entry) -> list[str]:
+    """What a run of a policy cost, the mean over its seeds: tokens, time and memory."""
+    tokens = task.average(policy, lambda run: run.tokens)
+    seconds = task.average(policy, lambda run: run.step_seconds)
+    gib = task.average(policy, lambda run: run.peak_gib or 0.0)
+    return [f"{tokens:,.0f}", f"{seconds:.1f}", f"{gib:.1f}" if gib else ""]
 
 
 def best_rate_for_many(validation: TaskResults, method: str) -> float:
@@ -487,12 +515,12 @@ def name_on_page(result: Result, subject: str) -> str:
     policy = result.policy
     flags = dict(policy.flags)
     # The tables of many tasks hold GRPO at its low rate, too, but not for headlines.
-    has_table_rate = policy.lr is None or (policy.method == "grpo" and result.task != "headline")
+    has_table_rate = policy.lr is None or (policy.method == "grpo" and result.task not in HEADLINES)
     is_main = policy.method in MAIN_METHODS and has_table_rate and not flags
     if subject == "rates":
         return "more steps" if "steps" in flags else ""
     if subject == "all":
-        return result.task if is_main and result.task in ("maze", "code", "headline") else ""
+        return result.task if is_main and result.task in ("maze", "code", HEADLINE) else ""
     if subject == "ablations":
         if flags:
             is_elsewhere = "steps" in flags or policy.is_cure
@@ -546,7 +574,7 @@ def differences_csv(stored: Stored) -> str:
             for measure in compared_measures(task):
                 difference = task.difference(ours, theirs, measure)
                 rows.append([*start, *difference_cells(measure, difference)])
-        if name in ("maze", "code", "headline"):
+        if name in ("maze", "code", *HEADLINES):
             for ours, theirs in main_pairs(task):
                 if theirs.method in MAIN_METHODS and theirs == Entry(theirs.method):
                     rows += best_rows(task, ours, theirs)

@@ -148,6 +148,7 @@ def result_of(cell: Cell, record: dict) -> Result:
         tokens=record["tokens"],
         step_seconds=record["seconds"]["training"] / record["steps"],
         answers=record.get("answers", {}),
+        peak_gib=record.get("peak_gib"),
     )
 
 

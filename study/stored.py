@@ -35,6 +35,7 @@ class Result:
     tokens: int
     step_seconds: float
     answers: dict[str, list[list[str | None]]]  # policy -> those of each problem that are stored
+    peak_gib: float | None = None  # of memory, where it is stored
 
     @property
     def is_former(self) -> bool:
@@ -199,6 +200,11 @@ class Stored:
     def names(self) -> list[str]:
         """The tasks that have results on held-out problems."""
         return [name for name, tuning in self._tasks if not tuning]
+
+    @property
+    def tuned_names(self) -> list[str]:
+        """The tasks that have results on validation problems."""
+        return [name for name, tuning in self._tasks if tuning]
 
 
 def table_order(policy: Entry) -> tuple:

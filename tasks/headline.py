@@ -105,7 +105,7 @@ COLORS = {  # of the facts in a drawing
     "cause": "#e08214",
 }
 LINES = 5  # headlines in a drawing
-LETTERS = 46  # of a line, as many as a drawing is wide
+LETTERS = 38  # of a line, as many as a drawing is wide
 FONT_SIZE = 8  # points
 LETTER_WIDTH = 0.602 * FONT_SIZE  # of the monospaced font
 MIN_WORDS = 10  # in a list of one's own
@@ -129,6 +129,7 @@ class Headline(Drawing, Task):
     flags = ("max_words", "data")
     objectives = ("event", "place", "day", "person", "number", "cause")
     wide = True
+    width = 3.1
     legend = (
         "equal headlines are counted; a colored word tells a fact; a grey headline earns nothing: one word, "
         "too many, no plain English, or not what the text says"
@@ -183,20 +184,22 @@ class Headline(Drawing, Task):
         """Draw the most frequent headlines with their counts."""
         counts = Counter(" ".join(words_of(answer)) or "(nothing)" for answer in answers)
         for row, (headline, count) in enumerate(counts.most_common(LINES)):
-            told = facts_told(problem.data, headline, self.max_words)
-            draw_line(
-                axes, row, f"{count:2}\u00d7", headline, {problem.data[name]: name for name in told}
-            )
+            draw_line(axes, row, f"{count:2}\u00d7", headline, self.marks(problem, headline))
         n_hidden = len(counts) - LINES
         if n_hidden > 0:
             axes.text(0, LINES, f"and {n_hidden} more", va="center", fontsize=8, color="#666666")
         axes.set(xlim=(0, 1), ylim=(LINES + 0.6, -0.6), xticks=[], yticks=[])
 
+    def marks(self, problem: Problem, answer: str) -> dict[str, str]:
+        """The words that tell a fact, in the fact's color; none if the headline earns nothing."""
+        told = facts_told(problem.data, answer, self.max_words)
+        return {problem.data[name]: COLORS[name] for name in told}
+
     def summary(self, rewards: Tensor) -> str:
         facts = rewards.sum(-1)  # (n)
         n_failed = int((facts == 0).sum())
         told = int((rewards > 0).any(0).sum())
-        return f"{told} of 6 facts told by some headline, {n_failed} of {len(facts)} earn nothing"
+        return f"{told} of 6 facts told, {n_failed} of {len(facts)} earn nothing"
 
     def demonstration(self, problem: Problem, rng: Random) -> str:
         """A headline that tells two facts."""
@@ -271,11 +274,11 @@ def is_english(kinds: list[str]) -> bool:
     return all(after in FOLLOWERS[before] for before, after in pairwise(sequence))
 
 
-def draw_line(axes, row: int, count: str, headline: str, names: dict[str, str]) -> None:
+def draw_line(axes, row: int, count: str, headline: str, marks: dict[str, str]) -> None:
     """Draw one headline; a word that tells a fact has the fact's color.
 
     Args:
-        names: word -> the fact that it tells; empty if the headline earns nothing.
+        marks: word -> its color; empty if the headline earns nothing.
     """
     style = {
         "xy": (0, row),
@@ -288,10 +291,10 @@ def draw_line(axes, row: int, count: str, headline: str, names: dict[str, str]) 
     axes.annotate(count, xytext=(0, 0), **style)
     column = len(count) + 1
     for word in textwrap.shorten(headline, LETTERS, placeholder=" ...").split():
-        color = "#222222" if names else "#aaaaaa"
+        color = "#222222" if marks else "#aaaaaa"
         weight = "normal"
-        if word in names:
-            color = COLORS[names[word]]
+        if word in marks:
+            color = marks[word]
             weight = "bold"
         place = (column * LETTER_WIDTH, 0)
         axes.annotate(word, xytext=place, color=color, weight=weight, **style)

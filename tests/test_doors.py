@@ -121,6 +121,8 @@ def files(folder: Path) -> dict[str, bytes]:
         ("--log wandb", "--log wandb: not installed; pip install wandb"),
         ("--resume", "--resume: runs/toy-seed0 holds no run; name the folder of one with --out"),
         ("--data x.jsonl", "--data x.jsonl: task toy takes no file, unlike code"),
+        ("--max-words 8", "--max-words 8: task toy has no such flag, unlike headline"),
+        ("--size 5", "--size 5: task toy has no such flag, unlike maze"),
         ("--task code --test-data x", "--test-data x: needs --data"),
         ("--max-new-tokens 4000", "need a context of 4002, the model's is 512"),
         ("--model no/such/model", "--model no/such/model: cannot be loaded"),

@@ -65,6 +65,11 @@ def test_what_a_task_gets_wrong_is_one_line(old, new, message, capsys):
     assert not Path("run").exists()
 
 
+def test_a_file_is_named_with_its_ending(capsys):
+    Path("mine.py").touch()
+    fails(["--task", "mine"], capsys, "--task mine: unknown;", "did you mean mine.py?")
+
+
 def test_what_ones_own_code_raises_keeps_its_traceback():
     """Guards against a traceback that does not say which answer it came from."""
     task = load_task(write(WORST, "return [1 / len(answer), 0]"))

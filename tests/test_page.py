@@ -25,6 +25,7 @@ from report.__main__ import main
 from report.looks import look_of
 from report.snapshots import Frame, Snapshots
 from rewards import Problem, Task
+from tasks.headline import COLORS
 
 RUN = shlex.split(
     "--task toy --method grpo vpo --m 2 --warm-steps 20 --steps 7 --group-size 3 --prompts-per-step 2 "
@@ -225,6 +226,22 @@ def test_the_film(tmp_path, monkeypatch):
     page.write_film(path, snapshots)
     with Image.open(path) as film:
         assert film.n_frames == 2
+
+
+def test_words_of_a_headline_that_tell_a_fact_have_a_color(tmp_path):
+    """A headline that earns nothing has none; the picture and the page show the same colors."""
+    page.write_page(tmp_path / "report.html", made_snapshots("headline"))
+    data = data_of(tmp_path / "report.html")
+    assert data["marks"] and "a colored word tells a fact" in data["legend"]
+    for problem in data["problems"]:
+        for text, vector, marks in zip(
+            problem["answers"], problem["vectors"], problem["marks"], strict=True
+        ):
+            assert len(marks) == sum(vector)
+            assert set(marks) <= set((text or "").split())
+            assert set(marks.values()) <= set(COLORS.values())
+    page.write_page(tmp_path / "fence.html", made_snapshots("fence"))
+    assert not data_of(tmp_path / "fence.html")["marks"]
 
 
 def test_what_is_missing_is_named(trained, capsys):

@@ -221,11 +221,12 @@ def test_ctrl_c_and_sigterm_say_how_to_go_on(monkeypatch, capsys):
 
 
 def test_a_language_model_goes_through_the_same_code(capsys):
-    """A random model from disk: text prompts, and its first rollout is shown."""
+    """A random model from disk: text prompts, its first rollout is shown, and a page is written."""
     model = save_random_model("model", "llama")
     flags = shlex.split("--method grpo vpo --steps 2 --max-new-tokens 30 --eval-problems 2")
     train.main(["--out", "run", "--model", model, *QUICK, *flags])
     assert "start" in json.loads(Path("run/eval.json").read_text())["policies"]
+    assert "<html" in Path("run/report.html").read_text()
     told = capsys.readouterr().err
     assert "prompts are plain text" in told
     for text in (

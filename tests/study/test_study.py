@@ -16,9 +16,10 @@ from engine.config import Config, Parser, peak_rate, task_defaults
 from engine.tasks import load_task
 from examples import search_report
 from rewards import UserError
-from study import cures, documents, model_card, reproduce, result_tables, store, stored
+from study import cures, documents, exhibit, model_card, reproduce, result_tables, store, stored
 from study.entries import GROUP_VPO, GRPO, VPO, Entry
 from study.grid import (
+    HEADLINE,
     LR,
     LR_AT_30,
     MAIN_METHODS,
@@ -56,8 +57,8 @@ def test_the_csv_files_follow_from_the_stored_results(name, results):
     text = (ROOT / f"study/pages/{name}.csv").read_text()
     if name == "differences":
         head, *rows = text.splitlines()
-        text = "\n".join([head, *(row for row in rows if row.startswith("headline,"))]) + "\n"
-        results = Stored([run for run in results.results if run.task == "headline"], {})
+        text = "\n".join([head, *(row for row in rows if row.startswith(HEADLINE))]) + "\n"
+        results = Stored([run for run in results.results if run.task == HEADLINE], {})
     assert documents.CSV_FILES[name](results) == text, "run: python study/reproduce.py --write"
 
 
@@ -102,22 +103,22 @@ def test_all_results_are_found(results):
         cell.name for cell in Store(ROOT / RESULTS).current(cells())
     }
     assert len(results.results) == len(cells()) - len(missing) + len(former)
-    assert len(cells()) == 710
-    assert all(name.startswith("headline") and "steps60" in name for name in missing)
+    assert len(cells()) == 762
+    assert all(name.startswith(("headline-", "headline_8_words-")) for name in missing)
 
 
-@pytest.mark.parametrize("task", ["maze", "code", "headline"])
+@pytest.mark.parametrize("task", ["maze", "code", HEADLINE])
 def test_the_program_has_the_rates_that_validation_chose(task):
     """Guards against defaults of train.py that differ from what the study measured."""
-    model = "some model" if task == "headline" else "tiny"
-    defaults = task_defaults(load_task(task), model)
+    model = "some model" if task == HEADLINE else "tiny"
+    defaults = task_defaults(load_task("headline" if task == HEADLINE else task), model)
     config = Config(lr=defaults.get("lr", Config().lr))
     for method, rate in LR[task].items():
         if method in ADVANTAGES:
             assert peak_rate(config, method) == rate, method
 
 
-@pytest.mark.parametrize("task", ["maze", "code", "open_cases", "headline"])
+@pytest.mark.parametrize("task", ["maze", "code", *REAL_TASKS[:3]])
 def test_default_rates_are_those_that_validation_chose(task, results):
     """For every method whose whole grid of rates is stored."""
     validation = results.task(task, tuning=True)
@@ -160,7 +161,7 @@ def test_each_method_has_its_own_cure(results):
         "vpo": ["", "", "KL 0.03"],
         "group_vpo": ["", "", "KL 0.3"],
     }
-    assert cures.own(results, "headline", "vpo", "W@30") == VPO
+    assert cures.own(results, HEADLINE, "vpo", "W@30") == VPO
 
 
 class Small(Cell):
@@ -419,3 +420,28 @@ def test_the_model_card_follows_from_the_stored_results(results):
     assert "| GRPO |" in model_card.card(results, Store(ROOT / RESULTS), "grpo")
     with pytest.raises(UserError, match="nothing: no run on headlines is stored"):
         model_card.card(results, Store(ROOT / RESULTS), "nothing")
+
+
+def test_the_page_of_headlines_shows_the_training_from_its_start(tmp_path):
+    """Step 0 is the start model; then come the stored answers, with rewards that are computed anew."""
+    store = Store(tmp_path)
+    texts = [["fire at the station"] * 5] * 4
+    sets = [["Market fire", None, "fire", "A teacher saw rain", "no"]] * 4
+    for cell in exhibit.cells_shown():
+        record = record_of(cell, 500, VERSION)
+        record["training"] = {"diversity": [1.0, 0.5], "reward": [0.1, 0.4]}
+        record["answers"] = {"start": texts, "start_sets": sets}
+        assert not exhibit.is_stored(store)
+        store.add(cell, record | {"during": {1: sets, 11: texts}})
+    assert exhibit.is_stored(store)
+    snapshots = exhibit.snapshots_of(store)
+    assert [frame.step for frame in snapshots.frames] == [0, 1, 11]
+    assert snapshots.frames[0].pools["vpo"][0]["answers"] == sets[0]
+    assert snapshots.frames[0].pools["grpo"][0]["answers"] == texts[0]
+    assert len(snapshots.problems) == exhibit.TEXTS and snapshots.config.m == 3
+    for pool in snapshots.frames[2].pools.values():
+        for problem, record in zip(snapshots.problems, pool, strict=True):
+            expected = snapshots.task.reward(problem, "fire at the station")
+            assert record["rewards"] == [expected] * 5
+    exhibit.write_exhibit(store, tmp_path / "page.html")
+    assert "fire at the station" in (tmp_path / "page.html").read_text()

@@ -1,0 +1,73 @@
+"""The page of headlines, docs/headlines.html: what GRPO and VPO wrote while they were trained."""
+
+from pathlib import Path
+
+from engine.config import Config, Parser
+from engine.tasks import load_task, take_problems
+from report.page import write_page
+from report.snapshots import Frame, Snapshots
+from rewards import Problem, Task
+from study.grid import Cell
+from study.store import Store
+
+TASK = "headline"
+METHODS = ("grpo", "vpo")
+TEXTS = 3  # held-out texts on the page
+PAGE = Path("docs/headlines.html")
+
+
+def is_stored(store: Store) -> bool:
+    """Whether the runs of the page are stored, with their answers during training."""
+    records = store.current(cells_shown())
+    return len(records) == len(METHODS) and all("during" in each for each in records.values())
+
+
+def cells_shown() -> list[Cell]:
+    """The runs of the page, one of each method."""
+    return [Cell(TASK, method, 0) for method in METHODS]
+
+
+def write_exhibit(store: Store, path: Path) -> None:
+    """Write the page from the stored runs of seed 0."""
+    write_page(path, snapshots_of(store))
+
+
+def snapshots_of(store: Store) -> Snapshots:
+    """What the start model and the methods answered to the first held-out texts: step 0, then those stored."""
+    cells = cells_shown()
+    stored = store.current(cells)
+    records = {cell.method: stored[cell] for cell in cells}
+    config = Parser(Config, "train.py", "").parse_args_into_dataclass(cells[0].command)[0]
+    task = load_task(config.task)
+    problems = take_problems(task, "test", TEXTS)
+    start = records["grpo"]["answers"]
+    start_of = {"grpo": start["start"], "vpo": start["start_sets"]}
+
+    by_step: dict[int, dict[str, list]] = {0: start_of}
+    for method, record in records.items():
+        for step, answers in record["during"].items():
+            by_step.setdefault(int(step), {})[method] = answers
+    frames = []
+    for step, answers in sorted(by_step.items()):
+        pools = {method: records_of(task, problems, answers[method]) for method in METHODS}
+        frames.append(Frame(step, pools))
+    metrics = {method: curve_of(record["training"]) for method, record in records.items()}
+    return Snapshots(config, task, problems, frames, metrics)
+
+
+def records_of(task: Task, problems: list[Problem], answers: list[list[str | None]]) -> list[dict]:
+    """Answers (n) to each problem with their rewards (n, k), as a snapshot holds them."""
+    records = []
+    for problem, own in zip(problems, answers, strict=False):
+        rewards = [task.reward(problem, text or "") for text in own]
+        records.append({"answers": own, "rewards": rewards})
+    return records
+
+
+def curve_of(training: dict[str, list[float]]) -> list[dict]:
+    """The stored means over ten steps each as rows of a log."""
+    rows = []
+    for diversity, reward in zip(training["diversity"], training["reward"], strict=True):
+        step = 10 * len(rows) + 5
+        rows.append({"step": step, "diversity": diversity, "reward": reward})
+    return rows
