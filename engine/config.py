@@ -171,6 +171,10 @@ MAY_DIFFER = (
 )  # fmt: skip
 
 
+# Flags that some tasks take, each with one that does.
+TASK_FLAGS = {"data": "code", "test_data": "code", "size": "maze", "max_words": "headline"}
+
+
 class Parser(argparse.ArgumentParser):
     """The flags of a dataclass whose fields are made by `flag`. A mistake is one line and exit code 2."""
 
@@ -341,12 +345,9 @@ def mistakes(config: Config, task: Task) -> Iterator[str]:
         yield f"--model {config.model}: an adapter; merge it first (merge_and_unload of peft)"
     if config.pool < config.m:
         yield f"--pool {config.pool}: must hold at least one rollout of --m {config.m} answers"
-    for name, file in (("--data", config.data), ("--test-data", config.test_data)):
-        if file and "data" not in task.flags:
-            yield f"{name} {file}: task {config.task} takes no file, unlike code"
-    for name, owner in (("size", "maze"), ("max_words", "headline")):
+    for name, owner in TASK_FLAGS.items():
         value = getattr(config, name)
-        if value != getattr(Config(), name) and name not in task.flags:
+        if value != getattr(Config(), name) and name.removeprefix("test_") not in task.flags:
             yield f"{flag_of(name)} {value}: task {config.task} has no such flag, unlike {owner}"
     if not config.is_tiny and config.warm_steps and config.dtype == "bfloat16":
         what = "coarser than what the warm-up teaches; take --dtype float32, or --warm-steps 0"

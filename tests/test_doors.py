@@ -120,7 +120,7 @@ def files(folder: Path) -> dict[str, bytes]:
         ("--lr vpo=0.1", "--lr vpo=0.1: names no rate for grpo; add grpo=RATE"),
         ("--log wandb", "--log wandb: not installed; pip install wandb"),
         ("--resume", "--resume: runs/toy-seed0 holds no run; name the folder of one with --out"),
-        ("--data x.jsonl", "--data x.jsonl: task toy takes no file, unlike code"),
+        ("--data x.jsonl", "--data x.jsonl: task toy has no such flag, unlike code"),
         ("--max-words 8", "--max-words 8: task toy has no such flag, unlike headline"),
         ("--size 5", "--size 5: task toy has no such flag, unlike maze"),
         ("--task code --test-data x", "--test-data x: needs --data"),
