@@ -10,6 +10,7 @@ from rollout import Policy, build_prompt, encode_prompts, rollout_length
 
 GIB = 2**30
 HEAD = 6 * 2**27  # six chunks of the LM head's float32 logits
+LOGITS = 6 * 4  # bytes per word of the vocabulary: float32 logits, and what `draw` makes of them
 SPARE = 0.85  # of the rest is planned with: memory is given in blocks
 WORKING_BYTES = 3 * GIB  # that a method gets besides, where nobody says how many go side by side
 SMALL = 1e9  # weights of a model whose methods go side by side
@@ -50,6 +51,8 @@ def fill_card(config: Config, policy: Policy, task: Task, free: int) -> None:
 
     # 2. rollouts: their KV cache stays, too
     per_rollout = kv_cache(config, policy, task)
+    if not config.plain:  # a graph keeps room for its logits
+        per_rollout += LOGITS * policy.model.get_output_embeddings().weight.shape[0]
     if config.sampling_batch == AUTO:
         fitting = int(left / 2 // per_rollout)
         config.sampling_batch = max(config.group_size, min(fitting, MOST_ROLLOUTS))
@@ -57,6 +60,8 @@ def fill_card(config: Config, policy: Policy, task: Task, free: int) -> None:
 
     # 3. tokens of a micro-batch
     if config.micro_batch_tokens == AUTO:
+        if not config.plain:  # fast/ keeps as many tokens of prompts beside them
+            left /= 2
         fitting = int(left // per_token(policy, is_checkpointed=False))
         config.gradient_checkpointing &= fitting < ENOUGH_TOKENS
         if config.gradient_checkpointing:
@@ -99,5 +104,7 @@ def kv_cache(config: Config, policy: Policy, task: Task) -> int:
     cache = policy.model.base_model(input_ids=ids[:1], use_cache=True).past_key_values
     per_token = 0
     for layer in cache.layers:
+        if getattr(layer, "keys", None) is None:  # a layer with states alone, or without any
+            continue
         per_token += layer.keys[:, :, :1].nbytes + layer.values[:, :, :1].nbytes
     return (max(lengths) + n_new) * per_token

@@ -103,3 +103,6 @@ def train_one(
             raise UserError(f"{place}: {error}") from error
         error.add_note(f"method {place}")
         raise
+    finally:
+        if config.device == "cuda":
+            gc.collect()  # a model whose layers are computed again refers to itself

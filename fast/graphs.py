@@ -8,6 +8,7 @@ a fixed size. Without a card the same code runs without a graph, so its tokens c
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
@@ -45,11 +46,13 @@ def decode(
     if policy.model not in refused:
         try:
             return decode_with_graphs(policy, ids, lengths, uniform, options)
-        except Exception as error:  # of capture, memory and unusual models there are many kinds
+        except torch.OutOfMemoryError:  # the next batch may fit
+            pass
+        except Exception as error:  # of capture and unusual models there are many kinds
             reason = " ".join(str(error).split())[:200]
             refused[policy.model] = f"{type(error).__name__}, {reason}"
+            print("sampling goes on without a CUDA graph:", refused[policy.model], file=sys.stderr)
         workspaces.pop(policy.model, None)
-        print("sampling goes on without a CUDA graph:", refused[policy.model], file=sys.stderr)
     return rollout.decode(policy, ids, lengths, uniform, options)
 
 
@@ -173,7 +176,9 @@ class Workspace:
         self.room = room  # places that are used now
         device = cache.layers[0].keys.device
         self.graphs: dict[tuple[int, int, float], Callable[[], object]] = {}
-        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self.scratch: Scratch | None = None
+        if device.type == "cuda":
+            self.scratch = Scratch(torch.cuda.graph_pool_handle(), torch.cuda.Stream())
         self.tokens = torch.zeros(B, room, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(B, room, device=device)
         self.uniform = torch.zeros(B, room, device=device)
@@ -195,6 +200,7 @@ class Workspace:
             keys[:B, :, kept] = layer.keys.repeat_interleave(B // P, 0)
             values[:B, :, kept] = layer.values.repeat_interleave(B // P, 0)
         self.uniform[:B, L : L + T] = uniform
+        self.padding[B:] = 0  # rows that no rollout uses see something, too
         self.padding[:B, 0] = (~mask).sum(1).repeat_interleave(B // P, 0)
         self.place.fill_(L - 1)
 
@@ -235,39 +241,51 @@ class Workspace:
             uniform = self.uniform[:b].index_select(1, self.place + 1)[:, 0]  # (b)
             self.record(*draw(logits / temperature, uniform))
 
+        b = min(-(-b // SMALLEST_BATCH) * SMALLEST_BATCH, len(self.tokens))  # so that few graphs do
         key = (b, self.room, temperature)
         if key not in self.graphs:
-            self.graphs[key] = captured(draw_token, self.place, self.pool)
+            self.graphs[key] = captured(draw_token, self.place, self.scratch)
         self.graphs[key]()
 
 
+@dataclass
+class Scratch:
+    """Where the graphs of a workspace are made: their memory pool, and one stream for all of them."""
+
+    pool: tuple[int, int]
+    stream: torch.cuda.Stream
+
+
 def captured(
-    function: Callable[[], None], place: Tensor, pool: tuple[int, int] | None
+    function: Callable[[], None], place: Tensor, scratch: Scratch | None
 ) -> Callable[[], object]:
-    """A function as a CUDA graph, with scratch memory from a pool; without a pool the function itself.
+    """A function as a CUDA graph; without scratch memory the function itself.
 
     Args:
         place: what the function moves on. The trials do not.
     """
-    if pool is None:
+    if scratch is None:
         return function
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        function()
-        place.sub_(1)
-        # A model that asks its host cannot be captured. To learn it here leaves nothing half done.
-        with warnings.catch_warnings(action="ignore"):  # the mode says that it is a prototype
-            torch.cuda.set_sync_debug_mode("error")
-        try:
-            function()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        place.sub_(1)
-    torch.cuda.current_stream().wait_stream(stream)
+    here = torch.cuda.current_stream()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):  # nothing runs
-        function()
+    scratch.stream.wait_stream(here)
+    try:
+        with torch.cuda.stream(scratch.stream):
+            function()
+            place.sub_(1)
+            # A model that asks its host cannot be captured. To learn it here leaves nothing half done.
+            with warnings.catch_warnings(action="ignore"):  # the mode says that it is a prototype
+                torch.cuda.set_sync_debug_mode("error")
+            try:
+                function()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            place.sub_(1)
+        with torch.cuda.graph(graph, pool=scratch.pool, stream=scratch.stream):  # nothing runs
+            function()
+    finally:
+        torch.cuda.set_stream(here)  # a capture that fails leaves the other one
+        here.wait_stream(scratch.stream)  # before anybody reuses the memory of the trials
     return graph.replay
 
 

@@ -17,7 +17,8 @@ from study.stored import Stored
 TASK_TABLES = {
     "mean": result_tables.means,
     "every_k": result_tables.every_k,
-    "three_seeds": result_tables.three_seeds,
+    "differences": result_tables.differences,
+    "costs": result_tables.run_costs,
     "thirty_candidates": result_tables.thirty_candidates,
     "different": result_tables.different_headlines,
     "five_cures": cures.five_seeds,

@@ -72,6 +72,11 @@ def cures_of(task: TaskResults, method: str) -> list[Entry]:
     return [entry for entry in settings if entry.method == method and entry.is_cure]
 
 
+def all_policies(task: TaskResults) -> list[Entry]:
+    """Those with their method's own flags, then those with others."""
+    return [*task.policies(), *task.policies(flags=True)]
+
+
 # Tables of the pages.
 
 
@@ -139,7 +144,8 @@ def means(task: TaskResults) -> str:
     if task.name in WITH_PASSES:
         measures = ["best@1", "best@30", "pass@1", "pass@30", "W@30", "diversity"]
     rows = []
-    for policy in task.policies():
+    policies = all_policies(task) if task.name in HEADLINES else task.policies()
+    for policy in policies:
         values = [task.mean(policy, measure) for measure in measures]
         rows.append([policy.title, len(task.runs(policy)), *values, earning(task, policy)])
     return markdown(["method", "seeds", *measures, "earn something"], rows)
@@ -166,17 +172,30 @@ def every_k(task: TaskResults) -> str:
     return markdown(["difference", *measures], rows)
 
 
-def three_seeds(task: TaskResults) -> str:
-    """Differences with one candidate and thirty, where three seeds allow no bold."""
+def differences(task: TaskResults) -> str:
+    """VPO and Group VPO against all others, with one candidate, with m and with thirty."""
+    measures = ("best@1", "W@3", "W@30")
+    pairs = main_pairs(task)
+    if task.shared_seeds(GROUP_VPO, MULTI_RLVR):
+        pairs.append((GROUP_VPO, MULTI_RLVR))
     rows = []
-    pairs = [pair for pair in main_pairs(task) if not pair[1].lr]
     for ours, theirs in [*pairs, (MAX_AT_K, GRPO), (GRPO, START_MODEL)]:
-        one = task.difference(ours, theirs, "best@1")
-        thirty = task.difference(ours, theirs, "W@30")
-        firm = "yes" if thirty.firm else "no"
-        heading = f"{ours.title} - {theirs.title}"
-        rows.append([heading, one, thirty, f"{firm}, p = {thirty.p:.3f}"])
-    return markdown(["difference", "best@1", "W@30", "firm in W@30"], rows)
+        cells = [task.difference(ours, theirs, measure) for measure in measures]
+        rows.append(
+            [f"{ours.title} - {theirs.title}", len(task.shared_seeds(ours, theirs)), *cells]
+        )
+    return markdown(["difference", "seeds", *measures], rows)
+
+
+def run_costs(task: TaskResults) -> str:
+    """What a run of each method cost, beside GRPO's."""
+    rows = []
+    for policy in all_policies(task):
+        if policy.method not in START:
+            ratio = task.average(policy, lambda run: run.tokens)
+            ratio /= task.average(GRPO, lambda run: run.tokens)
+            rows.append([policy.title, *costs(task, policy), f"{ratio:.2f}"])
+    return markdown(["method", *COSTS, "tokens / GRPO's"], rows)
 
 
 def thirty_candidates(task: TaskResults) -> str:
@@ -315,7 +334,7 @@ def validation(task: TaskResults) -> str:
     """What each rate gave on validation problems, and what it cost."""
     measures = ("best@1", "best@3", "best@30", "W@3", "W@30", "diversity")
     rows = []
-    for policy in [*task.policies(), *task.policies(flags=True)]:
+    for policy in all_policies(task):
         values = [task.mean(policy, measure) for measure in measures]
         rows.append([policy.title, *values, *costs(task, policy)])
     return markdown(["method", *measures, *COSTS], rows)
@@ -737,7 +756,7 @@ def old_and_new(old: Stored, new: Stored) -> str:
     for name in new.names:
         before = old.task(name)
         after = new.task(name)
-        for policy in [*after.policies(), *after.policies(flags=True)]:
+        for policy in all_policies(after):
             seeds = sorted(set(before.runs(policy)) & set(after.runs(policy)))
             if seeds:
                 cells = compared_cells(before, after, policy, seeds)

@@ -215,7 +215,8 @@ def test_what_auto_plans_fits_into_the_memory(jobs):
         kept = shape.num_hidden_layers * layer
         if config.gradient_checkpointing:
             kept = 4 * shape.num_hidden_layers * shape.hidden_size + layer
-        takes += config.micro_batch_tokens * kept
+        takes += 2 * config.micro_batch_tokens * kept  # the prompts' tokens, too
+        takes += config.sampling_batch * memory.LOGITS * shape.vocab_size
         assert takes * jobs < free * GIB
         plans.append((config.sampling_batch, not config.gradient_checkpointing))
     assert plans == sorted(plans), "more memory, and less at a time"
@@ -225,6 +226,12 @@ def test_what_auto_plans_fits_into_the_memory(jobs):
     assert (largest.micro_batch_tokens, largest.sampling_batch) == (2**15, 512)
     assert largest.jobs == 2
     assert planned(5 * GIB).jobs == 1
+
+
+def test_a_layer_without_keys_is_planned_with():
+    """Guards against a hybrid, such as Qwen3.5, that ends before its first step."""
+    config = Config(model="m", max_new_tokens=16)
+    assert memory.kv_cache(config, load_random_model("qwen3_5"), Maze(5)) > 0
 
 
 def test_what_a_user_sets_is_kept_and_what_does_not_fit_is_told():

@@ -383,6 +383,22 @@ def test_a_model_without_a_graph_goes_on_and_says_so_once(way, monkeypatch, caps
     assert policy.model not in graphs.workspaces
 
 
+def test_a_batch_without_memory_for_graphs_goes_on_without_them(monkeypatch, capsys):
+    """Guards against a model that is sampled slowly for ever after one batch that was too large."""
+    policy = copy_of(load_random_model("llama"))
+    with_graphs = graphs.decode_with_graphs
+
+    def too_large(policy, ids, lengths, uniform, options):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(graphs, "decode_with_graphs", too_large)
+    assert_same_tokens(policy)
+    assert policy.model not in graphs.workspaces and not capsys.readouterr().err
+    monkeypatch.setattr(graphs, "decode_with_graphs", with_graphs)
+    assert_same_tokens(policy)
+    assert policy.model in graphs.workspaces
+
+
 # Adapters.
 
 

@@ -15,8 +15,9 @@ def gib(model, trained, reference, rollouts, micro_batch):
     # bfloat16 weights and gradients, float32 master weights and two moments: 2 + 2 + 4 + 8
     stays = 2 * weights + 14 * trained + 2 * reference
     kv_cache = 2 * rollouts * 1024 * layers * kept  # on a card it stays
-    # the input of each layer, one that is computed again, six chunks of the LM head
-    activations = 2 * micro_batch * width * (layers + 34) + 6 * 2**27
+    # the input of each layer, of as many tokens of prompts, too; one layer that is computed again,
+    # and six chunks of the LM head
+    activations = 2 * micro_batch * width * (2 * layers + 34) + 6 * 2**27
     update = 2 * trained  # the optimizer's gradients are float32, too
     return (stays + kv_cache + max(activations, update)) / 2**30
 

@@ -9,6 +9,8 @@ Architectures of SmolLM2-135M and Qwen2.5-0.5B with random weights in bfloat16: 
 """
 
 import argparse
+import contextlib
+import gc
 import importlib.util
 import json
 import subprocess
@@ -147,7 +149,7 @@ def seconds_of(bench: Bench, function: Callable, *arguments) -> float:
 
 
 def peak_gib(bench: Bench) -> float:
-    """The most memory since the last clock began, 0 on a CPU."""
+    """The most memory of tensors since the last clock began, without a graph's scratch; 0 on a CPU."""
     return torch.cuda.max_memory_allocated() / memory.GIB if bench.device == "cuda" else 0.0
 
 
@@ -346,9 +348,12 @@ def estimator(bench: Bench) -> dict[str, Numbers]:
 def machine(device: str) -> Numbers:
     """What the numbers belong to."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(command, capture_output=True, text=True, check=False)
+    commit = ""
+    with contextlib.suppress(OSError):  # there may be no git
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        commit = done.stdout.strip()
     facts = {
-        "commit": commit.stdout.strip(),
+        "commit": commit,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "device": device,
@@ -391,6 +396,7 @@ def run() -> None:
                 continue
             record[part][name] = measured(per_model[part], bench, name)
             graphs.workspaces.clear()
+            gc.collect()  # a model whose layers are computed again refers to itself
         record["seconds"] = time.perf_counter() - began
         Path(flags.out).write_text(json.dumps(record, indent=1))  # a part that hangs loses no other
     print(json.dumps(record, indent=1))

@@ -427,12 +427,19 @@ def test_the_page_of_headlines_shows_the_training_from_its_start(tmp_path):
     store = Store(tmp_path)
     texts = [["fire at the station"] * 5] * 4
     sets = [["Market fire", None, "fire", "A teacher saw rain", "no"]] * 4
+    lines = [{"step": 1, "problems": sets}, {"step": 11, "problems": texts}]
+    with (tmp_path / "snapshots.jsonl").open("w") as file:
+        for line in lines:
+            records = [{"answers": answers, "rewards": []} for answers in line["problems"]]
+            file.write(json.dumps(line | {"problems": records}) + "\n")
+    during = reproduce.answers_during(tmp_path)
     for cell in exhibit.cells_shown():
+        assert cell.is_shown
         record = record_of(cell, 500, VERSION)
         record["training"] = {"diversity": [1.0, 0.5], "reward": [0.1, 0.4]}
         record["answers"] = {"start": texts, "start_sets": sets}
         assert not exhibit.is_stored(store)
-        store.add(cell, record | {"during": {1: sets, 11: texts}})
+        store.add(cell, record | {"during": during})
     assert exhibit.is_stored(store)
     snapshots = exhibit.snapshots_of(store)
     assert [frame.step for frame in snapshots.frames] == [0, 1, 11]
