@@ -41,7 +41,7 @@ from transformers import (
 from engine.answers import FIRST_NUMBER, open_thought, write_answers
 from engine.config import Config
 from engine.doors import noted
-from engine.models import adapter_off, date_of_run, load_hugging_face
+from engine.models import date_of_run, load_hugging_face
 from engine.prompts import chat_prompt, check_context, check_rows, eos_ids, silent_ids
 from engine.tasks import check_text, prompt_of, reward_vectors, task_scalars
 from rewards import MAX_ANSWERS, Problem, Task, UserError, parse_answers
@@ -79,7 +79,11 @@ class Policy:
 
     def adapter_off(self) -> contextlib.ExitStack:
         """A context in which a policy that trains an adapter is its own reference; else no change."""
-        return adapter_off(self.model)
+        context = contextlib.ExitStack()
+        if getattr(self.model, "_hf_peft_config_loaded", False):
+            self.model.disable_adapters()
+            context.callback(self.model.enable_adapters)
+        return context
 
 
 def load_policy(

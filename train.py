@@ -33,7 +33,7 @@ from tqdm import tqdm
 import fast
 from engine import checkpoints, session
 from engine.config import Config, estimator_of, peak_rate
-from engine.logs import MethodLog, answered_lengths, different_share
+from engine.logs import MethodLog, answered_lengths, different_share, snapshot_steps
 from eval import best_at_k, diversity, sample_held_out, weighted_best_at_k
 from rewards import Problem, Task, UserError
 from rollout import (
@@ -332,7 +332,7 @@ def train_method(method: str, config: Config, task: Task, position: int = 0) -> 
         metrics, example = train_step(method, state, task, config)
         metrics["seconds"] = time.perf_counter() - began
         bar.set_postfix(log.write(state.step, metrics, example))
-        if log.is_snapshot_due(state.step):
+        if state.step in snapshot_steps(config):
             n = min(30, config.pool)
             log.write_snapshot(state.step, sample_held_out(policy, task, config, m, "test", 4, n))
         if config.eval_every and state.step % config.eval_every == 0:

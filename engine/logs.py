@@ -64,10 +64,6 @@ class MethodLog:
         self.track(row, step)
         return {name: row[name] for name in SHOWN}
 
-    def is_snapshot_due(self, step: int) -> bool:
-        """Whether a snapshot is due: evenly spaced, the first and the last step included."""
-        return step in snapshot_steps(self.config)
-
     def write_snapshot(self, step: int, pool: Pool) -> None:
         """Keep what the policy answers to a few held-out problems, for the page and the film."""
         records = []

@@ -219,15 +219,6 @@ def link_start(checkpoint: Path, start: Path, hub_id: str) -> None:
             (checkpoint / file.name).symlink_to(start / file.name)
 
 
-def adapter_off(model: PreTrainedModel) -> contextlib.ExitStack:
-    """A context in which a model that trains an adapter is the one before training; else no change."""
-    context = contextlib.ExitStack()
-    if getattr(model, "_hf_peft_config_loaded", False):
-        model.disable_adapters()
-        context.callback(model.enable_adapters)
-    return context
-
-
 def recompute_layers(model: PreTrainedModel) -> None:
     """Switch on gradient checkpointing that keeps the KV cache, which transformers' own drops."""
     layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]

@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from engine.config import Config
-from engine.models import adapter_off
 from rollout import Policy, Rollouts, head_logprobs, hidden_states, prompt_mask
 from vpo import policy_loss
 
@@ -205,7 +204,7 @@ def reference_logprobs(
     if reference is None:
         return [None for _ in chunk.batches]
     logprobs = []
-    with torch.no_grad(), adapter_off(reference.model):
+    with torch.no_grad(), reference.adapter_off():
         shared = share_prompts(reference.model, rollouts, chunk.prompts)
         for rows in chunk.batches:
             own, _ = logprobs_after(reference.model, rollouts, rows, shared, temperature)

@@ -58,7 +58,10 @@ def new_figure(rows: int, columns: int, size: tuple[float, float], **options: An
 
 
 def finish(axes: Any, path: Path, caption: str) -> None:
-    """Add a caption below all axes and one legend above them, and write the figure to `path`."""
+    """Add a caption below all axes and one legend above them, and write the figure to `path`.
+
+    SVG and PDF files would hold the date, which is left out.
+    """
     figure = axes[0, 0].figure
     width = figure.get_figwidth()
     figure.supxlabel(textwrap.fill(caption, int(14 * width)), fontsize=SMALL)
@@ -70,11 +73,6 @@ def finish(axes: Any, path: Path, caption: str) -> None:
         rows = math.ceil(len(handles) / (width // 1.9))
         columns = math.ceil(len(handles) / rows)
         figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=columns)
-    write(figure, path)
-
-
-def write(figure: Any, path: Path) -> None:
-    """Write a figure without the date that SVG and PDF files would hold."""
     dates = {".svg": "Date", ".pdf": "CreationDate"}
     metadata = {dates[path.suffix]: None} if path.suffix in dates else None
     figure.savefig(path, dpi=150, metadata=metadata)

@@ -33,7 +33,7 @@ import rollout
 import train
 from engine.config import Config, estimator_of, resolve
 from engine.doors import as_command
-from engine.models import adapter_off, recompute_layers
+from engine.models import recompute_layers
 from engine.runs import read_config
 from engine.start import start_policy, write_start
 from engine.tasks import take_problems
@@ -118,7 +118,7 @@ def backward_prompts_repeated(policy, reference, rollouts, advantages, config) -
         logprobs, _ = rollout.token_logprobs(policy.model, own, index, config.temperature)
         ref_logprobs = None
         if reference is not None:
-            with torch.no_grad(), adapter_off(reference.model):
+            with torch.no_grad(), reference.adapter_off():
                 ref_logprobs, _ = rollout.token_logprobs(
                     reference.model, own, index, config.temperature
                 )
