@@ -75,9 +75,10 @@ REAL_RATES = {  # fewer: a run takes a quarter of an hour
         "vpo": (2e-5, 4e-5, 8e-5),
         "group_vpo": (1e-5, 2e-5, 4e-5, 8e-5),
     },
-    "headline": dict.fromkeys(
-        ("grpo", "max_at_k", "multi_rlvr", "vpo", "group_vpo"), (1e-5, 2e-5, 4e-5)
-    ),
+    "headline": {
+        **dict.fromkeys(("grpo", "max_at_k"), (1e-5, 2e-5, 4e-5)),
+        **dict.fromkeys(("multi_rlvr", "vpo", "group_vpo"), (2e-5, 4e-5, 8e-5)),
+    },
 }
 LORA_RANK = 16
 LORA_RATES = (2e-4, 4e-4)  # of VPO on headlines; the chosen one comes first
