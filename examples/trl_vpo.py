@@ -20,7 +20,8 @@ DeepSpeed, FSDP, several nodes.
     MODEL="--model Qwen/Qwen2.5-7B-Instruct --max_new_tokens 256 --per_device_train_batch_size 4
         --gradient_accumulation_steps 3"
     # Without it every GPU holds 16 bytes per weight:
-    SHARDED="--use_deepspeed --zero_stage 3 --zero3_init_flag true"
+    SHARDED="--use_deepspeed --zero_stage 3 --zero3_init_flag true --zero3_save_16bit_model true
+        --deepspeed_multinode_launcher standard"
     # One node with vLLM, then without:
     accelerate launch --num_processes 8 $SHARDED
         examples/trl_vpo.py $MODEL --use_vllm --vllm_mode colocate
@@ -46,6 +47,7 @@ from datasets import Dataset
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import AutoModelForCausalLM, HfArgumentParser
+from transformers.modeling_utils import set_zero3_state
 from trl import GRPOConfig, GRPOTrainer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -111,7 +113,9 @@ class AdvantageReward:
 
         # A group may be divided among ranks, so every rank computes the advantages of all.
         rows = gather_object(problem)  # P * G
-        scored = in_groups(gather_object([own]), group_size[0])  # (P, G, m, k)
+        G = group_size[0]
+        assert rows[::G] == rows[G - 1 :: G], "the rollouts of a problem must stand side by side"
+        scored = in_groups(gather_object([own]), G)  # (P, G, m, k)
         generator = random_generator(self.config.seed, rows[0], "weights")
         estimator = estimator_of(self.config, generator)
         advantages = ADVANTAGES[self.config.method](scored, estimator)  # (P, G)
@@ -168,7 +172,7 @@ CUTS_SET = (
     "max_new_tokens max_tokens max_length max_time stopping_criteria eos_token_id stop stop_strings "
     "stop_token_ids num_return_sequences n"
 )
-REPEATS_ROLLOUT = "do_sample num_beams"
+REPEATS_ROLLOUT = "do_sample num_beams seed temperature"
 
 
 def flag(default: object, help: str) -> object:
@@ -188,6 +192,9 @@ class VPOConfig(GRPOConfig):
     per_device_eval_batch_size: int = flag(96, "the same in the evaluation")
     max_completion_length: int | None = flag(
         None, "tokens of a rollout; not given: what its m answers need"
+    )
+    vllm_importance_sampling_mode: str = flag(
+        "token_truncate", "sequence_mask, TRL's own, drops long rollouts, and ours hold m answers"
     )
     task: str = flag("maze", "a task's name as for train.py, or a Python file that defines a Task")
     data: str = flag("", "file of problems, for tasks that take one")
@@ -308,6 +315,11 @@ def build_trainer(config: VPOConfig) -> GRPOTrainer:
     group_sizes += [config.num_generations_eval or config.num_generations] * defaults.eval_problems
     rows = list(range(len(problems)))
     dataset = Dataset.from_dict({"prompt": prompts, "problem": rows, "group_size": group_sizes})
+    # TRL ends a rollout at the tokenizer's EOS, vLLM at its own, where a template may have another mark.
+    policy.tokenizer.eos_token = policy.tokenizer.convert_ids_to_tokens(policy.eos_ids[0])
+    if config.use_vllm:
+        stops = {"stop_token_ids": policy.eos_ids}
+        config.generation_kwargs = (config.generation_kwargs or {}) | stops
     return GRPOTrainer(
         config.model,
         AdvantageReward(config, policy, task, problems, m),
@@ -327,7 +339,8 @@ def policy_without_weights(name: str) -> Policy:
             f"--out runs/start-for-trl makes {VPOConfig.model}"
         )
     model_config, tokenizer = load_config_and_tokenizer(name)
-    with torch.device("meta"):
+    # With ZeRO-3 it would be made and sharded, and all its weights have the shape (0).
+    with torch.device("meta"), set_zero3_state():
         model = AutoModelForCausalLM.from_config(model_config)
     return Policy(model, tokenizer)
 
@@ -360,6 +373,8 @@ def main(argv: list[str] | None = None) -> None:
         except (ValueError, ImportError) as mistake:  # what TRL itself refuses
             raise UserError(mistake) from mistake
         trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
+        if trainer.is_fsdp_enabled:  # of a sharded state, FSDP2's default, nothing would be saved
+            trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
         trainer.save_model()
         trainer.accelerator.wait_for_everyone()  # a rank that ends first can abort the others
         trainer.accelerator.end_training()

@@ -1,5 +1,6 @@
 """VPO in veRL: GRPO with a reward function that returns R, the reward of a rollout's set.
 
+    pip install "verl[vllm]==0.9.1"    # in an environment of its own, with the torch that it pins
     python examples/verl_reward.py --task maze --m 3 --problems 4000 > train.jsonl
     python examples/verl_reward.py --task maze --m 3 --problems 200 --split test > test.jsonl
     python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files=train.jsonl data.val_files=test.jsonl
@@ -7,13 +8,14 @@
         actor_rollout_ref.rollout.name=vllm actor_rollout_ref.model.path=Qwen/Qwen2.5-7B-Instruct
         data.train_batch_size=12 actor_rollout_ref.actor.ppo_mini_batch_size=12 data.max_response_length=768
         actor_rollout_ref.actor.use_dynamic_bsz=True data.max_prompt_length=1024 trainer.logger='[console]'
-        trainer.n_gpus_per_node=8 trainer.nnodes=1
+        trainer.n_gpus_per_node=8 trainer.nnodes=1 trainer.save_freq=50 trainer.test_freq=50
 
 This file follows the sources of veRL 0.9.1, and tests call it as they do. It was NOT run inside
 veRL. Every worker needs this repository, torch and transformers. For a task with files add
 +reward.custom_reward_function.reward_kwargs.data=FILE, and --data FILE to the first two commands.
-veRL normalises R in the group with correction 1 and eps 1e-6. It scores the rollouts of a group one by
-one, so methods that compare them (Group VPO, Max@K, GDPO) cannot be used.
+veRL normalises R in the group with correction 1 and eps 1e-6. Its GRPO sees one number per rollout, so
+methods that compare rollouts (Group VPO, Max@K) cannot be used. veRL has a GDPO of its own, which
+needs a key per objective; this file returns none. A rollout that was cut off is read as if it had ended.
 """
 
 import argparse
@@ -22,6 +24,7 @@ import functools
 import json
 import numbers
 import sys
+import threading
 import zlib
 from pathlib import Path
 
@@ -36,6 +39,7 @@ from rewards import Problem, Task, UserError, parse_answers
 from rollout import score
 from vpo import sample_weights, set_reward
 
+LOCK = threading.Lock()  # veRL calls from several threads, of which one should load the task
 LANGUAGE_MODEL = (
     "a language model"  # whichever veRL trains; tasks ask the tiny model in another way
 )
@@ -66,7 +70,8 @@ def compute_score(
         n_weights, alpha: of `vpo.sample_weights`.
         task_options: of the task, such as `data`.
     """
-    task = task_of(data_source, **task_options)
+    with LOCK:
+        task = task_of(data_source, **task_options)
     m = (extra_info or {}).get("m") or default_m(task)
     problem = read_problem(ground_truth, m, data_source)
 

@@ -340,6 +340,16 @@ def validation(task: TaskResults) -> str:
     return markdown(["method", *measures, *COSTS], rows)
 
 
+def validation_line(task: TaskResults) -> str:
+    """W@30 of the methods on validation problems, each at the best of its rates, in one line."""
+    values = []
+    for policy in HEADLINE_POLICIES[1:]:  # without the start model
+        means = means_by_rate(task, policy.method, "W@30")
+        rate = best_rate(task, policy.method)
+        values.append(f"{policy.title} {means[rate]:.3f}")
+    return f"W@30 on 100 validation texts, one seed: {', '.join(values)}."
+
+
 def costs(task: TaskResults, policy: Entry) -> list[str]:
     """What a run of a policy cost, the mean over its seeds: tokens, time and memory."""
     tokens = task.average(policy, lambda run: run.tokens)

@@ -251,6 +251,7 @@ def check_advantages(task: Task, method: str, step: int, logs: list) -> None:
         "--scale_rewards batch",
         "--multi_objective_aggregation normalize_then_sum",
         '--generation_kwargs {"stop_strings":["</answer_1>"]}',
+        '--generation_kwargs {"seed":1}',
         "--reward_weights -1.0",
         "--max_completion_length 18",
         "--method goal_conditioned",

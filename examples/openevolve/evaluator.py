@@ -72,7 +72,7 @@ def address_and_model() -> tuple[str, str]:
 def check_server(address: str, model: str) -> None:
     """Exit with one line if the model does not answer there.
 
-    OpenEvolve would go on without it, and end with the initial program.
+    OpenEvolve would fail only after all its iterations.
     """
     body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
     try:
