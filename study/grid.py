@@ -78,7 +78,7 @@ REAL_RATES = {  # fewer: a run takes a quarter of an hour
     "headline": {
         "grpo": (5e-6, 1e-5, 2e-5),
         "max_at_k": (1e-5, 2e-5, 4e-5),
-        "multi_rlvr": (2e-5, 4e-5, 8e-5),
+        "multi_rlvr": (1e-5, 2e-5, 4e-5),
         "vpo": (2e-5, 4e-5, 8e-5),
         "group_vpo": (1e-5, 2e-5, 4e-5),
     },
@@ -129,6 +129,7 @@ GRID = (
     Row(HEADLINE, f"{MAIN} multi_rlvr", 3),
     Row("headline", f"{MAIN} multi_rlvr", 5),
     Row("headline", "grpo", 5, {"lr": 2.5e-6}),  # a quarter of its own
+    Row("headline", "multi_rlvr", 5, {"lr": 2e-5}),  # better with thirty than its own
     Row("headline", "grpo", 5, {"kl": 0.1}),
     Row("headline", "vpo", 3, {"lora-rank": LORA_RANK, "lr": LORA_RATES[0]}),
     Row("headline_8_words", MAIN, 3),

@@ -341,13 +341,12 @@ def validation(task: TaskResults) -> str:
 
 
 def validation_line(task: TaskResults) -> str:
-    """W@30 of the methods on validation problems, each at the best of its rates, in one line."""
+    """W@30 of the methods on validation problems, each at its best rate for it, in one line."""
     values = []
     for policy in HEADLINE_POLICIES[1:]:  # without the start model
         means = means_by_rate(task, policy.method, "W@30")
-        rate = best_rate(task, policy.method)
-        values.append(f"{policy.title} {means[rate]:.3f}")
-    return f"W@30 on 100 validation texts, one seed: {', '.join(values)}."
+        values.append(f"{policy.title} {max(means.values()):.3f}")
+    return f"W@30 on 100 validation texts, one seed, each at its best rate: {', '.join(values)}."
 
 
 def costs(task: TaskResults, policy: Entry) -> list[str]:
