@@ -47,7 +47,7 @@ def decode(
         try:
             return decode_with_graphs(policy, ids, lengths, uniform, options)
         except torch.OutOfMemoryError:  # the next batch may fit
-            pass
+            print("this batch is sampled without a CUDA graph: out of memory", file=sys.stderr)
         except Exception as error:  # of capture and unusual models there are many kinds
             reason = " ".join(str(error).split())[:200]
             refused[policy.model] = f"{type(error).__name__}, {reason}"

@@ -4,11 +4,9 @@ import re
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from engine.tasks import load_task, take_problems
 from report import plots
-from rewards import Problem, Task
 from study import claims, cures, exhibit, result_plots, result_tables
 from study.grid import HEADLINE, Cell
 from study.store import Store
@@ -116,15 +114,7 @@ def draw_headlines(store: Store, policies: tuple[str, ...], path: Path) -> None:
         method = "grpo" if policy == "start" else policy  # GRPO's record holds the start model too
         cell = Cell(HEADLINE, method, 0)
         texts = store.current([cell])[cell]["answers"][policy][:DRAWN_TEXTS]
-        pools[policy] = (texts, rewards_of(task, problems, texts))
+        records = exhibit.records_of(task, problems, texts)
+        pools[policy] = (texts, [torch.tensor(record["rewards"]) for record in records])
     headings = [problem.data["text"] for problem in problems]
     plots.answers(pools, problems, task, path, texts_above=headings)
-
-
-def rewards_of(task: Task, problems: list[Problem], texts: list[list]) -> list[Tensor]:
-    """The rewards (n, k) of the answers to each problem; an empty slot earns what "" does."""
-    rewards = []
-    for problem, candidates in zip(problems, texts, strict=True):
-        vectors = [task.reward(problem, text or "") for text in candidates]
-        rewards.append(torch.tensor(vectors))
-    return rewards

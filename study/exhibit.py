@@ -56,7 +56,10 @@ def snapshots_of(store: Store) -> Snapshots:
 
 
 def records_of(task: Task, problems: list[Problem], answers: list[list[str | None]]) -> list[dict]:
-    """Answers (n) to each problem with their rewards (n, k), as a snapshot holds them."""
+    """Answers (n) to each problem with their rewards (n, k), as a snapshot holds them.
+
+    An empty slot earns what "" does.
+    """
     records = []
     for problem, own in zip(problems, answers, strict=False):
         rewards = [task.reward(problem, text or "") for text in own]

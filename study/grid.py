@@ -38,7 +38,7 @@ LR = {
         "goal_conditioned=8e-4 multi_rlvr=1.2e-3 vpo=8e-4 group_vpo=8e-4"
     ),
     HEADLINE: rates_of("grpo=2e-5 max_at_k=1e-5 multi_rlvr=2e-5 vpo=4e-5 group_vpo=2e-5"),
-    "headline": rates_of("grpo=1e-5 max_at_k=2e-5 multi_rlvr=4e-5 vpo=4e-5 group_vpo=2e-5"),
+    "headline": rates_of("grpo=1e-5 max_at_k=1e-5 multi_rlvr=4e-5 vpo=4e-5 group_vpo=2e-5"),
     "open_cases": rates_of("grpo=5e-5 max_at_k=2e-5 vpo=5e-5 group_vpo=2e-5"),
 }
 # What validation prefers for best@30 by more than .005. LR is chosen for best@1, or for m answers.
