@@ -1,16 +1,13 @@
 """Methods side by side: the same numbers, and nobody outlives the command."""
 
 import json
-import multiprocessing
 import os
-import runpy
 import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -66,13 +63,6 @@ def test_what_a_process_raises_is_told():
         run_all(os._exit, {"vpo": (3,)}, 2)
 
 
-def train_in_a_fork(arguments: list[str]) -> None:
-    """A fork has imported everything already. Its server of processes must be its own."""
-    forkserver._forkserver.__init__()
-    sys.argv = [str(ROOT / "train.py"), *arguments]
-    runpy.run_path(sys.argv[0], run_name="__main__")
-
-
 def wait_for(is_running: Callable[[], bool], log: Path, steps: int) -> None:
     while not log.exists() or log.read_text().count("\n") < steps:
         assert is_running(), "the run ended too early"
@@ -121,13 +111,12 @@ def test_a_killed_run_ends_bit_for_bit_the_same():
     Two methods at a time, trained and evaluated, come to what they come to one by one."""
     train.main([*QUICK, "--jobs", "1", "--out", "alone"])
     flags = [*QUICK, "--jobs", "2", "--out", "run"]
-    child = multiprocessing.get_context("fork").Process(target=train_in_a_fork, args=(flags,))
-    child.start()
-    wait_for(child.is_alive, Path("run/vpo/metrics.jsonl"), 3)
+    child = subprocess.Popen([sys.executable, ROOT / "train.py", *flags])
+    wait_for(lambda: child.poll() is None, Path("run/vpo/metrics.jsonl"), 3)
     others = descendants(child.pid)
     assert len(others) >= 2
     child.kill()
-    child.join()
+    child.wait()
     wait_until_dead(others)
     assert not Path("run/vpo/checkpoint-000008").exists(), "the kill came too late"
     train.main(["--resume", "--out", "run", "--jobs", "2"])
