@@ -85,7 +85,14 @@ class MethodLog:
             return
         self.has_told = True
         fix = "no answer can be read: look at samples.jsonl; does the prompt ask for the form?"
-        if row["earned"]:
+        m = answers_per_rollout(self.method, self.config.m)
+        n_distinct = m * row["answers"]
+        if row["earned"] and n_distinct < m / 2:
+            fix = (
+                f"a rollout holds {n_distinct:.1f} distinct answers of {m}: a lower --lr, "
+                "or a start model that writes them all, by more --warm-steps"
+            )
+        elif row["earned"]:
             fix = "all answers are alike: a lower --lr, another --method, or other problems"
         elif self.config.entropy_coef:
             fix = "the policy writes noise: lower --entropy-coef"

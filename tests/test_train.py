@@ -287,17 +287,26 @@ def test_an_adapter_is_loaded_where_its_run_was_moved(hub_id):
         assert torch.equal(loaded(ids).logits, model(ids).logits)
 
 
-def test_learning_that_has_stopped_is_said_once(capsys):
+@pytest.mark.parametrize(
+    "earned, answers, fix",
+    [
+        (0, 1, "noise: lower --entropy-coef"),
+        (1, 1, "all answers are alike"),
+        (1, 1 / 3, "a rollout holds 1.0 distinct answers of 3: a lower --lr"),
+    ],
+)
+def test_learning_that_has_stopped_is_said_once(capsys, earned, answers, fix):
     """After ten steps in a row without a signal. Guards against a night of steps that change nothing."""
     Path("run/vpo").mkdir(parents=True)
     config = Config(out="run", steps=99, entropy_coef=1.0)
     log = MethodLog("vpo", config, load_task("toy"), 0)
     told_at = []
     for step in range(1, 36):
-        row = dict.fromkeys(("reward", "diversity", "W@m", "tokens", "earned"), 0)
-        log.write(step, row | {"signal": int(step == 10), "answers": 1, "seconds": 1}, {})
+        row = dict.fromkeys(("reward", "diversity", "W@m", "tokens"), 0)
+        row |= {"earned": earned, "answers": answers, "signal": int(step == 10), "seconds": 1}
+        log.write(step, row, {})
         told = capsys.readouterr().err
-        if "vpo: no signal" in told and "noise: lower --entropy-coef" in told:
+        if "vpo: no signal" in told and fix in told:
             told_at.append(step)
     assert told_at == [20]
 
