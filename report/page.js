@@ -224,7 +224,8 @@ function drawFilm() {
   ["diversity", "reward"].forEach((name, i) => {
     const lines = methods.flatMap(({ curve, color }) => {
       const points = curve.map((row) => [row[0], row[i + 1]]);
-      const near = (at) => points.slice(Math.max(0, at - 5), at + 5).map(([, y]) => y);
+      const reach = Math.max(0, Math.floor((Math.min(11, points.length / 3) - 1) / 2));  // fewer of a short run
+      const near = (at) => points.slice(Math.max(0, at - reach), at + reach + 1).map(([, y]) => y);
       const smooth = points.map(([x], at) => [x, mean(near(at))]);
       return when(points.length, { color, points, width: 1, opacity: 0.35 }, { color, points: smooth });
     });
