@@ -176,14 +176,16 @@ def differences(task: TaskResults) -> str:
     """VPO and Group VPO against all others, with one candidate, with m and with thirty."""
     measures = ("best@1", "W@3", "W@30")
     pairs = main_pairs(task)
-    if task.shared_seeds(GROUP_VPO, MULTI_RLVR):
-        pairs.append((GROUP_VPO, MULTI_RLVR))
+    for rival in task.policies():
+        if rival.method == "multi_rlvr":  # at each of its rates
+            pairs += [(VPO, rival), (GROUP_VPO, rival)]
+    pairs += [(MAX_AT_K, GRPO), (GRPO, START_MODEL)]
     rows = []
-    for ours, theirs in [*pairs, (MAX_AT_K, GRPO), (GRPO, START_MODEL)]:
-        cells = [task.difference(ours, theirs, measure) for measure in measures]
-        rows.append(
-            [f"{ours.title} - {theirs.title}", len(task.shared_seeds(ours, theirs)), *cells]
-        )
+    for ours, theirs in dict.fromkeys(pairs):
+        n_seeds = len(task.shared_seeds(ours, theirs))
+        if n_seeds:
+            cells = [task.difference(ours, theirs, measure) for measure in measures]
+            rows.append([f"{ours.title} - {theirs.title}", n_seeds, *cells])
     return markdown(["difference", "seeds", *measures], rows)
 
 
