@@ -18,6 +18,7 @@ TASK_TABLES = {
     "differences": result_tables.differences,
     "costs": result_tables.run_costs,
     "thirty_candidates": result_tables.thirty_candidates,
+    "each_seed": result_tables.each_seed,
     "different": result_tables.different_headlines,
     "five_cures": cures.five_seeds,
     "cure_temperatures": cures.by_temperature,

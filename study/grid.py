@@ -130,6 +130,7 @@ GRID = (
     Row("headline", f"{MAIN} multi_rlvr", 5),
     Row("headline", "grpo", 5, {"lr": 2.5e-6}),  # a quarter of its own
     Row("headline", "multi_rlvr", 5, {"lr": 2e-5}),  # better with thirty than its own
+    Row("headline", "vpo", 5, {"lr": 2e-5}),  # half of its own, at which runs unlearn the list
     Row("headline", "grpo", 5, {"kl": 0.1}),
     Row("headline", "vpo", 3, {"lora-rank": LORA_RANK, "lr": LORA_RATES[0]}),
     Row("headline_8_words", MAIN, 3),

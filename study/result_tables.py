@@ -204,7 +204,8 @@ def thirty_candidates(task: TaskResults) -> str:
     """The main methods' W@30 in one line."""
     values = []
     for policy in HEADLINE_POLICIES:
-        values.append(f"{policy.title} {task.mean(policy, 'W@30'):.3f}")
+        if task.runs(policy):
+            values.append(f"{policy.title} {task.mean(policy, 'W@30'):.3f}")
     n_seeds = len(task.shared_seeds(VPO, GRPO))
     return f"W@30, means of {n_seeds} seeds: {', '.join(values)}."
 
@@ -234,15 +235,20 @@ def headlines_twice(stored: Stored) -> str:
         results = measured_by(stored, is_former)
         if HEADLINE not in results.names:
             continue
-        task = results.task(HEADLINE)
-        values = []
-        for policy in HEADLINE_POLICIES[1:]:  # without the start model
+        program = "a former version" if is_former else "this version"
+        sentences.append(each_seed(results.task(HEADLINE), f" with {program}"))
+    return " ".join(sentences)
+
+
+def each_seed(task: TaskResults, program: str = "") -> str:
+    """The main methods' W@30 of every seed in one line."""
+    values = []
+    for policy in HEADLINE_POLICIES[1:]:  # without the start model
+        if task.runs(policy):
             of_seeds = task.values(policy, "W@30").mean(1).tolist()
             texts = ", ".join(f"{value:.3f}" for value in of_seeds)
             values.append(f"{policy.title} {texts}")
-        program = "a former version" if is_former else "this version"
-        sentences.append(f"W@30 of each seed with {program}: {'; '.join(values)}.")
-    return " ".join(sentences)
+    return f"W@30 of each seed{program}: {'; '.join(values)}."
 
 
 def ablations(stored: Stored) -> str:
