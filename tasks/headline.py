@@ -193,7 +193,7 @@ class Headline(Drawing, Task):
     def marks(self, problem: Problem, answer: str) -> dict[str, str]:
         """The words that tell a fact, in the fact's color; none if the headline earns nothing."""
         told = facts_told(problem.data, answer, self.max_words)
-        return {problem.data[name]: COLORS[name] for name in told}
+        return {problem.data[name]: color for name, color in COLORS.items() if name in told}
 
     def summary(self, rewards: Tensor) -> str:
         facts = rewards.sum(-1)  # (n)
