@@ -89,8 +89,8 @@ class MethodLog:
         n_distinct = m * row["answers"]
         if row["earned"] and n_distinct < m / 2:
             fix = (
-                f"a rollout holds {n_distinct:.1f} distinct answers of {m}: a lower --lr, "
-                "or a start model that writes them all, by more --warm-steps"
+                f"a rollout holds {n_distinct:.1f} distinct answers of {m}: a start model that writes them "
+                "all, by more --warm-steps, or a lower --lr"
             )
         elif row["earned"]:
             fix = "all answers are alike: a lower --lr, another --method, or other problems"

@@ -292,7 +292,7 @@ def test_an_adapter_is_loaded_where_its_run_was_moved(hub_id):
     [
         (0, 1, "noise: lower --entropy-coef"),
         (1, 1, "all answers are alike"),
-        (1, 1 / 3, "a rollout holds 1.0 distinct answers of 3: a lower --lr"),
+        (1, 1 / 3, "a rollout holds 1.0 distinct answers of 3: a start model"),
     ],
 )
 def test_learning_that_has_stopped_is_said_once(capsys, earned, answers, fix):
