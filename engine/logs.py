@@ -86,10 +86,9 @@ class MethodLog:
         self.has_told = True
         fix = "no answer can be read: look at samples.jsonl; does the prompt ask for the form?"
         m = answers_per_rollout(self.method, self.config.m)
-        n_distinct = m * row["answers"]
-        if row["earned"] and n_distinct < m / 2:
+        if row["earned"] and m > 1 and row["answers"] < 0.5:
             fix = (
-                f"a rollout holds {n_distinct:.1f} distinct answers of {m}: a start model that writes them "
+                f"a rollout holds {m * row['answers']:.1f} distinct answers of {m}: a start model that writes them "
                 "all, by more --warm-steps, or a lower --lr"
             )
         elif row["earned"]:

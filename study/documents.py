@@ -41,10 +41,6 @@ GENERAL_TABLES = {
     "measured_twice": result_tables.measured_twice,
     "headlines_twice": result_tables.headlines_twice,
 }
-VALIDATION_TABLES = {
-    "validation": result_tables.validation,
-    "validation_line": result_tables.validation_line,
-}
 CSV_FILES = {
     "runs": result_tables.runs_csv,
     "differences": result_tables.differences_csv,
@@ -99,8 +95,8 @@ def block(stored: Stored, subject: str, table: str) -> str:
         return result_tables.versions(stored, subject)
     if table == "cures":
         return cures.validation(stored, subject)
-    if table in VALIDATION_TABLES:
-        return VALIDATION_TABLES[table](stored.task(subject, tuning=True))
+    if table == "validation":
+        return result_tables.validation(stored.task(subject, tuning=True))
     if table in GENERAL_TABLES:
         return GENERAL_TABLES[table](stored)
     return TASK_TABLES[table](stored.task(subject))

@@ -204,8 +204,7 @@ def thirty_candidates(task: TaskResults) -> str:
     """The main methods' W@30 in one line."""
     values = []
     for policy in HEADLINE_POLICIES:
-        if task.runs(policy):
-            values.append(f"{policy.title} {task.mean(policy, 'W@30'):.3f}")
+        values.append(f"{policy.title} {task.mean(policy, 'W@30'):.3f}")
     n_seeds = len(task.shared_seeds(VPO, GRPO))
     return f"W@30, means of {n_seeds} seeds: {', '.join(values)}."
 
@@ -346,15 +345,6 @@ def validation(task: TaskResults) -> str:
         values = [task.mean(policy, measure) for measure in measures]
         rows.append([policy.title, *values, costs(task, policy)[0]])
     return markdown(["method", *measures, COSTS[0]], rows)
-
-
-def validation_line(task: TaskResults) -> str:
-    """W@30 of the methods on validation problems, each at its best rate for it, in one line."""
-    values = []
-    for policy in HEADLINE_POLICIES[1:]:  # without the start model
-        means = means_by_rate(task, policy.method, "W@30")
-        values.append(f"{policy.title} {max(means.values()):.3f}")
-    return f"W@30 on 100 validation texts, one seed, each at its best rate: {', '.join(values)}."
 
 
 def costs(task: TaskResults, policy: Entry) -> list[str]:
