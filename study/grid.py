@@ -12,9 +12,10 @@ VERSION = int(__version__.partition(".")[0])
 
 MAIN_METHODS = ("grpo", "max_at_k", "vpo", "group_vpo")
 HEADLINES = {  # the ways in which the headline task is measured, and their flags of train.py
-    "headline_2_prompts": "--prompts-per-step 2 --steps 150",
-    "headline": "--prompts-per-step 6 --steps 60",
-    "headline_8_words": "--prompts-per-step 6 --steps 60 --max-words 8",
+    "headline_2_prompts": "--prompts-per-step 2 --steps 150 --warm-steps 30",
+    "headline_short_warm_up": "--prompts-per-step 6 --steps 60 --warm-steps 30",
+    "headline": "--prompts-per-step 6 --steps 60 --warm-steps 60",
+    "headline_8_words": "--prompts-per-step 6 --steps 60 --warm-steps 60 --max-words 8",
 }
 HEADLINE = "headline_2_prompts"  # the one on which the documents rest
 REAL_TASKS = ("open_cases", *HEADLINES)  # of a language model, up to an hour and a half for a run
