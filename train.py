@@ -135,10 +135,7 @@ def backward(
     temperature = config.temperature
     n_tokens = sum(rollouts.lengths)
     answer_tokens = rollouts.first(rollouts.answered or rollouts.lengths)  # (P * G, T)
-    width = rollouts.prompt_ids.shape[1] + rollouts.tokens.shape[1]  # padded tokens of a row
-    n_rows = len(advantages)
-    if config.micro_batch_tokens:
-        n_rows = max(1, config.micro_batch_tokens // width)
+    n_rows = micro_batch_rows(rollouts, config)
     metrics: dict[str, Tensor] = {}
     for rows in torch.arange(len(advantages), device=policy.device).split(n_rows):
         logprobs, entropy = token_logprobs(policy.model, rollouts, rows, temperature)  # (B, T)
@@ -163,6 +160,14 @@ def backward(
         for name, value in parts.items():
             metrics[name] = metrics.get(name, 0.0) + value
     return metrics
+
+
+def micro_batch_rows(rollouts: Rollouts, config: Config) -> int:
+    """How many rollouts go through the model at a time."""
+    if not config.micro_batch_tokens:
+        return len(rollouts.tokens)
+    width = rollouts.prompt_ids.shape[1] + rollouts.tokens.shape[1]  # padded tokens of a row
+    return max(1, config.micro_batch_tokens // width)
 
 
 def check_finite(metrics: dict[str, Tensor]) -> None:
@@ -240,14 +245,14 @@ def sample_record(
 def warm_up(policy: Policy, task: Task, config: Config) -> None:
     """Imitate demonstrations: maximum likelihood with AdamW, a short ramp, then linear decay."""
     peak = 5e-3 if policy.is_tiny else 2e-5
-    rows_at_once = 48 if policy.is_tiny else 1  # demonstrations of a language model may be long
     logprobs_of = token_logprobs if config.plain else fast.token_logprobs
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=peak)
     for step in tqdm(range(config.warm_steps), "SFT warm-up", unit="step"):
         prompts, texts = demonstrations(policy, task, config, step, may_sample=True)
         rollouts = rollouts_of_texts(policy, prompts, texts)
         optimizer.zero_grad()
-        for rows in torch.arange(len(texts), device=policy.device).split(rows_at_once):
+        n_rows = len(texts) if policy.is_tiny else micro_batch_rows(rollouts, config)
+        for rows in torch.arange(len(texts), device=policy.device).split(n_rows):
             logprobs, _ = logprobs_of(policy.model, rollouts, rows, temperature=1.0)
             loss = -logprobs.sum() / sum(rollouts.lengths)
             loss.backward()

@@ -39,7 +39,6 @@ GENERAL_TABLES = {
     "multiplicity": result_tables.multiplicity,
     "hours": result_tables.hours,
     "measured_twice": result_tables.measured_twice,
-    "headlines_twice": result_tables.headlines_twice,
 }
 CSV_FILES = {
     "runs": result_tables.runs_csv,

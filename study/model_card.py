@@ -8,6 +8,7 @@ All numbers are computed from the stored results.
 
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -31,7 +32,7 @@ TEXT = """\
 {model} was fine-tuned with the SFT warm-up of `train.py` and then with {title}. It reads a short text that tells six facts and writes a headline of a few words. It is an exhibit of an experiment, and writes no headlines of other texts worth reading.
 
 - **Base model:** [{base}](https://huggingface.co/{base}), Apache-2.0. The weights that were trained are a 4-bit copy of it in float32.
-- **Training:** `{command}`, seeds {seeds}, {steps} steps, no KL term, {tokens:,} sampled tokens and {hours:.1f} hours of one CPU core a run, torch {torch}, version {version} of this software.
+- **Training:** `{command}`, seeds {seeds}, {steps} steps, no KL term, {tokens:,} sampled tokens a run, on {machines}, version {version} of this software.
 - **Data:** texts that a program makes; `tasks/headline.py` holds its words. Nothing personal is in them.
 - **Licence:** the base model's for weights, [MIT](../LICENSE) for this software.
 
@@ -77,7 +78,7 @@ def card(stored: Stored, store: Store, method: str) -> str:
     first = records[min(records)]
     words = first["command"]
     without_seed = words[: words.index("--seed")] + words[words.index("--seed") + 2 :]
-    seconds = sum(record["seconds"]["training"] for record in records.values())
+    machines = Counter(record["gpu"] or "a CPU core" for record in records.values())
     tokens = sum(record["tokens"] for record in records.values())
     n_answers = answers_per_rollout(method, 3)
     request = load_task("headline").prompt(Problem("", {"text": ""}), n_answers).strip()
@@ -91,8 +92,7 @@ def card(stored: Stored, store: Store, method: str) -> str:
         seeds=", ".join(map(str, sorted(records))),
         steps=first["steps"],
         tokens=tokens // len(records),
-        hours=seconds / len(records) / 3600,
-        torch=first["torch"],
+        machines=" and ".join(f"{name} ({n} runs)" for name, n in machines.items()),
         version=first["version"],
         table=measures_table(task, method),
     )

@@ -202,10 +202,12 @@ def run_costs(task: TaskResults) -> str:
 
 def thirty_candidates(task: TaskResults) -> str:
     """The main methods' W@30 in one line."""
+    n_seeds = len(task.shared_seeds(VPO, GRPO))
     values = []
     for policy in HEADLINE_POLICIES:
-        values.append(f"{policy.title} {task.mean(policy, 'W@30'):.3f}")
-    n_seeds = len(task.shared_seeds(VPO, GRPO))
+        value = f"{policy.title} {task.mean(policy, 'W@30'):.3f}"
+        own = len(task.runs(policy))
+        values.append(value if own == n_seeds else f"{value} (seeds: {own})")
     return f"W@30, means of {n_seeds} seeds: {', '.join(values)}."
 
 
@@ -215,31 +217,15 @@ def different_headlines(task: TaskResults) -> str:
     for policy in HEADLINE_POLICIES:
         counts = []
         for run in task.runs(policy).values():
-            for candidates in run.answers[policy.method]:
+            texts = run.answers[policy.method]
+            for candidates in texts:
                 headlines = {" ".join(words_of(text)) for text in candidates if text}
                 counts.append(len(headlines))
         values.append(f"{policy.title} {sum(counts) / len(counts):.1f}")
-    n_seeds = len(task.shared_seeds(VPO, GRPO))
-    n_texts = len(counts) // n_seeds
-    return (
-        f"Different headlines among thirty, means of {n_texts} texts and {n_seeds} seeds: "
-        f"{', '.join(values)}."
-    )
+    return f"Different headlines among thirty, means of {len(texts)} texts a seed: {', '.join(values)}."
 
 
-def headlines_twice(stored: Stored) -> str:
-    """W@30 of every seed of headlines, by this version of the program and by a former one, in one line."""
-    sentences = []
-    for is_former in (False, True):
-        results = measured_by(stored, is_former)
-        if HEADLINE not in results.names:
-            continue
-        program = "a former version" if is_former else "this version"
-        sentences.append(each_seed(results.task(HEADLINE), f" with {program}"))
-    return " ".join(sentences)
-
-
-def each_seed(task: TaskResults, program: str = "") -> str:
+def each_seed(task: TaskResults) -> str:
     """The main methods' W@30 of every seed in one line."""
     values = []
     for policy in HEADLINE_POLICIES[1:]:  # without the start model
@@ -247,7 +233,7 @@ def each_seed(task: TaskResults, program: str = "") -> str:
             of_seeds = task.values(policy, "W@30").mean(1).tolist()
             texts = ", ".join(f"{value:.3f}" for value in of_seeds)
             values.append(f"{policy.title} {texts}")
-    return f"W@30 of each seed{program}: {'; '.join(values)}."
+    return f"W@30 of each seed: {'; '.join(values)}."
 
 
 def ablations(stored: Stored) -> str:
@@ -348,10 +334,15 @@ def validation(task: TaskResults) -> str:
 
 
 def costs(task: TaskResults, policy: Entry) -> list[str]:
-    """What a run of a policy cost, the mean over its seeds: tokens, time and memory."""
+    """What a run of a policy cost, the mean over its seeds: tokens, time and memory.
+
+    Where some runs had a card and some had none, time and memory are those of the former.
+    """
     tokens = task.average(policy, lambda run: run.tokens)
-    seconds = task.average(policy, lambda run: run.step_seconds)
-    gib = task.average(policy, lambda run: run.peak_gib or 0.0)
+    runs = task.runs(policy).values()
+    alike = [run for run in runs if run.gpu] or runs
+    seconds = sum(run.step_seconds for run in alike) / len(alike)
+    gib = sum(run.peak_gib or 0.0 for run in alike) / len(alike)
     return [f"{tokens:,.0f}", f"{seconds:.1f}", f"{gib:.1f}" if gib else ""]
 
 
@@ -439,15 +430,16 @@ def multiplicity(stored: Stored) -> str:
 
 def hours(stored: Stored) -> str:
     """How long the stored runs were trained."""
-    seconds = {"tiny": [], "real": []}
+    hours = {"tiny": [], "real": [], "card": []}
     for result in stored.results:
         model = "real" if result.task in REAL_TASKS else "tiny"
-        seconds[model].append(result.steps * result.step_seconds)
-    tiny_hours = sum(seconds["tiny"]) / 3600
-    real_hours = sum(seconds["real"]) / 3600
+        hours["card" if result.gpu else model].append(result.steps * result.step_seconds / 3600)
+    cards = {result.gpu for result in stored.results if result.gpu}
     return (
-        f"{len(seconds['tiny'])} runs of the tiny model were trained for {tiny_hours:.0f} hours of a "
-        f"core, {len(seconds['real'])} of the real one for {real_hours:.0f} hours."
+        f"{len(hours['tiny'])} runs of the tiny model were trained for {sum(hours['tiny']):.0f} hours "
+        f"of a core, {len(hours['real'])} of the real one for {sum(hours['real']):.0f} hours. "
+        f"{len(hours['card'])} of the real one shared one {' or '.join(sorted(cards))}, up to fifteen "
+        "at a time."
     )
 
 
@@ -574,7 +566,7 @@ def runs_csv(stored: Stored) -> str:
     for kind in ("best", "W", "pass"):
         measures += [f"{kind}@{k}" for k in KS]
     head = ["task", "split", "method", "learning rate", "setting", "seed", "version"]
-    rows: list[list] = [[*head, "tokens", "seconds per step", "temperature", *measures]]
+    rows: list[list] = [[*head, "machine", "tokens", "seconds per step", "temperature", *measures]]
     for run in stored.results:
         split = "validation" if run.tuning else "test"
         for temperature, policies in run.measures.items():
@@ -582,7 +574,7 @@ def runs_csv(stored: Stored) -> str:
                 name = Entry(method).title
                 policy = Entry(method) if method in START else run.policy
                 row = [run.task, split, name, policy.lr or "", policy.setting, run.seed]
-                row += [run.version, run.tokens, run.step_seconds, temperature]
+                row += [run.version, run.gpu or "CPU", run.tokens, run.step_seconds, temperature]
                 for measure in measures:
                     row.append(values[measure].mean().item() if measure in values else "")
                 rows.append(row)

@@ -149,6 +149,7 @@ def result_of(cell: Cell, record: dict) -> Result:
         step_seconds=record["seconds"]["training"] / record["steps"],
         answers=record.get("answers", {}),
         peak_gib=record.get("peak_gib"),
+        gpu=record.get("gpu") or "",
     )
 
 

@@ -36,6 +36,7 @@ class Result:
     step_seconds: float
     answers: dict[str, list[list[str | None]]]  # policy -> those of each problem that are stored
     peak_gib: float | None = None  # of memory, where it is stored
+    gpu: str = ""  # the card on which it was trained; empty: a CPU
 
     @property
     def is_former(self) -> bool:

@@ -134,14 +134,14 @@ class Headline(Drawing, Task):
         "equal headlines are counted; a colored word tells a fact; a grey headline earns nothing: one word, "
         "too many, no plain English, or not what the text says"
     )
-    defaults = {"steps": 150, "eval_problems": 40}
+    defaults = {"steps": 60, "eval_problems": 40}
     language_defaults = {
         "max_new_tokens": 16,
         "micro_batch_tokens": 512,
         # The best of a grid with SmolLM2-135M on validation texts (study/README.md).
-        "lr": ["2e-5", "max_at_k=1e-5", "vpo=4e-5"],
-        "warm_steps": 30,
-        "prompts_per_step": 2,
+        "lr": ["2e-5", "multi_rlvr=4e-5", "vpo=4e-5", "group_vpo=4e-5"],
+        "warm_steps": 60,  # after thirty VPO unlearns the list in two runs of five
+        "prompts_per_step": 6,
         "kl": 0.0,  # a fifth of a step would go to the reference policy
         "temperature": 0.7,  # at 1 a small model often loses the thread
         "gradient_checkpointing": False,
