@@ -51,7 +51,7 @@ MEASURES = ("diversity", "earned", *(f"best@{k}" for k in CURVE), *(f"W@{k}" for
 TRAINING = ("diversity", "reward", "answers", "entropy")
 STORED_TEXTS = 6  # problems of the headline task whose answers are stored
 # Of a real model on a card. A cell takes two minutes there, and so little memory that a dozen share the card.
-CARD = "--micro-batch-tokens 1024 --sampling-batch 240 --save-every 0".split()
+CARD = ["--micro-batch-tokens", "1024", "--sampling-batch", "240", "--save-every", "0"]
 
 
 def measure_cell(cell: Cell, store: Store) -> None:

@@ -22,6 +22,7 @@ from study.entries import (
     VPO,
     Entry,
 )
+from study.grid import HEADLINE
 from study.result_tables import (
     KS,
     cures_of,
@@ -33,7 +34,7 @@ from study.result_tables import (
 from study.stored import Difference, Stored, TaskResults
 
 CURE_COLORS = {"kl": "#e31a1c", "entropy-coef": "#7b3294", "temperature": "#c51b7d"}
-TITLES = {"maze": "Maze", "code": "Programs", "toy": "Toy"}
+TITLES = {"maze": "Maze", "code": "Programs", "toy": "Toy", HEADLINE: "Headlines"}
 SEARCHES = {
     "maze_diamond_79_evolve": "79 hard mazes: a route with all the diamonds",
     "nested_scalar_evolve": "40 hard programs",
@@ -85,10 +86,11 @@ def draw_figures(stored: Stored, root: Path) -> None:
         ]
         panels = [best_of_k(task, kind, policies) for kind in kinds]
         draw_curves(panels, pages / f"{task.name}_best_at_k.png", of_seeds(task))
-    toy = stored.task("toy")
     policies = [START_MODEL, GRPO, MULTI_RLVR, MAX_AT_K, VPO, GROUP_VPO]
-    panels = [best_of_k(toy, kind, policies) for kind in ("best", "pass")]
-    draw_curves(panels, pages / "toy_best_at_k.png", of_seeds(toy))
+    for name, kinds in (("toy", ("best", "pass")), (HEADLINE, ("best", "W"))):
+        task = stored.task(name)
+        panels = [best_of_k(task, kind, policies) for kind in kinds]
+        draw_curves(panels, pages / f"{name}_best_at_k.png", of_seeds(task))
     panels = [solved_by(stored.searches[name], title) for name, title in SEARCHES.items()]
     draw_curves(panels, pages / "search.png", "mean of three training seeds")
     two_halves(geometry_tasks(stored), pages / "two_halves.png")
@@ -98,7 +100,8 @@ def draw_figures(stored: Stored, root: Path) -> None:
 
 def of_seeds(task: TaskResults) -> str:
     """The caption of a task's curves."""
-    seeds = len(task.runs(VPO))
+    counts = sorted({len(task.runs(entry)) for entry in (GRPO, MAX_AT_K, VPO, GROUP_VPO)})
+    seeds = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     return f"mean of {seeds} seeds; temperature 0.7"
 
 
