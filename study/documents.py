@@ -51,7 +51,8 @@ FIGURES = {  # figure of headlines -> its policies
     "docs/figures/headlines.png": ("start", "grpo", "vpo"),
     "study/figures/headlines_of_others.png": ("max_at_k", "multi_rlvr", "group_vpo"),
 }
-DRAWN_TEXTS = 2  # problems in a figure of headlines
+# Held-out texts in a figure of headlines. On the first one GRPO of seed 0 writes what VPO does.
+DRAWN_TEXTS = (1, 2)
 
 
 def write(stored: Stored, root: Path) -> None:
@@ -102,14 +103,16 @@ def block(stored: Stored, subject: str, table: str) -> str:
 
 
 def draw_headlines(store: Store, policies: tuple[str, ...], path: Path) -> None:
-    """Draw what policies of seed 0 wrote for the first held-out texts."""
+    """Draw what policies of seed 0 wrote for two held-out texts."""
     task = load_task("headline")
-    problems = take_problems(task, "test", DRAWN_TEXTS)
+    held_out = take_problems(task, "test", max(DRAWN_TEXTS) + 1)
+    problems = [held_out[i] for i in DRAWN_TEXTS]
     pools = {}
     for policy in policies:
         method = "grpo" if policy == "start" else policy  # GRPO's record holds the start model too
         cell = Cell(HEADLINE, method, 0)
-        texts = store.current([cell])[cell]["answers"][policy][:DRAWN_TEXTS]
+        answers = store.current([cell])[cell]["answers"][policy]
+        texts = [answers[i] for i in DRAWN_TEXTS]
         records = exhibit.records_of(task, problems, texts)
         pools[policy] = (texts, [torch.tensor(record["rewards"]) for record in records])
     headings = [problem.data["text"] for problem in problems]

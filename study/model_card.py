@@ -29,7 +29,7 @@ MEASURES = ("best@1", "best@3", "best@30", "W@30", "diversity")
 TEXT = """\
 # Model card: {title} on headlines
 
-{model} was fine-tuned with the SFT warm-up of `train.py` and then with {title}. It reads a short text that tells six facts and writes a headline of a few words. It is an exhibit of an experiment, and writes no headlines of other texts worth reading.
+{model} was fine-tuned with the SFT warm-up of `train.py` and then with {title}. It reads a short text that tells six facts and writes a headline of a few words. It is an exhibit of an experiment, and not useful on other texts.
 
 - **Base model:** [{base}](https://huggingface.co/{base}), Apache-2.0. The weights that were trained are a 4-bit copy of it in float32.
 - **Training:** `{command}`, seeds {seeds}, {steps} steps, no KL term, {tokens:,} sampled tokens a run, on {machines}, version {version} of this software.
@@ -101,7 +101,7 @@ def card(stored: Stored, store: Store, method: str) -> str:
 def measures_table(task: TaskResults, method: str) -> str:
     """The method beside the start model, with the lowest and the highest seed."""
     rows = []
-    for entry in (START_MODEL, Entry(method)):
+    for entry in (START_MODEL, Entry("start_sets"), Entry(method)):
         row = [entry.title]
         for measure in MEASURES:
             of_seeds = task.values(entry, measure).mean(1)  # (seeds)

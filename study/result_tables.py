@@ -179,7 +179,7 @@ def differences(task: TaskResults) -> str:
     for rival in task.policies():
         if rival.method == "multi_rlvr":  # at each of its rates
             pairs += [(VPO, rival), (GROUP_VPO, rival)]
-    pairs += [(MAX_AT_K, GRPO), (GRPO, START_MODEL)]
+    pairs += [(MAX_AT_K, GRPO), (GRPO, START_MODEL), (VPO, START_MODEL)]
     rows = []
     for ours, theirs in dict.fromkeys(pairs):
         n_seeds = len(task.shared_seeds(ours, theirs))
@@ -437,9 +437,8 @@ def hours(stored: Stored) -> str:
     cards = {result.gpu for result in stored.results if result.gpu}
     return (
         f"{len(hours['tiny'])} runs of the tiny model were trained for {sum(hours['tiny']):.0f} hours "
-        f"of a core, {len(hours['real'])} of the real one for {sum(hours['real']):.0f} hours. "
-        f"{len(hours['card'])} of the real one shared one {' or '.join(sorted(cards))}, up to fifteen "
-        "at a time."
+        f"of a core, {len(hours['real'])} of the real one for {sum(hours['real']):.0f} hours. Another "
+        f"{len(hours['card'])} shared one {' or '.join(sorted(cards))}, up to fifteen at a time."
     )
 
 
@@ -608,6 +607,8 @@ def difference_cells(measure: str, difference: Difference) -> list:
 
 def compared_measures(task: TaskResults) -> list[str]:
     measures = ["best@1", "best@3", "best@10", "best@30", "W@30", "diversity"]
+    if task.name in HEADLINES:
+        measures.append("W@3")
     return [*measures, "pass@1", "pass@30"] if task.name in WITH_PASSES else measures
 
 

@@ -103,7 +103,7 @@ def test_all_results_are_found(results):
         cell.name for cell in Store(ROOT / RESULTS).current(cells())
     }
     assert len(results.results) == len(cells()) - len(missing) + len(former)
-    assert len(cells()) == 787
+    assert len(cells()) == 792
     assert all(name.startswith(("headline-", "headline_8_words-")) for name in missing)
 
 
@@ -445,7 +445,7 @@ def test_the_page_of_headlines_shows_the_training_from_its_start(tmp_path):
     assert [frame.step for frame in snapshots.frames] == [0, 1, 11]
     assert snapshots.frames[0].pools["vpo"][0]["answers"] == sets[0]
     assert snapshots.frames[0].pools["grpo"][0]["answers"] == texts[0]
-    assert len(snapshots.problems) == exhibit.TEXTS and snapshots.config.m == 3
+    assert len(snapshots.problems) == len(exhibit.TEXTS) and snapshots.config.m == 3
     for pool in snapshots.frames[2].pools.values():
         for problem, record in zip(snapshots.problems, pool, strict=True):
             expected = snapshots.task.reward(problem, "fire at the station")
