@@ -51,8 +51,7 @@ FIGURES = {  # figure of headlines -> its policies
     "docs/figures/headlines.png": ("start", "grpo", "vpo"),
     "study/figures/headlines_of_others.png": ("max_at_k", "multi_rlvr", "group_vpo"),
 }
-# Held-out texts in a figure of headlines. On the first one GRPO of seed 0 writes what VPO does.
-DRAWN_TEXTS = (1, 2)
+DRAWN_TEXTS = exhibit.TEXTS[:2]  # held-out texts in a figure of headlines
 
 
 def write(stored: Stored, root: Path) -> None:

@@ -7,10 +7,9 @@ from engine.tasks import load_task, take_problems
 from report.page import write_page
 from report.snapshots import Frame, Snapshots
 from rewards import Problem, Task
-from study.grid import Cell
+from study.grid import HEADLINE, Cell
 from study.store import Store
 
-TASK = "headline"
 METHODS = ("grpo", "vpo")
 # Held-out texts on the page, in this order. On the first one GRPO writes what VPO does.
 TEXTS = (1, 2, 0)
@@ -25,7 +24,7 @@ def is_stored(store: Store) -> bool:
 
 def cells_shown() -> list[Cell]:
     """The runs of the page, one of each method."""
-    return [Cell(TASK, method, 0) for method in METHODS]
+    return [Cell(HEADLINE, method, 0) for method in METHODS]
 
 
 def write_exhibit(store: Store, path: Path) -> None:

@@ -18,10 +18,8 @@ HEADLINES = {  # the ways in which the headline task is measured, and their flag
     "headline_8_words": "--prompts-per-step 6 --steps 60 --warm-steps 60 --max-words 8",
 }
 HEADLINE = "headline"  # the one on which the documents rest
-REAL_TASKS = (
-    "open_cases",
-    *HEADLINES,
-)  # of a language model, up to an hour and a half a run on a core
+# Of a language model, up to an hour and a half a run on a core.
+REAL_TASKS = ("open_cases", *HEADLINES)
 TUNING_SEED = 100  # it and those above: validation problems, to choose a learning rate
 
 
@@ -230,7 +228,7 @@ class Cell:
     @property
     def is_shown(self) -> bool:
         """Whether its answers during training are stored, for the page of headlines."""
-        return self.task == "headline" and self.seed == 0 and not self.flags
+        return self.task == HEADLINE and self.seed == 0 and not self.flags
 
     @property
     def is_former(self) -> bool:

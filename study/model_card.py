@@ -75,8 +75,8 @@ def card(stored: Stored, store: Store, method: str) -> str:
             f"{method}: no run on headlines is stored; name grpo, vpo or another method"
         )
     task = stored.task(HEADLINE)
-    first = records[min(records)]
-    words = first["command"]
+    last = records[max(records)]  # the run of seed 0 stores answers during training, too
+    words = last["command"]
     without_seed = words[: words.index("--seed")] + words[words.index("--seed") + 2 :]
     machines = Counter(record["gpu"] or "a CPU core" for record in records.values())
     tokens = sum(record["tokens"] for record in records.values())
@@ -90,10 +90,10 @@ def card(stored: Stored, store: Store, method: str) -> str:
         base=BASE,
         command=" ".join(["python train.py", *without_seed]),
         seeds=", ".join(map(str, sorted(records))),
-        steps=first["steps"],
+        steps=last["steps"],
         tokens=tokens // len(records),
         machines=" and ".join(f"{name} ({n} runs)" for name, n in machines.items()),
-        version=first["version"],
+        version=last["version"],
         table=measures_table(task, method),
     )
 

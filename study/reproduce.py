@@ -50,7 +50,7 @@ TEMPERATURES = (0.7, 1.0, 1.3)  # the first is the table's
 MEASURES = ("diversity", "earned", *(f"best@{k}" for k in CURVE), *(f"W@{k}" for k in CURVE))
 TRAINING = ("diversity", "reward", "answers", "entropy")
 STORED_TEXTS = 6  # problems of the headline task whose answers are stored
-# Of a real model on a card. A cell takes two minutes there, and so little memory that a dozen share the card.
+# Of a real model on a card. A cell takes two or three minutes there, and so little memory that a dozen share it.
 CARD = ["--micro-batch-tokens", "1024", "--sampling-batch", "240", "--save-every", "0"]
 
 

@@ -101,7 +101,9 @@ def draw_figures(stored: Stored, root: Path) -> None:
 def of_seeds(task: TaskResults) -> str:
     """The caption of a task's curves."""
     counts = sorted({len(task.runs(entry)) for entry in (GRPO, MAX_AT_K, VPO, GROUP_VPO)})
-    seeds = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    seeds = str(counts[0])
+    if len(counts) > 1:
+        seeds = f"{counts[0]} to {counts[-1]}"
     return f"mean of {seeds} seeds; temperature 0.7"
 
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import itertools
+from collections import Counter
 
 import torch
 from torch import Tensor
@@ -430,16 +431,24 @@ def multiplicity(stored: Stored) -> str:
 
 def hours(stored: Stored) -> str:
     """How long the stored runs were trained."""
-    hours = {"tiny": [], "real": [], "card": []}
+    tiny = []
+    real = []
+    cards = []
     for result in stored.results:
-        model = "real" if result.task in REAL_TASKS else "tiny"
-        hours["card" if result.gpu else model].append(result.steps * result.step_seconds / 3600)
-    cards = {result.gpu for result in stored.results if result.gpu}
-    return (
-        f"{len(hours['tiny'])} runs of the tiny model were trained for {sum(hours['tiny']):.0f} hours "
-        f"of a core, {len(hours['real'])} of the real one for {sum(hours['real']):.0f} hours. Another "
-        f"{len(hours['card'])} shared one {' or '.join(sorted(cards))}, up to fifteen at a time."
+        of_run = result.steps * result.step_seconds / 3600
+        if result.gpu:
+            cards.append(result.gpu)
+        elif result.task in REAL_TASKS:
+            real.append(of_run)
+        else:
+            tiny.append(of_run)
+    sentence = (
+        f"{len(tiny)} runs of the tiny model were trained for {sum(tiny):.0f} hours of a core, "
+        f"{len(real)} of the real one for {sum(real):.0f} hours."
     )
+    for name, n in Counter(cards).items():
+        sentence = f"{sentence} Another {n} shared one {name}, up to fifteen at a time."
+    return sentence
 
 
 def measured_twice(stored: Stored) -> str:

@@ -496,7 +496,7 @@ def test_running_out_of_memory_names_step_amount_and_flags(capsys, monkeypatch):
 
 
 def test_a_language_model_imitates_every_token_alike(monkeypatch):
-    """Its demonstrations pass one by one. Guards against a short text whose tokens count more."""
+    """In micro-batches, too. Guards against a short text whose tokens count more."""
     task = load_task("maze", model="m", size=5)
     policy = load_policy(save_random_model("m", "llama"), task)
     texts = [policy.tokenizer.decode(range(20, 24)), policy.tokenizer.decode(range(30, 130))]
@@ -512,6 +512,6 @@ def test_a_language_model_imitates_every_token_alike(monkeypatch):
     together = [weight.grad.clone() for weight in policy.model.parameters()]
     monkeypatch.setattr(train, "demonstrations", lambda *args, **options: (prompts, texts))
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", keep_gradient)
-    train.warm_up(policy, task, Config(warm_steps=1))
+    train.warm_up(policy, task, Config(warm_steps=1, micro_batch_tokens=1))  # one by one
     torch.testing.assert_close(one_by_one, together, rtol=1e-3, atol=1e-6)
     assert any(gradient.any() for gradient in together)

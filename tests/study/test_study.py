@@ -192,6 +192,21 @@ def small(monkeypatch):
 STORE = Store(RESULTS)  # of the folder in which a test runs
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_cell_of_the_real_model_takes_a_small_part_of_a_card(device, monkeypatch):
+    commands = []
+
+    def call(command, **rest):
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 1)
+
+    monkeypatch.setattr(reproduce.subprocess, "run", call)
+    monkeypatch.setattr(reproduce, "device_of", lambda flag, is_tiny: device)
+    with pytest.raises(UserError, match="training failed"):
+        reproduce.measure_cell(Cell(HEADLINE, "vpo", 0), STORE)
+    assert ("--sampling-batch" in commands[0]) == (device == "cuda")
+
+
 def test_a_cell_is_measured_once_and_kept(small):
     """The stored numbers are those of eval.py to a thousandth; another setting's are not taken for it."""
     assert not STORE.current([small])
