@@ -171,11 +171,12 @@ const table = (head, rows) => el("table", {}, el("thead", {}, tr(head.map((cell)
   el("tbody", {}, ...rows));
 
 // ---- Charts -------------------------------------------------------------------------------------------------------
-/** A line chart in an <svg>; lines: {color, points, width, opacity}, dots: {color, points: [[x, y]]}; the y axis shows
- *  the numbers `shows`, too. */
-function chart(svg, { lines, dots = [], cursor, xLabel, shows = [0] }) {
+/** A line chart in an <svg>; lines: {color, points, width, opacity}, dots: {color, points: [[x, y]]}; the axes show
+ *  the numbers `reaches` and `shows`, too. */
+function chart(svg, { lines, dots = [], cursor, xLabel, reaches = [], shows = [0] }) {
   const width = svg.clientWidth || 360, [left, right, top, bottom] = [58, width - 20, 12, 202];
-  const all = [...lines, ...dots].flatMap(({ points }) => points), xs = all.map(([x]) => x), ys = all.map(([, y]) => y);
+  const all = [...lines, ...dots].flatMap(({ points }) => points);
+  const xs = [...all.map(([x]) => x), ...reaches], ys = all.map(([, y]) => y);
   const [x0, x1] = [Math.min(...xs), Math.max(...xs, Math.min(...xs) + 1)];
   const [low, high] = [Math.min(...shows, ...ys), Math.max(...shows, ...ys)], room = 0.06 * (high - low) || 0.1;
   const [y0, y1] = [low === 0 ? 0 : low - room, high + room];
@@ -229,7 +230,7 @@ function drawFilm() {
       const smooth = points.map(([x], at) => [x, mean(near(at))]);
       return when(points.length, { color, points, width: 1, opacity: 0.35 }, { color, points: smooth });
     });
-    chart(byId(name), { lines, xLabel: "training step", cursor: step });
+    chart(byId(name), { lines, xLabel: "training step", cursor: step, reaches: [data.steps[0], data.steps.at(-1)] });
   });
 }
 

@@ -142,8 +142,9 @@ def _problem(snapshots: Snapshots, i: int) -> dict:
 
     vectors = [vector for _, vector in numbers]
     drawing = drawing_of(task) or Drawing()
+    sizes = {vpo.answers_per_rollout(name, config.m) for name in snapshots.metrics}
     return {
-        "text": task.prompt(problem, 1)[:3000],
+        "text": "\n\n".join(_request(task, problem, m) for m in sorted(sizes)),
         "grid": problem.data["grid"] if _is_maze(task) else None,
         "pools": pools,
         "answers": [_shown_answer(task, problem, text) for text, _ in numbers],
@@ -151,6 +152,12 @@ def _problem(snapshots: Snapshots, i: int) -> dict:
         "vectors": vectors,
         "weights": _rounded(weights[0, :5]),
     }
+
+
+def _request(task: Task, problem: Problem, m: int) -> str:
+    """A problem in words, for rollouts of m answers."""
+    answers = "one answer" if m == 1 else f"{m} answers"
+    return f"[{answers} a rollout]\n{task.prompt(problem, m)[:3000]}"
 
 
 def _summary(task: Task, rewards: Tensor) -> str:

@@ -178,7 +178,7 @@ def differences(task: TaskResults) -> str:
     measures = ("best@1", "W@3", "W@30")
     pairs = main_pairs(task)
     for rival in task.policies():
-        if rival.method == "multi_rlvr":  # at each of its rates
+        if rival.method in ("grpo", "multi_rlvr"):  # at each of their rates
             pairs += [(VPO, rival), (GROUP_VPO, rival)]
     pairs += [(MAX_AT_K, GRPO), (GRPO, START_MODEL), (VPO, START_MODEL)]
     rows = []
