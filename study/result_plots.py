@@ -144,9 +144,8 @@ def best_of_k(task: TaskResults, kind: str, policies: list[Entry | None]) -> Pan
     """
     curves = []
     for policy in policies:
-        if policy is None:
-            continue
-        curves.append(measure_curve(task, policy, kind, look_of_cure(policy)))
+        if policy is not None and task.runs(policy):
+            curves.append(measure_curve(task, policy, kind, look_of_cure(policy)))
     return panel_of_k(task, kind, curves)
 
 
