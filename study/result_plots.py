@@ -24,6 +24,7 @@ from study.entries import (
 )
 from study.grid import HEADLINE
 from study.result_tables import (
+    GRPO_AT_30,
     KS,
     cures_of,
     geometry_tasks,
@@ -86,8 +87,7 @@ def draw_figures(stored: Stored, root: Path) -> None:
         ]
         panels = [best_of_k(task, kind, policies) for kind in kinds]
         draw_curves(panels, pages / f"{task.name}_best_at_k.png", of_seeds(task))
-    low = Entry("grpo", 1e-5)  # of headlines, for thirty candidates the better rate
-    policies = [START_MODEL, GRPO, low, MULTI_RLVR, MAX_AT_K, VPO, GROUP_VPO]
+    policies = [START_MODEL, GRPO, GRPO_AT_30, MULTI_RLVR, MAX_AT_K, VPO, GROUP_VPO]
     for name, kinds in (("toy", ("best", "pass")), (HEADLINE, ("best", "W"))):
         task = stored.task(name)
         panels = [best_of_k(task, kind, policies) for kind in kinds]

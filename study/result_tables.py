@@ -47,11 +47,11 @@ from study.stored import (
 from tasks.headline import words_of
 from vpo import SEVERAL_ANSWERS
 
-HEADLINE_POLICIES = (START_MODEL, GRPO, MAX_AT_K, MULTI_RLVR, VPO, GROUP_VPO)
+GRPO_AT_30 = Entry("grpo", 1e-5)  # of headlines, at the rate that validation prefers for thirty
+HEADLINE_POLICIES = (START_MODEL, GRPO, GRPO_AT_30, MAX_AT_K, MULTI_RLVR, VPO, GROUP_VPO)
 WITH_PASSES = ("code", "toy", "open_cases")  # where an answer can have the full reward
 SIDE_BY_SIDE = ("best@1", "best@30", "W@30", "diversity")  # where a table holds several tasks
 KS = (1, 2, 3, 5, 10, 30)
-COSTS = ("sampled tokens", "s per step", "peak GiB")
 # By what a learning rate is chosen; for all other methods by best@1.
 CHOSEN_BY = {"vpo": "W@3", "group_vpo": "W@3", "max_at_k": "best@3"}
 # The differences that are counted where they are corrected for their number.
@@ -190,15 +190,37 @@ def differences(task: TaskResults) -> str:
     return markdown(["difference", "seeds", *measures], rows)
 
 
-def run_costs(task: TaskResults) -> str:
-    """What a run of each method cost, beside GRPO's."""
+def card_costs(task: TaskResults) -> str:
+    """What a run of each method cost on a card, and the tokens that it sampled, on any machine."""
     rows = []
+    for policy, runs in runs_by_machine(task, on_card=True).items():
+        seconds = sum(run.step_seconds for run in runs) / len(runs)
+        gib = sum(run.peak_gib for run in runs) / len(runs)
+        tokens = task.average(policy, lambda run: run.tokens)
+        ratio = tokens / task.average(GRPO, lambda run: run.tokens)
+        own = [f"{seconds:.1f}", f"{gib:.1f}", f"{tokens:,.0f}", f"{ratio:.2f}"]
+        rows.append([policy.title, len(runs), *own])
+    head = ["method", "runs", "s per step", "peak GiB", "sampled tokens", "tokens / GRPO's"]
+    return markdown(head, rows)
+
+
+def cpu_seconds(task: TaskResults) -> str:
+    """What a training step of each method took on a core of a CPU."""
+    rows = []
+    for policy, runs in runs_by_machine(task, on_card=False).items():
+        seconds = sum(run.step_seconds for run in runs) / len(runs)
+        rows.append([policy.title, len(runs), f"{seconds:.0f}"])
+    return markdown(["method", "runs", "s per step"], rows)
+
+
+def runs_by_machine(task: TaskResults, on_card: bool) -> dict[Entry, list[Result]]:
+    """The runs of each method that a card trained, or those that a CPU did."""
+    found = {}
     for policy in all_policies(task):
-        if policy.method not in START:
-            ratio = task.average(policy, lambda run: run.tokens)
-            ratio /= task.average(GRPO, lambda run: run.tokens)
-            rows.append([policy.title, *costs(task, policy), f"{ratio:.2f}"])
-    return markdown(["method", *COSTS, "tokens / GRPO's"], rows)
+        runs = [run for run in task.runs(policy).values() if bool(run.gpu) == on_card]
+        if runs and policy.method not in START:
+            found[policy] = runs
+    return found
 
 
 def thirty_candidates(task: TaskResults) -> str:
@@ -330,21 +352,9 @@ def validation(task: TaskResults) -> str:
     rows = []
     for policy in all_policies(task):
         values = [task.mean(policy, measure) for measure in measures]
-        rows.append([policy.title, *values, costs(task, policy)[0]])
-    return markdown(["method", *measures, COSTS[0]], rows)
-
-
-def costs(task: TaskResults, policy: Entry) -> list[str]:
-    """What a run of a policy cost, the mean over its seeds: tokens, time and memory.
-
-    Where some runs had a card and some had none, time and memory are those of the former.
-    """
-    tokens = task.average(policy, lambda run: run.tokens)
-    runs = task.runs(policy).values()
-    alike = [run for run in runs if run.gpu] or runs
-    seconds = sum(run.step_seconds for run in alike) / len(alike)
-    gib = sum(run.peak_gib or 0.0 for run in alike) / len(alike)
-    return [f"{tokens:,.0f}", f"{seconds:.1f}", f"{gib:.1f}" if gib else ""]
+        tokens = task.average(policy, lambda run: run.tokens)
+        rows.append([policy.title, *values, f"{tokens:,.0f}"])
+    return markdown(["method", *measures, "sampled tokens"], rows)
 
 
 def best_rate_for_many(validation: TaskResults, method: str) -> float:
