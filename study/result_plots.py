@@ -145,7 +145,10 @@ def best_of_k(task: TaskResults, kind: str, policies: list[Entry | None]) -> Pan
     curves = []
     for policy in policies:
         if policy is not None and task.runs(policy):
-            curves.append(measure_curve(task, policy, kind, look_of_cure(policy)))
+            look = look_of_cure(policy)
+            if policy == GRPO_AT_30:
+                look = replace(look, title=policy.title)
+            curves.append(measure_curve(task, policy, kind, look))
     return panel_of_k(task, kind, curves)
 
 
@@ -223,7 +226,9 @@ def name_curves(ax: Any, curves: list[Curve]) -> None:
     gap = LINE_HEIGHT * (top - bottom)
     ordered = sorted(curves, key=lambda curve: curve.y[-1])
     places = [curve.y[-1].item() for curve in ordered]
-    for _ in range(100):  # neighbours that overlap push each other apart
+    for _ in range(100):  # neighbours that overlap push each other apart, beside the axes
+        places[0] = max(places[0], bottom)
+        places[-1] = min(places[-1], top)
         for i in range(1, len(places)):
             overlap = gap - (places[i] - places[i - 1])
             if overlap > 0:

@@ -181,6 +181,7 @@ def differences(task: TaskResults) -> str:
         if rival.method in ("grpo", "multi_rlvr"):  # at each of their rates
             pairs += [(VPO, rival), (GROUP_VPO, rival)]
     pairs += [(MAX_AT_K, GRPO), (GRPO, START_MODEL), (VPO, START_MODEL)]
+    pairs += [(policy, VPO) for policy in task.policies(flags=True) if policy.method == "vpo"]
     rows = []
     for ours, theirs in dict.fromkeys(pairs):
         n_seeds = len(task.shared_seeds(ours, theirs))
