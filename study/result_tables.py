@@ -560,7 +560,7 @@ def name_on_page(result: Result, subject: str) -> str:
         return result.task if is_main and result.task in ("maze", "code", HEADLINE) else ""
     if subject == "ablations":
         if flags:
-            is_elsewhere = "steps" in flags or policy.is_cure
+            is_elsewhere = "steps" in flags or policy.is_cure or result.task in HEADLINES
             return "" if is_elsewhere else f"settings of {Entry(policy.method).title}"
         tasks = (*REWARDS.split(), "maze", "code", "fence")
         return result.task if is_main and result.task in tasks else ""
