@@ -125,6 +125,8 @@ def other_cures(stored: Stored, path: Path) -> None:
 def look_of_cure(entry: Entry) -> Look:
     """Each cure of GRPO has a color of its own; the one of the main table is solid."""
     look = look_of(entry.method)
+    if entry == GRPO_AT_30:  # tables of headlines name its rate
+        return replace(look_of(LOW_RATE), title=entry.title)
     if entry.lr:
         return look_of(LOW_RATE)
     for name, _ in entry.flags:
@@ -145,10 +147,7 @@ def best_of_k(task: TaskResults, kind: str, policies: list[Entry | None]) -> Pan
     curves = []
     for policy in policies:
         if policy is not None and task.runs(policy):
-            look = look_of_cure(policy)
-            if policy == GRPO_AT_30:
-                look = replace(look, title=policy.title)
-            curves.append(measure_curve(task, policy, kind, look))
+            curves.append(measure_curve(task, policy, kind, look_of_cure(policy)))
     return panel_of_k(task, kind, curves)
 
 
