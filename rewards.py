@@ -66,22 +66,22 @@ class Task:
         Equal arguments give equal problems. The splits are "train", "validation", "test", and for
         the SFT warm-up "demonstrations", which may be those of "train".
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"task {self.name} must define problems(split, n, seed, start)")
 
     def prompt(self, problem: Problem, m: int) -> str:
         """The text that asks a language model for m answers, such as `request` writes."""
-        raise NotImplementedError
+        raise NotImplementedError(f"task {self.name} must define prompt(problem, m)")
 
     def request(self, question: str, m: int, examples: list[str]) -> str:
         """A prompt that shows some examples and asks for m other answers in the task's form."""
         shown = "\n".join(number_answers(self, examples))
         others = "1 other answer" if m == 1 else f"{m} other answers"
-        form = "a numbered list" if self.form == "lines" else "this form"
-        return f"{question}\nFor example:\n{shown}\nGive {others} as {form}, and nothing else."
+        form = "as a numbered list" if self.form == "lines" else "in this form"
+        return f"{question}\nFor example:\n{shown}\nGive {others} {form}, and nothing else."
 
     def reward(self, problem: Problem, answer: str) -> list[float]:
         """The reward vector (k) of one answer. It must not raise, whatever the text."""
-        raise NotImplementedError
+        raise NotImplementedError(f"task {self.name} must define reward(problem, answer)")
 
     def rewards(self, pairs: list[tuple[Problem, str]]) -> list[list[float]]:
         """The reward vectors of many answers, for tasks that score them faster together."""
@@ -118,7 +118,7 @@ class Task:
 
     def tiny_prompt(self, problem: Problem) -> str:
         """The problem in words. The number of answers and the tags are added around it."""
-        raise NotImplementedError
+        raise NotImplementedError(f"task {self.name} must define tiny_prompt(problem)")
 
     def demonstration(self, problem: Problem, rng: Random) -> str:
         """One answer for the SFT warm-up to imitate. It need not be good: RL should discover the rest."""

@@ -286,7 +286,7 @@ def max_at_k(x: Scored, e: Estimator) -> Tensor:
 
 def random_weighting(x: Scored, e: Estimator) -> Tensor:
     """Random weighting (arXiv 2605.22817, baselines): w . r under one w per prompt and step."""
-    single(x)
+    single(x)  # sets are refused
     return vpo(x, replace(e, n_weights=1, subset=1))
 
 
@@ -383,7 +383,7 @@ def policy_loss(  # noqa: PLR0913 - the public loss: every argument is one symbo
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO-clip with dual clip, plus kl_coef times an estimate of KL(policy || reference policy).
 
-    An entropy bonus, entropy_coef times the mean entropy of the policy, is taken from it.
+    An entropy bonus, entropy_coef times the mean entropy of the policy, is subtracted from the loss.
 
     In the first update after sampling the ratios are 1 up to rounding, and nothing is clipped. Dual
     clip (arXiv 1912.09729) bounds the loss where the advantage is negative. The estimate of KL, k3,

@@ -110,6 +110,8 @@ def _check_folder(name: str) -> None:
     file = Path(name) / "config.json"
     is_checkpoint = file.is_file() and '"flags"' not in file.read_text(errors="replace")
     is_path = Path(name).exists() or name.startswith(("/", "./", "../", "~"))
+    if is_path and not Path(name).exists():
+        raise UserError(f"--model {name}: there is no such folder")
     if is_path and not is_checkpoint and not is_adapter(name):
         fix = f"of a run folder name a checkpoint in it, as {name}/vpo/checkpoint-000200"
         raise UserError(f"--model {name}: no Hugging Face checkpoint; {fix}")

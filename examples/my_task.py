@@ -2,7 +2,7 @@
 
     cp examples/my_task.py my_task.py
     python train.py --task my_task.py
-    python train.py --task my_task.py --model HuggingFaceTB/SmolLM2-135M-Instruct --method vpo --steps 2 --eval-problems 0
+    python train.py --task my_task.py --model HuggingFaceTB/SmolLM2-135M-Instruct --method vpo --steps 2 --eval-problems 0 --out runs/menu-lm
 
 The second command takes half a minute. On average pasta is best, so GRPO serves it three times. VPO
 and Group VPO keep menus for Ann and for Bob. The third command shows what a language model writes.

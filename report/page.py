@@ -4,6 +4,7 @@ A frame of the snapshots holds a step, and by method one record per problem: its
 None where a slot was left empty, and their "rewards" (n, k).
 """
 
+import copy
 import json
 import tempfile
 from collections.abc import Callable
@@ -77,6 +78,8 @@ def _page(snapshots: Snapshots) -> str:
     drawing = drawing_of(snapshots.task)
     data = {
         "task": snapshots.task.name,
+        "model": config.model,
+        "seed": config.seed,
         "objectives": snapshots.task.objectives,
         "legend": drawing.legend if drawing else "",
         "paints": isinstance(drawing, FenceDrawing),  # answers are colors
@@ -157,7 +160,9 @@ def _problem(snapshots: Snapshots, i: int) -> dict:
 def _request(task: Task, problem: Problem, m: int) -> str:
     """A problem in words, for rollouts of m answers."""
     answers = "one answer" if m == 1 else f"{m} answers"
-    return f"[{answers} a rollout]\n{task.prompt(problem, m)[:3000]}"
+    asked = copy.copy(task)
+    asked.form = type(task).form  # that of a run of the tiny model is tags
+    return f"[{answers} a rollout]\n{asked.prompt(problem, m)[:3000]}"
 
 
 def _summary(task: Task, rewards: Tensor) -> str:

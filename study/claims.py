@@ -177,7 +177,7 @@ def diversity_in_training(stored: Stored) -> Iterator[Finding]:
         for policy, expectation, met in (
             (GRPO, "below half", last[GRPO] < 0.5 * first[GRPO]),
             (MULTI_RLVR, "below two thirds of VPO's", last[MULTI_RLVR] < 0.67 * last[VPO]),
-            (VPO, "kept", last[VPO] >= first[VPO]),
+            (VPO, "as high as at first", last[VPO] >= first[VPO]),
         ):
             outcome = expectation if met else f"not {expectation}"
             change = f"{first[policy]:.2f} to {last[policy]:.2f}"

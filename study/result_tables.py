@@ -176,10 +176,7 @@ def every_k(task: TaskResults) -> str:
 def differences(task: TaskResults) -> str:
     """VPO and Group VPO against all others, with one candidate, with m and with thirty."""
     measures = ("best@1", "W@3", "W@30")
-    pairs = main_pairs(task)
-    for rival in task.policies():
-        if rival.method in ("grpo", "multi_rlvr"):  # at each of their rates
-            pairs += [(VPO, rival), (GROUP_VPO, rival)]
+    pairs = main_pairs(task) + rate_pairs(task)
     pairs += [(MAX_AT_K, GRPO), (GRPO, START_MODEL), (VPO, START_MODEL)]
     pairs += [(policy, VPO) for policy in task.policies(flags=True) if policy.method == "vpo"]
     rows = []
@@ -189,6 +186,12 @@ def differences(task: TaskResults) -> str:
             cells = [task.difference(ours, theirs, measure) for measure in measures]
             rows.append([f"{ours.title} - {theirs.title}", n_seeds, *cells])
     return markdown(["difference", "seeds", *measures], rows)
+
+
+def rate_pairs(task: TaskResults) -> list[tuple[Entry, Entry]]:
+    """VPO and Group VPO against GRPO and Multi-RLVR at each of their rates."""
+    rivals = [policy for policy in task.policies() if policy.method in ("grpo", "multi_rlvr")]
+    return list(itertools.product((VPO, GROUP_VPO), rivals))
 
 
 def card_costs(task: TaskResults) -> str:
@@ -638,6 +641,8 @@ def compared_pairs(task: TaskResults) -> list[tuple[Entry, Entry]]:
     pairs += [(PAIRS, theirs) for theirs in (GRPO, MAX_AT_K, VPO)]
     pairs += [(TWO_ANSWERS, theirs) for theirs in (MAX_AT_K, GROUP_VPO)]
     pairs += [(policy, Entry(policy.method)) for policy in task.policies(flags=True)]
+    if task.name in HEADLINES:
+        pairs += [pair for pair in rate_pairs(task) if pair not in pairs]
     if task.name in REAL_TASKS:
         trained = [policy for policy in task.policies() if policy.method not in START]
         pairs += [(policy, START_MODEL) for policy in trained]

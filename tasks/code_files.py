@@ -85,13 +85,22 @@ def load_problems(flag: str, path: str, judge: Judge, answer: Answer | None = No
         if problem["tests"]:
             key = (problem["text"], problem["entry_point"], problem["starter"])
             distinct.setdefault(key, problem)
-    told = (
-        f"{len(distinct)} problems; left out: {n_left_out} asserts that their reference solution fails "
-        f"({', '.join(failed) or 'none'}), that do not compare a call with a literal outside of a loop or "
-        f"in one over literal lists, or that a loop or a class reaches after {MAX_TESTS}; tests of more "
-        f"than {MAX_BYTES} bytes; {len(problems) - len(distinct)} problems without any test or with the "
-        "text of another"
-    )
+    left_out = []
+    if n_left_out:
+        left_out.append(
+            f"{n_left_out} asserts that their reference solution fails ({', '.join(failed) or 'none'}), "
+            "that do not compare a call with a literal outside of a loop or in one over literal lists, "
+            f"or that a loop or a class reaches after {MAX_TESTS}"
+        )
+    n_too_long = sum(problem["too_long"] for problem in problems)
+    if n_too_long:
+        left_out.append(f"{n_too_long} tests of more than {MAX_BYTES} bytes")
+    n_dropped = len(problems) - len(distinct)
+    if n_dropped:
+        left_out.append(f"{n_dropped} problems without any test or with the text of another")
+    told = f"{len(distinct)} problems"
+    if left_out:
+        told += f"; left out: {'; '.join(left_out)}"
     if not distinct:
         raise UserError(f"{flag} {path}: no problem with a test is left: {told}")
     print(f"{path}: {told}", file=sys.stderr)
@@ -137,7 +146,7 @@ def _read_problem(record: dict) -> dict:
     for needed, read in FORMATS.items():
         if record.keys() >= set(needed):
             texts = ("starter", "date", "before", "after", "reference")
-            problem = dict.fromkeys(texts, "") | {"asserts": 0} | read(record)
+            problem = dict.fromkeys(texts, "") | {"asserts": 0, "too_long": 0} | read(record)
             problem.setdefault("call", problem["entry_point"])
             try:
                 check_job("", problem["tests"], problem["call"])
@@ -283,8 +292,9 @@ def _mbpp(record: dict) -> dict:
 
 
 def _livecodebench(record: dict) -> dict:
-    tests = _cases(record, "public_test_cases") + _cases(record, "private_test_cases")
-    tests = [test for test in tests if len("".join(test).encode()) <= MAX_BYTES]
+    cases = _cases(record, "public_test_cases") + _cases(record, "private_test_cases")
+    tests = [test for test in cases if len("".join(test).encode()) <= MAX_BYTES]
+    n_too_long = len(cases) - len(tests)
     tests.sort(key=lambda test: len("".join(test)))
     tests = tests[:MAX_TESTS]
 
@@ -297,6 +307,7 @@ def _livecodebench(record: dict) -> dict:
         "entry_point": name,
         "starter": optional_text(record, "starter_code"),
         "tests": tests,
+        "too_long": n_too_long,
     }
 
 

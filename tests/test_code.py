@@ -177,7 +177,7 @@ def test_a_problem_of_each_format_is_read_asked_and_judged(name, capsys):
     record, n_tests, right, wrong = FORMATS[name]
     task = Code(write(record), "problems.jsonl")
     (problem,) = task.problems("test", 1)
-    assert "1 problems; left out" in capsys.readouterr().err
+    assert "problems.jsonl: 1 problems" in capsys.readouterr().err
     assert task.problems("train", 3)[0].data == problem.data
     assert len(problem.data["tests"]) == n_tests
     assert task.reward(problem, right) == [1.0] * n_tests
@@ -206,6 +206,10 @@ def test_what_is_left_out_is_counted(capsys):
     task = Code("problems.jsonl", "problems.jsonl")
     assert sorted(len(problem["tests"]) for problem in task.parts["test"]) == [3, 6]
     assert "left out: 3 asserts" in capsys.readouterr().err
+    Code(write(LCB_STDIN), "problems.jsonl")
+    assert "1 problems; left out: 1 tests of more than 8192 bytes\n" in capsys.readouterr().err
+    Code(write(OWN), "problems.jsonl")
+    assert "left out" not in capsys.readouterr().err
 
 
 CHEATS = [
