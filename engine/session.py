@@ -98,7 +98,8 @@ def train_one(
         with explain_out_of_memory():
             train_method(method, config, task or task_of(config), position)
     except Exception as error:
-        place = f"{method}, step {len(read_log(Path(config.out) / method / 'metrics.jsonl')) + 1}"
+        logged = len(read_log(Path(config.out) / method / "metrics.jsonl"))
+        place = f"{method}, step {min(logged + 1, config.steps)}"
         if isinstance(error, UserError):
             raise UserError(f"{place}: {error}") from error
         error.add_note(f"method {place}")
