@@ -270,7 +270,9 @@ def answers(
         for of_policy, label in zip(by_policy, labels, strict=True):
             _label_policy(of_policy[0], label, above=drawing.wide)
         axes[0, 0].figure.suptitle(heading, **BOLD)
-        caption = f"{len(drawn)} of {len(distinct)} problems, {len(texts[0])} candidates per policy"
+        caption = f"{len(texts[0])} candidates per policy"
+        if len(drawn) < len(distinct):
+            caption = f"{len(drawn)} of {len(distinct)} problems, {caption}"
         style.finish(axes, path, f"{caption}; {drawing.legend}" if drawing.legend else caption)
 
 

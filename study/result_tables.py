@@ -48,7 +48,16 @@ from tasks.headline import words_of
 from vpo import SEVERAL_ANSWERS
 
 GRPO_AT_30 = Entry("grpo", 1e-5)  # of headlines, at the rate that validation prefers for W@30
-HEADLINE_POLICIES = (START_MODEL, GRPO, GRPO_AT_30, MAX_AT_K, MULTI_RLVR, VPO, GROUP_VPO)
+HEADLINE_POLICIES = (
+    START_MODEL,
+    GRPO,
+    GRPO_AT_30,
+    GRPO_KL,
+    MAX_AT_K,
+    MULTI_RLVR,
+    VPO,
+    GROUP_VPO,
+)
 WITH_PASSES = ("code", "toy", "open_cases")  # where an answer can have the full reward
 SIDE_BY_SIDE = ("best@1", "best@30", "W@30", "diversity")  # where a table holds several tasks
 KS = (1, 2, 3, 5, 10, 30)
