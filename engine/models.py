@@ -24,6 +24,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from engine.doors import did_you_mean
 from rewards import UserError
 
 FEW = 8  # tokens without a row that no text may hold, such as that of Gemma 3 for images
@@ -109,10 +110,12 @@ def _check_folder(name: str) -> None:
     """Raise UserError for a folder that holds no checkpoint."""
     file = Path(name) / "config.json"
     is_checkpoint = file.is_file() and '"flags"' not in file.read_text(errors="replace")
-    is_path = Path(name).exists() or name.startswith(("/", "./", "../", "~"))
-    if is_path and not Path(name).exists():
-        raise UserError(f"--model {name}: there is no such folder")
-    if is_path and not is_checkpoint and not is_adapter(name):
+    exists = Path(name).exists()
+    if not exists and name.startswith(("/", "./", "../", "~")):
+        beside = [other.name for other in Path(name).parent.glob("*")]
+        fix = did_you_mean(Path(name).name, beside) or "; name a folder or a Hub id"
+        raise UserError(f"--model {name}: there is no such folder{fix}")
+    if exists and not is_checkpoint and not is_adapter(name):
         fix = f"of a run folder name a checkpoint in it, as {name}/vpo/checkpoint-000200"
         raise UserError(f"--model {name}: no Hugging Face checkpoint; {fix}")
 

@@ -146,8 +146,11 @@ def _problem(snapshots: Snapshots, i: int) -> dict:
     vectors = [vector for _, vector in numbers]
     drawing = drawing_of(task) or Drawing()
     sizes = {vpo.answers_per_rollout(name, config.m) for name in snapshots.metrics}
+    asked = copy.copy(task)
+    if config.is_tiny:
+        asked.form = type(task).form  # of a language model; its own form is tags
     return {
-        "text": "\n\n".join(_request(task, problem, m) for m in sorted(sizes)),
+        "text": "\n\n".join(_request(asked, problem, m) for m in sorted(sizes)),
         "grid": problem.data["grid"] if _is_maze(task) else None,
         "pools": pools,
         "answers": [_shown_answer(task, problem, text) for text, _ in numbers],
@@ -160,9 +163,7 @@ def _problem(snapshots: Snapshots, i: int) -> dict:
 def _request(task: Task, problem: Problem, m: int) -> str:
     """A problem in words, for rollouts of m answers."""
     answers = "one answer" if m == 1 else f"{m} answers"
-    asked = copy.copy(task)
-    asked.form = type(task).form  # that of a run of the tiny model is tags
-    return f"[{answers} a rollout]\n{asked.prompt(problem, m)[:3000]}"
+    return f"[{answers} a rollout]\n{task.prompt(problem, m)[:3000]}"
 
 
 def _summary(task: Task, rewards: Tensor) -> str:

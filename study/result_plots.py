@@ -14,6 +14,7 @@ from study import cures
 from study.entries import (
     GROUP_VPO,
     GRPO,
+    GRPO_AT_30,
     GRPO_KL,
     LOW_RATE,
     MAX_AT_K,
@@ -24,7 +25,6 @@ from study.entries import (
 )
 from study.grid import HEADLINE
 from study.result_tables import (
-    GRPO_AT_30,
     KS,
     cures_of,
     geometry_tasks,

@@ -22,6 +22,7 @@ from report.statistics import bootstrap_interval
 from study.entries import (
     GROUP_VPO,
     GRPO,
+    GRPO_AT_30,
     GRPO_KL,
     LOW_RATE,
     MAX_AT_K,
@@ -47,7 +48,6 @@ from study.stored import (
 from tasks.headline import words_of
 from vpo import SEVERAL_ANSWERS
 
-GRPO_AT_30 = Entry("grpo", 1e-5)  # of headlines, at the rate that validation prefers for W@30
 HEADLINE_POLICIES = (
     START_MODEL,
     GRPO,

@@ -78,7 +78,9 @@ def load_problems(flag: str, path: str, judge: Judge, answer: Answer | None = No
     """
     problems = read_problems(path, flag)
     failed = _check_references(f"{flag} {path}", problems, judge, answer)
-    n_left_out = sum(max(0, problem["asserts"] - len(problem["tests"])) for problem in problems)
+    n_left_out = 0
+    for problem in problems:
+        n_left_out += max(0, problem["asserts"] - len(problem["tests"]))
 
     distinct: dict[tuple, dict] = {}
     for problem in sorted(problems, key=lambda problem: problem["date"]):

@@ -174,6 +174,8 @@ def test_a_refused_command_changes_nothing(run, capsys):
         "--out run/config.json": "--out run/config.json: not empty, and no run of train.py",
         "--out new --max-new-tokens 4000 --task toy": "need a context",
         "--out new --model run": "--model run: no Hugging Face checkpoint; of a run folder name",
+        "--out new --model ./rum": "--model ./rum: there is no such folder; did you mean run?",
+        "--out new --model /no/such": "--model /no/such: there is no such folder; name a folder or",
     }
     for arguments, message in refused.items():
         fails(arguments.split(), capsys, message)

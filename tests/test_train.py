@@ -190,8 +190,10 @@ def test_plain_runs_nothing_of_fast(monkeypatch):
     evaluation.main(["run"])
 
 
-def test_ctrl_c_and_sigterm_say_how_to_go_on(monkeypatch, capsys):
+def test_ctrl_c_and_sigterm_say_how_to_go_on(monkeypatch, capsys, request):
     """In the middle of a step: nothing that was saved is lost, and the run goes on to the same weights."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" ignores it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     arguments = ["--method", "grpo", *LEARNING]
     train.main(["--out", "whole", *arguments])
     score = train.score
