@@ -271,7 +271,7 @@ class Cell:
         if self.task not in ("toy", "fence"):  # which have one rate for all methods
             rates = LR.get(self.task, LR.get(task, LR["maze"]))
             flags.setdefault("lr", rates[self.method])
-            if self.task not in LR or self.task == "maze":  # its default is another one
+            if self.task == "maze" or self.task not in (*LR, *HEADLINES):  # its default is another
                 flags.setdefault("kl", PAPERS_KL)
         words = [f"--{name} {text_of(value)}" for name, value in flags.items()]
         return " ".join([text, *words]).split()
