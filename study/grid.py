@@ -18,6 +18,7 @@ HEADLINES = {  # the ways in which the headline task is measured, and their flag
     "headline_8_words": "--prompts-per-step 6 --steps 60 --warm-steps 60 --max-words 8",
 }
 HEADLINE = "headline"  # the one on which the documents rest
+EIGHT_WORDS = "headline_8_words"
 # Of a language model, up to an hour and a half a run on a core.
 REAL_TASKS = ("open_cases", *HEADLINES)
 TUNING_SEED = 100  # it and those above: validation problems, to choose a learning rate
@@ -149,7 +150,7 @@ GRID = (
     # Shorter warm-ups, after which VPO unlearns the list in some runs.
     Row("headline_short_warm_up", "grpo vpo", 5),
     Row("headline_2_prompts", f"{MAIN} multi_rlvr", 3),
-    Row("headline_8_words", MAIN, 3),
+    Row(EIGHT_WORDS, MAIN, 3),
     Row("open_cases", MAIN, 1),
     # Other learning rates of the real model, on held-out problems.
     Row("open_cases", "grpo vpo", 1, {"lr": 2e-5}),

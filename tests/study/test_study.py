@@ -19,6 +19,7 @@ from rewards import UserError
 from study import cures, documents, exhibit, model_card, reproduce, result_tables, store, stored
 from study.entries import GROUP_VPO, GRPO, VPO, Entry
 from study.grid import (
+    EIGHT_WORDS,
     HEADLINE,
     LR,
     LR_AT_30,
@@ -94,6 +95,14 @@ def test_the_grid_is_sound():
             assert all((ROOT / word).is_file() for word in cell.script if word.endswith(".py"))
     methods = {cell.method for cell in grid if not cell.is_former}
     assert methods == set(ADVANTAGES)
+
+
+def test_eight_words_are_trained_as_six_are():
+    """Guards against a flag that one of the two has besides, such as another KL weight."""
+    for method in MAIN_METHODS:
+        six = Cell(HEADLINE, method, 1).command
+        eight = Cell(EIGHT_WORDS, method, 1).command
+        assert eight == [*six[: six.index("--lr")], "--max-words", "8", *six[six.index("--lr") :]]
 
 
 def test_all_results_are_found(results):
