@@ -57,6 +57,7 @@ def short_title(policy: Entry) -> str:
 START_MODEL = Entry("start")
 GRPO = Entry("grpo")
 GRPO_AT_30 = Entry("grpo", 1e-5)  # of headlines, at the rate that validation prefers for W@30
+GRPO_QUARTER = Entry("grpo", 5e-6)  # of headlines, at a quarter of its own rate
 GRPO_KL = Entry("grpo", flags=(("kl", 0.1),))  # of those that keep its variety, the best compromise
 MAX_AT_K = Entry("max_at_k")
 MULTI_RLVR = Entry("multi_rlvr")

@@ -16,6 +16,7 @@ from study.entries import (
     GRPO,
     GRPO_AT_30,
     GRPO_KL,
+    GRPO_QUARTER,
     LOW_RATE,
     MAX_AT_K,
     MULTI_RLVR,
@@ -93,7 +94,8 @@ def draw_figures(stored: Stored, root: Path) -> None:
         ]
         panels = [best_of_k(task, kind, policies) for kind in kinds]
         draw_curves(panels, pages / f"{task.name}_best_at_k.png", of_seeds(task))
-    policies = [START_MODEL, GRPO, GRPO_AT_30, GRPO_KL, MULTI_RLVR, MAX_AT_K, VPO, GROUP_VPO]
+    grpo = [GRPO, GRPO_AT_30, GRPO_QUARTER, GRPO_KL]
+    policies = [START_MODEL, *grpo, MULTI_RLVR, MAX_AT_K, VPO, GROUP_VPO]
     others = {"toy": ("best", "pass"), HEADLINE: ("best", "W")}
     for name, kinds in others.items():
         task = stored.task(name)
@@ -132,8 +134,9 @@ def other_cures(stored: Stored, path: Path) -> None:
 def look_of_cure(entry: Entry) -> Look:
     """Each cure of GRPO has a color of its own; the one of the main table is solid."""
     look = look_of(entry.method)
-    if entry == GRPO_AT_30:  # tables of headlines name its rate
-        return replace(look_of(LOW_RATE), title=entry.title)
+    if entry in (GRPO_AT_30, GRPO_QUARTER):  # tables of headlines name the rate
+        line = ":" if entry == GRPO_QUARTER else "--"
+        return replace(look_of(LOW_RATE), title=entry.title, line=line)
     if entry.lr:
         return look_of(LOW_RATE)
     for name, _ in entry.flags:
