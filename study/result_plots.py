@@ -24,7 +24,7 @@ from study.entries import (
     VPO,
     Entry,
 )
-from study.grid import EIGHT_WORDS, HEADLINE
+from study.grid import HEADLINE
 from study.result_tables import (
     KS,
     cures_of,
@@ -36,13 +36,7 @@ from study.result_tables import (
 from study.stored import Difference, Stored, TaskResults
 
 CURE_COLORS = {"kl": "#e31a1c", "entropy-coef": "#7b3294", "temperature": "#c51b7d"}
-TITLES = {
-    "maze": "Maze",
-    "code": "Programs",
-    "toy": "Toy",
-    HEADLINE: "Headlines",
-    EIGHT_WORDS: "Headlines of up to eight words",
-}
+TITLES = {"maze": "Maze", "code": "Programs", "toy": "Toy", HEADLINE: "Headlines"}
 SEARCHES = {
     "maze_diamond_79_evolve": "79 hard mazes: a route with all the diamonds",
     "nested_scalar_evolve": "40 hard programs",
@@ -96,8 +90,7 @@ def draw_figures(stored: Stored, root: Path) -> None:
         draw_curves(panels, pages / f"{task.name}_best_at_k.png", of_seeds(task))
     grpo = [GRPO, GRPO_AT_30, GRPO_QUARTER, GRPO_KL]
     policies = [START_MODEL, *grpo, MULTI_RLVR, MAX_AT_K, VPO, GROUP_VPO]
-    others = {"toy": ("best", "pass"), HEADLINE: ("best", "W")}
-    for name, kinds in others.items():
+    for name, kinds in (("toy", ("best", "pass")), (HEADLINE, ("best", "W"))):
         task = stored.task(name)
         panels = [best_of_k(task, kind, policies) for kind in kinds]
         draw_curves(panels, pages / f"{name}_best_at_k.png", of_seeds(task))
