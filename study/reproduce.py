@@ -236,8 +236,8 @@ class ReproduceFlags:
     )
     only: str = flag(
         "",
-        "cells whose names contain this; empty: all but those of a real language model "
-        f"({', '.join(REAL_TASKS)}), which take hours more",
+        "cells whose names contain this; empty: all, but of those of a real language model "
+        f"({', '.join(REAL_TASKS)}), which take hours more, none is trained",
     )
     jobs: int = flag(2, "cells side by side, one thread each")
     write: bool = flag(False, "write tables and figures from what is stored, train nothing")
@@ -282,7 +282,7 @@ def grid_of(flags: ReproduceFlags) -> list[Cell]:
     grid = [Cell("maze", method, 0) for method in MAIN_METHODS] if flags.quick else cells()
     if flags.only:
         grid = [cell for cell in grid if flags.only in cell.name]
-    elif not (flags.compare or flags.take):
+    elif not (flags.compare or flags.take or flags.list):
         grid = [cell for cell in grid if cell.task not in REAL_TASKS]
     if not grid:
         raise UserError(f"--only {flags.only}: no cell has such a name; --list shows them")
