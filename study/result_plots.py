@@ -24,7 +24,7 @@ from study.entries import (
     VPO,
     Entry,
 )
-from study.grid import HEADLINE
+from study.grid import EIGHT_WORDS, HEADLINE
 from study.result_tables import (
     KS,
     cures_of,
@@ -36,7 +36,13 @@ from study.result_tables import (
 from study.stored import Difference, Stored, TaskResults
 
 CURE_COLORS = {"kl": "#e31a1c", "entropy-coef": "#7b3294", "temperature": "#c51b7d"}
-TITLES = {"maze": "Maze", "code": "Programs", "toy": "Toy", HEADLINE: "Headlines"}
+TITLES = {
+    "maze": "Maze",
+    "code": "Programs",
+    "toy": "Toy",
+    HEADLINE: "Headlines",
+    EIGHT_WORDS: "Headlines of up to eight words",
+}
 SEARCHES = {
     "maze_diamond_79_evolve": "79 hard mazes: a route with all the diamonds",
     "nested_scalar_evolve": "40 hard programs",
@@ -90,7 +96,13 @@ def draw_figures(stored: Stored, root: Path) -> None:
         draw_curves(panels, pages / f"{task.name}_best_at_k.png", of_seeds(task))
     grpo = [GRPO, GRPO_AT_30, GRPO_QUARTER, GRPO_KL]
     policies = [START_MODEL, *grpo, MULTI_RLVR, MAX_AT_K, VPO, GROUP_VPO]
-    for name, kinds in (("toy", ("best", "pass")), (HEADLINE, ("best", "W"))):
+    with_passes = ("best", "pass")
+    with_preferences = ("best", "W")
+    for name, kinds in (
+        ("toy", with_passes),
+        (HEADLINE, with_preferences),
+        (EIGHT_WORDS, with_preferences),
+    ):
         task = stored.task(name)
         panels = [best_of_k(task, kind, policies) for kind in kinds]
         draw_curves(panels, pages / f"{name}_best_at_k.png", of_seeds(task))
@@ -157,7 +169,7 @@ def best_of_k(task: TaskResults, kind: str, policies: list[Entry | None]) -> Pan
 def panel_of_k(task: TaskResults, kind: str, curves: list[Curve]) -> Panel:
     labels = {
         "best": "best score of k candidates (best@k)",
-        "W": "the same, random preferences (W@k)",
+        "W": "best of k, random preferences (W@k)",
         "pass": "a full solution among k (pass@k)",
     }
     return Panel(TITLES[task.name], "number of candidates k", labels[kind], curves)
@@ -223,7 +235,7 @@ def draw_curves(panels: list[Panel], path: Path, caption: str, columns: int = 0)
 
 
 def name_curves(ax: Any, curves: list[Curve]) -> None:
-    """Write the name of each curve beside its right end, so that no two names overlap."""
+    """Write the name of each curve beside its right end, so that no two names overlap, and join the two."""
     bottom, top = ax.get_ylim()
     gap = LINE_HEIGHT * (top - bottom)
     ordered = sorted(curves, key=lambda curve: curve.y[-1])
@@ -237,14 +249,20 @@ def name_curves(ax: Any, curves: list[Curve]) -> None:
                 places[i - 1] -= overlap / 2
                 places[i] += overlap / 2
     for curve, place in zip(ordered, places, strict=True):
+        color = curve.look.color
+        end = (curve.x[-1], curve.y[-1].item())
+        line = {"arrowstyle": "-", "color": color, "ls": curve.look.line, "lw": 1}
+        line["relpos"] = (0, 0.5)  # it ends at the left of the name
         ax.annotate(
             curve.look.title,
-            (1.02, place),
-            xycoords=("axes fraction", "data"),
-            color=curve.look.color,
+            end,
+            xytext=(1.06, place),
+            textcoords=("axes fraction", "data"),
+            color=color,
             va="center",
             fontweight="bold",
             annotation_clip=False,
+            arrowprops=line,
         )
 
 

@@ -206,9 +206,19 @@ def rate_pairs(task: TaskResults) -> list[tuple[Entry, Entry]]:
 
 
 def card_costs(task: TaskResults) -> str:
-    """What a run of each method cost on a card, and the tokens that it sampled, on any machine."""
+    """What a run of each method cost on a card."""
+    return costs(task, on_card=True)
+
+
+def cpu_costs(task: TaskResults) -> str:
+    """What a run of each method cost on a core of a CPU."""
+    return costs(task, on_card=False)
+
+
+def costs(task: TaskResults, on_card: bool) -> str:
+    """Time and memory of the runs on a kind of machine, and the tokens of all runs, on any machine."""
     rows = []
-    for policy, runs in runs_by_machine(task, on_card=True).items():
+    for policy, runs in runs_by_machine(task, on_card).items():
         seconds = sum(run.step_seconds for run in runs) / len(runs)
         gib = sum(run.peak_gib for run in runs) / len(runs)
         tokens = task.average(policy, lambda run: run.tokens)
@@ -217,15 +227,6 @@ def card_costs(task: TaskResults) -> str:
         rows.append([policy.title, len(runs), *own])
     head = ["method", "runs", "s per step", "peak GiB", "sampled tokens", "tokens / GRPO's"]
     return markdown(head, rows)
-
-
-def cpu_seconds(task: TaskResults) -> str:
-    """What a training step of each method took on a core of a CPU."""
-    rows = []
-    for policy, runs in runs_by_machine(task, on_card=False).items():
-        seconds = sum(run.step_seconds for run in runs) / len(runs)
-        rows.append([policy.title, len(runs), f"{seconds:.0f}"])
-    return markdown(["method", "runs", "s per step"], rows)
 
 
 def runs_by_machine(task: TaskResults, on_card: bool) -> dict[Entry, list[Result]]:
@@ -247,6 +248,36 @@ def thirty_candidates(task: TaskResults) -> str:
         own = len(task.runs(policy))
         values.append(value if own == n_seeds else f"{value} (seeds: {own})")
     return f"W@30, means of {n_seeds} seeds: {', '.join(values)}."
+
+
+def by_temperature(task: TaskResults) -> str:
+    """The main methods' W@30 at each temperature of the evaluation, and who is ahead with each at its best."""
+    head = ["method", *(f"W@30 at {temperature}" for temperature in TEMPERATURES)]
+    head += ["VPO's lead", "Group VPO's lead"]
+    rows = []
+    for policy in HEADLINE_POLICIES:
+        if not task.runs(policy):
+            continue
+        means = [task.mean(policy, "W@30", temperature) for temperature in TEMPERATURES]
+        leads = [lead_at_best(task, ours, policy, "W@30") for ours in (VPO, GROUP_VPO)]
+        rows.append([policy.title, *means, *leads])
+    return markdown(head, rows)
+
+
+def lead_at_best(task: TaskResults, ours: Entry, theirs: Entry, measure: str) -> Difference | str:
+    """The difference of two policies, each at its own best temperature; empty for the same one."""
+    if ours == theirs:
+        return ""
+    seeds = task.shared_seeds(ours, theirs)
+    our_values = values_at_best(task, ours, measure, seeds)
+    their_values = values_at_best(task, theirs, measure, seeds)
+    return task.summary(our_values - their_values)
+
+
+def values_at_best(task: TaskResults, policy: Entry, measure: str, seeds: list[int]) -> Tensor:
+    """A measure at the temperature of the evaluation where its mean is highest: (seeds, N)."""
+    of_temperatures = [task.values(policy, measure, name, seeds) for name in TEMPERATURES]
+    return max(of_temperatures, key=torch.mean)
 
 
 def different_headlines(task: TaskResults) -> str:

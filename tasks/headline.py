@@ -187,7 +187,7 @@ class Headline(Drawing, Task):
             draw_line(axes, row, f"{count:2}\u00d7", headline, self.marks(problem, headline))
         n_hidden = len(counts) - LINES
         if n_hidden > 0:
-            axes.text(0, LINES, f"and {n_hidden} more", va="center", fontsize=8, color="#666666")
+            axes.text(0, LINES, f"and {n_hidden} others", va="center", fontsize=8, style="italic")
         axes.set(xlim=(0, 1), ylim=(LINES + 0.6, -0.6), xticks=[], yticks=[])
 
     def marks(self, problem: Problem, answer: str) -> dict[str, str]:
