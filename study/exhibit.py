@@ -11,7 +11,7 @@ from study.grid import HEADLINE, Cell
 from study.store import Store
 
 METHODS = ("grpo", "vpo")
-# Held-out texts on the page, in this order. On the first one GRPO writes what VPO does.
+# Held-out texts on the page, in this order. On the last one GRPO writes VPO's headlines, too, mostly one.
 TEXTS = (1, 2, 0)
 PAGE = Path("docs/headlines.html")
 
