@@ -91,10 +91,10 @@ REAL_RATES = {  # fewer: a run takes a quarter of an hour
         "group_vpo": (1e-5, 2e-5, 4e-5),
     },
     HEADLINE: {
-        "grpo": (5e-6, 1e-5, 2e-5),
+        "grpo": (5e-6, 1e-5, 2e-5, 4e-5),
         "max_at_k": (1e-5, 2e-5, 4e-5),
         "multi_rlvr": (1e-5, 2e-5, 4e-5, 8e-5),
-        "vpo": (2e-5, 4e-5, 8e-5),
+        "vpo": (1e-5, 2e-5, 4e-5, 8e-5),
         "group_vpo": (1e-5, 2e-5, 4e-5, 8e-5),
     },
 }
