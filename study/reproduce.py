@@ -236,8 +236,8 @@ class ReproduceFlags:
     )
     only: str = flag(
         "",
-        "cells whose names contain this; empty: all, but of those of a real language model "
-        f"({', '.join(REAL_TASKS)}), which take hours more, none is trained",
+        "cells whose names contain this; empty: all, but those of a real language model "
+        f"({', '.join(REAL_TASKS)}) are not trained: they take hours more",
     )
     jobs: int = flag(2, "cells side by side, one thread each")
     write: bool = flag(False, "write tables and figures from what is stored, train nothing")
