@@ -1,6 +1,7 @@
 """The scripts lie one folder up and import one another by name, wherever pytest is started; no network."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,14 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test begins in an empty folder, and the modules of one's own in it are its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+@pytest.fixture(autouse=True)
+def _own_signals() -> Iterator[None]:
+    """A command sets its handler of SIGTERM for good: left here, it would keep the next test's forks alive."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
 
 
 @pytest.fixture(autouse=True)
