@@ -150,7 +150,8 @@ GRID = (
     # Shorter warm-ups, after which VPO unlearns the list in some runs.
     Row("headline_short_warm_up", "grpo vpo", 5),
     Row("headline_2_prompts", f"{MAIN} multi_rlvr", 3),
-    Row(EIGHT_WORDS, MAIN, 3),
+    Row(EIGHT_WORDS, f"{MAIN} multi_rlvr", 3),
+    Row(EIGHT_WORDS, "grpo", 3, {"kl": 0.1}),
     Row("open_cases", MAIN, 1),
     # Other learning rates of the real model, on held-out problems.
     Row("open_cases", "grpo vpo", 1, {"lr": 2e-5}),

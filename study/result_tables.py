@@ -673,7 +673,7 @@ def difference_cells(measure: str, difference: Difference) -> list:
 def compared_measures(task: TaskResults) -> list[str]:
     measures = ["best@1", "best@3", "best@10", "best@30", "W@30", "diversity"]
     if task.name in HEADLINES:
-        measures.append("W@3")
+        measures += ["W@3", "W@10"]
     return [*measures, "pass@1", "pass@30"] if task.name in WITH_PASSES else measures
 
 
