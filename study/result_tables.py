@@ -554,7 +554,9 @@ def versions(stored: Stored, subject: str) -> str:
     found: dict[str, set[int]] = {}  # what is named -> versions
     if subject == "searches":
         for key, search in stored.searches.items():
-            found.setdefault(key.replace("_", " "), set()).add(search.get("version", 2))
+            name = key.replace("_", " ")
+            own_versions = found.setdefault(name, set())
+            own_versions.add(search.get("version", 2))
     if subject == "rates":
         validation = [run for run in newest_results(stored, tuning=True) if not run.policy.flags]
         found["learning rates"] = {run.version for run in validation}
@@ -824,7 +826,8 @@ def old_and_new(old: Stored, new: Stored) -> str:
         before = old.task(name)
         after = new.task(name)
         for policy in all_policies(after):
-            seeds = sorted(set(before.runs(policy)) & set(after.runs(policy)))
+            shared = set(before.runs(policy)) & set(after.runs(policy))
+            seeds = sorted(shared)
             if seeds:
                 cells = compared_cells(before, after, policy, seeds)
                 rows.append([name, policy.title, len(seeds), *cells])
