@@ -14,6 +14,7 @@ import torch
 from tqdm import tqdm
 
 from engine.config import Config, open_device
+from engine.cores import cores
 from engine.doors import quieten_transformers
 from rewards import UserError
 from vpo import ADVANTAGES
@@ -23,11 +24,6 @@ PROCESS_BYTES = 0.6 * 2**30  # of a card, for driver and kernels of a process
 PRELOADED = ["torch", "transformers"]
 if sys.flags.optimize < 2:  # see engine.doors.quieten_transformers
     PRELOADED.append("transformers.models.gpt2.modeling_gpt2")
-
-
-def cores() -> int:
-    """The CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def jobs_of(config: Config) -> int:

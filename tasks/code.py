@@ -25,6 +25,7 @@ LANGUAGE = re.compile(r"[\s{.]*(\w*)")  # of what follows: `python title="a.py"`
 # trying again with other parts, which would take for ever with a long number.
 ARITHMETIC = re.compile(r"(?!.*\*\*)(?:abs|if|else|x|\d{1,3}|//|[<>=!]=|[-+*%()<> ]){1,200}+")
 MAX_PER_PROCESS = 48  # arithmetic answers
+LINE_END = re.compile("\r\n|\r|\n")  # as Python reads them
 ARITHMETIC_PROGRAM = """
 FUNCTIONS = [{}]
 
@@ -201,9 +202,7 @@ class Code(Drawing, FileTask):
         (given,) = self.sandbox.answers(judged)
         if given is not None:
             return f", it gives {given!r:.60}"
-        watched = (
-            f"try:\n exec({judged.program!r})\nexcept Exception as error:\n print(repr(error))"
-        )
+        watched = f"try:\n exec({judged.program!r}, {{}})\nexcept Exception as error:\n print(repr(error))"
         stdin = "" if judged.entry_point else test[0]
         (told,) = self.sandbox.answers(Job(watched, [(stdin, "")]))
         if told and told.strip():
@@ -287,15 +286,31 @@ def job(problem: dict, answer: str) -> Job:
     if problem.get("small") and is_expression(f"({answer}\n)"):
         answer = f"def f(x):\n    return {answer.strip()}"
 
-    future = []  # must come first
-    others = [] if problem.get("small") else [code_files.IMPORTS, "sys.setrecursionlimit(50_000)\n"]
-    for line in (problem["before"] + answer).splitlines(keepends=True):
-        if line.startswith("from __future__ "):
-            future.append(line)
-        else:
-            others.append(line)
-    program = "".join([*future, *others, problem["after"]])
-    return Job(program, problem["tests"], problem["call"])
+    imports = "" if problem.get("small") else f"{code_files.IMPORTS}sys.setrecursionlimit(50_000)\n"
+    future, source = split_future(problem["before"] + answer)
+    program = "".join([*future, imports, source, problem["after"]])
+    true_is_one = problem.get("true_is_one", False)
+    return Job(program, problem["tests"], problem["call"], true_is_one=true_is_one)
+
+
+def split_future(source: str) -> tuple[list[str], str]:
+    """Each `from __future__ import`, which must come first in a program, and the rest of a source."""
+    statements: list[ast.stmt] = []
+    if "__future__" in source:
+        with warnings.catch_warnings(action="ignore"), contextlib.suppress(Exception):
+            statements = ast.parse(source).body
+    future = []
+    lines = [line.encode(errors="replace") for line in LINE_END.split(source)]  # columns are bytes
+    for node in reversed(statements):  # what stands above a statement keeps its place
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            first, last = node.lineno - 1, node.end_lineno - 1
+            left = lines[first][: node.col_offset]
+            right = lines[last][node.end_col_offset :]
+            lines[first : last + 1] = [left + b"pass" + right]
+            future.append(f"{ast.unparse(node)}\n")
+    if not future:
+        return [], source
+    return future, b"\n".join(lines).decode()
 
 
 def pack(pairs: list[tuple[dict, str]]) -> list[tuple[list[int], Job]]:

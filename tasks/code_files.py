@@ -9,7 +9,8 @@ The fields of a record tell its format. A problem is a plain dictionary:
     before, after source that stands around an answer
     call          the function that the tests call, or None for a script
     tests         [arguments, expected] or [stdin, stdout]; a third element is the (relative,
-                  absolute) tolerance, or "exact"
+                  absolute) tolerance and maybe a share of the expected number, or "exact"
+    true_is_one   whether True equals 1, as in Python
     date          when it was published, or ""
     reference     a right program, or ""
     asserts       how many asserts the tests were made of; 0 in other formats
@@ -27,6 +28,7 @@ import inspect
 import io
 import itertools
 import json
+import math
 import pickle
 import symtable
 import sys
@@ -42,27 +44,52 @@ ASSERTS_CALL = "_answer_"  # the function that tests made of asserts call
 Judge = Callable[[list[tuple[dict, str]]], list[list[bool]]]  # (problem, program) -> passed tests
 Answer = Callable[[dict, str, list], str]  # (problem, program, test) -> what the program gives
 
+# It evaluates expression i where no name of the program hides a built-in function.
+AFTER = f"""
+
+def {ASSERTS_CALL}(i, function={{name}}):
+    import builtins
+    names = {{{{}}}}
+    builtins.exec({{source!r}}, names)
+    value = builtins.eval({{expressions!r}}[i], {{{{{{candidate!r}}: function}}}})
+    return names["plain"](value)
+"""
+
 # LiveCodeBench: the smallest tests, input and output together (paper, set-up). LeetCodeDataset and
 # HumanEval+, whose loops pass over a thousand inputs: the first ones.
 MAX_TESTS = 16
 MAX_BYTES = 8192
 SHOWN = 5  # problems in a message
 
-CONTAINERS = ("set", "tuple", "list", "sorted", "dict")  # calls that an expected value may hold
+# Calls that an expected value may hold.
+CONVERSIONS = ("set", "tuple", "list", "sorted", "dict", "repr")
 NUMBERS = ("abs", "round", "len", "sum", "str", "int", "float", "bool")
-WRAPPERS = CONTAINERS + NUMBERS  # calls that may stand around what is tested
+WRAPPERS = CONVERSIONS + NUMBERS  # calls that may stand around what is tested
 
-# Answers take these for granted, as on the platforms. LiveCodeBench's official set-up lacks them.
+# Answers take these for granted, as on the platforms. LiveCodeBench's grader imports all but `os`, too,
+# in this order, but typing last: its Counter would hide the class. The built-ins are those that
+# the lines above them hide.
 IMPORTS = """\
-from bisect import *
-from collections import *
-from functools import *
-from heapq import *
-from itertools import *
-from math import ceil, comb, floor, gcd, inf, isqrt, lcm, log2, sqrt
-from string import ascii_letters, ascii_lowercase, ascii_uppercase, digits
 from typing import *
-import bisect, collections, copy, functools, heapq, itertools, math, operator, os, random, re, string, sys
+from string import *
+from re import *
+from datetime import *
+from collections import *
+from heapq import *
+from bisect import *
+from copy import *
+from math import *
+from random import *
+from statistics import *
+from itertools import *
+from functools import *
+from operator import *
+from io import *
+from sys import *
+from json import *
+from builtins import abs, compile, open, pow
+import bisect, collections, copy, datetime, functools, heapq, io, itertools, json, math
+import operator, os, random, re, statistics, string, sys
 """
 
 
@@ -90,7 +117,7 @@ def load_problems(flag: str, path: str, judge: Judge, answer: Answer | None = No
     left_out = []
     if n_left_out:
         left_out.append(
-            f"{n_left_out} asserts that their reference solution fails ({', '.join(failed) or 'none'}), "
+            f"{n_left_out} asserts that their reference solution fails ({'; '.join(failed) or 'none'}), "
             "that do not compare a call with a literal outside of a loop or in one over literal lists, "
             f"or that a loop or a class reaches after {MAX_TESTS}"
         )
@@ -117,23 +144,26 @@ def _check_references(
     A reference that fails is judged once more, alone: the machine may have been too busy.
 
     Returns:
-        Of which problem how many tests were left out.
+        Of which problem how many tests were left out, and what the reference gives in the first.
     """
     with_reference = [problem for problem in problems if problem["reference"]]
     verdicts = judge([(problem, problem["reference"]) for problem in with_reference])
-    failed = []
+    failed: list[str] = []
     for problem, passed in zip(with_reference, verdicts, strict=True):
         if all(passed):
             continue
         (passed,) = judge([(problem, problem["reference"])])
-        if not problem["asserts"] and not all(passed):
-            test = problem["tests"][passed.index(False)]
-            given = answer(problem, problem["reference"], test) if answer else ""
+        if all(passed):
+            continue
+        given = ""
+        test = problem["tests"][passed.index(False)]
+        if answer and len(failed) < SHOWN:
+            given = answer(problem, problem["reference"], test)
+        if not problem["asserts"]:
             what = f"field reference: fails {test!r:.60}{given}"
             raise UserError(f"{place}, problem {problem['id']}, {what}")
         problem["tests"] = list(itertools.compress(problem["tests"], passed))
-        if not all(passed):
-            failed.append(f"{problem['id']}: {passed.count(False)}")
+        failed.append(f"{problem['id']}: {passed.count(False)}{given}")
     if len(failed) > SHOWN:
         failed[SHOWN:] = [f"and {len(failed) - SHOWN} more"]
     return failed
@@ -148,7 +178,8 @@ def _read_problem(record: dict) -> dict:
     for needed, read in FORMATS.items():
         if record.keys() >= set(needed):
             texts = ("starter", "date", "before", "after", "reference")
-            problem = dict.fromkeys(texts, "") | {"asserts": 0, "too_long": 0} | read(record)
+            usual = {"asserts": 0, "too_long": 0, "true_is_one": True}
+            problem = dict.fromkeys(texts, "") | usual | read(record)
             problem.setdefault("call", problem["entry_point"])
             try:
                 check_job("", problem["tests"], problem["call"])
@@ -171,6 +202,7 @@ def _own(record: dict) -> dict:
         "text": text_field(record, "prompt"),
         "entry_point": entry_point,
         "tests": field(record, "tests", list, "a list of tests"),
+        "true_is_one": False,
         "reference": optional_text(record, "reference"),
         "starter": starter,
     }
@@ -178,7 +210,7 @@ def _own(record: dict) -> dict:
 
 def _unknown_names(starter: str) -> list[str]:
     """The names that the beginning of a program uses and nobody defines; none if it cannot be read."""
-    if "import *" in starter or "from __future__ import annotations" in starter:
+    if "import *" in starter or "__future__" in starter:
         return []
     try:
         scopes = [symtable.symtable(f"{starter.rstrip()} pass", "starter", "exec")]
@@ -411,15 +443,17 @@ def _from_asserts(tree: ast.Module | ast.FunctionDef, candidate: str, name: str)
         pair = _convert(candidate, node) if is_wanted else None
         if pair:
             tests.append([[len(tests)], *pair[1:]])
-            expressions.append(f"lambda: {pair[0]}")
+            expressions.append(pair[0])
 
-    source = inspect.getsource(plain).replace("plain", "_plain_")
-    head = f"def {ASSERTS_CALL}(i, {candidate}={name}):"
-    body = f"    return _plain_([{', '.join(expressions)}][i]())\n"
     return {
         "entry_point": name,
         "call": ASSERTS_CALL,
-        "after": f"\n\n{source}\n{head}\n{body}",
+        "after": AFTER.format(
+            name=name,
+            candidate=candidate,
+            expressions=expressions,
+            source=inspect.getsource(plain),
+        ),
         "tests": tests,
         "asserts": n_asserts,
     }
@@ -528,32 +562,70 @@ def _convert(candidate: str, node: ast.stmt) -> tuple | None:
 
 
 def _comparison(test: ast.expr) -> tuple:
-    """(left, right) of an equality; if it is approximate, with (relative, absolute) bounds."""
+    """(left, right) of an equality; if it is approximate, with its tolerance, see `Job`."""
+    approximate = _approximation(test)
+    if approximate:
+        return approximate
     match test:
-        case ast.Compare(left, [ast.Eq() | ast.Is()], [right]):
+        case ast.Compare(left, [ast.Eq()], [right]):
             return left, right
-        case ast.Compare(
-            ast.Call(ast.Name("abs"), [ast.BinOp(left, ast.Sub(), right)]),
-            [ast.Lt() | ast.LtE()],
-            [bound],
-        ):
-            return left, right, (0.0, float(ast.literal_eval(bound)))
-        case ast.Call(ast.Attribute(attr="isclose"), [left, right], keywords):
-            bounds = {word.arg: float(ast.literal_eval(word.value)) for word in keywords}
-            return left, right, (bounds.get("rel_tol", 1e-9), bounds.get("abs_tol", 0.0))
-        case ast.Call(ast.Name("assertion"), [left, right, *bound]):  # of HumanEval+
-            allowed = [1e-6, *map(ast.literal_eval, bound)]
-            return left, right, (0.0, float(max(allowed)))
+        case ast.Compare(left, [ast.Is()], [ast.Constant(None) as right]):
+            return left, right
+        case ast.Compare(left, [ast.Is()], [right]):  # True is not 1
+            return ast.Call(ast.Name("repr"), [left], []), ast.Call(ast.Name("repr"), [right], [])
         case ast.UnaryOp(ast.Not(), call):
             return ast.Call(ast.Name("bool"), [call], []), ast.Constant(False)
     # A truth value is all that `assert candidate(x)` asks for.
     return ast.Call(ast.Name("bool"), [test], []), ast.Constant(True)
 
 
+def _approximation(test: ast.expr) -> tuple | None:
+    """(left, right, tolerance) of a comparison that allows a difference, None for all else."""
+    match test:
+        case ast.Compare(
+            ast.Call(ast.Name("abs"), [ast.BinOp(left, ast.Sub(), right)]),
+            [ast.Lt() | ast.LtE() as operator],
+            [bound],
+        ):
+            absolute = float(ast.literal_eval(bound))
+            if isinstance(operator, ast.Lt):
+                absolute = math.nextafter(absolute, 0.0)
+            return left, right, (0.0, absolute)
+        case ast.Call(ast.Attribute(ast.Name("math" | "cmath"), "isclose"), [left, right], words):
+            bounds = _bounds([], words)
+            return left, right, (bounds.get("rel_tol", 1e-9), bounds.get("abs_tol", 0.0))
+        case ast.Call(
+            ast.Attribute(ast.Name("np" | "numpy"), "isclose" | "allclose"),
+            [left, right, *values],
+            words,
+        ):
+            bounds = _bounds(values, words)
+            return left, right, (0.0, bounds.get("atol", 1e-8), bounds.get("rtol", 1e-5))
+        case ast.Call(ast.Name("assertion"), [left, right, *values]):  # of HumanEval+
+            absolute = float(ast.literal_eval(values[0])) if values else 0.0
+            if absolute == 0 and _is_floats(_literal(right)):
+                absolute = 1e-6
+            return left, right, (0.0, absolute, 1e-7 if absolute else 0.0)
+    return None
+
+
+def _bounds(values: list[ast.expr], words: list[ast.keyword]) -> dict[str, float]:
+    """The tolerances that a call gives, by position as numpy takes them or by name."""
+    given = dict(zip(("rtol", "atol"), values, strict=False))
+    given |= {word.arg: word.value for word in words}
+    return {name: float(ast.literal_eval(value)) for name, value in given.items()}
+
+
+def _is_floats(value: object) -> bool:
+    """Whether HumanEval+ allows a tolerance by itself: for a float, and for a flat list of them."""
+    values = value if isinstance(value, list | tuple) else [value]
+    return all(isinstance(item, float) for item in values)
+
+
 def _literal(node: ast.expr) -> object:
-    """A literal, also inside set(), tuple(), list(), sorted() or dict(); ValueError otherwise."""
+    """A literal, also inside a call of CONVERSIONS; ValueError otherwise."""
     match node:
-        case ast.Call(ast.Name(name), arguments, []) if name in CONTAINERS:
+        case ast.Call(ast.Name(name), arguments, []) if name in CONVERSIONS:
             return getattr(builtins, name)(*map(_literal, arguments))
     return ast.literal_eval(node)
 

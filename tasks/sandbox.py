@@ -25,9 +25,7 @@ import secrets
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
-import time
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +33,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from engine.cores import cores
 from tasks.sandbox_child import MAX_PATIENCE, SCRIPTS_PER_CHILD, TIMED_OUT, is_plain
 
 CHILD = Path(__file__).resolve().with_name("sandbox_child.py")
@@ -43,7 +42,7 @@ MAX_CACHED = 50_000  # programs whose outputs are remembered
 MAX_CACHED_OUTPUT = 4096  # bytes of all outputs of such a program
 LARGEST = sys.float_info.max
 MAX_DIGITS = 4000  # of an integer; to convert longer ones takes long, or Python refuses
-NEEDED = {"LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME"}  # for an interpreter to start
+NEEDED = {"LD_LIBRARY_PATH", "PYTHONHOME"}  # for an interpreter to start
 EXACT = "exact"  # third item of a script's test whose stdout must be this text
 INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*+)")
 NUMBER = re.compile(
@@ -64,14 +63,17 @@ class Job:
 
     A test is a pair: (list of arguments, expected result) for the function, or the method of
     `class Solution`, that is named `entry_point`; (stdin, stdout) for a script. A function's test
-    may have a third item, the tolerance (relative, absolute), and a script's test "exact". With
-    `each`, the expected result is a list, and each of its items gets its own verdict.
+    may have a third item, the tolerance: (relative, absolute) as those of `math.isclose`, and
+    maybe a share of the expected number that is added to the absolute one, as numpy does. A
+    script's test may have "exact". With `each`, the expected result is a list, and each of its
+    items gets its own verdict. With `true_is_one`, True equals 1, as in Python.
     """
 
     program: str
     tests: list[tuple]
     entry_point: str | None = None
     each: bool = False
+    true_is_one: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,12 +136,16 @@ class Sandbox(contextlib.AbstractContextManager):
         memory_mb: int = 512,
         unconfined: bool = False,
     ):
-        """Start `workers` helpers, by default one per core.
+        """Run up to `workers` programs at once, by default one per core, each in a helper.
 
         A test may take `seconds` of CPU time (rounded up; by the clock twice that and one second
         more, besides the time that it waits for a core) and `memory_mb` MiB.
         """
-        self._workers = workers = workers or _available_cores()
+        if sys.platform != "linux" or not hasattr(os, "fork"):
+            raise SandboxError(
+                "programs need Linux or WSL, because a filter of Linux confines them"
+            )
+        self._workers = workers = workers or cores()
         if not (0 < seconds < 1e6 and 64 <= memory_mb < 2**30 and workers >= 1):
             raise ValueError(
                 f"seconds={seconds}, memory_mb={memory_mb}, workers={workers}: needs seconds > 0, "
@@ -151,14 +157,13 @@ class Sandbox(contextlib.AbstractContextManager):
         self._start()
 
     def _start(self) -> None:
-        """Start the helpers of this process."""
-        self._helpers = [_Helper(*self._limits) for _ in range(self._workers)]
-        self._idle = self._helpers.copy()
-        self._threads = ThreadPoolExecutor(self._workers, "sandbox")  # as many as helpers
+        """Start the first helper of this process; others follow as programs run at once."""
+        self._helpers: list[_Helper] = []
+        self._idle: list[_Helper] = []
+        self._threads = ThreadPoolExecutor(self._workers, "sandbox")
         self._end = weakref.finalize(self, _end, os.getpid(), self._threads, self._helpers)
         try:
-            for helper in self._helpers:
-                helper.check()
+            self._idle.append(self._new_helper())
         except BaseException:
             self.close()
             raise
@@ -185,15 +190,11 @@ class Sandbox(contextlib.AbstractContextManager):
             indices_of.setdefault(_request(job), []).append(index)
 
         verdicts: list[list[bool]] = [[] for _ in jobs]
-        start = time.monotonic()
         try:
             all_outputs = self._threads.map(self._outputs, indices_of)
-            for done, indices in enumerate(indices_of.values(), 1):
-                outputs = next(all_outputs)
+            for outputs, indices in zip(all_outputs, indices_of.values(), strict=True):
                 for index in indices:
                     verdicts[index] = _judge(jobs[index], outputs)
-                if time.monotonic() > start + 2:
-                    _show_progress(done, len(indices_of))
         except BaseException:  # mostly Ctrl-C: do not wait for programs that still run
             self.close()
             raise
@@ -209,7 +210,10 @@ class Sandbox(contextlib.AbstractContextManager):
         digest = hashlib.sha256(repr(request).encode()).digest()
         if digest in self._cache:
             return self._cache[digest]
-        helper = self._idle.pop()
+        try:
+            helper = self._idle.pop()
+        except IndexError:
+            helper = self._new_helper()
         try:
             for _ in range(2):
                 # A helper may have died while it was idle, which is not this program's doing.
@@ -228,10 +232,11 @@ class Sandbox(contextlib.AbstractContextManager):
         return [None] * len(request.inputs)
 
     def _new_helper(self) -> "_Helper":
-        if not self._end.alive:
-            raise SandboxError("the sandbox was closed while it ran programs")
         helper = _Helper(*self._limits)
         self._helpers.append(helper)
+        if not self._end.alive:
+            helper.close()
+            raise SandboxError("the sandbox was closed while it ran programs")
         helper.check()
         return helper
 
@@ -241,12 +246,6 @@ class Sandbox(contextlib.AbstractContextManager):
             self._cache[digest] = outputs
 
 
-def _available_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _end(pid: int, threads: ThreadPoolExecutor, helpers: list["_Helper"]) -> None:
     """End a sandbox of the process `pid`: it was closed or forgotten, or the interpreter ends."""
     if pid != os.getpid():  # a fork
@@ -254,12 +253,6 @@ def _end(pid: int, threads: ThreadPoolExecutor, helpers: list["_Helper"]) -> Non
     threads.shutdown(wait=False, cancel_futures=True)
     for helper in helpers:
         helper.close()
-
-
-def _show_progress(done: int, total: int) -> None:
-    if sys.stderr.isatty():
-        end = "\n" if done == total else ""
-        print(f"\rsandbox: {done} of {total}", end=end, file=sys.stderr)
 
 
 def _request(job: Job) -> Request:
@@ -275,9 +268,11 @@ def _request(job: Job) -> Request:
 
 def _is_test(test: object, entry_point: str | None) -> bool:
     match test:
-        case [str(), str()] | [str(), str(), "exact"] if entry_point is None:
-            return True
-        case [list() | tuple(), _] | [list() | tuple(), _, [float(), float()]]:
+        case [str(), str()] | [str(), str(), "exact"]:
+            return entry_point is None
+        case [list() | tuple(), _]:
+            return entry_point is not None and is_plain(test)
+        case [list() | tuple(), _, [float(), float()] | [float(), float(), float()]]:
             return entry_point is not None and is_plain(test)
     return False
 
@@ -309,13 +304,6 @@ def probe():
             pass
     return allowed
 """
-
-
-def _temporary_file() -> BinaryIO:
-    """A file without a name, in memory where the system has such files: they are faster."""
-    if sys.platform == "linux":
-        return open(os.memfd_create("stdin"), "w+b")
-    return tempfile.TemporaryFile()
 
 
 class _Helper:
@@ -412,7 +400,7 @@ class _Helper:
         with contextlib.ExitStack() as stack:
             files = []
             for stdin in request.inputs[:SCRIPTS_PER_CHILD]:
-                file = stack.enter_context(_temporary_file())
+                file = stack.enter_context(open(os.memfd_create("stdin"), "w+b"))
                 file.write(stdin.encode(errors="surrogatepass"))
                 file.seek(0)
                 files.append(file)
@@ -459,7 +447,7 @@ def _judge(job: Job, outputs: list[bytes | None]) -> list[bool]:
         if job.entry_point is None:
             verdicts.append(output is not None and _same_output(output, *test[1:]))
         else:
-            verdicts += _judge_result(output, test, job.each)
+            verdicts += _judge_result(output, test, job.each, job.true_is_one)
     return verdicts
 
 
@@ -519,15 +507,19 @@ def _decimals(number: str) -> int:
     return 0 if "e" in number.lower() else len(number.partition(".")[2])
 
 
-def _judge_result(output: bytes | None, test: tuple, each: bool) -> list[bool]:
+def _judge_result(
+    output: bytes | None, test: tuple, each: bool, true_is_one: bool = False
+) -> list[bool]:
     """Compare a result in JSON with the expected one; with `each`, item by item."""
     expected = test[1] if each else [test[1]]
     tolerance = test[2] if len(test) == 3 else (0.0, 0.0)
+    numbers = {int, float, bool} if true_is_one else {int, float}
     with contextlib.suppress(ValueError, ArithmeticError, RecursionError):
         result = json.loads(output or b"", parse_int=_parse_integer)
         results = result if each else [result]
         if isinstance(results, list):
-            return [_same(*pair, tolerance) for pair in zip(results, expected, strict=True)]
+            pairs = zip(results, expected, strict=True)
+            return [_same(*pair, tolerance, numbers) for pair in pairs]
     return [False] * len(expected)
 
 
@@ -535,26 +527,34 @@ def _parse_integer(digits: str) -> int | decimal.Decimal:
     return int(digits) if len(digits) < MAX_DIGITS else decimal.Decimal(digits)
 
 
-def _same(result: Any, expected: Any, tolerance: tuple[float, float]) -> bool:
-    """Compare plain JSON values: a tuple equals a list, 2.0 is 2, True is not 1."""
+def _same(result: Any, expected: Any, tolerance: Sequence[float], numbers: set[type]) -> bool:
+    """Compare plain JSON values: a tuple equals a list, and values of `numbers` by their value."""
     if isinstance(expected, dict):
         if not isinstance(result, dict) or result.keys() != expected.keys():
             return False
-        return all(_same(result[key], value, tolerance) for key, value in expected.items())
+        return all(_same(result[key], expected[key], tolerance, numbers) for key in expected)
     if isinstance(expected, list | tuple):
         if not isinstance(result, list) or len(result) != len(expected):
             return False
-        return all(_same(*pair, tolerance) for pair in zip(result, expected, strict=True))
+        pairs = zip(result, expected, strict=True)
+        return all(_same(*pair, tolerance, numbers) for pair in pairs)
     if isinstance(result, decimal.Decimal):  # a long integer
         is_long = type(expected) is int and abs(expected) > 10**3000
         return is_long and result == decimal.Decimal(expected)
-    if {type(result), type(expected)} <= {int, float}:
-        relative, absolute = tolerance
+    if {type(result), type(expected)} <= numbers:
         if expected != expected:  # NaN
             return result != result
         return result == expected or (
-            max(tolerance) > 0
-            and max(abs(result), abs(expected)) < LARGEST  # an integer may be larger than a float
-            and math.isclose(result, expected, rel_tol=relative, abs_tol=absolute)
+            max(tolerance) > 0 and _is_close(result, expected, *tolerance)
         )
     return type(result) is type(expected) and result == expected
+
+
+def _is_close(
+    result: float, expected: float, relative: float, absolute: float, share: float = 0.0
+) -> bool:
+    """Whether two numbers differ by no more than a tolerance, see `Job`."""
+    if max(abs(result), abs(expected)) >= LARGEST:  # an integer may be larger than a float
+        return False
+    absolute += share * abs(expected)
+    return math.isclose(result, expected, rel_tol=relative, abs_tol=absolute)

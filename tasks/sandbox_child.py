@@ -19,7 +19,6 @@ import os
 import pkgutil
 import platform
 import random
-import resource
 import select
 import signal
 import socket
@@ -60,6 +59,7 @@ ALLOWED = """
     mprotect           10  226
     madvise            28  233
     close               3   57
+    close_range       436  436
     dup2               33   24
     dup3              292   24
     fstat               5   80
@@ -120,8 +120,6 @@ SECCOMP_MODE_FILTER = 2
 CLONE_THREAD = 0x10000
 
 Instruction = tuple[int, int, int, int]  # operation, rows to skip if true, if false, operand
-
-LIBC = ctypes.PyDLL(None)  # it keeps Python's lock, which must be held while `fork` is called
 
 
 def is_plain(value: object, depth: int = 0) -> bool:
@@ -204,9 +202,6 @@ def _make_confine() -> Callable[[], int]:
 
     KeyError: this processor is not supported.
     """
-    if sys.platform == "darwin":
-        return _confine_on_macos
-
     rows = _filter(platform.machine())
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *row) for row in rows))
     header = struct.pack("@HP", len(rows), ctypes.addressof(code))
@@ -218,11 +213,6 @@ def _make_confine() -> Callable[[], int]:
         return _prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program, code)
 
     return confine
-
-
-def _confine_on_macos() -> int:
-    error = ctypes.c_char_p()
-    return LIBC.sandbox_init(b"pure-computation", ctypes.c_uint64(1), ctypes.byref(error))
 
 
 def _prctl(option: int, value: int, *pointers: ctypes.Array) -> int:
@@ -275,8 +265,7 @@ def _answer_by_argument(number: int, jump: int, operand: int) -> list[Instructio
 
 def _limit_resources(memory_mb: int) -> None:
     """Set the limits that all children inherit."""
-    with contextlib.suppress(ValueError):  # macOS may know no such limit
-        _limit(resource.RLIMIT_AS, (HELPER_MB + memory_mb) * 2**20)
+    _limit(resource.RLIMIT_AS, (HELPER_MB + memory_mb) * 2**20)
     _limit(resource.RLIMIT_FSIZE, 0)
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_NOFILE, 16)
@@ -326,8 +315,7 @@ def _fork() -> int:
 
 def _die_with(helper: int) -> None:
     """Let the kernel kill this child when its helper dies; end it if the helper is dead already."""
-    if sys.platform == "linux":
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != helper:
         os._exit(1)
 
@@ -340,7 +328,7 @@ def _wait(pid: int, control: socket.socket, seconds: float) -> int:
     """
     start = time.monotonic()
     watched = [control.fileno()]
-    interval = 0.005  # on macOS and old kernels, where no descriptor tells of the child's end
+    interval = 0.005  # on old kernels, where no descriptor tells of the child's end
     with contextlib.suppress(AttributeError, OSError):
         watched.append(os.pidfd_open(pid))
         interval = seconds
@@ -514,6 +502,9 @@ def _exit_status(code: object) -> int:
 
 
 if __name__ == "__main__":
+    import resource  # here, because sandbox.py imports this file on other systems than Linux, too
+
+    LIBC = ctypes.PyDLL(None)  # it keeps Python's lock, which must be held while `fork` is called
     _, descriptor, seconds, memory_mb, unconfined = sys.argv
     with socket.socket(fileno=int(descriptor)) as trainer:
         serve(trainer, float(seconds), int(memory_mb), unconfined == "True")
