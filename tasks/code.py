@@ -77,7 +77,7 @@ class Code(Drawing, FileTask):
         try:
             self.sandbox = Sandbox(**limits)
         except (SandboxError, ValueError) as error:
-            raise UserError(f"--task code: {error}") from error
+            raise UserError(f"--task {self.name}: {error}") from error
         if data:
             super().__init__(data, test_data)
         else:

@@ -2,11 +2,13 @@
 
 import ast
 import base64
+import builtins
 import gzip
 import hashlib
 import importlib.resources
 import importlib.util
 import json
+import math
 import pickle
 import random
 import shlex
@@ -227,7 +229,7 @@ CHEATS = [
 
 NO_PAIRS = """f(1) != 2; f(1) == f(2); f(1) == g(2); (f(1) == 2) == True; f(1) == 2 == 2; f(1) > 2; g(1) == 2;
 f(1).issubset({2}); f(helper) == 1; f(1) == 1j; f(1) == 2 and True; f(x=1) == open('x'); abs() < 3;
-f(1) == sorted([3, 1], reverse=True); f(1) == dict(a=1)"""
+f(1) == sorted([3, 1], reverse=True); f(1) == dict(a=1); torch.isclose(f(1), 3.0)"""
 
 
 @pytest.mark.parametrize("program", CHEATS)
@@ -252,8 +254,16 @@ def test_asserts_cannot_be_forged(program):
         ("assert set(f(1)) == set([2, 1])", ("set(f(1))", {"set": [1, 2]})),
         ("assert f(1) == {1: 2}", ("f(1)", {"dict": [[1, 2]]})),
         ("assert round(f(1), 2) == 0.33", ("round(f(1), 2)", 0.33)),
-        ("assert abs(f(1) - 0.3) < 1e-3", ("f(1)", 0.3, (0.0, 1e-3))),
+        ("assert f(1) is True", ("repr(f(1))", "True")),
+        ("assert abs(f(1) - 0.3) <= 1e-3", ("f(1)", 0.3, (0.0, 1e-3))),
+        ("assert abs(f(1) - 3) < 1", ("f(1)", 3, (0.0, math.nextafter(1, 0)))),
         ("assert math.isclose(f(1), 3.0, rel_tol=0.01)", ("f(1)", 3.0, (0.01, 0.0))),
+        ("assert np.isclose(f(1), 3.0)", ("f(1)", 3.0, (0.0, 1e-8, 1e-5))),
+        ("assert np.isclose(f(1), 3.0, atol=0.1)", ("f(1)", 3.0, (0.0, 0.1, 1e-5))),
+        ("assert numpy.allclose(f(1), [3.0, 4], 0.1)", ("f(1)", [3.0, 4], (0.0, 1e-8, 0.1))),
+        ("assertion(f(1), [0.5, 2.0], 0)", ("f(1)", [0.5, 2.0], (0.0, 1e-6, 1e-7))),
+        ("assertion(f(1), 0.5, 1e-9)", ("f(1)", 0.5, (0.0, 1e-9, 1e-7))),
+        ("assertion(f(1), [0.5, 2], 0)", ("f(1)", [0.5, 2], (0.0, 0.0, 0.0))),
         *((f"assert {text.strip()}", None) for text in NO_PAIRS.split(";")),
         ("assert abs(f(1) - 2) < 1" + "0" * 400, None),
     ],
@@ -265,6 +275,121 @@ def test_asserts_become_pairs_or_nothing(text, converted):
 
 DOUBLES = {"prompt": "def f(x):\n", "entry_point": "f", "canonical_solution": "    return 2 * x\n"}
 INPUTS = "    inputs = [[1], [2], [1.5]]\n    results = [2, 4, 3.0000001]\n"
+TRUTHS = "assert f(3) == True; assert f(3) == 1; assert f(3) is True; assert f(3) is 1; assert f(3)"
+CLOSE = "assert np.isclose(f(9.0), 9.0); assert np.allclose(f([5e9, 0.0]), [5e9, 0]); assert abs(f(7) - 7) < 1"
+HUNDREDS = """for inp, exp in zip([[100.0], [[1e9, 5.0]], [[[100.0]]], [100]], [100.0, [1e9, 5.0], [[100.0]], 100]):
+        assertion(candidate(*inp), exp, 0)"""
+ADDS = "def f(x): return [f(y) for y in x] if type(x) is list else x + "
+
+
+@pytest.mark.parametrize(
+    ("asserts", "program", "passed"),
+    [
+        (TRUTHS, "def f(x): return True", [1, 1, 1, 0, 1]),
+        (TRUTHS, "def f(x): return 1", [1, 1, 0, 1, 1]),
+        (TRUTHS, "def f(x): return 1.0", [1, 1, 0, 0, 1]),
+        (TRUTHS, "def f(x): return [True]", [0, 0, 0, 0, 1]),
+        (CLOSE, f"{ADDS}8e-9", [1, 1, 1]),
+        (CLOSE, f"{ADDS}8e-5", [1, 0, 1]),
+        (CLOSE, f"{ADDS}1", [0, 0, 0]),
+        (CLOSE, "def f(x): return float('nan')", [0, 0, 0]),
+        (HUNDREDS, f"{ADDS}0", [1, 1, 1, 1]),
+        (HUNDREDS, f"{ADDS}5e-6", [1, 0, 0, 0]),
+        (HUNDREDS, f"{ADDS}1.4e-6", [1, 1, 0, 0]),
+        (HUNDREDS, "def f(x): return x if type(x) is not list else [1e9 + 90, 5]", [1, 1, 0, 1]),
+    ],
+)
+def test_what_an_assert_allows(asserts, program, passed):
+    """Guards against right answers that fail, and wrong ones that pass, for the way in which an assert compares."""
+    check = "def check(candidate):\n    " + "\n    ".join(asserts.split("; "))
+    (problem,) = read_problems(write(DOUBLES | {"test": check}))
+    assert Code()._verdicts([(problem, program)]) == [[bool(verdict) for verdict in passed]]
+
+
+def test_a_judge_of_livecodebench_takes_one_for_true():
+    """As `==` does there; a test of one's own does not."""
+    case = [{"input": "[1]\n2", "output": "true"}]
+    lcb = LCB_FUNCTION | {"public_test_cases": json.dumps(case), "private_test_cases": "[]"}
+    own = OWN | {"tests": [[[1], True]], "reference": ""}
+    problems = read_problems(write(lcb, own))
+    programs = [f"{ADD_ALL}return 1", "def twice(x): return 1"]
+    assert Code()._verdicts(list(zip(problems, programs, strict=True))) == [[True], [False]]
+
+
+HIDING = ("{} = [1, 2]\n", "class {}: pass\n", "def {}(*x): return 7\n", "{} = 1\ndel {}\n")
+
+
+def test_a_program_may_hide_builtin_functions():
+    """Guards against right answers that earn nothing for a variable `list`, where tests are made of asserts."""
+    tests = ["assert f([3]) == {1: ({3}, [3])}", "assert set(f((3, 3))) == {2}", "assert f([])"]
+    code = "def f(x): return {len(x): ({*x}, [*x])}"
+    (problem,) = read_problems(write(MBPP | {"code": code, "test_list": tests}))
+    names = [name for name in dir(builtins) if name[0].islower() and name != "len"]
+    pairs = []
+    for name in names:
+        pairs += [(problem, hiding.format(name, name) + code) for hiding in HIDING]
+    verdicts = Code()._verdicts(pairs)
+    failed = [pair[1] for pair, passed in zip(pairs, verdicts, strict=True) if not all(passed)]
+    assert not failed
+
+    own_sum = "def sum(a, b): return [a, b][1:]"  # MBPP has functions of such names
+    named = MBPP | {"code": own_sum, "test_list": ["assert sum(1, 2) == [2]"]}
+    method = f"map = repr = sorted = 3\n{LEETCODE['completion']}"
+    pairs = list(zip(read_problems(write(named, LEETCODE)), (own_sum, method), strict=True))
+    assert Code()._verdicts(pairs) == [[True], [True] * 16]
+
+
+LCB_STARS = """string re datetime collections heapq bisect copy math random statistics itertools functools operator
+io sys json builtins typing"""
+USES = """x = sorted(deepcopy([*map(int, {}.split())]))
+{}sum(x) + floor(mean([0, 0])) if reduce(mul, [1]) == pow(2, 2, 3) == abs(-1) == search('a', 'a').end() \
+and Counter('a') == collections.Counter('a') and datetime.datetime and ascii_lowercase else -1"""
+
+
+def test_what_the_grader_of_livecodebench_imports_is_there():
+    """Every name with its meaning, but for classes that typing would hide; no built-in function is hidden."""
+    official: dict = {}
+    modules = LCB_STARS.split()
+    exec("\n".join(f"from {name} import *" for name in modules), official)
+    exec(f"import {', '.join(modules[:-2])}", official)
+    ours = dict(vars(builtins))
+    exec(code_files.IMPORTS, ours)
+    others = {name for name in official if ours.get(name) is not official[name]}
+    others -= {"__builtins__", "exit", "copyright"}  # the last two are those of site
+    assert others == {"Counter", "ChainMap", "OrderedDict", "Match", "Pattern"}
+
+    body = USES.format("' '.join(map(str, [*xs, y]))", "return ").replace("\n", "\n        ")
+    method = "class Solution:\n    def addAll(self, xs: Optional[List[int]], y) -> Deque:\n        "
+    script = f"{USES.format('stdin.readline()', 'y = ')}\nprint(y)"
+    problems = read_problems(write(LCB_FUNCTION, LCB_STDIN))
+    pairs = list(zip(problems, (method + body, script), strict=True))
+    assert Code()._verdicts(pairs) == [[True] * 2, [True] * 16]
+
+
+FUTURE = "from __future__ import"
+TWICE = "\ndef twice(x: Unknown) -> Other: return 2 * x\n"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        f"{FUTURE} (\n    annotations,  # of later names\n    division,\n)",
+        f"{FUTURE} \\\n    annotations",
+        f"{FUTURE} annotations; import math; e = 'é'",
+        f"'''é\n{FUTURE} braces\n'''\n# é\n{FUTURE} division\r\nfrom  __future__  import\tannotations",
+        f"'é'; {FUTURE} annotations, division as d; {FUTURE} generator_stop  # all\x0c",
+    ],
+)
+def test_future_imports_of_every_form_come_first(head):
+    """Guards against a right answer that ends with a SyntaxError, below what it is put under."""
+    (problem,) = read_problems(write(OWN))
+    assert Code()._verdicts([(problem, head + TWICE)]) == [[True, True]]
+
+
+def test_a_source_without_future_imports_stays_as_it_is():
+    text = f"x = '''\r\n{FUTURE} annotations\n'''"
+    for source in (text, f"{text} +", f"{text}\ud800", f"def f():\n    {FUTURE} annotations"):
+        assert code_module.split_future(source) == ([], source)
 
 
 EVALPLUS = f"""def assertion(out, exp, atol):
@@ -365,7 +490,14 @@ BAD_FILES = [
         "problem own-1, field reference: .* it raises ModuleNotFound",
     ),
     ([""], "no problem with a test is left"),
-    ([MBPP | {"test_list": ["assert count([]) == 3"]}], "solution fails .MBPP/7: 1"),
+    (
+        [MBPP | {"test_list": ["assert count([]) == 3"]}],
+        'solution fails .MBPP/7: 1, it gives \'{"dict": ',
+    ),
+    (
+        [MBPP | {"code": f"import numpy\n{MBPP['code']}"}],
+        "4 asserts .*.MBPP/7: 4, it raises .*No module named 'numpy'",
+    ),
     ([OWN], "1 problems to train on, 0 held out: too"),
     ([LCB_STDIN], "all were published before 2025-02-01; .* --test-data FILE"),
 ]

@@ -5,6 +5,7 @@ it signals with 0, forks a few times, and writes into /tmp.
 """
 
 import ctypes
+import math
 import multiprocessing
 import os
 import random
@@ -21,6 +22,8 @@ import programs
 import pytest
 from programs import DOUBLE, RIGHT, STDIO
 
+from engine.cores import cores as usable_cores
+from engine.cores import quota
 from tasks import sandbox as sandbox_module
 from tasks.sandbox import CHILD, Job, Sandbox, SandboxError, check_job, run_tests
 
@@ -180,8 +183,10 @@ def test_a_program_cannot_reach_the_ones_before_it():
 def test_tolerance_only_where_asked_for():
     thirds = "def f(x): return [x / 3, 1]"
     test = ([1], [0.333333, 1])
-    tests = [test, (*test, (0.0, 1e-5)), (*test, (1e-5, 0.0)), (*test, (1e-7, 1e-7))]
-    assert run_tests(thirds, tests, entry_point="f") == [False, True, True, False]
+    bounds = [(0.0, 1e-5), (1e-5, 0.0), (1e-7, 1e-7), (0.0, 3e-7, 1e-7), (0.0, 2e-7, 1e-6)]
+    tests = [test, *((*test, bound) for bound in bounds)]
+    verdicts = [False, True, True, False, False, True]
+    assert run_tests(thirds, tests, entry_point="f") == verdicts
     tests = [([True], 1, (1e-5, 1e-5)), ([10**400], 1.0, (1e-5, 1e-5))]
     assert run_tests("def f(x): return x", tests, entry_point="f") == [False, False]
 
@@ -227,6 +232,65 @@ def test_nothing_that_a_program_gives_raises():
         for data in (output.encode(), noise, output.encode("utf-16")):
             for test in (([], rng.choice(PLAIN)), ([], rng.choice(PLAIN), (1e-6, 1e-6))):
                 assert sandbox_module._judge_result(data, test, each=False) in ([True], [False])
+
+
+def test_helpers_start_as_they_are_needed():
+    """Guards against a helper for each core of a large machine, of which most never run a program."""
+    with Sandbox(64) as sandbox:
+        assert len(sandbox._helpers) == 1
+        jobs = [Job(f"{RIGHT}# {i}", DOUBLE, "f") for i in range(3)]
+        assert sandbox.run(jobs * 20) == [[True] * 3] * 60
+        assert len(sandbox._helpers) <= 3
+
+
+@pytest.mark.parametrize(
+    ("group", "files", "allowed"),
+    [
+        ("0::/", {"cpu.max": "200000 100000\n"}, 2.0),
+        ("0::/", {"cpu.max": "max 100000\n"}, math.inf),
+        ("0::/a/b", {"a/b/cpu.max": "max 100000", "a/cpu.max": "150000 100000"}, 1.5),
+        ("3:cpuset:/x\n4:cpu,cpuacct:/x", {"cpu/cpu.cfs_quota_us": "50000"}, 0.5),
+        ("4:cpu:/x\n0::/", {"cpu/x/cpu.cfs_quota_us": "-1"}, math.inf),
+        ("", {}, math.inf),
+    ],
+)
+def test_a_containers_quota_counts(group, files, allowed, tmp_path, monkeypatch):
+    """Guards against 128 helpers in a container that may use two of 128 cores. Control groups of version 2 and 1."""
+    for name, text in ({"proc/self/cgroup": group} | files).items():
+        path = tmp_path / ("" if name.startswith("proc") else "sys/fs/cgroup") / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        if path.name == "cpu.cfs_quota_us":
+            path.with_name("cpu.cfs_period_us").write_text("100000\n")
+    assert quota(tmp_path) == allowed
+
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 128)
+    monkeypatch.setattr("engine.cores.quota", lambda root: allowed)
+    assert usable_cores() == math.ceil(min(allowed, 128))
+
+
+WITHOUT_LINUX = """
+import os, sys, torch, matplotlib.pyplot
+for name in ("resource", "fcntl", "pwd", "grp", "termios"):
+    sys.modules[name] = None
+for name in ("fork", "memfd_create", "geteuid", "uname", "sched_getaffinity", "pidfd_open"):
+    delattr(os, name)
+sys.platform = sys.argv[1]
+from engine.tasks import load_task
+for task in ("fence", "code"):
+    print(load_task(task).name)
+"""
+
+
+@pytest.mark.parametrize("system", ["win32", "darwin"])
+def test_elsewhere_one_line_says_what_programs_need(system):
+    """Guards against "No module named 'resource'": whoever names a task imports the files of the sandbox."""
+    command = [sys.executable, "-c", WITHOUT_LINUX, system]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "fence\n"
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("rewards.UserError: --task code: programs need Linux or WSL")
 
 
 def run_in_a_fork(act: Callable[[], object]) -> object:
@@ -280,6 +344,7 @@ def test_root_without_rights_is_confined():
         ([("a", 3)], None, r"must be a pair of strings, .*, not \('a', 3\)"),
         ([(1, 2)], "f", r"must be a pair, a list of arguments.*not \(1, 2\)"),
         ([([1], {2})], "f", r"all plain JSON.*\{2\}"),
+        ([([1], 2.0, (0.0, 0.1, "x"))], "f", r"must be a pair.*'x'"),
     ],
 )
 def test_malformed_tests(tests, entry_point, message):
