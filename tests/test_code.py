@@ -12,6 +12,7 @@ import math
 import pickle
 import random
 import shlex
+import sys
 import zlib
 from pathlib import Path
 
@@ -30,6 +31,9 @@ from tasks.code import Code, canonical, find_blocks, job, pack
 from tasks.code_files import read_problems
 from tasks.sandbox import Sandbox
 from tasks.small_programs import SMALL, small_problems
+
+if sys.platform != "linux":
+    pytest.skip("programs need Linux", allow_module_level=True)
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,9 @@ from engine.cores import quota
 from tasks import sandbox as sandbox_module
 from tasks.sandbox import CHILD, Job, Sandbox, SandboxError, check_job, run_tests
 
+if sys.platform != "linux":
+    pytest.skip("programs need Linux", allow_module_level=True)
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -322,7 +325,7 @@ def drop_rights() -> None:
         ctypes.CDLL(None).prctl(24, right, 0, 0, 0)  # PR_CAPBSET_DROP
 
 
-@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs root on Linux")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_root_without_rights_is_confined():
     """Guards against "use Linux" on Linux. The libraries of the interpreter are found where the trainer finds them."""
     code = (
@@ -432,7 +435,6 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20) -> bool:
     return condition()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel who waits for a core")
 def test_a_busy_machine_fails_no_program():
     """Guards against a limit on CPU time that is one on the machine's load. Three other processes
     want the core of a program that needs more than half of its CPU time."""
