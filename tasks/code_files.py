@@ -44,17 +44,6 @@ ASSERTS_CALL = "_answer_"  # the function that tests made of asserts call
 Judge = Callable[[list[tuple[dict, str]]], list[list[bool]]]  # (problem, program) -> passed tests
 Answer = Callable[[dict, str, list], str]  # (problem, program, test) -> what the program gives
 
-# It evaluates expression i where no name of the program hides a built-in function.
-AFTER = f"""
-
-def {ASSERTS_CALL}(i, function={{name}}):
-    import builtins
-    names = {{{{}}}}
-    builtins.exec({{source!r}}, names)
-    value = builtins.eval({{expressions!r}}[i], {{{{{{candidate!r}}: function}}}})
-    return names["plain"](value)
-"""
-
 # LiveCodeBench: the smallest tests, input and output together (paper, set-up). LeetCodeDataset and
 # HumanEval+, whose loops pass over a thousand inputs: the first ones.
 MAX_TESTS = 16
@@ -69,24 +58,10 @@ WRAPPERS = CONVERSIONS + NUMBERS  # calls that may stand around what is tested
 # Answers take these for granted, as on the platforms. LiveCodeBench's grader imports all but `os`, too,
 # in this order, but typing last: its Counter would hide the class. The built-ins are those that
 # the lines above them hide.
-IMPORTS = """\
-from typing import *
-from string import *
-from re import *
-from datetime import *
-from collections import *
-from heapq import *
-from bisect import *
-from copy import *
-from math import *
-from random import *
-from statistics import *
-from itertools import *
-from functools import *
-from operator import *
-from io import *
-from sys import *
-from json import *
+STARS = """typing string re datetime collections heapq bisect copy math random statistics itertools functools
+operator io sys json"""
+IMPORTS = "".join(f"from {module} import *\n" for module in STARS.split())
+IMPORTS += """\
 from builtins import abs, compile, open, pow
 import bisect, collections, copy, datetime, functools, heapq, io, itertools, json, math
 import operator, os, random, re, statistics, string, sys
@@ -445,15 +420,20 @@ def _from_asserts(tree: ast.Module | ast.FunctionDef, candidate: str, name: str)
             tests.append([[len(tests)], *pair[1:]])
             expressions.append(pair[0])
 
+    # It evaluates an expression where no name of the program hides a built-in function.
+    after = f"""
+
+def {ASSERTS_CALL}(i, function={name}):
+    import builtins
+    names = {{}}
+    builtins.exec({inspect.getsource(plain)!r}, names)
+    value = builtins.eval({expressions!r}[i], {{{candidate!r}: function}})
+    return names["plain"](value)
+"""
     return {
         "entry_point": name,
         "call": ASSERTS_CALL,
-        "after": AFTER.format(
-            name=name,
-            candidate=candidate,
-            expressions=expressions,
-            source=inspect.getsource(plain),
-        ),
+        "after": after,
         "tests": tests,
         "asserts": n_asserts,
     }

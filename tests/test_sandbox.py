@@ -5,7 +5,6 @@ it signals with 0, forks a few times, and writes into /tmp.
 """
 
 import ctypes
-import math
 import multiprocessing
 import os
 import random
@@ -22,8 +21,7 @@ import programs
 import pytest
 from programs import DOUBLE, RIGHT, STDIO
 
-from engine.cores import cores as usable_cores
-from engine.cores import quota
+from engine.cores import cores
 from tasks import sandbox as sandbox_module
 from tasks.sandbox import CHILD, Job, Sandbox, SandboxError, check_job, run_tests
 
@@ -247,30 +245,24 @@ def test_helpers_start_as_they_are_needed():
 
 
 @pytest.mark.parametrize(
-    ("group", "files", "allowed"),
+    ("files", "allowed"),
     [
-        ("0::/", {"cpu.max": "200000 100000\n"}, 2.0),
-        ("0::/", {"cpu.max": "max 100000\n"}, math.inf),
-        ("0::/a/b", {"a/b/cpu.max": "max 100000", "a/cpu.max": "150000 100000"}, 1.5),
-        ("3:cpuset:/x\n4:cpu,cpuacct:/x", {"cpu/cpu.cfs_quota_us": "50000"}, 0.5),
-        ("4:cpu:/x\n0::/", {"cpu/x/cpu.cfs_quota_us": "-1"}, math.inf),
-        ("", {}, math.inf),
+        ({"cpu.max": "200000 100000\n"}, 2),
+        ({"cpu.max": "max 100000\n"}, 128),
+        ({"cpu/cpu.cfs_quota_us": "250000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 128),
+        ({}, 128),
     ],
 )
-def test_a_containers_quota_counts(group, files, allowed, tmp_path, monkeypatch):
-    """Guards against 128 helpers in a container that may use two of 128 cores. Control groups of version 2 and 1."""
-    for name, text in ({"proc/self/cgroup": group} | files).items():
-        path = tmp_path / ("" if name.startswith("proc") else "sys/fs/cgroup") / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        if path.name == "cpu.cfs_quota_us":
-            path.with_name("cpu.cfs_period_us").write_text("100000\n")
-    assert quota(tmp_path) == allowed
-
+def test_a_containers_quota_counts(files, allowed, tmp_path, monkeypatch):
+    """Guards against 128 helpers in a container that may use two of 128 cores."""
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr("engine.cores.CGROUP", tmp_path)
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 128)
-    monkeypatch.setattr("engine.cores.quota", lambda root: allowed)
-    assert usable_cores() == math.ceil(min(allowed, 128))
+    assert cores() == allowed
 
 
 WITHOUT_LINUX = """
