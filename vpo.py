@@ -58,7 +58,7 @@ def sample_weights(
         device: where the weights are; None: that of the generator, else the CPU.
 
     Returns:
-        (P, K, k), non-negative, every row sums to 1.
+        (P, K, k) in float32, non-negative, every row sums to 1.
     """
     if K < 1 or k < 1:
         raise ValueError(f"n_weights = {K}, objectives k = {k}: both must be at least 1")
@@ -67,9 +67,10 @@ def sample_weights(
     if device is None and generator is not None:
         device = generator.device
     if alpha == 1:
-        draws = torch.empty(P, K, k, device=device).exponential_(generator=generator)
+        draws = torch.empty(P, K, k, dtype=torch.float32, device=device)
+        draws = draws.exponential_(generator=generator)
     else:
-        concentration = torch.full((P, K, k), float(alpha), device=device)
+        concentration = torch.full((P, K, k), alpha, dtype=torch.float32, device=device)
         # torch.distributions takes no generator.
         draws = torch._standard_gamma(concentration, generator=generator)
     return draws / draws.sum(-1, keepdim=True)
@@ -94,23 +95,25 @@ def set_scores(
             of a reward can be, so that silence never beats an answer.
 
     Returns:
-        (P, G, K) in float32.
+        (P, G, K) in the type of `rewards`, in float32 at least.
     """
     P, G, m, k = _check_rewards(rewards, answer_mask)
     if weights.ndim != 3 or weights.shape[0] != P or weights.shape[2] != k:
         raise ValueError(f"weights {tuple(weights.shape)}: expected (P, K, k) = ({P}, K, {k})")
+    precise = _precise(rewards)
     # Autocast would round the product to bfloat16, and a card products of float32 to TF32.
-    answers = rewards.double() if rewards.is_cuda else rewards.float()
+    answers = precise.double() if rewards.is_cuda else precise
     answers = answers.reshape(P, G * m, k)
-    with torch.autocast(rewards.device.type, enabled=False):
+    device = "cpu" if rewards.is_meta else rewards.device.type  # "meta" has no autocast
+    with torch.autocast(device, enabled=False):
         utilities = torch.bmm(answers, weights.to(answers.dtype).mT)  # (P, G * m, K)
     utilities = utilities.view(P, G, m, -1)
     if answer_mask is None:
-        return utilities.amax(2).float()
+        return utilities.amax(2).to(precise.dtype)
     answer_mask = answer_mask.bool()
     utilities = utilities.masked_fill(~answer_mask[..., None], -math.inf)
     is_empty = ~answer_mask.any(-1, keepdim=True)  # (P, G, 1)
-    return utilities.amax(2).masked_fill(is_empty, missing_answer_reward).float()
+    return utilities.amax(2).masked_fill(is_empty, missing_answer_reward).to(precise.dtype)
 
 
 def subset_best(scores: Tensor, s: int) -> Tensor:
@@ -140,10 +143,10 @@ def subset_best(scores: Tensor, s: int) -> Tensor:
     n_sets = math.comb(G - 1, s - 1)
     own = [math.comb(i, s - 1) / n_sets for i in range(G)]
     above = [0.0] + [math.comb(j - 1, s - 2) / n_sets for j in range(1, G)]
-    own = torch.tensor(own, device=scores.device)  # (G)
-    above = torch.tensor(above, device=scores.device)  # (G)
-
     scores = _precise(scores)
+    own = torch.tensor(own, dtype=scores.dtype, device=scores.device)  # (G)
+    above = torch.tensor(above, dtype=scores.dtype, device=scores.device)  # (G)
+
     lowest = scores.amin(1, keepdim=True)  # subtracted so that equal scores become exact zeros
     ranked, order = (scores - lowest).sort(1)
     ranked = ranked.transpose(1, -1)  # (P, ..., G)
@@ -414,7 +417,7 @@ def policy_loss(  # noqa: PLR0913 - the public loss: every argument is one symbo
     loss = token_loss.masked_fill(~token_mask, 0.0).sum() / n_tokens
 
     is_clipped = (clipped > unclipped) | ((A < 0) & (ratio > dual_clip))
-    clip_fraction = (is_clipped & token_mask).sum() / n_tokens
+    clip_fraction = (is_clipped & token_mask).sum(dtype=torch.float32) / n_tokens
     metrics = {"policy_loss": loss.detach(), "clip_fraction": clip_fraction}
     if entropy_coef:
         loss = loss - entropy_coef * entropy.masked_fill(~token_mask, 0.0).sum() / n_tokens

@@ -436,6 +436,37 @@ def test_autocast_and_rounded_matrix_products_change_nothing(method):
     assert torch.equal(inside, outside)
 
 
+@pytest.mark.parametrize("method", vpo.ADVANTAGES)
+def test_types_follow_the_arguments_not_the_default(method):
+    """Guards against weights in bfloat16, whose sum is not 1, and against a product of two types."""
+    usual = torch.get_default_dtype()
+    found = {}
+    for kind in (torch.float32, torch.float64):
+        rewards = random_rewards(26, 3, 8, 1, 2).to(kind)
+        scored = scored_of(rewards, scalars=rewards.mean(-1))
+        for default in (torch.float32, torch.float64, torch.bfloat16):
+            torch.set_default_dtype(default)
+            try:
+                for alpha in (1.0, 0.5):
+                    A = advantages_of(method, scored, alpha=alpha, generator=generator())
+                    assert A.dtype == kind
+                    assert torch.equal(A, found.setdefault((kind, alpha), A))
+                    weights = vpo.sample_weights(2, 9, 3, alpha=alpha, generator=generator())
+                    assert weights.dtype == torch.float32
+            finally:
+                torch.set_default_dtype(usual)
+
+
+@pytest.mark.parametrize("method", vpo.ADVANTAGES)
+def test_shapes_are_known_without_numbers(method):
+    """Tensors on the meta device have none; trainers plan memory with them."""
+    scored = scored_of(random_rewards(27, 3, 8, 1, 2))
+    fields = vars(scored) | {"minimum": torch.zeros(())}
+    fields = {name: tensor.to("meta") for name, tensor in fields.items()} | {"minimum": 0.0}
+    A = advantages_of(method, Scored(**fields))
+    assert A.is_meta and A.shape == (3, 8)
+
+
 class LargestTensor(TorchDispatchMode):
     """Notes the number of elements of the largest tensor, of those that count, that any operation makes."""
 
