@@ -326,7 +326,7 @@ def decode(
 ) -> Decoded:
     """Sample the rollouts of P prompts, token by token, until the last of them has ended.
 
-    A prompt is computed once for its group. Rollouts that have ended leave the batch. The CPU holds
+    On a card `fast.sample` has a decode of its own, unless --plain says otherwise. A prompt is computed once for its group. Rollouts that have ended leave the batch. The CPU holds
     the tokens and who is alive: it waits for the device once per token.
 
     Args:
@@ -607,18 +607,18 @@ def score(task: Task, problems: list[Problem], answers: list[list[str]], m: int)
     sizes = torch.tensor([len(vector_of[p, ""]) for p in range(P)])  # (P)
     k = int(sizes.max())
 
-    rewards = torch.zeros(P, G, m, k)
-    scalars = torch.zeros(P, G, m)
+    rewards = torch.zeros(P, G, m, k, dtype=torch.float32)
+    scalars = torch.zeros(P, G, m, dtype=torch.float32)
     answer_mask = torch.zeros(P, G, m, dtype=torch.bool)
     repeat_mask = torch.zeros(P, G, m, dtype=torch.bool)
-    missing_scalar = torch.zeros(P, 1)
+    missing_scalar = torch.zeros(P, 1, dtype=torch.float32)
     for p, problem in enumerate(problems):
-        missing = torch.full((sizes[p],), float(task.minimum))
+        missing = torch.full((sizes[p],), task.minimum, dtype=torch.float32)
         own = missing.repeat(G, m, 1)  # (G, m, k of the problem)
         for g in range(G):
             forms = set()
             for j, answer in enumerate(answers[p * G + g]):
-                own[g, j] = torch.tensor(vector_of[p, answer])
+                own[g, j] = torch.tensor(vector_of[p, answer], dtype=torch.float32)
                 with noted(f"Task.canonical of problem {problem.id!r}, answer {answer!r:.80}"):
                     form = str(task.canonical(problem, answer))
                 answer_mask[p, g, j] = True

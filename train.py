@@ -19,7 +19,6 @@ All flags are fields of `Config` in engine/config.py. All random numbers of step
 seeded by (seed, t). Weights, the optimizer's moments and t are all that a resume needs.
 """
 
-import itertools
 import math
 import random
 import time
@@ -51,6 +50,7 @@ from rollout import (
 )
 from vpo import ADVANTAGES, Scored, answers_per_rollout, policy_loss
 
+RISE = 10  # steps until the learning rate has its peak, but at most a sixth of the run
 SET_EVERY = 3  # of so many steps of the warm-up one shows sets of answers
 
 
@@ -109,7 +109,7 @@ def train_step(
     state.step += 1
     metrics |= {"lr": lr, "different": different_share(task, problems, answers, m)}
     metrics |= step_metrics(task, rollouts, scored, advantages, config.m)
-    return metrics, sample_record(problems, rollouts, scored, advantages)
+    return metrics, sample_record(prompts, problems, rollouts, scored, advantages)
 
 
 def backward(
@@ -119,11 +119,12 @@ def backward(
     advantages: Tensor,
     config: Config,
 ) -> dict[str, Tensor]:
-    """Add the gradient of the loss, a mean over all sampled tokens, to that of the weights.
+    """Add the gradient of the loss to that of the weights. Without --plain `fast.backward` runs.
 
-    The rollouts go through the model in micro-batches. One number of tokens divides the losses of
-    all of them, so their gradients add up to that of the whole batch. A rollout without an advantage
-    counts in that number, and the KL term pulls it to the reference policy.
+    The loss is a mean over all sampled tokens. The rollouts go through the model in micro-batches. One
+    number of tokens divides the losses of all of them, so their gradients add up to that of the whole
+    batch. A rollout without an advantage counts in that number, and the KL term pulls it to the
+    reference policy.
 
     Args:
         reference: the reference policy of the KL term; None: there is no such term.
@@ -179,11 +180,12 @@ def check_finite(metrics: dict[str, Tensor]) -> None:
 
 
 def learning_rate(peak: float, t: int, config: Config) -> float:
-    """Of step t, counted from 0: the peak, times a rise over 10 steps, times the decay."""
+    """Of step t, counted from 0: the peak, times a rise over the first steps, times the decay."""
     decay = 1.0
     if config.lr_schedule == "linear":
         decay = 1.0 - 0.9 * t / config.steps
-    return peak * min(1.0, (t + 1) / 10) * decay
+    n_rising = max(1, min(RISE, config.steps // 6))  # in a short run the decay would eat the peak
+    return peak * min(1.0, (t + 1) / n_rising) * decay
 
 
 def step_metrics(
@@ -223,7 +225,11 @@ def step_metrics(
 
 
 def sample_record(
-    problems: list[Problem], rollouts: Rollouts, scored: Scored, advantages: Tensor
+    prompts: list[str],
+    problems: list[Problem],
+    rollouts: Rollouts,
+    scored: Scored,
+    advantages: Tensor,
 ) -> dict:
     """The rollouts of a step's first problem, and the step's best one, for samples.jsonl."""
     records = []
@@ -233,6 +239,7 @@ def sample_record(
     best = scored.scalars.amax(-1).argmax().item()  # row p * G + g, the one with the best answer
     best_record = {
         "problem": asdict(problems[best // len(records)]),
+        "prompt": prompts[best // len(records)],
         "text": rollouts.texts[best],
         "rewards": scored.vectors.flatten(0, 1)[best].tolist(),
     }
@@ -248,7 +255,7 @@ def warm_up(policy: Policy, task: Task, config: Config) -> None:
     logprobs_of = token_logprobs if config.plain else fast.token_logprobs
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=peak)
     for step in tqdm(range(config.warm_steps), "SFT warm-up", unit="step"):
-        prompts, texts = demonstrations(policy, task, config, step, may_sample=True)
+        prompts, texts = demonstrations(policy, task, config, step)
         rollouts = rollouts_of_texts(policy, prompts, texts)
         optimizer.zero_grad()
         n_rows = len(texts) if policy.is_tiny else micro_batch_rows(rollouts, config)
@@ -265,57 +272,27 @@ def warm_up(policy: Policy, task: Task, config: Config) -> None:
 
 
 def demonstrations(
-    policy: Policy, task: Task, config: Config, step: int, may_sample: bool
+    policy: Policy, task: Task, config: Config, step: int
 ) -> tuple[list[str], list[str]]:
     """The prompts (P) and texts (P * G) that one step imitates. One step in three shows sets of m.
 
-    Nothing in a set is diverse on purpose: its answers are independent. Where a task has one
-    reference per problem, a set of a language model holds m single answers that the model samples.
-
-    Args:
-        may_sample: whether that is done; else only single answers are shown to a language model.
+    Nothing in a set is diverse on purpose: its answers are independent. A language model is shown
+    single answers alone where a task has one reference per problem: m copies would teach copies.
     """
     P, G = (16, 3) if policy.is_tiny else (8, 1)
-    shows_sets = step % SET_EVERY == SET_EVERY - 1 and (policy.is_tiny or may_sample)
-    m = config.m if shows_sets else 1
+    m = config.m if step % SET_EVERY == SET_EVERY - 1 else 1
     rng = random.Random(f"demonstrations-{config.seed}-{step}")
     problems = task.problems("demonstrations", P, config.seed, start=step * P)
     sets = []  # P * G lists of m answers
     for problem in problems:
         for _ in range(G):
             sets.append([task.demonstration(problem, rng) for _ in range(m)])
-    if not policy.is_tiny and m > 1 and all(len(set(answers)) == 1 for answers in sets):
-        sets = own_sets(policy, task, config, problems, sets, step)
-    prompts = []
-    for i, problem in enumerate(problems):
-        prompts.append(build_prompt(policy, task, problem, len(sets[i * G])))
+    if not policy.is_tiny and all(len(set(answers)) == 1 for answers in sets):
+        m = 1
+        sets = [answers[:1] for answers in sets]
+    prompts = [build_prompt(policy, task, problem, m) for problem in problems]
     texts = [write_rollout(task, prompts[i // G], answers) for i, answers in enumerate(sets)]
     return prompts, texts
-
-
-def own_sets(
-    policy: Policy,
-    task: Task,
-    config: Config,
-    problems: list[Problem],
-    references: list[list[str]],
-    step: int,
-) -> list[list[str]]:
-    """Sets of m answers that the model samples one by one, or the reference alone if they cannot be read."""
-    m = config.m
-    prompts = [build_prompt(policy, task, problem, 1) for problem in problems]
-    generator = random_generator(config.seed, step, "rollouts")
-    options = sampling_options(policy, task, config, 1, generator)
-    sampler = sample if config.plain else fast.sample
-    rollouts = sampler(policy, prompts, m, options)
-    answers_of = read_answers(task, rollouts, 1)  # P * m lists of up to 1
-    form = "```python\n{}\n```" if references[0][0].startswith("```") else "{}"
-    sets = []
-    for i, reference in enumerate(references):
-        own = itertools.chain.from_iterable(answers_of[i * m : (i + 1) * m])
-        answers = [form.format(answer) for answer in own]
-        sets.append(answers if len(answers) == m else reference[:1])
-    return sets
 
 
 # The loop.

@@ -84,7 +84,7 @@ class Config:
     )
     updates: int = flag(1, "updates per batch of rollouts; the paper takes 2", 1, 1000)
     lr_schedule: Literal["linear", "constant"] = flag(
-        "linear", "after 10 steps of rise; linear falls to a tenth"
+        "linear", "after 10 steps of rise, a sixth of short runs; linear falls to a tenth"
     )
     kl: float = flag(
         1e-3, "weight of the pull to the start, KL(policy || reference policy); 0: none", 0, 1e6

@@ -125,11 +125,9 @@ def show_first_step(
     method: str, config: Config, task: Task, best: dict, row: dict[str, float]
 ) -> None:
     """Show the best rollout of a language model's first step, and what each objective earned."""
-    problem = Problem(**best["problem"])
-    prompt = task.prompt(problem, answers_per_rollout(method, config.m))
     lines = [
-        f"\n{method}, the end of the prompt of problem {problem.id!r}:",
-        prompt[-500:],
+        f"\n{method}, the end of the prompt of problem {best['problem']['id']!r}:",
+        best["prompt"][-500:],
         f"the best of the first step's {row['rollouts']} rollouts:",
         best["text"][:1000],
     ]
@@ -147,6 +145,11 @@ def show_first_step(
         share = row[f"earned_{name}"]
         what = f"{share:.0%} earn something" if share else "NO answer earns anything"
         lines.append(f"{name}: {what}, mean {row[f'reward_{name}']:.3f}")
+    if not all(row[f"earned_{name}"] for name in task.objectives):
+        lines.append(
+            "what no answer earns is not learnt: show an example that earns it in Task.prompt, or "
+            "imitate some first (Task.demonstration and --warm-steps)"
+        )
     print("\n".join(lines), file=sys.stderr)
     if not row["answers"]:
         print(

@@ -53,7 +53,9 @@ def main(
             del policy  # which leaves its memory to the training
             gc.collect()  # a layer that is computed again refers to itself
         jobs = jobs_of(config)
-        print(f"{', '.join(config.method)} on {config.device}", file=sys.stderr)
+        gradient = "train.backward" if config.plain else "fast.backward (--plain: train.backward)"
+        methods = ", ".join(config.method)
+        print(f"{methods} on {config.device}; gradient: {gradient}", file=sys.stderr)
         train_methods(config, task, jobs, train_method)
         if config.eval_problems:
             evaluate([out], EvalFlags(device=config.device, jobs=jobs))

@@ -131,7 +131,7 @@ def start_policy(config: Config, task: Task, demonstrations: Demonstrations) -> 
     # Of a file every demonstration is read, of made-up problems one of each kind.
     n_checked = config.warm_steps if config.data else min(config.warm_steps, CHECKED)
     for step in range(n_checked):
-        prompts, texts = demonstrations(policy, task, config, step, may_sample=False)
+        prompts, texts = demonstrations(policy, task, config, step)
         rollouts = rollouts_of_texts(policy, prompts, texts)
         longest = max(rollouts.lengths)
         if policy.is_tiny and step == 0 and longest > rollout_length(task, 1, 0):
@@ -182,7 +182,7 @@ def warm_up_key(
     recipe += [config.warm_steps, config.m, config.temperature, config.max_new_tokens]
     recipe += [inspect.getsource(warm_up), policy.model.config.to_json_string()]
     for step in range(CHECKED):
-        recipe.append(demonstrations(policy, task, config, step, may_sample=False))
+        recipe.append(demonstrations(policy, task, config, step))
     for weight in policy.model.parameters():
         recipe.append(weight.detach().cpu().double().abs().sum().item())
     return hashlib.sha256(repr(recipe).encode()).hexdigest()[:12]

@@ -273,7 +273,7 @@ class Cell:
         if self.task not in ("toy", "fence"):  # which have one rate for all methods
             rates = LR.get(self.task, LR.get(task, LR["maze"]))
             flags.setdefault("lr", rates[self.method])
-            if self.task == "maze" or self.task not in (*LR, *HEADLINES):  # its default is another
+            if self.task == "maze" or self.task not in (*LR, *HEADLINES):  # version 3.1 had 0.03
                 flags.setdefault("kl", PAPERS_KL)
         words = [f"--{name} {text_of(value)}" for name, value in flags.items()]
         return " ".join([text, *words]).split()

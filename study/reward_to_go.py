@@ -85,18 +85,19 @@ def train_step(
     advantages = answer_advantages(scored, task, config, t, credit)  # (P, G, m), per answer
 
     of_tokens = token_advantages(policy, task, rollouts, advantages)  # (P * G, T), per answer
-    with patch("train.policy_loss", policy_loss_of_tokens):  # per answer
-        metrics = train.backward(policy, state.reference, rollouts, of_tokens, config)
-    metrics["grad_norm"] = torch.nn.utils.clip_grad_norm_(state.optimizer.weights, 1.0)
-    train.check_finite(metrics)
-    metrics["lr"] = train.learning_rate(state.peak_lr, t, config)
-    state.optimizer.step(metrics["lr"])
-    policy.model.zero_grad()
+    lr = train.learning_rate(state.peak_lr, t, config)
+    for _ in range(config.updates):
+        with patch("train.policy_loss", policy_loss_of_tokens):  # per answer
+            metrics = train.backward(policy, state.reference, rollouts, of_tokens, config)
+        metrics["grad_norm"] = torch.nn.utils.clip_grad_norm_(state.optimizer.weights, 1.0)
+        train.check_finite(metrics)
+        state.optimizer.step(lr)
+        policy.model.zero_grad()
     state.step += 1
     first = advantages[..., 0]  # (P, G), of the first answers
+    metrics |= {"lr": lr, "different": different_share(task, problems, answers, m)}
     metrics |= train.step_metrics(task, rollouts, scored, first, m)
-    metrics["different"] = different_share(task, problems, answers, m)
-    return metrics, train.sample_record(problems, rollouts, scored, first)
+    return metrics, train.sample_record(prompts, problems, rollouts, scored, first)
 
 
 def answer_advantages(scored: Scored, task: Task, config: Config, t: int, credit: Credit) -> Tensor:

@@ -42,10 +42,13 @@ def shared_mean(x: Scored, e: Estimator, *, mean_share: float) -> Tensor:
     An answer that repeats an earlier one of its rollout counts as a missing one in the mean.
     """
     P, _, _, k = x.vectors.shape
-    weights = vpo.sample_weights(P, e.n_weights, k, generator=e.generator)
-    best = vpo.set_reward(x.vectors, weights, x.answer_mask, x.minimum)  # (P, G)
+    weights = vpo.sample_weights(P, e.n_weights, k, alpha=e.alpha, generator=e.generator)
+    rewards, weights = vpo._without_absent(x.vectors, weights, x.objective_mask)
+    best = vpo.set_reward(rewards, weights, x.answer_mask, x.minimum, e.subset or 1)  # (P, G)
+    n_objectives = x.objective_mask.sum(-1).clamp_min(1)  # (P)
+    means = rewards.sum(-1) / n_objectives[:, None, None]  # (P, G, m)
     is_counted = x.answer_mask & ~x.repeat_mask
-    mean = torch.where(is_counted, x.vectors.mean(-1), x.minimum).mean(-1)  # (P, G)
+    mean = torch.where(is_counted, means, x.minimum).mean(-1)  # (P, G)
     return vpo.group_normalize((1 - mean_share) * best + mean_share * mean)
 
 

@@ -53,10 +53,7 @@ class Maze(Drawing, Task):
     tag = "route"
     flags = ("size",)
     objectives = ("completion", "gold", "diamond", "avoid_lava")
-    tiny_defaults = {
-        "warm_steps": 700,
-        "kl": 0.03,
-    }  # study/pages/other_cures.md
+    tiny_defaults = {"warm_steps": 700}
     slack = 7  # steps of the budget beyond the longer one of the two shortest one-corner routes
 
     def __init__(self, size: int = 7):

@@ -136,7 +136,7 @@ def test_sets_that_a_language_model_imitates(tmp_path):
     task = load_task("headline", "some/model")
     policy = load_policy(save_random_model(tmp_path, "llama"), task)
     config = Config(m=3, warm_steps=3)
-    prompts, texts = train.demonstrations(policy, task, config, 2, may_sample=True)
+    prompts, texts = train.demonstrations(policy, task, config, 2)
     problems = take_problems(task, "demonstrations", 8, start=16)
     for problem, prompt, text in zip(problems, prompts, texts, strict=True):
         assert "3 different headlines" in prompt

@@ -666,7 +666,8 @@ def test_an_answer_is_scored_once():
             return answer.lower()
 
     answers = [["ab", "AB", "ab"], ["ab"], [], ["c", "ab"]]
-    scored = rollout.score(Length(), [Problem("a", None), Problem("b", None)], answers, 3)
+    problems = [Problem("a", None), Problem("b", None)]
+    scored = rollout.score(Length(), problems, answers, 3)
     assert sorted(seen) == ["", "", "AB", "ab", "ab", "c"], "once per problem"
     repeats = [[[False, True, True], [False] * 3], [[False] * 3] * 2]
     assert scored.repeat_mask.tolist() == repeats
@@ -674,6 +675,12 @@ def test_an_answer_is_scored_once():
     assert scored.answer_mask.tolist() == there
     assert scored.vectors[0, 1].tolist() == [[2, 1], [-2, -2], [-2, -2]]
     assert scored.scalars[1].tolist() == [[-2, -2, -2], [1, 1.5, -2]]
+    torch.set_default_dtype(torch.bfloat16)  # as trainers do that load a model
+    try:
+        types = [rollout.score(Length(), problems, answers, 3).vectors.dtype]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert types == [torch.float32]
 
 
 # Prompts and models.

@@ -100,7 +100,7 @@ def test_the_main_job(capsys):
     train.main(["--out", "run", *maze, "--method", "multi_rlvr", "--lr", "multi_rlvr=1e-3"])
     assert "Multi-RLVR" in capsys.readouterr().out
     assert_equal_weights(start, weights(run / "start"))
-    assert metrics(run / "multi_rlvr")[0]["lr"] == pytest.approx(1e-4)  # a tenth in step 1
+    assert metrics(run / "multi_rlvr")[0]["lr"] == pytest.approx(1e-3)  # of so few steps none rises
     report = json.loads((run / "eval.json").read_text())["policies"]
     assert "multi_rlvr, asked for one answer" in report
 
@@ -182,11 +182,15 @@ def test_a_finished_run_goes_on(capsys):
     fails(["--resume", "--out", "run", "--steps", "5"], capsys, kept)
 
 
-def test_plain_runs_nothing_of_fast(monkeypatch):
-    """Guards against a warm-up or a gradient of fast/ where a reader asks for what they read."""
+def test_plain_runs_nothing_of_fast(monkeypatch, capsys):
+    """Guards against a warm-up or a gradient of fast/ where a reader asks for what they read, and
+    against a changed train.backward that never runs, without a word."""
+    train.main([*QUICK, "--method", "vpo", "--steps", "1", "--jobs", "1", "--out", "fast"])
+    assert "gradient: fast.backward (--plain: train.backward)" in capsys.readouterr().err
     for name in ("backward", "token_logprobs"):
         monkeypatch.setattr(fast, name, None)
     train.main([*QUICK, "--method", "vpo", "--plain", "--jobs", "1", "--out", "run"])
+    assert "vpo on cpu; gradient: train.backward\n" in capsys.readouterr().err
     evaluation.main(["run"])
 
 
@@ -235,9 +239,19 @@ def test_a_language_model_goes_through_the_same_code(capsys):
         assert text in told
     assert "rewards: block_1 0.00, block_2 0.00, block_3 0.00" in told
     assert "block_1: NO answer earns anything, mean 0.000" in told
+    assert "Task.demonstration and --warm-steps" in told
     assert "first rollouts:" in told and "token/s" in told, (
         "a bar shows life before the first step has ended"
     )
+
+
+def test_the_first_look_shows_the_prompt_as_the_model_sees_it(capsys):
+    """Guards against a list that seems to begin with the text of its first line."""
+    model = save_random_model("model", "llama")
+    flags = shlex.split("--task fence --method vpo --steps 1 --max-new-tokens 9 --eval-problems 0")
+    train.main(["--out", "run", "--model", model, *QUICK, *flags])
+    shown, _, rest = capsys.readouterr().err.partition("\nthe best of the first step's")
+    assert rest and shown.endswith("\n1.")
 
 
 def test_an_adapter_goes_through_the_same_code():
@@ -362,6 +376,18 @@ def test_the_objective_is_logged():
     row = logged(singles, m=2, per_rollout=1)
     assert row["W@m"].item() == pytest.approx(expected, abs=1e-6)
     assert [row[f"earned_{name}"].item() for name in task.objectives] == [0.5, 0.5, 0.25]
+
+
+@pytest.mark.parametrize("steps", [1, 6, 20, 59, 60, 90, 100, 300])
+def test_short_runs_reach_their_peak_rate(steps):
+    """Guards against a rise that takes so long that the fall has begun: 22% of --lr in six steps."""
+    config = Config(steps=steps)
+    rates = [train.learning_rate(1.0, t, config) for t in range(steps)]
+    assert 0.86 < max(rates) <= 1
+    if steps >= 60:  # what was measured was measured with ten steps of rise
+        assert rates == [min(1.0, (t + 1) / 10) * (1 - 0.9 * t / steps) for t in range(steps)]
+    constant = Config(steps=steps, lr_schedule="constant")
+    assert train.learning_rate(1.0, steps - 1, constant) == 1
 
 
 def test_several_updates_per_batch():

@@ -42,6 +42,18 @@ def test_a_share_of_nothing_for_the_mean_is_vpo():
     A = variants.shared_mean(scored_of(rewards), estimator, mean_share=0.0)
     assert torch.allclose(A, expected)
 
+    # With the flags of VPO, and without the objectives that a prompt lacks.
+    options = {"alpha": 0.3, "subset": 2}
+    mask = torch.tensor([[True, False], [True, True]])
+    expected = vpo.vpo_advantage(rewards, objective_mask=mask, **options, generator=generator())
+    scored = scored_of(rewards, objective_mask=mask)
+    estimator = Estimator(**options, generator=generator())
+    A = variants.shared_mean(scored, estimator, mean_share=0.0)
+    assert torch.allclose(A, expected)
+    A = variants.shared_mean(scored, Estimator(), mean_share=1.0)
+    expected = vpo.group_normalize(rewards[:1, :, :, 0].mean(-1))
+    assert torch.allclose(A[:1], expected)
+
     scored = scored_of(torch.ones(1, 2, 2, 1))
     scored.repeat_mask[0, 1, 1] = True
     A = variants.shared_mean(scored, Estimator(n_weights=10), mean_share=0.5)
@@ -85,17 +97,20 @@ def test_shapley_values_share_the_best_utility():
     assert values.tolist() == pytest.approx([1 / 3, 1 / 3 + 2, 1 / 3])
 
 
+@pytest.mark.parametrize("updates", [1, 2])
 @pytest.mark.parametrize("credit", [reward_to_go.reward_to_go, shapley.shapley_credit])
-def test_credit_for_each_answer_of_one_is_vpo(credit):
-    """Guards the loss, which gets every token as a rollout of its own, with a KL term too."""
+def test_credit_for_each_answer_of_one_is_vpo(credit, updates):
+    """Guards the loss, which gets every token as a rollout of its own, with a KL term too, and all updates."""
     task = Words()
-    config = Config(task="words", m=1, group_size=8, prompts_per_step=4, kl=0.1)
+    config = Config(
+        task="words", m=1, group_size=8, prompts_per_step=4, kl=0.1, updates=updates, steps=1
+    )
 
     def gradient_norm(train_step) -> float:
         policy = load_policy("tiny", task)
         reference = load_policy("tiny", task, seed=1)
         optimizer = MasterWeightAdamW(policy.model)
-        state = train.TrainState(policy, reference, optimizer, peak_lr=1e-3, step=0)
+        state = train.TrainState(policy, reference, optimizer, peak_lr=1e-2, step=0)
         metrics, _ = train_step("vpo", state, task, config)
         return float(metrics["grad_norm"])
 
