@@ -61,14 +61,20 @@ def has_tags(text: str, tag: str) -> bool:
 
 
 def tagged_answers(text: str, tag: str, m: int) -> list[str]:
-    """What stands in the first pair of tags of each number, 1 to m, that has no tag in between."""
+    """What stands in the tags 1 to m. What holds another tag was never closed, and is left out.
+
+    Where a text begins with a preface, which may mention tags, a later pair of the same number counts.
+    """
     parts = re.split(rf"(</?{re.escape(tag)}_\d+>)", text)  # text, tag, text, tag, ..., text
-    found: dict[str, str] = {}  # opening tag -> answer
+    has_preface = bool(parts[0].strip())
+    answers: dict[str, str | None] = {}  # by opening tag; None: it was never closed
     for opening, answer, closing in zip(parts[1::2], parts[2::2], parts[3::2], strict=False):
         if closing == f"</{opening[1:]}" and not has_tags(answer, tag):
-            found.setdefault(opening, answer.strip())
-    openings = [f"<{tag}_{i}>" for i in range(1, m + 1)]
-    return [found[opening] for opening in openings if opening in found]
+            answers.setdefault(opening, answer.strip())
+        elif not has_preface:
+            answers.setdefault(opening, None)
+    found = [answers.get(f"<{tag}_{i}>") for i in range(1, m + 1)]
+    return [answer for answer in found if answer is not None]
 
 
 def numbered_answers(text: str, m: int, finished: bool, in_list: bool) -> list[str]:
