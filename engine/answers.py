@@ -66,7 +66,8 @@ def tagged_answers(text: str, tag: str, m: int) -> list[str]:
     Where a text begins with a preface, which may mention tags, a later pair of the same number counts.
     """
     parts = re.split(rf"(</?{re.escape(tag)}_\d+>)", text)  # text, tag, text, tag, ..., text
-    has_preface = bool(parts[0].strip())
+    # Before a closing tag stands an answer that was never opened.
+    has_preface = bool(parts[0].strip()) and not "".join(parts[1:2]).startswith("</")
     answers: dict[str, str | None] = {}  # by opening tag; None: it was never closed
     for opening, answer, closing in zip(parts[1::2], parts[2::2], parts[3::2], strict=False):
         if closing == f"</{opening[1:]}" and not has_tags(answer, tag):

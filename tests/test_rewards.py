@@ -39,6 +39,7 @@ def task_in(form: str) -> Task:
         ("<answer_¹>a</answer_¹>", 1, []),
         ("<answer_1>a<answer_</answer_1>", 1, []),
         ("<answer_1>a<answer_1>b</answer_1>", 1, []),
+        ("a</answer_1><answer_2>b<answer_2>c</answer_2>", 2, []),
         # A preface that mentions tags:
         ("I use <answer_1>. So: <answer_1> a </answer_1>", 1, ["a"]),
         (
