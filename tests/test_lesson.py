@@ -5,6 +5,7 @@ python tests/test_lesson.py    runs it in full (ten minutes) and stores its figu
 
 import copy
 import re
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,15 +159,84 @@ def test_the_lesson_runs_and_every_check_tells_right_from_wrong(tmp_path):
     nbformat.validate(notebook)
     solutions = solutions_of(notebook)
     assert list(solutions) == [str(n) for n in range(1, 10)]
+    once_more = copy.deepcopy(notebook.cells[1:3])  # as after a restart: nothing is known to run
+    once_more.append(nbformat.v4.new_code_cell('finish(begin(MAZE, "runs/lesson-maze"), "")'))
     notebook.cells, attempts = with_attempts(notebook, solutions)
+    notebook.cells += once_more
     execute(notebook, tmp_path)
     for attempt in attempts:
         check_verdict(attempt)
-    assert (tmp_path / "runs/lesson-maze/film.gif").exists()
-    assert (tmp_path / "runs/lesson-search/search.json").exists()
+    assert (tmp_path / "docs/runs/lesson-maze/film.gif").exists()
+    assert (tmp_path / "docs/runs/lesson-search/search.json").exists()
+    resumed = printed(once_more[-1])
+    assert resumed.startswith("python train.py --resume --out runs/lesson-maze\n")
+    assert "\nstart model " in resumed and "\nVPO " in resumed
     assert pictures(notebook) >= 5
     (urn,) = [printed(cell) for cell in notebook.cells if cell.get("id") == "why-code"]
     assert "start [2, 1, 7], rate 1, KL 0: half of the runs end from 0.97 to 0.99" in urn
+
+
+def run_cells(*numbers: int) -> dict:
+    """The names that some cells of the notebook define, run in this process."""
+    notebook = nbformat.read(LESSON, as_version=4)
+    names = {}
+    for i in numbers:
+        exec(notebook.cells[i].source, names)
+    return names
+
+
+@pytest.fixture
+def in_a_folder(tmp_path, monkeypatch):
+    """A folder two below a project, in which the notebook may lie."""
+    folder = tmp_path / "project/my/lesson"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path[1:]))
+    monkeypatch.setenv("PYTHONPATH", "")
+    return folder
+
+
+def test_a_copied_notebook_finds_the_project_above_it(in_a_folder, monkeypatch):
+    """Guards against a lesson that works in docs/ alone, and a traceback where there is no project."""
+    (in_a_folder.parents[1] / "vpo.py").touch()
+    assert run_cells(1)["project"] == in_a_folder.parents[1]
+    assert Path.cwd() == in_a_folder
+    (in_a_folder.parents[1] / "vpo.py").unlink()
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(Exception, match="No vpo.py in .*lesson or above: ") as stopped:
+        run_cells(1)
+    assert stopped.value._render_traceback_() == [str(stopped.value)]
+
+
+def test_in_a_read_only_folder_the_runs_lie_at_home(in_a_folder, tmp_path, monkeypatch, capsys):
+    def refuse(**options):
+        raise PermissionError
+
+    (in_a_folder / "vpo.py").touch()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    for _ in range(2):  # the cell may be run again
+        assert run_cells(1)["project"] == in_a_folder
+    assert Path.cwd() == tmp_path
+    assert (
+        f"{in_a_folder} is read-only, so the runs lie in {tmp_path}/runs."
+        in capsys.readouterr().out
+    )
+
+
+def test_a_skipped_exercise_is_named_by_the_cell_that_uses_it(in_a_folder, monkeypatch):
+    """Guards against a TypeError about an ellipsis."""
+    monkeypatch.syspath_prepend(ROOT)
+    names = run_cells(1, 2)
+    (training,) = [
+        cell.source
+        for cell in nbformat.read(LESSON, as_version=4).cells
+        if cell.source.startswith("needs(")
+    ]
+    for exercise in (3, 4):
+        with pytest.raises(names["Stop"], match=f"exercise {exercise}: solve it"):
+            exec(training, names)
+        names["solved_exercises"].add(exercise)
 
 
 def test_the_stored_figures_are_those_of_this_lesson():
