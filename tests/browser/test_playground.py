@@ -277,6 +277,39 @@ def test_the_lens_adds_up_and_follows_pointer_and_keys(tab):
     assert float(cells[5]) == pytest.approx(vpo.group_normalize(R).max().item(), abs=6e-2)
 
 
+@pytest.mark.parametrize("typed, used", [("5", 5), ("1000", 999), ("2.5", 2), ("", 0)])
+def test_the_seed_that_is_shown_is_the_one_that_is_used(typed, used, tab):
+    turn(tab, seed=used)
+    wait_for(tab, "isTrained()")
+    turn(tab, seed=typed)
+    tab.run("byId('seed').dispatchEvent(new Event('change'))")
+    assert tab.run("[byId('seed').value, settings.seed]") == [str(used), used]
+
+
+def test_a_chosen_button_stands_out_with_forced_colors(tab):
+    """Guards against colors that Windows' contrast themes take away: of buttons, and of boards."""
+    color = "getComputedStyle(document.querySelector('{}')).backgroundColor"
+    pressed = color.format("#methods [aria-pressed=true]")
+    other = color.format("#methods [aria-pressed=false]")
+    board = color.format("#explained i")
+    try:
+        forced = {"name": "forced-colors", "value": "active"}
+        tab.call("Emulation.setEmulatedMedia", features=[forced])
+        assert tab.run(f"{pressed} !== {other}")
+        assert tab.run(f"{board} !== {color.format('body')}")
+    finally:
+        tab.call("Emulation.setEmulatedMedia", features=[])
+
+
+def test_without_javascript_the_page_says_what_it_needs(tab):
+    tab.call("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        tab.open(PAGE, 390)
+        assert tab.run("document.querySelector('noscript p').offsetHeight > 0")
+    finally:
+        tab.call("Emulation.setScriptExecutionDisabled", value=False)
+
+
 def take_picture() -> None:
     """Write docs/figures/playground.png: the five painters after sixty steps."""
     with tempfile.TemporaryDirectory() as folder, chromium.browser(Path(folder)) as tab:
