@@ -144,8 +144,8 @@ def commands(page: Path) -> Iterator[list[str]]:
     """The words of every command with python on a page, in blocks and in backticks."""
     text = page.read_text()
     lines = re.findall(r"`(python [^`]+)`", without_code(text))
-    for block in blocks(page, "sh"):
-        lines += block.splitlines()
+    for block in blocks(page, "sh") + blocks(page, "powershell"):
+        lines += block.replace(".venv\\Scripts\\python", "python").splitlines()
     for line in lines:
         for part in line.split("&&"):
             words = shlex.split(part, comments=True)
@@ -169,6 +169,17 @@ def test_commands_name_files_and_flags_that_exist(page):
             for word in words:
                 is_flag = word.startswith("--")
                 assert not is_flag or word in known, f"{page.name}: {script} has no {word}"
+
+
+def test_windows_gets_what_linux_gets_and_the_test_line_comes_first():
+    """Guards against a command that only one of README's two installs has, and a line that CI would take."""
+    readme = ROOT / "README.md"
+    linux, tests = blocks(readme, "sh")[:2]
+    (windows,) = blocks(readme, "powershell")
+    for part in ("-m venv .venv", "-r requirements.txt", "train.py --task fence"):
+        assert part in linux and part in windows
+    first = [line for line in readme.read_text().splitlines() if "python -m pytest" in line][0]
+    assert first == tests.strip()
 
 
 def flag_names(flags: type) -> set[str]:
