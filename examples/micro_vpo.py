@@ -1,6 +1,6 @@
 """Vector Policy Optimization in one file: a small network paints fences, taught by GRPO and by VPO.
 
-    python examples/micro_vpo.py         half a minute on one core, with torch alone
+    python examples/micro_vpo.py         some seconds on one core, with torch alone
     python examples/micro_vpo.py 3       the same with seed 3
 
 A fence has six boards. Ann likes red boards, Bob blue ones and Cid green ones. A grey board pleases

@@ -41,7 +41,7 @@ from engine.tasks import held_out
 from eval import evaluate_policy, measure
 from report.markdown import aligned
 from rewards import Problem, Task, UserError
-from study import documents, model_card, result_tables
+from study import documents, result_tables
 from study.grid import CURES, HEADLINES, MAIN_METHODS, REAL_TASKS, VERSION, Cell, cells
 from study.store import CURVE, FORMER, QUICK, RESULTS, Store, load_stored, results_of
 from study.stored import Stored
@@ -360,7 +360,6 @@ def write(stored: Stored, store: Store) -> None:
         return
     documents.write(stored, Path("."))
     documents.draw(stored, store, Path("."))
-    Path("docs/model_card.md").write_text(model_card.card(stored, store, "vpo"))
     print(f"\n{len(current)} cells stored; written: the documents, their tables and figures")
     if missing:
         print(f"of the real model {len(missing)} cells are missing; --list names them")

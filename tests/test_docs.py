@@ -233,6 +233,33 @@ def test_the_task_that_one_copies_asks_for_what_it_pays():
     assert task.reward(problem, "") == [0, 0]
 
 
+def test_the_task_with_a_data_file_keeps_train_and_test_apart(capsys):
+    """Guards against a recipe that cannot be loaded, or that pays an answer without words."""
+    (recipe,) = [code for code in blocks(DOCS / "own.md", "python") if "(FileTask)" in code]
+    Path("my_titles.py").write_text(recipe)
+    rows = [f'{{"text": "A fox met {i} hares.", "title": "Fox and {i} hares"}}' for i in range(50)]
+    Path("train.jsonl").write_text("\n".join(rows[:40]))
+    Path("test.jsonl").write_text("\n".join(rows[38:]))
+    flags = {"data": "train.jsonl", "test_data": "test.jsonl"}
+    task = load_task("my_titles.py", "a language model", **flags)
+    told = "2 of 12 held-out problems stand in training too"
+    assert told in capsys.readouterr().err and told in (DOCS / "own.md").read_text()
+    check_task(task, 3)
+    problem = task.problems("test", 1)[0]
+    assert task.reward(problem, problem.data["title"]) == [1, 0.25]
+    assert task.reward(problem, "") == [0, 0]
+
+    flags["test_data"] = ""
+    parts = load_task("my_titles.py", "a language model", **flags).parts
+    texts = {split: {data["text"] for data in part} for split, part in parts.items()}
+    assert {split: len(part) for split, part in texts.items()} == {
+        "train": 29,
+        "validation": 3,
+        "test": 8,
+    }
+    assert len(set.union(*texts.values())) == 40
+
+
 # Methods, tasks, metrics, files of a run.
 
 

@@ -15,7 +15,7 @@ from engine.config import Config, Parser, peak_rate, task_defaults
 from engine.tasks import load_task
 from examples import search_report
 from rewards import UserError
-from study import cures, documents, exhibit, model_card, reproduce, result_tables, store, stored
+from study import cures, documents, exhibit, reproduce, result_tables, store, stored
 from study.entries import GROUP_VPO, GRPO, VPO, Entry
 from study.grid import (
     EIGHT_WORDS,
@@ -448,14 +448,6 @@ def test_what_neither_grpo_nor_the_start_solves():
     assert alone(found, ("vpo",), search_report.RIVALS, any_run=True) == [1, 1]
     assert alone(found, ("grpo",), search_report.RIVALS) == [0, 0]
     assert result_tables.counts_of_other_runs(found, ("grpo",)) == [1, 0]  # what chance gives
-
-
-def test_the_model_card_follows_from_the_stored_results(results):
-    text = model_card.card(results, Store(ROOT / RESULTS), "vpo")
-    assert (ROOT / "docs/model_card.md").read_text() == text, "run: python study/model_card.py"
-    assert "| GRPO |" in model_card.card(results, Store(ROOT / RESULTS), "grpo")
-    with pytest.raises(UserError, match="nothing: no run on headlines is stored"):
-        model_card.card(results, Store(ROOT / RESULTS), "nothing")
 
 
 def test_the_page_of_headlines_shows_the_training_from_its_start(tmp_path):
