@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from test_rollout import save_random_model
 
 import train
 from engine import __version__
@@ -178,7 +179,9 @@ def test_windows_gets_what_linux_gets_and_the_test_line_comes_first():
     (windows,) = blocks(readme, "powershell")
     for part in ("-m venv .venv", "-r requirements.txt", "train.py --task fence"):
         assert part in linux and part in windows
-    first = [line for line in readme.read_text().splitlines() if "python -m pytest" in line][0]
+    first = [line for line in readme.read_text("utf-8").splitlines() if "python -m pytest" in line][
+        0
+    ]
     assert first == tests.strip()
 
 
@@ -233,17 +236,26 @@ def test_the_task_that_one_copies_asks_for_what_it_pays():
     assert task.reward(problem, "") == [0, 0]
 
 
+def test_a_checkpoint_loads_as_own_md_says(capsys):
+    """Guards against an argument that this transformers does not know."""
+    source, look, load = blocks(DOCS / "own.md", "python")[:3]
+    Path("my_task.py").write_text(source, "utf-8")
+    save_random_model("runs/my-task/vpo/checkpoint-000060", "qwen2")
+    exec(f"{look}\n{load}", {})
+    assert len(capsys.readouterr().out.splitlines()[-1]) > 10
+
+
 def test_the_task_with_a_data_file_keeps_train_and_test_apart(capsys):
     """Guards against a recipe that cannot be loaded, or that pays an answer without words."""
     (recipe,) = [code for code in blocks(DOCS / "own.md", "python") if "(FileTask)" in code]
-    Path("my_titles.py").write_text(recipe)
+    Path("my_titles.py").write_text(recipe, "utf-8")
     rows = [f'{{"text": "A fox met {i} hares.", "title": "Fox and {i} hares"}}' for i in range(50)]
-    Path("train.jsonl").write_text("\n".join(rows[:40]))
-    Path("test.jsonl").write_text("\n".join(rows[38:]))
+    Path("train.jsonl").write_text("\n".join(rows[:40]), "utf-8")
+    Path("test.jsonl").write_text("\n".join(rows[38:]), "utf-8")
     flags = {"data": "train.jsonl", "test_data": "test.jsonl"}
     task = load_task("my_titles.py", "a language model", **flags)
     told = "2 of 12 held-out problems stand in training too"
-    assert told in capsys.readouterr().err and told in (DOCS / "own.md").read_text()
+    assert told in capsys.readouterr().err and told in (DOCS / "own.md").read_text("utf-8")
     check_task(task, 3)
     problem = task.problems("test", 1)[0]
     assert task.reward(problem, problem.data["title"]) == [1, 0.25]
