@@ -25,6 +25,7 @@ from engine.config import Config, flag_of
 from engine.tasks import check_task, load_task, load_task_class, task_names
 from eval import EvalFlags
 from examples.search import SearchFlags
+from rollout import build_prompt, load_policy
 from vpo import ADVANTAGES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -234,15 +235,20 @@ def test_the_task_that_one_copies_asks_for_what_it_pays():
     complete = task.reward(problem, f"Come on {', '.join(problem.data)}.")
     assert short[0] > complete[0] and short[1] < complete[1] == 1
     assert task.reward(problem, "") == [0, 0]
+    facts = {split: {str(p.data) for p in task.problems(split, 200)} for split in ("train", "test")}
+    assert not facts["train"] & facts["test"], "it tests on what it has trained"
 
 
-def test_a_checkpoint_loads_as_own_md_says(capsys):
-    """Guards against an argument that this transformers does not know."""
+def test_a_checkpoint_loads_as_own_md_says():
+    """Guards against an argument that this transformers does not know, and a prompt unlike training's."""
     source, look, load = blocks(DOCS / "own.md", "python")[:3]
     Path("my_task.py").write_text(source, "utf-8")
-    save_random_model("runs/my-task/vpo/checkpoint-000060", "qwen2")
-    exec(f"{look}\n{load}", {})
-    assert len(capsys.readouterr().out.splitlines()[-1]) > 10
+    folder = save_random_model("runs/my-task/vpo/checkpoint-000060", "qwen2")
+    names = {}
+    exec(f"{look}\n{load}", names)
+    policy = load_policy(folder, names["task"])
+    assert names["text"] == build_prompt(policy, names["task"], names["problem"], 3)
+    assert names["output"].shape[1] > names["inputs"]["input_ids"].shape[1]
 
 
 def test_the_task_with_a_data_file_keeps_train_and_test_apart(capsys):
