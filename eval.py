@@ -30,11 +30,15 @@ from engine.evaluations import (
     Pool,
     evaluated,
     evaluations_of,
+    method_of,
+    output_folders,
     rows_of,
     summary_folder,
 )
 from engine.files import writing
 from engine.jobs import run_all
+from engine.mixtures import mixed, save_mixed
+from engine.models import check_start
 from engine.runs import load_run, progress, task_of
 from engine.tasks import held_out
 from report import plots, style
@@ -42,12 +46,18 @@ from report.looks import looks_of
 from report.page import write_page
 from report.snapshots import read_snapshots
 from report.statistics import spread_weights
-from report.table import Table, clusters_of, joint_table, print_table, training_costs, write_table
+from report.table import (
+    Table,
+    clusters_of,
+    joint_table,
+    print_table,
+    training_costs,
+    write_table,
+)
 from rewards import Problem, Task
 from rollout import (
     Policy,
     build_prompt,
-    load_policy,
     random_generator,
     read_answers,
     sampling_options,
@@ -244,6 +254,10 @@ class EvalFlags:
     temperature: float = flag(
         0.0, "sampling temperature of the candidates; 0: as in the run", 0, 1e3
     )
+    mix: list[float] = flag(
+        [1.0], "t of the weights that are evaluated, start + t (trained - start)", 0, 1
+    )
+    save_mixed: str = flag("", "folder for the checkpoints METHOD-T of these weights; empty: none")
     device: Literal["auto", "cpu", "cuda", "mps"] = flag("auto", "auto: as train.py chooses")
     jobs: int = flag(1, "policies that are evaluated at a time, each in a process", 0, 64)
     out: str = flag("", "folder for what is written; empty: the run folder")
@@ -255,14 +269,20 @@ def evaluate(runs: list[Path], flags: EvalFlags) -> None:
     flags.device = device_of(flags.device, all(load_run(run).config.is_tiny for run in runs))
     open_device(flags.device)
     evaluations = evaluations_of(runs, flags)
+    for run in runs:
+        check_start(run / "start")
+    if flags.save_mixed:
+        folders = output_folders(runs, Path(flags.save_mixed))
+        for evaluation, folder in zip(evaluations, folders, strict=True):
+            save_mixed(evaluation, folder)
     tables = {evaluation.run: evaluate_run(evaluation, flags) for evaluation in evaluations}
     if len(runs) > 1:
         joint = joint_table(tables, rows_of(evaluations))
         print_table(joint)
         folder = summary_folder(evaluations, flags.out)
         with writing(folder):
-            picture = write(joint, folder, flags)
-        print(f"figures: {picture}")
+            figures = write(joint, folder, flags)
+        print(f"figures: {', '.join(map(str, figures))}")
 
 
 def evaluate_run(evaluation: Evaluation, flags: EvalFlags) -> Table:
@@ -287,22 +307,27 @@ def evaluate_run(evaluation: Evaluation, flags: EvalFlags) -> Table:
     if unfinished:
         print(f"{run} is not finished: {unfinished}")
     with writing(evaluation.folder):
-        figures = [write(table, evaluation.folder, flags)]
-        figures += plots.run_figures(evaluation, task, pools, flags.figure_format)
+        figures = write(table, evaluation.folder, flags)
+        if len(settings.mix) == 1:
+            figures += plots.run_figures(evaluation, task, pools, flags.figure_format)
         if not config.is_tiny and any(run.glob("*/snapshots.jsonl")):  # texts are to be read
             write_page(evaluation.folder / "report.html", read_snapshots(run))
     print_table(table)
-    print(training_costs(run, [name for name in names if name in ADVANTAGES], config.m))
+    methods = dict.fromkeys(method_of(name) for name in names)
+    print(training_costs(run, [name for name in methods if name in ADVANTAGES], config.m))
     print(f"figures: {', '.join(map(str, figures))}")
     return table
 
 
-def write(table: Table, folder: Path, flags: EvalFlags) -> Path:
-    """Write eval.json and the picture of best@k, whose path is returned."""
+def write(table: Table, folder: Path, flags: EvalFlags) -> list[Path]:
+    """Write eval.json and the pictures of a table, whose paths are returned."""
     write_table(table, folder / "eval.json", flags.device)
-    picture = folder / f"best_at_k.{flags.figure_format}"
-    draw_best_at_k(table, picture)
-    return picture
+    pictures = [folder / f"best_at_k.{flags.figure_format}"]
+    draw_best_at_k(table, pictures[0])
+    if len(table.settings.mix) > 1:
+        pictures.append(folder / f"mix.{flags.figure_format}")
+        plots.mix(table, pictures[1])
+    return pictures
 
 
 def sample_held_out(
@@ -324,7 +349,7 @@ def evaluate_policy(
     config = dataclasses.replace(evaluation.config, eval_temperature=settings.temperature)
     task = task or task_of(config)
     stored = evaluated(evaluation)[name]
-    policy = load_policy(str(stored.folder), task, device=device, dtype=config.dtype)
+    policy = mixed(evaluation.run, method_of(name), stored.t, task, config, device)
     problems = held_out(task, settings.split, settings.problems)
     with noted(f"evaluation of {name}"):
         return sample_pool(policy, task, problems, config, stored.m, settings.pool, bar)

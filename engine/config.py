@@ -189,8 +189,8 @@ class Parser(argparse.ArgumentParser):
         self.flags = flags
         for field in dataclasses.fields(flags):
             default = getattr(flags(), field.name)
-            if field.type == list[str]:
-                kind = {"nargs": "+"}
+            if get_origin(field.type) is list:
+                kind = {"nargs": "+", "type": get_args(field.type)[0]}
             elif field.type is bool:
                 kind = {"action": argparse.BooleanOptionalAction}
             elif get_origin(field.type) is Literal:
@@ -207,7 +207,7 @@ class Parser(argparse.ArgumentParser):
             default = action.default
             is_off = default is None or default is False  # not the number 0
             if not is_off and default not in ("", [], argparse.SUPPRESS):
-                shown = " ".join(default) if isinstance(default, list) else default
+                shown = " ".join(map(str, default)) if isinstance(default, list) else default
                 shown = "auto" if shown == AUTO else shown
                 action.help += f" (default: {shown})"
         return super().format_help()
@@ -244,11 +244,11 @@ def check_ranges(flags: Any) -> None:
         kind = type(getattr(type(flags)(), field.name))
         if type(value) is not kind and not (kind is float and type(value) is int):
             raise UserError(f"{flag_of(field.name)} {value!r}: must be of type {kind.__name__}")
-        if isinstance(value, int | float):
-            low, high = field.metadata["range"]
-            if not low <= value <= high:
+        low, high = field.metadata["range"]
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, int | float) and not low <= number <= high:
                 least = "auto, or 0" if has_auto(field) else f"{low:.10g}"
-                raise UserError(f"{flag_of(field.name)} {value}: must be {least} to {high:.10g}")
+                raise UserError(f"{flag_of(field.name)} {number}: must be {least} to {high:.10g}")
 
 
 def has_auto(field: dataclasses.Field) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.config import MAY_DIFFER, Config, flag_of, peak_rate
 from engine.runs import StoredPolicy, load_run, policies, steps_done
 from rewards import Problem, UserError
-from vpo import SEVERAL_ANSWERS
+from vpo import ADVANTAGES, SEVERAL_ANSWERS
 
 ONE_ANSWER = "asked for one answer"
 PROBLEM_FLAGS = ("task", "size", "max_words", "data", "test_data")
@@ -29,10 +29,13 @@ class Settings:
     problems: int
     pool: int  # candidates per problem
     temperature: float
+    mix: tuple[float, ...] = (1.0,)  # t of the weights start + t (trained - start)
 
     @property
     def folder_name(self) -> str:
-        return f"eval-{self.split}-{self.problems}x{self.pool}-T{self.temperature:g}"
+        name = f"eval-{self.split}-{self.problems}x{self.pool}-T{self.temperature:g}"
+        mix = "-".join(f"{t:g}" for t in self.mix)
+        return name if self.mix == (1.0,) else f"{name}-mix{mix}"
 
 
 @dataclass
@@ -68,6 +71,7 @@ class Row:
 def evaluations_of(runs: list[Path], flags: Any) -> list[Evaluation]:
     """How eval.py's flags evaluate runs: a flag that is 0 or empty is as in the run."""
     changes = {field.name: getattr(flags, field.name) for field in dataclasses.fields(Settings)}
+    changes["mix"] = tuple(flags.mix)
     evaluations = [evaluation_of(run, changes) for run in runs]
     check_overlay(evaluations)
     out = Path(flags.out) if flags.out else None
@@ -119,13 +123,24 @@ def check_overlay(evaluations: list[Evaluation]) -> None:
 
 
 def evaluated(evaluation: Evaluation) -> dict[str, StoredPolicy]:
-    """What is evaluated of a run: its policies, those of several answers asked for one answer, too."""
+    """What is evaluated of a run, by row: its policies, those of several answers asked for one, too.
+
+    Of a trained policy there is a row for each t of --mix.
+    """
     found = {}
     for name, policy in policies(evaluation.run, evaluation.config.m).items():
-        found[name] = policy
-        if name in SEVERAL_ANSWERS and policy.m > 1:
-            found[f"{name}, {ONE_ANSWER}"] = dataclasses.replace(policy, m=1)
+        for t in evaluation.settings.mix if name in ADVANTAGES else (1.0,):
+            mixed = dataclasses.replace(policy, t=t)
+            end = "" if t == 1 else f", --mix {t:g}"
+            found[f"{name}{end}"] = mixed
+            if name in SEVERAL_ANSWERS and policy.m > 1:
+                found[f"{name}, {ONE_ANSWER}{end}"] = dataclasses.replace(mixed, m=1)
     return found
+
+
+def method_of(row: str) -> str:
+    """The start model or the method of a row such as "vpo, --kl 0.0"."""
+    return row.partition(",")[0]
 
 
 def rows_of(evaluations: list[Evaluation]) -> list[Row]:
@@ -146,7 +161,7 @@ def rows_of(evaluations: list[Evaluation]) -> list[Row]:
                     name += f", {trait} {value}"
             row = rows.setdefault(name, Row(name, policy, {}))
             other = row.runs.setdefault(evaluation.config.seed, evaluation.run)
-            if other != evaluation.run and policy in evaluation.config.method:
+            if other != evaluation.run and method_of(policy) in evaluation.config.method:
                 what = f"differs from {other} in nothing, not even in --seed"
                 raise UserError(f"{evaluation.run}: {what}; a mean is one over seeds")
     return list(rows.values())
@@ -155,7 +170,7 @@ def rows_of(evaluations: list[Evaluation]) -> list[Row]:
 def traits_of(evaluation: Evaluation, policy: str) -> dict[str, Any]:
     """What the numbers of a policy depend on, but for the seed. A method that a run lacks has no rate there."""
     config = evaluation.config
-    method = policy.partition(",")[0]
+    method = method_of(policy)
     left_out = [*MAY_DIFFER, "seed", *(TRAINING_FLAGS if method.startswith("start") else ())]
     flags = vars(config).items()
     traits = {flag_of(name): value for name, value in flags if name not in left_out}

@@ -5,6 +5,7 @@
 
 import json
 import math
+import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.evaluations import Evaluation, Pool
+from engine.evaluations import ONE_ANSWER, Evaluation, Pool, method_of
 from engine.files import read_log
 from report import style
 from report.drawings import Drawing, TextDrawing, drawing_of
-from report.looks import Look, look_of
+from report.looks import Look, look_of, looks_of
+from report.table import Table, start_of
 from rewards import Problem, Task
 from vpo import ADVANTAGES, SEVERAL_ANSWERS
 
@@ -41,8 +43,11 @@ def run_figures(
         pools: by method, "start" and "start_sets".
         suffix: svg, pdf or png.
     """
-    methods = [name for name in pools if name in ADVANTAGES]
-    drawn = {name: pool for name, pool in pools.items() if name in ("start", *methods)}
+    drawn = {}
+    for name, pool in pools.items():
+        if name != "start_sets" and ONE_ANSWER not in name:
+            drawn[name] = pool
+    methods = [method_of(name) for name in drawn if method_of(name) in ADVANTAGES]
     paths = []
 
     def path_of(name: str) -> Path:
@@ -135,6 +140,33 @@ def progress(curves: dict[str, list[dict]], measures: list[str], path: Path) -> 
             ax.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
             ax.grid(alpha=0.25, lw=0.6)
         style.finish(axes, path, "Means over at most 20 validation problems during training")
+
+
+def mix(table: Table, path: Path) -> None:
+    """Draw best@1 against W@n along t of --mix, a line per method from the start model on."""
+    measures = ["best@1", f"W@{table.settings.pool}"]
+    lines: dict[str, dict[float, str]] = {}  # a method's row without --mix -> t -> the row
+    for row in table.measures:
+        if method_of(row) in ADVANTAGES and ONE_ANSWER not in row:
+            mixture = re.search(", --mix ([^,]+)", row)
+            method = row.replace(mixture[0], "") if mixture else row
+            t = float(mixture[1]) if mixture else 1.0
+            lines.setdefault(method, {0.0: start_of(table, row)})[t] = row
+    with style.new_figure(1, 1, (6.5, 5)) as axes:
+        ax = axes[0, 0]
+        for method, look in looks_of(lines).items():
+            points = []
+            for t, row in sorted(lines[method].items()):
+                points.append([table.mean(row, measure) for measure in measures])
+                if t:
+                    where = {"xytext": (4, 4), "textcoords": "offset points"}
+                    ax.annotate(f"{t:g}", points[-1], color=look.color, **where)
+            ax.plot(*zip(*points, strict=True), **style.curve_style(look))
+            start = look_of(lines[method][0.0])
+            ax.plot(*points[0], "o", color=start.color, ms=9, zorder=3, label=start.title)
+        ax.set(xlabel=measures[0], ylabel=measures[1])
+        caption = f"{table.asked}; numbers: t of the weights start + t (trained - start)"
+        style.finish(axes, path, caption)
 
 
 def _draw_smoothed(ax: Any, look: Look, rows: list[dict], key: str, window: int) -> None:

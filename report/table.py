@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.evaluations import ONE_ANSWER, Row, Settings
+from engine.evaluations import ONE_ANSWER, Row, Settings, method_of
 from engine.files import read_log, write_text
 from report.looks import look_of
 from report.statistics import half_width
@@ -147,10 +147,6 @@ def sentences(table: Table) -> str:
         f"one candidate, best@1: {ranking(table, 'best@1')}\n"
         f"{n} candidates for a user of unknown preferences, W@{n}: {ranking(table, f'W@{n}')}"
     )
-
-
-def method_of(row: str) -> str:
-    return row.partition(",")[0]
 
 
 def start_of(table: Table, row: str) -> str:

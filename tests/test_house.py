@@ -23,6 +23,7 @@ MAY_KNOW = {
     "engine.start": ("rewards", "rollout", "engine/"),
     "engine.memory": ("rewards", "rollout", "engine/"),
     "engine.checkpoints": ("rewards", "rollout", "engine/"),
+    "engine.mixtures": ("vpo", "rewards", "rollout", "engine/"),
     "engine.session": ("vpo", "rewards", "eval", "engine/"),
     "engine/": ("vpo", "rewards", "engine/"),
     "fast/": ("vpo", "rollout", "engine.models", "engine.config", "fast/"),

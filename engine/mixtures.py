@@ -1,0 +1,84 @@
+"""Mixtures: policies whose weights lie between those of the start model and the trained ones."""
+
+import functools
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from engine.config import Config
+from engine.doors import did_you_mean
+from engine.evaluations import ONE_ANSWER, Evaluation, evaluated, method_of
+from engine.files import write_folder
+from engine.models import load_hugging_face, save_model
+from engine.runs import policies, task_of
+from rewards import Task, UserError
+from rollout import Policy, load_policy
+from vpo import ADVANTAGES
+
+
+def mixed(
+    run: Path, method: str, t: float, task: Task, config: Config, device: str = "cpu"
+) -> Policy:
+    """The policy of a method of a run, its weights moved to start + t (trained - start).
+
+    Args:
+        method: or "start".
+        config: of the run.
+    """
+    stored = policies(run, config.m)
+    if method not in stored:
+        raise UserError(f"{run}: has no method {method}{did_you_mean(method, stored)}")
+    policy = load_policy(str(stored[method].folder), task, device=device, dtype=config.dtype)
+    if t < 1:
+        mix_weights(policy.model, load_hugging_face(str(run / "start"), config.dtype)[0], t)
+    return policy
+
+
+@torch.no_grad()
+def mix_weights(trained: PreTrainedModel, start: PreTrainedModel, t: float) -> None:
+    """Move the weights of a trained model to start + t (trained - start), exact at 0 and at 1.
+
+    Args:
+        trained: changed in place. An adapter, which holds trained - start, is scaled by t.
+    """
+    adapter = [weight for name, weight in trained.named_parameters() if "lora_B" in name]
+    if adapter:
+        for weight in adapter:
+            weight.mul_(t)
+        return
+    weights = list(start.parameters())
+    trained_weights = list(trained.parameters())
+    if [weight.shape for weight in weights] != [weight.shape for weight in trained_weights]:
+        what = f"its weights have other shapes than those of {trained.name_or_path}"
+        raise UserError(f"{start.name_or_path}: {what}; restore the start of that run")
+    for weight, trained_weight in zip(weights, trained_weights, strict=True):
+        trained_weight.copy_(weight.to(trained_weight.device).lerp(trained_weight, t))
+
+
+@torch.no_grad()
+def merge_adapter(trained: PreTrainedModel, start: PreTrainedModel) -> None:
+    """Add the adapter of a trained model to the weights of its start, which become those of the policy."""
+    for name, layer in trained.named_modules():
+        if hasattr(layer, "get_delta_weight"):
+            start.get_submodule(name).weight += layer.get_delta_weight("default")
+
+
+def save_mixed(evaluation: Evaluation, folder: Path) -> None:
+    """Write the trained policies of a run, mixed as they are evaluated, as ordinary checkpoints."""
+    run = evaluation.run
+    config = evaluation.config
+    for row, stored in evaluated(evaluation).items():
+        method = method_of(row)
+        if method not in ADVANTAGES or ONE_ANSWER in row:
+            continue
+        target = folder / f"{method}-{stored.t:g}"
+        if target.exists():
+            raise UserError(f"--save-mixed {folder}: holds {target.name}; name another folder")
+        policy = mixed(run, method, stored.t, task_of(config), config)
+        model = policy.model
+        if config.lora_rank:
+            model, _ = load_hugging_face(str(run / "start"), config.dtype)
+            merge_adapter(policy.model, model)
+        write_folder(target, functools.partial(save_model, model, policy.tokenizer))
+        print(f"saved: {target}")

@@ -1,0 +1,154 @@
+"""Policies between the start and the trained weights: exact at both ends, saved, and refused by name."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from test_rollout import save_random_model
+from test_train import LEARNING, fails
+from transformers import AutoModelForCausalLM
+
+import eval as evaluation
+import train
+from engine.mixtures import mixed
+from engine.runs import load_run, task_of
+from eval import sample_pool
+from rewards import UserError
+from rollout import load_policy
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A run of the tiny model that has learnt something."""
+    run = tmp_path_factory.mktemp("mixtures") / "run"
+    train.main([*LEARNING, "--method", "grpo", "vpo", "--out", str(run), "--lr", "0.01"])
+    return run
+
+
+def policies_of(folder: str) -> dict[str, dict]:
+    return json.loads(Path(folder, "eval.json").read_text())["policies"]
+
+
+def sampled(policy, run: Path) -> list:
+    """The answers of a policy to a few problems."""
+    config = load_run(run).config
+    task = task_of(config)
+    return sample_pool(policy, task, task.problems("test", 3), config, m=1, size=8).answers
+
+
+def test_both_ends_are_todays_numbers_to_the_digit(trained):
+    """t = 1 is the trained policy, t = 0 the start: VPO's the start that is asked for m answers."""
+    settings = [str(trained), "--problems", "5", "--pool", "6"]
+    evaluation.main([*settings, "--out", "today"])
+    evaluation.main([*settings, "--out", "mix", "--mix", "0", "0.5", "1"])
+    today = policies_of("today")
+    mix = policies_of("mix")
+    assert Path("mix/mix.png").exists() and not Path("today/mix.png").exists()
+    assert today == {name: values for name, values in mix.items() if "--mix" not in name}
+    assert mix["grpo, --mix 0"] == mix["vpo, asked for one answer, --mix 0"] == mix["start"]
+    assert mix["vpo, --mix 0"] == mix["start_sets"]
+    assert len({str(mix[name]) for name in ("start_sets", "vpo, --mix 0.5", "vpo")}) == 3
+    evaluation.main([*settings, "--mix", "0.5"])
+    half = policies_of(f"{trained}/eval-test-5x6-T0.7-mix0.5")
+    assert list(half) == [name for name in mix if name.startswith("start") or "0.5" in name]
+    assert half["vpo, --mix 0.5"] == mix["vpo, --mix 0.5"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_mixture_is_a_weighted_mean(trained, dtype):
+    config = replace(load_run(trained).config, dtype=dtype)
+    policies = [mixed(trained, "grpo", t, task_of(config), config) for t in (0, 0.25, 1)]
+    start = load_policy(str(trained / "start"), task_of(config), dtype=dtype)
+    end = load_policy(str(trained / "grpo/checkpoint-000008"), task_of(config), dtype=dtype)
+    models = [policy.model.parameters() for policy in (start, *policies, end)]
+    for own_start, zero, quarter, one, own_end in zip(*models, strict=True):
+        assert torch.equal(zero, own_start) and torch.equal(one, own_end)
+        mean = 0.75 * own_start.double() + 0.25 * own_end.double()
+        torch.testing.assert_close(
+            quarter.double(), mean, atol=1e-6, rtol=2e-2 if dtype == "bfloat16" else 1e-5
+        )
+
+
+def test_a_saved_mixture_is_an_ordinary_checkpoint(trained):
+    """It samples the same tokens; nothing is written over."""
+    command = [
+        str(trained),
+        "--problems",
+        "1",
+        "--pool",
+        "2",
+        "--mix",
+        "0.5",
+        "--save-mixed",
+        "saved",
+    ]
+    evaluation.main([*command, "--out", "out"])
+    config = load_run(trained).config
+    own = mixed(trained, "vpo", 0.5, task_of(config), config)
+    assert sorted(path.name for path in Path("saved").iterdir()) == ["grpo-0.5", "vpo-0.5"]
+    plain = AutoModelForCausalLM.from_pretrained("saved/vpo-0.5")
+    ids = torch.tensor([[5, 6, 7]])
+    assert torch.equal(plain(ids).logits, own.model(ids).logits)
+    assert sampled(load_policy("saved/vpo-0.5", task_of(config)), trained) == sampled(own, trained)
+
+
+def test_a_mixture_of_an_adapter_scales_it(capsys):
+    """Guards against a trained adapter that is mixed with a start that has none; a saved one needs no peft."""
+    pytest.importorskip("peft")
+    model = save_random_model("model", "qwen2")
+    flags = ["--lora-rank", "2", "--method", "grpo", "--max-new-tokens", "20", "--lr", "0.05"]
+    train.main(
+        ["--model", model, *LEARNING, "--warm-steps", "0", "--steps", "2", *flags, "--out", "run"]
+    )
+    run = Path("run")
+    config = load_run(run).config
+    torch.manual_seed(0)
+    adapter = run / "grpo/checkpoint-000002/adapter_model.safetensors"
+    weights = {name: torch.randn_like(weight) for name, weight in load_file(adapter).items()}
+    save_file(weights, adapter, {"format": "pt"})
+    trained, half = [mixed(run, "grpo", t, task_of(config), config) for t in (1, 0.5)]
+    start = load_policy("run/start", task_of(config))
+    ids = torch.tensor([[5, 6, 7]])
+    assert not torch.equal(trained.model(ids).logits, start.model(ids).logits)
+    nothing = mixed(run, "grpo", 0, task_of(config), config)
+    assert torch.equal(nothing.model(ids).logits, start.model(ids).logits)
+    for layer in trained.model.modules():
+        if hasattr(layer, "scale_layer"):
+            layer.scale_layer(0.5)
+    torch.testing.assert_close(half.model(ids).logits, trained.model(ids).logits)
+    evaluation.main(
+        ["run", "--problems", "1", "--pool", "2", "--mix", "0.5", "--save-mixed", "saved"]
+    )
+    assert not Path("saved/grpo-0.5/adapter_config.json").exists()
+    saved = AutoModelForCausalLM.from_pretrained("saved/grpo-0.5")
+    torch.testing.assert_close(saved(ids).logits, half.model(ids).logits)
+    assert sampled(load_policy("saved/grpo-0.5", task_of(config)), run) == sampled(half, run)
+
+
+def test_what_cannot_be_mixed_is_named(trained, capsys):
+    shutil.copytree(trained, "run")
+    config = load_run(Path("run")).config
+    with pytest.raises(UserError, match="run: has no method grop; did you mean grpo"):
+        mixed(Path("run"), "grop", 0.5, task_of(config), config)
+    Path("saved/vpo-0.5").mkdir(parents=True)
+    refused = {
+        "--mix 2": "--mix 2.0: must be 0 to 1",
+        "--mix 0.5 nan": "--mix nan: must be 0 to 1",
+        "--mix half": "--mix: invalid float value: 'half'",
+        "--mix 0.5 --save-mixed saved": "--save-mixed saved: holds vpo-0.5; name another folder",
+    }
+    for flags, message in refused.items():
+        fails(["run", *flags.split()], capsys, message, command=evaluation.main)
+    shutil.rmtree("run/start")
+    message = "run/start: cannot be loaded (No such file or directory: run/start/model.safetensors)"
+    fails(["run", "--mix", "0.5"], capsys, message, command=evaluation.main)
+    other = load_policy("tiny", task_of(load_run(trained).config)).model.config
+    other.n_embd = 32
+    shutil.copytree(trained / "start", "run/start")
+    AutoModelForCausalLM.from_config(other).save_pretrained("run/start")
+    message = "run/start: its weights have other shapes than those of run/grpo/checkpoint-000008"
+    fails(["run", "--mix", "0.5"], capsys, message, command=evaluation.main)
