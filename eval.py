@@ -247,19 +247,19 @@ class EvalFlags:
     """The flags of eval.py."""
 
     split: Literal["test", "validation"] = flag("test", "split of the held-out problems")
-    problems: int = flag(
-        0, "held-out problems; 0: as in the run, 200 after --eval-problems 0", 0, 2**20
+    problems: int | None = flag(
+        None, "held-out problems (default: as in the run, 200 after --eval-problems 0)", 1, 2**20
     )
-    pool: int = flag(0, "candidates per problem; 0: as in the run", 0, 10_000)
-    temperature: float = flag(
-        0.0, "sampling temperature of the candidates; 0: as in the run", 0, 1e3
+    pool: int | None = flag(None, "candidates per problem (default: as in the run)", 1, 10_000)
+    temperature: float | None = flag(
+        None, "sampling temperature of the candidates (default: as in the run)", 1e-3, 1e3
     )
     mix: list[float] = flag(
         [1.0], "t of the weights that are evaluated, start + t (trained - start)", 0, 1
     )
     save_mixed: str = flag("", "folder for the checkpoints METHOD-T of these weights; empty: none")
     device: Literal["auto", "cpu", "cuda", "mps"] = flag("auto", "auto: as train.py chooses")
-    jobs: int = flag(1, "policies that are evaluated at a time, each in a process", 0, 64)
+    jobs: int = flag(1, "policies that are evaluated at a time, each in a process", 1, 64)
     out: str = flag("", "folder for what is written; empty: the run folder")
     figure_format: Literal["png", "svg", "pdf"] = flag("png", "format of the figures")
 
@@ -298,9 +298,9 @@ def evaluate_run(evaluation: Evaluation, flags: EvalFlags) -> Table:
     settings = dataclasses.replace(evaluation.settings, problems=len(problems))
     with tqdm(total=len(names) * len(problems), desc="evaluation", unit="problem") as bar:
         # A process of its own loads the task itself.
-        shared = (task, bar) if flags.jobs <= 1 else ()
+        shared = (task, bar) if flags.jobs == 1 else ()
         work = {name: (name, evaluation, flags.device, *shared) for name in names}
-        pools = run_all(evaluate_policy, work, max(1, flags.jobs), flags.device, bar)
+        pools = run_all(evaluate_policy, work, flags.jobs, flags.device, bar)
     measures = {name: measure(pools[name], task, config.m) for name in names}
     table = Table([str(run)], settings, measures, clusters_of(problems))
     unfinished = progress(run, config)

@@ -189,8 +189,9 @@ class Parser(argparse.ArgumentParser):
         self.flags = flags
         for field in dataclasses.fields(flags):
             default = getattr(flags(), field.name)
+            one, *_ = *get_args(field.type), field.type  # of `int | None` and list[int] it is int
             if get_origin(field.type) is list:
-                kind = {"nargs": "+", "type": get_args(field.type)[0]}
+                kind = {"nargs": "+", "type": one}
             elif field.type is bool:
                 kind = {"action": argparse.BooleanOptionalAction}
             elif get_origin(field.type) is Literal:
@@ -198,7 +199,7 @@ class Parser(argparse.ArgumentParser):
             elif has_auto(field):
                 kind = {"type": whole_number}
             else:
-                kind = {"type": field.type}
+                kind = {"type": one}
             help = field.metadata["help"].replace("%", "%%")
             self.add_argument(flag_of(field.name), default=default, help=help, **kind)
 
@@ -242,7 +243,8 @@ def check_ranges(flags: Any) -> None:
     for field in dataclasses.fields(flags):
         value = getattr(flags, field.name)
         kind = type(getattr(type(flags)(), field.name))
-        if type(value) is not kind and not (kind is float and type(value) is int):
+        is_whole = kind is float and type(value) is int
+        if type(value) is not kind and not is_whole and field.default is not None:
             raise UserError(f"{flag_of(field.name)} {value!r}: must be of type {kind.__name__}")
         low, high = field.metadata["range"]
         for number in value if isinstance(value, list) else [value]:

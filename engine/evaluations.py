@@ -69,7 +69,7 @@ class Row:
 
 
 def evaluations_of(runs: list[Path], flags: Any) -> list[Evaluation]:
-    """How eval.py's flags evaluate runs: a flag that is 0 or empty is as in the run."""
+    """How eval.py's flags evaluate runs: a flag that is not given is as in the run."""
     changes = {field.name: getattr(flags, field.name) for field in dataclasses.fields(Settings)}
     changes["mix"] = tuple(flags.mix)
     evaluations = [evaluation_of(run, changes) for run in runs]
@@ -81,11 +81,11 @@ def evaluations_of(runs: list[Path], flags: Any) -> list[Evaluation]:
 
 
 def evaluation_of(run: Path, changes: dict) -> Evaluation:
-    """How to evaluate a run: by its own flags, but for the changes that are neither 0 nor empty."""
+    """How to evaluate a run: by its own flags, but for the changes that are not None."""
     config = load_run(run).config
     n = config.eval_problems or Config.eval_problems
     own = Settings("test", n, config.pool, config.eval_temperature)
-    changed = {name: value for name, value in changes.items() if value}
+    changed = {name: value for name, value in changes.items() if value is not None}
     settings = dataclasses.replace(own, **changed)
     if settings.pool < config.m:
         what = f"must hold one rollout of the run's {config.m} answers"

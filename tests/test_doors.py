@@ -351,6 +351,10 @@ def test_eval_names_what_it_cannot_evaluate(run, capsys):
     Path("a-file").touch()
     refused = {
         "run ./run": "names a run twice",
+        "run --temperature 0": "--temperature 0.0: must be 0.001 to 1000",
+        "run --problems 0": "--problems 0: must be 1 to 1048576",
+        "run --pool 0": "--pool 0: must be 1 to 10000",
+        "run --jobs 0": "--jobs 0: must be 1 to 64",
         "run --pool 1": "--pool 1: must hold one rollout of the run's 2 answers",
         "run --out a-file": "--out a-file: must be a folder, and is a file",
         "": "the following arguments are required: RUN",
