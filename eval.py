@@ -67,6 +67,7 @@ from vpo import ADVANTAGES
 
 BUDGETS = (1, 2, 3, 5, 8, 10, 15, 20, 30, 50, 100)
 ROLLOUTS_AT_ONCE = 750  # of the tiny model
+UTILITIES_AT_ONCE = 10_000  # candidates under 256 weights, which take 20 MB
 
 
 # Measures and pools.
@@ -112,35 +113,22 @@ def weighted_best_at_k(rewards: Tensor, k: int, objective_mask: Tensor | None = 
     values = torch.zeros(len(rewards), dtype=torch.float64)
     for size in sizes.unique().tolist():
         own = rewards[sizes == size][..., :size]  # (N', n, size)
-        utilities = own @ spread_weights(size).T  # (N', n, 256)
-        values[sizes == size] = best_at_k(utilities.mT, k).mean(-1)
+        means = []
+        for some in own.split(1 + UTILITIES_AT_ONCE // own.shape[1]):
+            utilities = some @ spread_weights(size).T  # (N'', n, 256)
+            means.append(best_at_k(utilities.mT, k).mean(-1))
+        values[sizes == size] = torch.cat(means)
     return values
 
 
 def diversity(rewards: Tensor) -> Tensor:
     """Mean L1 distance between the reward vectors of two candidates: (N, n, objectives) -> (N)."""
     n = rewards.shape[1]
-    distances = torch.cdist(rewards, rewards, p=1)  # (N, n, n)
-    return distances.sum((1, 2)) / max(n * (n - 1), 1)
-
-
-def pareto_share(rewards: Tensor) -> Tensor:
-    """Distinct reward vectors that no candidate dominates, as a share of n: (N, n, objectives) -> (N)."""
-    a = rewards[:, :, None]  # (N, n, 1, k)
-    b = rewards[:, None]  # (N, 1, n, k)
-    is_dominated = ((b >= a).all(-1) & (b > a).any(-1)).any(-1)  # (N, n)
-    is_repeated = (b == a).all(-1).tril(-1).any(-1)  # an earlier candidate has the same vector
-    return (~is_dominated & ~is_repeated).float().mean(-1)
-
-
-def coverage(rewards: Tensor, m: int) -> Tensor:
-    """The best value in each objective among m candidates: (N, n, objectives) -> (N).
-
-    Averaged over objectives and sets of consecutive candidates, which are the rollouts of m answers.
-    """
-    N, n, k = rewards.shape
-    sets = rewards[:, : n - n % m].reshape(N, -1, m, k)
-    return sets.amax(2).mean((1, 2))
+    gaps = rewards.cpu().double().sort(1).values.diff(dim=1)  # (N, n - 1, objectives)
+    below = torch.arange(1, n)[
+        :, None
+    ]  # candidates below a gap; so many times n - below pairs span it
+    return (gaps * below * (n - below)).sum((1, 2)) / max(n * (n - 1) / 2, 1)
 
 
 def sample_pool(
@@ -196,7 +184,7 @@ def pool_of(
     return Pool(problems, candidates, rewards, scalars, scored.objective_mask)
 
 
-def measure(pool: Pool, task: Task, m: int) -> dict[str, Tensor]:
+def measure(pool: Pool, task: Task) -> dict[str, Tensor]:
     """Every measure of a pool, per problem: name -> (N)."""
     n = pool.scalars.shape[1]
     mask = pool.objective_mask  # (N, k)
@@ -210,10 +198,6 @@ def measure(pool: Pool, task: Task, m: int) -> dict[str, Tensor]:
     is_earning = (pool.rewards > task.minimum) & mask[:, None]  # (N, n, k)
     values["earned"] = is_earning.any(-1).double().mean(1)
     values["diversity"] = diversity(pool.rewards)
-    values["pareto"] = pareto_share(pool.rewards)
-    # coverage divides by all objectives. A problem that lacks some is divided by its own.
-    k_own = mask.sum(1)  # (N)
-    values[f"coverage@{m}"] = coverage(pool.rewards, m) * mask.shape[1] / k_own
     for i, name in enumerate(task.objectives):
         values[f"reward_{name}"] = pool.rewards[..., i].mean(1)
     return values
@@ -301,7 +285,7 @@ def evaluate_run(evaluation: Evaluation, flags: EvalFlags) -> Table:
         shared = (task, bar) if flags.jobs == 1 else ()
         work = {name: (name, evaluation, flags.device, *shared) for name in names}
         pools = run_all(evaluate_policy, work, flags.jobs, flags.device, bar)
-    measures = {name: measure(pools[name], task, config.m) for name in names}
+    measures = {name: measure(pools[name], task) for name in names}
     table = Table([str(run)], settings, measures, clusters_of(problems))
     unfinished = progress(run, config)
     if unfinished:
@@ -309,7 +293,7 @@ def evaluate_run(evaluation: Evaluation, flags: EvalFlags) -> Table:
     with writing(evaluation.folder):
         figures = write(table, evaluation.folder, flags)
         if len(settings.mix) == 1:
-            figures += plots.run_figures(evaluation, task, pools, flags.figure_format)
+            figures += plots.run_figures(evaluation, task, pools, measures, flags.figure_format)
         if not config.is_tiny and any(run.glob("*/snapshots.jsonl")):  # texts are to be read
             write_page(evaluation.folder / "report.html", read_snapshots(run))
     print_table(table)

@@ -35,12 +35,17 @@ TRAINING_PANELS = {  # key in metrics.jsonl: title, label of the y axis
 
 
 def run_figures(
-    evaluation: Evaluation, task: Task, pools: dict[str, Pool], suffix: str
+    evaluation: Evaluation,
+    task: Task,
+    pools: dict[str, Pool],
+    measures: dict[str, dict[str, Tensor]],
+    suffix: str,
 ) -> list[Path]:
     """Write the figures of a run into the folder of its evaluation, but for best@k. Returns the files.
 
     Args:
         pools: by method, "start" and "start_sets".
+        measures: of each pool, by name (N).
         suffix: svg, pdf or png.
     """
     drawn = {}
@@ -60,13 +65,14 @@ def run_figures(
         training(curves, *temperatures, path_of("diversity"))
 
     n = evaluation.config.pool
-    measures = ["best@1", f"best@{n}", f"W@{n}"]
-    curves = curves_of(evaluation.run, methods, "evaluations", measures)
+    shown = ["best@1", f"best@{n}", f"W@{n}"]
+    curves = curves_of(evaluation.run, methods, "evaluations", shown)
     if curves:
-        progress(curves, measures, path_of("progress"))
+        progress(curves, shown, path_of("progress"))
 
     rewards = {name: pool.rewards for name, pool in drawn.items()}
-    reward_vectors(rewards, task.objectives, path_of("reward_vectors"), task.minimum)
+    index = typical_problem([measures[name]["diversity"] for name in drawn if name != "start"])
+    reward_vectors(rewards, index, task.objectives, path_of("reward_vectors"), task.minimum)
 
     texts = {name: (pool.answers, own_rewards(pool)) for name, pool in drawn.items()}
     problems = pools["start"].problems
@@ -190,19 +196,23 @@ def _draw_start_levels(ax: Any, curves: dict[str, list[dict]], key: str, note: s
 
 
 def reward_vectors(
-    pools: dict[str, Tensor], objectives: Sequence[str], path: Path, minimum: float = 0.0
+    pools: dict[str, Tensor],
+    index: int,
+    objectives: Sequence[str],
+    path: Path,
+    minimum: float = 0.0,
 ) -> None:
-    """Draw the reward vectors of a typical problem, a panel per policy.
+    """Draw the reward vectors of a problem, a panel per policy.
 
     The axes are the two objectives that conflict most over all problems. If problems differ in
     their objectives, they are the first two of the problem's own.
 
     Args:
         pools: rewards (N, n, k) by policy.
+        index: which of the N problems.
         objectives: names of the k objectives; empty if problems differ in them.
         minimum: the task's, which candidates without an answer have in all objectives.
     """
-    index = typical_problem(pools)
     vectors = torch.stack([rewards[index] for rewards in pools.values()])  # (policies, n, k)
     n, k = vectors.shape[1:]
     labels = objectives or [f"objective {i + 1}" for i in range(k)]
@@ -260,16 +270,9 @@ def _conflicting_pair(rewards: Tensor, minimum: float) -> tuple[int, int]:
     return divmod(int(matrix.argmin()), k)
 
 
-def typical_problem(pools: dict[str, Tensor]) -> int:
-    """The problem of median gap in diversity between the first and the last method.
-
-    Args:
-        pools: rewards (N, n, k) by policy.
-    """
-    methods = [rewards for name, rewards in pools.items() if not name.startswith("start")]
-    first = torch.cdist(methods[0], methods[0], p=1).sum((1, 2))  # (N)
-    last = torch.cdist(methods[-1], methods[-1], p=1).sum((1, 2))  # (N)
-    order = (last - first).argsort(stable=True)
+def typical_problem(diversities: list[Tensor]) -> int:
+    """The problem of median gap in diversity (N) between the first and the last method."""
+    order = (diversities[-1] - diversities[0]).argsort(stable=True)
     return int(order[len(order) // 2])
 
 

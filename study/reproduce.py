@@ -147,7 +147,7 @@ def evaluation_record(cell: Cell, folder: Path) -> dict:
         pools = {name: evaluate_policy(name, evaluation, device) for name in names}
         at = record["at"][f"{temperature:g}"] = {}
         for name, pool in pools.items():
-            at[name] = condense(measure(pool, task, config.m), cell, config.pool)
+            at[name] = condense(measure(pool, task), cell, config.pool)
         if cell.task in HEADLINES and temperature == TEMPERATURES[0]:
             record["answers"] = {name: pool.answers[:STORED_TEXTS] for name, pool in pools.items()}
     return record

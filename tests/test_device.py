@@ -88,7 +88,7 @@ def outcome(config: Config) -> tuple[list[dict], list[list[str]], list[Tensor]]:
     problems = TASK.problems("test", 2)
     config.eval_temperature = 1.0
     pool = sample_pool(policy, TASK, problems, config, m=3, size=6)
-    numbers.append(measure(pool, TASK, 3))
+    numbers.append(measure(pool, TASK))
     weights = [weight.detach().cpu() for weight in policy.model.parameters()]
     return tree_map_only(Tensor, Tensor.cpu, numbers), pool.answers, weights
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import eval as evaluation
 from engine.config import Config
@@ -97,16 +98,12 @@ def test_diversity_is_the_mean_over_pairs():
     rewards = random_rewards(3, 2, 5, 4)
     distances = [(a - b).abs().sum() for a, b in itertools.combinations(rewards[1], 2)]
     assert evaluation.diversity(rewards)[1].item() == pytest.approx(sum(distances).item() / 10)
+    doubled = evaluation.diversity(rewards.repeat(1, 2, 1))[1].item()
+    assert doubled == pytest.approx(sum(distances).item() * 4 / 45)  # equal candidates have no gap
+    pool = torch.arange(3000.0).flip(0)[None, :, None]
+    assert evaluation.diversity(pool).item() == pytest.approx(3001 / 3)
     assert evaluation.diversity(torch.ones(1, 5, 4)).item() == 0
     assert evaluation.diversity(torch.ones(1, 1, 4)).item() == 0
-
-
-def test_pareto_share_and_coverage():
-    """A vector that is repeated counts once, and one that another is as good as counts not at all."""
-    pool = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.5, 0.0]]])
-    assert evaluation.pareto_share(pool).item() == pytest.approx(2 / 4)
-    assert evaluation.coverage(pool, 2).item() == pytest.approx((0.5 + 0.75) / 2)
-    assert evaluation.coverage(pool, 3).item() == pytest.approx(1.0)  # the fourth is no set
 
 
 @pytest.mark.parametrize("interval", ["ours", "bootstrap"])
@@ -161,10 +158,32 @@ def test_a_pool_counts_what_was_paid_for():
     assert pool.answers[1] == ["bad", "good", "good", None, "bad"]
     assert pool.rewards[0].tolist() == [[1, 0.5, 0]] * 2 + [[-1] * 3] * 2 + [[0, 1, 1]]
     assert pool.scalars[1].tolist() == [0.5, 0.75, 0.75, -1, 0.5]
-    values = measure(pool, Kinds(), m=2)
+    values = measure(pool, Kinds())
     assert values["best@5"].tolist() == pytest.approx([2 / 3, 0.75])
     assert values["earned"].tolist() == pytest.approx([3 / 5, 4 / 5])
-    assert values["coverage@2"].tolist() == pytest.approx([(0.5 - 1) / 2, (1 + 0.75) / 2])
+
+
+class Largest(TorchDispatchMode):
+    """Notes how many numbers the largest tensor holds."""
+
+    n = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple) else [result]:
+            self.n = max(self.n, tensor.numel() if isinstance(tensor, Tensor) else 0)
+        return result
+
+
+def test_a_pool_of_thousands_takes_little_memory():
+    """Guards against tensors (N, n, n), and against all problems under 256 weights at a time."""
+    rewards = random_rewards(8, 40, 2000, 3)
+    mask = torch.ones(40, 3, dtype=torch.bool)
+    with Largest() as largest:
+        values = measure(Pool([], [], rewards, rewards.mean(-1), mask), Kinds())
+    assert largest.n < 12_001 * 256
+    alone = evaluation.weighted_best_at_k(rewards[-1:], 5)
+    torch.testing.assert_close(values["W@5"][-1:], alone)
 
 
 def test_a_problem_is_passed_in_its_own_objectives():
@@ -172,7 +191,7 @@ def test_a_problem_is_passed_in_its_own_objectives():
     rewards = torch.tensor([[[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]], [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]]])
     mask = torch.tensor([[True, True, False], [True, True, True]])
     pool = Pool([], [], rewards, rewards.mean(-1), mask)
-    assert measure(pool, Kinds(), m=1)["pass@1"].tolist() == [0.5, 0.5]
+    assert measure(pool, Kinds())["pass@1"].tolist() == [0.5, 0.5]
 
 
 @pytest.mark.parametrize("m, batch", [(1, 0), (3, 0), (3, 2)])

@@ -83,10 +83,11 @@ def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task):
     pools = {}
     for name, rewards in make_pools(("start", "start_sets", "my_method"), 2, 4, 2).items():
         pools[name] = Pool(problems(2), [["x"] * 4] * 2, rewards, rewards.mean(-1), mask)
+    measures = {name: {"diversity": torch.arange(2.0)} for name in pools}
     evaluation = Evaluation(tmp_path, Config(pool=4), Settings("test", 2, 4, 0.7), tmp_path)
     written = []
     for _ in range(2):
-        paths = plots.run_figures(evaluation, task, pools, "svg")
+        paths = plots.run_figures(evaluation, task, pools, measures, "svg")
         written.append([path.read_bytes() for path in paths])
     expected = [f"{name}.svg" for name in ("diversity", "progress", "reward_vectors", "answers")]
     assert [path.name for path in paths] == expected and written[0] == written[1]
@@ -94,7 +95,7 @@ def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task):
     assert own[0].get_color() == look_of("my_method").color
 
     shutil.rmtree(tmp_path / "my_method")  # a run without its logs is evaluated, too
-    paths = plots.run_figures(evaluation, task, pools, "svg")
+    paths = plots.run_figures(evaluation, task, pools, measures, "svg")
     assert [path.name for path in paths] == expected[2:]
 
 
@@ -155,7 +156,7 @@ def test_reward_vectors_show_the_conflict(tmp_path, drawn):
     ]
     for pool, objectives, minimum, shown in cases:
         pools = dict.fromkeys("abcde", pool)
-        plots.reward_vectors(pools, objectives, tmp_path / "a.png", minimum=minimum)
+        plots.reward_vectors(pools, 0, objectives, tmp_path / "a.png", minimum=minimum)
         axes = drawn[-1].axes[0]
         assert {axes.get_xlabel(), axes.get_ylabel()} == shown
-    plots.reward_vectors({"vpo": torch.full((2, 4, 1), -2.0)}, ["one"], tmp_path / "c.png")
+    plots.reward_vectors({"vpo": torch.full((2, 4, 1), -2.0)}, 1, ["one"], tmp_path / "c.png")
