@@ -50,8 +50,8 @@ from report.table import (
     Table,
     clusters_of,
     joint_table,
+    print_costs,
     print_table,
-    training_costs,
     write_table,
 )
 from rewards import Problem, Task
@@ -266,7 +266,7 @@ def evaluate(runs: list[Path], flags: EvalFlags) -> None:
         folder = summary_folder(evaluations, flags.out)
         with writing(folder):
             figures = write(joint, folder, flags)
-        print(f"figures: {', '.join(map(str, figures))}")
+        print(f"figures: {folder}: {', '.join(path.name for path in figures)}")
 
 
 def evaluate_run(evaluation: Evaluation, flags: EvalFlags) -> Table:
@@ -298,8 +298,8 @@ def evaluate_run(evaluation: Evaluation, flags: EvalFlags) -> Table:
             write_page(evaluation.folder / "report.html", read_snapshots(run))
     print_table(table)
     methods = dict.fromkeys(method_of(name) for name in names)
-    print(training_costs(run, [name for name in methods if name in ADVANTAGES], config.m))
-    print(f"figures: {', '.join(map(str, figures))}")
+    print_costs(run, [name for name in methods if name in ADVANTAGES], config.m)
+    print(f"figures: {evaluation.folder}: {', '.join(path.name for path in figures)}")
     return table
 
 

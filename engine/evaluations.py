@@ -13,7 +13,7 @@ from engine.runs import StoredPolicy, load_run, policies, steps_done
 from rewards import Problem, UserError
 from vpo import ADVANTAGES, SEVERAL_ANSWERS
 
-ONE_ANSWER = "asked for one answer"
+ONE_ANSWER = "one answer"
 PROBLEM_FLAGS = ("task", "size", "max_words", "data", "test_data")
 TRAINING_FLAGS = (  # the start model depends on none of them
     "group_size", "n_weights", "alpha", "subset", "steps", "prompts_per_step", "updates", "lr_schedule", "kl",

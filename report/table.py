@@ -1,4 +1,4 @@
-"""The table of an evaluation: what it holds, eval.json, and the sentences below it."""
+"""The table of an evaluation: what it holds, what is printed of it, and eval.json."""
 
 import dataclasses
 import json
@@ -16,10 +16,6 @@ from rewards import Problem
 from vpo import ADVANTAGES, SEVERAL_ANSWERS, answers_per_rollout
 
 NO_WIDTH = 1e-6  # of an interval: all values are equal, which says nothing of how others vary
-LEGEND = (  # of the last columns
-    "earned: share of candidates above the least reward; pareto: share left without dominated and repeated "
-    "ones; coverage@m: the best value in an objective among m candidates, on average"
-)
 
 
 @dataclass
@@ -29,7 +25,7 @@ class Table:
     runs: list[str]
     settings: Settings
     # row -> measure -> values (N), or (runs, N) where the row is a mean of several runs. A row is a policy,
-    # after which may stand what makes it another one: "vpo, asked for one answer", "vpo, --kl 0.0"
+    # after which may stand what makes it another one: "vpo, one answer", "vpo, --kl 0.0"
     measures: dict[str, dict[str, Tensor]]
     clusters: Tensor | None = None  # (N) numbers of the problems, equal where two are the same
     seeds: dict[str, list[int]] = field(default_factory=dict)  # of several runs: row -> its seeds
@@ -113,40 +109,38 @@ def clusters_of(problems: list[Problem]) -> Tensor:
 
 
 def print_table(table: Table) -> None:
-    """Print the means of the main measures, a row per policy, and what they say."""
-    settings = table.settings
-    n = settings.pool
-    columns = [f"best@{k}" for k in (1, 3, 10) if k < n] + [f"best@{n}"]
-    if any(table.mean(row, f"pass@{n}") for row in table.measures):
-        columns += ["pass@1", f"pass@{n}"]
-    columns += [f"W@{n}", "diversity", "earned", "pareto"]
-    first, *others = table.measures.values()
-    coverages = [name for name in first if name.startswith("coverage")]
-    columns += [name for name in coverages if all(name in values for values in others)]
-    titles = {row: look_of(row).title for row in table.measures}
-    width = max(20, *(len(title) + 2 for title in titles.values()))
-    print(f"\n{table.heading}\n" + " " * width + "".join(f"{column:>11}" for column in columns))
-    for row, title in titles.items():
-        cells = [f"{table.mean(row, column):11.3f}" for column in columns]
-        seeds = f"  {table.n_runs(row)} seeds" if table.n_runs(row) > 1 else ""
-        print(f"{title:{width}}" + "".join(cells) + seeds)
-    print(LEGEND)
-    print(sentences(table))
-
-
-def sentences(table: Table) -> str:
-    """What the table says: whose variety is left, and who is best for one candidate and for all."""
+    """Print the means of the main measures, a row per policy. After ± stands half of the 95% interval."""
     n = table.settings.pool
-    if not any(table.mean(row, "diversity") for row in table.measures):
-        return (
-            "all candidates of all policies earned the same: nothing was learnt, or nothing can be"
-        )
-    outcomes = [outcome(table, row) for row in table.measures if method_of(row) in ADVANTAGES]
-    return (
-        f"diversity, against the start model's: {'; '.join(outcomes)}\n"
-        f"one candidate, best@1: {ranking(table, 'best@1')}\n"
-        f"{n} candidates for a user of unknown preferences, W@{n}: {ranking(table, f'W@{n}')}"
-    )
+    measures = ["best@1", *(["best@3"] if n > 3 else []), f"best@{n}"]
+    if any(table.mean(row, f"pass@{n}") for row in table.measures):
+        measures.append(f"pass@{n}")
+    measures += [f"W@{n}", "diversity"]
+    columns = {"": [look_of(row).title for row in table.measures]}
+    for measure in measures:
+        cells = [f"{table.mean(row, measure):.3f}" for row in table.measures]
+        margins = [table.margin(row, measure) for row in table.measures]
+        if measure in ("best@1", f"W@{n}") and any(margins):
+            measure += " ±"
+            for i, margin in enumerate(margins):
+                cells[i] += f" ±{margin:.3f}" if margin else ""
+        columns[measure] = cells
+    columns["x start"] = [times_start(table, row) for row in table.measures]
+    if table.seeds:
+        columns["seeds"] = [str(table.n_runs(row)) for row in table.measures]
+    widths = {head: max(map(len, [head, *cells])) for head, cells in columns.items()}
+    print(f"\n{table.heading}")
+    for line in (columns, *zip(*columns.values(), strict=True)):
+        padded = [cell.ljust(width) for cell, width in zip(line, widths.values(), strict=True)]
+        print(" ".join(padded).rstrip())
+
+
+def times_start(table: Table, row: str) -> str:
+    """A method's diversity as a multiple of the start model's. Below a third it has collapsed."""
+    start = table.mean(start_of(table, row), "diversity")
+    if method_of(row) not in ADVANTAGES or start < 1e-6:
+        return ""
+    share = table.mean(row, "diversity") / start
+    return f"{share:.2f}x collapsed" if share < 1 / 3 else f"{share:.2f}x"
 
 
 def start_of(table: Table, row: str) -> str:
@@ -158,77 +152,17 @@ def start_of(table: Table, row: str) -> str:
     return next(each for each in rows if set(each.split(", ")[1:]) <= set(parts))
 
 
-def outcome(table: Table, row: str) -> str:
-    """What became of a method's diversity, such as "GRPO 3% ± 1% (collapsed)"."""
-    title = look_of(row).title
-    title += ":" if ", " in title else ""
-    own, start = pair_of(table, row, "diversity")
-    if own.shape[-1] < 2 or start.mean() < 1e-6:  # no interval, or no share
-        return f"{title} {own.mean():.3f} (start model {start.mean():.3f})"
-    share = (own.mean() / start.mean()).item()
-    # Of one problem, seen several times, the interval is that of the samples.
-    clusters = table.clusters if table.n_problems > 1 else None
-    margin = half_width(own - share * start, clusters) / start.mean().item()
-    if share == 0:  # nothing varies; but of n other problems so many could, with odds of 5%
-        n = table.n_problems if table.n_problems > 1 else own.shape[-1]
-        margin = 1 - 0.05 ** (1 / n)
-    words = [variety(share - margin, share + margin)]
-    utility = f"W@{table.settings.pool}"
-    own, start = pair_of(table, row, utility)
-    if (own - start).mean() + half_width(own - start, clusters) < 0:
-        words.append(f"{utility} below the start model")
-    half = f" ± {margin:.0%}" if table.n_problems > 1 and margin > NO_WIDTH else ""
-    return f"{title} {share:.0%}{half} ({', '.join(words)})"
-
-
-def pair_of(table: Table, row: str, measure: str) -> tuple[Tensor, Tensor]:
-    """A measure of a method, and of the start model in the same runs."""
-    start = start_of(table, row)
-    values = table.measures[start][measure]
-    if values.ndim == 2:
-        places = [table.seeds[start].index(seed) for seed in table.seeds[row]]
-        values = values[places] if len(places) > 1 else values[places[0]]
-    return table.measures[row][measure].double(), values.double()
-
-
-def variety(low: float, high: float) -> str:
-    """What became of a policy's diversity, whose share of the start model's lies between these."""
-    if high < 1 / 3:
-        return "collapsed"
-    if high < 0.9:
-        return "narrowed"
-    if low > 1.1:
-        return "grew"
-    if low > 0.9 and high < 1.1:
-        return "kept"
-    return "not firm"
-
-
-def ranking(table: Table, measure: str) -> str:
-    """The policies from the best to the worst, with half of the 95% interval of each if there is one."""
-    has_sets = any(method_of(row) in SEVERAL_ANSWERS for row in table.measures)
-    shown = [row for row in table.measures if method_of(row) != "start_sets" or has_sets]
-    shown.sort(key=lambda row: table.mean(row, measure), reverse=True)
-    parts = []
-    for row in shown:
-        margin = table.margin(row, measure)
-        half = "" if margin is None else f" ± {margin:.3f}"
-        parts.append(f"{look_of(row).title} {table.mean(row, measure):.3f}{half}")
-    return "; ".join(parts)
-
-
-def training_costs(run: Path, methods: list[str], m: int) -> str:
-    """What each method sampled in training, which shows whether a comparison is fair; its time and memory."""
-    costs = []
+def print_costs(run: Path, methods: list[str], m: int) -> None:
+    """Print what each method sampled in training, which shows whether a comparison is fair; its time and memory."""
+    print("sampled in training:")
     for method in methods:
         rows = read_log(run / method / "metrics.jsonl", "rollouts", "tokens", "seconds")
         answers = answers_per_rollout(method, m) * sum(row["rollouts"] for row in rows)
         tokens = sum(row["tokens"] for row in rows)
         seconds = sum(row["seconds"] for row in rows)
-        text = f"{look_of(method).title} {len(rows)} steps, {answers:,} answers, {tokens:,} tokens"
+        text = f"{look_of(method).title}: {len(rows)} steps, {answers:,} answers, {tokens:,} tokens"
         text += f", {seconds:.0f} s" if seconds < 120 else f", {seconds / 60:.0f} min"
         memory = run / method / "memory.json"
         if memory.exists():
             text += f", {json.loads(memory.read_text())['peak_gib']:.1f} GiB at most"
-        costs.append(text)
-    return f"sampled in training: {'; '.join(costs)}"
+        print(f"  {text}")

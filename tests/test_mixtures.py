@@ -49,7 +49,7 @@ def test_both_ends_are_todays_numbers_to_the_digit(trained):
     mix = policies_of("mix")
     assert Path("mix/mix.png").exists() and not Path("today/mix.png").exists()
     assert today == {name: values for name, values in mix.items() if "--mix" not in name}
-    assert mix["grpo, --mix 0"] == mix["vpo, asked for one answer, --mix 0"] == mix["start"]
+    assert mix["grpo, --mix 0"] == mix["vpo, one answer, --mix 0"] == mix["start"]
     assert mix["vpo, --mix 0"] == mix["start_sets"]
     assert len({str(mix[name]) for name in ("start_sets", "vpo, --mix 0.5", "vpo")}) == 3
     evaluation.main([*settings, "--mix", "0.5"])

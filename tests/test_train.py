@@ -91,7 +91,7 @@ def test_the_main_job(capsys):
         held_out = (run / method / "evaluations.jsonl").read_text().splitlines()
         assert [json.loads(row)["step"] for row in held_out] == [0, 2, 4]
     report = json.loads((run / "eval.json").read_text())["policies"]
-    sets = ["vpo", "vpo, asked for one answer"]
+    sets = ["vpo", "vpo, one answer"]
     assert list(report) == ["start", "start_sets", "grpo", *sets, "group_vpo"]
     for name in ("best_at_k", "diversity", "progress", "reward_vectors", "answers"):
         assert (run / f"{name}.png").exists()
@@ -102,7 +102,7 @@ def test_the_main_job(capsys):
     assert_equal_weights(start, weights(run / "start"))
     assert metrics(run / "multi_rlvr")[0]["lr"] == pytest.approx(1e-3)  # of so few steps none rises
     report = json.loads((run / "eval.json").read_text())["policies"]
-    assert "multi_rlvr, asked for one answer" in report
+    assert "multi_rlvr, one answer" in report
 
     shutil.copytree(run, "other")
     change_config(Path("other"), seed=1)
@@ -276,7 +276,7 @@ def test_an_adapter_goes_through_the_same_code():
         assert_equal_weights(load_file(f"whole/{adapter}"), load_file(f"run/{adapter}"))
         assert metrics(Path("whole/vpo")) == metrics(Path("run/vpo"))
     report = json.loads(Path("run/eval.json").read_text())["policies"]
-    assert list(report) == ["start", "start_sets", "vpo", "vpo, asked for one answer"]
+    assert list(report) == ["start", "start_sets", "vpo", "vpo, one answer"]
 
 
 @pytest.mark.parametrize("hub_id", ["", "someone/a-model"])
