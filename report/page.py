@@ -78,7 +78,7 @@ def _page(snapshots: Snapshots) -> str:
     drawing = drawing_of(snapshots.task)
     data = {
         "task": snapshots.task.name,
-        "model": config.model,
+        "model": Path(config.model).name,  # not where it lies
         "seed": config.seed,
         "objectives": snapshots.task.objectives,
         "legend": drawing.legend if drawing else "",

@@ -17,7 +17,7 @@ from torch import Tensor
 from engine.evaluations import ONE_ANSWER, Evaluation, Pool, method_of
 from engine.files import read_log
 from report import style
-from report.drawings import Drawing, TextDrawing, drawing_of
+from report.drawings import Drawing, drawing_of, short
 from report.looks import Look, look_of, looks_of
 from report.table import Table, start_of
 from rewards import Problem, Task
@@ -74,10 +74,10 @@ def run_figures(
     index = typical_problem([measures[name]["diversity"] for name in drawn if name != "start"])
     reward_vectors(rewards, index, task.objectives, path_of("reward_vectors"), task.minimum)
 
-    texts = {name: (pool.answers, own_rewards(pool)) for name, pool in drawn.items()}
-    problems = pools["start"].problems
-    drawing = drawing_of(task) or TextDrawing(task, problems, texts)
-    answers(texts, problems, drawing, path_of("answers"))
+    drawing = drawing_of(task)
+    if drawing:
+        texts = {name: (pool.answers, own_rewards(pool)) for name, pool in drawn.items()}
+        answers(texts, pools["start"].problems, drawing, path_of("answers"))
     return paths
 
 
@@ -215,7 +215,7 @@ def reward_vectors(
     """
     vectors = torch.stack([rewards[index] for rewards in pools.values()])  # (policies, n, k)
     n, k = vectors.shape[1:]
-    labels = objectives or [f"objective {i + 1}" for i in range(k)]
+    labels = [short(name) for name in objectives] or [f"objective {i + 1}" for i in range(k)]
     x = 0
     y = min(1, k - 1)
     if objectives:

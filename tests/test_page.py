@@ -275,8 +275,10 @@ def test_a_task_and_a_method_of_ones_own_have_a_page(tmp_path):
     snapshots.metrics = {"my_method": snapshots.metrics["grpo"]}
     for frame in snapshots.frames:
         frame.pools = {"my_method": frame.pools["grpo"]}
+    snapshots.config.model = "/home/ann/model"
     page.write_page(tmp_path / "report.html", snapshots)
     data = data_of(tmp_path / "report.html")
+    assert data["model"] == "model", "the page names no path of this machine"
     assert data["methods"][0]["color"] == look_of("my_method").color
     pool = data["problems"][0]["pools"][0]["my_method"]
     assert "R" not in pool and data["problems"][0]["grid"] is None

@@ -2,6 +2,7 @@
 
 import shutil
 
+import matplotlib
 import pytest
 import torch
 from matplotlib.figure import Figure
@@ -10,8 +11,8 @@ from matplotlib.text import Text
 from engine.config import Config
 from engine.evaluations import Evaluation, Pool, Settings
 from engine.files import append
-from report import plots
-from report.drawings import Drawing, TextDrawing
+from report import plots, style
+from report.drawings import LETTERS, Drawing
 from report.looks import LOOKS, look_of
 from rewards import Problem, Task
 from vpo import ADVANTAGES
@@ -89,7 +90,9 @@ def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task):
     for _ in range(2):
         paths = plots.run_figures(evaluation, task, pools, measures, "svg")
         written.append([path.read_bytes() for path in paths])
-    expected = [f"{name}.svg" for name in ("diversity", "progress", "reward_vectors", "answers")]
+    expected = [f"{name}.svg" for name in ("diversity", "progress", "reward_vectors")]
+    if isinstance(task, Drawing):  # texts are read on the page
+        expected.append("answers.svg")
     assert [path.name for path in paths] == expected and written[0] == written[1]
     own = [line for line in drawn[0].axes[0].lines if line.get_label() == "my_method"]
     assert own[0].get_color() == look_of("my_method").color
@@ -121,23 +124,6 @@ def test_training_smooths_around_whole_steps(steps, window, first, tmp_path, dra
     assert warned == [True, False]
 
 
-def test_texts_have_a_table_of_answers(tmp_path, drawn):
-    """Guards against a text task without a figure: question, counts and rewards; empty slots and long texts, too."""
-    texts_of = [["red"] * 3 + ["blue", None, "w" * 200], [None] * 6]
-    rewards = [
-        torch.tensor([[1.0, 0.5]] * 3 + [[0.25, 100.0]] + [[0.0, 0.0]] * 2),
-        torch.zeros(2, 2).repeat(3, 1),
-    ]
-    pools = {"grpo": (texts_of, rewards)}
-    drawing = TextDrawing(Plain(), problems(2), pools)
-    plots.answers(pools, problems(2), drawing, tmp_path / "a.png")
-    shown = [" ".join(text.split()) for text in texts(drawn[0])]
-    assert "Name a color that costs $2, then $3." in shown
-    assert "3\u00d7 1 0.5 red" in shown and "1\u00d7 0.25 100 blue" in shown
-    assert "1\u00d7 (no answer)" in shown and "6\u00d7 (no answer)" in shown
-    assert max(map(len, shown)) < 120
-
-
 def test_reward_vectors_show_the_conflict(tmp_path, drawn):
     """The first and the last objective exclude each other; a minimum of their own changes nothing. Objectives that
     problems lack, that are constant, or stand alone have no correlation."""
@@ -159,4 +145,21 @@ def test_reward_vectors_show_the_conflict(tmp_path, drawn):
         plots.reward_vectors(pools, 0, objectives, tmp_path / "a.png", minimum=minimum)
         axes = drawn[-1].axes[0]
         assert {axes.get_xlabel(), axes.get_ylabel()} == shown
-    plots.reward_vectors({"vpo": torch.full((2, 4, 1), -2.0)}, 1, ["one"], tmp_path / "c.png")
+    long = {"vpo": torch.full((2, 4, 1), -2.0)}
+    plots.reward_vectors(long, 1, ["one_" * 30], tmp_path / "c.png")
+    assert (
+        max(map(len, texts(drawn[-1])[:2])) < 50 and len(drawn[-1].axes[0].get_xlabel()) == LETTERS
+    )
+
+
+@pytest.mark.draws
+def test_a_pdf_has_truetype_fonts_and_a_users_own(tmp_path):
+    """Guards against Type 3 fonts, which journals refuse, and against DejaVu Sans where a user's matplotlibrc asks for
+    another; LaTeX is not asked for."""
+    own = matplotlib.rc_context({"font.family": "DejaVu Serif", "text.usetex": True})
+    with own, style.new_figure(1, 1, (2, 2)) as axes:
+        axes[0, 0].set_title("a title")
+        style.finish(axes, tmp_path / "a.pdf", "a caption")
+    text = (tmp_path / "a.pdf").read_bytes()
+    assert b"DejaVuSerif" in text and b"/CIDFontType2" in text
+    assert b"DejaVuSans" not in text and b"/Type3" not in text
