@@ -266,7 +266,7 @@ def evaluate(runs: list[Path], flags: EvalFlags) -> None:
         folder = summary_folder(evaluations, flags.out)
         with writing(folder):
             figures = write(joint, folder, flags)
-        print(f"figures: {folder}: {', '.join(path.name for path in figures)}")
+        print(f"figures in {folder}: {', '.join(path.name for path in figures)}")
 
 
 def evaluate_run(evaluation: Evaluation, flags: EvalFlags) -> Table:
@@ -299,7 +299,7 @@ def evaluate_run(evaluation: Evaluation, flags: EvalFlags) -> Table:
     print_table(table)
     methods = dict.fromkeys(method_of(name) for name in names)
     print_costs(run, [name for name in methods if name in ADVANTAGES], config.m)
-    print(f"figures: {evaluation.folder}: {', '.join(path.name for path in figures)}")
+    print(f"figures in {evaluation.folder}: {', '.join(path.name for path in figures)}")
     return table
 
 

@@ -36,7 +36,6 @@ from engine.runs import StoredPolicy, policies, task_of
 from engine.tasks import held_out, reachable_vectors
 from examples.map_elites import ISLANDS, SELECTIONS, Candidate, Population, weighted_sum
 from examples.search_report import draw, search_table
-from report.markdown import aligned
 from rewards import Problem, Task, UserError
 from rollout import (
     build_prompt,
@@ -391,7 +390,7 @@ def report(
     has_targets = goal.is_known(problems)
     draw(results, ticks, has_targets, out / "search.png")
     print(f"\n{len(problems)} problems, {flags.budget} candidates each, from {', '.join(runs)}")
-    print(aligned(search_table(results, flags.budget, has_targets)))
+    print(search_table(results, flags.budget, has_targets))
     if not has_targets:
         print(
             f"-: task {goal.task.name} does not say what can be reached (Task.reachable); compare the "

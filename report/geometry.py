@@ -24,7 +24,7 @@ from rollout import (
     sampling_options,
     score,
 )
-from vpo import Scored, center
+from vpo import Scored
 
 GROUPS = 4  # of the start model's rollouts for each problem
 AT_ONCE = 750  # rollouts of the tiny model
@@ -76,17 +76,6 @@ def geometry(rewards: Tensor, objective_mask: Tensor, scalars: Tensor, G: int) -
     }
 
 
-def correlations(rewards: Tensor) -> Tensor:
-    """Correlations (k, k) of the objectives around each problem's mean; NaN for a constant one.
-
-    Args:
-        rewards: (N, n, k).
-    """
-    k = rewards.shape[-1]
-    centred = center(rewards.double())  # a constant objective becomes exact zeros
-    return torch.corrcoef(centred.flatten(0, 1).T).reshape(k, k)
-
-
 def verdict(measures: dict[str, float]) -> str:
     """What the measures of `geometry` lead one to expect of training."""
     if measures["vector_signal"] < 0.05:
@@ -99,29 +88,13 @@ def verdict(measures: dict[str, float]) -> str:
     return f"Good answers trade one objective for another: {fix}"
 
 
-def geometry_report(
-    rewards: Tensor, objective_mask: Tensor, scalars: Tensor, G: int, objectives: tuple[str, ...]
-) -> str:
-    """The measures and the verdict as text, with the correlations if the objectives have names.
-
-    Arguments are those of `geometry`, and the names, empty if problems differ in their objectives.
-    """
+def geometry_report(rewards: Tensor, objective_mask: Tensor, scalars: Tensor, G: int) -> str:
+    """The measures and the verdict as text. Arguments are those of `geometry`."""
     measures = geometry(rewards, objective_mask, scalars, G)
-    lines = []
-    if objectives:
-        matrix = correlations(rewards)
-        lines.append("correlations of the objectives around each problem's mean:")
-        for name, row in zip(objectives, matrix.tolist(), strict=True):
-            cells = "".join(f"{value:7.2f}" for value in row)
-            lines.append(f"{name:16}{cells.replace('nan', '  -')}")
-        named = zip(objectives, matrix.diagonal().isnan().tolist(), strict=True)
-        constant = ", ".join(name for name, is_constant in named if is_constant)
-        if constant:
-            lines.append(f"equal for all answers to a problem, so without effect: {constant}")
     N = len(rewards)
     margin = f" ± {measures['margin']:.3f}" if N > 1 else ""
     share = f"{measures['regret_share']:.0%} of the best answers' gain over the average one"
-    lines.append(f"regret of the scalar: {measures['regret']:.3f}{margin}, {share}")
+    lines = [f"regret of the scalar: {measures['regret']:.3f}{margin}, {share}"]
     signals = "{scalar_signal:.0%} for a scalar, {vector_signal:.0%} for a vector"
     lines.append(f"groups of {G} with a signal: {signals.format(**measures)}")
     lines.append(verdict(measures))
@@ -149,9 +122,7 @@ def geometry_of(name: str, task_name: str, n_problems: int, device: str) -> str:
     rewards = scored.vectors.flatten(1, 2)  # (N, n, k)
     scalars = scored.scalars.flatten(1, 2)  # (N, n)
     heading = f"{name}: the start model on {len(problems)} validation problems, {scalars.shape[1]} answers each"
-    text = geometry_report(
-        rewards, scored.objective_mask, scalars, config.group_size, task.objectives
-    )
+    text = geometry_report(rewards, scored.objective_mask, scalars, config.group_size)
     return f"{heading}\n{text}"
 
 

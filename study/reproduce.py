@@ -39,7 +39,6 @@ from engine.files import read_log
 from engine.runs import checkpoints, load_run, task_of
 from engine.tasks import held_out
 from eval import evaluate_policy, measure
-from report.markdown import aligned
 from rewards import Problem, Task, UserError
 from study import documents, result_tables
 from study.grid import CURES, HEADLINES, MAIN_METHODS, REAL_TASKS, VERSION, Cell, cells
@@ -301,7 +300,7 @@ def run(argv: list[str] | None) -> None:
     if flags.list:
         print_list(grid, store)
     elif flags.compare:
-        print(aligned(compare(store, Store(Path(flags.compare)), grid)))
+        print(compare(store, Store(Path(flags.compare)), grid))
     elif flags.take:
         taken = store.take(Store(Path(flags.take)), grid)
         print(f"{taken} records stored from {flags.take}; --write makes the documents")

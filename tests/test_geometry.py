@@ -8,7 +8,7 @@ import torch
 
 import train
 from report.__main__ import main
-from report.geometry import correlations, geometry, geometry_report, start_of, verdict
+from report.geometry import geometry, geometry_report, start_of, verdict
 
 QUICK = shlex.split(
     "--method grpo --m 2 --warm-steps 20 --steps 1 --group-size 3 --prompts-per-step 1 "
@@ -61,8 +61,6 @@ def test_a_trade_gives_a_signal_to_vectors_alone():
     one = random(20, 32, 1)
     result = measures(torch.cat([one, 1 - one], -1))
     assert (result["scalar_signal"], result["vector_signal"]) == (0, 1)
-    normals = torch.randn(400, 32, 4, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(correlations(normals).float(), torch.eye(4), atol=0.05, rtol=0)
 
 
 def test_objectives_that_a_problem_lacks_count_for_nothing():
@@ -79,23 +77,18 @@ def test_no_signal_is_said():
     result = measures(rewards)
     assert not any(result.values())
     assert "no method will learn" in verdict(result)
-    assert "nan" not in report(rewards, ("a", "b", "c"))
+    assert "nan" not in report(rewards)
 
 
-def test_constant_objectives_are_named_and_few_problems_said():
-    """Guards against a dead objective behind a verdict, and a verdict of one problem. Rounding of .3 is no variation."""
-    rewards = random(3, 32, 3)
-    rewards[..., 1] = 0.3
-    rewards[..., 2] = torch.tensor([0.1, 0.2, 0.7])[:, None]  # it varies between problems alone
-    text = report(rewards, ("a", "b", "c"))
-    assert "so without effect: b, c\n" in text and "few problems (3)" in text
-    text = report(random(20, 32, 2), ("a", "b"))
-    assert "without effect" not in text and "few" not in text
+def test_few_problems_are_said():
+    """Guards against a verdict of one problem."""
+    assert "few problems (3)" in report(random(3, 32, 3))
+    assert "few" not in report(random(20, 32, 2))
 
 
-def report(rewards: torch.Tensor, objectives: tuple[str, ...]) -> str:
-    objective_mask = torch.ones(len(rewards), len(objectives), dtype=torch.bool)
-    return geometry_report(rewards, objective_mask, rewards.mean(-1), 4, objectives)
+def report(rewards: torch.Tensor) -> str:
+    objective_mask = torch.ones(len(rewards), rewards.shape[-1], dtype=torch.bool)
+    return geometry_report(rewards, objective_mask, rewards.mean(-1), 4)
 
 
 def test_a_finite_data_set_counts_once(capsys):
@@ -116,7 +109,7 @@ def test_of_a_run_and_of_a_model(capsys):
     capsys.readouterr()
     main(["geometry", "run", "--problems", "3"])
     own = capsys.readouterr().out
-    assert "on 3 validation problems, 12 answers each" in own and "block_1" in own
+    assert "on 3 validation problems, 12 answers each" in own and "regret" in own
     main(["geometry", "run/start", "--task", "toy", "--problems", "2"])
     assert "on 2 validation problems, 32 answers each" in capsys.readouterr().out
     with pytest.raises(SystemExit) as stop:
