@@ -46,23 +46,9 @@ from report.looks import looks_of
 from report.page import write_page
 from report.snapshots import read_snapshots
 from report.statistics import spread_weights
-from report.table import (
-    Table,
-    clusters_of,
-    joint_table,
-    print_costs,
-    print_table,
-    write_table,
-)
+from report.table import Table, clusters_of, joint_table, print_costs, print_table, write_table
 from rewards import Problem, Task
-from rollout import (
-    Policy,
-    build_prompt,
-    random_generator,
-    read_answers,
-    sampling_options,
-    score,
-)
+from rollout import Policy, build_prompt, random_generator, read_answers, sampling_options, score
 from vpo import ADVANTAGES
 
 BUDGETS = (1, 2, 3, 5, 8, 10, 15, 20, 30, 50, 100)

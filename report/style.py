@@ -73,7 +73,8 @@ def finish(axes: Any, path: Path, caption: str) -> None:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             handles[label] = handle
     if handles:
-        rows = math.ceil(len(handles) / (width // 1.9))
+        column = max(1.9, 0.5 + 0.08 * max(map(len, handles)))  # inches of the longest label
+        rows = math.ceil(len(handles) / max(1, width // column))
         columns = math.ceil(len(handles) / rows)
         figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=columns)
     dates = {".svg": "Date", ".pdf": "CreationDate"}

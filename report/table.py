@@ -125,8 +125,9 @@ def print_table(table: Table) -> None:
                 cells[i] += f" ±{margin:.3f}" if margin else ""
         columns[measure] = cells
     columns["x start"] = [times_start(table, row) for row in table.measures]
-    if table.seeds:
-        columns["seeds"] = [str(table.n_runs(row)) for row in table.measures]
+    seeds = [table.n_runs(row) for row in table.measures]
+    if max(seeds) > 1:
+        columns["seeds"] = list(map(str, seeds))
     widths = {head: max(map(len, [head, *cells])) for head, cells in columns.items()}
     print(f"\n{table.heading}")
     for line in (columns, *zip(*columns.values(), strict=True)):
