@@ -269,13 +269,13 @@ def test_a_log_that_ends_early(run):
     assert data_of(Path("run/report.html"))["steps"] == [1]
 
 
-def test_a_task_and_a_method_of_ones_own_have_a_page(tmp_path):
+def test_a_task_and_a_method_of_ones_own_have_a_page(tmp_path, monkeypatch):
     """Guards against views that look methods up among ours, and take any `walk` for a maze's."""
     snapshots = made_snapshots("prose")
     snapshots.metrics = {"my_method": snapshots.metrics["grpo"]}
     for frame in snapshots.frames:
         frame.pools = {"my_method": frame.pools["grpo"]}
-    snapshots.config.model = "/home/ann/model"
+    monkeypatch.setattr(snapshots.config, "model", "/home/ann/model")
     page.write_page(tmp_path / "report.html", snapshots)
     data = data_of(tmp_path / "report.html")
     assert data["model"] == "model", "the page names no path of this machine"
