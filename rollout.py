@@ -22,7 +22,6 @@ import functools
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -41,7 +40,7 @@ from transformers import (
 from engine.answers import FIRST_NUMBER, open_thought, write_answers
 from engine.config import Config
 from engine.doors import noted
-from engine.models import date_of_run, load_hugging_face
+from engine.models import load_hugging_face
 from engine.prompts import chat_prompt, check_context, check_rows, eos_ids, silent_ids
 from engine.tasks import check_text, prompt_of, reward_vectors, task_scalars
 from rewards import MAX_ANSWERS, Problem, Task, UserError, parse_answers
@@ -61,7 +60,6 @@ class Policy:
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    date: str = ""  # of its run's first command, for chat templates that write it; empty: today
 
     def __post_init__(self):
         # Whether the model's language is the words of one task.
@@ -95,7 +93,7 @@ def load_policy(
         tokenizer = tiny_tokenizer(task)
         model = AutoModelForCausalLM.from_config(tiny_config(tokenizer)).eval()
         return Policy(model.to(device), tokenizer)
-    policy = Policy(*load_hugging_face(name, dtype), date_of_run(Path(name).absolute()))
+    policy = Policy(*load_hugging_face(name, dtype))
     policy.model.to(device)
     return policy
 
@@ -155,7 +153,7 @@ def build_prompt(policy: Policy, task: Task, problem: Problem, m: int) -> str:
     text = prompt_of(task, problem, m)
     prompt = f"{text}\n"
     if policy.tokenizer.chat_template is not None:
-        prompt = chat_prompt(policy.tokenizer, text, policy.date)
+        prompt = chat_prompt(policy.tokenizer, text)
     begins_text = not prompt[-1].isalpha()  # else the model ends a header first, as gpt-oss does
     if task.form == "lines" and begins_text and not any(open_thought(prompt)):
         prompt += FIRST_NUMBER  # small models then go on with a list

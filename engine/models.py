@@ -98,14 +98,6 @@ def _belongs_to_run(name: str) -> bool:
     return is_checkpoint or folder.name == "start"
 
 
-def date_of_run(folder: Path) -> str:
-    """The date of the first command of the run that holds a model's folder; empty: none does."""
-    run = folder.parent if folder.name == "start" else folder.parent.parent
-    file = run / "config.json"
-    text = file.read_text(errors="replace") if file.is_file() else ""
-    return json.loads(text)["history"][0]["date"] if '"history"' in text else ""
-
-
 def _check_folder(name: str) -> None:
     """Raise UserError for a folder that holds no checkpoint."""
     file = Path(name) / "config.json"

@@ -1,7 +1,6 @@
 """Prompts of language models: chat templates, what a model can take, and tokens that are no text."""
 
 import contextlib
-import datetime
 import itertools
 import math
 import re
@@ -22,15 +21,11 @@ CHAT = [
 MARK = re.compile(r"<\S+>|\[\S+\]")
 
 
-def chat_prompt(tokenizer: PreTrainedTokenizerBase, text: str, date: str) -> str:
-    """What a user says, in the model's chat template. Raises UserError if it cannot be used.
-
-    Args:
-        date: for templates that write today's, as 2026-11-26; empty: today.
-    """
+def chat_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
+    """What a user says, in the model's chat template. Raises UserError if it cannot be used."""
     try:
         messages = [{"role": "user", "content": text}]
-        chat = render(tokenizer, messages, date, add_generation_prompt=True)
+        chat = render(tokenizer, messages, add_generation_prompt=True)
         if text.strip() not in chat:
             raise ValueError("it leaves out what the user says")
     except Exception as error:  # Jinja has many kinds
@@ -39,22 +34,9 @@ def chat_prompt(tokenizer: PreTrainedTokenizerBase, text: str, date: str) -> str
     return chat
 
 
-def render(tokenizer: PreTrainedTokenizerBase, messages: list[dict], date: str, **options) -> str:
-    """A conversation without tools and thoughts in the chat template, on a date."""
-    template = tokenizer.get_chat_template()
-    if date and "strftime_now" in template:
-        # transformers' own function tells today. A template takes no other, but it may define one.
-        day = datetime.date.fromisoformat(date)
-        written = "format"
-        for code in "aAbBcdDeFHIjmMpSTuUVwWxXyYzZ":
-            value = day.strftime(f"%{code}")
-            written += f"|replace('%{code}', {value!r})|replace('%-{code}', {value.lstrip('0')!r})"
-        template = (
-            f"{{% macro strftime_now(format) %}}{{{{ {written} }}}}{{% endmacro +%}}{template}"
-        )
-    return tokenizer.apply_chat_template(
-        messages, chat_template=template, tokenize=False, enable_thinking=False, **options
-    )
+def render(tokenizer: PreTrainedTokenizerBase, messages: list[dict], **options) -> str:
+    """A conversation without tools and thoughts in the chat template."""
+    return tokenizer.apply_chat_template(messages, tokenize=False, enable_thinking=False, **options)
 
 
 def conversations(tokenizer: PreTrainedTokenizerBase) -> list[str]:
@@ -63,7 +45,7 @@ def conversations(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     if tokenizer.chat_template is not None:
         for turns in (CHAT[:2], CHAT):
             with contextlib.suppress(Exception):  # `chat_prompt` tells of it
-                rendered.append(render(tokenizer, turns, "").split(QUESTION, 1)[-1])
+                rendered.append(render(tokenizer, turns).split(QUESTION, 1)[-1])
     return rendered
 
 

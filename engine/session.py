@@ -11,7 +11,6 @@ from engine.config import Config, check, resolve
 from engine.doors import as_command, explain_out_of_memory
 from engine.files import read_log
 from engine.jobs import jobs_of, run_all
-from engine.models import date_of_run
 from engine.runs import checkpoints, read_config, steps_done, task_of, write_config
 from engine.start import Demonstrations, start_policy, write_start
 from eval import EvalFlags, evaluate
@@ -48,7 +47,6 @@ def main(
             policy = start_policy(config, task, demonstrations)
         write_config(config, arguments, stored)
         if policy is not None:
-            policy.date = date_of_run(out / "start")
             write_start(policy, task, config, warm_up, demonstrations)
             del policy  # which leaves its memory to the training
             gc.collect()  # a layer that is computed again refers to itself

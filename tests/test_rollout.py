@@ -495,33 +495,6 @@ def test_a_turn_ends_as_the_chat_template_ends_it(template, end, tmp_path):
     assert taught.tokens[0, -1] == policy.eos_ids[0]
 
 
-DATED = "{{ strftime_now('%d %b %Y') }}{% set f = '%B %-d' %}, {{ strftime_now(f) }}\n" + HEADERS
-
-
-def test_a_run_keeps_the_date_of_its_first_command(tmp_path, monkeypatch):
-    """Guards against a run that goes on, or is evaluated, with the prompts of another day."""
-    policy = policy_with(tmp_path / "m", "{% for m in messages %}" + DATED + "{% endfor %}", [])
-    policy.tokenizer.save_pretrained("m")
-    prompts = []
-    original = rollout.encode_prompts
-
-    def record(policy: Policy, texts: list[str], max_new_tokens: int) -> tuple[Tensor, list[int]]:
-        prompts.extend(texts)
-        return original(policy, texts, max_new_tokens)
-
-    monkeypatch.setattr(rollout, "encode_prompts", record)
-    flags = "--model m --task fence --method vpo --m 2 --steps 2 --save-every 1 --keep-optimizer"
-    flags += (
-        " --prompts-per-step 1 --group-size 2 --max-new-tokens 4 --pool 2 --device cpu --out run"
-    )
-    train.main([*flags.split(), "--eval-problems", "0"])
-    path = Path("run/config.json")
-    path.write_text(re.sub('"date": "[^"]*"', '"date": "2025-02-03"', path.read_text()))
-    prompts.clear()
-    train.main(["--out", "run", "--resume", "--steps", "3", "--eval-problems", "1"])
-    assert prompts and all(prompt.startswith("03 Feb 2025, February 3\n") for prompt in prompts)
-
-
 @byte_model
 def test_a_tokenizer_that_appends_an_end(policy, monkeypatch):
     """Guards against rollouts that begin after the end of their prompt."""
