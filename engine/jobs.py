@@ -58,11 +58,13 @@ def run_all(
     """
     if jobs == 1:
         return {name: function(*own) for name, own in arguments.items()}
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    # A fork may not use a card, and Windows has none.
+    may_fork = device != "cuda" and hasattr(os, "fork")
+    context = multiprocessing.get_context("forkserver" if may_fork else "spawn")
+    if may_fork:
+        context.set_forkserver_preload(PRELOADED)
     share = 0.0
     if device == "cuda":
-        context = multiprocessing.get_context("spawn")  # a fork may not use a card
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info()
         share = max((free / jobs - PROCESS_BYTES) / total, 0.01)

@@ -1,7 +1,6 @@
 """What a training leaves to be read: metrics, rollouts, snapshots, trackers, and lines on the screen."""
 
 import json
-import resource
 import secrets
 import sys
 from collections.abc import Callable
@@ -59,8 +58,9 @@ class MethodLog:
         append(self.folder / "metrics.jsonl", {"step": step} | row)
         if step % 10 == 1 or step == self.config.steps:
             append(self.folder / "samples.jsonl", {"step": step} | example)
-            peak = peak_memory(self.config.device)
-            write_text(self.folder / "memory.json", json.dumps({"peak_gib": round(peak, 3)}))
+            if self.config.device == "cuda":
+                record = {"peak_gib": round(peak_memory(), 3)}
+                write_text(self.folder / "memory.json", json.dumps(record))
         self.track(row, step)
         return {name: row[name] for name in SHOWN}
 
@@ -158,8 +158,8 @@ def show_first_step(
             file=sys.stderr,
         )
     if config.device == "cuda":
-        peak = peak_memory(config.device)
-        print(f"{method}: the first step took {peak:.1f} GiB at most", file=sys.stderr)
+        told = f"{method}: the first step took {peak_memory():.1f} GiB at most"
+        print(told, file=sys.stderr)
 
 
 def tell_scales(method: str, task: Task, example: dict) -> None:
@@ -181,11 +181,9 @@ def tell_scales(method: str, task: Task, example: dict) -> None:
             )
 
 
-def peak_memory(device: str) -> float:
-    """The most memory that was taken so far, in GiB: of the card, else of this process."""
-    if device == "cuda":
-        return torch.cuda.max_memory_allocated() / 2**30
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+def peak_memory() -> float:
+    """The most memory of the card that this method has taken so far, in GiB."""
+    return torch.cuda.max_memory_allocated() / 2**30
 
 
 def open_tracker(name: str, folder: Path, done: int) -> Callable[[dict[str, float], int], None]:

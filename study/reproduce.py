@@ -82,6 +82,7 @@ def training_record(cell: Cell, folder: Path) -> dict:
     """The part of a cell's record that says how it was trained."""
     run = load_run(folder)
     steps = read_log(folder / cell.method / "metrics.jsonl")
+    memory = folder / cell.method / "memory.json"  # on a card
     return {
         **run.history[-1],
         "version": VERSION,
@@ -91,7 +92,7 @@ def training_record(cell: Cell, folder: Path) -> dict:
         "seconds": {"training": round(sum(step["seconds"] for step in steps), 1)},
         "rollouts": sum(step["rollouts"] for step in steps),
         "tokens": sum(step["tokens"] for step in steps),
-        "peak_gib": json.loads((folder / cell.method / "memory.json").read_text())["peak_gib"],
+        "peak_gib": json.loads(memory.read_text("utf-8"))["peak_gib"] if memory.exists() else None,
         "training": {key: means_of_ten(steps, key) for key in TRAINING},
     }
 

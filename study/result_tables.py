@@ -220,10 +220,11 @@ def costs(task: TaskResults, on_card: bool) -> str:
     rows = []
     for policy, runs in runs_by_machine(task, on_card).items():
         seconds = sum(run.step_seconds for run in runs) / len(runs)
-        gib = sum(run.peak_gib for run in runs) / len(runs)
+        peaks = [run.peak_gib for run in runs if run.peak_gib is not None]
+        gib = f"{sum(peaks) / len(peaks):.1f}" if peaks else ""
         tokens = task.average(policy, lambda run: run.tokens)
         ratio = tokens / task.average(GRPO, lambda run: run.tokens)
-        own = [f"{seconds:.1f}", f"{gib:.1f}", f"{tokens:,.0f}", f"{ratio:.2f}"]
+        own = [f"{seconds:.1f}", gib, f"{tokens:,.0f}", f"{ratio:.2f}"]
         rows.append([policy.title, len(runs), *own])
     head = ["method", "runs", "s per step", "peak GiB", "sampled tokens", "tokens / GRPO's"]
     return markdown(head, rows)
