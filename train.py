@@ -252,12 +252,14 @@ def sample_record(
 def warm_up(policy: Policy, task: Task, config: Config) -> None:
     """Imitate demonstrations: maximum likelihood with AdamW, a short ramp, then linear decay."""
     peak = 5e-3 if policy.is_tiny else 2e-5
+    if config.lora_rank and not policy.is_tiny:
+        peak = 2e-4  # of an adapter
     logprobs_of = token_logprobs if config.plain else fast.token_logprobs
-    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=peak)
+    optimizer = checkpoints.MasterWeightAdamW(policy.model, may_fuse=False)
     for step in tqdm(range(config.warm_steps), "SFT warm-up", unit="step"):
         prompts, texts = demonstrations(policy, task, config, step)
         rollouts = rollouts_of_texts(policy, prompts, texts)
-        optimizer.zero_grad()
+        policy.model.zero_grad()
         n_rows = len(texts) if policy.is_tiny else micro_batch_rows(rollouts, config)
         for rows in torch.arange(len(texts), device=policy.device).split(n_rows):
             logprobs, _ = logprobs_of(policy.model, rollouts, rows, temperature=1.0)
@@ -267,8 +269,7 @@ def warm_up(policy: Policy, task: Task, config: Config) -> None:
                 raise UserError(f"SFT warm-up: loss {loss.item()}; look at the demonstrations")
         torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
         decay = 1 - 0.9 * step / config.warm_steps
-        optimizer.param_groups[0]["lr"] = peak * min(1.0, (step + 1) / 20) * decay
-        optimizer.step()
+        optimizer.step(peak * min(1.0, (step + 1) / 20) * decay)
 
 
 def demonstrations(

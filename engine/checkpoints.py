@@ -1,13 +1,14 @@
 """Checkpoints of a method: ordinary Hugging Face checkpoints, with what training needs to go on."""
 
 import shutil
+import zipfile
 from pathlib import Path
 
 import torch
 
 from engine.config import Config
 from engine.files import write_folder
-from engine.models import add_adapter, link_start, recompute_layers, save_model
+from engine.models import add_adapter, name_start, recompute_layers, save_model
 from engine.optimizer import MasterWeightAdamW
 from engine.runs import checkpoints, steps_done
 from rewards import Task, UserError
@@ -62,6 +63,8 @@ def load_optimizer(optimizer: MasterWeightAdamW, folder: Path, steps: int) -> in
     try:
         optimizer.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     except Exception as error:  # of a damaged file there are many kinds
+        if zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip() is None:
+            raise
         raise UserError(
             f"{path}: missing or damaged ({error!s:.100}); delete the folder {folder}, and --resume "
             "does without it"
@@ -85,7 +88,8 @@ def save(
     def write(path: Path) -> None:
         save_model(policy.model, policy.tokenizer, path)
         if config.lora_rank:
-            link_start(path, Path("../../start"), config.model if is_from_hub else "")
+            start = str((folder.parent / "start").resolve())
+            name_start(path, config.model if is_from_hub else start)
         if not is_finished:
             torch.save(optimizer.state_dict(), path / "trainer.pt")
 

@@ -54,7 +54,8 @@ class Config:
     unconfined: bool = flag(False, "run programs even where the system cannot confine them")
     model: str = flag("tiny", "tiny, a local Hugging Face checkpoint, or a Hub id")
     dtype: Literal["auto", "float32", "bfloat16"] = flag(
-        "auto", "auto: bfloat16 for a language model on cuda without SFT warm-up, else float32"
+        "auto",
+        "auto: bfloat16 for a language model on cuda, but where an SFT warm-up trains all weights; else float32",
     )
     device: Literal["auto", "cpu", "cuda", "mps"] = flag(
         "auto", "auto: cuda for a language model if there is one, else cpu"
@@ -303,7 +304,8 @@ def resolve(config: Config) -> None:
     is_cuda = config.device == "cuda"
     has_bfloat16 = is_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
     if config.dtype == "auto":
-        is_half = has_bfloat16 and not config.is_tiny and not config.warm_steps
+        is_coarse = config.warm_steps and not config.lora_rank  # for a warm-up of all weights
+        is_half = has_bfloat16 and not config.is_tiny and not is_coarse
         config.dtype = "bfloat16" if is_half else "float32"
     open_device(config.device, config.dtype)
     if is_cuda and config.dtype == "bfloat16" and not has_bfloat16:
@@ -351,7 +353,8 @@ def mistakes(config: Config, task: Task) -> Iterator[str]:
         value = getattr(config, name)
         if value != getattr(Config(), name) and name.removeprefix("test_") not in task.flags:
             yield f"{flag_of(name)} {value}: task {config.task} has no such flag, unlike {owner}"
-    if not config.is_tiny and config.warm_steps and config.dtype == "bfloat16":
+    warms_up_all = not config.is_tiny and config.warm_steps and not config.lora_rank
+    if warms_up_all and config.dtype == "bfloat16":
         what = "coarser than what the warm-up teaches; take --dtype float32, or --warm-steps 0"
         yield f"--dtype bfloat16 --warm-steps {config.warm_steps}: {what}"
     if not config.is_tiny and not config.max_new_tokens:

@@ -15,6 +15,8 @@ MEMORY_SIGNS = (
     "out of memory",
     "alloc_failed",
     "allocation_failed",
+    "cannot allocate memory",
+    "can't start new thread",
 )  # of every backend, in small letters
 
 
@@ -23,16 +25,23 @@ def explain_out_of_memory() -> Iterator[None]:
     """Turn an allocation that failed into a UserError that names the flags which need less memory."""
     try:
         yield
-    except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
-        reason = " ".join(str(error).split()) or type(error).__name__
-        is_memory = isinstance(error, MemoryError)
-        is_memory |= any(sign in reason.lower() for sign in MEMORY_SIGNS)
-        if not is_memory or any(note.startswith(OWN_CODE) for note in notes_of(error)):
+    except Exception as error:
+        if not is_out_of_memory(error) or any(
+            note.startswith(OWN_CODE) for note in notes_of(error)
+        ):
             raise
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(
             f"out of memory ({reason:.200}); lower --micro-batch-tokens, --sampling-batch or --jobs, or "
             "begin a new run with --lora-rank 16 (docs/hardware.md)"
         ) from error
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an allocation failed, or a thread did not begin."""
+    may_be = isinstance(error, RuntimeError | OSError)  # torch.OutOfMemoryError is a RuntimeError
+    reason = str(error).lower()
+    return isinstance(error, MemoryError) or may_be and any(sign in reason for sign in MEMORY_SIGNS)
 
 
 @contextlib.contextmanager

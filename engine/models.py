@@ -7,12 +7,15 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
+import transformers
 from huggingface_hub import model_info, try_to_load_from_cache
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch.utils.checkpoint import checkpoint
 from transformers import (
+    CONFIG_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -24,7 +27,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from engine.doors import did_you_mean
+from engine.doors import did_you_mean, is_out_of_memory
 from rewards import UserError
 
 FEW = 8  # tokens without a row that no text may hold, such as that of Gemma 3 for images
@@ -48,12 +51,21 @@ def load_hugging_face(name: str, dtype: str) -> tuple[PreTrainedModel, PreTraine
 
 def load_config_and_tokenizer(name: str) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
     """The small files of a checkpoint. Raises UserError as `load_hugging_face` does."""
-    if not _belongs_to_run(name):
+    if _belongs_to_run(name):
+        damage = _damage(name)
+        if damage:
+            raise UserError(f"--model {name}: cannot be loaded ({damage}); {_remedy(name)}")
+    else:
         _check_folder(name)
     source = str(Path(name).parent.parent / "start") if is_adapter(name) else name
     with _explained(name):
         options = _hub_options(name)
         fields, _ = PreTrainedConfig.get_config_dict(source, **options)
+    kind = fields.get("model_type", "")
+    if kind and kind not in CONFIG_MAPPING and "auto_map" not in fields:
+        what = f"transformers {transformers.__version__} does not know its model_type {kind!r}"
+        raise UserError(f"--model {name}: {what}; pip install --upgrade transformers")
+    with _explained(name):
         if _drop_wrong_padding(fields):
             config = AutoConfig.for_model(**fields, name_or_path=source)
         else:
@@ -82,15 +94,6 @@ def is_adapter(name: str) -> bool:
     return (Path(name) / ADAPTER_FILE).is_file()
 
 
-def check_start(folder: Path) -> None:
-    """Raise UserError if the start model of a run is missing or damaged. Its weights are not read."""
-    with _explained(str(folder)):
-        for path in list(folder.glob("*.safetensors")) or [folder / "model.safetensors"]:
-            with safe_open(path, "pt"):  # which looks at its size
-                pass
-    load_config_and_tokenizer(str(folder))
-
-
 def _belongs_to_run(name: str) -> bool:
     """Whether a folder is the start model or a checkpoint of a run."""
     folder = Path(name)
@@ -101,9 +104,10 @@ def _belongs_to_run(name: str) -> bool:
 def _check_folder(name: str) -> None:
     """Raise UserError for a folder that holds no checkpoint."""
     file = Path(name) / "config.json"
-    is_checkpoint = file.is_file() and '"flags"' not in file.read_text(errors="replace")
+    is_checkpoint = file.is_file() and '"flags"' not in file.read_text("utf-8", "replace")
     exists = Path(name).exists()
-    if not exists and name.startswith(("/", "./", "../", "~")):
+    is_path = Path(name).is_absolute() or name.startswith((".", "~", "/", "\\"))
+    if is_path and not exists:
         beside = [other.name for other in Path(name).parent.glob("*")]
         fix = did_you_mean(Path(name).name, beside) or "; name a folder or a Hub id"
         raise UserError(f"--model {name}: there is no such folder{fix}")
@@ -132,7 +136,7 @@ def _load_weights(name: str, config: PreTrainedConfig, dtype: str) -> PreTrained
     wrong = sorted([*report["missing_keys"], *mismatched])
     if wrong:
         what = f"its files lack {wrong[0]} and {len(wrong) - 1} more, or have them in another size"
-        raise UserError(f"--model {name}: incomplete, {what}; fetch or save it again")
+        raise UserError(f"--model {name}: incomplete, {what}; {_remedy(name)}")
     return model
 
 
@@ -160,18 +164,54 @@ def _explained(name: str) -> Iterator[None]:
         with contextlib.redirect_stderr(io.StringIO()):
             yield
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         reason = " ".join(str(error).split())[:400] or type(error).__name__
-        fix = "there is none, or no connection (HF_HUB_OFFLINE?), or it is gated: `hf auth login`"
-        if Path(name).exists():
-            fix = "save it again"
-        if _belongs_to_run(name):
-            fix = f"delete the folder {name}, and --resume does without it"
-        if Path(name).name == "start":
-            fix = "restore it from a copy, or train with another --out"
+        fix = f"its files can be read, so try another transformers than {transformers.__version__}"
         if "trust_remote_code" in str(error):
             reason = "auto_map: it needs code of its own, which is not run here"
             fix = "choose a model whose code is in transformers"
+        elif not Path(name).exists():
+            fix = (
+                "there is none, or no connection (HF_HUB_OFFLINE?), or it is gated: `hf auth login`"
+            )
+        elif isinstance(error, ImportError):
+            fix = "install what it lacks"
+        elif _damage(name):
+            reason = _damage(name)
+            fix = _remedy(name)
         raise UserError(f"--model {name}: cannot be loaded ({reason}); {fix}") from error
+
+
+def _damage(name: str) -> str:
+    """Which file of a checkpoint is missing or damaged, and how; empty: none. The weights are not read."""
+    folder = Path(name)
+    kind = ADAPTER_FILE if is_adapter(name) else "config.json"
+    weights = list(folder.glob("*.safetensors")) or [folder / "model.safetensors"]
+    texts = {folder / kind, folder / "tokenizer_config.json", *folder.glob("*.json")}
+    for path in [*sorted(texts), *weights]:
+        if not path.exists() and not _belongs_to_run(name):
+            continue  # there are other formats
+        try:
+            if path in texts:
+                json.loads(path.read_text("utf-8"))
+            else:
+                with safe_open(path, "pt"):  # which looks at its size
+                    pass
+        except FileNotFoundError:
+            return f"{path.name} is missing"
+        except (ValueError, SafetensorError) as error:
+            return f"{path.name} is damaged: {error}"
+    return ""
+
+
+def _remedy(name: str) -> str:
+    """What to do about a checkpoint whose files are damaged."""
+    if Path(name).name == "start":
+        return "restore it from a copy, or train with another --out"
+    if _belongs_to_run(name):
+        return f"delete the folder {name}, and --resume does without it"
+    return "fetch or save it again"
 
 
 def save_model(
@@ -191,29 +231,34 @@ def save_model(
 
 def add_adapter(model: PreTrainedModel, rank: int) -> None:
     """Freeze the weights and add a LoRA adapter (arXiv 2106.09685) to all linear layers but the LM head."""
+    model.add_adapter(adapter_config(model, rank))
+
+
+@contextlib.contextmanager
+def merged_adapter(model: PreTrainedModel, rank: int) -> Iterator[None]:
+    """Inside the block an adapter is trained in place of the weights; then it is added to them."""
+    from peft import get_peft_model  # optional
+
+    adapted = get_peft_model(model, adapter_config(model, rank), autocast_adapter_dtype=False)
+    yield
+    adapted.merge_and_unload()
+
+
+def adapter_config(model: PreTrainedModel, rank: int) -> Any:
+    """What peft is to add: its LoraConfig."""
     from peft import LoraConfig  # optional
 
     config = LoraConfig("CAUSAL_LM", r=rank, lora_alpha=2 * rank, target_modules="all-linear")
     if not has_plain_cache(model):
         config.exclude_modules = ["out_proj", "conv1d"]  # kernels of Mamba read the weights alone
-    model.add_adapter(config)
+    return config
 
 
-def link_start(checkpoint: Path, start: Path, hub_id: str) -> None:
-    """Let an adapter's folder name its start model, and hold links to it.
-
-    With the links AutoModelForCausalLM loads the folder wherever the run is moved.
-
-    Args:
-        start: the folder of the start model, relative to the checkpoint.
-        hub_id: where the start model comes from; empty if it is on no Hub.
-    """
+def name_start(checkpoint: Path, start: str) -> None:
+    """Let an adapter's folder name its start model, a folder or a Hub id, as peft does."""
     path = checkpoint / ADAPTER_FILE
-    record = json.loads(path.read_text()) | {"base_model_name_or_path": hub_id or str(start)}
-    path.write_text(json.dumps(record, indent=2))
-    for file in (checkpoint / start).iterdir():
-        if file.name == "config.json" or ".safetensors" in file.name:
-            (checkpoint / file.name).symlink_to(start / file.name)
+    record = json.loads(path.read_text("utf-8")) | {"base_model_name_or_path": start}
+    path.write_text(json.dumps(record, indent=2), "utf-8")
 
 
 def recompute_layers(model: PreTrainedModel) -> None:

@@ -6,14 +6,16 @@ import torch
 class MasterWeightAdamW:
     """torch's AdamW over float32 master weights: steps too small for bfloat16 weights add up."""
 
-    def __init__(self, model: torch.nn.Module):
+    def __init__(self, model: torch.nn.Module, may_fuse: bool = True):
         self.weights = [weight for weight in model.parameters() if weight.requires_grad]
         self.masters = self.weights
         if any(weight.dtype != torch.float32 for weight in self.weights):
             self.masters = [weight.detach().float().clone() for weight in self.weights]
-        is_fused = self.weights[0].device.type in ("cpu", "cuda")
+        fused = None  # torch decides
+        if may_fuse:
+            fused = self.weights[0].device.type in ("cpu", "cuda")
         self.adamw = torch.optim.AdamW(
-            self.masters, betas=(0.9, 0.999), weight_decay=0.01, fused=is_fused
+            self.masters, betas=(0.9, 0.999), weight_decay=0.01, fused=fused
         )
 
     @torch.no_grad()

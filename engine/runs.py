@@ -30,7 +30,7 @@ from engine.config import (
 )
 from engine.doors import did_you_mean
 from engine.files import write_text, writing
-from engine.models import check_start
+from engine.models import load_config_and_tokenizer
 from engine.tasks import load_task, load_task_class
 from rewards import Task, UserError
 from vpo import ADVANTAGES, answers_per_rollout
@@ -107,7 +107,7 @@ def check_joins(config: Config, stored: StoredRun) -> None:
     for mistake in misfits(config, stored):
         raise UserError(mistake)
     if stored.has_checkpoint:
-        check_start(Path(config.out) / "start")
+        load_config_and_tokenizer(str(Path(config.out) / "start"))  # so that damage is told
     old = stored.config
     if config.steps != old.steps and old.lr_schedule == "linear":
         told = f"the learning rate now falls over {config.steps} steps, until here over {old.steps}"

@@ -16,7 +16,7 @@ import torch
 from engine.config import Config
 from engine.files import write_folder
 from engine.memory import fill_card, free_memory
-from engine.models import has_plain_cache, recompute_layers, save_model
+from engine.models import has_plain_cache, merged_adapter, recompute_layers, save_model
 from engine.tasks import check_task, held_out
 from rewards import Task, UserError
 from rollout import (
@@ -57,6 +57,10 @@ def check_model(policy: Policy, name: str) -> None:
         if not policy.eos_ids:
             mistake = "its tokenizer has no EOS token, so no rollout would ever end"
             fix = "set eos_token in its tokenizer_config.json"
+            eos = policy.tokenizer.eos_token
+            if eos is not None:
+                mistake = f"its EOS token {eos!r} has no row in its embeddings"
+                fix = "take the tokenizer that it was trained with"
         elif not has_finite_logits(policy):
             mistake = "its logits are not finite, so its weights are not"
             fix = "fetch or save it again"
@@ -110,8 +114,9 @@ def start_policy(config: Config, task: Task, demonstrations: Demonstrations) -> 
     It is tried with the task's longest prompts and first demonstrations, before minutes are spent.
     """
     check_task(task, config.m)
-    dtype = "float32" if config.warm_steps else config.dtype
-    policy = load_start(config.model, task, seed=config.seed, device=config.device, dtype=dtype)
+    policy = load_start(
+        config.model, task, seed=config.seed, device=config.device, dtype=config.dtype
+    )
     if config.gradient_checkpointing:
         recompute_layers(policy.model)
     what = f"--model {config.model}:"
@@ -166,7 +171,11 @@ def write_start(
         write_folder(folder, functools.partial(shutil.copytree, cached, dirs_exist_ok=True))
         return
     shutil.rmtree(cached, ignore_errors=True)
-    warm_up(policy, task, config)
+    with contextlib.ExitStack() as adapter:
+        if config.lora_rank and not policy.is_tiny:
+            torch.manual_seed(config.seed)  # from which peft draws the adapter
+            adapter.enter_context(merged_adapter(policy.model, config.lora_rank))
+        warm_up(policy, task, config)
     write_folder(folder, save)
     try:
         write_folder(cached, save)
@@ -180,6 +189,7 @@ def warm_up_key(
     """A digest of all that shapes a warm-up. The first demonstrations stand for the task."""
     recipe = [torch.__version__, torch.get_num_threads(), config.device, config.seed]
     recipe += [config.warm_steps, config.m, config.temperature, config.max_new_tokens]
+    recipe += [config.lora_rank, config.dtype]
     recipe += [inspect.getsource(warm_up), policy.model.config.to_json_string()]
     for step in range(CHECKED):
         recipe.append(demonstrations(policy, task, config, step))

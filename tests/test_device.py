@@ -186,6 +186,13 @@ def test_a_card_computes_in_what_it_has(has_bfloat16, dtype, monkeypatch):
     resolve(config)
     resolve(tiny)
     assert (config.device, config.dtype) == ("cuda", dtype)
+    for lora_rank, own in (
+        (0, "float32"),
+        (8, dtype),
+    ):  # a warm-up of all weights takes small steps
+        config = Config(model="m", warm_steps=9, lora_rank=lora_rank)
+        resolve(config)
+        assert config.dtype == own
     assert (tiny.device, tiny.dtype) == ("cpu", "float32")
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
@@ -244,6 +251,8 @@ def test_what_a_user_sets_is_kept_and_what_does_not_fit_is_told():
         planned(GIB, jobs=2)
     with pytest.raises(UserError, match="--model m: .*; take --lora-rank 16 or a smaller --model"):
         planned(GIB / 2)
+    with pytest.raises(UserError, match="; take a smaller --model"):
+        planned(GIB / 2, lora_rank=4)
 
 
 def test_auto_is_the_default_on_a_card_and_elsewhere_means_the_default(monkeypatch):

@@ -802,6 +802,16 @@ def test_a_tokenizer_without_eos_is_refused(tmp_path):
         load_start(folder, TASK)
 
 
+def test_an_eos_without_a_row_is_named(tmp_path):
+    """Guards against the advice to set an EOS token that is set already."""
+    folder = save_random_model(tmp_path, "llama", vocab_size=400, eos_token_id=None)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"eos_token": "<|im_end|>"})
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(UserError, match="its EOS token '<|im_end|>' has no row in its embeddings"):
+        load_start(folder, TASK)
+
+
 def test_a_damaged_checkpoint_is_named(tmp_path):
     """transformers would fill what is missing with random weights, and look words up beyond the embeddings."""
     folder = save_random_model(tmp_path, "llama")

@@ -266,9 +266,8 @@ def test_an_adapter_goes_through_the_same_code():
     train.main(["--out", "whole", *arguments])
     folder = Path("whole/vpo/checkpoint-000002")
     assert (folder / "adapter_model.safetensors").exists()
-    assert (folder / "model.safetensors").is_symlink()
     adapter = "vpo/checkpoint-000002/adapter_model.safetensors"
-    shutil.copytree("whole", "run", symlinks=True)
+    shutil.copytree("whole", "run")
     for lost in ("checkpoint-000002", "checkpoint-00000[12]"):
         for checkpoint in Path("run/vpo").glob(lost):
             shutil.rmtree(checkpoint)
@@ -279,28 +278,55 @@ def test_an_adapter_goes_through_the_same_code():
     assert list(report) == ["start", "start_sets", "vpo", "vpo, one answer"]
 
 
-@pytest.mark.parametrize("hub_id", ["", "someone/a-model"])
-def test_an_adapter_is_loaded_where_its_run_was_moved(hub_id):
-    """By plain transformers and by us. Guards against the path of a machine in adapter_config.json."""
+@pytest.mark.parametrize("start", ["a folder", "someone/a-model"])
+def test_an_adapter_is_an_ordinary_folder_of_peft(start):
+    """Plain transformers loads it where it was made, and we do where its run was moved."""
     pytest.importorskip("peft")
-    start = save_random_model("run/start", "qwen2")
+    model = save_random_model("run/start", "qwen2")
     Path("run/config.json").touch()
-    model, tokenizer = models.load_hugging_face(start, "float32")
-    models.add_adapter(model, rank=2)
-    for name, weight in model.named_parameters():
+    policy = load_policy(model, load_task("toy"))
+    models.add_adapter(policy.model, rank=2)
+    for name, weight in policy.model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weight)
+    source = model if start == "a folder" else start
+    config = Config(model=source, lora_rank=2, steps=2, warm_steps=0)
+    train.checkpoints.save(policy, MasterWeightAdamW(policy.model), 2, config, Path("run/vpo"))
     checkpoint = Path("run/vpo/checkpoint-000002")
-    models.save_model(model, tokenizer, checkpoint)
-    models.link_start(checkpoint, Path("../../start"), hub_id)
-    named = json.loads((checkpoint / "adapter_config.json").read_text())["base_model_name_or_path"]
-    assert named == (hub_id or "../../start")
-    Path("run").rename("moved")
-    moved = "moved/vpo/checkpoint-000002"
+    named = json.loads((checkpoint / "adapter_config.json").read_text("utf-8"))
     ids = torch.tensor([[5, 6, 7]])
-    ours, _ = models.load_hugging_face(moved, "float32")
-    for loaded in (AutoModelForCausalLM.from_pretrained(moved), ours):
-        assert torch.equal(loaded(ids).logits, model(ids).logits)
+    expected = policy.model(ids).logits
+    if start == "a folder":
+        plain = AutoModelForCausalLM.from_pretrained(checkpoint)
+        assert torch.equal(plain(ids).logits, expected)
+    else:
+        assert named["base_model_name_or_path"] == start
+    Path("run").rename("moved")
+    ours, _ = models.load_hugging_face("moved/vpo/checkpoint-000002", "float32")
+    assert torch.equal(ours(ids).logits, expected)
+
+
+def test_a_warm_up_with_an_adapter_trains_the_adapter_alone(monkeypatch):
+    """And the start model is what it comes to. Guards against 16 bytes for each weight of a model."""
+    pytest.importorskip("peft")
+    trained = []
+
+    class Recorded(MasterWeightAdamW):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            trained.append(sum(weight.numel() for weight in self.weights))
+
+    monkeypatch.setattr(train.checkpoints, "MasterWeightAdamW", Recorded)
+    model = save_random_model("model", "qwen2")
+    flags = "--lora-rank 2 --dtype bfloat16 --method vpo --steps 1 --max-new-tokens 8"
+    train.main(["--out", "run", "--model", model, *QUICK, *flags.split(), "--eval-problems", "0"])
+    adapter = load_file("run/vpo/checkpoint-000001/adapter_model.safetensors")
+    assert trained == 2 * [sum(weight.numel() for weight in adapter.values())]
+    before, start = weights(Path(model)), weights(Path("run/start"))
+    changed = {name for name in start if not torch.equal(start[name], before[name].bfloat16())}
+    assert start.keys() == before.keys() and changed
+    assert all("proj.weight" in name for name in changed)
+    assert metrics(Path("run/vpo"))[0]["kl"] == 0, "the reference policy is another model"
 
 
 @pytest.mark.parametrize(
@@ -421,7 +447,13 @@ def cut(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "damage"),
-    [("model.safetensors", cut), ("config.json", Path.unlink), ("trainer.pt", cut)],
+    [
+        ("model.safetensors", cut),
+        ("config.json", Path.unlink),
+        ("tokenizer_config.json", Path.unlink),
+        ("tokenizer.json", cut),
+        ("trainer.pt", cut),
+    ],
 )
 def test_a_damaged_checkpoint_is_named(name, damage, trained, capsys):
     """The checkpoint before it is offered, and works."""
@@ -435,6 +467,54 @@ def test_a_damaged_checkpoint_is_named(name, damage, trained, capsys):
     assert any(not torch.equal(good[key], value) for key, value in weights(last).items())
 
 
+def fail_with(error: Exception) -> Callable:
+    def fail(*args, **options):
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("broken", "error", "message"),
+    [
+        (
+            "AutoModelForCausalLM.from_pretrained",
+            RuntimeError("can't start new thread"),
+            "out of m",
+        ),
+        ("AutoModelForCausalLM.from_pretrained", OSError(12, "Cannot allocate memory"), "out of m"),
+        ("AutoModelForCausalLM.from_pretrained", KeyError("new"), "try another transformers than"),
+        ("AutoTokenizer.from_pretrained", ImportError("no protobuf"), "no protobuf); install what"),
+        ("torch.load", MemoryError(), "out of memory"),
+    ],
+)
+def test_a_whole_checkpoint_is_not_to_be_deleted(
+    broken, error, message, trained, capsys, monkeypatch
+):
+    """What fails lies elsewhere, and the line says what to do about it."""
+    shutil.copytree(trained, "run")
+    name, _, function = broken.rpartition(".")
+    owner = getattr(models, name.partition(".")[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, function, fail_with(error))
+        fails(["--out", "run", "--resume", "--steps", "5"], capsys, message)
+    train.main(["--out", "run", "--resume", "--steps", "5"])
+
+
+def test_a_checkpoint_of_a_newer_transformers_or_without_peft_says_what_to_install(
+    trained, capsys, monkeypatch
+):
+    shutil.copytree(trained, "run")
+    path = Path("run/vpo/checkpoint-000004/config.json")
+    path.write_text(path.read_text("utf-8").replace('"gpt2"', '"gpt9"'), "utf-8")
+    unknown = "does not know its model_type 'gpt9'; pip install --upgrade transformers"
+    fails(["run"], capsys, unknown, command=evaluation.main)
+    change_config(Path("run"), lora_rank=2)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    message = "run: holds adapters, which need peft; pip install peft"
+    fails(["run"], capsys, message, command=evaluation.main)
+
+
 def test_a_damaged_start_is_named_and_costs_no_trained_method(trained, capsys):
     """It is the reference policy, and every later method's start."""
     shutil.copytree(trained, "run")
@@ -443,7 +523,7 @@ def test_a_damaged_start_is_named_and_costs_no_trained_method(trained, capsys):
     fails(join, capsys, "--model run/start: cannot be loaded", "restore it from a copy")
     fails(["run"], capsys, "--model run/start: cannot be loaded", command=evaluation.main)
     shutil.rmtree("run/start")
-    fails(join, capsys, "--model run/start: cannot be loaded (No such file", "restore it")
+    fails(join, capsys, "--model run/start: cannot be loaded (config.json is missing); restore it")
     assert Path("run/vpo/checkpoint-000004/trainer.pt").exists()
 
 
