@@ -46,7 +46,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 def append(path: Path, record: dict) -> None:
     """Add a record to a log, JSON Lines."""
-    with writing(path.parent), path.open("a") as file:
+    with writing(path.parent), path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
 
 

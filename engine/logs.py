@@ -204,12 +204,12 @@ def open_tracker(name: str, folder: Path, done: int) -> Callable[[dict[str, floa
 
         id_file = folder / "wandb-id"
         if done == 0 or not id_file.exists():
-            id_file.write_text(secrets.token_hex(4))
+            id_file.write_text(secrets.token_hex(4), "utf-8")
         title = f"{folder.parent.name}-{folder.name}"
         run = wandb.init(
             project="vpo",
             name=title,
-            id=id_file.read_text(),
+            id=id_file.read_text("utf-8"),
             resume="allow",
             dir=str(folder),
             reinit=True,

@@ -380,8 +380,8 @@ def report(
         "policies": results,
     }
     out = Path(flags.out)
-    (out / "search.json").write_text(json.dumps(document))
-    with (out / "candidates.jsonl").open("w") as file:
+    (out / "search.json").write_text(json.dumps(document), "utf-8")
+    with (out / "candidates.jsonl").open("w", encoding="utf-8") as file:
         for name, of_runs in found.items():
             for run, populations in zip(runs, of_runs, strict=True):
                 for candidate in itertools.chain(*(each.candidates for each in populations)):

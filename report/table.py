@@ -165,5 +165,5 @@ def print_costs(run: Path, methods: list[str], m: int) -> None:
         text += f", {seconds:.0f} s" if seconds < 120 else f", {seconds / 60:.0f} min"
         memory = run / method / "memory.json"
         if memory.exists():
-            text += f", {json.loads(memory.read_text())['peak_gib']:.1f} GiB at most"
+            text += f", {json.loads(memory.read_text('utf-8'))['peak_gib']:.1f} GiB at most"
         print(f"  {text}")

@@ -58,11 +58,11 @@ DRAWN_TEXTS = exhibit.TEXTS[:2]  # held-out texts in a figure of headlines
 
 def write(stored: Stored, root: Path) -> None:
     """Write all documents and CSV files."""
-    texts = {path: fill(stored, path.read_text()) for path in documents(root)}
+    texts = {path: fill(stored, path.read_text("utf-8")) for path in documents(root)}
     for name, csv_of in CSV_FILES.items():
         texts[root / f"study/pages/{name}.csv"] = csv_of(stored)
     for path, text in texts.items():
-        path.write_text(text)
+        path.write_text(text, "utf-8")
 
 
 def draw(stored: Stored, store: Store, root: Path) -> None:

@@ -201,7 +201,7 @@ def run_grid(pending: list[Cell], jobs: int, store: Store) -> int:
             cell.name,
         ]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        with log.open("w") as file:
+        with log.open("w", encoding="utf-8") as file:
             process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
             running.append(process)
             if is_stopped.is_set():  # it began while the others were stopped

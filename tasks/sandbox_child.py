@@ -360,7 +360,7 @@ def _seconds_in_queue(pid: int) -> float:
     longest = 0.0
     with contextlib.suppress(OSError, ValueError, IndexError):
         for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/schedstat") as file:
+            with open(f"/proc/{pid}/task/{thread}/schedstat", encoding="utf-8") as file:
                 longest = max(longest, int(file.read().split()[1]) / 1e9)
     return longest
 

@@ -174,7 +174,7 @@ TRAIN = shlex.split(
 
 def write(*records: dict | str, name: str = "problems.jsonl") -> str:
     lines = [record if isinstance(record, str) else json.dumps(record) for record in records]
-    Path(name).write_text("".join(line + "\n" for line in lines))
+    Path(name).write_text("".join(line + "\n" for line in lines), "utf-8")
     return name
 
 
@@ -442,7 +442,7 @@ def test_what_may_be_missing_or_written_otherwise():
         LCB_STDIN | {"public_test_cases": json.dumps([{"input": "1 2\r\n", "output": "3\r\n"}])},
     ]
     path = Path(write(*records))
-    path.write_text(path.read_text(), encoding="utf-8-sig")  # with a byte order mark
+    path.write_text(path.read_text("utf-8"), encoding="utf-8-sig")  # with a byte order mark
     problems = read_problems("problems.jsonl")
     ids = [problem["id"] for problem in problems]
     assert ids == ["MBPP/8", "MBPP/9", "5", "problems-4", "problems-5", "s1"]
@@ -740,12 +740,12 @@ def test_real_formats_go_through_training_and_evaluation(capsys):
     data = write(*(record for record, *_ in FORMATS.values()))
     files = ["--data", data, "--test-data", data, "--model", save_random_model("model", "llama")]
     train.main([*TRAIN, *files, "--eval-problems", "20"])
-    report = json.loads(Path("run/eval.json").read_text())
+    report = json.loads(Path("run/eval.json").read_text("utf-8"))
     assert report["policies"]["vpo"]["pass@4"]["mean"] == 0
     told = capsys.readouterr()
     assert "9 test problems" in told.out
     assert "vpo: no answer can be read" in told.err
-    first = json.loads(Path("run/vpo/samples.jsonl").read_text().splitlines()[0])
+    first = json.loads(Path("run/vpo/samples.jsonl").read_text("utf-8").splitlines()[0])
     assert first["problem"]["data"]["tests"]
 
 

@@ -48,7 +48,7 @@ def without_code(text: str) -> str:
 def blocks(page: Path, language: str) -> list[str]:
     """The code blocks of a page in a language."""
     pattern = rf"^```{language}\n(.*?)^```"
-    return re.findall(pattern, page.read_text(), re.DOTALL | re.MULTILINE)
+    return re.findall(pattern, page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
 
 
 # Generated tables.
@@ -56,7 +56,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 def generated(page: Path) -> str:
     """The text of a page with its generated tables written anew."""
-    text = page.read_text()
+    text = page.read_text("utf-8")
     text = replaced(text, "task-defaults", task_defaults_table())
     return replaced(text, "does-it-fit", memory_table())
 
@@ -115,7 +115,7 @@ def test_generated_tables_are_up_to_date(page):
 
 def anchors(page: Path) -> set[str]:
     """The anchors that GitHub gives the headings of a page."""
-    headings = re.findall(r"^#+ (.*)$", without_code(page.read_text()), re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", without_code(page.read_text("utf-8")), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
@@ -144,7 +144,7 @@ def test_files_that_are_named_exist(page):
 
 def commands(page: Path) -> Iterator[list[str]]:
     """The words of every command with python on a page, in blocks and in backticks."""
-    text = page.read_text()
+    text = page.read_text("utf-8")
     lines = re.findall(r"`(python [^`]+)`", without_code(text))
     for block in blocks(page, "sh") + blocks(page, "powershell"):
         lines += block.replace(".venv\\Scripts\\python", "python").splitlines()
@@ -226,7 +226,7 @@ def is_ours(module: str) -> bool:
 def test_the_task_that_one_copies_asks_for_what_it_pays():
     """Guards against a first task that cannot be loaded, or whose objectives do not conflict."""
     source, look = blocks(DOCS / "own.md", "python")[:2]
-    Path("my_task.py").write_text(source)
+    Path("my_task.py").write_text(source, "utf-8")
     exec(look, {})
     task = load_task("my_task.py", "a language model")
     check_task(task, 3)
@@ -295,7 +295,7 @@ def test_every_metric_and_every_file_of_a_run_is_explained():
     text = REFERENCE.read_text()
     _, _, metrics = text.partition("## Metrics")
     explained = set(re.findall(r"^- `([\w<>@]+)`: ", metrics, re.MULTILINE))
-    (line,) = Path("run/vpo/metrics.jsonl").read_text().splitlines()
+    (line,) = Path("run/vpo/metrics.jsonl").read_text("utf-8").splitlines()
     logged = json.loads(line).keys() - {"step"}
     logged = {re.sub("_(ann|bob|cid)$", "_<objective>", name) for name in logged}
     assert explained == logged

@@ -262,7 +262,7 @@ def test_models_can_be_imported_without_docstrings(monkeypatch):
     monkeypatch.setattr(transformers.utils, "auto_docstring", transformers.utils.auto_docstring)
     monkeypatch.setattr(doors.sys, "flags", SimpleNamespace(optimize=2))
     doors.quieten_transformers()
-    source = Path(modeling_gpt2.__file__).read_text()
+    source = Path(modeling_gpt2.__file__).read_text("utf-8")
     names = {"__name__": "transformers.models.gpt2.without_docstrings"}
     names["__package__"] = "transformers.models.gpt2"
     exec(compile(source, "gpt2", "exec", optimize=2), names)
@@ -296,15 +296,15 @@ def test_results_are_written_before_they_are_printed(run, monkeypatch):
 
 def test_a_file_of_problems_must_stay_what_it_was(capsys):
     """A pipe, which a second reading finds empty; and a file that changed since the training."""
-    Path("letters.py").write_text(LETTERS.replace("    def problems", WITH_DATA))
+    Path("letters.py").write_text(LETTERS.replace("    def problems", WITH_DATA), "utf-8")
     flags = [*TOY, "--task", "letters.py", "--method", "grpo", "--out", "run"]
     os.mkfifo("pipe")
     for stream in ("pipe", "/dev/fd/63"):
         fails([*flags, "--data", stream], capsys, f"{stream}: can be read once")
-    Path("data").write_text("one")
+    Path("data").write_text("one", "utf-8")
     train.main([*flags, "--data", "data"])
     evaluation.main(["run"])
-    Path("data").write_text("two")
+    Path("data").write_text("two", "utf-8")
     changed = "data: is not the file that run was trained on; restore it"
     fails(["--out", "run", "--resume"], capsys, changed)
     fails(["run"], capsys, changed, command=evaluation.main)
@@ -341,7 +341,7 @@ def test_evaluations_do_not_overwrite_one_another(run):
     evaluation.main(["run", "--split", "validation", "--problems", "3", "--figure-format", "svg"])
     assert Path("run/eval-validation-3x4-T0.7/best_at_k.svg").exists()
     evaluation.main(["run", "--out", "elsewhere"])
-    assert json.loads(Path("elsewhere/eval.json").read_text()) == json.loads(
+    assert json.loads(Path("elsewhere/eval.json").read_text("utf-8")) == json.loads(
         before["run/eval.json"]
     )
     assert {name: data for name, data in files(run).items() if "eval-" not in name} == before
@@ -393,7 +393,7 @@ def test_the_minimum_of_a_task_reaches_rewards_and_advantages(monkeypatch):
     source += (
         "\n    minimum = -1.0\n\n    def scalar(self, rewards):\n        return rewards.sum(-1)\n"
     )
-    Path("letters.py").write_text(source)
+    Path("letters.py").write_text(source, "utf-8")
     task = load_task("letters.py")
     scored = score(task, task.problems("train", 1), [["red"], []], 2)
     assert scored.vectors.tolist() == [[[[0, 0], [-1, -1]], [[-1, -1], [-1, -1]]]]
@@ -415,12 +415,12 @@ def test_a_reward_that_raises_shows_its_traceback_and_where():
             raise ValueError("no luck")
         return [float"""
     source = "from pathlib import Path\n" + LETTERS.replace("        return [float", broken)
-    Path("letters.py").write_text(source)
+    Path("letters.py").write_text(source, "utf-8")
     with pytest.raises(ValueError, match="no luck") as raised:
         train.main([*TOY, "--task", "letters.py", "--out", "run", "--method", "vpo"])
     notes = " ".join(raised.value.__notes__)
     assert "method vpo, step 2" in notes and "train-2" in notes and "--resume --out run" in notes
-    Path("letters.py").write_text(LETTERS)
+    Path("letters.py").write_text(LETTERS, "utf-8")
     train.main(["--resume", "--out", "run"])
     assert len(metrics(Path("run/vpo"))) == 2
 
@@ -437,7 +437,7 @@ def test_the_words_of_a_tiny_task_are_checked_when_the_run_starts(old, new, mess
     """Guards against words that silently become padding."""
     assert old in LETTERS
     Path("letters.py").write_text(
-        LETTERS.replace(old, new).replace("rng.choice(self.words)", '"green"')
+        LETTERS.replace(old, new).replace("rng.choice(self.words)", '"green"'), encoding="utf-8"
     )
     fails([*TOY, "--task", "letters.py"], capsys, message)
     assert not Path("runs").exists()
@@ -447,10 +447,13 @@ def test_checkpoints_carry_no_sampling_settings():
     """A base model's top-p would change what a trained policy answers elsewhere."""
     model = save_random_model("model", "llama")
     path = Path("model/generation_config.json")
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"top_p": 0.8, "temperature": 0.7}))
+    path.write_text(
+        json.dumps(json.loads(path.read_text("utf-8")) | {"top_p": 0.8, "temperature": 0.7}),
+        "utf-8",
+    )
     flags = "--steps 1 --method grpo --warm-steps 0 --max-new-tokens 8 --eval-problems 0 --out run"
     train.main([*TOY, "--model", model, *flags.split()])
-    saved = json.loads(Path("run/grpo/checkpoint-000001/generation_config.json").read_text())
+    saved = json.loads(Path("run/grpo/checkpoint-000001/generation_config.json").read_text("utf-8"))
     assert "top_p" not in saved and "temperature" not in saved
     assert saved["eos_token_id"] == [0, 1]
 

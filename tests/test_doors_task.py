@@ -19,7 +19,7 @@ WORST = "return [0.0, 0.0]"
 def write(old: str, new: str) -> str:
     """The example's file with some text replaced."""
     assert old in SOURCE
-    Path("mine.py").write_text(SOURCE.replace(old, new, 1))
+    Path("mine.py").write_text(SOURCE.replace(old, new, 1), "utf-8")
     return "mine.py"
 
 

@@ -274,7 +274,10 @@ def test_what_does_not_vary_has_no_interval(capsys):
     table.clusters = table.clusters[:1]
     assert "±" not in "".join(printed(table, capsys))
     write_table(table, Path("eval.json"), "cpu")
-    assert json.loads(Path("eval.json").read_text())["policies"]["vpo"]["W@8"]["interval"] is None
+    assert (
+        json.loads(Path("eval.json").read_text("utf-8"))["policies"]["vpo"]["W@8"]["interval"]
+        is None
+    )
 
 
 def test_means_of_several_runs(capsys):
@@ -291,7 +294,7 @@ def test_means_of_several_runs(capsys):
     seeds = {line.split()[0]: line.split()[-1] for line in lines[3:]}
     assert seeds["GRPO"] == "2" and seeds["VPO"] == "3"
     write_table(means, Path("eval.json"), "cpu")
-    best = json.loads(Path("eval.json").read_text())["policies"]["vpo"]["best@1"]
+    best = json.loads(Path("eval.json").read_text("utf-8"))["policies"]["vpo"]["best@1"]
     half = 4.30 * 0.1 / 3**0.5
     assert best["mean"] == pytest.approx(0.8)
     assert best["interval"] == pytest.approx([0.8 - half, 0.8 + half])

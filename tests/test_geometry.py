@@ -96,7 +96,8 @@ def test_a_finite_data_set_counts_once(capsys):
     Path("few.py").write_text(
         "from rewards import Problem, Toy\n\n\nclass Few(Toy):\n"
         "    def problems(self, split, n, seed=0, start=0):\n"
-        "        return [Problem(f'{split}-{i % 2}', None) for i in range(start, start + n)]\n"
+        "        return [Problem(f'{split}-{i % 2}', None) for i in range(start, start + n)]\n",
+        encoding="utf-8",
     )
     train.main([*QUICK, "--task", "few.py"])
     main(["geometry", "run", "--problems", "5"])

@@ -63,7 +63,7 @@ def imported_names(name: str) -> set[str]:
     """All that a file imports, in functions and for type checking too; of `from a import b` a and
     a.b. A module that is named in a string, as in import_module("a.b"), is imported too."""
     names = set()
-    for node in ast.walk(ast.parse(FILES[name].read_text())):
+    for node in ast.walk(ast.parse(FILES[name].read_text("utf-8"))):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -109,10 +109,27 @@ def test_there_are_no_circles_of_files():
         follow(name, ())
 
 
+def test_the_sandbox_alone_knows_modules_of_one_system():
+    """Guards against a first command that ends on Windows with "No module named 'resource'"."""
+    for name in FILES:
+        if not name.startswith("tasks.sandbox"):
+            assert not imported_names(name) & {"fcntl", "grp", "pwd", "resource", "termios"}, name
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_a_text_file_is_opened_with_its_encoding(name):
+    """What ruff's PLW1514 does not see. Guards against Windows, where the default is not UTF-8."""
+    for node in ast.walk(ast.parse(FILES[name].read_text("utf-8"))):
+        method = node.func.attr if isinstance(node, ast.Call) and hasattr(node.func, "attr") else ""
+        n_before = {"read_text": 0, "write_text": 1}.get(method)
+        if n_before is not None and len(node.args) <= n_before:
+            assert "encoding" in [each.arg for each in node.keywords], f"{name}:{node.lineno}"
+
+
 def test_train_knows_few_files():
     """Guards against a loop that one can only read with the whole project open."""
     modules = set()
-    for node in ast.walk(ast.parse(FILES["train"].read_text())):
+    for node in ast.walk(ast.parse(FILES["train"].read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom):
             modules.add(node.module)
         elif isinstance(node, ast.Import):

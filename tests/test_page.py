@@ -110,7 +110,7 @@ def made_metrics(steps: int) -> dict[str, list[dict]]:
 
 def data_of(path: Path) -> dict:
     """What the page holds as data; and that it is one small file that asks for nothing."""
-    text = path.read_text()
+    text = path.read_text("utf-8")
     assert len(text) < 2_000_000
     text, _, rest = text.partition('<script type="application/json" id="data">')
     data, _, script = rest.partition("</script>")
@@ -161,7 +161,7 @@ def test_a_resumed_run_ends_with_the_same_snapshots(run):
     whole = Path("run/vpo/snapshots.jsonl").read_bytes()
     for _ in range(2):
         shutil.rmtree(checkpoints(Path("run/vpo"))[-1])
-        with Path("run/vpo/snapshots.jsonl").open("a") as file:
+        with Path("run/vpo/snapshots.jsonl").open("a", encoding="utf-8") as file:
             file.write('{"step": 9, "prob')
         train.main(["--out", "run", "--resume"])
         assert Path("run/vpo/snapshots.jsonl").read_bytes() == whole
@@ -264,7 +264,9 @@ def test_what_is_missing_is_named(trained, capsys):
 def test_a_log_that_ends_early(run):
     """Only steps that all methods share are shown; a line that a kill cut off counts as missing."""
     log = Path("run/vpo/snapshots.jsonl")
-    log.write_text("\n".join([*log.read_text().splitlines()[:1], '{"step": 7, "prob']))
+    log.write_text(
+        "\n".join([*log.read_text("utf-8").splitlines()[:1], '{"step": 7, "prob']), "utf-8"
+    )
     main(["page", "run"])
     assert data_of(Path("run/report.html"))["steps"] == [1]
 

@@ -38,8 +38,10 @@ def trained(tmp_path_factory) -> Path:
 def run_search(run: Path, flags: str, out: str = "out") -> tuple[dict, list[dict]]:
     """What a search of a run wrote: search.json, and all candidates."""
     search.main([str(run), *flags.split()])
-    lines = Path(out, "candidates.jsonl").read_text().splitlines()
-    return json.loads(Path(out, "search.json").read_text()), [json.loads(line) for line in lines]
+    lines = Path(out, "candidates.jsonl").read_text("utf-8").splitlines()
+    return json.loads(Path(out, "search.json").read_text("utf-8")), [
+        json.loads(line) for line in lines
+    ]
 
 
 def routes(task, grid: str, route: list[int], left: int) -> Iterator[list[int]]:

@@ -29,7 +29,9 @@ def toy_with(members: str) -> str:
 
 def test_the_tiny_model_writes_tags_whatever_the_form():
     """Guards against a form for language models that turns every answer of the tiny one into none."""
-    Path("mine.py").write_text(toy_with("def find_answers(self, text, m, finished): return [text]"))
+    Path("mine.py").write_text(
+        toy_with("def find_answers(self, text, m, finished): return [text]"), "utf-8"
+    )
     text = "<answer_1> a </answer_1> <answer_2> b </answer_2>"
     assert parse_answers(text, load_task("mine.py"), 2) == ["a", "b"]
     assert parse_answers(text, load_task("mine.py", "some model"), 2) == [text]
@@ -38,17 +40,17 @@ def test_the_tiny_model_writes_tags_whatever_the_form():
 def test_the_constructor_gets_the_flags_that_it_names():
     """Guards against options that reach no task, or one that did not ask for them."""
     constructor = "def __init__(self, size=1): self.n = size"
-    Path("mine.py").write_text(toy_with(f"flags = ('size',)\n    {constructor}"))
+    Path("mine.py").write_text(toy_with(f"flags = ('size',)\n    {constructor}"), "utf-8")
     assert load_task("mine.py", size=5, data="x").n == 5
     assert load_task("mine.py").n == 1
 
 
 def test_a_file_that_was_changed_is_read_again_and_may_import_its_neighbours():
     """Guards against a notebook that goes on with the rewards of before."""
-    Path("mine.py").write_text(toy_with("name = 'one'"))
+    Path("mine.py").write_text(toy_with("name = 'one'"), "utf-8")
     assert load_task("mine.py").name == "one"
-    Path("helpers_of_mine.py").write_text("NAME = 'two'\n")
-    Path("mine.py").write_text(toy_with("from helpers_of_mine import NAME as name"))
+    Path("helpers_of_mine.py").write_text("NAME = 'two'\n", "utf-8")
+    Path("mine.py").write_text(toy_with("from helpers_of_mine import NAME as name"), "utf-8")
     assert load_task("mine.py").name == "two"
 
 
@@ -57,7 +59,7 @@ def test_a_file_that_was_changed_is_read_again_and_may_import_its_neighbours():
 
 def test_the_task_to_copy_trains(capsys):
     """Guards against a first task that nobody can run, and one without the conflict that it tells of."""
-    Path("mine.py").write_text((EXAMPLES / "my_task.py").read_text())
+    Path("mine.py").write_text((EXAMPLES / "my_task.py").read_text(), "utf-8")
     flags = "--method grpo vpo --steps 2 --warm-steps 20 --eval-problems 2 --pool 6 --out run"
     train.main(["--task", "mine.py", *flags.split()])
     assert "VPO" in capsys.readouterr().out

@@ -57,7 +57,7 @@ RECORDS = {"musique": musique, "eureqa": eureqa, "tool": tool}
 
 
 def write_records(path: str, records: list[dict]) -> str:
-    Path(path).write_text("".join(json.dumps(record) + "\n" for record in records))
+    Path(path).write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
     return path
 
 
@@ -182,7 +182,7 @@ def test_eureqa(answer, vector):
 
 def test_eureqa_trains_on_half_of_the_hard_file():
     hard = [eureqa(i) | {"entities": ["Hard", *"bcdef"]} for i in range(9)]
-    Path("hard.json").write_text(json.dumps(hard))
+    Path("hard.json").write_text(json.dumps(hard), "utf-8")
     task = load_task("eureqa", data=write("eureqa", 11), test_data="hard.json")
     first = {split: [data["entities"][0] for data in part] for split, part in task.parts.items()}
     assert first["test"] == ["Hard"] * 5

@@ -133,18 +133,20 @@ def test_a_killed_run_resumes_bit_for_bit():
     log = Path("killed/vpo/metrics.jsonl")
     # No fork of this process: what its threads held would stay held for ever.
     child = subprocess.Popen([sys.executable, ROOT / "train.py", "--out", "killed", *arguments])
-    while not (log.exists() and len(log.read_text().splitlines()) >= 5):
+    while not (log.exists() and len(log.read_text("utf-8").splitlines()) >= 5):
         assert child.poll() is None, "the child ended before it could be killed"
         time.sleep(0.005)
     child.kill()
     child.wait()
-    log.write_text(log.read_text() + '{"step": 99, "rew')  # a line that the kill cut off
+    log.write_text(
+        log.read_text("utf-8") + '{"step": 99, "rew', "utf-8"
+    )  # a line that the kill cut off
     assert not Path("killed/vpo/checkpoint-000010").exists(), "the kill came too late"
     train.main(["--out", "killed", "--resume"])
     checkpoint = Path("vpo/checkpoint-000010")
     assert_equal_weights(weights("whole" / checkpoint), weights("killed" / checkpoint))
     assert metrics(Path("whole/vpo")) == metrics(Path("killed/vpo"))
-    samples = [Path(run, "vpo/samples.jsonl").read_text() for run in ("whole", "killed")]
+    samples = [Path(run, "vpo/samples.jsonl").read_text("utf-8") for run in ("whole", "killed")]
     assert samples[0] == samples[1], "other problems, or other texts"
 
 
@@ -205,7 +207,7 @@ def test_ctrl_c_and_sigterm_say_how_to_go_on(monkeypatch, capsys, request):
 
     def interrupted(*arguments):
         log = Path("run/grpo/metrics.jsonl")
-        number = signals.pop(len(log.read_text().splitlines()) if log.exists() else 0, None)
+        number = signals.pop(len(log.read_text("utf-8").splitlines()) if log.exists() else 0, None)
         if number:
             os.kill(os.getpid(), number)
         return score(*arguments)
@@ -228,8 +230,8 @@ def test_a_language_model_goes_through_the_same_code(capsys):
     model = save_random_model("model", "llama")
     flags = shlex.split("--method grpo vpo --steps 2 --max-new-tokens 30 --eval-problems 2")
     train.main(["--out", "run", "--model", model, *QUICK, *flags])
-    assert "start" in json.loads(Path("run/eval.json").read_text())["policies"]
-    assert "<html" in Path("run/report.html").read_text()
+    assert "start" in json.loads(Path("run/eval.json").read_text("utf-8"))["policies"]
+    assert "<html" in Path("run/report.html").read_text("utf-8")
     told = capsys.readouterr().err
     assert "prompts are plain text" in told
     for text in (
@@ -274,7 +276,7 @@ def test_an_adapter_goes_through_the_same_code():
         train.main(["--out", "run", "--resume"])
         assert_equal_weights(load_file(f"whole/{adapter}"), load_file(f"run/{adapter}"))
         assert metrics(Path("whole/vpo")) == metrics(Path("run/vpo"))
-    report = json.loads(Path("run/eval.json").read_text())["policies"]
+    report = json.loads(Path("run/eval.json").read_text("utf-8"))["policies"]
     assert list(report) == ["start", "start_sets", "vpo", "vpo, one answer"]
 
 
@@ -555,7 +557,7 @@ def break_at(monkeypatch, step: int, broken: Callable[[torch.Tensor], torch.Tens
     def method(x, e):
         advantages = advantage(x, e)
         log = Path("run/vpo/metrics.jsonl")
-        n_steps = len(log.read_text().splitlines()) if log.exists() else 0
+        n_steps = len(log.read_text("utf-8").splitlines()) if log.exists() else 0
         return broken(advantages) if n_steps == step - 1 else advantages
 
     monkeypatch.setitem(vpo.ADVANTAGES, "vpo", method)

@@ -41,7 +41,7 @@ PROBLEMS = {problem["id"]: problem for problem in read_problems(str(DATA))}
 
 def evaluate(program_path: str) -> dict[str, float]:
     """A metric per test of a program, and their mean, which OpenEvolve maximises."""
-    program = Path(program_path).read_text()
+    program = Path(program_path).read_text("utf-8")
     with Sandbox(1) as sandbox:
         (passed,) = sandbox.run([job(PROBLEMS[PROBLEM], program)])
     metrics = {"combined_score": sum(passed) / len(passed)}
@@ -65,7 +65,7 @@ def address_and_model() -> tuple[str, str]:
         )
     if not Path(flags.config).is_file():
         raise SystemExit(f"--config {flags.config}: no such file")
-    config = yaml.safe_load(Path(flags.config).read_text())["llm"]
+    config = yaml.safe_load(Path(flags.config).read_text("utf-8"))["llm"]
     return flags.api_base or config["api_base"], flags.primary_model or config["primary_model"]
 
 

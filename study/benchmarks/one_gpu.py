@@ -398,7 +398,9 @@ def run() -> None:
             graphs.workspaces.clear()
             gc.collect()  # a model whose layers are computed again refers to itself
         record["seconds"] = time.perf_counter() - began
-        Path(flags.out).write_text(json.dumps(record, indent=1))  # a part that hangs loses no other
+        Path(flags.out).write_text(
+            json.dumps(record, indent=1), "utf-8"
+        )  # a part that hangs loses no other
     print(json.dumps(record, indent=1))
 
 

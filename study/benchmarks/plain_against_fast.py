@@ -181,7 +181,7 @@ def begin_peak() -> None:
     """Give back what was freed, and let the peak of this process begin anew. Only Linux can."""
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
 
 def resident(name: str) -> int:
@@ -189,7 +189,7 @@ def resident(name: str) -> int:
     path = Path("/proc/self/status")
     if not path.exists():
         return 0
-    return 1024 * int(re.search(rf"^{name}:\s+(\d+) kB", path.read_text(), re.MULTILINE)[1])
+    return 1024 * int(re.search(rf"^{name}:\s+(\d+) kB", path.read_text("utf-8"), re.MULTILINE)[1])
 
 
 def compare(plain: Function, fast_one: Function, device: str, repeats: int) -> list[str]:

@@ -91,7 +91,7 @@ def test_training_and_a_resume_come_to_what_the_cpu_comes_to():
     train.main([*RUN, DEVICE, "--jobs", "2", "--out", "two"])
     shutil.rmtree("two/vpo/checkpoint-000004")
     train.main(["--resume", "--out", "two"])
-    flags = json.loads(Path("two/config.json").read_text())["flags"]
+    flags = json.loads(Path("two/config.json").read_text("utf-8"))["flags"]
     assert flags["micro_batch_tokens"] > 0 and flags["sampling_batch"] > 0
     for method in ("grpo", "vpo"):
         expected = metrics(Path("cpu", method))[:2]
@@ -101,7 +101,7 @@ def test_training_and_a_resume_come_to_what_the_cpu_comes_to():
             for own, row in zip(ours, expected, strict=False):
                 assert own["loss"] == pytest.approx(row["loss"], abs=1e-3)
                 assert own["reward"] == pytest.approx(row["reward"], abs=1e-3)
-    assert len(json.loads(Path("two/eval.json").read_text())["policies"]) == 5
+    assert len(json.loads(Path("two/eval.json").read_text("utf-8"))["policies"]) == 5
 
 
 def test_out_of_memory_is_explained():

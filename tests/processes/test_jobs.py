@@ -64,7 +64,7 @@ def test_what_a_process_raises_is_told():
 
 
 def wait_for(is_running: Callable[[], bool], log: Path, steps: int) -> None:
-    while not log.exists() or log.read_text().count("\n") < steps:
+    while not log.exists() or log.read_text("utf-8").count("\n") < steps:
         assert is_running(), "the run ended too early"
         time.sleep(0.01)
 
@@ -88,7 +88,7 @@ def descendants(pid: int) -> set[int]:
 def is_alive(pid: int) -> bool:
     """Whether a process is no zombie."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
@@ -132,13 +132,14 @@ def test_a_task_and_a_method_of_ones_own_reach_the_processes(capsys):
     Slurm sends to all of them, as a terminal sends Ctrl-C: no traceback of a child, and the way
     on."""
     Path("my_task.py").write_text(
-        "from rewards import Fence\n\n\nclass Mine(Fence):\n    name = 'mine'\n"
+        "from rewards import Fence\n\n\nclass Mine(Fence):\n    name = 'mine'\n", encoding="utf-8"
     )
     Path("my_method.py").write_text(
         f"import sys\n\nsys.path.append({str(ROOT)!r})\nfrom vpo import ADVANTAGES, grpo\n\n\n"
         "def mine(x, e):\n    return 2 * grpo(x, e)\n\n\n"
         'ADVANTAGES["mine"] = mine\n\nif __name__ == "__main__":\n    import train\n\n'
-        "    train.main()\n"
+        "    train.main()\n",
+        encoding="utf-8",
     )
     flags = "--task my_task.py --method grpo mine --jobs 2 --out run --eval-problems 0 "
     flags += "--steps 500 --warm-steps 2"

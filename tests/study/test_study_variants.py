@@ -148,7 +148,7 @@ def test_the_scripts_train(script, method, monkeypatch):
     file, *words = script.split()
     monkeypatch.setattr(sys, "argv", [file, *words, "--method", method, *SMALL.split()])
     runpy.run_path(str(STUDY / file), run_name="__main__")
-    rows = Path("run", method, "metrics.jsonl").read_text().splitlines()
+    rows = Path("run", method, "metrics.jsonl").read_text("utf-8").splitlines()
     assert [json.loads(row)["step"] for row in rows] == [1, 2]
     assert train.train_step is not usual
 
