@@ -1,6 +1,5 @@
 """study/results/: one file per task, in it a record for every cell; and records as results."""
 
-import fcntl
 import gzip
 import json
 import zlib
@@ -9,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from eval import pass_at_k
@@ -81,8 +81,7 @@ class Store:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.path(cell)
         temporary = path.with_suffix(".tmp")
-        with (self.folder / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # another process may store at the same time
+        with FileLock(self.folder / "lock"):  # another process may store at the same time
             records = self.read(path)
             old = records.get(cell.name, record)
             if old.get("version") != record.get("version"):

@@ -1,0 +1,57 @@
+"""Windows and macOS: what the project may take for granted."""
+
+import json
+import re
+import subprocess
+import sys
+
+from test_train import ROOT
+
+# Libraries come first, because theirs differ by platform. Then goes what Windows has not.
+WITHOUT = """
+import multiprocessing.context
+import os
+import sys
+
+import matplotlib.pyplot
+import torch
+import transformers.models.gpt2.modeling_gpt2
+
+for name in ("fcntl", "grp", "pwd", "resource", "termios"):
+    sys.modules[name] = None
+for name in ("fork", "getuid", "killpg", "mkfifo", "sched_getaffinity", "setsid", "symlink"):
+    delattr(os, name)
+for name in ("fork", "forkserver"):
+    del multiprocessing.context._concrete_contexts[name]
+sys.path.insert(0, ROOT)
+"""
+COMMANDS = """
+import eval
+import train
+from report import __main__ as report
+
+if __name__ == "__main__":
+    quick = "--task fence --steps 2 --warm-steps 2 --method grpo vpo --eval-problems 0"
+    train.main(["--out", "run", "--jobs", "2", "--keep-optimizer", *quick.split()])
+    train.main(["--out", "run", "--resume", "--jobs", "1", "--steps", "3"])
+    eval.main(["run", "--problems", "2", "--pool", "4"])
+    report.main(["page", "run"])
+"""
+
+
+def test_what_linux_alone_has_is_not_needed(tmp_path):
+    """The fence trains with two jobs, goes on, is evaluated and drawn, and gets its page."""
+    script = tmp_path / "without.py"
+    script.write_text(WITHOUT.replace("ROOT", repr(str(ROOT))) + COMMANDS, "utf-8")
+    done = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, capture_output=True, encoding="utf-8"
+    )
+    assert done.returncode == 0, done.stderr
+    for method in ("grpo", "vpo"):
+        log = (tmp_path / f"run/{method}/metrics.jsonl").read_text("utf-8")
+        assert [json.loads(line)["step"] for line in log.splitlines()] == [1, 2, 3]
+    (table,) = tmp_path.glob("run/eval*/eval.json")
+    assert (table.parent / "best_at_k.png").exists()
+    assert (tmp_path / "run/report.html").exists()
+    names = [path.name for path in (tmp_path / "run").rglob("*")]
+    assert not [name for name in names if re.search(r'[<>:"|?*\\]|[. ]$', name)]
