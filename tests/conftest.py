@@ -22,6 +22,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "draws: figures are rendered; elsewhere an empty file stands for each"
     )
+    config.addinivalue_line("markers", "linux: runs programs; skipped on other systems")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -34,6 +35,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return slow.index(name) if name in slow else len(slow)
 
     items.sort(key=place)
+    for item in items:
+        if item.get_closest_marker("linux") and sys.platform != "linux":
+            item.add_marker(pytest.mark.skip(reason="programs need Linux or WSL"))
 
 
 @pytest.fixture(autouse=True)

@@ -32,8 +32,7 @@ from tasks.code_files import read_problems
 from tasks.sandbox import Sandbox
 from tasks.small_programs import SMALL, small_problems
 
-if sys.platform != "linux":
-    pytest.skip("programs need Linux", allow_module_level=True)
+pytestmark = pytest.mark.linux
 
 
 @pytest.fixture(scope="module")

@@ -313,8 +313,11 @@ def test_the_version_has_a_line_and_the_workflow_the_readmes_command():
     assert "\nversion:" not in (ROOT / "CITATION.cff").read_text(), "a second place"
     workflow = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())
     (job,) = workflow["jobs"].values()
-    assert job["strategy"]["matrix"]["python"] == ["3.11", "3.13"]
-    assert job["steps"][-1]["run"] == """bash -c "$(grep -m 1 'python -m pytest' README.md)\""""
+    matrix = job["strategy"]["matrix"]
+    assert matrix["python"] == ["3.11", "3.12", "3.13"]
+    assert [name.partition("-")[0] for name in matrix["system"]] == ["ubuntu", "macos", "windows"]
+    run = job["steps"][-1]["run"]
+    assert "line=$(grep -m 1 'python -m pytest' README.md)\n" in run and 'bash -c "$line"' in run
 
 
 if __name__ == "__main__":

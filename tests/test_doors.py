@@ -123,7 +123,9 @@ def files(folder: Path) -> dict[str, bytes]:
         ("--data x.jsonl", "--data x.jsonl: task toy has no such flag, unlike code"),
         ("--max-words 8", "--max-words 8: task toy has no such flag, unlike headline"),
         ("--size 5", "--size 5: task toy has no such flag, unlike maze"),
-        ("--task code --test-data x", "--test-data x: needs --data"),
+        pytest.param(
+            "--task code --test-data x", "--test-data x: needs --data", marks=pytest.mark.linux
+        ),
         ("--max-new-tokens 4000", "need a context of 4002, the model's is 512"),
         ("--model no/such/model", "--model no/such/model: cannot be loaded"),
         ("--task headline", "--model tiny: task headline has no words for it"),
@@ -281,7 +283,7 @@ def test_what_ascii_lacks_is_printed_all_the_same(monkeypatch):
 def test_a_stop_outside_of_the_training_is_told(capsys):
     """Guards against an empty line where SIGTERM comes in the warm-up or in an evaluation."""
     with pytest.raises(SystemExit) as stop:
-        as_command("eval.py", lambda: os.kill(os.getpid(), signal.SIGTERM))
+        as_command("eval.py", lambda: signal.raise_signal(signal.SIGTERM))
     assert stop.value.code == 130 and "give the same command again" in capsys.readouterr().err
 
 

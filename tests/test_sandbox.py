@@ -29,6 +29,7 @@ if sys.platform != "linux":
     pytest.skip("programs need Linux", allow_module_level=True)
 
 ROOT = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.linux
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import shlex
 import shutil
 import signal
@@ -209,7 +208,7 @@ def test_ctrl_c_and_sigterm_say_how_to_go_on(monkeypatch, capsys, request):
         log = Path("run/grpo/metrics.jsonl")
         number = signals.pop(len(log.read_text("utf-8").splitlines()) if log.exists() else 0, None)
         if number:
-            os.kill(os.getpid(), number)
+            signal.raise_signal(number)
         return score(*arguments)
 
     monkeypatch.setattr("sys.argv", ["train.py", *arguments])
