@@ -107,7 +107,7 @@ def table_row(cells: list[str]) -> str:
 
 @guides
 def test_generated_tables_are_up_to_date(page):
-    assert generated(page) == page.read_text(), "run: python -m tests.test_docs"
+    assert generated(page) == page.read_text("utf-8"), "run: python -m tests.test_docs"
 
 
 # Links and names.
@@ -121,7 +121,7 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text())):
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text("utf-8"))):
         if "://" in target:
             continue
         name, _, anchor = target.partition("#")
@@ -134,7 +134,7 @@ def test_links_lead_somewhere(page):
 @guides
 def test_files_that_are_named_exist(page):
     """Every path in backticks that begins with a folder of the project, and every script."""
-    text = page.read_text()
+    text = page.read_text("utf-8")
     for path in re.findall(rf"`((?:{FOLDERS})/[\w./]*)`", text):
         assert (ROOT / path).exists(), f"{page.name}: {path} does not exist"
     for path in re.findall(r"`(\w+\.py)`", text):
@@ -200,7 +200,7 @@ def flag_names(flags: type) -> set[str]:
 def test_flags_that_are_named_exist(page):
     """Every flag in backticks in the text. The commands of other trainers have flags of their own."""
     known = set(OTHER_FLAGS).union(*map(flag_names, FLAGS.values()))
-    for code in re.findall(r"`([^`\n]+)`", without_code(page.read_text())):
+    for code in re.findall(r"`([^`\n]+)`", without_code(page.read_text("utf-8"))):
         if "examples/" in code:
             continue
         for name in re.findall(r"(?<![\w-])--[a-z][\w-]*", code):
@@ -284,7 +284,7 @@ def test_the_task_with_a_data_file_keeps_train_and_test_apart(capsys):
 @pytest.mark.parametrize("method", ADVANTAGES)
 def test_a_method_is_entered_in_every_place(method):
     """Guards against a method without a source."""
-    is_explained = f"| `{method}` (" in REFERENCE.read_text()
+    is_explained = f"| `{method}` (" in REFERENCE.read_text("utf-8")
     assert is_explained, f"{method} has no row with a source in docs/reference.md#methods"
 
 
@@ -292,7 +292,7 @@ def test_every_metric_and_every_file_of_a_run_is_explained():
     """Guards against a new metric or file that no sentence explains, and one that is gone."""
     flags = "--task fence --method vpo --steps 1 --warm-steps 2 --eval-problems 2 --pool 6 --jobs 1"
     train.main([*flags.split(), "--out", "run"])
-    text = REFERENCE.read_text()
+    text = REFERENCE.read_text("utf-8")
     _, _, metrics = text.partition("## Metrics")
     explained = set(re.findall(r"^- `([\w<>@]+)`: ", metrics, re.MULTILINE))
     (line,) = Path("run/vpo/metrics.jsonl").read_text("utf-8").splitlines()
@@ -309,9 +309,9 @@ def test_every_metric_and_every_file_of_a_run_is_explained():
 
 def test_the_version_has_a_line_and_the_workflow_the_readmes_command():
     """Guards against a release that nobody described, and a test line that GitHub runs otherwise."""
-    assert f"- **{__version__}** " in (DOCS / "changes.md").read_text()
-    assert "\nversion:" not in (ROOT / "CITATION.cff").read_text(), "a second place"
-    workflow = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())
+    assert f"- **{__version__}** " in (DOCS / "changes.md").read_text("utf-8")
+    assert "\nversion:" not in (ROOT / "CITATION.cff").read_text("utf-8"), "a second place"
+    workflow = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text("utf-8"))
     (job,) = workflow["jobs"].values()
     matrix = job["strategy"]["matrix"]
     assert matrix["python"] == ["3.11", "3.12", "3.13"]

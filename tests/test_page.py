@@ -210,7 +210,7 @@ def test_the_page_of_a_run(run, capsys):
 def test_a_long_page_leaves_out_frames(tmp_path, monkeypatch):
     snapshots = made_snapshots("maze", steps=10)
     page.write_page(tmp_path / "whole.html", snapshots)
-    monkeypatch.setattr(page, "MAX_BYTES", len((tmp_path / "whole.html").read_text()) - 1)
+    monkeypatch.setattr(page, "MAX_BYTES", len((tmp_path / "whole.html").read_text("utf-8")) - 1)
     page.write_page(tmp_path / "half.html", snapshots)
     assert data_of(tmp_path / "half.html")["steps"] == [1, 21, 41, 61, 81, 91]
 
