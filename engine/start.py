@@ -171,10 +171,11 @@ def write_start(
         write_folder(folder, functools.partial(shutil.copytree, cached, dirs_exist_ok=True))
         return
     shutil.rmtree(cached, ignore_errors=True)
-    with contextlib.ExitStack() as adapter:
-        if config.lora_rank and not policy.is_tiny:
-            torch.manual_seed(config.seed)  # from which peft draws the adapter
-            adapter.enter_context(merged_adapter(policy.model, config.lora_rank))
+    if config.lora_rank and not policy.is_tiny:  # whose weights are random: all of them must learn
+        torch.manual_seed(config.seed)  # from which peft draws the adapter
+        with merged_adapter(policy.model, config.lora_rank):
+            warm_up(policy, task, config)
+    else:
         warm_up(policy, task, config)
     write_folder(folder, save)
     try:

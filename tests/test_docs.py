@@ -322,4 +322,4 @@ def test_the_version_has_a_line_and_the_workflow_the_readmes_command():
 
 if __name__ == "__main__":
     for changed in GUIDES:
-        changed.write_text(generated(changed))
+        changed.write_text(generated(changed), "utf-8")
