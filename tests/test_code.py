@@ -12,7 +12,6 @@ import math
 import pickle
 import random
 import shlex
-import sys
 import zlib
 from pathlib import Path
 

@@ -30,7 +30,7 @@ def trained(tmp_path_factory) -> Path:
 
 
 def policies_of(folder: str) -> dict[str, dict]:
-    return json.loads(Path(folder, "eval.json").read_text())["policies"]
+    return json.loads(Path(folder, "eval.json").read_text("utf-8"))["policies"]
 
 
 def sampled(policy, run: Path) -> list:
