@@ -38,7 +38,7 @@ from engine.evaluations import (
 from engine.files import writing
 from engine.jobs import run_all
 from engine.mixtures import mixed, save_mixed
-from engine.models import check_start
+from engine.models import load_config_and_tokenizer
 from engine.runs import load_run, progress, task_of
 from engine.tasks import held_out
 from report import plots, style
@@ -240,7 +240,7 @@ def evaluate(runs: list[Path], flags: EvalFlags) -> None:
     open_device(flags.device)
     evaluations = evaluations_of(runs, flags)
     for run in runs:
-        check_start(run / "start")
+        load_config_and_tokenizer(str(run / "start"))
     if flags.save_mixed:
         folders = output_folders(runs, Path(flags.save_mixed))
         for evaluation, folder in zip(evaluations, folders, strict=True):
