@@ -179,11 +179,11 @@ TASK_FLAGS = {"data": "code", "test_data": "code", "size": "maze", "max_words": 
 class Parser(argparse.ArgumentParser):
     """The flags of a dataclass whose fields are made by `flag`. A mistake is one line and exit code 2."""
 
-    def __init__(self, flags: type, script: str, doc: str | None, **options: Any):
+    def __init__(self, flags: type, script: str, doc: str, **options: Any):
         super().__init__(
             prog=script,
             usage=f"python {script} [--flag value ...]",
-            description=(doc or "").split("\n\n")[0],  # with python -OO there is none
+            description=doc.split("\n\n")[0],
             allow_abbrev=False,
             **options,
         )

@@ -70,8 +70,6 @@ def quieten_transformers() -> None:
 
     utils.logging.disable_progress_bar()
     utils.logging.set_verbosity_error()  # it takes a sampled pad token for padding
-    if sys.flags.optimize == 2:  # python -OO: its models cannot be imported without docstrings
-        utils.auto_docstring = lambda obj=None, **options: obj or (lambda decorated: decorated)
 
 
 def as_command(script: str, run: Callable[[], None]) -> None:

@@ -21,9 +21,7 @@ from vpo import ADVANTAGES
 
 PROCESS_BYTES = 0.6 * 2**30  # of a card, for driver and kernels of a process
 # Imported once, by the server that begins processes, because they take seconds.
-PRELOADED = ["torch", "transformers"]
-if sys.flags.optimize < 2:  # see engine.doors.quieten_transformers
-    PRELOADED.append("transformers.models.gpt2.modeling_gpt2")
+PRELOADED = ["torch", "transformers", "transformers.models.gpt2.modeling_gpt2"]
 
 
 def jobs_of(config: Config) -> int:

@@ -56,14 +56,11 @@ class StoredPolicy:
 
 def task_of(config: Config) -> Task:
     """The task of a configuration. Raises UserError if it cannot be made."""
-    for file in (config.data, config.test_data):
-        if file.startswith(("/dev/", "/proc/")) or Path(file).is_fifo():
-            raise UserError(f"{file}: can be read once, a run reads it again; write it to a file")
     flags = dataclasses.asdict(config)
     return load_task(flags.pop("task"), **flags)
 
 
-def read_config(argv: list[str], doc: str | None) -> tuple[Config, Task, StoredRun | None]:
+def read_config(argv: list[str], doc: str) -> tuple[Config, Task, StoredRun | None]:
     """The configuration of a command of train.py, its task, and the run that it goes on with.
 
     Defaults are laid over one another: those of Config, of the task and the kind of model, of the

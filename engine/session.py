@@ -21,7 +21,7 @@ TrainMethod = Callable[[str, Config, Task, int], None]
 
 
 def main(
-    doc: str | None,
+    doc: str,
     warm_up: Callable,
     demonstrations: Demonstrations,
     train_method: TrainMethod,

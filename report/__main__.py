@@ -85,7 +85,7 @@ COMMANDS = {"page": page, "film": film, "geometry": geometry}
 def run(argv: list[str]) -> None:
     """Do what the command asks for."""
     if not argv or argv[0] in ("-h", "--help"):
-        print((__doc__ or f"commands: {', '.join(COMMANDS)}").strip())
+        print(__doc__.strip())
     elif argv[0] in COMMANDS:
         COMMANDS[argv[0]](argv[1:])
     else:

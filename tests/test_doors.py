@@ -11,24 +11,20 @@ import shutil
 import signal
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import matplotlib
 import pytest
 import torch
-import transformers
 from test_rollout import save_random_model
 from test_train import (
     change_config,
     fails,
     metrics,
 )
-from transformers.models.gpt2 import modeling_gpt2
 
 import eval as evaluation
 import train
 import vpo
-from engine import doors
 from engine.config import Config, check_ranges, flag_of
 from engine.doors import as_command, explain_out_of_memory
 from engine.runs import load_run
@@ -259,18 +255,6 @@ def test_a_machine_with_settings_of_its_own():
     assert Path("run/best_at_k.png").stat().st_size
 
 
-def test_models_can_be_imported_without_docstrings(monkeypatch):
-    """As `python -OO` leaves them. Guards against a traceback at the first model."""
-    monkeypatch.setattr(transformers.utils, "auto_docstring", transformers.utils.auto_docstring)
-    monkeypatch.setattr(doors.sys, "flags", SimpleNamespace(optimize=2))
-    doors.quieten_transformers()
-    source = Path(modeling_gpt2.__file__).read_text("utf-8")
-    names = {"__name__": "transformers.models.gpt2.without_docstrings"}
-    names["__package__"] = "transformers.models.gpt2"
-    exec(compile(source, "gpt2", "exec", optimize=2), names)
-    assert names["GPT2LMHeadModel"].__doc__ is None
-
-
 def test_what_ascii_lacks_is_printed_all_the_same(monkeypatch):
     """Guards against a traceback in place of the table."""
     printed = io.BytesIO()
@@ -297,13 +281,10 @@ def test_results_are_written_before_they_are_printed(run, monkeypatch):
 
 
 def test_a_file_of_problems_must_stay_what_it_was(capsys):
-    """A pipe, which a second reading finds empty; and a file that changed since the training."""
-    Path("letters.py").write_text(LETTERS.replace("    def problems", WITH_DATA), "utf-8")
+    """Guards against two sets of problems in one curve."""
+    Path("letters.py").write_text(LETTERS.replace("    def problems", WITH_DATA), encoding="utf-8")
     flags = [*TOY, "--task", "letters.py", "--method", "grpo", "--out", "run"]
-    os.mkfifo("pipe")
-    for stream in ("pipe", "/dev/fd/63"):
-        fails([*flags, "--data", stream], capsys, f"{stream}: can be read once")
-    Path("data").write_text("one", "utf-8")
+    Path("data").write_text("one", encoding="utf-8")
     train.main([*flags, "--data", "data"])
     evaluation.main(["run"])
     Path("data").write_text("two", "utf-8")
