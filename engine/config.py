@@ -173,7 +173,15 @@ MAY_DIFFER = (
 
 
 # Flags that some tasks take, each with one that does.
-TASK_FLAGS = {"data": "code", "test_data": "code", "size": "maze", "max_words": "headline"}
+TASK_FLAGS = {
+    "size": "maze",
+    "max_words": "headline",
+    "data": "code",
+    "test_data": "code",
+    "seconds": "code",
+    "memory_mb": "code",
+    "unconfined": "code",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -351,8 +359,10 @@ def mistakes(config: Config, task: Task) -> Iterator[str]:
         yield f"--pool {config.pool}: must hold at least one rollout of --m {config.m} answers"
     for name, owner in TASK_FLAGS.items():
         value = getattr(config, name)
-        if value != getattr(Config(), name) and name.removeprefix("test_") not in task.flags:
-            yield f"{flag_of(name)} {value}: task {config.task} has no such flag, unlike {owner}"
+        if value != getattr(Config(), name) and name not in task.flags:
+            what = f"task {config.task} has no such flag, unlike {owner}"
+            fix = "drop it, or name it in Task.flags of your own task (a FileTask has --data)"
+            yield f"{flag_of(name)} {value}: {what}; {fix}"
     warms_up_all = not config.is_tiny and config.warm_steps and not config.lora_rank
     if warms_up_all and config.dtype == "bfloat16":
         what = "coarser than what the warm-up teaches; take --dtype float32, or --warm-steps 0"

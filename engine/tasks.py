@@ -95,9 +95,19 @@ def take_problems(task: Task, split: str, n: int, seed: int = 0, start: int = 0)
         raise UserError(f"{what} must be a list of {n} Problem, not {problems!r:.80}")
     by_id = {problem.id: problem for problem in problems}
     for problem in problems:
+        data_as_json(task, problem)
         if problem.data != by_id[problem.id].data:
             raise UserError(f"{what} gave two with the id {problem.id!r} and different data")
     return problems
+
+
+def data_as_json(task: Task, problem: Problem) -> str:
+    """A problem's data as JSON, in which the logs keep it. Raises UserError where it cannot be."""
+    try:
+        return json.dumps(problem.data)
+    except (TypeError, ValueError, RecursionError) as error:
+        what = f"task {task.name}, problem {problem.id!r}: data must be plain JSON"
+        raise UserError(f"{what}, and is {problem.data!r:.80} ({error})") from error
 
 
 def held_out(task: Task, split: str = "test", n: int = 4) -> list[Problem]:
@@ -180,13 +190,20 @@ def task_scalars(task: Task, rewards: Tensor) -> Tensor:
 
 def check_task(task: Task, m: int) -> None:
     """Ask a task for all that a run will need, before minutes are spent."""
-    for split in ("train", "test"):
-        for problem in take_problems(task, split, 2):
-            json.dumps(problem.data)  # it must be plain JSON
+    data: dict[str, set[str]] = {}  # of each split
+    for split, n in (("train", 200), ("test", 50)):
+        problems = take_problems(task, split, n)
+        data[split] = {data_as_json(task, problem) for problem in problems}
+        for problem in problems[:2]:
             prompt = prompt_of(task, problem, m)
             vectors = reward_vectors(task, [(problem, "")])
             task_scalars(task, torch.tensor(vectors, dtype=torch.float32))
             check_find_answers(task, f"Two: 10 red.\n{prompt[-500:]}")
+    n_test = len(data["test"])
+    n_shared = len(data["test"] & data["train"])
+    if n_test > 1 and n_shared:
+        told = f"{n_shared} of {n_test} held-out problems stand in training too: not held out"
+        print(f"task {task.name}: {told}; give each split problems of its own", file=sys.stderr)
 
 
 def check_find_answers(task: Task, text: str) -> None:

@@ -140,7 +140,7 @@ def rows(task_name: str, split: str, n: int, m: int, **task_options) -> list[dic
 
 def main() -> None:
     """Write rows to stdout, one per line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--task", default="maze")
     parser.add_argument("--data", help="file of problems, for tasks that take one")
     parser.add_argument("--m", type=int, default=0, help="answers per rollout; 0: the task's own")

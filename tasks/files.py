@@ -137,6 +137,9 @@ def read_records(flag: str, path: str, read: Callable[[dict], dict]) -> list[dic
             continue
         try:
             problem = read(_parse_record(line))
+            if not isinstance(problem, dict):
+                what = "FileTask.read must return a dict, the data of a problem with an id"
+                raise UserError(f"{what}, not {problem!r:.60}")
             id = problem.setdefault("id", f"{Path(path).stem}-{number}")  # as `is_line` knows
             if problems.setdefault(id, problem) != problem:
                 raise UserError(f"field id: {id!r:.60} stands there twice")

@@ -117,8 +117,13 @@ def files(folder: Path) -> dict[str, bytes]:
         ("--log wandb", "--log wandb: not installed; pip install wandb"),
         ("--resume", "--resume: runs/toy-seed0 holds no run; name the folder of one with --out"),
         ("--data x.jsonl", "--data x.jsonl: task toy has no such flag, unlike code"),
+        ("--data x.jsonl", "or name it in Task.flags of your own task (a FileTask has --data)"),
         ("--max-words 8", "--max-words 8: task toy has no such flag, unlike headline"),
         ("--size 5", "--size 5: task toy has no such flag, unlike maze"),
+        ("--seconds 9", "--seconds 9.0: task toy has no such flag, unlike code"),
+        ("--memory-mb 99", "--memory-mb 99: task toy has no such flag, unlike code"),
+        ("--unconfined", "--unconfined True: task toy has no such flag, unlike code"),
+        ("--task headline --model m --test-data x", "--test-data x: task headline has no such"),
         pytest.param(
             "--task code --test-data x", "--test-data x: needs --data", marks=pytest.mark.linux
         ),
