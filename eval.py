@@ -14,6 +14,7 @@ In names such as best@k the letter k counts candidates. In shapes n is the pool,
 
 import dataclasses
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # left out with PYTHONSAFEPATH
 import fast
 from engine.config import Config, Parser, check_ranges, device_of, flag, open_device
 from engine.doors import as_command, noted

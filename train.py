@@ -21,6 +21,7 @@ seeded by (seed, t). Weights, the optimizer's moments and t are all that a resum
 
 import math
 import random
+import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # left out with PYTHONSAFEPATH
 import fast
 from engine import checkpoints, session
 from engine.config import Config, estimator_of, peak_rate

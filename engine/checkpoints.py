@@ -1,5 +1,7 @@
 """Checkpoints of a method: ordinary Hugging Face checkpoints, with what training needs to go on."""
 
+import contextlib
+import os
 import shutil
 import zipfile
 from pathlib import Path
@@ -33,7 +35,7 @@ def load(
     """
     folder.mkdir(exist_ok=True)
     for leftover in folder.glob("checkpoint-*.tmp*"):  # of a process that was killed while saving
-        shutil.rmtree(leftover)
+        shutil.rmtree(leftover, ignore_errors=True)
     start = folder.parent / "start"
     saved = checkpoints(folder)
     newest = saved[-1] if saved else start
@@ -96,4 +98,7 @@ def save(
     write_folder(folder / f"checkpoint-{step:06d}", write)
     n_kept = 1 if is_finished or not config.save_every else 2
     for old in checkpoints(folder)[:-n_kept]:
-        shutil.rmtree(old)
+        leftover = old.with_name(f"{old.name}.tmp")  # half a checkpoint must not look like one
+        with contextlib.suppress(OSError):  # NFS and Windows keep files that are open
+            os.replace(old, leftover)
+            shutil.rmtree(leftover)

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -226,6 +227,13 @@ class Parser(argparse.ArgumentParser):
         self, argv: list[str] | None = None
     ) -> tuple[Any, argparse.Namespace]:
         """The flags as their dataclass, and all arguments."""
+        for text in sys.argv[1:] if argv is None else argv:
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:  # another encoding, or a locale without it
+                raise UserError(
+                    f"{text!a:.80}: no UTF-8; rename it, or set PYTHONUTF8=1"
+                ) from error
         arguments = self.parse_args(argv)
         flags = self.flags()
         for field in dataclasses.fields(flags):

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import errno
 import io
 import signal
 import sys
@@ -18,6 +19,16 @@ MEMORY_SIGNS = (
     "cannot allocate memory",
     "can't start new thread",
 )  # of every backend, in small letters
+OTHER_PLACE = "name a file or folder that you may read and write"
+FILE_FIXES = {  # by what the system says of a file
+    errno.ENAMETOOLONG: "take a shorter name",
+    errno.EMFILE: "raise ulimit -n, or take --jobs 1",
+    errno.EACCES: OTHER_PLACE,
+    errno.EPERM: OTHER_PLACE,
+    errno.EROFS: OTHER_PLACE,
+    errno.ENOSPC: "make room and --resume",
+    errno.EDQUOT: "make room and --resume",
+}
 
 
 @contextlib.contextmanager
@@ -42,6 +53,19 @@ def is_out_of_memory(error: Exception) -> bool:
     may_be = isinstance(error, RuntimeError | OSError)  # torch.OutOfMemoryError is a RuntimeError
     reason = str(error).lower()
     return isinstance(error, MemoryError) or may_be and any(sign in reason for sign in MEMORY_SIGNS)
+
+
+@contextlib.contextmanager
+def explain_files() -> Iterator[None]:
+    """Turn what the system does not let one do with files into a UserError."""
+    try:
+        yield
+    except OSError as error:
+        is_own = any(note.startswith(OWN_CODE) for note in notes_of(error))
+        if error.errno not in FILE_FIXES or is_own:
+            raise
+        file = f"{error.filename:.80}: " if error.filename else ""
+        raise UserError(f"{file}{error.strerror}; {FILE_FIXES[error.errno]}") from error
 
 
 @contextlib.contextmanager
@@ -79,7 +103,7 @@ def as_command(script: str, run: Callable[[], None]) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # it may be ASCII, and "±" is not
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        with explain_out_of_memory():
+        with explain_out_of_memory(), explain_files():
             run()
     except UserError as error:
         print(f"{script}: error: {' '.join(str(error).split())}", file=sys.stderr)

@@ -68,10 +68,14 @@ def run_all(
         share = max((free / jobs - PROCESS_BYTES) / total, 0.01)
     with ProcessPoolExecutor(jobs, context, begin, (context.RLock(), device, share)) as pool:
         futures = {name: pool.submit(function, *own) for name, own in arguments.items()}
+        n_left = len(futures)
         try:
             for future in as_completed(futures.values()):
+                n_left -= 1
                 error = future.exception()
-                if error and len(futures) > 1:
+                if error and (n_left == 0 or isinstance(error, BrokenProcessPool)):
+                    raise error
+                if error:
                     text = str(error) if isinstance(error, UserError) else repr(error)
                     tqdm.write(f"{text:.300}; the others go on", sys.stderr)
                 if bar is not None:
@@ -83,7 +87,8 @@ def run_all(
                 process.kill()
             if isinstance(error, KeyboardInterrupt):
                 raise
-            told = "a process was killed, maybe for want of memory; go on with --resume"
+            reason = "maybe for want of memory, or of open files (ulimit -n)"
+            told = f"a process was killed, {reason}; go on with --resume"
             raise UserError(told) from error
 
 

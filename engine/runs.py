@@ -1,12 +1,14 @@
 """Run folders: which configuration a command has, what a run stores, and what may join it later.
 
 A folder holds config.json (all flags, and a history of commands), start/ (the start model), and per
-method metrics.jsonl, samples.jsonl, snapshots.jsonl and checkpoint-STEP/.
+method metrics.jsonl, samples.jsonl, snapshots.jsonl and checkpoint-STEP/; while it is trained, running.json.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
+import os
 import shutil
 import sys
 import time
@@ -31,6 +33,7 @@ from engine.config import (
 from engine.doors import did_you_mean
 from engine.files import write_text, writing
 from engine.models import load_config_and_tokenizer
+from engine.owner import FILE, check_free
 from engine.tasks import load_task, load_task_class
 from rewards import Task, UserError
 from vpo import ADVANTAGES, answers_per_rollout
@@ -69,6 +72,7 @@ def read_config(argv: list[str], doc: str) -> tuple[Config, Task, StoredRun | No
     # The flags on which the other flags' defaults depend.
     first = Parser(Config, "train.py", doc, add_help=False).parse_known_args(argv)[0]
     out = Path(first.out or f"runs/{Path(first.task).stem}-seed{first.seed}")
+    check_free(out)
     stored = find_run(out)
     if first.resume and stored is None:
         raise UserError(f"--resume: {out} holds no run; name the folder of one with --out")
@@ -89,6 +93,7 @@ def read_config(argv: list[str], doc: str) -> tuple[Config, Task, StoredRun | No
     config, _ = parser.parse_args_into_dataclass(argv)
     config.out = str(out)
     check_ranges(config)
+    name_in_full(config)
     if stored is None and config.subset and set(config.method) <= IGNORE_SUBSET:
         unused = f"not used by {', '.join(config.method)}; leave it out"
         raise UserError(f"--subset {config.subset}: {unused}")
@@ -144,7 +149,7 @@ def find_run(out: Path) -> StoredRun | None:
     """The run in an output folder, None if there is none yet."""
     if (out / "config.json").exists():
         return load_run(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and (not out.is_dir() or any(path.name != FILE for path in out.iterdir())):
         raise UserError(f"--out {out}: not empty, and no run of train.py; take another name")
     return None
 
@@ -162,17 +167,22 @@ def load_run(run: Path) -> StoredRun:
     except ValueError as error:
         raise UserError(f"{path}: damaged ({error}); restore it or train again") from error
     try:
-        config = Config(**record["flags"], out=str(run))
+        names = vars(Config())
+        known = {name: value for name, value in record["flags"].items() if name in names}
+        config = Config(**known, out=str(run))
         check_ranges(config)
         history = record["history"]
         has_checkpoint = any(checkpoints(run / method) for method in config.method)
-        digests = dict(record.get("data", {}))
+        stored_digests = dict(record.get("data", {}))
     except (UserError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: damaged ({error}); restore it or train again") from error
-    for file, digest in data_digests(config).items():
-        if has_checkpoint and digests.get(file, digest) != digest:
-            fix = "restore it, or train with another --out"
-            raise UserError(f"{file}: is not the file that {run} was trained on; {fix}")
+        what = f"damaged, or of another version ({error})"
+        raise UserError(f"{path}: {what}; restore it or train again") from error
+    gone = [f"{flag_of(name)} {record['flags'][name]}" for name in record["flags"].keys() - known]
+    if gone:
+        tell_once(f"{run}: flags of another version are ignored: {', '.join(sorted(gone))}")
+    name_in_full(config)
+    if has_checkpoint:
+        check_files(config, path, stored_digests)
     for method in config.method:
         if method not in ADVANTAGES:
             fix = "give the command from the file that defines it (docs/own.md)"
@@ -180,13 +190,48 @@ def load_run(run: Path) -> StoredRun:
     return StoredRun(config, history, has_checkpoint)
 
 
-def data_digests(config: Config) -> dict[str, str]:
-    """The digests of the files of --data and --test-data that there are."""
+def check_files(config: Config, path: Path, stored_digests: dict[str, str]) -> None:
+    """Raise UserError if the files of a run are not those that it was trained on.
+
+    Args:
+        path: of the run's config.json.
+        stored_digests: file -> digest, from there.
+    """
+    if config.task.endswith(".py") and not Path(config.task).is_file():
+        fix = f"put it there, or name its new place in {path}"
+        raise UserError(f"{path.parent}: its task {config.task} is not there; {fix}")
+    digests = file_digests(config)
+    for file, digest in stored_digests.items():
+        if digests.get(os.path.abspath(file), digest) != digest:
+            what = f"is not the file that {path.parent} was trained on"
+            fix = "restore it, or train with another --out"
+            way = f"if no reward changed, delete its line in {path}"
+            raise UserError(f"{file}: {what}; {fix}; {way}")
+
+
+@functools.cache
+def tell_once(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def files_of(config: Config) -> dict[str, str]:
+    """The flags that name a file which there is, and its full path: own task, data and held-out data."""
+    files = {"task": config.task} if config.task.endswith(".py") else {}
+    files |= {"data": config.data, "test_data": config.test_data}
+    return {name: os.path.abspath(file) for name, file in files.items() if os.path.isfile(file)}
+
+
+def name_in_full(config: Config) -> None:
+    """Give the files of a run their full paths, by which they are found from another folder."""
+    for name, path in files_of(config).items():
+        setattr(config, name, path)
+
+
+def file_digests(config: Config) -> dict[str, str]:
+    """The digests of the files of a run. What an own task imports is not among them."""
     digests = {}
-    for file in (config.data, config.test_data):
-        if Path(file).is_file():
-            with Path(file).open("rb") as stream:
-                digests[file] = hashlib.file_digest(stream, "sha256").hexdigest()
+    for path in files_of(config).values():
+        digests[path] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
     return digests
 
 
@@ -231,8 +276,10 @@ def write_config(config: Config, argv: list[str], stored: StoredRun | None) -> N
         stored: the run that the command goes on with; None: what is in the folder is replaced.
     """
     out = Path(config.out)
-    found = None if stored else find_run(out)
-    if found:  # it has no checkpoint
+    found = find_run(out)
+    if found and found.has_checkpoint and found != stored:
+        raise UserError(f"--out {out}: another command has just trained in it; look, and try again")
+    if found and stored is None:
         for name in found.config.method:
             shutil.rmtree(out / name, ignore_errors=True)
     command = {
@@ -251,5 +298,5 @@ def write_config(config: Config, argv: list[str], stored: StoredRun | None) -> N
         flags["method"] = list(dict.fromkeys([*stored.config.method, *config.method]))
         history = [*stored.history, command]
     with writing(out):
-        record = {"flags": flags, "history": history, "data": data_digests(config)}
+        record = {"flags": flags, "history": history, "data": file_digests(config)}
         write_text(out / "config.json", json.dumps(record, indent=1))

@@ -8,9 +8,10 @@ from pathlib import Path
 import torch
 
 from engine.config import Config, check, resolve
-from engine.doors import as_command, explain_out_of_memory
+from engine.doors import as_command, explain_files, explain_out_of_memory
 from engine.files import read_log
 from engine.jobs import jobs_of, run_all
+from engine.owner import owned
 from engine.runs import checkpoints, read_config, steps_done, task_of, write_config
 from engine.start import Demonstrations, start_policy, write_start
 from eval import EvalFlags, evaluate
@@ -45,16 +46,14 @@ def main(
         policy = None
         if stored is None or not (out / "start").exists():
             policy = start_policy(config, task, demonstrations)
-        write_config(config, arguments, stored)
-        if policy is not None:
-            write_start(policy, task, config, warm_up, demonstrations)
-            del policy  # which leaves its memory to the training
-            gc.collect()  # a layer that is computed again refers to itself
         jobs = jobs_of(config)
-        gradient = "train.backward" if config.plain else "fast.backward (--plain: train.backward)"
-        methods = ", ".join(config.method)
-        print(f"{methods} on {config.device}; gradient: {gradient}", file=sys.stderr)
-        train_methods(config, task, jobs, train_method)
+        with owned(out):
+            write_config(config, arguments, stored)
+            if policy is not None:
+                write_start(policy, task, config, warm_up, demonstrations)
+                del policy  # which leaves its memory to the training
+                gc.collect()  # a layer that is computed again refers to itself
+            train_methods(config, task, jobs, train_method)
         if config.eval_problems:
             evaluate([out], EvalFlags(device=config.device, jobs=jobs))
             return
@@ -65,17 +64,25 @@ def main(
 
 
 def train_methods(config: Config, task: Task, jobs: int, train_method: TrainMethod) -> None:
-    """Train all methods, several at a time where --jobs says so."""
-    if all(steps_done(Path(config.out) / method) == config.steps for method in config.method):
+    """Train the methods that have steps left, several at a time where --jobs says so."""
+    done = {method: steps_done(Path(config.out) / method) for method in config.method}
+    methods = [method for method in config.method if done[method] < config.steps]
+    if not methods:
         print(f"{config.out}: all {config.steps} steps are done", file=sys.stderr)
+        return
+    for method in methods:
+        if config.resume and not done[method]:
+            print(f"{method}: no checkpoint yet, begins with step 1", file=sys.stderr)
+    gradient = "train.backward" if config.plain else "fast.backward (--plain: train.backward)"
+    print(f"{', '.join(methods)} on {config.device}; gradient: {gradient}", file=sys.stderr)
     way_on = f"go on with: python {sys.argv[0]} --resume --out {config.out}"
     try:
         if jobs == 1:
-            for method in config.method:
+            for method in methods:
                 train_one(train_method, method, config, task, 0)
             return
         work = {}
-        for position, method in enumerate(config.method):  # None: a process loads the task itself
+        for position, method in enumerate(methods):  # None: a process loads the task itself
             work[method] = (train_method, method, config, None, position)
         run_all(train_one, work, jobs, config.device)
     except KeyboardInterrupt:
@@ -95,7 +102,7 @@ def train_one(
         fix = "add it to vpo.ADVANTAGES outside of __main__, or take --jobs 1"
         raise UserError(f"--jobs {config.jobs}: a process does not know the method {method}; {fix}")
     try:
-        with explain_out_of_memory():
+        with explain_out_of_memory(), explain_files():
             train_method(method, config, task or task_of(config), position)
     except Exception as error:
         logged = len(read_log(Path(config.out) / method / "metrics.jsonl"))

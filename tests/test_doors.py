@@ -1,6 +1,7 @@
 """The doors of both commands: a mistake is one line and exit code 2, nothing is lost, nothing changed."""
 
 import dataclasses
+import errno
 import io
 import json
 import locale
@@ -9,6 +10,7 @@ import re
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import pytest
 import torch
 from test_rollout import save_random_model
 from test_train import (
+    ROOT,
     change_config,
     fails,
     metrics,
@@ -25,9 +28,11 @@ from test_train import (
 import eval as evaluation
 import train
 import vpo
+from engine import session
 from engine.config import Config, check_ranges, flag_of
 from engine.doors import as_command, explain_out_of_memory
-from engine.runs import load_run
+from engine.owner import FILE, this_process
+from engine.runs import checkpoints, load_run
 from engine.tasks import load_task
 from rewards import UserError
 from rollout import score
@@ -92,8 +97,8 @@ def run(trained) -> Path:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """Everything below a folder but the lock."""
-    paths = [path for path in folder.rglob("*") if path.is_file() and path.name != "lock"]
+    """Everything below a folder."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
     return {str(path): path.read_bytes() for path in paths}
 
 
@@ -185,12 +190,44 @@ def test_a_refused_command_changes_nothing(run, capsys):
     assert files(run) == before and not Path("new").exists()
 
 
-def test_a_crash_before_the_first_checkpoint_leaves_the_folder_reusable(monkeypatch):
+def test_a_second_command_is_refused_while_the_first_trains(run, monkeypatch, capsys):
+    """At once, and where both began at the same moment. An evaluation is not: it reads. Guards against two curves
+    in one log."""
+    own = dataclasses.replace(this_process(), host="elsewhere")
+    (run / FILE).write_text(json.dumps(dataclasses.asdict(own)))
+    before = files(run)
+    for flags in ("--resume", "--method multi_rlvr", ""):
+        fails(["--out", "run", *flags.split()], capsys, "--out run: process", "on elsewhere trains")
+    evaluation.main(["run", "--out", "table"])
+    assert files(run) == before
+    (run / FILE).unlink()
+    run.rename("other")
+    start_policy = session.start_policy
+
+    def overtaken(*arguments):
+        Path("other").rename("run")
+        return start_policy(*arguments)
+
+    monkeypatch.setattr(session, "start_policy", overtaken)
+    del before[f"run/{FILE}"]
+    fails(["--out", "run", *TOY], capsys, "--out run: another command has just trained in it")
+    assert files(run) == before
+
+
+def test_a_crash_before_the_first_checkpoint_leaves_the_folder_reusable(monkeypatch, capsys):
     """Also with single answers and --subset of the sets that a method had before it."""
+
+    def crash(*arguments):
+        assert Path("run", FILE).exists()
+        raise TypeError
+
     with monkeypatch.context() as patch:
-        patch.setattr(train, "train_step", None)
-        with pytest.raises(TypeError):
-            train.main(["--out", "run", *TOY])
+        patch.setattr(train, "train_step", crash)
+        for arguments in (TOY, ["--resume"]):
+            with pytest.raises(TypeError):
+                train.main(["--out", "run", *arguments])
+            assert not Path("run", FILE).exists()
+        assert "grpo: no checkpoint yet, begins with step 1\n" in capsys.readouterr().err
     flags = "--method vpo --subset 2 --lr 0.001 --eval-problems 0"
     train.main(["--out", "run", *TOY, *flags.split()])
     assert load_run(Path("run")).config.lr == ["0.001"]
@@ -208,12 +245,18 @@ def test_a_method_joins_with_the_flags_of_the_run(run, capsys):
     train.main(["--out", "run", "--resume", *same])
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [({"m": "two"}, "--m 'two': must be of type int"), ({"sampler": "iid"}, "sampler")],
-)
-def test_a_config_that_was_edited_or_is_of_another_version_is_named(run, flags, message, capsys):
-    change_config(run, **flags)
+def test_a_run_of_another_version_goes_on_without_the_flags_that_are_gone(run, capsys):
+    """They are named once."""
+    change_config(run, sampler="iid", beam_width=3)
+    train.main(["--out", "run", "--resume"])
+    told = "run: flags of another version are ignored: --beam-width 3, --sampler iid\n"
+    assert capsys.readouterr().err.count(told) == 1
+    assert "sampler" not in (run / "config.json").read_text()
+
+
+def test_a_config_that_was_edited_is_named(run, capsys):
+    change_config(run, m="two")
+    message = "--m 'two': must be of type int"
     fails(["run"], capsys, "run/config.json: damaged", message, command=evaluation.main)
     fails(["--out", "run", "--resume"], capsys, "run/config.json: damaged", message)
     (run / "config.json").write_text("{")
@@ -222,7 +265,71 @@ def test_a_config_that_was_edited_or_is_of_another_version_is_named(run, flags, 
     fails(["run"], capsys, "run: no run of train.py", command=evaluation.main)
 
 
+def test_an_own_task_is_found_from_another_folder(capsys):
+    """By a process that does not look for modules beside its script, too; and its absence is named."""
+    Path("own").mkdir()
+    Path("own/letters.py").write_text(
+        LETTERS.replace("    def problems", WITH_DATA), encoding="utf-8"
+    )
+    Path("own/data").touch()
+    flags = "--task own/letters.py --data own/data --method vpo --out run --jobs 1"
+    command = [sys.executable, ROOT / "train.py", *TOY, *flags.split()]
+    subprocess.run(command, env=os.environ | {"PYTHONSAFEPATH": "1"}, check=True)
+    Path("elsewhere").mkdir()
+    os.chdir("elsewhere")
+    evaluation.main(["../run"])
+    train.main(["--out", "../run", "--method", "grpo", "--data", "../own/data"])
+    Path("../own/letters.py").rename("letters.py")
+    task = Path("../own/letters.py").absolute().resolve()
+    fails(["../run"], capsys, f"../run: its task {task} is not there;", command=evaluation.main)
+
+
 # A disk that is full, or cannot be written.
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("a" * 20_000, f"error: {'a' * 80}: File name too long; take a shorter name"),
+        ("gr\udcfcn", "'gr\\udcfcn': no UTF-8; rename it, or set PYTHONUTF8=1"),
+        ("/proc/run", "/proc/run: cannot be written (No such file or directory); name another"),
+    ],
+)
+def test_a_folder_that_the_system_refuses_is_named(name, message, capsys, monkeypatch):
+    monkeypatch.setattr(train, "warm_up", lambda *args: pytest.fail("minutes are spent"))
+    fails(["--out", name, *TOY], capsys, message)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES, errno.EROFS, errno.ENOSPC])
+def test_what_the_system_refuses_is_one_line(number, capsys):
+    """But for what a user's own code was refused, and for errors that a user cannot mend."""
+
+    def refused(argv):
+        as_command("eval.py", lambda: open_file(OSError(number, os.strerror(number), "a-file")))
+
+    def open_file(error):
+        raise error
+
+    fails([], capsys, f"eval.py: error: a-file: {os.strerror(number)}; ", command=refused)
+    own = OSError(number, "mine")
+    own.add_note("Task.reward of problem 'a', answer ''")
+    for error in (own, OSError(errno.ESPIPE, "seek")):
+        with pytest.raises(OSError, match="mine|seek"):
+            as_command("eval.py", lambda error=error: open_file(error))
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_stops_nothing(monkeypatch):
+    """As on NFS or Windows, where a file in it is open. What is left of it is not taken for a checkpoint."""
+
+    def keep(path, ignore_errors=False):
+        if not ignore_errors:
+            raise OSError(errno.EBUSY, "busy")
+
+    monkeypatch.setattr(shutil, "rmtree", keep)
+    train.main(["--out", "run", *TOY, "--method", "vpo", "--steps", "5", "--eval-problems", "0"])
+    assert [path.name for path in checkpoints(Path("run/vpo"))] == ["checkpoint-000005"]
+    assert Path("run/vpo/checkpoint-000001.tmp").exists()
+    train.main(["--out", "run", "--method", "vpo", "--resume"])
 
 
 def test_a_full_disk_is_named_and_leaves_nothing_half(capsys, monkeypatch):
@@ -292,10 +399,13 @@ def test_a_file_of_problems_must_stay_what_it_was(capsys):
     Path("data").write_text("one", encoding="utf-8")
     train.main([*flags, "--data", "data"])
     evaluation.main(["run"])
-    Path("data").write_text("two", "utf-8")
+    kept = set(Path("runs/start").iterdir())
+    Path("data").write_text("two", encoding="utf-8")
     changed = "data: is not the file that run was trained on; restore it"
     fails(["--out", "run", "--resume"], capsys, changed)
     fails(["run"], capsys, changed, command=evaluation.main)
+    train.main([*flags, "--data", "data", "--out", "other", "--eval-problems", "0"])
+    assert len(set(Path("runs/start").iterdir()) - kept) == 1, "the warm-up of other problems"
 
 
 # The door of memory.
@@ -397,8 +507,8 @@ def test_the_minimum_of_a_task_reaches_rewards_and_advantages(monkeypatch):
     assert minima[1:] == [(-1.0, [[-2.0]] * 4)] * 2  # the first is that of the check
 
 
-def test_a_reward_that_raises_shows_its_traceback_and_where():
-    """And the run goes on after the task was mended."""
+def test_a_reward_that_raises_shows_its_traceback_and_where(capsys):
+    """And the run goes on after the task was mended, once a user has said that all other rewards stay."""
     broken = """        if Path("run/vpo/checkpoint-000001").exists():
             raise ValueError("no luck")
         return [float"""
@@ -408,7 +518,12 @@ def test_a_reward_that_raises_shows_its_traceback_and_where():
         train.main([*TOY, "--task", "letters.py", "--out", "run", "--method", "vpo"])
     notes = " ".join(raised.value.__notes__)
     assert "method vpo, step 2" in notes and "train-2" in notes and "--resume --out run" in notes
-    Path("letters.py").write_text(LETTERS, "utf-8")
+    Path("letters.py").write_text(LETTERS, encoding="utf-8")
+    message = "letters.py: is not the file that run was trained on; restore it, or"
+    fails(["--resume", "--out", "run"], capsys, message, "delete its line in run/config.json")
+    record = json.loads(Path("run/config.json").read_text(encoding="utf-8"))
+    del record["data"][str(Path("letters.py").absolute())]
+    Path("run/config.json").write_text(json.dumps(record), encoding="utf-8")
     train.main(["--resume", "--out", "run"])
     assert len(metrics(Path("run/vpo"))) == 2
 

@@ -166,12 +166,15 @@ def test_bfloat16_weights_take_small_steps():
     assert model.weight.item() < 1
 
 
-def test_a_finished_run_goes_on(capsys):
+def test_a_finished_run_goes_on(capsys, monkeypatch):
     """More steps, told what becomes of the learning rate; fewer are refused and change nothing."""
     flags = [*QUICK, "--method", "vpo", "--out", "run", "--eval-problems", "0"]
     train.main([*flags, "--steps", "2", "--keep-optimizer"])
     train.main(["--resume", "--out", "run"])
     assert "all 2 steps are done" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "train_method", None)  # no model is loaded for it
+        train.main(["--resume", "--out", "run"])
     fails(["--resume", "--out", "run", "--steps", "1"], capsys, "--steps 1: vpo has 2 already")
     train.main(["--resume", "--out", "run", "--steps", "4"])
     assert "the learning rate now falls over 4 steps" in capsys.readouterr().err
@@ -461,7 +464,9 @@ def test_a_damaged_checkpoint_is_named(name, damage, trained, capsys):
     shutil.copytree(trained, "run")
     last = Path("run/vpo/checkpoint-000004")
     damage(last / name)
-    fails(["--out", "run", "--resume"], capsys, str(last), f"delete the folder {last}")
+    fails(
+        ["--out", "run", "--resume", "--steps", "5"], capsys, str(last), f"delete the folder {last}"
+    )
     good = weights(Path("run/vpo/checkpoint-000003"))
     shutil.rmtree(last)
     train.main(["--out", "run", "--resume", "--eval-problems", "0"])

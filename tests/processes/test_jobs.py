@@ -35,7 +35,8 @@ def ones(seconds: float) -> torch.Tensor:
     return torch.ones(3)
 
 
-def fail() -> None:
+def fail(seconds: float = 0.0) -> None:
+    time.sleep(seconds)
     raise UserError("vpo, step 3: the loss is not finite")
 
 
@@ -52,7 +53,7 @@ def test_results_come_in_the_order_of_the_work(n):
     assert list(results) == ["slow", "quick"] and results["slow"].sum() == 3
 
 
-def test_what_a_process_raises_is_told():
+def test_what_a_process_raises_is_told(capsys):
     """A user's mistake, a mistake in their code with its note, and a process that is killed."""
     with pytest.raises(UserError, match="^vpo, step 3: the loss is not finite$"):
         run_all(fail, {"vpo": ()}, 2)
@@ -60,7 +61,11 @@ def test_what_a_process_raises_is_told():
         run_all(fail_with_a_note, {"vpo": ()}, 2)
     assert raised.value.__notes__ == ["method vpo, step 3"]
     with pytest.raises(UserError, match="a process was killed"):
-        run_all(os._exit, {"vpo": (3,)}, 2)
+        run_all(os._exit, {"grpo": (3,), "vpo": (3,)}, 2)
+    assert not capsys.readouterr().err
+    with pytest.raises(UserError):
+        run_all(fail, {"grpo": (1.0,), "vpo": (0.0,)}, 2)
+    assert capsys.readouterr().err.count("the others go on") == 1, "also after the last"
 
 
 def wait_for(is_running: Callable[[], bool], log: Path, steps: int) -> None:
