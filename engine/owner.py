@@ -1,17 +1,18 @@
 """The one process that may write into a run folder: a small file there names it while it trains."""
 
 import contextlib
+import ctypes
 import dataclasses
 import json
 import os
 import platform
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
 
 from engine.files import writing
 from rewards import UserError
@@ -26,18 +27,51 @@ class Owner:
     """A process that writes into a run folder."""
 
     process: int
-    started: float  # seconds since 1970: another process may get the number later
+    started: str  # as `start_of` tells it: another process may get the number later
     host: str
     container: str  # in which numbers of processes count; empty: none, or not Linux
     since: str  # when it began to write
 
 
 def this_process() -> Owner:
-    own = psutil.Process()
     space = Path("/proc/self/ns/pid")
     container = os.readlink(space) if space.is_symlink() else ""
     since = time.strftime("%Y-%m-%d %H:%M")
-    return Owner(own.pid, own.create_time(), platform.node(), container, since)
+    return Owner(os.getpid(), start_of(os.getpid()), platform.node(), container, since)
+
+
+def start_of(pid: int) -> str:
+    """When a process began, in the system's own words; empty if there is none, or a killed one."""
+    if sys.platform == "linux":
+        return start_on_linux(pid)
+    return start_on_windows(pid) if sys.platform == "win32" else start_by_ps(pid)
+
+
+def start_on_linux(pid: int) -> str:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] == "Z" else fields[19]
+
+
+def start_by_ps(pid: int) -> str:
+    command = ["/bin/ps", "-o", "stat=,lstart=", "-p", str(pid)]
+    usual = {"LC_ALL": "C", "TZ": "UTC"}
+    told = subprocess.run(command, env=usual, capture_output=True, text=True).stdout.strip()
+    state, _, start = told.partition(" ")
+    return "" if state.startswith("Z") else start.strip()
+
+
+def start_on_windows(pid: int) -> str:
+    kernel = ctypes.windll.kernel32
+    handle = kernel.OpenProcess(0x1000, False, pid)  # PROCESS_QUERY_LIMITED_INFORMATION
+    exit_code = ctypes.c_ulong()
+    kernel.GetExitCodeProcess(handle, ctypes.byref(exit_code))
+    times = [ctypes.c_uint64() for _ in range(4)]  # of start, end, in the kernel, outside of it
+    kernel.GetProcessTimes(handle, *map(ctypes.byref, times))
+    kernel.CloseHandle(handle)
+    return str(times[0].value) if exit_code.value == 259 else ""  # STILL_ACTIVE
 
 
 @contextlib.contextmanager
@@ -84,34 +118,19 @@ def check_free(run: Path) -> str:
     owner = None
     with contextlib.suppress(ValueError, TypeError):  # it is just being written
         owner = Owner(**json.loads(text))
-    if not is_running(owner, age):
-        return text
-    who = f"process {owner.process} on {owner.host}" if owner else "a process"
-    since = f" since {owner.since}" if owner else ""
-    fix = "let it end, or take another --out"
-    if owner is None or owner.host != platform.node():
-        fix += f"; after a crash wait {SILENT_SECONDS // 60} minutes"
-    raise UserError(f"--out {run}: {who} trains in it{since}; {fix}")
-
-
-def is_running(owner: Owner | None, age: float) -> bool:
-    """Whether the process that a file names still runs, and is not this one.
-
-    Args:
-        owner: None: the file is not complete.
-        age: seconds since the file was touched.
-    """
     own = this_process()
-    if owner is None or (owner.host, owner.container) != (own.host, own.container):
-        return age < SILENT_SECONDS
-    if owner.process == own.process:
-        return False
-    try:
-        process = psutil.Process(owner.process)
-        is_same = abs(process.create_time() - owner.started) < 2  # a clock may be set
-        return is_same and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
+    fix = "let it end, or take another --out"
+    if owner and (owner.host, owner.container) == (own.host, own.container):
+        started = start_of(owner.process)
+        is_running = owner.process != own.process and started == owner.started != ""
+    else:
+        is_running = age < SILENT_SECONDS
+        fix += f"; after a crash wait {SILENT_SECONDS // 60} minutes"
+    if is_running:
+        who = f"process {owner.process} on {owner.host}" if owner else "a process"
+        since = f" since {owner.since}" if owner else ""
+        raise UserError(f"--out {run}: {who} trains in it{since}; {fix}")
+    return text
 
 
 def keep_touching(path: Path, has_ended: threading.Event) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.owner import FILE, SILENT_SECONDS, check_free, owned, this_process
+from engine.owner import FILE, SILENT_SECONDS, check_free, owned, start_by_ps, this_process
 from rewards import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -95,7 +95,7 @@ def test_a_process_that_runs_is_named_until_it_is_killed():
     [
         {},  # of a kernel whose last run could not even delete it
         {"process": 2**22 - 1},
-        {"process": os.getppid(), "started": 1.0},  # another process has the number
+        {"process": os.getppid(), "started": "1"},  # another process has the number
         {"host": "elsewhere", "age": SILENT_SECONDS + 9},
         {"container": "pid:[1]", "age": SILENT_SECONDS + 9},
         {"text": '{"proc', "age": SILENT_SECONDS + 9},
@@ -121,6 +121,24 @@ def test_a_process_elsewhere_that_was_heard_of_blocks(changes, told):
     with pytest.raises(UserError, match=told), owned(Path("run")):
         pytest.fail("two runs in one folder")
     assert Path("run", FILE).exists()
+
+
+@pytest.mark.skipif(not Path("/bin/ps").exists(), reason="no ps")
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the other tests take it")
+def test_where_ps_tells_of_processes(monkeypatch):
+    """As on macOS."""
+    monkeypatch.setattr("engine.owner.start_of", start_by_ps)
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    started = start_by_ps(child.pid)
+    assert len(started.split()) == 5
+    write(process=child.pid, started=started)
+    with pytest.raises(UserError, match=f"process {child.pid} on"):
+        check_free(Path("run"))
+    child.kill()
+    time.sleep(0.5)  # it is a zombie now
+    check_free(Path("run"))
+    child.communicate()
+    check_free(Path("run"))
 
 
 def test_the_file_is_touched_and_goes_with_any_end(monkeypatch):
