@@ -42,17 +42,15 @@ def this_process() -> Owner:
 
 def start_of(pid: int) -> str:
     """When a process began, in the system's own words; empty if there is none, or a killed one."""
-    if sys.platform == "linux":
-        return start_on_linux(pid)
-    return start_on_windows(pid) if sys.platform == "win32" else start_by_ps(pid)
-
-
-def start_on_linux(pid: int) -> str:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] == "Z" else fields[19]
+    if sys.platform == "win32":
+        return start_on_windows(pid)
+    if sys.platform != "linux":
+        return start_by_ps(pid)
+    text = ""
+    with contextlib.suppress(OSError):
+        text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+    fields = text.rpartition(")")[2].split()
+    return fields[19] if fields and fields[0] != "Z" else ""
 
 
 def start_by_ps(pid: int) -> str:

@@ -93,7 +93,7 @@ def read_config(argv: list[str], doc: str) -> tuple[Config, Task, StoredRun | No
     config, _ = parser.parse_args_into_dataclass(argv)
     config.out = str(out)
     check_ranges(config)
-    name_in_full(config)
+    vars(config).update(files_of(config))
     if stored is None and config.subset and set(config.method) <= IGNORE_SUBSET:
         unused = f"not used by {', '.join(config.method)}; leave it out"
         raise UserError(f"--subset {config.subset}: {unused}")
@@ -180,7 +180,7 @@ def load_run(run: Path) -> StoredRun:
     gone = [f"{flag_of(name)} {record['flags'][name]}" for name in record["flags"].keys() - known]
     if gone:
         tell_once(f"{run}: flags of another version are ignored: {', '.join(sorted(gone))}")
-    name_in_full(config)
+    vars(config).update(files_of(config))
     if has_checkpoint:
         check_files(config, path, stored_digests)
     for method in config.method:
@@ -215,16 +215,10 @@ def tell_once(text: str) -> None:
 
 
 def files_of(config: Config) -> dict[str, str]:
-    """The flags that name a file which there is, and its full path: own task, data and held-out data."""
+    """The flags that name an own task or data, with full paths, which are found from any folder."""
     files = {"task": config.task} if config.task.endswith(".py") else {}
     files |= {"data": config.data, "test_data": config.test_data}
     return {name: os.path.abspath(file) for name, file in files.items() if os.path.isfile(file)}
-
-
-def name_in_full(config: Config) -> None:
-    """Give the files of a run their full paths, by which they are found from another folder."""
-    for name, path in files_of(config).items():
-        setattr(config, name, path)
 
 
 def file_digests(config: Config) -> dict[str, str]:
