@@ -68,16 +68,10 @@ def run_all(
         share = max((free / jobs - PROCESS_BYTES) / total, 0.01)
     with ProcessPoolExecutor(jobs, context, begin, (context.RLock(), device, share)) as pool:
         futures = {name: pool.submit(function, *own) for name, own in arguments.items()}
-        n_left = len(futures)
         try:
-            for future in as_completed(futures.values()):
-                n_left -= 1
-                error = future.exception()
-                if error and (n_left == 0 or isinstance(error, BrokenProcessPool)):
-                    raise error
-                if error:
-                    text = str(error) if isinstance(error, UserError) else repr(error)
-                    tqdm.write(f"{text:.300}; the others go on", sys.stderr)
+            for i, future in enumerate(as_completed(futures.values()), start=1):
+                if future.exception() and i < len(futures):
+                    tell_failure(future.exception())
                 if bar is not None:
                     bar.update(bar.total // len(futures))
             return {name: future.result() for name, future in futures.items()}
@@ -90,6 +84,14 @@ def run_all(
             reason = "maybe for want of memory, or of open files (ulimit -n)"
             told = f"a process was killed, {reason}; go on with --resume"
             raise UserError(told) from error
+
+
+def tell_failure(error: BaseException) -> None:
+    """Say at once what one of several processes raised. A killed one ends them all."""
+    if isinstance(error, BrokenProcessPool):
+        raise error
+    text = str(error) if isinstance(error, UserError) else repr(error)
+    tqdm.write(f"{text:.300}; the others go on", sys.stderr)
 
 
 def begin(lock: Any, device: str, share: float) -> None:

@@ -1,13 +1,10 @@
 """The one process that may write into a run folder: a small file there names it while it trains."""
 
 import contextlib
-import ctypes
 import dataclasses
 import json
 import os
 import platform
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,8 +15,8 @@ from engine.files import writing
 from rewards import UserError
 
 FILE = "running.json"
-TOUCH_SECONDS = 20  # the file is touched so often
-SILENT_SECONDS = 180  # untouched for so long, the file of a process elsewhere was left behind
+TOUCH_SECONDS = 15  # the file is touched so often
+SILENT_SECONDS = 90  # untouched for so long, the file of a process elsewhere was left behind
 
 
 @dataclass(frozen=True)
@@ -29,47 +26,21 @@ class Owner:
     process: int
     started: str  # as `start_of` tells it: another process may get the number later
     host: str
-    container: str  # in which numbers of processes count; empty: none, or not Linux
     since: str  # when it began to write
 
 
 def this_process() -> Owner:
-    space = Path("/proc/self/ns/pid")
-    container = os.readlink(space) if space.is_symlink() else ""
     since = time.strftime("%Y-%m-%d %H:%M")
-    return Owner(os.getpid(), start_of(os.getpid()), platform.node(), container, since)
+    return Owner(os.getpid(), start_of(os.getpid()), platform.node(), since)
 
 
 def start_of(pid: int) -> str:
-    """When a process began, in the system's own words; empty if there is none, or a killed one."""
-    if sys.platform == "win32":
-        return start_on_windows(pid)
-    if sys.platform != "linux":
-        return start_by_ps(pid)
+    """When a process began, in Linux's own words; empty if there is none, if it was killed, or elsewhere."""
     text = ""
     with contextlib.suppress(OSError):
         text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
     fields = text.rpartition(")")[2].split()
     return fields[19] if fields and fields[0] != "Z" else ""
-
-
-def start_by_ps(pid: int) -> str:
-    command = ["/bin/ps", "-o", "stat=,lstart=", "-p", str(pid)]
-    usual = {"LC_ALL": "C", "TZ": "UTC"}
-    told = subprocess.run(command, env=usual, capture_output=True, text=True).stdout.strip()
-    state, _, start = told.partition(" ")
-    return "" if state.startswith("Z") else start.strip()
-
-
-def start_on_windows(pid: int) -> str:
-    kernel = ctypes.windll.kernel32
-    handle = kernel.OpenProcess(0x1000, False, pid)  # PROCESS_QUERY_LIMITED_INFORMATION
-    exit_code = ctypes.c_ulong()
-    kernel.GetExitCodeProcess(handle, ctypes.byref(exit_code))
-    times = [ctypes.c_uint64() for _ in range(4)]  # of start, end, in the kernel, outside of it
-    kernel.GetProcessTimes(handle, *map(ctypes.byref, times))
-    kernel.CloseHandle(handle)
-    return str(times[0].value) if exit_code.value == 259 else ""  # STILL_ACTIVE
 
 
 @contextlib.contextmanager
@@ -118,13 +89,13 @@ def check_free(run: Path) -> str:
         owner = Owner(**json.loads(text))
     own = this_process()
     fix = "let it end, or take another --out"
-    if owner and (owner.host, owner.container) == (own.host, own.container):
-        started = start_of(owner.process)
-        is_running = owner.process != own.process and started == owner.started != ""
-    else:
+    is_own = owner is not None and (owner.process, owner.host) == (own.process, own.host)
+    if owner and owner.host == own.host and own.started:
+        is_running = start_of(owner.process) == owner.started
+    else:  # on another host, or where nothing tells when a process began
         is_running = age < SILENT_SECONDS
-        fix += f"; after a crash wait {SILENT_SECONDS // 60} minutes"
-    if is_running:
+        fix += f"; after a crash wait {SILENT_SECONDS} seconds"
+    if is_running and not is_own:
         who = f"process {owner.process} on {owner.host}" if owner else "a process"
         since = f" since {owner.since}" if owner else ""
         raise UserError(f"--out {run}: {who} trains in it{since}; {fix}")
@@ -132,7 +103,7 @@ def check_free(run: Path) -> str:
 
 
 def keep_touching(path: Path, has_ended: threading.Event) -> None:
-    """Show other hosts that this process runs."""
+    """Show that this process runs to whom cannot look at it."""
     while not has_ended.wait(TOUCH_SECONDS):
         with contextlib.suppress(OSError):
             os.utime(path)
