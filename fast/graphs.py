@@ -1,6 +1,6 @@
 """Sampling on a card: one CUDA graph replays a whole token of all rollouts.
 
-A host that launches each of a token's 1,500 kernels is slower than the card. A graph launches them all,
+A host that launches each kernel of a token is slower than the card. A graph launches them all,
 and finds its tensors where they were: weights, which the optimizer changes in place, and a KV cache of
 a fixed size. Without a card the same code runs without a graph, so its tokens can be compared on a CPU.
 """
@@ -8,7 +8,6 @@ a fixed size. Without a card the same code runs without a graph, so its tokens c
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 import rollout
+from fast.lean import lean
 from fast.update import cache_of
 from rollout import Decoded, Policy, Rollouts, SamplingOptions, draw, lm_logits
 
@@ -176,9 +176,10 @@ class Workspace:
         self.room = room  # places that are used now
         device = cache.layers[0].keys.device
         self.graphs: dict[tuple[int, int, float], Callable[[], object]] = {}
-        self.scratch: Scratch | None = None
-        if device.type == "cuda":
-            self.scratch = Scratch(torch.cuda.graph_pool_handle(), torch.cuda.Stream())
+        self.stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":  # all graphs share one, and their scratch memory
+            self.pool = torch.cuda.graph_pool_handle()
+            self.stream = torch.cuda.Stream()
         self.tokens = torch.zeros(B, room, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(B, room, device=device)
         self.uniform = torch.zeros(B, room, device=device)
@@ -224,13 +225,14 @@ class Workspace:
         padding = self.padding[:b]
         places = torch.arange(n, device=padding.device)
         seen = (places >= padding) & (places <= self.place)  # (b, room)
-        hidden = model.base_model(
-            input_ids=self.tokens[:b].index_select(1, self.place),
-            attention_mask=ready_mask(model, seen[:, None, None], self.place - places),
-            position_ids=self.place - padding,
-            past_key_values=cache_of(layers),
-            use_cache=True,
-        ).last_hidden_state
+        with lean(model):
+            hidden = model.base_model(
+                input_ids=self.tokens[:b].index_select(1, self.place),
+                attention_mask=ready_mask(model, seen[:, None, None], self.place - places),
+                position_ids=self.place - padding,
+                past_key_values=cache_of(layers),
+                use_cache=True,
+            ).last_hidden_state
         return lm_logits(model, hidden[:, -1])
 
     def next_token(self, model: PreTrainedModel, b: int, temperature: float) -> None:
@@ -244,35 +246,21 @@ class Workspace:
         b = min(-(-b // SMALLEST_BATCH) * SMALLEST_BATCH, len(self.tokens))  # so that few graphs do
         key = (b, self.room, temperature)
         if key not in self.graphs:
-            self.graphs[key] = captured(draw_token, self.place, self.scratch)
+            self.graphs[key] = captured(draw_token, self)
         self.graphs[key]()
 
 
-@dataclass
-class Scratch:
-    """Where the graphs of a workspace are made: their memory pool, and one stream for all of them."""
-
-    pool: tuple[int, int]
-    stream: torch.cuda.Stream
-
-
-def captured(
-    function: Callable[[], None], place: Tensor, scratch: Scratch | None
-) -> Callable[[], object]:
-    """A function as a CUDA graph; without scratch memory the function itself.
-
-    Args:
-        place: what the function moves on. The trials do not.
-    """
-    if scratch is None:
+def captured(function: Callable[[], None], space: Workspace) -> Callable[[], object]:
+    """A function that draws a token, as a CUDA graph; without a card the function itself."""
+    if space.stream is None:
         return function
     here = torch.cuda.current_stream()
     graph = torch.cuda.CUDAGraph()
-    scratch.stream.wait_stream(here)
+    space.stream.wait_stream(here)
     try:
-        with torch.cuda.stream(scratch.stream):
+        with torch.cuda.stream(space.stream):
             function()
-            place.sub_(1)
+            space.place.sub_(1)  # the next trial draws the same token
             # A model that asks its host cannot be captured. To learn it here leaves nothing half done.
             with warnings.catch_warnings(action="ignore"):  # the mode says that it is a prototype
                 torch.cuda.set_sync_debug_mode("error")
@@ -280,12 +268,12 @@ def captured(
                 function()
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-            place.sub_(1)
-        with torch.cuda.graph(graph, pool=scratch.pool, stream=scratch.stream):  # nothing runs
+            space.place.sub_(1)
+        with torch.cuda.graph(graph, pool=space.pool, stream=space.stream):  # nothing runs
             function()
     finally:
         torch.cuda.set_stream(here)  # a capture that fails leaves the other one
-        here.wait_stream(scratch.stream)  # before anybody reuses the memory of the trials
+        here.wait_stream(space.stream)  # before anybody reuses the memory of the trials
     return graph.replay
 
 
@@ -304,7 +292,8 @@ def ready_mask(
     masks = {"full_attention": seen}
     if window and (not kinds or "sliding_attention" in kinds):
         masks["sliding_attention"] = seen & (distance < window)
-    if config._attn_implementation == "eager":  # which adds the mask, as Gemma 2's
-        low = torch.finfo(model.dtype).min
-        masks = {kind: (~mask).to(model.dtype) * low for kind, mask in masks.items()}
+    low = torch.finfo(
+        model.dtype
+    ).min  # numbers that are added, or each layer makes them of booleans
+    masks = {kind: (~mask).to(model.dtype) * low for kind, mask in masks.items()}
     return masks if kinds and len(masks) > 1 else [*masks.values()][-1]

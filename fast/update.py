@@ -4,7 +4,7 @@ Rollouts without a gradient are left out, and those of similar length share a mi
 is that of `train.backward`. The entropy is that of the rollouts that are computed.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from engine.config import Config
+from fast.lean import lean
 from rollout import Policy, Rollouts, head_logprobs, hidden_states, prompt_mask
 from vpo import policy_loss
 
@@ -32,38 +33,38 @@ def backward(
     n_tokens = sum(rollouts.lengths)
     answer_mask = rollouts.first(rollouts.answered or rollouts.lengths)  # (P * G, T)
     n_computed = answer_mask[rows].sum()
-    metrics: dict[str, Tensor | float] = {"policy_loss": 0.0, "loss": 0.0, "entropy": 0.0}
-    metrics["clip_fraction"] = 0.0
-    for chunk in prompt_chunks(rollouts, rows, config.micro_batch_tokens):
-        ref_logprobs = reference_logprobs(reference, rollouts, chunk, config.temperature)
-        shared = share_prompts(policy.model, rollouts, chunk.prompts)
-        # The rollouts' gradients gather in these copies, d loss / d (keys, values). The chain rule
-        # then takes them through the prompts once.
-        leaves = shared.leaves()
-        for batch, own_ref_logprobs in zip(chunk.batches, ref_logprobs, strict=True):
-            index = torch.tensor(batch, device=policy.device)
-            logprobs, entropy = logprobs_after(
-                policy.model, rollouts, batch, leaves, config.temperature
-            )
-            T = logprobs.shape[1]
-            loss, parts = policy_loss(
-                logprobs,
-                rollouts.logprobs[index, :T],
-                advantages[index],
-                rollouts.token_mask[index, :T],
-                n_tokens,
-                ref_logprobs=own_ref_logprobs,
-                kl_coef=config.kl,
-                entropy=entropy,
-                entropy_coef=config.entropy_coef,
-            )
-            loss.backward()
-            answer_entropy = (entropy.detach() * answer_mask[index, :T]).sum() / n_computed
-            parts |= {"loss": loss.detach(), "entropy": answer_entropy}
-            for name, value in parts.items():
-                metrics[name] = metrics.get(name, 0.0) + value
-        backward_through_prompts(shared, leaves)
-        del shared, leaves  # before the next prompts are computed
+    metrics: dict[str, Tensor | float] = {}
+    with lean(policy.model):
+        for chunk in prompt_chunks(rollouts, rows, config.micro_batch_tokens):
+            ref_logprobs = reference_logprobs(reference, rollouts, chunk, config.temperature)
+            shared = share_prompts(policy.model, rollouts, chunk.prompts)
+            # The rollouts' gradients gather in these copies, d loss / d (keys, values). The chain rule
+            # then takes them through the prompts once.
+            leaves = shared.leaves()
+            for batch, own_ref_logprobs in zip(chunk.batches, ref_logprobs, strict=True):
+                index = torch.tensor(batch, device=policy.device)
+                logprobs, entropy = logprobs_after(
+                    policy.model, rollouts, batch, leaves, config.temperature
+                )
+                T = logprobs.shape[1]
+                loss, parts = policy_loss(
+                    logprobs,
+                    rollouts.logprobs[index, :T],
+                    advantages[index],
+                    rollouts.token_mask[index, :T],
+                    n_tokens,
+                    ref_logprobs=own_ref_logprobs,
+                    kl_coef=config.kl,
+                    entropy=entropy,
+                    entropy_coef=config.entropy_coef,
+                )
+                loss.backward()
+                answer_entropy = (entropy.detach() * answer_mask[index, :T]).sum() / n_computed
+                parts |= {"loss": loss.detach(), "entropy": answer_entropy}
+                for name, value in parts.items():
+                    metrics[name] = metrics.get(name, 0.0) + value
+            backward_through_prompts(shared, leaves)
+            del shared, leaves  # before the next prompts are computed
     return metrics
 
 
@@ -105,21 +106,13 @@ class SharedPrompts:
 
     prompts: list[int]  # their rows in Rollouts.prompt_ids
     mask: Tensor  # (P, L) False on padding
-    hidden: Tensor  # (P, H) last hidden states of their last tokens
-    layers: list[tuple[Tensor, Tensor]]  # keys and values, each (P, heads, L, head size)
+    tensors: list[
+        Tensor
+    ]  # (P, ...) last hidden states of the last tokens; each layer's keys, values
 
     def leaves(self) -> "SharedPrompts":
         """The same values, cut off from the graph, with gradients of their own."""
-        layers = []
-        for keys, values in self.layers:
-            layers.append((keys.detach().requires_grad_(), values.detach().requires_grad_()))
-        return SharedPrompts(self.prompts, self.mask, self.hidden.detach().requires_grad_(), layers)
-
-    def tensors(self) -> list[Tensor]:
-        tensors = [self.hidden]
-        for keys, values in self.layers:
-            tensors += [keys, values]
-        return tensors
+        return replace(self, tensors=[x.detach().requires_grad_() for x in self.tensors])
 
 
 def share_prompts(model: PreTrainedModel, rollouts: Rollouts, prompts: list[int]) -> SharedPrompts:
@@ -129,21 +122,18 @@ def share_prompts(model: PreTrainedModel, rollouts: Rollouts, prompts: list[int]
     mask = prompt_mask(ids, lengths)
     n_layers = len(DynamicCache(config=model.config).layers)
     cache = cache_of([PromptLayer() for _ in range(n_layers)])
-    hidden = hidden_states(model, ids, mask, cache)[:, -1]  # (P, H)
-    return SharedPrompts(
-        prompts, mask, hidden, [(layer.keys, layer.values) for layer in cache.layers]
-    )
+    tensors = [hidden_states(model, ids, mask, cache)[:, -1]]  # (P, H)
+    for layer in cache.layers:
+        tensors += [layer.keys, layer.values]  # (P, heads, L, head size)
+    return SharedPrompts(prompts, mask, tensors)
 
 
 def backward_through_prompts(shared: SharedPrompts, leaves: SharedPrompts) -> None:
     """Add the gradients that have gathered in the leaves to the model's."""
-    tensors = []
-    gradients = []
-    for tensor, leaf in zip(shared.tensors(), leaves.tensors(), strict=True):
-        if leaf.grad is not None:  # keys and values have none if all rollouts are one token long
-            tensors.append(tensor)
-            gradients.append(leaf.grad)
-    torch.autograd.backward(tensors, gradients)
+    # Keys and values have none if all rollouts are one token long.
+    used = [i for i, leaf in enumerate(leaves.tensors) if leaf.grad is not None]
+    gradients = [leaves.tensors[i].grad for i in used]
+    torch.autograd.backward([shared.tensors[i] for i in used], gradients)
 
 
 def token_logprobs(
@@ -180,13 +170,13 @@ def logprobs_after(
     token_mask = rollouts.token_mask[index, :T]
     owner = [shared.prompts.index(row // rollouts.group_size) for row in rows]
     owner = torch.tensor(owner, device=device)  # (B)
-    hidden = shared.hidden.index_select(0, owner)[:, None]  # (B, 1, H) predicts the first token
+    hidden, *layers = [x.index_select(0, owner) for x in shared.tensors]
+    hidden = hidden[:, None]  # (B, 1, H) predicts the first token
     if T > 1:
-        layers = []
-        for keys, values in shared.layers:
-            layers.append(PromptLayer(keys.index_select(0, owner), values.index_select(0, owner)))
+        pairs = zip(layers[::2], layers[1::2], strict=True)
+        cache = cache_of([PromptLayer(keys, values) for keys, values in pairs])
         mask = torch.cat([shared.mask[owner], torch.ones_like(token_mask[:, :-1])], 1)
-        rest = hidden_states(model, tokens[:, :-1], mask, cache_of(layers))
+        rest = hidden_states(model, tokens[:, :-1], mask, cache)
         hidden = torch.cat([hidden, rest], 1)  # (B, T, H)
 
     own_logprobs, own_entropy = head_logprobs(
@@ -204,11 +194,10 @@ def reference_logprobs(
     if reference is None:
         return [None for _ in chunk.batches]
     logprobs = []
-    with torch.no_grad(), reference.adapter_off():
+    with torch.no_grad(), lean(reference.model), reference.adapter_off():
         shared = share_prompts(reference.model, rollouts, chunk.prompts)
         for rows in chunk.batches:
-            own, _ = logprobs_after(reference.model, rollouts, rows, shared, temperature)
-            logprobs.append(own)
+            logprobs.append(logprobs_after(reference.model, rollouts, rows, shared, temperature)[0])
     return logprobs
 
 

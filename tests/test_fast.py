@@ -297,11 +297,11 @@ class Tape(TorchDispatchMode):
                     old.copy_(new)
 
 
-def taped(function: Callable[[], None], place: Tensor, pool: None) -> Callable[[], None]:
+def taped(function: Callable[[], None], space: graphs.Workspace) -> Callable[[], None]:
     """As `graphs.captured`."""
     with Tape() as tape:
         function()
-    place.sub_(1)
+    space.place.sub_(1)
     return tape.replay
 
 
