@@ -4,13 +4,10 @@ python -m tests.test_docs     writes the generated tables in docs/ anew
 """
 
 import ast
-import contextlib
 import dataclasses
 import importlib
-import io
 import json
 import re
-import runpy
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +23,7 @@ from engine.tasks import check_task, load_task, load_task_class, task_names
 from eval import EvalFlags
 from examples.search import SearchFlags
 from rollout import build_prompt, load_policy
+from study.benchmarks import memory_table
 from vpo import ADVANTAGES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,7 +56,8 @@ def generated(page: Path) -> str:
     """The text of a page with its generated tables written anew."""
     text = page.read_text("utf-8")
     text = replaced(text, "task-defaults", task_defaults_table())
-    return replaced(text, "does-it-fit", memory_table())
+    text = replaced(text, "does-it-fit", memory_table.fits())
+    return replaced(text, "laptops", memory_table.laptops())
 
 
 def replaced(text: str, marker: str, table: str) -> str:
@@ -91,14 +90,6 @@ def task_defaults_table() -> str:
             cells.append(", ".join(f"{key} {shown(value)}" for key, value in defaults.items()))
         lines.append(table_row([f"`{name}`", *cells]))
     return "\n".join(lines)
-
-
-def memory_table() -> str:
-    """What the formula of docs/hardware.md prints."""
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output):
-        runpy.run_path(str(ROOT / "study/benchmarks/memory_table.py"))
-    return output.getvalue().strip()
 
 
 def table_row(cells: list[str]) -> str:

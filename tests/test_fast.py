@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -15,9 +16,10 @@ from test_rollout import (
     plain_logits,
     save_random_model,
 )
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from transformers.models.glm4 import modeling_glm4 as glm4
 
 import fast
 import rollout
@@ -26,8 +28,9 @@ import vpo
 from engine.config import Config
 from engine.models import add_adapter, recompute_layers
 from engine.optimizer import MasterWeightAdamW
-from fast import graphs, update
+from fast import graphs, lean, update
 from rollout import Policy, Rollouts, StopRule, load_policy
+from study.benchmarks.one_gpu import count_operators
 
 TOLERANCE = 1e-5
 both_kinds = pytest.mark.parametrize("name", ["tiny", "llama"])
@@ -398,6 +401,69 @@ def test_a_batch_without_memory_for_graphs_goes_on_without_them(monkeypatch, cap
     monkeypatch.setattr(graphs, "decode_with_graphs", with_graphs)
     assert_same_tokens(policy)
     assert policy.model in graphs.workspaces
+
+
+# Fewer kernels.
+
+
+@pytest.mark.parametrize(("name", "most"), [("llama", 64), ("qwen3", 68), ("gemma3", 165)])
+@torch.no_grad()
+def test_a_token_takes_few_operators(name, most):
+    """Guards against norms, RoPE and masks that are computed in many small steps again."""
+    policy = load_random_model(name)
+    draw(policy, sample=with_graphs)
+    space = graphs.workspaces[policy.model]
+    assert count_operators(space.logits, policy.model, 12) <= most
+
+
+def own_functions(model: nn.Module) -> dict[str, object]:
+    """What a model's parts and its module hold under the names that fast/ swaps."""
+    module = sys.modules[type(model.base_model).__module__]
+    functions = {name: vars(part).get("forward") for name, part in model.named_modules()}
+    return functions | {"rope": vars(module)["apply_rotary_pos_emb"]}
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_a_model_has_its_own_functions_again(name, tmp_path):
+    """Guards against a model that is saved or handed on with functions of ours, after an error too."""
+    policy = copy_of(load_random_model(name))
+    before = own_functions(policy.model)
+    rollouts = draw(policy, sample=with_graphs)
+    gradient(fast.backward, policy, rollouts, reference=policy)
+    assert own_functions(policy.model) == before
+    with pytest.raises(KeyError), lean.lean(policy.model):
+        assert own_functions(policy.model) != before
+        raise KeyError
+    assert own_functions(policy.model) == before
+
+
+def test_only_what_a_trial_proves_is_swapped(monkeypatch):
+    """Guards against norms that add 1 to the weight or know another epsilon, and RoPE of neighbours."""
+    model = copy_of(load_random_model("llama")).model
+    n = len([*lean.find_norms(model)])
+    assert n == 5
+    norm = type(model.base_model.norm)
+    theirs = norm.forward
+    monkeypatch.setattr(norm, "forward", lambda self, x: theirs(self, x) * (1 + 1 / self.weight))
+    assert not [*lean.find_norms(model)]
+    monkeypatch.setattr(norm, "forward", lambda self, x: theirs(self, x + 0.1))
+    assert not [*lean.find_norms(model)]
+    monkeypatch.setattr(norm, "forward", theirs)
+    model.base_model.norm.variance_epsilon = None
+    assert len([*lean.find_norms(model)]) == n - 1
+
+    assert [*lean.find_rope(model)]
+    module = sys.modules[type(model).__module__]
+    rope = module.apply_rotary_pos_emb
+    for other in (glm4.apply_rotary_pos_emb, lambda q, k, cos, sin: rope(q, k, sin, cos)):
+        monkeypatch.setattr(module, "apply_rotary_pos_emb", other)
+        assert not [*lean.find_rope(model)]
+    # A part of the width is turned: the model's own function does it.
+    x = torch.randn(1, 2, 3, 8)
+    angles = torch.randn(1, 3, 4)
+    calls = []
+    lean.rope(lambda *inputs: calls.append(inputs), x, x, angles, angles)
+    assert len(calls) == 1
 
 
 # Adapters.

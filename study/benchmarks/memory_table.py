@@ -1,5 +1,8 @@
-"""The table of docs/hardware.md: what training takes on a card, in GiB, for 1,024 tokens of a rollout."""
+"""The computed tables of docs/hardware.md: what training takes on a card, and what a laptop's card gets."""
 
+from dataclasses import dataclass
+
+GIB = 2**30
 # weights, layers, width, what the KV cache keeps of a token in a layer, adapter weights
 MODELS = {
     "SmolLM2-135M": (0.135e9, 30, 576, 384, 4.9e6),
@@ -19,18 +22,99 @@ def gib(model, trained, reference, rollouts, micro_batch):
     # and six chunks of the LM head
     activations = 2 * micro_batch * width * (2 * layers + 34) + 6 * 2**27
     update = 2 * trained  # the optimizer's gradients are float32, too
-    return (stays + kv_cache + max(activations, update)) / 2**30
+    return (stays + kv_cache + max(activations, update)) / GIB
 
 
-print("| model | usual | --kl 0 | less, --kl 0 | less, --lora-rank 16 |\n|---|---|---|---|---|")
-for name, model in MODELS.items():
-    weights = model[0]
-    adapter = model[-1]
-    sizes = [
-        gib(model, weights, weights, 96, 4096),
-        gib(model, weights, 0, 96, 4096),
-        gib(model, weights, 0, 32, 1024),
-        gib(model, adapter, 0, 32, 1024),
+def fits() -> str:
+    """What training takes, in GiB, for 1,024 tokens of a rollout."""
+    lines = [
+        "| model | usual | --kl 0 | less, --kl 0 | less, --lora-rank 16 |",
+        "|---|---|---|---|---|",
     ]
-    cells = [f"{size:.1f}" for size in sizes]
-    print(f"| {name} | {' | '.join(cells)} |")
+    for name, model in MODELS.items():
+        weights = model[0]
+        adapter = model[-1]
+        sizes = [
+            gib(model, weights, weights, 96, 4096),
+            gib(model, weights, 0, 96, 4096),
+            gib(model, weights, 0, 32, 1024),
+            gib(model, adapter, 0, 32, 1024),
+        ]
+        cells = [f"{size:.1f}" for size in sizes]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+@dataclass
+class Laptop:
+    """A card, and a run of headlines on it."""
+
+    gib: int
+    bandwidth: float  # bytes per second
+    model: str
+    flags: str = ""  # of train.py, besides --task headline --method vpo
+
+
+LORA = "--lora-rank 16 --lr 2e-4 --dtype bfloat16"
+LAPTOPS = [
+    Laptop(6, 192e9, "SmolLM2-135M"),
+    Laptop(6, 192e9, "Qwen2.5-0.5B", LORA),
+    Laptop(8, 256e9, "Qwen2.5-1.5B", LORA),
+    Laptop(12, 432e9, "Qwen2.5-0.5B"),
+    Laptop(12, 432e9, "Qwen2.5-3B", LORA),
+    Laptop(16, 576e9, "Qwen2.5-0.5B", "--kl 0.001"),
+    Laptop(16, 576e9, "Qwen2.5-3B", LORA),
+]
+
+# Measured, see docs/hardware.md
+TOKEN_SECONDS = 0.0086 / 30  # of a layer, in a graph on an H200
+GRADIENT_SECONDS = 1.17 / 25_776 / 0.494e9  # of a token and a weight, in bfloat16 on an H100
+H100_BANDWIDTH = 3.35e12
+# Headlines: 6 prompts a step, 8 rollouts each, three answers of 16 tokens
+STEPS = 60  # of the warm-up, and of VPO
+T = 3 * 16
+ROLLOUTS = 48
+PROMPT = 150
+EVALUATION = 24  # batches of rollouts: 200 texts, 30 candidates each, two policies
+LOADING = 40  # seconds
+
+
+def resident(row: Laptop) -> float:
+    """Bytes that stay: weights, gradients, moments and masters of what is trained, reference policy."""
+    weights, *_, adapter = MODELS[row.model]
+    if "--lora-rank" in row.flags:
+        return 2 * weights + 16 * adapter
+    n_models = 2 if "--kl" in row.flags else 1
+    return (4 * n_models + 4 + 8) * weights  # a warm-up makes all float32
+
+
+def step_seconds(row: Laptop) -> tuple[float, float, float]:
+    """Seconds of a token of all rollouts, of a step of the warm-up, and of a step of VPO."""
+    weights, layers, _, kept, adapter = MODELS[row.model]
+    is_adapter = "--lora-rank" in row.flags
+    size = 2 if is_adapter else 4
+    trained = adapter if is_adapter else weights
+    cache = ROLLOUTS * (PROMPT + T) * layers * kept
+    token = TOKEN_SECONDS * layers + size * (weights + cache) / row.bandwidth
+    slower = H100_BANDWIDTH / row.bandwidth * size / 2
+    gradient = GRADIENT_SECONDS * weights * slower  # of a token
+    update = 30 * trained / row.bandwidth
+    warm_up = gradient * 8 * (PROMPT + 16) + update
+    return token, warm_up, T * token + gradient * (6 * PROMPT + ROLLOUTS * T) + update
+
+
+def laptops() -> str:
+    """What a card gets: memory that stays, a step, and the time until the first comparison."""
+    head = "| card, GiB | GB/s | model | flags | stays, GiB | a step, s | first result, min |"
+    lines = [head, "|---|---|---|---|---|---|---|"]
+    for row in LAPTOPS:
+        token, warm_up, step = step_seconds(row)
+        minutes = (LOADING + STEPS * (warm_up + step) + EVALUATION * T * token) / 60
+        cells = [str(row.gib), f"{row.bandwidth / 1e9:.0f}", row.model, f"`{row.flags}`".strip("`")]
+        cells += [f"{resident(row) / GIB:.1f}", f"{step:.1f}", f"{minutes:.0f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(fits(), laptops(), sep="\n\n")

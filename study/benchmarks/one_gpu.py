@@ -1,35 +1,52 @@
-"""What one card does in at most eight minutes: sampling, gradient, estimator, a step, memory. One JSON file.
+"""What one card does, in at most six minutes, for docs/hardware.md. One JSON file.
 
-    python study/benchmarks/one_gpu.py            on a card; writes one_gpu.json
-    python study/benchmarks/one_gpu.py --dry      tiny shapes on the CPU: whether every part runs
-    python study/benchmarks/one_gpu.py --parts sampling gradient
+    python study/benchmarks/one_gpu.py                   on a card; writes one_gpu.json
+    python study/benchmarks/one_gpu.py --only token      one part, or several
+    python study/benchmarks/one_gpu.py --dry             tiny models on the CPU: whether every part runs
 
-Architectures of SmolLM2-135M and Qwen2.5-0.5B with random weights in bfloat16: 12 prompts of 100 tokens,
-8 rollouts each of 256. A part that fails is noted, and the others go on.
+    token      a token of 96 rollouts by a CUDA graph: each lean step alone, all, and compiled functions
+    profile    the kernels of a replay and of a gradient, their time, and the time between them
+    gradient   at the micro-batch that `auto` gives a large card; clip and AdamW
+    headline   a step of train.py and its peak, one method alone and five side by side
+    laptop     the rows of hardware.md on a card that pretends to be as small
+    others     all tokens: plain, with graphs, and by `generate` with a static cache
+
+Weights are random, in bfloat16, of SmolLM2-135M's and Qwen2.5-0.5B's shapes: 12 prompts of 100 tokens,
+8 rollouts each of 256. A part that fails is noted, and the others go on. Another version of transformers
+is measured by a second call, from a wheel that travelled with the project (10 MiB):
+
+    python -m pip download --no-deps -d wheels transformers==5.23.0         here
+    python -m pip install --no-deps --no-index --target site wheels/*.whl   on the card's machine
+    PYTHONPATH=site python study/benchmarks/one_gpu.py --only token --out pinned.json
 """
 
 import argparse
 import contextlib
+import functools
 import gc
-import importlib.util
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
+import torch.nn.functional as F
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
-from torch import Tensor
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
-    PreTrainedConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
 )
@@ -38,80 +55,72 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import fast
 import rollout
-import train
 from engine import memory
-from engine.config import Config, open_device
+from engine.config import AUTO, Config, open_device
 from engine.doors import as_command
-from engine.models import recompute_layers
+from engine.jobs import PROCESS_BYTES
+from engine.models import recompute_layers, save_model
 from engine.optimizer import MasterWeightAdamW
-from fast import graphs
+from engine.tasks import load_task_class
+from fast import graphs, lean
 from rollout import Policy, Rollouts, SamplingOptions
-from study.benchmarks.estimator import loop
-from vpo import vpo_advantage
+from study.benchmarks.memory_table import LAPTOPS, Laptop
 
+ROOT = Path(__file__).resolve().parents[2]
 Numbers = dict[str, float | str]
-SECONDS = 450  # after which no part begins
+SECONDS = 330  # after which no measurement begins
+# width, width of the MLP, layers, heads, heads of keys and values, words; the head is the embedding
 SHAPES = {
-    "SmolLM2-135M": LlamaConfig(
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        vocab_size=49152,
-        max_position_embeddings=8192,
-        tie_word_embeddings=True,
-    ),
-    "Qwen2.5-0.5B": Qwen2Config(
-        hidden_size=896,
-        intermediate_size=4864,
-        num_hidden_layers=24,
-        num_attention_heads=14,
-        num_key_value_heads=2,
-        vocab_size=151936,
-        max_position_embeddings=32768,
-        tie_word_embeddings=True,
-    ),
+    "tiny": (LlamaConfig, 32, 64, 2, 4, 2, 64),
+    "SmolLM2-135M": (LlamaConfig, 576, 1536, 30, 9, 3, 49152),
+    "Qwen2.5-0.5B": (Qwen2Config, 896, 4864, 24, 14, 2, 151936),
+    "Qwen2.5-1.5B": (Qwen2Config, 1536, 8960, 28, 12, 2, 151936),
+    "Qwen2.5-3B": (Qwen2Config, 2048, 11008, 36, 16, 2, 151936),
 }
-TINY = LlamaConfig(
-    hidden_size=32,
-    intermediate_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    vocab_size=64,
-    max_position_embeddings=512,
-)
 
 
 @dataclass
 class Bench:
     """How large everything is, and where it runs."""
 
-    device: str
-    shapes: dict[str, PreTrainedConfig]
+    device: str  # "meta": shapes alone
+    names: tuple[str, ...]  # of the models
     P: int = 12
     G: int = 8
     L: int = 100
     T: int = 256
-    estimators: tuple = ((12, 8, 3, 4), (128, 8, 3, 4), (512, 16, 5, 16), (4096, 16, 5, 16))
+    began: float = 0.0
 
     @property
     def dtype(self) -> torch.dtype:
-        return torch.bfloat16 if self.device == "cuda" else torch.float32
+        return torch.float32 if self.device == "cpu" else torch.bfloat16
+
+
+# Models, rollouts and clocks.
 
 
 def policy_of(bench: Bench, name: str) -> Policy:
     """A random model of an architecture. Its tokens are words w0, w1, ..., of which w0 ends a rollout."""
-    shape = bench.shapes[name]
-    shape.eos_token_id = 0
-    words = {f"w{i}": i for i in range(shape.vocab_size)}
+    kind, width, mlp, layers, heads, kv_heads, n_words = SHAPES[name]
+    shape = kind(
+        hidden_size=width,
+        intermediate_size=mlp,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        vocab_size=n_words,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+        eos_token_id=0,
+    )
+    words = {f"w{i}": i for i in range(n_words)}
     backend = Tokenizer(models.WordLevel(words, unk_token="w1"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="w0", pad_token="w1")
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(shape, dtype=bench.dtype).eval()
-    return Policy(model.to(bench.device), tokenizer)
+    with torch.device(bench.device):
+        model = AutoModelForCausalLM.from_config(shape, dtype=bench.dtype).eval()
+    return Policy(model, tokenizer)
 
 
 def prompts_of(bench: Bench, policy: Policy) -> tuple[Tensor, list[int]]:
@@ -122,14 +131,19 @@ def prompts_of(bench: Bench, policy: Policy) -> tuple[Tensor, list[int]]:
     return ids.to(bench.device), [bench.L] * bench.P
 
 
+def uniform_of(bench: Bench) -> Tensor:
+    """Random numbers (B, T) that draw the tokens."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.rand(bench.P * bench.G, bench.T, generator=generator).to(bench.device)
+
+
 @torch.no_grad()
 def sampled(bench: Bench, policy: Policy, decode: Callable) -> Rollouts:
     """The rollouts that a function draws."""
     ids, lengths = prompts_of(bench, policy)
-    options = SamplingOptions(bench.T, torch.Generator().manual_seed(1))
-    uniform = torch.rand(bench.P * bench.G, bench.T, generator=options.generator)
-    drawn = decode(policy, ids, lengths, uniform.to(bench.device), options)
-    texts = [""] * len(uniform)
+    options = SamplingOptions(bench.T, torch.Generator())
+    drawn = decode(policy, ids, lengths, uniform_of(bench), options)
+    texts = [""] * len(drawn.lengths)
     n_sampled = drawn.lengths.tolist()
     tokens = drawn.tokens.to(bench.device)
     ended = drawn.ended.tolist()
@@ -153,88 +167,12 @@ def peak_gib(bench: Bench) -> float:
     return torch.cuda.max_memory_allocated() / memory.GIB if bench.device == "cuda" else 0.0
 
 
-# The parts.
-
-
-def sampling(bench: Bench, name: str) -> dict[str, Numbers]:
-    """Plain, with graphs, and `generate` of transformers with a static cache."""
-    policy = policy_of(bench, name)
-    results = {}
-    tokens = {}
-    for side, decode in (("plain", rollout.decode), ("graph", graphs.decode)):
-        first = seconds_of(bench, sampled, bench, policy, decode)
-        seconds = seconds_of(bench, sampled, bench, policy, decode)
-        rollouts = sampled(bench, policy, decode)
-        tokens[side] = rollouts.tokens
-        results[side] = {
-            "ms_per_position": 1000 * seconds / rollouts.tokens.shape[1],
-            "tokens_per_second": sum(rollouts.lengths) / seconds,
-            "first_call_seconds": first,
-            "peak_gib": peak_gib(bench),
-        }
-    same = (tokens["plain"] == tokens["graph"]).all(1).float().mean().item()
-    results["graph"]["rows_as_plain"] = same
-    results["graph"]["refused"] = graphs.refused.get(policy.model, "no")
-
-    graphs.workspaces.clear()
-    ids, _ = prompts_of(bench, policy)
-    rows = ids.repeat_interleave(bench.G, 0)
-
-    def generate() -> None:
-        policy.model.generate(
-            rows,
-            attention_mask=torch.ones_like(rows),
-            do_sample=True,
-            top_k=0,
-            min_new_tokens=bench.T,
-            max_new_tokens=bench.T,
-            cache_implementation="static",
-            disable_compile=True,
-        )
-
-    generate()
-    seconds = seconds_of(bench, generate)
-    results["generate"] = {
-        "ms_per_position": 1000 * seconds / bench.T,
-        "tokens_per_second": len(rows) * bench.T / seconds,
-        "peak_gib": peak_gib(bench),
-    }
-    return results
-
-
-def gradient(bench: Bench, name: str) -> dict[str, Numbers]:
-    """The gradient of all rollouts: what was the default, and what `auto` gives a large card."""
-    policy = policy_of(bench, name)
-    rollouts = sampled(bench, policy, rollout.decode)
-    generator = torch.Generator().manual_seed(2)
-    advantages = torch.randn(bench.P * bench.G, generator=generator).to(bench.device)
-    n = policy.model.num_parameters()
-    n_tokens = sum(rollouts.lengths) + sum(rollouts.prompt_lengths)
-    peak = matmul_flops(bench)
-    sides = (
-        ("fast, auto", fast.backward, memory.MOST_TOKENS),
-        ("fast, 4096, checkpointing", fast.backward, 4096),
-        ("plain, 4096, checkpointing", train.backward, 4096),
-    )
-    results = {}
-    for side, backward, budget in sides:
-        if side == "fast, 4096, checkpointing":  # and so is the next
-            recompute_layers(policy.model)
-        config = Config(micro_batch_tokens=budget, kl=0.0)
-
-        arguments = (policy, None, rollouts, advantages, config)
-        backward(*arguments)
-        seconds = min(seconds_of(bench, backward, *arguments) for _ in range(2))
-        policy.model.zero_grad()
-        flops = 6 * n * n_tokens / seconds
-        results[side] = {
-            "seconds": seconds,
-            "tokens_per_second": sum(rollouts.lengths) / seconds,
-            "tflops": flops / 1e12,
-            "mfu": flops / peak,
-            "peak_gib": peak_gib(bench),
-        }
-    return results
+def bytes_per_second(bench: Bench) -> float:
+    """What a copy reads and writes."""
+    n = 2**30 if bench.device == "cuda" else 2**20
+    source = torch.zeros(n, dtype=torch.uint8, device=bench.device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / min(seconds_of(bench, target.copy_, source) for _ in range(5))
 
 
 def matmul_flops(bench: Bench) -> float:
@@ -245,100 +183,340 @@ def matmul_flops(bench: Bench) -> float:
     return 2 * n**3 / seconds
 
 
-def step(bench: Bench, name: str) -> dict[str, Numbers]:
-    """A training step, here and in TRL."""
-    ours = own_step(bench, name)
-    graphs.workspaces.clear()
-    return {"ours": ours, "trl": trl_step(bench, name)}
+class Operators(TorchDispatchMode):
+    """Counts operators that are kernels on a card: no views, and `F.rms_norm`, which a CPU takes apart, once."""
+
+    VIEWS = (
+        "view _unsafe_view expand transpose t unsqueeze slice select permute squeeze alias detach "
+        "as_strided split split_with_sizes unbind reshape _reshape_alias lift_fresh narrow chunk"
+    )
+    count = 0
+    is_inside = False  # F.rms_norm
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        name = operator._schema.name.removeprefix("aten::")
+        self.count += name not in self.VIEWS.split() and not self.is_inside
+        return operator(*args, **(kwargs or {}))
+
+    def rms_norm(self, *args, **options) -> Tensor:
+        """In place of F.rms_norm."""
+        self.count += 1
+        self.is_inside = True
+        norm = torch.rms_norm(*args, **options)
+        self.is_inside = False
+        return norm
 
 
-def own_step(bench: Bench, name: str) -> Numbers:
-    """Sampling, gradient, clip and AdamW, without rewards; and their memory against the formula."""
+def count_operators(function: Callable, *arguments) -> int:
+    """How many operators a call dispatches to the device."""
+    operators = Operators()
+    with operators, patch.object(F, "rms_norm", operators.rms_norm):
+        function(*arguments)
+    return operators.count
+
+
+# The parts.
+
+
+def token(bench: Bench, name: str) -> dict[str, Numbers]:
+    """A token of all rollouts: as without lean steps, with each alone, with all, and compiled."""
     policy = policy_of(bench, name)
-    optimizer = MasterWeightAdamW(policy.model)
-    config = Config(micro_batch_tokens=memory.MOST_TOKENS, kl=0.0)
-    advantages = torch.randn(bench.P * bench.G, generator=torch.Generator().manual_seed(2))
-    advantages = advantages.to(bench.device)
+    space = space_of(bench, policy)
+    model = policy.model
+    norms = [*lean.find_norms(model)]
+    rope = [*lean.find_rope(model)]
+    float_mask = graphs.ready_mask
 
-    def once() -> None:
-        rollouts = sampled(bench, policy, graphs.decode)
-        fast.backward(policy, None, rollouts, advantages, config)
+    def bool_mask(*arguments) -> Tensor:
+        return float_mask(*arguments) == 0
+
+    sides = {
+        "plain operators": ([], bool_mask),
+        "one float mask": ([], float_mask),
+        "F.rms_norm": (norms, bool_mask),
+        "RoPE by a roll": (rope, bool_mask),
+        "all": ([*norms, *rope], float_mask),
+        "compiled": (compiled(model), float_mask),
+    }
+    results = {}
+    expected = None  # logits without lean steps
+    for side, (swaps, mask) in sides.items():
+        with patch.dict(lean.swaps, {model: swaps}), patch.object(graphs, "ready_mask", mask):
+            if expected is None:
+                expected = logits_of(bench, policy, space)
+            results[side] = measured(token_of_side, bench, policy, space, expected)
+            if side != "compiled":  # such kernels are no operators
+                n = count_operators(logits_of, bench, policy, space)
+                results[side]["operators"] = n
+    kept = sum(weight.nbytes for weight in model.parameters())
+    for keys, values in space.layers:
+        kept += keys.nbytes + values.nbytes
+    results["memory limit"] = {"ms": 1000 * kept / bytes_per_second(bench)}
+    return results
+
+
+@torch.no_grad()
+def space_of(bench: Bench, policy: Policy) -> graphs.Workspace:
+    """A workspace with all prompts, and one token of each rollout."""
+    ids, lengths = prompts_of(bench, policy)
+    return graphs.begin(policy.model, ids, lengths, uniform_of(bench), 1.0)
+
+
+@torch.no_grad()
+def logits_of(bench: Bench, policy: Policy, space: graphs.Workspace) -> Tensor:
+    """Logits after the first token of each rollout."""
+    space.place.fill_(bench.L)
+    return space.logits(policy.model, bench.P * bench.G)
+
+
+@torch.no_grad()
+def token_of_side(
+    bench: Bench, policy: Policy, space: graphs.Workspace, expected: Tensor
+) -> Numbers:
+    """Milliseconds of a token, seconds of the first ones, and how far logits are from the expected ones."""
+    B = bench.P * bench.G
+    n_tokens = bench.T - 3
+    began = time.perf_counter()
+    change = (logits_of(bench, policy, space) - expected).std() / expected.std()
+    space.graphs.clear()
+    space.next_token(policy.model, B, 1.0)
+    first_seconds = time.perf_counter() - began
+
+    def tokens() -> None:
+        for _ in range(n_tokens):
+            space.next_token(policy.model, B, 1.0)
+
+    ms = 1000 * seconds_of(bench, tokens) / n_tokens
+    return {"ms": ms, "first_seconds": first_seconds, "change_of_logits": change.item()}
+
+
+def compiled(model: nn.Module) -> list[lean.Swap]:
+    """Layers whose norm with residual, RoPE and gated product are compiled by torch."""
+    backend = "inductor" if model.device.type == "cuda" else "eager"
+    compile = functools.partial(torch.compile, backend=backend, dynamic=False)
+
+    @compile
+    def add_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        total = x + y
+        return total, F.rms_norm(total, weight.shape, weight, eps)
+
+    @compile
+    def gated(gate: Tensor, up: Tensor) -> Tensor:
+        return F.silu(gate) * up
+
+    @compile
+    def turn(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        half = q.shape[-1] // 2
+        cos, sin = cos[:, None], lean.signed.__wrapped__(sin)[:, None]
+        return q * cos + q.roll(half, -1) * sin, k * cos + k.roll(half, -1) * sin
+
+    def forward(layer: nn.Module, hidden: Tensor, **options) -> Tensor:
+        attended, _ = layer.self_attn(layer.input_layernorm(hidden), **options)
+        norm = layer.post_attention_layernorm
+        hidden, x = add_norm(hidden, attended, norm.weight, norm.variance_epsilon)
+        mlp = layer.mlp
+        return hidden + mlp.down_proj(gated(mlp.gate_proj(x), mlp.up_proj(x)))
+
+    module = sys.modules[type(model).__module__]
+    swaps = [*lean.find_norms(model), (module, "apply_rotary_pos_emb", turn)]
+    for layer in model.base_model.layers:
+        swaps.append((layer, "forward", functools.partial(forward, layer)))
+    return swaps
+
+
+def kernels(bench: Bench, name: str) -> dict[str, Numbers]:
+    """The longest kernels of a replay and of a gradient."""
+    policy = policy_of(bench, name)
+    space = space_of(bench, policy)
+    B = bench.P * bench.G
+    arguments = gradient_arguments(bench, policy, memory.MOST_TOKENS)
+    space.place.fill_(bench.L)
+    with torch.no_grad():
+        replay = profiled(bench, space.next_token, policy.model, B, 1.0)
+    return {"replay": replay, "gradient": profiled(bench, fast.backward, *arguments)}
+
+
+def profiled(bench: Bench, function: Callable, *arguments) -> Numbers:
+    """Milliseconds of a call's kernels, by name, and of the time when none ran. The first call is not looked at."""
+    function(*arguments)
+    own = ProfilerActivity.CUDA if bench.device == "cuda" else ProfilerActivity.CPU
+    with profile(activities=[own]) as records:
+        seconds_of(bench, function, *arguments)
+    wanted = torch.autograd.DeviceType.CUDA if bench.device == "cuda" else None
+    events = [event for event in records.events() if wanted in (None, event.device_type)]
+    names: Counter[str] = Counter()
+    for event in events:
+        names[event.name[:80]] += event.time_range.elapsed_us() / 1000
+    busy = names.total()
+    began = min(event.time_range.start for event in events)
+    ended = max(event.time_range.end for event in events)
+    numbers = {"kernels": len(events), "busy_ms": busy, "idle_ms": (ended - began) / 1000 - busy}
+    return numbers | {name: round(ms, 3) for name, ms in names.most_common(15)}
+
+
+def gradient_arguments(bench: Bench, policy: Policy, budget: int) -> tuple:
+    """Arguments of a gradient of all rollouts."""
+    rollouts = sampled(bench, policy, graphs.decode)
+    generator = torch.Generator().manual_seed(2)
+    advantages = torch.randn(bench.P * bench.G, generator=generator).to(bench.device)
+    return policy, None, rollouts, advantages, Config(micro_batch_tokens=budget, kl=0.0)
+
+
+def gradient(bench: Bench, name: str) -> dict[str, Numbers]:
+    """The gradient of all rollouts by what `auto` gives a large card, and by less; clip and AdamW."""
+    policy = policy_of(bench, name)
+    peak = matmul_flops(bench)
+    results = {"matrix products": {"tflops": peak / 1e12}}
+    sides = (
+        ("auto", None, memory.MOST_TOKENS),
+        ("auto, plain operators", [], memory.MOST_TOKENS),
+        ("4096, layers computed again", None, 4096),
+    )
+    for side, swaps, budget in sides:
+        if budget == 4096:
+            recompute_layers(policy.model)
+        lean.swaps.pop(policy.model, None)
+        if swaps is not None:
+            lean.swaps[policy.model] = swaps
+        arguments = gradient_arguments(bench, policy, budget)
+        fast.backward(*arguments)
+        seconds = min(seconds_of(bench, fast.backward, *arguments) for _ in range(3))
+        rollouts = arguments[2]
+        n_tokens = sum(rollouts.lengths) + sum(rollouts.prompt_lengths)
+        flops = 6 * policy.model.num_parameters() * n_tokens / seconds
+        results[side] = {"seconds": seconds, "tflops": flops / 1e12, "share_of_peak": flops / peak}
+        results[side]["peak_gib"] = peak_gib(bench)
+    optimizer = MasterWeightAdamW(policy.model)
+
+    def update() -> None:
         torch.nn.utils.clip_grad_norm_(optimizer.weights, 1.0)
         optimizer.step(1e-6)
-        policy.model.zero_grad()
 
-    once()
-    seconds = min(seconds_of(bench, once) for _ in range(2))
-    tokens = bench.P * bench.G * bench.T
-    formula = memory.resident(config, policy) + memory.HEAD
-    formula += min(tokens, memory.MOST_TOKENS) * memory.per_token(policy, is_checkpointed=False)
-    for keys, values in graphs.workspaces[policy.model].layers:
-        formula += keys.nbytes + values.nbytes
-    return {"seconds": seconds, "peak_gib": peak_gib(bench), "formula_gib": formula / memory.GIB}
+    update()
+    fast.backward(*arguments)
+    results["clip and AdamW"] = {"seconds": seconds_of(bench, update), "peak_gib": peak_gib(bench)}
+    return results
 
 
-def trl_step(bench: Bench, name: str) -> Numbers:
-    """The same with TRL's GRPOTrainer, its rewards random."""
-    if not importlib.util.find_spec("trl"):
-        return {"error": "trl is not installed"}
-    from datasets import Dataset
-    from transformers import TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+def headline(bench: Bench, name: str) -> dict[str, Numbers]:
+    """One method alone, and five side by side."""
+    five = ["grpo", "max_at_k", "multi_rlvr", "vpo", "group_vpo"]
+    alone = measured(trained, bench, name, ["--method", "vpo"])
+    together = measured(trained, bench, name, ["--method", *five, "--jobs", "5"])
+    return {"alone": alone, "five side by side": together}
 
+
+def laptop(bench: Bench, name: str) -> dict[str, Numbers]:
+    """The rows of hardware.md: what `auto` plans, and whether it holds."""
+    results = {}
+    for row in LAPTOPS:
+        name = row.model if row.model in bench.names else name
+        key = f"{row.gib} GiB, {row.model} {row.flags}"
+        results[key] = {"plan": measured(plan, bench, row)}
+        results[key] |= measured(
+            trained, bench, name, ["--method", "vpo", *row.flags.split()], row.gib
+        )
+    return results
+
+
+def plan(bench: Bench, row: Laptop) -> Numbers:
+    """The numbers that `auto` gets on a laptop's card, from the shape of the model alone."""
+    is_adapter = "--lora-rank" in row.flags
+    config = Config(model=row.model, method=["vpo"], max_new_tokens=16, gradient_checkpointing=True)
+    config.micro_batch_tokens = config.sampling_batch = AUTO
+    config.lora_rank = 16 if is_adapter else 0
+    config.kl = 1e-3 if "--kl" in row.flags else 0.0
+    policy = policy_of(Bench("meta", ()), row.model)
+    policy.model.to(torch.bfloat16 if is_adapter else torch.float32)
+    used = policy.model.num_parameters() * policy.model.dtype.itemsize
+    free = row.gib * memory.GIB - PROCESS_BYTES - used
+    memory.fill_card(config, policy, load_task_class("headline")(), int(free))
+    return {
+        "stays_gib": memory.resident(config, policy) / memory.GIB,
+        "sampling_batch": config.sampling_batch,
+        "micro_batch_tokens": config.micro_batch_tokens,
+        "layers are computed again": config.gradient_checkpointing,
+    }
+
+
+def trained(bench: Bench, name: str, flags: list[str], gib: int = 0) -> Numbers:
+    """Seconds of a step of train.py with headlines, and the peak of a method, by method. No evaluation.
+
+    Args:
+        gib: of the card that it is given to see; 0: the whole one.
+    """
+    policy = policy_of(bench, name)
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import train\n"
+    if gib and bench.device == "cuda":
+        code += f"from study.benchmarks import one_gpu; one_gpu.pretend_small({gib})\n"
+    command = [sys.executable, "-c", code + "if __name__ == '__main__': train.main()"]
+    command += [
+        "--task",
+        "headline",
+        "--model",
+        "model",
+        "--warm-steps",
+        "2",
+        "--steps",
+        "4",
+        "--eval-problems",
+        "0",
+    ]
+    command += ["--snapshots", "0", "--device", bench.device, "--out", "run"]
+    numbers = {}
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(policy.model, policy.tokenizer, f"{folder}/model")
+        del policy  # before another process needs its memory
+        gc.collect()
+        if bench.device == "cuda":
+            torch.cuda.empty_cache()
+        done = subprocess.run([*command, *flags], cwd=folder, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(done.stderr[-300:])
+        for path in sorted(Path(folder, "run").glob("*/metrics.jsonl")):
+            rows = [json.loads(line) for line in path.read_text().splitlines()]
+            seconds = statistics.median(row["seconds"] for row in rows[1:])
+            peak = json.loads(path.with_name("memory.json").read_text())
+            numbers[path.parent.name] = {"seconds": seconds} | peak
+    return numbers
+
+
+def pretend_small(gib: float) -> None:
+    """Let this process see a card of so many GiB, and take no more of it."""
+    _, total = torch.cuda.mem_get_info()
+    most = int(gib * memory.GIB - PROCESS_BYTES)  # the driver's part is not counted below
+    torch.cuda.set_per_process_memory_fraction(most / total)
+    torch.cuda.mem_get_info = lambda: (most - torch.cuda.memory_reserved(), most)
+
+
+def others(bench: Bench, name: str) -> dict[str, Numbers]:
+    """All tokens of all rollouts, by ours and by transformers."""
     policy = policy_of(bench, name)
     ids, _ = prompts_of(bench, policy)
-    ends = []
-
-    class Clock(TrainerCallback):
-        def on_step_end(self, *args, **kwargs) -> None:
-            if bench.device == "cuda":
-                torch.cuda.synchronize()
-            ends.append(time.perf_counter())
-
-    with tempfile.TemporaryDirectory() as folder:
-        config = GRPOConfig(
-            folder,
-            per_device_train_batch_size=bench.P * bench.G,
-            num_generations=bench.G,
-            max_completion_length=bench.T,
-            generation_kwargs={"min_new_tokens": bench.T},
-            max_steps=3,
-            beta=0.0,
-            learning_rate=1e-6,
-            bf16=bench.device == "cuda",
-            use_cpu=bench.device == "cpu",
-            gradient_checkpointing=True,
-            report_to="none",
-            save_strategy="no",
-            logging_strategy="no",
-        )
-        trainer = GRPOTrainer(
-            policy.model,
-            lambda completions, **kwargs: torch.rand(len(completions)).tolist(),
-            config,
-            Dataset.from_dict({"prompt": policy.tokenizer.batch_decode(ids)}),
-            processing_class=policy.tokenizer,
-            callbacks=[Clock()],
-        )
-        seconds_of(bench, trainer.train)
-    return {"seconds": ends[-1] - ends[-2], "peak_gib": peak_gib(bench)}
-
-
-def estimator(bench: Bench) -> dict[str, Numbers]:
-    """`vpo_advantage`, compiled, and a loop over groups in NumPy, in milliseconds."""
-    compiled = torch.compile(vpo_advantage) if bench.device == "cuda" else vpo_advantage
+    rows = ids.repeat_interleave(bench.G, 0)
+    generate = functools.partial(
+        policy.model.generate,
+        rows,
+        attention_mask=torch.ones_like(rows),
+        do_sample=True,
+        top_k=0,
+        min_new_tokens=bench.T,
+        max_new_tokens=bench.T,
+        cache_implementation="static",
+        disable_compile=True,
+    )
+    sides = {
+        "plain": functools.partial(sampled, bench, policy, rollout.decode),
+        "graph": functools.partial(sampled, bench, policy, graphs.decode),
+        "generate": generate,
+    }
     results = {}
-    for shape in bench.estimators:
-        rewards = torch.rand(shape)
-        own = rewards.to(bench.device)
-        numbers = {}
-        for side, function in (("eager", vpo_advantage), ("compiled", compiled)):
-            function(own)
-            best = min(seconds_of(bench, function, own) for _ in range(5))
-            numbers[f"{side}_ms"] = 1000 * best
-        if shape[0] <= 512:
-            numbers["numpy_ms"] = 1000 * seconds_of(bench, loop, rewards, None)
-        results[", ".join(map(str, shape))] = numbers
+    for side, function in sides.items():
+        function()
+        seconds = seconds_of(bench, function)
+        results[side] = {"ms_per_token": 1000 * seconds / bench.T, "peak_gib": peak_gib(bench)}
+        graphs.workspaces.clear()
+    results["graph"]["refused"] = graphs.refused.get(policy.model, "no")
     return results
 
 
@@ -364,42 +542,52 @@ def machine(device: str) -> Numbers:
     return facts
 
 
-def measured(function: Callable, *args) -> object:
-    """What a part returns, or why it failed."""
+def measured(function: Callable, bench: Bench, *arguments) -> dict:
+    """What a measurement returns, or why it failed."""
+    if time.perf_counter() > bench.began + SECONDS:
+        return {"error": "no time was left"}
     try:
-        return function(*args)
+        return function(bench, *arguments)
     except Exception as error:
         traceback.print_exc()
         return {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+
+
+# Each of the first models: how many of them, and what is done.
+PARTS = {
+    "token": (2, token),
+    "profile": (1, kernels),
+    "gradient": (2, gradient),
+    "headline": (1, headline),
+    "laptop": (1, laptop),
+    "others": (1, others),
+}
 
 
 def run() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    per_model = {"sampling": sampling, "gradient": gradient, "step": step}
-    parser.add_argument("--parts", nargs="*", default=[*per_model, "estimator"])
+    parser.add_argument("--only", nargs="*", default=list(PARTS), choices=PARTS)
     parser.add_argument("--out", default="one_gpu.json")
-    parser.add_argument("--dry", action="store_true", help="tiny shapes on the CPU")
+    parser.add_argument("--dry", action="store_true", help="tiny models on the CPU")
     flags = parser.parse_args()
-    bench = Bench("cuda", SHAPES)
+    bench = Bench("cuda", ("SmolLM2-135M", "Qwen2.5-0.5B", "Qwen2.5-1.5B", "Qwen2.5-3B"))
     if flags.dry:
-        bench = Bench("cpu", {"tiny": TINY}, P=2, G=2, L=10, T=9, estimators=((4, 4, 3, 2),))
+        bench = Bench("cpu", ("tiny",), P=2, G=2, L=10, T=9)
     open_device(bench.device)
-    began = time.perf_counter()
+    bench.began = time.perf_counter()
     record = {"machine": machine(bench.device)}
-    for part in flags.parts:
-        record[part] = {} if part in per_model else measured(estimator, bench)
-        for name in bench.shapes if part in per_model else ():
-            if time.perf_counter() - began > SECONDS:
-                record[part][name] = {"error": "no time was left"}
-                continue
-            record[part][name] = measured(per_model[part], bench, name)
+    for part in flags.only:
+        n_models, function = PARTS[part]
+        record[part] = {}
+        for name in bench.names[:n_models]:
+            record[part][name] = measured(function, bench, name)
             graphs.workspaces.clear()
             gc.collect()  # a model whose layers are computed again refers to itself
-        record["seconds"] = time.perf_counter() - began
+        record[f"seconds until {part} was done"] = time.perf_counter() - bench.began
         Path(flags.out).write_text(
-            json.dumps(record, indent=1), "utf-8"
+            json.dumps(record, indent=1), encoding="utf-8"
         )  # a part that hangs loses no other
     print(json.dumps(record, indent=1))
 
