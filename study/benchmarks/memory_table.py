@@ -55,7 +55,7 @@ class Laptop:
     flags: str = ""  # of train.py, besides --task headline --method vpo
 
 
-LORA = "--lora-rank 16 --lr 2e-4 --dtype bfloat16"
+LORA = "--lora-rank 16 --lr 2e-4"
 LAPTOPS = [
     Laptop(6, 192e9, "SmolLM2-135M"),
     Laptop(6, 192e9, "Qwen2.5-0.5B", LORA),
