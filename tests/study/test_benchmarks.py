@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
+from engine.memory import GIB, free_memory
 from study.benchmarks import one_gpu
 from study.benchmarks.memory_table import LAPTOPS
 
@@ -35,3 +37,15 @@ def test_a_laptops_row_fits_by_plan(row):
     numbers = one_gpu.plan(one_gpu.Bench("meta", ()), row)
     assert numbers["sampling_batch"] >= 48
     assert numbers["micro_batch_tokens"] > 2000
+
+
+def test_a_large_card_looks_like_a_small_one(monkeypatch):
+    """Guards against a plan for the whole card, and memory beyond the small one's."""
+    shares = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (70 * GIB, 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", shares.append)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 2 * GIB)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: GIB)
+    one_gpu.pretend_small(8)
+    assert shares == [pytest.approx((8 - 0.6) / 80)]
+    assert free_memory() / GIB == pytest.approx(8 - 0.6 - 1)
