@@ -292,8 +292,6 @@ def ready_mask(
     masks = {"full_attention": seen}
     if window and (not kinds or "sliding_attention" in kinds):
         masks["sliding_attention"] = seen & (distance < window)
-    low = torch.finfo(
-        model.dtype
-    ).min  # numbers that are added, or each layer makes them of booleans
+    low = torch.finfo(model.dtype).min  # a mask is added, or each layer makes numbers of booleans
     masks = {kind: (~mask).to(model.dtype) * low for kind, mask in masks.items()}
     return masks if kinds and len(masks) > 1 else [*masks.values()][-1]

@@ -1,4 +1,4 @@
-"""The same numbers by fewer kernels, on a CPU to the digit: norms by `F.rms_norm`, RoPE by a roll."""
+"""The same numbers by fewer kernels: norms by `F.rms_norm`, and RoPE of queries and keys at once."""
 
 import contextlib
 import functools
