@@ -15,7 +15,7 @@ Weights are random, in bfloat16, of SmolLM2-135M's and Qwen2.5-0.5B's shapes: 12
 8 rollouts each of 256. A part that fails is noted, and the others go on. Another version of transformers
 is measured by a second call, from a wheel that travelled with the project (10 MiB):
 
-    python -m pip download --no-deps -d wheels transformers==5.23.0         here
+    python -m pip download --no-deps -d wheels transformers==5.23.0           here
     python -m pip install --no-deps --no-index --target pinned wheels/*.whl   on the card's machine
     PYTHONPATH=pinned python study/benchmarks/one_gpu.py --only token --out pinned.json
 """
