@@ -466,10 +466,10 @@ def trained(bench: Bench, name: str, flags: list[str], gib: int = 0) -> Numbers:
         if done.returncode:
             raise RuntimeError(done.stderr[-300:])
         for path in sorted(Path(folder, "run").glob("*/metrics.jsonl")):
-            rows = [json.loads(line) for line in path.read_text().splitlines()]
+            rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
             own = {"seconds": statistics.median(row["seconds"] for row in rows[1:])}
             if bench.device == "cuda":
-                own |= json.loads(path.with_name("memory.json").read_text())
+                own |= json.loads(path.with_name("memory.json").read_text("utf-8"))
             numbers[path.parent.name] = own
     return numbers
 
@@ -579,9 +579,8 @@ def run() -> None:
             graphs.workspaces.clear()
             gc.collect()  # a model whose layers are computed again refers to itself
         record[f"seconds until {part} was done"] = time.perf_counter() - bench.began
-        Path(flags.out).write_text(
-            json.dumps(record, indent=1), encoding="utf-8"
-        )  # a part that hangs loses no other
+        # A part that hangs loses no other.
+        Path(flags.out).write_text(json.dumps(record, indent=1), "utf-8")
     print(json.dumps(record, indent=1))
 
 

@@ -16,7 +16,7 @@ def test_parts_run_on_a_cpu(monkeypatch):
     argv = ["one_gpu.py", "--dry", "--only", "token", "profile", "gradient", "others"]
     monkeypatch.setattr("sys.argv", argv)
     one_gpu.run()
-    record = json.loads(Path("one_gpu.json").read_text())
+    record = json.loads(Path("one_gpu.json").read_text(encoding="utf-8"))
     assert "error" not in json.dumps(record)
     sides = record["token"]["tiny"]
     assert sides["all"]["operators"] < sides["plain operators"]["operators"] / 1.5
