@@ -1,51 +1,19 @@
 """VPO in TRL's GRPOTrainer, for models that need several GPUs: a reward function that returns advantages.
 
-    pip install -r examples/requirements.txt
-    python train.py --steps 1 --eval-problems 0 --out runs/start-for-trl
-    # On a CPU: the tiny model, the maze, 50 steps.
-    python examples/trl_vpo.py --learning_rate 5e-4 --warmup_steps 10
-    # The same with R of 200 held-out mazes before and after:
-        --eval_strategy steps --eval_steps 50 --eval_on_start True
-    # Two ranks, on CPUs too:
-    accelerate launch --multi_gpu --num_processes 2 examples/trl_vpo.py --learning_rate 5e-4
-
-With `--scale_rewards none` TRL's advantage of a rollout is its reward minus the mean of its group. The
-advantages of every method in vpo.py have the mean 0. So if they are returned as rewards, they reach
-TRL's loss as they are, and the metric `reward` is 0. What rises is `R` (the set reward under uniform
-weights) and `scalar`. Every flag of GRPOConfig is a flag here; --help lists them all.
-
-The commands below follow the manuals of accelerate and TRL. They were not run: several GPUs, vLLM,
-DeepSpeed, FSDP, several nodes.
-
-    MODEL="--model Qwen/Qwen2.5-7B-Instruct --max_new_tokens 256 --per_device_train_batch_size 4
-        --gradient_accumulation_steps 3"
-    # Without it every GPU holds 16 bytes per weight:
-    SHARDED="--use_deepspeed --zero_stage 3 --zero3_init_flag true --zero3_save_16bit_model true
-        --deepspeed_multinode_launcher standard"
-    # One node with vLLM, then without:
-    accelerate launch --num_processes 8 $SHARDED
-        examples/trl_vpo.py $MODEL --use_vllm --vllm_mode colocate
-    accelerate launch --num_processes 8 --use_fsdp --fsdp_version 2
-        --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP examples/trl_vpo.py $MODEL
-    # vLLM on a node of its own, named VLLM, then the command for each of two others:
-    trl vllm-serve --model Qwen/Qwen2.5-7B-Instruct
-    accelerate launch --num_machines 2 --machine_rank RANK --main_process_ip FIRST
-        --main_process_port 29500 $SHARDED --num_processes 16
-        examples/trl_vpo.py $MODEL --use_vllm --vllm_mode server --vllm_server_host VLLM
+HEAD
 """
 
 import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from datasets import Dataset
-from torch import Tensor
-from torch.nn.functional import pad
 from transformers import AutoModelForCausalLM, HfArgumentParser
 from transformers.modeling_utils import set_zero3_state
 from trl import GRPOConfig, GRPOTrainer
@@ -53,21 +21,25 @@ from trl import GRPOConfig, GRPOTrainer
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from engine.answers import open_thought
-from engine.config import Config, estimator_of, task_defaults
+from engine.config import Config, estimator_of, task_defaults, try_method
 from engine.doors import as_command
+from engine.groups import in_groups
 from engine.models import load_config_and_tokenizer
 from engine.tasks import check_task, load_task, take_problems
 from eval import diversity, weighted_best_at_k
 from rewards import Problem, Task, UserError, parse_answers
 from rollout import (
     Policy,
+    StopRule,
     build_prompt,
     encode_prompts,
     random_generator,
     rollout_length,
     score,
 )
-from vpo import ADVANTAGES, Scored, answers_per_rollout
+from vpo import ADVANTAGES, answers_per_rollout
+
+TRL = "1.16.0"  # of another version neither the names nor the advantages were looked at
 
 
 class AdvantageReward:
@@ -109,7 +81,12 @@ class AdvantageReward:
             )
             answers.append(parse_answers(text, self.task, self.m, has_ended))
         own = score(self.task, problems, answers, self.m)  # (B, 1, m, k)
-        log_rewards(own, log_metric)
+        sets = own.vectors[:, 0]  # (B, m, k)
+        R = weighted_best_at_k(sets, self.m, own.objective_mask)  # (B)
+        log_metric("R", R.mean().item())
+        log_metric("scalar", own.scalars.mean().item())
+        log_metric("best_in_rollout", own.scalars.amax(-1).mean().item())
+        log_metric("set_diversity", diversity(sets).mean().item())
 
         # A group may be divided among ranks, so every rank computes the advantages of all.
         rows = gather_object(problem)  # P * G
@@ -123,56 +100,7 @@ class AdvantageReward:
         return advantages.flatten()[first : first + len(prompts)].tolist()
 
 
-def in_groups(ranks: list[Scored], G: int) -> Scored:
-    """The rollouts of all ranks, a `Scored` (B, 1, m, k) of each, as one of P groups: (P, G, m, k)."""
-    k = max(own.vectors.shape[-1] for own in ranks)  # problems may differ in their objectives
-    vectors = torch.cat([widened(own.vectors, k) for own in ranks])
-    objective_mask = torch.cat([widened(own.objective_mask, k) for own in ranks])  # (P * G, k)
-    m = vectors.shape[2]
-    return Scored(
-        vectors.view(-1, G, m, k),
-        torch.cat([own.scalars for own in ranks]).view(-1, G, m),
-        torch.cat([own.answer_mask for own in ranks]).view(-1, G, m),
-        torch.cat([own.repeat_mask for own in ranks]).view(-1, G, m),
-        objective_mask.view(-1, G, k)[:, 0],
-        torch.cat([own.missing_scalar for own in ranks]).view(-1, G)[:, :1],
-        ranks[0].minimum,
-    )
-
-
-def widened(x: Tensor, k: int) -> Tensor:
-    """x with zeros at the end of its last dimension, so that this is k."""
-    return pad(x, (0, k - x.shape[-1]))
-
-
-def log_rewards(scored: Scored, log_metric) -> None:
-    """Hand to TRL's log what B rollouts (B, 1, m, k) earn, which their advantages do not tell."""
-    sets = scored.vectors[:, 0]  # (B, m, k)
-    log_metric("R", weighted_best_at_k(sets, sets.shape[1], scored.objective_mask).mean().item())
-    log_metric("scalar", scored.scalars.mean().item())
-    log_metric("best_in_rollout", scored.scalars.amax(-1).mean().item())
-    log_metric("set_diversity", diversity(sets).mean().item())
-
-
-# The flags, and what they must not be.
-
-COUNTS = (
-    "num_generations num_generations_eval gradient_accumulation_steps steps_per_generation "
-    "num_iterations per_device_train_batch_size per_device_eval_batch_size steps"
-)
-# Flags of TRL, the value that each must have, and why.
-REQUIRED = (
-    ("scale_rewards", "none", "advantages are normalised already"),
-    ("multi_objective_aggregation", "sum_then_normalize", "advantages are normalised already"),
-    ("reward_weights", None, "there is one reward, a weight changes only its size or its sign"),
-    ("remove_unused_columns", False, "the column that tells a rollout's problem would be dropped"),
-)
-# Keys of --generation_kwargs that would cut a set of answers, or give a group of equal rollouts.
-CUTS_SET = (
-    "max_new_tokens max_tokens max_length max_time stopping_criteria eos_token_id stop stop_strings "
-    "stop_token_ids num_return_sequences n"
-)
-REPEATS_ROLLOUT = "do_sample num_beams seed temperature"
+# The flags.
 
 
 def flag(default: object, help: str) -> object:
@@ -186,51 +114,23 @@ class VPOConfig(GRPOConfig):
 
     output_dir: str | None = flag("runs/trl", "folder for checkpoints")
     scale_rewards: str = flag("none", "none: the reward function returns advantages")
-    per_device_train_batch_size: int = flag(
-        96, "rollouts per rank and micro-batch, of all prompts together"
-    )
+    per_device_train_batch_size: int = flag(96, "rollouts per rank and micro-batch")
     per_device_eval_batch_size: int = flag(96, "the same in the evaluation")
-    max_completion_length: int | None = flag(
-        None, "tokens of a rollout; not given: what its m answers need"
-    )
-    vllm_importance_sampling_mode: str = flag(
-        "token_truncate", "sequence_mask, TRL's own, drops long rollouts, and ours hold m answers"
-    )
+    max_completion_length: int | None = flag(None, "tokens of a rollout; by default of m answers")
+    # The default of TRL, sequence_mask, drops long rollouts, and ours hold m answers.
+    vllm_importance_sampling_mode: str = flag("token_truncate", "as in TRL")
     task: str = flag("maze", "a task's name as for train.py, or a Python file that defines a Task")
     data: str = flag("", "file of problems, for tasks that take one")
     model: str = flag("runs/start-for-trl/start", "a local Hugging Face checkpoint, or a Hub id")
     method: str = flag("vpo", "one of " + ", ".join(ADVANTAGES))
     m: int = flag(0, "answers per rollout of vpo and multi_rlvr; 0: the task's own")
     steps: int = flag(50, "updates")
-    max_new_tokens: int = flag(
-        0, "tokens of an answer, m times as many of a rollout; 0: as in train.py"
-    )
+    max_new_tokens: int = flag(0, "tokens of an answer; 0: as in train.py")
     n_weights: int = flag(100, "K, preference weights per prompt")
     alpha: float = flag(1.0, "of the Dirichlet distribution of the preference weights")
-    subset: int = flag(
-        0, "s, rollouts that form a set together; 0: 1 for vpo, half the group for the others"
-    )
+    subset: int = flag(0, "s, rollouts that form a set together; 0: the method's own")
 
     def __post_init__(self) -> None:
-        self._check_flags()
-        if self.max_steps <= 0:
-            self.max_steps = self.steps
-        if not torch.accelerator.is_available():
-            self.use_cpu = True  # else every rank on a CPU would train alone, without a word
-            self.bf16 = bool(self.bf16)
-        super().__post_init__()
-        self._check_trl_flags()
-        self._check_groups()
-
-    def _check_flags(self) -> None:
-        """Check what TRL would stumble over, and name a checkpoint to resume from in its way."""
-        for name in COUNTS.split():
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"--{name} {value}: must be at least 1")
-        for name in ("m", "subset", "max_new_tokens"):
-            if getattr(self, name) < 0:
-                raise UserError(f"--{name} {getattr(self, name)}: must not be negative")
         if self.method not in ADVANTAGES:
             raise UserError(f"--method {self.method}: choose from {', '.join(ADVANTAGES)}")
         checkpoint = self.resume_from_checkpoint
@@ -238,49 +138,61 @@ class VPOConfig(GRPOConfig):
             self.resume_from_checkpoint = True  # the newest in output_dir
         elif checkpoint and not Path(checkpoint).is_dir():
             raise UserError(f"--resume_from_checkpoint {checkpoint}: no such folder; or say True")
-
-    def _check_trl_flags(self) -> None:
-        """Refuse what would normalise twice, cut a set of answers, or repeat a rollout."""
-        for name, required, why in REQUIRED:
-            value = getattr(self, name)
-            if value != required:
-                raise UserError(f"--{name} {value}: {why}; take --{name} {required}")
-        generation = self.generation_kwargs or {}
-        if not isinstance(generation, dict):
-            raise UserError(f"--generation_kwargs {generation}: must be a JSON object")
-        for name in sorted(generation):
-            if name in CUTS_SET.split():
-                raise UserError(
-                    f"--generation_kwargs {name}: a set of m answers must end by itself; leave it out"
-                )
-            if name in REPEATS_ROLLOUT.split():
-                raise UserError(
-                    f"--generation_kwargs {name}: a group must be sampled; leave it out"
-                )
-
-    def _check_groups(self) -> None:
-        """Let the method refuse a group, a subset or an alpha that it cannot use."""
+        if self.max_steps <= 0:
+            self.max_steps = self.steps
+        if not torch.accelerator.is_available():
+            self.use_cpu = True  # else every rank on a CPU would train alone, without a word
+            self.bf16 = bool(self.bf16)
+        super().__post_init__()
+        assert self.scale_rewards == "none" and not self.reward_weights, (
+            f"--scale_rewards {self.scale_rewards} --reward_weights {self.reward_weights}: advantages "
+            "are normalised already; leave them out"
+        )
+        assert self.multi_objective_aggregation == "sum_then_normalize", (
+            f"--multi_objective_aggregation {self.multi_objective_aggregation}: the same; leave it out"
+        )
+        assert not (self.generation_kwargs or self.mask_truncated_completions), (
+            "--generation_kwargs, --mask_truncated_completions: could cut or drop a set; leave them out"
+        )
         names = ["num_generations"]
         if self.eval_strategy != "no":
             names.append("num_generations_eval")
         for name in names:
             G = getattr(self, name) or self.num_generations
-            rewards = torch.zeros(1, G, 1, 2)
-            present = torch.ones(1, G, 1, dtype=torch.bool)
-            objectives = torch.ones(1, 2, dtype=torch.bool)
-            missing = torch.zeros(1, 1)
-            scored = Scored(rewards, rewards.mean(-1), present, ~present, objectives, missing)
-            try:
-                ADVANTAGES[self.method](scored, estimator_of(self))
-            except ValueError as error:
-                raise UserError(f"--{name} {G}: {error}") from error
+            options = {"n_weights": self.n_weights, "alpha": self.alpha, "subset": self.subset}
+            try_method(self.method, Config(group_size=G, **options))
 
 
 # The trainer.
 
 
-def build_trainer(config: VPOConfig) -> GRPOTrainer:
-    """TRL's own trainer. UserError: a task, a model or a length cannot be used."""
+class VPOTrainer(GRPOTrainer):
+    """TRL's own trainer, in which a rollout ends with its m-th answer, whatever else was generated."""
+
+    stop: StopRule | None = None
+
+    def _generate_single_turn(self, *args, **options):
+        completion_ids, logprobs = super()._generate_single_turn(*args, **options)
+        if self.stop:
+            ends = [first_stop(self.stop, ids) for ids in completion_ids]
+            completion_ids = [ids[:end] for ids, end in zip(completion_ids, ends, strict=True)]
+            if logprobs:
+                logprobs = [own[:end] for own, end in zip(logprobs, ends, strict=True)]
+        return completion_ids, logprobs
+
+
+def first_stop(stop: StopRule, ids: list[int]) -> int:
+    """How many tokens of a rollout there are up to its m-th answer; all if there are fewer answers."""
+    tokens = torch.tensor([ids])
+    is_alive = torch.tensor([True])
+    for end in range(1, len(ids)):
+        if stop(tokens[:, :end], is_alive):
+            return end
+    return len(ids)
+
+
+def build_trainer(config: VPOConfig) -> VPOTrainer:
+    """The trainer. UserError: a task, a model or a length cannot be used."""
     policy = policy_without_weights(config.model)
     kind = "tiny" if policy.is_tiny else config.model
     task = load_task(config.task, kind, data=config.data)
@@ -297,12 +209,6 @@ def build_trainer(config: VPOConfig) -> GRPOTrainer:
             f"may take {length} tokens; leave it out, and say with --max_new_tokens how long an answer is"
         )
 
-    if (config.temperature, config.beta) != (defaults.temperature, defaults.kl):
-        print(
-            f"temperature {config.temperature:g}, beta {config.beta:g}; train.py would take "
-            f"{defaults.temperature:g} and --kl {defaults.kl:g}",
-            file=sys.stderr,
-        )
     n_train = train_problems(config)
     problems = take_problems(task, "train", n_train, config.seed)
     problems += take_problems(task, "test", defaults.eval_problems)
@@ -320,7 +226,7 @@ def build_trainer(config: VPOConfig) -> GRPOTrainer:
     if config.use_vllm:
         stops = {"stop_token_ids": policy.eos_ids}
         config.generation_kwargs = (config.generation_kwargs or {}) | stops
-    return GRPOTrainer(
+    trainer = VPOTrainer(
         config.model,
         AdvantageReward(config, policy, task, problems, m),
         config,
@@ -328,6 +234,12 @@ def build_trainer(config: VPOConfig) -> GRPOTrainer:
         dataset.select(rows[n_train:]),
         policy.tokenizer,
     )
+    if not policy.is_tiny:
+        trainer.stop = StopRule(policy, task, m)
+        trainer.stop.opening, _ = open_thought(prompts[0])
+    if trainer.is_fsdp_enabled:  # a sharded checkpoint, FSDP2's default, is no model for others
+        trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
+    return trainer
 
 
 def policy_without_weights(name: str) -> Policy:
@@ -366,15 +278,15 @@ def main(argv: list[str] | None = None) -> None:
     """The command."""
 
     def run() -> None:
+        if version("trl") != TRL:
+            raise UserError(f"trl {version('trl')}: this file is for {TRL}; pip install trl=={TRL}")
         parser = HfArgumentParser(VPOConfig, prog="trl_vpo.py", allow_abbrev=False)
         try:
             (config,) = parser.parse_args_into_dataclasses(argv)
             trainer = build_trainer(config)
-        except (ValueError, ImportError) as mistake:  # what TRL itself refuses
+        except (ValueError, ImportError, AssertionError) as mistake:  # what TRL refuses, and we
             raise UserError(mistake) from mistake
         trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
-        if trainer.is_fsdp_enabled:  # of a sharded state, FSDP2's default, nothing would be saved
-            trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
         trainer.save_model()
         trainer.accelerator.wait_for_everyone()  # a rank that ends first can abort the others
         trainer.accelerator.end_training()

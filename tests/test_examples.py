@@ -1,15 +1,12 @@
 """The bridges to other trainers and searches. Tests are skipped where trl or openevolve is missing."""
 
 import importlib.util
-import inspect
 import itertools
 import json
 import os
-import random
 import subprocess
 import sys
 import threading
-import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,12 +15,13 @@ import pytest
 import torch
 from test_rollout import load_random_model
 from test_vpo import scored_of
+from transformers import AutoModelForCausalLM
 
-from engine.answers import write_answers
+from engine.groups import as_text, group_advantages, in_groups, of_text
 from engine.models import save_model
 from engine.tasks import load_task, take_problems
 from rewards import Fence, Problem, Task, parse_answers
-from rollout import load_policy, random_generator, score
+from rollout import StopRule, load_policy, random_generator, score
 from tasks.code import Code
 from tasks.code_files import read_problems
 from vpo import (
@@ -31,7 +29,6 @@ from vpo import (
     Estimator,
     answers_per_rollout,
     group_normalize,
-    sample_weights,
     set_reward,
 )
 
@@ -44,7 +41,12 @@ needs_openevolve = pytest.mark.skipif(
 )
 G = 4  # rollouts per prompt
 P = 3  # prompts per step
-STEPS = 2
+STEPS = 3
+LAUNCH = {
+    "one": "",
+    "two": "--multi_gpu --num_processes 2",
+    "fsdp": "--num_processes 2 --use_fsdp --fsdp_version 2 --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP",
+}
 SEED = 3
 METHODS = ("vpo", "multi_rlvr", "group_vpo", "max_at_k", "gdpo", "maxrl")
 
@@ -76,41 +78,58 @@ class Letters(Task):
 """
 
 # Trains with each method. It writes what reached the loss: a list per step of prompts, completions
-# and advantages.
+# and advantages; and the trained models. Rollouts are sampled, and those of a script, which is the same
+# on one rank and on two, take their place.
 WORKER = f"""
-import json, sys
+import json, random, sys
 from pathlib import Path
 
-folder, examples, methods, batch_size = sys.argv[1:]
+folder, examples, engine, methods, batch_size = sys.argv[1:]
 folder = Path(folder)
 sys.path.insert(0, examples)
 import trl_vpo
 
-for method in methods.split(","):
+
+def train(method, name, resume=None):
     config = trl_vpo.VPOConfig(
-        output_dir=str(folder / "out"), task=str(folder / "letters.py"), model=str(folder / "start"),
+        output_dir=str(folder / name), task=str(folder / "letters.py"), model=str(folder / "start"),
         method=method, steps={STEPS}, num_generations={G}, per_device_train_batch_size=int(batch_size),
-        shuffle_dataset=False, seed={SEED}, max_new_tokens=8, save_strategy="no", report_to="none",
+        shuffle_dataset=False, seed={SEED}, max_new_tokens=8, save_steps=2, report_to="none",
         disable_tqdm=True, learning_rate=1e-3,
     )
     trainer = trl_vpo.build_trainer(config)
-    compute_loss = trainer._compute_loss
+    accelerator = trainer.accelerator
+    tokenizer = trainer.processing_class
+    generate, compute_loss = trainer._generate_single_turn, trainer._compute_loss
     steps = []
 
-    def read(ids):
-        return trainer.processing_class.batch_decode(ids, skip_special_tokens=True)
+    def from_script(prompt_ids, *rest):
+        sampled, _ = generate(prompt_ids, *rest)
+        assert len(sampled) == len(prompt_ids)
+        first = accelerator.process_index * len(prompt_ids)
+        rollouts = []
+        for row in range(first, first + len(prompt_ids)):
+            rng = random.Random(f"{{trainer.state.global_step}} {{row}}")
+            words = rng.choices("abc", k=rng.randint(2, 20))
+            rollouts.append(tokenizer.convert_tokens_to_ids(words) + [tokenizer.eos_token_id])
+        return rollouts, None
 
     def spy(model, inputs):
-        texts = [read(inputs["prompt_ids"]), read(inputs["completion_ids"])]
+        texts = [tokenizer.batch_decode(inputs[x], skip_special_tokens=True) for x in ("prompt_ids", "completion_ids")]
         steps.append([*texts, inputs["advantages"].tolist()])
         return compute_loss(model, inputs)
 
-    trainer._compute_loss = spy
-    trainer.train()
-    accelerator = trainer.accelerator
-    name = f"{{method}}-{{accelerator.num_processes}}-{{accelerator.process_index}}.json"
-    (folder / name).write_text(json.dumps(steps))
-accelerator.wait_for_everyone()  # a rank that ends first can abort the other
+    trainer._generate_single_turn, trainer._compute_loss = from_script, spy
+    trainer.train(resume_from_checkpoint=resume)
+    trainer.save_model()
+    (folder / f"{{name}}-{{accelerator.process_index}}.json").write_text(json.dumps(steps))
+    accelerator.wait_for_everyone()  # a rank that ends first can abort the other
+    return accelerator
+
+
+for method in methods.split(","):
+    accelerator = train(method, f"{{engine}}-{{method}}")
+train(method, f"{{engine}}-resumed", str(folder / f"{{engine}}-{{method}}/checkpoint-2"))
 accelerator.end_training()
 """
 
@@ -129,7 +148,7 @@ def command(*words: object, cwd: Path = ROOT) -> subprocess.CompletedProcess:
     return subprocess.run(
         [str(word) for word in words],
         cwd=cwd,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
         capture_output=True,
         text=True,
         timeout=600,
@@ -200,27 +219,58 @@ def test_the_reward_function_returns_advantages_and_logs_rewards():
         assert logged["scalar"] == pytest.approx(scalar)
 
 
-@needs_trl
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_the_advantages_that_reach_the_loss_are_ours(letters, ranks):
-    """Guards against preference weights that differ between ranks and rewards normalised twice. Of
-    three groups of four, two ranks split the second one."""
-    launch = "-m accelerate.commands.launch --multi_gpu --num_processes 2 --main_process_port 0"
-    launcher = launch.split() if ranks == 2 else []
-    arguments = [letters, EXAMPLES, ",".join(METHODS), P * G // ranks]
-    done = command(sys.executable, *launcher, letters / "worker.py", *arguments)
+def trained(folder: Path, engine: str, methods: tuple[str, ...], ranks: int = 2) -> Path:
+    """Train with each method, STEPS updates, with the worker; the last one is resumed, too."""
+    launch = f"-m accelerate.commands.launch {LAUNCH[engine]} --main_process_port 0".split()
+    arguments = [folder, EXAMPLES, engine, ",".join(methods), P * G // ranks]
+    done = command(sys.executable, *(launch if ranks > 1 else []), folder / "worker.py", *arguments)
     assert done.returncode == 0, done.stderr[-3000:]
-
-    task = load_task(str(letters / "letters.py"))
-    for method in METHODS:
+    task = load_task(str(folder / "letters.py"))
+    for method in methods:
         logs = []
         for rank in range(ranks):
-            logs.append(json.loads((letters / f"{method}-{ranks}-{rank}.json").read_text()))
+            logs.append(json.loads((folder / f"{engine}-{method}-{rank}.json").read_text()))
         if ranks == 2:
             prompts, other_prompts = (set(log[0][0]) for log in logs)
             assert prompts & other_prompts, "no group is split"
         for step in range(STEPS):
             check_advantages(task, method, step, [log[step] for log in logs])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def one_rank(letters) -> Path:
+    """The folder, after training on one rank with all methods whose advantages are compared."""
+    return trained(letters, "one", METHODS, ranks=1)
+
+
+@needs_trl
+@pytest.mark.parametrize(
+    "engine, methods", [("two", METHODS), ("fsdp", ("vpo", "group_vpo", "max_at_k"))]
+)
+def test_the_advantages_and_the_weights_of_two_ranks_are_those_of_one(one_rank, engine, methods):
+    """Data parallel and FSDP2. Guards against preference weights that differ between ranks, rewards
+    normalised twice, and checkpoints in shards. Of three groups of four, two ranks split the second
+    one."""
+    folder = trained(one_rank, engine, methods)
+    start = weights_of(folder / "start")
+    for method in methods:
+        alone = weights_of(folder / f"one-{method}")
+        both = weights_of(folder / f"{engine}-{method}")
+        moved = max_difference(alone, start)
+        assert max_difference(alone, both) < 0.02 * moved, (method, moved)
+    resumed = weights_of(folder / f"{engine}-resumed")
+    assert max_difference(resumed, both) == 0
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    """The weights of a checkpoint, as everybody loads it."""
+    return AutoModelForCausalLM.from_pretrained(folder).state_dict()
+
+
+def max_difference(weights: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> float:
+    assert weights.keys() == others.keys()
+    return max((weights[name] - others[name]).abs().max().item() for name in weights)
 
 
 def check_advantages(task: Task, method: str, step: int, logs: list) -> None:
@@ -268,58 +318,6 @@ def test_settings_that_would_undo_vpo_are_refused_by_name(letters, tmp_path, cap
     named = {"--subset": "a set of s = 8", "--per_device_train_batch_size": "divisible"}
     name = flags.split()[0]
     assert stop.value.code == 2 and named.get(name, name) in error
-
-
-def test_verl_gets_scalars_and_a_group_the_same_weights():
-    """The reward function is called as veRL 0.9.1 calls it: by keyword, with fields of its own."""
-    verl = script("verl_reward")
-    parameters = list(inspect.signature(verl.compute_score).parameters)
-    assert parameters[:4] == ["data_source", "solution_str", "ground_truth", "extra_info"]
-    # In veRL's defaults no size of a micro-batch is set, and it stops.
-    assert "actor.use_dynamic_bsz=True" in verl.__doc__
-
-    task = load_task("maze", "a language model")
-    _, problem = take_problems(task, "train", 2)
-    row = json.loads(json.dumps(verl.rows("maze", "train", 2, 3)[1]))
-    assert row["prompt"][0]["content"] == task.prompt(problem, 3)
-    truth = row["reward_model"]["ground_truth"]
-
-    def score_text(text: str, **options) -> dict:
-        return verl.compute_score(
-            data_source=row["data_source"],
-            solution_str=text,
-            ground_truth=truth,
-            extra_info=row["extra_info"] | {"num_turns": None, "rollout_reward_scores": {}},
-            **options,
-        )
-
-    routes = [task.demonstration(problem, random.Random(i)) for i in range(3)]
-    texts = [write_answers(task, routes), write_answers(task, routes[:1] * 3), "nothing"]
-    results = [score_text(text) for text in texts]
-    scored = score(task, [problem], [routes, routes[:1] * 3, []], 3)
-    generator = torch.Generator().manual_seed(zlib.crc32(truth.encode()))
-    weights = sample_weights(1, 100, 4, generator=generator)
-    expected = set_reward(scored.vectors, weights, scored.answer_mask)[0].tolist()
-    assert [result["score"] for result in results] == pytest.approx(expected)
-    assert expected[0] >= expected[1] > 0
-    assert [result["answers"] for result in results] == pytest.approx([1, 1 / 3, 0])
-    assert results[2]["score"] == 0
-    for result in results:
-        assert list(result) == ["score", "scalar", "best_in_rollout", "answers", "set_diversity"]
-        assert {type(value) for value in result.values()} == {float}
-    assert score_text(texts[0], n_weights=7)["score"] != expected[0]
-
-
-def test_verl_reads_answers_of_a_language_model():
-    """Guards against the rules of the tiny model, which reads no numbered lines."""
-    verl = script("verl_reward")
-    truth = verl.rows("fence", "train", 1, 2)[0]["reward_model"]["ground_truth"]
-    text = "1. red red red red red red\n2. blue blue blue blue blue blue"
-    result = verl.compute_score("fence", text, truth, {"m": 2})
-    assert result["scalar"] == pytest.approx(1 / 3)
-    assert result["score"] == pytest.approx(0.5, abs=0.05)  # E max(w_1, w_2) of three weights
-    # veRL's prompt does not end with "1.", as that of train.py does.
-    assert verl.compute_score("fence", f"Two fences:\n{text}", truth, {"m": 2}) == result
 
 
 # What the recorded model answers in turn, and which of the eight tests each program passes.
@@ -429,3 +427,45 @@ def search(out: Path, port: int, model: str = "m") -> subprocess.CompletedProces
     server = ["--primary-model", model, "--api-base", f"http://127.0.0.1:{port}/v1"]
     folder = EXAMPLES / "openevolve"
     return command(openevolve_run, *words.split(), *server, "--output", out, cwd=folder)
+
+
+@needs_trl
+@pytest.mark.parametrize(
+    "text, end",
+    [
+        ("<answer_1> red </answer_1> <answer_2> blue </answer_2> and more", "</answer_2>"),
+        ("1. red\n2. blue\n3. grey\n", "2. blue\n"),
+    ],
+)
+def test_a_rollout_of_trl_ends_with_its_last_answer(text, end):
+    """Tags and numbered lines, as train.py's own sampler ends it."""
+    policy = load_random_model("llama")
+    ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+    n = script("trl_vpo").first_stop(StopRule(policy, Fence(), 2), ids)
+    kept = policy.decode(torch.tensor(ids[:n]))
+    assert text.startswith(kept) and kept.rstrip(" ").endswith(end)
+    assert parse_answers(kept, Fence(), 2, finished=False) == ["red", "blue"]
+    assert script("trl_vpo").first_stop(StopRule(policy, Fence(), 4), ids) == len(ids)
+
+
+@pytest.mark.parametrize("method", ADVANTAGES)
+def test_groups_that_lost_rollouts_are_put_together_again(method):
+    """Through a text and back; problems with two and with three objectives. A group of one gets 0."""
+    m = answers_per_rollout(method, 2)
+    parts = []
+    for i, k in enumerate([3, 2, 3]):
+        generator = torch.Generator().manual_seed(i)
+        rewards = torch.rand(G, 1, m, k, generator=generator)
+        parts.append([scored_of(own[None], own[None, ..., 0] > 0.1) for own in rewards])
+    parts[2] = parts[2][:1]
+    groups = []
+    for p, part in enumerate(parts):
+        named = {f"{p}_{i}": of_text(as_text(scored)) for i, scored in enumerate(part)}
+        groups.append(named)
+    estimator = Estimator(generator=torch.Generator().manual_seed(0))
+    actual = group_advantages(groups, G, method, estimator)
+    scored = in_groups([*parts[0], *parts[1]], G)
+    assert scored.objective_mask.tolist() == [[True] * 3, [True, True, False]]
+    estimator = Estimator(generator=torch.Generator().manual_seed(0))
+    expected = ADVANTAGES[method](scored, estimator).flatten().tolist()
+    assert list(actual.values()) == [*expected, 0]
