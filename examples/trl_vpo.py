@@ -1,6 +1,23 @@
 """VPO in TRL's GRPOTrainer, for models that need several GPUs: a reward function that returns advantages.
 
-HEAD
+    pip install -r examples/requirements.txt
+    python train.py --steps 1 --eval-problems 0 --out runs/start-for-trl
+    # The tiny model, the maze, 50 steps; and with R of 200 held-out mazes before and after:
+    python examples/trl_vpo.py --learning_rate 5e-4 --warmup_steps 10
+        --eval_strategy steps --eval_steps 50 --eval_on_start True
+    # Two ranks: data parallel, and FSDP2. Where there are no GPUs put ACCELERATE_USE_CPU=true before it.
+    accelerate launch --multi_gpu --num_processes 2 examples/trl_vpo.py --learning_rate 5e-4
+    accelerate launch --num_processes 2 --use_fsdp --fsdp_version 2
+        --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP examples/trl_vpo.py --learning_rate 5e-4
+    # A language model, with rollouts from vLLM:
+    python examples/trl_vpo.py --task fence --model HuggingFaceTB/SmolLM2-135M-Instruct
+        --method group_vpo --per_device_train_batch_size 8 --num_generations 4 --max_steps 2
+        --use_vllm --vllm_mode colocate
+
+They ran on CPUs (docs/own.md says where, when and how). With `--scale_rewards none` TRL's advantage of a
+rollout is its reward minus the mean of its group, which is 0 for the advantages of every method in
+vpo.py. So they reach TRL's loss as they are. What rises in the log is `R`, the set reward under uniform
+weights, and `scalar`. Every flag of GRPOConfig is a flag here; temperature and beta are TRL's own.
 """
 
 import math
@@ -21,7 +38,7 @@ from trl import GRPOConfig, GRPOTrainer
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from engine.answers import open_thought
-from engine.config import Config, estimator_of, task_defaults, try_method
+from engine.config import Config, check_methods, estimator_of, task_defaults
 from engine.doors import as_command
 from engine.groups import in_groups
 from engine.models import load_config_and_tokenizer
@@ -42,55 +59,48 @@ from vpo import ADVANTAGES, answers_per_rollout
 TRL = "1.16.0"  # of another version neither the names nor the advantages were looked at
 
 
+@dataclass
 class AdvantageReward:
     """TRL's reward function: rollouts -> their advantages."""
 
-    def __init__(
-        self, config: "VPOConfig", policy: Policy, task: Task, problems: list[Problem], m: int
-    ):
-        self.config = config
-        self.policy = policy
-        self.task = task
-        self.problems = problems
-        self.m = m  # answers per rollout
+    config: "VPOConfig"
+    policy: Policy
+    task: Task
+    problems: list[Problem]
+    m: int  # answers per rollout
 
     def __call__(
         self,
         prompts: list[str],
         completion_ids: list[list[int]],
         problem: list[int],
-        group_size: list[int],
         log_metric: Callable[[str, float], None],
         **_,
     ) -> list[float]:
         """The advantages of the B rollouts of a rank. TRL calls it on all ranks at the same time.
 
-        Args:
-            completion_ids: the tokens of the rollouts. TRL's own texts lack marks that are special tokens.
-            problem: the number of each rollout's problem, a column of the data set.
-            group_size: G, likewise.
-            log_metric: of TRL; takes a name and a number.
+        TRL's own texts lack marks that are special tokens, so the tokens are read. `problem` holds the
+        numbers of their problems, a column of the data set.
         """
         problems = [self.problems[row] for row in problem]
         answers = []
         for prompt, ids in zip(prompts, completion_ids, strict=True):
             opening, _ = open_thought(prompt)
             text = opening + self.policy.decode(torch.tensor(ids))
-            has_ended = (
-                len(ids) < self.config.max_completion_length or ids[-1] in self.policy.eos_ids
-            )
+            is_cut = len(ids) == self.config.max_completion_length
+            has_ended = not is_cut or ids[-1] in self.policy.eos_ids
             answers.append(parse_answers(text, self.task, self.m, has_ended))
         own = score(self.task, problems, answers, self.m)  # (B, 1, m, k)
         sets = own.vectors[:, 0]  # (B, m, k)
         R = weighted_best_at_k(sets, self.m, own.objective_mask)  # (B)
         log_metric("R", R.mean().item())
         log_metric("scalar", own.scalars.mean().item())
-        log_metric("best_in_rollout", own.scalars.amax(-1).mean().item())
         log_metric("set_diversity", diversity(sets).mean().item())
 
         # A group may be divided among ranks, so every rank computes the advantages of all.
         rows = gather_object(problem)  # P * G
-        G = group_size[0]
+        others = [place for place, row in enumerate(rows) if row != rows[0]]
+        G = others[0] if others else len(rows)
         assert rows[::G] == rows[G - 1 :: G], "the rollouts of a problem must stand side by side"
         scored = in_groups(gather_object([own]), G)  # (P, G, m, k)
         generator = random_generator(self.config.seed, rows[0], "weights")
@@ -98,9 +108,6 @@ class AdvantageReward:
         advantages = ADVANTAGES[self.config.method](scored, estimator)  # (P, G)
         first = PartialState().process_index * len(prompts)
         return advantages.flatten()[first : first + len(prompts)].tolist()
-
-
-# The flags.
 
 
 def flag(default: object, help: str) -> object:
@@ -124,46 +131,31 @@ class VPOConfig(GRPOConfig):
     model: str = flag("runs/start-for-trl/start", "a local Hugging Face checkpoint, or a Hub id")
     method: str = flag("vpo", "one of " + ", ".join(ADVANTAGES))
     m: int = flag(0, "answers per rollout of vpo and multi_rlvr; 0: the task's own")
-    steps: int = flag(50, "updates")
+    max_steps: int = flag(50, "updates")
     max_new_tokens: int = flag(0, "tokens of an answer; 0: as in train.py")
     n_weights: int = flag(100, "K, preference weights per prompt")
     alpha: float = flag(1.0, "of the Dirichlet distribution of the preference weights")
     subset: int = flag(0, "s, rollouts that form a set together; 0: the method's own")
 
     def __post_init__(self) -> None:
-        if self.method not in ADVANTAGES:
-            raise UserError(f"--method {self.method}: choose from {', '.join(ADVANTAGES)}")
         checkpoint = self.resume_from_checkpoint
-        if checkpoint == "True":
-            self.resume_from_checkpoint = True  # the newest in output_dir
-        elif checkpoint and not Path(checkpoint).is_dir():
-            raise UserError(f"--resume_from_checkpoint {checkpoint}: no such folder; or say True")
-        if self.max_steps <= 0:
-            self.max_steps = self.steps
+        if checkpoint and not Path(checkpoint).is_dir():
+            raise UserError(f"--resume_from_checkpoint {checkpoint}: no such folder")
         if not torch.accelerator.is_available():
             self.use_cpu = True  # else every rank on a CPU would train alone, without a word
             self.bf16 = bool(self.bf16)
         super().__post_init__()
-        assert self.scale_rewards == "none" and not self.reward_weights, (
-            f"--scale_rewards {self.scale_rewards} --reward_weights {self.reward_weights}: advantages "
-            "are normalised already; leave them out"
-        )
-        assert self.multi_objective_aggregation == "sum_then_normalize", (
-            f"--multi_objective_aggregation {self.multi_objective_aggregation}: the same; leave it out"
+        normalised = (self.scale_rewards, self.multi_objective_aggregation, self.reward_weights)
+        assert normalised == ("none", "sum_then_normalize", None), (
+            "--scale_rewards {} --multi_objective_aggregation {} --reward_weights {}: advantages are "
+            "normalised already; leave them out".format(*normalised)
         )
         assert not (self.generation_kwargs or self.mask_truncated_completions), (
-            "--generation_kwargs, --mask_truncated_completions: could cut or drop a set; leave them out"
+            "--generation_kwargs, --mask_truncated_completions: could cut or drop sets; leave them out"
         )
-        names = ["num_generations"]
-        if self.eval_strategy != "no":
-            names.append("num_generations_eval")
-        for name in names:
-            G = getattr(self, name) or self.num_generations
-            options = {"n_weights": self.n_weights, "alpha": self.alpha, "subset": self.subset}
-            try_method(self.method, Config(group_size=G, **options))
-
-
-# The trainer.
+        options = {"n_weights": self.n_weights, "alpha": self.alpha, "subset": self.subset}
+        for G in (self.num_generations, self.num_generations_eval or self.num_generations):
+            check_methods(Config(method=[self.method], group_size=G, **options))
 
 
 class VPOTrainer(GRPOTrainer):
@@ -202,30 +194,27 @@ def build_trainer(config: VPOConfig) -> VPOTrainer:
     m = answers_per_rollout(config.method, config.m or defaults.m)
     check_task(task, m)
     length = rollout_length(task, m, config.max_new_tokens or defaults.max_new_tokens)
-    config.max_completion_length = config.max_completion_length or length
-    if config.max_completion_length < length:
-        raise UserError(
-            f"--max_completion_length {config.max_completion_length}: cuts a set of m = {m} answers, which "
-            f"may take {length} tokens; leave it out, and say with --max_new_tokens how long an answer is"
-        )
-
-    n_train = train_problems(config)
+    assert config.max_completion_length in (None, length), (
+        f"--max_completion_length {config.max_completion_length}: m = {m} answers may take {length} "
+        "tokens; leave it out, and say with --max_new_tokens how long an answer is"
+    )
+    config.max_completion_length = length
+    micro_batches = config.max_steps * config.gradient_accumulation_steps
+    generations = math.ceil(micro_batches / (config.steps_per_generation * config.num_iterations))
+    n_train = generations * config.generation_batch_size // config.num_generations
     problems = take_problems(task, "train", n_train, config.seed)
     problems += take_problems(task, "test", defaults.eval_problems)
     prompts = [build_prompt(policy, task, problem, m) for problem in problems]
-    longest = sorted(prompts, key=len)[-32:]
-    encode_prompts(policy, longest, config.max_completion_length)  # UserError: they are too long
-    if writes_bos(policy):
-        prompts = [prompt.removeprefix(policy.tokenizer.bos_token) for prompt in prompts]
-    group_sizes = [config.num_generations] * n_train
-    group_sizes += [config.num_generations_eval or config.num_generations] * defaults.eval_problems
+    encode_prompts(policy, sorted(prompts, key=len)[-32:], length)  # UserError: too long
+    bos = policy.tokenizer.bos_token
+    if policy.tokenizer.chat_template and bos and len(policy.tokenizer(bos)["input_ids"]) == 2:
+        prompts = [prompt.removeprefix(bos) for prompt in prompts]  # TRL would write a second one
     rows = list(range(len(problems)))
-    dataset = Dataset.from_dict({"prompt": prompts, "problem": rows, "group_size": group_sizes})
+    dataset = Dataset.from_dict({"prompt": prompts, "problem": rows})
     # TRL ends a rollout at the tokenizer's EOS, vLLM at its own, where a template may have another mark.
     policy.tokenizer.eos_token = policy.tokenizer.convert_ids_to_tokens(policy.eos_ids[0])
     if config.use_vllm:
-        stops = {"stop_token_ids": policy.eos_ids}
-        config.generation_kwargs = (config.generation_kwargs or {}) | stops
+        config.generation_kwargs = {"stop_token_ids": policy.eos_ids}
     trainer = VPOTrainer(
         config.model,
         AdvantageReward(config, policy, task, problems, m),
@@ -244,34 +233,14 @@ def build_trainer(config: VPOConfig) -> VPOTrainer:
 
 def policy_without_weights(name: str) -> Policy:
     """The tokenizer and the shape of a model, whose weights TRL loads itself, to each GPU its part."""
-    is_missing_default = name == VPOConfig.model and not Path(name).exists()
-    if name == "tiny" or is_missing_default:
-        raise UserError(
-            f"--model {name}: no checkpoint; python train.py --steps 1 --eval-problems 0 "
-            f"--out runs/start-for-trl makes {VPOConfig.model}"
-        )
+    if name == "tiny" or (name == VPOConfig.model and not Path(name).exists()):
+        start = "python train.py --steps 1 --eval-problems 0 --out runs/start-for-trl"
+        raise UserError(f"--model {name}: no checkpoint; {start} makes {VPOConfig.model}")
     model_config, tokenizer = load_config_and_tokenizer(name)
     # With ZeRO-3 it would be made and sharded, and all its weights have the shape (0).
     with torch.device("meta"), set_zero3_state():
         model = AutoModelForCausalLM.from_config(model_config)
     return Policy(model, tokenizer)
-
-
-def train_problems(config: VPOConfig) -> int:
-    """The number of training problems that all steps together take."""
-    micro_batches = config.max_steps * config.gradient_accumulation_steps
-    micro_batches_per_generation = config.steps_per_generation * config.num_iterations
-    generations = math.ceil(micro_batches / micro_batches_per_generation)
-    return generations * config.generation_batch_size // config.num_generations
-
-
-def writes_bos(policy: Policy) -> bool:
-    """Whether TRL would write a second BOS token before a prompt from a chat template."""
-    tokenizer = policy.tokenizer
-    bos = tokenizer.bos_token
-    if not tokenizer.chat_template or not bos:
-        return False
-    return tokenizer(bos)["input_ids"] == [tokenizer.bos_token_id] * 2
 
 
 def main(argv: list[str] | None = None) -> None:

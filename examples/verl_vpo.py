@@ -21,14 +21,14 @@ from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from engine.config import Config, estimator_of, task_defaults, try_method
+from engine.config import Config, check_methods, estimator_of, task_defaults
 from engine.doors import as_command
 from engine.groups import as_text, group_advantages, of_text
 from engine.tasks import load_task, take_problems
 from eval import weighted_best_at_k
 from rewards import Problem, Task, UserError, parse_answers
 from rollout import random_generator, score
-from vpo import ADVANTAGES, answers_per_rollout
+from vpo import answers_per_rollout
 
 LOCK = threading.Lock()  # veRL calls from several threads, of which one should load the task
 # Settings of veRL, the value that each must have, and why.
@@ -99,11 +99,8 @@ class VPOTrainer(PPOTrainerSync):
             self.flags = Flags(**config.trainer.v1.get("vpo", {}))
         except TypeError as error:
             raise UserError(f"+trainer.v1.vpo: {error}") from error
-        method = self.flags.method
-        if method not in ADVANTAGES:
-            raise UserError(f"+trainer.v1.vpo.method={method}: take one of {', '.join(ADVANTAGES)}")
-        options = asdict(self.flags) | {"method": [method]}
-        try_method(method, Config(group_size=config.actor_rollout_ref.rollout.n, **options))
+        options = asdict(self.flags) | {"method": [self.flags.method]}
+        check_methods(Config(group_size=config.actor_rollout_ref.rollout.n, **options))
         config.trainer.v1.trainer_mode = "sync"  # veRL compares this name where it samples
         super().__init__(config)
 

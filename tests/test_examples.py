@@ -93,7 +93,7 @@ import trl_vpo
 def train(method, name, resume=None):
     config = trl_vpo.VPOConfig(
         output_dir=str(folder / name), task=str(folder / "letters.py"), model=str(folder / "start"),
-        method=method, steps={STEPS}, num_generations={G}, per_device_train_batch_size=int(batch_size),
+        method=method, max_steps={STEPS}, num_generations={G}, per_device_train_batch_size=int(batch_size),
         shuffle_dataset=False, seed={SEED}, max_new_tokens=8, save_steps=2, report_to="none",
         disable_tqdm=True, learning_rate=1e-3,
     )
@@ -202,7 +202,7 @@ def test_the_reward_function_returns_advantages_and_logs_rewards():
         config = SimpleNamespace(method=method, n_weights=9, alpha=1.0, subset=0, seed=0)
         config.max_completion_length = room
         reward = trl_vpo.AdvantageReward(config, policy, Fence(), problems, m)
-        return reward(prompts, ids, [0, 0], [2, 2], log_metric=logged.__setitem__), logged
+        return reward(prompts, ids, [0, 0], log_metric=logged.__setitem__), logged
 
     red, grey = " ".join(["red"] * 6), " ".join(["grey"] * 6)
     texts = [f"1. {red}\n2. {red}", f"1. {red}</think>1. {grey}"]
@@ -210,7 +210,6 @@ def test_the_reward_function_returns_advantages_and_logs_rewards():
     advantages, logged = called("multi_rlvr", 2, 500, ["Paint!", "Paint!<think>"], ids)
     assert advantages == pytest.approx([-1, 1], abs=0.001)
     assert logged["R"] == pytest.approx((1 / 3 + 0.35) / 2, abs=0.005)
-    assert logged["best_in_rollout"] == pytest.approx((1 / 3 + 0.35) / 2)
     assert logged["scalar"] == pytest.approx((1 / 3 + 1 / 3 + 0.35 + 0) / 4)
 
     ids = policy.tokenizer(red, add_special_tokens=False)["input_ids"]

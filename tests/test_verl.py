@@ -211,7 +211,7 @@ def test_the_reward_function_as_veRL_loads_and_calls_it():
 @pytest.mark.parametrize(
     "settings, named",
     [
-        ("+trainer.v1.vpo.method=goal_conditioned", "trainer.v1.vpo.method=goal_conditioned"),
+        ("+trainer.v1.vpo.method=goal_conditioned", "--method goal_conditioned: unknown"),
         ("+trainer.v1.vpo.metod=vpo", "metod"),
         ("+trainer.v1.vpo.method=group_vpo +trainer.v1.vpo.subset=4", "a set of s = 4"),
         ("algorithm.adv_estimator=gae", "algorithm.adv_estimator=gae"),

@@ -71,7 +71,7 @@ import trl_vpo
 
 config = trl_vpo.VPOConfig(
     output_dir=folder + "/out", task=folder + "/words.py", model=folder + "/start", method=method,
-    steps={STEPS}, num_generations={G}, per_device_train_batch_size={P * G}, shuffle_dataset=False,
+    max_steps={STEPS}, num_generations={G}, per_device_train_batch_size={P * G}, shuffle_dataset=False,
     save_strategy="no", report_to="none", logging_steps=1, learning_rate=3e-3, use_vllm=True,
     vllm_mode="colocate", vllm_max_model_length=512,
 )
