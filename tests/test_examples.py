@@ -257,7 +257,7 @@ def test_the_advantages_and_the_weights_of_two_ranks_are_those_of_one(one_rank, 
         alone = weights_of(folder / f"one-{method}")
         both = weights_of(folder / f"{engine}-{method}")
         moved = max_difference(alone, start)
-        assert max_difference(alone, both) < 0.02 * moved, (method, moved)
+        assert max_difference(alone, both) < 0.05 * moved, (method, moved)
     resumed = weights_of(folder / f"{engine}-resumed")
     assert max_difference(resumed, both) == 0
 

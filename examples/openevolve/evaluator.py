@@ -1,16 +1,16 @@
 """OpenEvolve with a trained policy: it proposes programs, the sandbox judges them test by test.
 
-    pip install -r examples/requirements.txt
-    vllm serve MODEL --generation-config vllm        on a GPU; on a CPU, after pip install "transformers[serving]":
-    transformers serve MODEL
+    pip install -r examples/requirements.txt "transformers[serving]==5.23.0"
+    cp -r CHECKPOINT served
+    echo '{"do_sample": true, "eos_token_id": 2}' > served/generation_config.json
+    transformers serve --port 8123 --device cpu
     cd examples/openevolve && openevolve-run initial_program.py evaluator.py --config config.yaml --target-score 1
-        --primary-model MODEL --api-base http://localhost:8000/v1 --iterations 100 --output ../../runs/openevolve
+        --primary-model served --api-base http://localhost:8123/v1 --iterations 10 --output ../../runs/openevolve
 
-MODEL is the checkpoint of a language model with a chat template, such as
-runs/code-qwen/vpo/checkpoint-000200. Training samples from the whole distribution. `transformers
-serve` samples only if generation_config.json says "do_sample": true, and it follows a top_k, top_p
-or repetition_penalty there. So serve a copy of the checkpoint whose generation_config.json has
-do_sample and eos_token_id alone.
+CHECKPOINT is of a language model with a chat template, such as runs/code/grpo/checkpoint-000002; its
+own generation_config.json holds its eos_token_id. Training samples from the whole distribution, and
+`transformers serve` samples only if that file says "do_sample": true. It also follows a top_k, top_p or
+repetition_penalty there. docs/own.md says what came of it.
 
 For another problem change PROBLEM here, the text and the features (one per test) in config.yaml,
 and initial_program.py.
