@@ -1,6 +1,20 @@
 """VPO in veRL: its synchronous trainer with the advantages of any method in vpo.py.
 
-HEAD
+    pip install verl==0.9.1 TransferQueue==0.1.11 matplotlib tqdm    # and vLLM: docs/own.md says how
+    python examples/verl_vpo.py --task headline --m 1 --problems 4000 > train.jsonl
+    python examples/verl_vpo.py --task headline --m 1 --problems 200 --split test > test.jsonl
+    export PYTHONPATH=. VERL_USE_EXTERNAL_MODULES=examples.verl_vpo
+    python -m verl.trainer.main_ppo trainer.v1.trainer_mode=vpo +trainer.v1.vpo.method=group_vpo
+        reward.custom_reward_function.path=pkg://examples.verl_vpo algorithm.adv_estimator=grpo
+        data.train_files=train.jsonl data.val_files=test.jsonl data.train_batch_size=2
+        data.max_prompt_length=256 data.max_response_length=32 trainer.logger='[console]'
+        actor_rollout_ref.model.path=HuggingFaceTB/SmolLM2-135M-Instruct actor_rollout_ref.rollout.n=4
+        actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.actor.ppo_mini_batch_size=2
+        actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.tensor_model_parallel_size=1
+        trainer.n_gpus_per_node=1 trainer.nnodes=1
+
+Two steps ran on a CPU, with the additions in docs/own.md; a GPU was not tried. A rollout ends with an
+EOS, not with its m-th answer. `trainer.use_v1=False` would ignore this file.
 """
 
 import argparse
@@ -50,13 +64,9 @@ def compute_score(
 ) -> dict[str, float | str]:
     """What a rollout earns: R as `score`, metrics, and as JSON all that advantages need.
 
-    veRL does not tell the prompt: where it opened a thought, one that was not closed counts as answers.
-    It leaves out special tokens: where the marks of thoughts are such, drafts count.
-
-    Args:
-        data_source, solution_str: the task, and the rollout's text.
-        ground_truth, extra_info: the problem, and m, as `write_rows` writes them.
-        task_options: of the task, such as `data`.
+    The other arguments are a row's, as `write_rows` writes it. veRL does not tell the prompt: where it
+    opened a thought, one that was not closed counts as answers. It leaves out special tokens: where the
+    marks of thoughts are such, drafts count.
     """
     with LOCK:
         task = task_of(data_source, **task_options)
@@ -69,7 +79,6 @@ def compute_score(
     return {
         "score": weighted_best_at_k(scored.vectors[:, 0], m, scored.objective_mask).item(),
         "scalar": scored.scalars.mean().item(),
-        "best_in_rollout": scored.scalars.amax().item(),
         "answers": is_distinct.float().mean().item(),
         "scored": as_text(scored),  # veRL would average lists
     }
@@ -77,7 +86,7 @@ def compute_score(
 
 @dataclass
 class Flags:
-    """The settings +trainer.v1.vpo.NAME, which are those of train.py."""
+    """The settings +trainer.v1.vpo.NAME, as in train.py."""
 
     method: str = "vpo"
     n_weights: int = 100
@@ -108,9 +117,7 @@ class VPOTrainer(PPOTrainerSync):
         super()._init_dataloader()
         m = self.train_dataset.dataframe[0]["extra_info"].get("m", 0)
         if m < 1 or m != answers_per_rollout(self.flags.method, m):
-            raise UserError(
-                f"data.train_files: m = {m} answers for {self.flags.method}; write rows with --m"
-            )
+            raise UserError(f"data.train_files: m = {m} for {self.flags.method}; write it with --m")
 
     def _compute_advantage(self, batch: tq.KVBatchMeta, metrics: dict) -> tq.KVBatchMeta:
         """Replace GRPO's advantages in the rows of a step, which come in any order."""
@@ -128,17 +135,16 @@ class VPOTrainer(PPOTrainerSync):
         generator = random_generator(self.flags.seed, self.global_steps, "weights")
         estimator = estimator_of(self.flags, generator)
         advantage_of = group_advantages(list(groups.values()), n, self.flags.method, estimator)
-        rows = []
-        for name, mask in zip(names, data["response_mask"].unbind(), strict=True):
-            rows.append(mask * advantage_of.get(name, 0.0))  # padding: 0
+        masks = data["response_mask"].unbind()
+        rows = [mask * advantage_of.get(name, 0.0) for name, mask in zip(names, masks, strict=True)]
         nested = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
         fields = TensorDict({"advantages": nested, "returns": nested}, len(rows))
         return tq.kv_batch_put(batch.keys, batch.partition_id, fields)
 
 
-def write_rows(task: str, split: str, problems: int, m: int, **task_options) -> None:
+def write_rows(task: str, split: str, problems: int, m: int, data: str = "") -> None:
     """Print a data set for veRL, a row for each problem, whose prompts ask for m answers."""
-    loaded = task_of(task, **task_options)
+    loaded = task_of(task, data=data)
     m = m or Config(**task_defaults(loaded, "a language model")).m
     for index, problem in enumerate(take_problems(loaded, split, problems)):
         truth = json.dumps({"id": problem.id, "data": problem.data})
@@ -154,13 +160,10 @@ def write_rows(task: str, split: str, problems: int, m: int, **task_options) -> 
 def main() -> None:
     """The command that writes the data set."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--task", default="maze")
-    parser.add_argument("--data", help="file of problems, for tasks that take one")
-    parser.add_argument("--m", type=int, default=0, help="answers per rollout; 0: the task's own")
-    parser.add_argument("--problems", type=int, default=1000)
-    parser.add_argument("--split", default="train", choices=("train", "validation", "test"))
-    given = {name: value for name, value in vars(parser.parse_args()).items() if value is not None}
-    as_command("verl_vpo.py", lambda: write_rows(**given))
+    defaults = {"task": "maze", "split": "train", "problems": 1000, "m": 0, "data": ""}
+    for name, value in defaults.items():
+        parser.add_argument(f"--{name}", type=type(value), default=value)
+    as_command("verl_vpo.py", lambda: write_rows(**vars(parser.parse_args())))
 
 
 if __name__ == "__main__":

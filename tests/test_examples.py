@@ -429,6 +429,16 @@ def search(out: Path, port: int, model: str = "m") -> subprocess.CompletedProces
 
 
 @needs_trl
+def test_another_version_of_trl_is_refused(monkeypatch, capsys):
+    trl_vpo = script("trl_vpo")
+    monkeypatch.setattr(trl_vpo, "TRL", "0.1")
+    with pytest.raises(SystemExit) as stop:
+        trl_vpo.main([])
+    assert stop.value.code == 2
+    assert "this file is for 0.1; pip install trl==0.1" in capsys.readouterr().err
+
+
+@needs_trl
 @pytest.mark.parametrize(
     "text, end",
     [

@@ -230,7 +230,7 @@ def test_rows_of_several_answers_are_refused_for_a_method_of_one(tmp_path):
     files = [f"data.{split}_files={tmp_path}/rows.json" for split in ("train", "val")]
     trainer = trainer_of("+trainer.v1.vpo.method=grpo", *files)
     trainer.tokenizer, trainer.processor = load_random_model("llama").tokenizer, None
-    with pytest.raises(UserError, match="m = 3 answers for grpo"):
+    with pytest.raises(UserError, match="m = 3 for grpo"):
         trainer._init_dataloader()
 
 

