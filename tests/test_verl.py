@@ -205,7 +205,7 @@ def test_the_reward_function_as_veRL_loads_and_calls_it():
     (record,) = rows_of("maze", 1, 3)
     assert record["prompt"][0]["content"] == task.prompt(problem, 3)
     route = task.demonstration(problem, random.Random(0))
-    assert scored(write_answers(task, [route]))["best_in_rollout"] > 0
+    assert scored(write_answers(task, [route]))["scalar"] > 0
 
 
 @pytest.mark.parametrize(
