@@ -33,6 +33,13 @@ for name in (
     "set_device",
 ):
     setattr(device, name, nothing)
+device.ipc_collect = nothing
+device.is_available = lambda: True
+device.device_count = lambda: 1
+device.get_device_name = lambda *args: "cpu"
+device.get_device_properties = lambda *args: types.SimpleNamespace(
+    name="cpu", total_memory=16 << 30
+)
 device.mem_get_info = lambda *args: (8 << 30, 16 << 30)
 device.current_device = lambda: "cpu"
 device.get_rng_state = torch.get_rng_state
