@@ -27,12 +27,10 @@ def version(
         answer_mask = torch.ones(P, G, m, dtype=torch.bool)
     if objective_mask is None:
         objective_mask = torch.ones(P, k, dtype=torch.bool)
-    shapes = (
-        answer_mask.shape,
-        objective_mask.shape,
-        G > 1,
-    )  # checked here: a traceback shows source
-    assert shapes == ((P, G, m), (P, k), True), f"masks of {(P, G, m)} and {(P, k)}, and G > 1"
+    # Asked here, because a traceback from below would show the bugs.
+    assert G > 1, "a group has at least two rollouts"
+    assert answer_mask.shape == (P, G, m), f"answer_mask: its shape must be {(P, G, m)}"
+    assert objective_mask.shape == (P, k), f"objective_mask: its shape must be {(P, k)}"
     has_answer = answer_mask.any(-1)  # (P, G)
     bug = BUGS.get(number)
     if bug == "b":  # each rollout counts as a prompt, with weights of its own
