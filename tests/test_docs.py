@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_rollout import save_random_model
 
 import train
 from engine import __version__
@@ -94,6 +93,11 @@ def task_defaults_table() -> str:
 
 def table_row(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+def test_the_command_above_finds_what_it_imports():
+    """Guards against the import of a neighbour, which only pytest finds."""
+    assert not re.search("^(from|import) test_", Path(__file__).read_text("utf-8"), re.MULTILINE)
 
 
 @guides
@@ -232,6 +236,8 @@ def test_the_task_that_one_copies_asks_for_what_it_pays():
 
 def test_a_checkpoint_loads_as_own_md_says():
     """Guards against an argument that this transformers does not know, and a prompt unlike training's."""
+    from test_rollout import save_random_model  # `python -m tests.test_docs` does not find it
+
     source, look, load = blocks(DOCS / "own.md", "python")[:3]
     Path("my_task.py").write_text(source, "utf-8")
     folder = save_random_model("runs/my-task/vpo/checkpoint-000060", "qwen2")

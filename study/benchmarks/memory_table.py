@@ -75,7 +75,7 @@ STEPS = 60  # of the warm-up, and of VPO
 T = 3 * 16
 ROLLOUTS = 48
 PROMPT = 150
-EVALUATION = 24  # batches of rollouts: 200 texts, 30 candidates each, two policies
+EVALUATION = 5  # batches of rollouts: 40 texts, 30 candidates each, two policies
 LOADING = 40  # seconds
 
 
