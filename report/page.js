@@ -220,7 +220,7 @@ function drawFilm() {
   byId("film").replaceChildren(...methods.map((method) => {
     const kinds = new Set(vectors(method).map(String)).size;
     return panel(method, undefined, sampled(method).summary,
-      `${kinds} different reward vector${kinds === 1 ? "" : "s"}`);
+      `${kinds} distinct reward vector${kinds === 1 ? "" : "s"}`);
   }));
   ["diversity", "reward"].forEach((name, i) => {
     const lines = methods.flatMap(({ curve, color }) => {

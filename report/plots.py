@@ -148,6 +148,10 @@ def progress(curves: dict[str, list[dict]], measures: list[str], path: Path) -> 
         style.finish(axes, path, "Means over at most 20 validation problems during training")
 
 
+# Where each method's numbers stand beside its points, which may lie on one another.
+CORNERS = (("left", 4, 4), ("right", -4, 4), ("left", 4, -13), ("right", -4, -13))
+
+
 def mix(table: Table, path: Path) -> None:
     """Draw best@1 against W@n along t of --mix, a line per method from the start model on."""
     measures = ["best@1", f"W@{table.settings.pool}"]
@@ -160,16 +164,18 @@ def mix(table: Table, path: Path) -> None:
             lines.setdefault(method, {0.0: start_of(table, row)})[t] = row
     with style.new_figure(1, 1, (6.5, 5)) as axes:
         ax = axes[0, 0]
-        for method, look in looks_of(lines).items():
+        for i, (method, look) in enumerate(looks_of(lines).items()):
+            side, x, y = CORNERS[i % len(CORNERS)]
+            where = {"xytext": (x, y), "textcoords": "offset points", "ha": side}
             points = []
             for t, row in sorted(lines[method].items()):
                 points.append([table.mean(row, measure) for measure in measures])
                 if t:
-                    where = {"xytext": (4, 4), "textcoords": "offset points"}
                     ax.annotate(f"{t:g}", points[-1], color=look.color, **where)
             ax.plot(*zip(*points, strict=True), **style.curve_style(look))
             start = look_of(lines[method][0.0])
             ax.plot(*points[0], "o", color=start.color, ms=9, zorder=3, label=start.title)
+        ax.margins(0.1)  # for the numbers
         ax.set(xlabel=measures[0], ylabel=measures[1])
         caption = f"{table.asked}; numbers: t of the weights start + t (trained - start)"
         style.finish(axes, path, caption)
@@ -235,7 +241,7 @@ def reward_vectors(
         for ax, name, all_objectives, view in zip(axes.flat, pools, vectors, views, strict=False):
             look = look_of(name)
             _draw_vectors(ax, view, look.color)
-            heading = f"{look.title}\n{len(all_objectives.unique(dim=0))} different"
+            heading = f"{look.title}\n{len(all_objectives.unique(dim=0))} distinct"
             ax.set(title=heading, xlabel=labels[x], xlim=limits, ylim=limits)
             ax.locator_params(nbins=5)
             ax.tick_params(labelbottom=True)
