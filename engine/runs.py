@@ -130,7 +130,8 @@ def misfits(config: Config, stored: StoredRun) -> Iterator[str]:
     for what, (own, value) in pairs.items():
         if own != value:
             end = "drop the flag, or take another --out"
-            yield f"--out {out}: holds another run, {what} {own}, not {value}; {end}"
+            had, has = (str(each) or "empty" for each in (own, value))
+            yield f"--out {out}: holds another run, {what} {had}, not {has}; {end}"
     for method in stored.config.method:
         done = steps_done(out / method)
         if config.steps < done:
