@@ -78,7 +78,9 @@ def utilities(frame: Frame) -> str:
             rewards = torch.tensor(record["rewards"], dtype=torch.float64)  # (n, k)
             total += (rewards @ spread_weights(rewards.shape[1]).T).amax(0).mean().item()
         parts.append(f"{look_of(name).title} {total / len(records):.2f}")
-    return f"W@{len(rewards)}: {', '.join(parts)}"
+    # A few problems may order the methods otherwise than the evaluation.
+    few = f" of these {len(records)} problems" if len(records) > 1 else ""
+    return f"W@{len(rewards)}{few}: {', '.join(parts)}"
 
 
 def nearest(step: int, steps: Iterable[int]) -> int:

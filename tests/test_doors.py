@@ -178,6 +178,7 @@ def test_a_refused_command_changes_nothing(run, capsys):
         "--resume --out run/start": "no run of train.py; name the folder that",
         "--resume --out run/grp": "run/grp holds no run; name the folder of one with --out",
         "--out run --resume --m 3": "with --m 2, not 3; drop the flag, or take another --out",
+        "--out run --resume --data x": "holds another run, with --data empty, not ",
         "--out run --resume --jobs 99": "--jobs 99: must be",
         "--out run/config.json": "--out run/config.json: not empty, and no run of train.py",
         "--out new --max-new-tokens 4000 --task toy": "need a context",
