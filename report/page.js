@@ -320,7 +320,7 @@ function drawLuck() {
   byId("draws").replaceChildren(...methods.flatMap((method) => [el("small", {}, method.title), strip(method)]));
   const [low, high] = range();
   byId("scale").textContent = `A bar is one of the ${pool(methods[0]).length} candidates, as high as its worth, from ` +
-    `${fixed(low, 2)} to ${fixed(high, 2)}. Those of the last draw are coloured, the best of them is framed.`;
+    `${fixed(low, 2)} to ${fixed(high, 2)}. Those of the last draw are colored, the best of them is framed.`;
   byId("means").replaceChildren(table(["", "this draw", `mean of ${draws}`, "exact"], methods.map((method, i) => {
     const { name, title } = method, exact = curves[i][k - 1][1];
     const numbers = draws ? [worths(method)[last[name].best], sums[name] / draws, exact] : [NaN, NaN, exact];
