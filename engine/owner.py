@@ -31,7 +31,10 @@ class Owner:
 
 def this_process() -> Owner:
     since = time.strftime("%Y-%m-%d %H:%M")
-    return Owner(os.getpid(), start_of(os.getpid()), platform.node(), since)
+    host = platform.node()
+    with contextlib.suppress(OSError):  # containers of one name have process numbers of their own
+        host += f" {os.readlink('/proc/self/ns/pid')}"
+    return Owner(os.getpid(), start_of(os.getpid()), host, since)
 
 
 def start_of(pid: int) -> str:

@@ -198,14 +198,11 @@ def check_files(config: Config, path: Path, stored_digests: dict[str, str]) -> N
         path: of the run's config.json.
         stored_digests: file -> digest, from there.
     """
-    if config.task.endswith(".py") and not Path(config.task).is_file():
-        fix = f"put it there, or name its new place in {path}"
-        raise UserError(f"{path.parent}: its task {config.task} is not there; {fix}")
-    digests = file_digests(config)
+    present = file_digests(config).values()
     for file, digest in stored_digests.items():
-        if digests.get(os.path.abspath(file), digest) != digest:
-            what = f"is not the file that {path.parent} was trained on"
-            fix = "restore it, or train with another --out"
+        if digest not in present:
+            what = f"is not there, or not the file that {path.parent} was trained on"
+            fix = f"restore it, name its new place in {path}, or train with another --out"
             way = f"if no reward changed, delete its line in {path}"
             raise UserError(f"{file}: {what}; {fix}; {way}")
 

@@ -188,12 +188,12 @@ def write_start(
 def warm_up_key(
     policy: Policy, task: Task, config: Config, warm_up: Callable, demonstrations: Demonstrations
 ) -> str:
-    """A digest of all that shapes a warm-up. The first demonstrations stand for a task without data files."""
+    """A digest of all that shapes a warm-up. The first demonstrations stand for a task without files."""
     recipe = [torch.__version__, torch.get_num_threads(), config.device, config.seed]
     recipe += [config.warm_steps, config.m, config.temperature, config.max_new_tokens]
     recipe += [config.lora_rank, config.dtype]
     recipe += [inspect.getsource(warm_up), policy.model.config.to_json_string()]
-    recipe += [file_digests(config).get(file) for file in (config.data, config.test_data)]
+    recipe += file_digests(config).values()
     for step in range(CHECKED):
         recipe.append(demonstrations(policy, task, config, step))
     for weight in policy.model.parameters():

@@ -281,8 +281,14 @@ def test_an_own_task_is_found_from_another_folder(capsys):
     evaluation.main(["../run"])
     train.main(["--out", "../run", "--method", "grpo", "--data", "../own/data"])
     Path("../own/letters.py").rename("letters.py")
-    task = Path("../own/letters.py").absolute().resolve()
-    fails(["../run"], capsys, f"../run: its task {task} is not there;", command=evaluation.main)
+    moved = "own/letters.py: is not there, or not the file that ../run was trained on"
+    fails(["../run"], capsys, moved, command=evaluation.main)
+    config = Path("../run/config.json")
+    text = config.read_text("utf-8").replace("own/letters.py", "elsewhere/letters.py")
+    config.write_text(text, "utf-8")
+    evaluation.main(["../run"])
+    Path("letters.py").write_text(LETTERS, "utf-8")
+    fails(["../run"], capsys, "letters.py: is not there, or not the", command=evaluation.main)
 
 
 # A disk that is full, or cannot be written.
@@ -402,11 +408,14 @@ def test_a_file_of_problems_must_stay_what_it_was(capsys):
     evaluation.main(["run"])
     kept = set(Path("runs/start").iterdir())
     Path("data").write_text("two", encoding="utf-8")
-    changed = "data: is not the file that run was trained on; restore it"
+    changed = "data: is not there, or not the file that run was trained on; restore it"
     fails(["--out", "run", "--resume"], capsys, changed)
     fails(["run"], capsys, changed, command=evaluation.main)
     train.main([*flags, "--data", "data", "--out", "other", "--eval-problems", "0"])
-    assert len(set(Path("runs/start").iterdir()) - kept) == 1, "the warm-up of other problems"
+    with Path("letters.py").open("a", encoding="utf-8") as file:
+        file.write("\n# other demonstrations\n")
+    train.main([*flags, "--data", "data", "--out", "third", "--eval-problems", "0"])
+    assert len(set(Path("runs/start").iterdir()) - kept) == 2, "the warm-up of other problems"
 
 
 # The door of memory.
@@ -520,7 +529,7 @@ def test_a_reward_that_raises_shows_its_traceback_and_where(capsys):
     notes = " ".join(raised.value.__notes__)
     assert "method vpo, step 2" in notes and "train-2" in notes and "--resume --out run" in notes
     Path("letters.py").write_text(LETTERS, encoding="utf-8")
-    message = "letters.py: is not the file that run was trained on; restore it, or"
+    message = "letters.py: is not there, or not the file that run was trained on; restore it"
     fails(["--resume", "--out", "run"], capsys, message, "delete its line in run/config.json")
     record = json.loads(Path("run/config.json").read_text(encoding="utf-8"))
     del record["data"][str(Path("letters.py").absolute())]
