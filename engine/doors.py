@@ -8,6 +8,8 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 
+import torch
+
 from rewards import UserError
 
 OWN_CODE = "Task."  # begins a note on what a user's own code raised
@@ -102,6 +104,8 @@ def as_command(script: str, run: Callable[[], None]) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what Slurm and Kubernetes send
     if isinstance(sys.stdout, io.TextIOWrapper):  # it may be ASCII, and "±" is not
         sys.stdout.reconfigure(errors="backslashreplace")
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)  # which a notebook may have changed
     try:
         with explain_out_of_memory(), explain_files():
             run()
@@ -112,3 +116,5 @@ def as_command(script: str, run: Callable[[], None]) -> None:
         told = str(stop) or "stopped; give the same command again, or --resume"
         print(f"\n{told}", file=sys.stderr)
         sys.exit(130)
+    finally:
+        torch.set_default_dtype(dtype)

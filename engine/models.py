@@ -189,6 +189,8 @@ def _damage(name: str) -> str:
     kind = ADAPTER_FILE if is_adapter(name) else "config.json"
     weights = list(folder.glob("*.safetensors")) or [folder / "model.safetensors"]
     texts = {folder / kind, folder / "tokenizer_config.json", *folder.glob("*.json")}
+    start = folder.parent.parent / "start"  # of its run
+    texts |= {folder / path.name for path in start.glob("tokenizer*.json")}
     for path in [*sorted(texts), *weights]:
         if not path.exists() and not _belongs_to_run(name):
             continue  # there are other formats
