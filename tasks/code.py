@@ -202,11 +202,14 @@ class Code(Drawing, FileTask):
         (given,) = self.sandbox.answers(judged)
         if given is not None:
             return f", it gives {given!r:.60}"
-        watched = f"try:\n exec({judged.program!r}, {{}})\nexcept Exception as error:\n print(repr(error))"
-        stdin = "" if judged.entry_point else test[0]
-        (told,) = self.sandbox.answers(Job(watched, [(stdin, "")]))
-        if told and told.strip():
-            return f", it raises {told.strip().splitlines()[-1]:.90}"
+        name = judged.entry_point
+        call = f"{name!r} in names and names[{name!r}](*{test[0]!r})"
+        attempt = f"try:\n names = {{}}\n exec({judged.program!r}, names)\n {call}\n"
+        watched = f"{attempt}except Exception as error:\n print('it raises', repr(error))"
+        (told,) = self.sandbox.answers(Job(watched, [("" if name else test[0], "")]))
+        last = (told or "").strip().rpartition("\n")[2]
+        if last.startswith("it raises"):
+            return f", {last:.100}"
         return (
             ", it raises, returns no plain JSON value, or needs more than --seconds or --memory-mb"
         )

@@ -497,7 +497,7 @@ BAD_FILES = [
         'solution fails .MBPP/7: 1, it gives \'{"dict": ',
     ),
     (
-        [MBPP | {"code": f"import numpy\n{MBPP['code']}"}],
+        [MBPP | {"code": MBPP["code"].replace(":\n", ":\n    import numpy\n", 1)}],
         "4 asserts .*.MBPP/7: 4, it raises .*No module named 'numpy'",
     ),
     ([OWN], "1 problems to train on, 0 held out: too"),

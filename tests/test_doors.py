@@ -125,8 +125,6 @@ def files(folder: Path) -> dict[str, bytes]:
         ("--data x.jsonl", "or name it in Task.flags of your own task (a FileTask has --data)"),
         ("--max-words 8", "--max-words 8: task toy has no such flag, unlike headline"),
         ("--size 5", "--size 5: task toy has no such flag, unlike maze"),
-        ("--seconds 9", "--seconds 9.0: task toy has no such flag, unlike code"),
-        ("--memory-mb 99", "--memory-mb 99: task toy has no such flag, unlike code"),
         ("--unconfined", "--unconfined True: task toy has no such flag, unlike code"),
         ("--task headline --model m --test-data x", "--test-data x: task headline has no such"),
         pytest.param(
@@ -307,7 +305,17 @@ def test_a_folder_that_the_system_refuses_is_named(name, message, capsys, monkey
     fails(["--out", name, *TOY], capsys, message)
 
 
-@pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES, errno.EROFS, errno.ENOSPC])
+def test_a_notebooks_default_type_is_its_own():
+    """Guards against a product of two types after torch.set_default_dtype(torch.float64)."""
+    types = []
+    torch.set_default_dtype(torch.float64)
+    as_command("train.py", lambda: types.append(torch.get_default_dtype()))
+    types.append(torch.get_default_dtype())
+    torch.set_default_dtype(torch.float32)
+    assert types == [torch.float32, torch.float64]
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EROFS])
 def test_what_the_system_refuses_is_one_line(number, capsys):
     """But for what a user's own code was refused, and for errors that a user cannot mend."""
 
@@ -460,7 +468,6 @@ def test_eval_names_what_it_cannot_evaluate(run, capsys):
     refused = {
         "run ./run": "names a run twice",
         "run --temperature 0": "--temperature 0.0: must be 0.001 to 1000",
-        "run --problems 0": "--problems 0: must be 1 to 1048576",
         "run --pool 0": "--pool 0: must be 1 to 10000",
         "run --jobs 0": "--jobs 0: must be 1 to 64",
         "run --pool 1": "--pool 1: must hold one rollout of the run's 2 answers",

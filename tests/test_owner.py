@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -110,6 +111,7 @@ def test_what_was_left_behind_does_not_block(changes):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
+        ({"host": platform.node(), "process": 2**22 - 1}, "after a crash"),  # another container
         ({"host": "elsewhere"}, "on elsewhere trains in it .*; after a crash wait 90 seconds"),
         ({"text": '{"proc'}, "a process trains in it; let it end"),
     ],

@@ -19,7 +19,8 @@ import transformers.models.gpt2.modeling_gpt2
 
 for name in ("fcntl", "grp", "pwd", "resource", "termios"):
     sys.modules[name] = None
-for name in ("fork", "getuid", "killpg", "mkfifo", "sched_getaffinity", "setsid", "symlink"):
+GONE = "fork geteuid getuid killpg memfd_create mkfifo pidfd_open sched_getaffinity setsid symlink uname"
+for name in GONE.split():
     delattr(os, name)
 for name in ("fork", "forkserver"):
     del multiprocessing.context._concrete_contexts[name]
@@ -36,17 +37,19 @@ if __name__ == "__main__":
     train.main(["--out", "run", "--resume", "--jobs", "1", "--steps", "3"])
     eval.main(["run", "--problems", "2", "--pool", "4"])
     report.main(["page", "run"])
+    train.main(["--task", "code"])
 """
 
 
 def test_what_linux_alone_has_is_not_needed(tmp_path):
-    """The fence trains with two jobs, goes on, is evaluated and drawn, and gets its page."""
+    """The fence trains with two jobs, goes on, is evaluated, drawn and gets its page; programs say what they need."""
     script = tmp_path / "without.py"
     script.write_text(WITHOUT.replace("ROOT", repr(str(ROOT))) + COMMANDS, "utf-8")
     done = subprocess.run(
         [sys.executable, script], cwd=tmp_path, capture_output=True, encoding="utf-8"
     )
-    assert done.returncode == 0, done.stderr
+    told = "train.py: error: --task code: programs need Linux or WSL"
+    assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith(told), done.stderr
     for method in ("grpo", "vpo"):
         log = (tmp_path / f"run/{method}/metrics.jsonl").read_text("utf-8")
         assert [json.loads(line)["step"] for line in log.splitlines()] == [1, 2, 3]

@@ -455,6 +455,7 @@ def cut(path: Path) -> None:
         ("model.safetensors", cut),
         ("config.json", Path.unlink),
         ("tokenizer_config.json", Path.unlink),
+        ("tokenizer.json", Path.unlink),
         ("tokenizer.json", cut),
         ("trainer.pt", cut),
     ],
