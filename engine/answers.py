@@ -63,15 +63,16 @@ def has_tags(text: str, tag: str) -> bool:
 def tagged_answers(text: str, tag: str, m: int) -> list[str]:
     """What stands in the tags 1 to m. What holds another tag was never closed, and is left out.
 
-    After words of its own a text may mention a tag: then a later pair of the same number counts.
+    Where a text begins with a preface, which may mention tags, a later pair of the same number counts.
     """
     parts = re.split(rf"(</?{re.escape(tag)}_\d+>)", text)  # text, tag, text, tag, ..., text
+    # Before a closing tag stands an answer that was never opened.
+    has_preface = bool(parts[0].strip()) and not "".join(parts[1:2]).startswith("</")
     answers: dict[str, str | None] = {}  # by opening tag; None: it was never closed
-    tags = zip(parts[0::2], parts[1::2], parts[2::2], parts[3::2], strict=False)
-    for before, opening, answer, closing in tags:
+    for opening, answer, closing in zip(parts[1::2], parts[2::2], parts[3::2], strict=False):
         if closing == f"</{opening[1:]}" and not has_tags(answer, tag):
             answers.setdefault(opening, answer.strip())
-        elif not before.strip():
+        elif not has_preface:
             answers.setdefault(opening, None)
     found = [answers.get(f"<{tag}_{i}>") for i in range(1, m + 1)]
     return [answer for answer in found if answer is not None]

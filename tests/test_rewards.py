@@ -49,7 +49,7 @@ def task_in(form: str) -> Task:
         ),
         ("I end with </answer_1>. <answer_1>a</answer_1>", 1, ["a"]),
         ("So: <answer_1>a</answer_1> in <answer_1>, not <answer_1>b</answer_1>", 1, ["a"]),
-        ("<answer_1>a</answer_1> In <answer_2>: <answer_2>b</answer_2>", 2, ["a", "b"]),
+        ("So: <answer_1>a</answer_1> In <answer_2>: <answer_2>b</answer_2>", 2, ["a", "b"]),
         ("So: <answer_1><answer_1>a</answer_1></answer_1>", 1, ["a"]),
     ],
 )
