@@ -151,6 +151,11 @@ class Config:
     def is_tiny(self) -> bool:
         return self.model == "tiny"
 
+    @property
+    def warms_up_all(self) -> bool:
+        """Whether an SFT warm-up trains all weights of a language model, for which bfloat16 is too coarse."""
+        return not self.is_tiny and self.warm_steps > 0 and not self.lora_rank
+
 
 LANGUAGE_DEFAULTS: dict[str, Any] = {
     "warm_steps": 0,
@@ -231,9 +236,8 @@ class Parser(argparse.ArgumentParser):
             try:
                 text.encode()
             except UnicodeEncodeError as error:  # another encoding, or a locale without it
-                raise UserError(
-                    f"{text!a:.80}: no UTF-8; rename it, or set PYTHONUTF8=1"
-                ) from error
+                what = f"{text!a:.80}: no UTF-8; rename it, or set PYTHONUTF8=1"
+                raise UserError(what) from error
         arguments = self.parse_args(argv)
         flags = self.flags()
         for field in dataclasses.fields(flags):
@@ -320,8 +324,7 @@ def resolve(config: Config) -> None:
     is_cuda = config.device == "cuda"
     has_bfloat16 = is_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
     if config.dtype == "auto":
-        is_coarse = config.warm_steps and not config.lora_rank  # for a warm-up of all weights
-        is_half = has_bfloat16 and not config.is_tiny and not is_coarse
+        is_half = has_bfloat16 and not config.is_tiny and not config.warms_up_all
         config.dtype = "bfloat16" if is_half else "float32"
     open_device(config.device, config.dtype)
     if is_cuda and config.dtype == "bfloat16" and not has_bfloat16:
@@ -371,8 +374,7 @@ def mistakes(config: Config, task: Task) -> Iterator[str]:
             what = f"task {config.task} has no such flag, unlike {owner}"
             fix = "drop it, or name it in Task.flags of your own task (a FileTask has --data)"
             yield f"{flag_of(name)} {value}: {what}; {fix}"
-    warms_up_all = not config.is_tiny and config.warm_steps and not config.lora_rank
-    if warms_up_all and config.dtype == "bfloat16":
+    if config.warms_up_all and config.dtype == "bfloat16":
         what = "coarser than what the warm-up teaches; take --dtype float32, or --warm-steps 0"
         yield f"--dtype bfloat16 --warm-steps {config.warm_steps}: {what}"
     if not config.is_tiny and not config.max_new_tokens:

@@ -34,20 +34,23 @@ FILE_FIXES = {  # by what the system says of a file
 
 
 @contextlib.contextmanager
-def explain_out_of_memory() -> Iterator[None]:
-    """Turn an allocation that failed into a UserError that names the flags which need less memory."""
+def explain_machine() -> Iterator[None]:
+    """Turn a lack of memory, and files that the system refuses, into a UserError with the fix."""
     try:
         yield
     except Exception as error:
-        if not is_out_of_memory(error) or any(
-            note.startswith(OWN_CODE) for note in notes_of(error)
-        ):
+        if any(note.startswith(OWN_CODE) for note in getattr(error, "__notes__", [])):
             raise
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(
-            f"out of memory ({reason:.200}); lower --micro-batch-tokens, --sampling-batch or --jobs, or "
-            "begin a new run with --lora-rank 16 (docs/hardware.md)"
-        ) from error
+        if is_out_of_memory(error):
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise UserError(
+                f"out of memory ({reason:.200}); lower --micro-batch-tokens, --sampling-batch or --jobs, "
+                "or begin a new run with --lora-rank 16 (docs/hardware.md)"
+            ) from error
+        if isinstance(error, OSError) and error.errno in FILE_FIXES:
+            file = f"{error.filename:.80}: " if error.filename else ""
+            raise UserError(f"{file}{error.strerror}; {FILE_FIXES[error.errno]}") from error
+        raise
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -58,19 +61,6 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 @contextlib.contextmanager
-def explain_files() -> Iterator[None]:
-    """Turn what the system does not let one do with files into a UserError."""
-    try:
-        yield
-    except OSError as error:
-        is_own = any(note.startswith(OWN_CODE) for note in notes_of(error))
-        if error.errno not in FILE_FIXES or is_own:
-            raise
-        file = f"{error.filename:.80}: " if error.filename else ""
-        raise UserError(f"{file}{error.strerror}; {FILE_FIXES[error.errno]}") from error
-
-
-@contextlib.contextmanager
 def noted(note: str) -> Iterator[None]:
     """What a user's own code raises keeps its traceback, with a note of what it was called for."""
     try:
@@ -78,10 +68,6 @@ def noted(note: str) -> Iterator[None]:
     except Exception as error:
         error.add_note(note)
         raise
-
-
-def notes_of(error: BaseException) -> list[str]:
-    return getattr(error, "__notes__", [])
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
@@ -107,7 +93,7 @@ def as_command(script: str, run: Callable[[], None]) -> None:
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)  # which a notebook may have changed
     try:
-        with explain_out_of_memory(), explain_files():
+        with explain_machine():
             run()
     except UserError as error:
         print(f"{script}: error: {' '.join(str(error).split())}", file=sys.stderr)

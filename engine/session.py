@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from engine.config import Config, check, resolve
-from engine.doors import as_command, explain_files, explain_out_of_memory
+from engine.doors import as_command, explain_machine
 from engine.files import read_log
 from engine.jobs import jobs_of, run_all
 from engine.owner import owned
@@ -102,7 +102,7 @@ def train_one(
         fix = "add it to vpo.ADVANTAGES outside of __main__, or take --jobs 1"
         raise UserError(f"--jobs {config.jobs}: a process does not know the method {method}; {fix}")
     try:
-        with explain_out_of_memory(), explain_files():
+        with explain_machine():
             train_method(method, config, task or task_of(config), position)
     except Exception as error:
         logged = len(read_log(Path(config.out) / method / "metrics.jsonl"))

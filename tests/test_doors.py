@@ -30,7 +30,7 @@ import train
 import vpo
 from engine import session
 from engine.config import Config, check_ranges, flag_of
-from engine.doors import as_command, explain_out_of_memory
+from engine.doors import as_command, explain_machine
 from engine.owner import FILE, this_process
 from engine.runs import checkpoints, load_run
 from engine.tasks import load_task
@@ -442,9 +442,9 @@ def test_a_file_of_problems_must_stay_what_it_was(capsys):
 def test_errors_of_memory_are_explained(message):
     """Guards against a traceback where a library found no memory, and against other errors that are taken for it."""
     told = f"out of memory .{re.escape(message)}.; .*--lora-rank"
-    with pytest.raises(UserError, match=told), explain_out_of_memory():
+    with pytest.raises(UserError, match=told), explain_machine():
         raise RuntimeError(message)
-    with pytest.raises(RuntimeError, match="shapes"), explain_out_of_memory():
+    with pytest.raises(RuntimeError, match="shapes"), explain_machine():
         raise RuntimeError("shapes do not match")
 
 
