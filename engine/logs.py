@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.config import Config, peak_rate
+from engine.config import Config
 from engine.evaluations import Pool
 from engine.files import append, cut_log, read_log, write_text
 from rewards import Problem, Task, parse_answers
@@ -19,7 +19,6 @@ from vpo import answers_per_rollout
 LOGS = ("metrics", "samples", "snapshots", "evaluations")
 SHOWN = ("reward", "diversity", "W@m")  # metrics beside the progress bar
 FAR_LARGER = 100  # times another objective
-RARE = 0.05  # share of the slots that earn something, where chance decides from step to step
 SILENT_STEPS = 10  # without a signal, after which a user is told
 
 
@@ -84,32 +83,22 @@ class MethodLog:
         if self.silent_steps != SILENT_STEPS or self.has_told:
             return
         self.has_told = True
-        fix = "no answer can be read: look at samples.jsonl; does the prompt ask for the form?"
-        m = answers_per_rollout(self.method, self.config.m)
-        if row["earned"] and m > 1 and row["answers"] < 0.5:
-            fix = (
-                f"a rollout holds {m * row['answers']:.1f} distinct answers of {m}: a start model that writes them "
-                "all, by more --warm-steps, or a lower --lr"
-            )
+        n_distinct = answers_per_rollout(self.method, self.config.m) * row["answers"]
+        if row["earned"] and row["answers"] < 0.5:
+            fix = f"a rollout holds {n_distinct:.1f} distinct answers of {self.config.m}: a start model that writes them all"
         elif row["earned"]:
             fix = "all answers are alike: a lower --lr, another --method, or other problems"
         elif self.config.entropy_coef:
             fix = "the policy writes noise: lower --entropy-coef"
         elif row["answers"]:
-            fix = (
-                "no answer earns more than the least: easier problems, a denser reward or a warm-up"
-            )
-        first = read_log(self.folder / "metrics.jsonl", "earned")[:1]
-        began = first[0]["earned"] if first else 0.0
-        if began > RARE and began > 2 * row["earned"]:
-            rate = peak_rate(self.config, self.method)
-            fix = (
-                f"{began:.0%} of the slots earned something at first, now {row['earned']:.0%}, so the updates are "
-                f"too large: begin anew with a lower --lr than {rate:g}"
-            )
+            fix = "no answer earns more than the least: easier problems or a denser reward"
+        else:
+            fix = "no answer can be read: look at samples.jsonl; does the prompt ask for the form?"
+        first = [*read_log(self.folder / "metrics.jsonl", "earned"), row][0]
         print(
-            f"\n{self.method}: no signal in {SILENT_STEPS} steps, step {step}: all rollouts of each group "
-            f"were paid the same, so nothing is learnt from them; {fix}",
+            f"\n{self.method}: no signal in {SILENT_STEPS} steps, step {step}: the rollouts of each group earn the "
+            f"same. Of all slots {row['earned']:.0%} earn something, at first {first['earned']:.0%} (if it "
+            f"fell, begin anew with a lower --lr); {fix}",
             file=sys.stderr,
         )
 
@@ -163,22 +152,20 @@ def show_first_step(
 
 
 def tell_scales(method: str, task: Task, example: dict) -> None:
-    """Name objectives that are a hundred times larger than others, which then hardly count."""
+    """Name objectives that are a hundred times smaller than another, and then hardly count."""
     vectors = torch.tensor([each["rewards"] for each in example["rollouts"]])  # (G, m, k)
-    spans = vectors.flatten(0, 1).abs().amax(0)  # (k)
-    order = spans.argsort().tolist()
-    names = task.objectives or [f"objective {i + 1}" for i in range(len(order))]
-    for place in range(1, len(order)):
-        smaller = spans[order[place - 1]].item()
-        larger = spans[order[place]].item()
-        if larger >= FAR_LARGER * smaller > 0:
-            high = ", ".join(names[i] for i in sorted(order[place:]))
-            low = ", ".join(names[i] for i in sorted(order[:place]))
-            print(
-                f"{method}: rewards of up to {larger:.3g} in {high} and {smaller:.3g} in {low}: preference "
-                f"weights and the mean hardly see {low}; scale all objectives alike",
-                file=sys.stderr,
-            )
+    spans = vectors.flatten(0, 1).abs().amax(0).tolist()  # (k)
+    names = task.objectives or [f"objective {i + 1}" for i in range(len(spans))]
+    small = []
+    for name, span in zip(names, spans, strict=True):
+        if 0 < FAR_LARGER * span <= max(spans):
+            small.append(f"{name} of up to {span:.3g}")
+    if small:
+        print(
+            f"{method}: rewards {', '.join(small)} beside others of up to {max(spans):.3g} hardly count in "
+            "preference weights and the mean; scale all objectives alike",
+            file=sys.stderr,
+        )
 
 
 def peak_memory() -> float:
