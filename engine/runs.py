@@ -136,8 +136,8 @@ def misfits(config: Config, stored: StoredRun) -> Iterator[str]:
         done = steps_done(out / method)
         if config.steps < done:
             yield f"--steps {config.steps}: {method} has {done} already; give as many or more"
-        is_longer = config.steps > stored.config.steps == done
-        if is_longer and not (checkpoints(out / method)[-1] / "trainer.pt").exists():
+        is_done = done == stored.config.steps < config.steps
+        if is_done and not (checkpoints(out / method)[-1] / "trainer.pt").exists():
             what = f"{method} has finished its {done} steps, without --keep-optimizer"
             yield f"--steps {config.steps}: {what}; train anew with another --out"
     present = [name for name in config.method if (out / name).exists()]
@@ -163,22 +163,20 @@ def load_run(run: Path) -> StoredRun:
         raise UserError(f"{run}: there is no such run{did_you_mean(run.name, beside)}")
     try:
         record = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-        if isinstance(record, dict) and "flags" not in record:  # of a model, maybe
-            raise UserError(f"{run}: no run of train.py; name the folder that holds config.json")
-    except ValueError as error:
-        raise UserError(f"{path}: damaged ({error}); restore it or train again") from error
-    try:
+        flags = record.get("flags", {})
         names = vars(Config())
-        known = {name: value for name, value in record["flags"].items() if name in names}
+        known = {name: value for name, value in flags.items() if name in names}
         config = Config(**known, out=str(run))
         check_ranges(config)
-        history = record["history"]
         has_checkpoint = any(checkpoints(run / method) for method in config.method)
+        history = list(record.get("history", []))
         stored_digests = dict(record.get("data", {}))
-    except (UserError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (UserError, ValueError, TypeError, AttributeError) as error:
         what = f"damaged, or of another version ({error})"
         raise UserError(f"{path}: {what}; restore it or train again") from error
-    gone = [f"{flag_of(name)} {record['flags'][name]}" for name in record["flags"].keys() - known]
+    if not flags:  # of a model, maybe
+        raise UserError(f"{run}: no run of train.py; name the folder that holds config.json")
+    gone = [f"{flag_of(name)} {flags[name]}" for name in flags.keys() - known]
     if gone:
         tell_once(f"{run}: flags of another version are ignored: {', '.join(sorted(gone))}")
     vars(config).update(files_of(config))
