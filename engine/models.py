@@ -52,9 +52,7 @@ def load_hugging_face(name: str, dtype: str) -> tuple[PreTrainedModel, PreTraine
 def load_config_and_tokenizer(name: str) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
     """The small files of a checkpoint. Raises UserError as `load_hugging_face` does."""
     if _belongs_to_run(name):
-        damage = _damage(name)
-        if damage:
-            raise UserError(f"--model {name}: cannot be loaded ({damage}); {_remedy(name)}")
+        _check_files(name)
     else:
         _check_folder(name)
     source = str(Path(name).parent.parent / "start") if is_adapter(name) else name
@@ -172,19 +170,16 @@ def _explained(name: str) -> Iterator[None]:
             reason = "auto_map: it needs code of its own, which is not run here"
             fix = "choose a model whose code is in transformers"
         elif not Path(name).exists():
-            fix = (
-                "there is none, or no connection (HF_HUB_OFFLINE?), or it is gated: `hf auth login`"
-            )
+            fix = "no such model, no connection (HF_HUB_OFFLINE?), or it is gated: `hf auth login`"
         elif isinstance(error, ImportError):
             fix = "install what it lacks"
-        elif _damage(name):
-            reason = _damage(name)
-            fix = _remedy(name)
+        else:
+            _check_files(name)
         raise UserError(f"--model {name}: cannot be loaded ({reason}); {fix}") from error
 
 
-def _damage(name: str) -> str:
-    """Which file of a checkpoint is missing or damaged, and how; empty: none. The weights are not read."""
+def _check_files(name: str) -> None:
+    """Raise UserError for a file of a checkpoint that is missing or damaged. The weights are not read."""
     folder = Path(name)
     kind = ADAPTER_FILE if is_adapter(name) else "config.json"
     weights = list(folder.glob("*.safetensors")) or [folder / "model.safetensors"]
@@ -200,11 +195,12 @@ def _damage(name: str) -> str:
             else:
                 with safe_open(path, "pt"):  # which looks at its size
                     pass
-        except FileNotFoundError:
-            return f"{path.name} is missing"
-        except (ValueError, SafetensorError) as error:
-            return f"{path.name} is damaged: {error}"
-    return ""
+        except (FileNotFoundError, ValueError, SafetensorError) as error:
+            damage = f"damaged: {error}" if path.exists() else "missing"
+            reason = f"{path.name} is {damage}"
+            raise UserError(
+                f"--model {name}: cannot be loaded ({reason}); {_remedy(name)}"
+            ) from error
 
 
 def _remedy(name: str) -> str:
