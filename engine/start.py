@@ -50,6 +50,7 @@ def load_start(
     return policy
 
 
+@torch.no_grad()
 def check_model(policy: Policy, name: str) -> None:
     """Raise UserError for a model whose rollouts would never end, or would be scored wrongly."""
     mistake = ""
@@ -62,35 +63,22 @@ def check_model(policy: Policy, name: str) -> None:
             if eos is not None:
                 mistake = f"its EOS token {eos!r} has no row in its embeddings"
                 fix = "take the tokenizer that it was trained with"
-        elif not has_finite_logits(policy):
+        elif not policy.model(torch.arange(4, device=policy.device)[None]).logits.isfinite().all():
             mistake = "its logits are not finite, so its weights are not"
             fix = "fetch or save it again"
         else:
-            mistake = wrong_logprobs(policy)
+            off = nats_off(policy)
+            if off > TOLERANCE.get(policy.model.dtype, 0.06):
+                mistake = (
+                    "it gives other logits after a cached or padded prompt, or does more to them than "
+                    f"its LM head: log-probabilities would be wrong by {off:.2g} nats per token"
+                )
     except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
         mistake = f"{type(policy.model).__name__} takes no KV cache as others do ({error!s:.200})"
     if mistake:
         raise UserError(f"--model {name}: {mistake}; {fix}")
 
 
-def wrong_logprobs(policy: Policy) -> str:
-    """By how much log-probabilities would be wrong; empty if by no more than rounding."""
-    off = nats_off(policy)
-    if off <= TOLERANCE.get(policy.model.dtype, 0.06):
-        return ""
-    return (
-        "it gives other logits after a cached or padded prompt, or does more to them than its LM head: "
-        f"log-probabilities would be wrong by {off:.2g} nats per token"
-    )
-
-
-@torch.no_grad()
-def has_finite_logits(policy: Policy) -> bool:
-    ids = torch.tensor([[0, 1, 2, 3]], device=policy.device)
-    return bool(policy.model(ids).logits.isfinite().all())
-
-
-@torch.no_grad()
 def nats_off(policy: Policy) -> float:
     """By how many nats log-probabilities of sampling and update differ, and those without cache and padding."""
     endless = copy.copy(policy)
