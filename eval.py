@@ -115,7 +115,7 @@ def diversity(rewards: Tensor) -> Tensor:
     gaps = rewards.cpu().double().sort(1).values.diff(dim=1)  # (N, n - 1, objectives)
     below = torch.arange(1, n)[
         :, None
-    ]  # candidates below a gap; so many times n - below pairs span it
+    ]  # candidates below a gap, which below * (n - below) pairs span
     return (gaps * below * (n - below)).sum((1, 2)) / max(n * (n - 1) / 2, 1)
 
 

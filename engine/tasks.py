@@ -1,5 +1,6 @@
 """Tasks: how they are found and loaded, and checks of what their methods return."""
 
+import contextlib
 import functools
 import importlib
 import json
@@ -78,8 +79,7 @@ def load_task(name: str, model: str = "tiny", **flags: Any) -> Task:
     if task.form not in ("tags", "lines"):
         raise UserError(f'--task {name}: form = {task.form!r:.60} must be "tags" or "lines"')
     if isinstance(task.objectives, str):
-        fix = f"must be a tuple, as ({task.objectives!r},)"
-        raise UserError(f"--task {name}: objectives {fix}")
+        raise UserError(f"--task {name}: objectives must be a tuple, as ({task.objectives!r},)")
     if model == "tiny":
         task.form = "tags"
         task.reads_untagged = False
@@ -149,11 +149,9 @@ def numbers_of(task: Task, vector: Any, k: int, what: str) -> list[float]:
     """A vector of k numbers, or of any k if it is 0 and none has a name. Raises UserError for another one."""
     k = len(task.objectives) or k
     values = []
-    try:
+    with contextlib.suppress(AttributeError, TypeError, ValueError, OverflowError):
         if isinstance(vector, list | tuple):
             values = [value.__float__() for value in vector]  # which text does not have
-    except (AttributeError, TypeError, ValueError, OverflowError):
-        values = []
     if not values:
         mistake = "must be a list of numbers; of a tensor or array return .tolist()"
     elif len(values) != (k or len(values)):

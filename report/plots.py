@@ -3,7 +3,6 @@
 `path` is the file that a figure is written to.
 """
 
-import json
 import math
 import re
 import textwrap
@@ -19,7 +18,7 @@ from engine.files import read_log
 from report import style
 from report.drawings import Drawing, drawing_of, short
 from report.looks import Look, look_of, looks_of
-from report.table import Table, start_of
+from report.table import Table, clusters_of, start_of
 from rewards import Problem, Task
 from vpo import ADVANTAGES, SEVERAL_ANSWERS
 
@@ -366,10 +365,8 @@ def _policy_labels(rewards: dict[str, list[Tensor]]) -> list[str]:
 
 def distinct_problems(problems: list[Problem]) -> list[int]:
     """The indices of the problems whose data differ from those before."""
-    first: dict[str, int] = {}
-    for i, problem in enumerate(problems):
-        first.setdefault(json.dumps(problem.data), i)
-    return list(first.values())
+    numbers = clusters_of(problems).tolist()
+    return [numbers.index(number) for number in range(max(numbers) + 1)]
 
 
 def _label_policy(ax: Any, label: str, above: bool) -> None:

@@ -80,9 +80,7 @@ def load_problems(flag: str, path: str, judge: Judge, answer: Answer | None = No
     """
     problems = read_problems(path, flag)
     failed = _check_references(f"{flag} {path}", problems, judge, answer)
-    n_left_out = 0
-    for problem in problems:
-        n_left_out += max(0, problem["asserts"] - len(problem["tests"]))
+    n_left_out = sum(max(0, each["asserts"] - len(each["tests"])) for each in problems)
 
     distinct: dict[tuple, dict] = {}
     for problem in sorted(problems, key=lambda problem: problem["date"]):
@@ -130,10 +128,9 @@ def _check_references(
         (passed,) = judge([(problem, problem["reference"])])
         if all(passed):
             continue
-        given = ""
         test = problem["tests"][passed.index(False)]
-        if answer and len(failed) < SHOWN:
-            given = answer(problem, problem["reference"], test)
+        is_shown = answer and len(failed) < SHOWN
+        given = answer(problem, problem["reference"], test) if is_shown else ""
         if not problem["asserts"]:
             what = f"field reference: fails {test!r:.60}{given}"
             raise UserError(f"{place}, problem {problem['id']}, {what}")
@@ -277,19 +274,16 @@ def _mbpp(record: dict) -> dict:
     code = text_field(record, "code")
     text = optional_text(record, "text") or text_field(record, "prompt")
     asserts = texts_field(record, "test_list", "a list of asserts")
-    imports = []
+    setup = [optional_text(record, "test_setup_code")]
     if isinstance(record.get("test_imports"), str):
-        imports = [record["test_imports"]]
+        setup.append(record["test_imports"])
     elif record.get("test_imports"):
-        imports = texts_field(record, "test_imports", "text or a list of texts")
-    setup = [optional_text(record, "test_setup_code"), *imports]
+        setup += texts_field(record, "test_imports", "text or a list of texts")
 
     tests = _parse("\n".join(asserts), "test_list")
     called = {node.id for node in ast.walk(tests) if isinstance(node, ast.Name)}
-    names = []
-    for node in _parse(code, "code").body:
-        if isinstance(node, ast.FunctionDef) and node.name in called:
-            names.append(node.name)
+    functions = [node for node in _parse(code, "code").body if isinstance(node, ast.FunctionDef)]
+    names = [function.name for function in functions if function.name in called]
     if not names:
         raise UserError("field test_list: calls no function that code defines")
     problem = _from_asserts(tests, names[-1], names[-1]) | {
