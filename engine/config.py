@@ -17,6 +17,7 @@ from engine.doors import did_you_mean
 from rewards import MAX_ANSWERS, Task, UserError
 from vpo import ADVANTAGES, ALPHAS, Estimator, Scored, answers_per_rollout
 
+TASKS = ("maze", "fence", "toy", "code", "headline", "musique", "eureqa", "tool")
 AUTO = -1  # of a number, what a user writes as auto
 IGNORE_SUBSET = {"grpo", "dr_grpo", "maxrl", "gdpo", "random_weighting", "multi_rlvr"}
 # Peak learning rates of the tiny model: the best of a grid on validation mazes (study/README.md).
@@ -42,10 +43,7 @@ class Config:
     """
 
     # task and model
-    task: str = flag(
-        "maze",
-        "maze, fence, toy, code, headline, musique, eureqa, tool, or a Python file with a Task",
-    )
+    task: str = flag("maze", f"{', '.join(TASKS)}, or a Python file with a Task")
     size: int = flag(7, "rows of a maze", 5, 9)
     max_words: int = flag(6, "words that a headline may have, 5 to 9", 5, 9)
     data: str = flag("", "file of problems (docs/own.md); empty: the task's made-up problems")

@@ -13,20 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.config import TASKS
 from engine.doors import did_you_mean, noted
 from rewards import Fence, Problem, Task, Toy, UserError
 
-ROOT = Path(__file__).resolve().parent.parent
 BUILT_IN = {"fence": Fence, "toy": Toy}
-
-
-def task_names() -> list[str]:
-    """The tasks that --task knows by name."""
-    names = list(BUILT_IN)
-    for path in (ROOT / "tasks").glob("*.py"):
-        if f'    name = "{path.stem}"' in path.read_text("utf-8"):  # the others are helpers
-            names.append(path.stem)
-    return sorted(names)
 
 
 def load_task_class(name: str) -> type[Task]:
@@ -34,16 +25,15 @@ def load_task_class(name: str) -> type[Task]:
     path = Path(name)
     if name in BUILT_IN:
         return BUILT_IN[name]
-    names = task_names()
     if path.suffix == ".py" and path.is_file():
         module = _run_module(path.resolve(), path.read_bytes())
-    elif name in names:
+    elif name in TASKS:
         module = importlib.import_module(f"tasks.{name}")
     else:
-        known = f"choose from {', '.join(names)}, or name a Python file"
+        known = f"choose from {', '.join(sorted(TASKS))}, or name a Python file"
         mistake = "there is no such file" if path.suffix == ".py" else "unknown"
         files = [f"{name}.py"] if Path(f"{name}.py").is_file() else []
-        hint = did_you_mean(path.stem, names + files)
+        hint = did_you_mean(path.stem, [*sorted(TASKS), *files])
         raise UserError(f"--task {name}: {mistake}; {known}{hint}")
     classes = []
     for value in vars(module).values():

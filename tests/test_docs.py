@@ -17,8 +17,8 @@ import yaml
 
 import train
 from engine import __version__
-from engine.config import Config, flag_of
-from engine.tasks import check_task, load_task, load_task_class, task_names
+from engine.config import TASKS, Config, flag_of
+from engine.tasks import check_task, load_task, load_task_class
 from eval import EvalFlags
 from examples.search import SearchFlags
 from rollout import build_prompt, load_policy
@@ -82,7 +82,7 @@ def task_defaults_table() -> str:
     """What each task lays over the defaults of Config."""
     lines = [table_row(["task", "all models", "tiny model", "language model"])]
     lines.append(table_row(["---"] * 4))
-    for name in task_names():
+    for name in sorted(TASKS):
         task = load_task_class(name)
         cells = []
         for defaults in (task.defaults, task.tiny_defaults, task.language_defaults):
