@@ -139,16 +139,12 @@ def show_first_step(
             "what no answer earns is not learnt: show an example that earns it in Task.prompt, or "
             "imitate some first (Task.demonstration and --warm-steps)"
         )
-    print("\n".join(lines), file=sys.stderr)
     if not row["answers"]:
-        print(
-            f"{method}: no answer can be read; does the prompt ask for the form, with examples, as "
-            "Task.request does?",
-            file=sys.stderr,
-        )
+        ask = "does the prompt ask for the form, as Task.request does?"
+        lines.append(f"{method}: no answer can be read; {ask}")
     if config.device == "cuda":
-        told = f"{method}: the first step took {peak_memory():.1f} GiB at most"
-        print(told, file=sys.stderr)
+        lines.append(f"the first step took {peak_memory():.1f} GiB at most")
+    print("\n".join(lines), file=sys.stderr)
 
 
 def tell_scales(method: str, task: Task, example: dict) -> None:
@@ -193,13 +189,9 @@ def open_tracker(name: str, folder: Path, done: int) -> Callable[[dict[str, floa
         if done == 0 or not id_file.exists():
             id_file.write_text(secrets.token_hex(4), "utf-8")
         title = f"{folder.parent.name}-{folder.name}"
+        id = id_file.read_text("utf-8")
         run = wandb.init(
-            project="vpo",
-            name=title,
-            id=id_file.read_text("utf-8"),
-            resume="allow",
-            dir=str(folder),
-            reinit=True,
+            project="vpo", name=title, id=id, resume="allow", dir=str(folder), reinit=True
         )
         return lambda metrics, step: run.log(metrics, step=step)
     return lambda metrics, step: None

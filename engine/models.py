@@ -122,13 +122,9 @@ def _load_weights(name: str, config: PreTrainedConfig, dtype: str) -> PreTrained
             generation = GenerationConfig.from_pretrained(
                 config.name_or_path, pad_token_id=None, **options
             )
-        options = options | {
-            "output_loading_info": True,
-            "ignore_mismatched_sizes": True,
-            "dtype": dtype,
-        }
+        options = options | {"config": config, "generation_config": generation, "dtype": dtype}
         model, report = AutoModelForCausalLM.from_pretrained(
-            config.name_or_path, config=config, generation_config=generation, **options
+            config.name_or_path, output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
     mismatched = [entry[0] for entry in report["mismatched_keys"]]
     wrong = sorted([*report["missing_keys"], *mismatched])

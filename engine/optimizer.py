@@ -11,9 +11,8 @@ class MasterWeightAdamW:
         self.masters = self.weights
         if any(weight.dtype != torch.float32 for weight in self.weights):
             self.masters = [weight.detach().float().clone() for weight in self.weights]
-        fused = None  # torch decides
-        if may_fuse:
-            fused = self.weights[0].device.type in ("cpu", "cuda")
+        can_fuse = self.weights[0].device.type in ("cpu", "cuda")
+        fused = can_fuse if may_fuse else None  # None: torch decides
         self.adamw = torch.optim.AdamW(
             self.masters, betas=(0.9, 0.999), weight_decay=0.01, fused=fused
         )

@@ -56,13 +56,13 @@ def check_model(policy: Policy, name: str) -> None:
     mistake = ""
     fix = "choose a decoder-only model such as Qwen, Llama, SmolLM, Gemma or GPT-2"
     try:
-        if not policy.eos_ids:
+        eos = policy.tokenizer.eos_token
+        if not policy.eos_ids and eos is None:
             mistake = "its tokenizer has no EOS token, so no rollout would ever end"
             fix = "set eos_token in its tokenizer_config.json"
-            eos = policy.tokenizer.eos_token
-            if eos is not None:
-                mistake = f"its EOS token {eos!r} has no row in its embeddings"
-                fix = "take the tokenizer that it was trained with"
+        elif not policy.eos_ids:
+            mistake = f"its EOS token {eos!r} has no row in its embeddings"
+            fix = "take the tokenizer that it was trained with"
         elif not policy.model(torch.arange(4, device=policy.device)[None]).logits.isfinite().all():
             mistake = "its logits are not finite, so its weights are not"
             fix = "fetch or save it again"
