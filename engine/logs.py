@@ -83,9 +83,10 @@ class MethodLog:
         if self.silent_steps != SILENT_STEPS or self.has_told:
             return
         self.has_told = True
-        n_distinct = answers_per_rollout(self.method, self.config.m) * row["answers"]
-        if row["earned"] and row["answers"] < 0.5:
-            fix = f"a rollout holds {n_distinct:.1f} distinct answers of {self.config.m}: a start model that writes them all"
+        m = answers_per_rollout(self.method, self.config.m)
+        if row["earned"] and m > 1 and row["answers"] < 0.5:
+            held = f"a rollout holds {m * row['answers']:.1f} distinct answers of {m}"
+            fix = f"{held}: a start model that writes all, by more --warm-steps, or a lower --lr"
         elif row["earned"]:
             fix = "all answers are alike: a lower --lr, another --method, or other problems"
         elif self.config.entropy_coef:
