@@ -16,17 +16,16 @@ def in_groups(parts: list[Scored], G: int) -> Scored:
     """
     m = max(part.vectors.shape[2] for part in parts)
     k = max(part.vectors.shape[3] for part in parts)
-
-    def joined(name: str, *sizes: int) -> Tensor:
-        return torch.cat([widened(getattr(part, name), *sizes) for part in parts])
-
+    vectors = torch.cat([widened(part.vectors, m, k) for part in parts])
+    objective_mask = torch.cat([widened(part.objective_mask, k) for part in parts])  # (P * G, k)
+    missing_scalar = torch.cat([part.missing_scalar for part in parts])  # (P * G, 1)
     return Scored(
-        joined("vectors", m, k).view(-1, G, m, k),
-        joined("scalars", m).view(-1, G, m),
-        joined("answer_mask", m).view(-1, G, m),
-        joined("repeat_mask", m).view(-1, G, m),
-        joined("objective_mask", k).view(-1, G, k)[:, 0],
-        joined("missing_scalar", 1).view(-1, G)[:, :1],
+        vectors.view(-1, G, m, k),
+        torch.cat([widened(part.scalars, m) for part in parts]).view(-1, G, m),
+        torch.cat([widened(part.answer_mask, m) for part in parts]).view(-1, G, m),
+        torch.cat([widened(part.repeat_mask, m) for part in parts]).view(-1, G, m),
+        objective_mask.view(-1, G, k)[:, 0],
+        missing_scalar.view(-1, G)[:, :1],
         parts[0].minimum,
     )
 

@@ -91,20 +91,17 @@ def check_free(run: Path) -> str:
     with contextlib.suppress(ValueError, TypeError):  # it is just being written
         owner = Owner(**json.loads(text))
     own = this_process()
-    is_here = owner is not None and owner.host == own.host
-    if is_here and owner.process == own.process:
-        return text
     fix = "let it end, or take another --out"
-    if is_here and own.started:
+    is_own = owner is not None and (owner.process, owner.host) == (own.process, own.host)
+    if owner and owner.host == own.host and own.started:
         is_running = start_of(owner.process) == owner.started
     else:  # on another host, or where nothing tells when a process began
         is_running = age < SILENT_SECONDS
         fix += f"; after a crash wait {SILENT_SECONDS} seconds"
-    if is_running:
-        who = "a process trains in it"
-        if owner is not None:
-            who = f"process {owner.process} on {owner.host} trains in it since {owner.since}"
-        raise UserError(f"--out {run}: {who}; {fix}")
+    if is_running and not is_own:
+        who = f"process {owner.process} on {owner.host}" if owner else "a process"
+        since = f" since {owner.since}" if owner else ""
+        raise UserError(f"--out {run}: {who} trains in it{since}; {fix}")
     return text
 
 
