@@ -8,7 +8,6 @@ import hashlib
 import importlib.resources
 import importlib.util
 import json
-import math
 import pickle
 import random
 import shlex
@@ -258,14 +257,10 @@ def test_asserts_cannot_be_forged(program):
         ("assert round(f(1), 2) == 0.33", ("round(f(1), 2)", 0.33)),
         ("assert f(1) is True", ("repr(f(1))", "True")),
         ("assert abs(f(1) - 0.3) <= 1e-3", ("f(1)", 0.3, (0.0, 1e-3))),
-        ("assert abs(f(1) - 3) < 1", ("f(1)", 3, (0.0, math.nextafter(1, 0)))),
         ("assert math.isclose(f(1), 3.0, rel_tol=0.01)", ("f(1)", 3.0, (0.01, 0.0))),
-        ("assert np.isclose(f(1), 3.0)", ("f(1)", 3.0, (0.0, 1e-8, 1e-5))),
         ("assert np.isclose(f(1), 3.0, atol=0.1)", ("f(1)", 3.0, (0.0, 0.1, 1e-5))),
         ("assert numpy.allclose(f(1), [3.0, 4], 0.1)", ("f(1)", [3.0, 4], (0.0, 1e-8, 0.1))),
-        ("assertion(f(1), [0.5, 2.0], 0)", ("f(1)", [0.5, 2.0], (0.0, 1e-6, 1e-7))),
         ("assertion(f(1), 0.5, 1e-9)", ("f(1)", 0.5, (0.0, 1e-9, 1e-7))),
-        ("assertion(f(1), [0.5, 2], 0)", ("f(1)", [0.5, 2], (0.0, 0.0, 0.0))),
         *((f"assert {text.strip()}", None) for text in NO_PAIRS.split(";")),
         ("assert abs(f(1) - 2) < 1" + "0" * 400, None),
     ],
@@ -492,14 +487,8 @@ BAD_FILES = [
         "problem own-1, field reference: .* it raises ModuleNotFound",
     ),
     ([""], "no problem with a test is left"),
-    (
-        [MBPP | {"test_list": ["assert count([]) == 3"]}],
-        'solution fails .MBPP/7: 1, it gives \'{"dict": ',
-    ),
-    (
-        [MBPP | {"code": MBPP["code"].replace(":\n", ":\n    import numpy\n", 1)}],
-        "4 asserts .*.MBPP/7: 4, it raises .*No module named 'numpy'",
-    ),
+    ([MBPP | {"test_list": ["assert count([]) == 3"]}], 'MBPP/7: 1, it gives \'{"dict": '),
+    ([MBPP | {"code": f"import numpy\n{MBPP['code']}"}], "MBPP/7: 4, it raises .*named 'numpy'"),
     ([OWN], "1 problems to train on, 0 held out: too"),
     ([LCB_STDIN], "all were published before 2025-02-01; .* --test-data FILE"),
 ]

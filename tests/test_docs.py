@@ -175,10 +175,8 @@ def test_windows_gets_what_linux_gets_and_the_test_line_comes_first():
     (windows,) = blocks(readme, "powershell")
     for part in ("-m venv .venv", "-r requirements.txt", "train.py --task fence"):
         assert part in linux and part in windows
-    first = [line for line in readme.read_text("utf-8").splitlines() if "python -m pytest" in line][
-        0
-    ]
-    assert first == tests.strip()
+    lines = readme.read_text("utf-8").splitlines()
+    assert next(line for line in lines if "python -m pytest" in line) == tests.strip()
 
 
 def flag_names(flags: type) -> set[str]:
@@ -248,31 +246,21 @@ def test_a_checkpoint_loads_as_own_md_says():
     assert names["output"].shape[1] > names["inputs"]["input_ids"].shape[1]
 
 
-def test_the_task_with_a_data_file_keeps_train_and_test_apart(capsys):
+def test_the_task_with_a_data_file_tells_what_stands_in_both_files(capsys):
     """Guards against a recipe that cannot be loaded, or that pays an answer without words."""
     (recipe,) = [code for code in blocks(DOCS / "own.md", "python") if "(FileTask)" in code]
     Path("my_titles.py").write_text(recipe, "utf-8")
     rows = [f'{{"text": "A fox met {i} hares.", "title": "Fox and {i} hares"}}' for i in range(50)]
     Path("train.jsonl").write_text("\n".join(rows[:40]), "utf-8")
     Path("test.jsonl").write_text("\n".join(rows[38:]), "utf-8")
-    flags = {"data": "train.jsonl", "test_data": "test.jsonl"}
-    task = load_task("my_titles.py", "a language model", **flags)
+    files = {"data": "train.jsonl", "test_data": "test.jsonl"}
+    task = load_task("my_titles.py", "a language model", **files)
     told = "2 of 12 held-out problems stand in training too"
     assert told in capsys.readouterr().err and told in (DOCS / "own.md").read_text("utf-8")
     check_task(task, 3)
     problem = task.problems("test", 1)[0]
     assert task.reward(problem, problem.data["title"]) == [1, 0.25]
     assert task.reward(problem, "") == [0, 0]
-
-    flags["test_data"] = ""
-    parts = load_task("my_titles.py", "a language model", **flags).parts
-    texts = {split: {data["text"] for data in part} for split, part in parts.items()}
-    assert {split: len(part) for split, part in texts.items()} == {
-        "train": 29,
-        "validation": 3,
-        "test": 8,
-    }
-    assert len(set.union(*texts.values())) == 40
 
 
 # Methods, tasks, metrics, files of a run.

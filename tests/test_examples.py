@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from test_rollout import load_random_model
+from test_train import fails
 from test_vpo import scored_of
 from transformers import AutoModelForCausalLM
 
@@ -432,10 +433,7 @@ def search(out: Path, port: int, model: str = "m") -> subprocess.CompletedProces
 def test_another_version_of_trl_is_refused(monkeypatch, capsys):
     trl_vpo = script("trl_vpo")
     monkeypatch.setattr(trl_vpo, "TRL", "0.1")
-    with pytest.raises(SystemExit) as stop:
-        trl_vpo.main([])
-    assert stop.value.code == 2
-    assert "this file is for 0.1; pip install trl==0.1" in capsys.readouterr().err
+    fails([], capsys, "this file is for 0.1; pip install trl==0.1", command=trl_vpo.main)
 
 
 @needs_trl

@@ -8,7 +8,9 @@ import re
 import sys
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -229,79 +231,57 @@ def test_a_copied_notebook_finds_the_project_above_it(in_a_folder, monkeypatch):
 
 
 def test_in_a_read_only_folder_the_runs_lie_at_home(in_a_folder, tmp_path, monkeypatch, capsys):
-    def refuse(**options):
-        raise PermissionError
-
     (in_a_folder / "vpo.py").touch()
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(tempfile, "TemporaryFile", Mock(side_effect=PermissionError))
     for _ in range(2):  # the cell may be run again
         assert run_cells(1)["project"] == in_a_folder
     assert Path.cwd() == tmp_path
-    assert (
-        f"{in_a_folder} is read-only, so the runs lie in {tmp_path}/runs."
-        in capsys.readouterr().out
-    )
+    assert f"is read-only, so the runs lie in {tmp_path}/runs." in capsys.readouterr().out
 
 
 def test_a_skipped_exercise_is_named_by_the_cell_that_uses_it(in_a_folder, monkeypatch):
     """Guards against a TypeError about an ellipsis."""
     monkeypatch.syspath_prepend(ROOT)
     names = run_cells(1, 2)
-    (training,) = [
-        cell.source
-        for cell in nbformat.read(LESSON, as_version=4).cells
-        if cell.source.startswith("needs(3, 4)")
-    ]
+    sources = [cell.source for cell in nbformat.read(LESSON, as_version=4).cells]
+    (training,) = [source for source in sources if source.startswith("needs(3, 4)")]
     for exercise in (3, 4):
         with pytest.raises(names["Stop"], match=f"exercise {exercise}: solve it"):
             exec(training, names)
         names["solved_exercises"].add(exercise)
 
 
-def broken_properties(number: int) -> str:
-    """The letters of the bugs of exercise 11 that a version shows from outside."""
+def test_each_silent_bug_breaks_its_own_property():
+    """Guards against a bug of exercise 11 that cannot be told from another, and a wrong version 0."""
     rewards = torch.rand(2, 4, 3, 2, generator=torch.Generator().manual_seed(0))
-    advantages = version(number, rewards)
-    letters = ""
     specialists = torch.eye(2)
     compromises = torch.full((2, 2), 0.6)
-    ahead, behind = version(number, torch.stack([specialists, compromises])[None])[0]
-    if ahead < behind:
-        letters += "a"
-    if version(number, rewards[:, :1].expand_as(rewards)).any():
-        letters += "b"
+    two_sets = torch.stack([specialists, compromises])[None]
+    equal_sets = rewards[:, :1].expand_as(rewards)
     without_first = rewards.clone()
     without_first[0] = 0
-    if not torch.equal(version(number, without_first)[1], advantages[1]):
-        letters += "c"
-    answer_mask = torch.ones(2, 4, 3, dtype=torch.bool)
+    answer_mask = rewards[..., 0] > 0.2
     answer_mask[0, 1] = False
-    if version(number, rewards, answer_mask)[0, 1] >= 0:
-        letters += "d"
     objective_mask = torch.tensor([[True, False], [True, True]])
     hidden = rewards.clone()
     hidden[0, ..., 1] = rewards[1, ..., 1]
-    changed = version(number, hidden, objective_mask=objective_mask)
-    if not torch.equal(changed, version(number, rewards, objective_mask=objective_mask)):
-        letters += "e"
-    return letters
-
-
-def test_each_silent_bug_breaks_its_own_property():
-    """Guards against a bug of exercise 11 that cannot be told from another, and a wrong version 0."""
     assert sorted(BUGS.values()) == list("abcde")
     for number in range(6):
-        assert broken_properties(number) == BUGS.get(number, "")
-    rewards = torch.rand(2, 4, 3, 2)
-    answer_mask = torch.rand(2, 4, 3) > 0.5
-    objective_mask = torch.tensor([[True, False], [True, True]])
-    right = vpo_advantage(
-        rewards,
-        answer_mask,
-        objective_mask=objective_mask,
-        generator=torch.Generator().manual_seed(0),
-    )
+        advantages = partial(version, number)
+        ahead, behind = advantages(two_sets)[0]
+        changed = advantages(hidden, objective_mask=objective_mask)
+        is_broken = {
+            "a": ahead < behind,
+            "b": advantages(equal_sets).any(),
+            "c": not torch.equal(advantages(without_first)[1], advantages(rewards)[1]),
+            "d": advantages(rewards, answer_mask)[0, 1] >= 0,
+            "e": not torch.equal(changed, advantages(rewards, objective_mask=objective_mask)),
+        }
+        letters = [letter for letter, broken in is_broken.items() if broken]
+        assert "".join(letters) == BUGS.get(number, "")
+    generator = torch.Generator().manual_seed(0)
+    right = vpo_advantage(rewards, answer_mask, objective_mask=objective_mask, generator=generator)
     torch.testing.assert_close(version(0, rewards, answer_mask, objective_mask), right)
 
 

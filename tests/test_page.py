@@ -273,9 +273,8 @@ def test_what_is_missing_is_named(trained, capsys):
 def test_a_log_that_ends_early(run):
     """Only steps that all methods share are shown; a line that a kill cut off counts as missing."""
     log = Path("run/vpo/snapshots.jsonl")
-    log.write_text(
-        "\n".join([*log.read_text("utf-8").splitlines()[:1], '{"step": 7, "prob']), "utf-8"
-    )
+    first, _, _ = log.read_text("utf-8").partition("\n")
+    log.write_text(first + '\n{"step": 7, "prob', "utf-8")
     main(["page", "run"])
     assert data_of(Path("run/report.html"))["steps"] == [1]
 

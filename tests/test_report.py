@@ -147,9 +147,8 @@ def test_reward_vectors_show_the_conflict(tmp_path, drawn):
         assert {axes.get_xlabel(), axes.get_ylabel()} == shown
     long = {"vpo": torch.full((2, 4, 1), -2.0)}
     plots.reward_vectors(long, 1, ["one_" * 30], tmp_path / "c.png")
-    assert (
-        max(map(len, texts(drawn[-1])[:2])) < 50 and len(drawn[-1].axes[0].get_xlabel()) == LETTERS
-    )
+    assert max(map(len, texts(drawn[-1])[:2])) < 50
+    assert len(drawn[-1].axes[0].get_xlabel()) == LETTERS
 
 
 @pytest.mark.draws

@@ -42,11 +42,7 @@ def task_in(form: str) -> Task:
         ("a</answer_1><answer_2>b<answer_2>c</answer_2>", 2, []),
         # A preface that mentions tags:
         ("I use <answer_1>. So: <answer_1> a </answer_1>", 1, ["a"]),
-        (
-            "In <answer_1> to <answer_2>: <answer_1>a</answer_1><answer_2>b</answer_2>",
-            2,
-            ["a", "b"],
-        ),
+        ("In <answer_1>, <answer_2>: <answer_1>a</answer_1><answer_2>b</answer_2>", 2, ["a", "b"]),
         ("I end with </answer_1>. <answer_1>a</answer_1>", 1, ["a"]),
         ("So: <answer_1>a</answer_1> in <answer_1>, not <answer_1>b</answer_1>", 1, ["a"]),
         ("So: <answer_1>a</answer_1> In <answer_2>: <answer_2>b</answer_2>", 2, ["a", "b"]),

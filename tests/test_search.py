@@ -39,9 +39,8 @@ def run_search(run: Path, flags: str, out: str = "out") -> tuple[dict, list[dict
     """What a search of a run wrote: search.json, and all candidates."""
     search.main([str(run), *flags.split()])
     lines = Path(out, "candidates.jsonl").read_text("utf-8").splitlines()
-    return json.loads(Path(out, "search.json").read_text("utf-8")), [
-        json.loads(line) for line in lines
-    ]
+    report = json.loads(Path(out, "search.json").read_text("utf-8"))
+    return report, [json.loads(line) for line in lines]
 
 
 def routes(task, grid: str, route: list[int], left: int) -> Iterator[list[int]]:

@@ -29,9 +29,8 @@ def toy_with(members: str) -> str:
 
 def test_the_tiny_model_writes_tags_whatever_the_form():
     """Guards against a form for language models that turns every answer of the tiny one into none."""
-    Path("mine.py").write_text(
-        toy_with("def find_answers(self, text, m, finished): return [text]"), "utf-8"
-    )
+    source = toy_with("def find_answers(self, text, m, finished): return [text]")
+    Path("mine.py").write_text(source, "utf-8")
     text = "<answer_1> a </answer_1> <answer_2> b </answer_2>"
     assert parse_answers(text, load_task("mine.py"), 2) == ["a", "b"]
     assert parse_answers(text, load_task("mine.py", "some model"), 2) == [text]

@@ -339,14 +339,7 @@ def test_results_of_a_newer_version_are_compared_and_taken(capsys):
 
     reproduce.main(["--compare", "again"])
     (row,) = [line for line in capsys.readouterr().out.splitlines() if "VPO" in line]
-    assert row.strip("| ").split(" | ")[:6] == [
-        "maze",
-        "VPO",
-        "1",
-        "0.500",
-        "0.620*",
-        "0.500-0.600",
-    ]
+    assert row.startswith("| maze | VPO | 1 | 0.500 | 0.620* | 0.500-0.600 |")
     reproduce.main(["--take", "again"])
     assert "1 records stored" in capsys.readouterr().out
     reproduce.main(["--list", "--only", "maze-vpo-seed"])
