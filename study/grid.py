@@ -113,6 +113,12 @@ CURES = {  # flag of train.py -> what a table calls it
     "temperature": "training temperature",
 }
 
+# Of the cells of these tasks that are trained with a method's own flags, and of GRPO with a KL weight of 0.1,
+# policies with weights between those of the start and those of the trained model are measured, too.
+MIXED_TASKS = ("maze", "code", "fence", "copies", "gems", "tradeoff", HEADLINE)
+MIXES = (0.25, 0.5, 0.75)  # t of start + t (trained - start)
+KL_01 = (("kl", 0.1),)
+
 REAL_MODEL = "--model HuggingFaceTB/SmolLM2-135M-Instruct --snapshots"
 SNAPSHOTS = 7  # of those cells whose answers during training are shown: one in ten steps
 OPEN_CASES = (
@@ -232,6 +238,16 @@ class Cell:
     def is_shown(self) -> bool:
         """Whether its answers during training are stored, for the page of headlines."""
         return self.task == HEADLINE and self.seed == 0 and not self.flags
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether its policy is measured with weights half-way to the start, too."""
+        if Path(self.task).stem not in MIXED_TASKS or self.method not in MAIN_METHODS:
+            return False
+        own_rate = (("lr", LR.get(self.task, LR["maze"])[self.method]),)
+        if self.tuning and self.flags == own_rate:
+            return self.task in ("maze", "code")
+        return not self.flags or (self.method == "grpo" and self.flags == KL_01)
 
     @property
     def is_former(self) -> bool:

@@ -41,7 +41,7 @@ from engine.tasks import held_out
 from eval import evaluate_policy, measure
 from rewards import Problem, Task, UserError
 from study import documents, result_tables
-from study.grid import CURES, HEADLINES, MAIN_METHODS, REAL_TASKS, VERSION, Cell, cells
+from study.grid import CURES, HEADLINES, MAIN_METHODS, MIXES, REAL_TASKS, VERSION, Cell, cells
 from study.store import CURVE, FORMER, QUICK, RESULTS, Store, load_stored, results_of
 from study.stored import Stored
 
@@ -118,7 +118,7 @@ def evaluation_record(cell: Cell, folder: Path) -> dict:
     """The part of a cell's record that says what its policies did on held-out problems.
 
     Of GRPO it holds the start model too. "at" maps temperature -> policy -> measure -> thousandths
-    per problem. "groups" says which problems share a prompt.
+    per problem, "mixed" t of --mix -> measure -> the same. "groups" says which problems share a prompt.
     """
     config = load_run(folder).config
     task = task_of(config)
@@ -150,6 +150,14 @@ def evaluation_record(cell: Cell, folder: Path) -> dict:
             at[name] = condense(measure(pool, task), cell, config.pool)
         if cell.task in HEADLINES and temperature == TEMPERATURES[0]:
             record["answers"] = {name: pool.answers[:STORED_TEXTS] for name, pool in pools.items()}
+    if cell.is_mixed:
+        settings = Settings(split, n_problems, config.pool, TEMPERATURES[0], MIXES)
+        evaluation = Evaluation(folder, config, settings, folder)
+        record["mixed"] = {}
+        for t in MIXES:
+            pool = evaluate_policy(f"{cell.method}, --mix {t:g}", evaluation, device)
+            values = measure(pool, task, config.m)
+            record["mixed"][f"{t:g}"] = condense(values, cell, config.pool)
     return record
 
 
@@ -340,7 +348,11 @@ def measure_and_write(flags: ReproduceFlags, grid: list[Cell], store: Store) -> 
         raise UserError(f"{store.folder}: holds no result of this grid, nothing to write")
     failed = 0
     if not flags.write:
-        pending = [cell for cell in grid if cell not in current and not cell.is_former]
+        pending = []
+        for cell in grid:
+            is_whole = cell in current and (not cell.is_mixed or "mixed" in current[cell])
+            if not is_whole and not cell.is_former:
+                pending.append(cell)
         failed = run_grid(pending, flags.jobs, store)
     stored = load_stored(store)
     print(f"\n{result_tables.main_table(stored)}")

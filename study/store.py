@@ -4,7 +4,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from eval import pass_at_k
 from rewards import UserError
-from study.entries import Entry
+from study.entries import Entry, mixed
 from study.grid import REAL_TASKS, Cell, cells
 from study.stored import TEMPERATURES, Result, Stored
 
@@ -118,6 +118,7 @@ def results_of(records: Iterable[tuple[Cell, dict]]) -> list[Result]:
     for cell, record in records:
         try:
             results.append(result_of(cell, record))
+            results += mixed_results(results[-1], cell, record)
         except KeyError as error:
             raise UserError(
                 f"results, cell {cell.name}: the record lacks {error}; restore the file, or delete "
@@ -150,6 +151,17 @@ def result_of(cell: Cell, record: dict) -> Result:
         peak_gib=record.get("peak_gib"),
         gpu=record.get("gpu") or "",
     )
+
+
+def mixed_results(trained: Result, cell: Cell, record: dict) -> list[Result]:
+    """The results of policies with weights between those of the start and those of a cell's policy."""
+    results = []
+    for t, values in record.get("mixed", {}).items():
+        measures = {cell.method: measures_of(values, record["size"], cell.tuning)}
+        policy = mixed(trained.policy, float(t))
+        own = {TEMPERATURES[0]: measures}
+        results.append(replace(trained, policy=policy, measures=own, answers={}))
+    return results
 
 
 def policy_of(cell: Cell) -> Entry:

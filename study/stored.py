@@ -114,8 +114,11 @@ class TaskResults:
                 self._runs.setdefault(policy, {}).setdefault(result.seed, []).append(result)
 
     def policies(self, flags: bool = False) -> list[Entry]:
-        """The policies without flags of train.py, or those with flags, in the tables' order."""
-        chosen = [policy for policy in self._runs if bool(policy.flags) == flags]
+        """The trained policies without flags of train.py, or those with flags, in the tables' order."""
+        chosen = []
+        for policy in self._runs:
+            if bool(policy.flags) == flags and not policy.is_mixed:
+                chosen.append(policy)
         return sorted(chosen, key=table_order)
 
     def runs(self, policy: Entry) -> dict[int, Result]:
