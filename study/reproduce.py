@@ -156,7 +156,7 @@ def evaluation_record(cell: Cell, folder: Path) -> dict:
         record["mixed"] = {}
         for t in MIXES:
             pool = evaluate_policy(f"{cell.method}, --mix {t:g}", evaluation, device)
-            values = measure(pool, task, config.m)
+            values = measure(pool, task)
             record["mixed"][f"{t:g}"] = condense(values, cell, config.pool)
     return record
 
