@@ -37,9 +37,8 @@ def has_mixes(task: TaskResults, policy: Entry) -> bool:
     return bool(task.runs(mixed(policy, HALF)))
 
 
-def along(stored: Stored, name: str) -> str:
+def along(task: TaskResults) -> str:
     """The means over seeds of every policy along t."""
-    task = stored.task(name)
     rows = []
     for policy in POLICIES:
         if not has_mixes(task, policy):
