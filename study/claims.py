@@ -20,8 +20,19 @@ from dataclasses import dataclass
 from examples.search_report import RIVALS, counts_alone
 from report.markdown import markdown
 from study.cures import own
-from study.entries import GRPO, GRPO_KL, MAX_AT_K, MULTI_RLVR, START_MODEL, TWO_ANSWERS, VPO, Entry
+from study.entries import (
+    GRPO,
+    GRPO_KL,
+    MAX_AT_K,
+    MULTI_RLVR,
+    START_MODEL,
+    TWO_ANSWERS,
+    VPO,
+    Entry,
+    mixed,
+)
 from study.grid import HEADLINE
+from study.mixing import HALF
 from study.result_tables import as_csv, counts_of_other_runs, rival_of
 from study.stored import SINGLE, Difference, Stored, TaskResults, t_test
 
@@ -150,8 +161,9 @@ def lead_widens_with_k(stored: Stored) -> Iterator[Finding]:
 def curves_cross(stored: Stored) -> Iterator[Finding]:
     for task in main_tasks(stored):
         yield crossing(task, GRPO, VPO)
-        if task.runs(GRPO_KL):
-            yield crossing(task, GRPO_KL, VPO)
+        for rival in (GRPO_KL, mixed(GRPO, HALF)):
+            if task.runs(rival):
+                yield crossing(task, rival, VPO)
 
 
 def crossing(task: TaskResults, grpo: Entry, vpo: Entry) -> Finding:
@@ -300,12 +312,14 @@ def main_tasks(stored: Stored) -> list[TaskResults]:
 
 
 def strongest_scalar(task: TaskResults) -> Entry:
-    """The best baseline at k = 30 of all rates and cures; not goal-conditioned, which is told a goal."""
+    """The best baseline at k = 30 of all rates and cures, half-way weights among them; not goal-conditioned,
+    which is told a goal."""
     methods = {*SINGLE, "multi_rlvr"} - {"goal_conditioned"}
     seeds = task.shared_seeds(VPO)
     measured = []
     cured = [policy for policy in task.policies(flags=True) if policy.is_cure]
-    for policy in [*task.policies(), *cured]:
+    halves = [mixed(policy, HALF) for policy in (GRPO, GRPO_KL, MAX_AT_K)]
+    for policy in [*task.policies(), *cured, *halves]:
         if policy.method in methods and task.shared_seeds(policy, VPO) == seeds:
             measured.append(policy)
     return max(measured, key=lambda policy: task.mean(policy, LARGE_K[task.name]))
