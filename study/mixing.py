@@ -16,7 +16,7 @@ from study.grid import HEADLINE, LR, MIXES
 from study.stored import Stored, TaskResults
 from vpo import SEVERAL_ANSWERS
 
-TASKS = ("maze", "code", "copies", "gems", "tradeoff", "fence", HEADLINE)
+TASKS = ("maze", "code", "gems", "tradeoff", "fence", HEADLINE)
 POLICIES = (GRPO, GRPO_KL, MAX_AT_K, VPO, GROUP_VPO)
 MEASURES = ("best@1", "best@3", "best@30", "W@30", "diversity")
 HALF = 0.5  # t of the tables, fixed before any result
