@@ -24,6 +24,7 @@ STEPS = (0.0, *MIXES, 1.0)
 KS = (1, 2, 3, 5, 10, 30)
 NOISE = 0.005  # of a mean over 100 validation problems
 SAMPLES = 2000  # of a bootstrap
+SHOWN_WORDS = {"maze": 12, "headline": 6}  # in a figure
 
 
 def at(policy: Entry, t: float) -> Entry:
@@ -33,20 +34,20 @@ def at(policy: Entry, t: float) -> Entry:
     return mixed(policy, t)
 
 
-def has_mixes(task: TaskResults, policy: Entry) -> bool:
-    return bool(task.runs(mixed(policy, HALF)))
+def with_mixes(task: TaskResults, policies: tuple[Entry, ...] = POLICIES) -> list[Entry]:
+    """Those of some policies of which mixtures are stored."""
+    return [policy for policy in policies if task.runs(mixed(policy, HALF))]
 
 
 def along(task: TaskResults) -> str:
     """The means over seeds of every policy along t."""
     rows = []
-    for policy in POLICIES:
-        if not has_mixes(task, policy):
-            continue
+    for policy in with_mixes(task):
+        seeds = list(task.runs(mixed(policy, HALF)))
         for t in STEPS:
-            entry = at(policy, t)
-            means = [task.mean(entry, measure) for measure in MEASURES]
-            rows.append([policy.title, f"{t:g}", len(task.runs(mixed(policy, HALF))), *means])
+            values = [task.values(at(policy, t), measure, seeds=seeds) for measure in MEASURES]
+            means = [value.mean().item() for value in values]
+            rows.append([policy.title, f"{t:g}", len(seeds), *means])
     return markdown(["method", "t", "seeds", *MEASURES], rows)
 
 
@@ -76,7 +77,7 @@ def chosen(stored: Stored) -> str:
     rows = []
     for name in ("maze", "code"):
         task = stored.task(name)
-        for policy in POLICIES:
+        for policy in with_mixes(task):
             row = [name, policy.title]
             for measure in measures:
                 t = best_t(stored, name, policy, measure)
@@ -101,7 +102,8 @@ def crossings(stored: Stored) -> str:
     rows = []
     for name in ("maze", "code"):
         task = stored.task(name)
-        for ours in (VPO, GROUP_VPO, MAX_AT_K, mixed(GRPO, HALF)):
+        halves = [mixed(policy, HALF) for policy in with_mixes(task, (GRPO,))]
+        for ours in (VPO, GROUP_VPO, MAX_AT_K, *halves):
             row = [name, ours.title]
             for kind in ("best", "W"):
                 row.append(crossing_text(task, ours, GRPO, kind))
@@ -178,8 +180,7 @@ def train_test(stored: Stored) -> str:
 def doors(stored: Stored) -> str:
     """What GRPO's policy does behind a door that it no longer takes, means over seeds."""
     rows = []
-    for name in ("maze", HEADLINE):
-        records = collapse_records(name)
+    for name, records in collapse_records().items():
         share = sum(record["doors"] for record in records) / len(records)
         for title in records[0]["scores"]:
             row = [name, len(records), f"{share:.0%}", title]
@@ -191,32 +192,28 @@ def doors(stored: Stored) -> str:
     return markdown(head, rows)
 
 
-def collapse_records(name: str) -> list[dict]:
-    """What study/collapse.py measured of a task, by seed."""
-    stored = json.loads(COLLAPSED.read_text("utf-8"))
-    return [record for key, record in sorted(stored.items()) if key.startswith(f"{name}-seed")]
+def collapse_records() -> dict[str, list[dict]]:
+    """What study/collapse.py measured: task -> a record of each seed."""
+    records: dict[str, list[dict]] = {}
+    for name, record in sorted(json.loads(COLLAPSED.read_text("utf-8")).items()):
+        records.setdefault(name.partition("-")[0], []).append(record)
+    return records
 
 
 def draw_collapse(path: Path) -> None:
     """Draw entropy and distinct beginnings by word, for the start model, GRPO and VPO."""
-    titles = {"maze": "Maze, steps of a route", HEADLINE: "Headlines, words"}
-    with style.new_figure(2, 2, (9.6, 6.4)) as axes:
-        for column, (name, title) in enumerate(titles.items()):
-            records = collapse_records(name)
-            for row, (key, label) in enumerate(
-                (
-                    ("nats", "entropy of the next word, nats"),
-                    ("distinct", "distinct beginnings of 30"),
-                )
-            ):
+    labels = {"nats": "entropy of the next word, nats", "distinct": "distinct beginnings of 30"}
+    tasks = collapse_records()
+    with style.new_figure(2, len(tasks), (4.8 * len(tasks), 6.4)) as axes:
+        for column, (name, records) in enumerate(tasks.items()):
+            n_words = SHOWN_WORDS[name]
+            for row, (key, label) in enumerate(labels.items()):
                 ax = axes[row, column]
-                n_words = 12 if name == "maze" else 6
                 for policy in ("start", "grpo", "vpo"):
                     values = torch.tensor([record[key][policy][:n_words] for record in records])
-                    ax.plot(
-                        range(1, n_words + 1), values.mean(0), **style.curve_style(look_of(policy))
-                    )
-                ax.set(ylabel=label, xlabel="word of the answer", title=title, ylim=(0, None))
+                    curve = style.curve_style(look_of(policy))
+                    ax.plot(range(1, n_words + 1), values.mean(0), **curve)
+                ax.set(ylabel=label, xlabel="word of the answer", title=name, ylim=(0, None))
         style.finish(axes, path, "means over seeds and 40 held-out problems; temperature 0.7")
 
 
@@ -229,9 +226,8 @@ def draw_frontier(stored: Stored, path: Path) -> None:
     with style.new_figure(2, 2, (10.4, 8.4)) as axes:
         for ax, (name, title) in zip(axes.flat, panels.items(), strict=True):
             task = stored.task(name)
-            for policy in (GRPO, MAX_AT_K, VPO, GROUP_VPO):
-                if has_mixes(task, policy):
-                    draw_line(ax, task, policy)
+            for policy in with_mixes(task, (GRPO, MAX_AT_K, VPO, GROUP_VPO)):
+                draw_line(ax, task, policy)
             ax.plot(*point(task, START_MODEL), "o", color="#757575", ms=9, label="start model")
             for entry in task.policies(flags=True):
                 if entry.method == "grpo" and entry.is_cure:
