@@ -63,10 +63,10 @@ def leads(stored: Stored) -> str:
     for name in TASKS:
         task = stored.task(name)
         for ours, theirs in pairs:
-            if not task.runs(ours) or not task.runs(theirs):
+            seeds = len(task.shared_seeds(ours, theirs))
+            if not seeds:
                 continue
             cells = [task.difference(ours, theirs, measure).short for measure in measures]
-            seeds = len(task.shared_seeds(ours, theirs))
             rows.append([name, f"{ours.title} - {theirs.title}", seeds, *cells])
     return markdown(["task", "minus", "seeds", *measures], rows)
 
