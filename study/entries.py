@@ -1,6 +1,6 @@
 """The policies of the study: rows of its tables and curves of its figures."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from report.looks import LOOKS, Look, look_of
 from study.grid import CURES
@@ -37,6 +37,8 @@ class Entry:
                 words.append(scripts[value])
             elif name == "variant":
                 words.append(value.replace("_", " "))
+            elif name == "mix":
+                words.append(f"t = {value:g}")
             elif name in CURES:
                 words.append(f"{CURES[name]} {value:g}")
             else:
@@ -47,6 +49,11 @@ class Entry:
     def is_cure(self) -> bool:
         """Whether it has another KL weight, entropy bonus or temperature of training, and no more."""
         return bool(self.flags) and {name for name, _ in self.flags} <= CURES.keys()
+
+
+def mixed(policy: Entry, t: float) -> Entry:
+    """A policy with the weights start + t (trained - start)."""
+    return replace(policy, flags=(*policy.flags, ("mix", t))) if t < 1 else policy
 
 
 def short_title(policy: Entry) -> str:

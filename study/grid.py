@@ -120,6 +120,7 @@ OPEN_CASES = (
     "--prompts-per-step 2 --max-new-tokens 96 --temperature 0.7 --kl 0 --save-every 10 "
     "--no-gradient-checkpointing --snapshots 0 --steps"
 )
+MIXES = (0.0, 0.25, 0.5, 0.75, 1.0)  # t of start + t (trained - start)
 MORE_STEPS = 600  # in place of 200 in the maze and 300 on programs
 
 
@@ -305,6 +306,19 @@ def cells_of(row: Row) -> list[Cell]:
             for seed in range(row.seeds):
                 found.append(Cell(task, method, seed, tuple(row.flags.items())))
     return found
+
+
+def mixed_cells() -> list[Cell]:
+    """The cells whose policies are mixed with their start: those of the grid, trained anew."""
+    grid = []
+    for task in ("maze", "code"):
+        for method in MAIN_METHODS:
+            flags = (("lr", LR[task][method]),)
+            grid.append(Cell(task, method, TUNING_SEED, flags))
+        grid.append(Cell(task, "grpo", TUNING_SEED, (("kl", 0.1),)))
+    grid += cells_of(Row("maze code fence gems tradeoff", MAIN, 5))
+    grid += cells_of(Row("maze code", "grpo", 5, {"kl": 0.1}))
+    return grid + cells_of(Row(HEADLINE, "grpo vpo", 5))
 
 
 def tuning_cells() -> list[Cell]:

@@ -5,6 +5,7 @@
     python study/reproduce.py --out again      all of it anew on your machine, beside what is stored here
     python study/reproduce.py --compare again  the stored numbers against those of that folder
     python study/reproduce.py --take again     store what a newer version of the program measured there
+    python study/reproduce.py --mixed          half-way weights, into study/results/mixed
     python study/reproduce.py --only toy       the cells whose names contain a text, here all of the toy
     python study/reproduce.py --list           what is stored by which version, and what is missing
     python study/reproduce.py --write          documents, tables and figures from what is stored
@@ -41,8 +42,18 @@ from engine.tasks import held_out
 from eval import evaluate_policy, measure
 from rewards import Problem, Task, UserError
 from study import documents, result_tables
-from study.grid import CURES, HEADLINES, MAIN_METHODS, REAL_TASKS, VERSION, Cell, cells
-from study.store import CURVE, FORMER, QUICK, RESULTS, Store, load_stored, results_of
+from study.grid import (
+    CURES,
+    HEADLINES,
+    MAIN_METHODS,
+    MIXES,
+    REAL_TASKS,
+    VERSION,
+    Cell,
+    cells,
+    mixed_cells,
+)
+from study.store import CURVE, FORMER, MIXED, QUICK, RESULTS, Store, load_stored, results_of
 from study.stored import Stored
 
 TEMPERATURES = (0.7, 1.0, 1.3)  # the first is the table's
@@ -70,9 +81,13 @@ def measure_cell(cell: Cell, store: Store) -> None:
     if subprocess.run([sys.executable, *cell.script, *command]).returncode:
         words = " ".join([*cell.script, *command])
         raise UserError(f"{cell.name}: training failed: python {words}")
-    record = training_record(cell, run) | evaluation_record(cell, run)
-    if cell.is_shown:
-        record["during"] = answers_during(run / cell.method)
+    record = training_record(cell, run)
+    if store.folder == MIXED:
+        record |= mixed_record(cell, run)
+    else:
+        record |= evaluation_record(cell, run)
+        if cell.is_shown:
+            record["during"] = answers_during(run / cell.method)
     store.add(cell, record)
     if cell.task in REAL_TASKS:
         shutil.rmtree(run)
@@ -122,11 +137,6 @@ def evaluation_record(cell: Cell, folder: Path) -> dict:
     """
     config = load_run(folder).config
     task = task_of(config)
-    split = "test"
-    n_problems = task_defaults(task, config.model).get("eval_problems", Config.eval_problems)
-    if cell.tuning:
-        split = "validation"
-        n_problems = 100
     names = [cell.method]
     if not cell.flags and cell.method == "grpo":
         names = ["start", "start_sets", "grpo"]
@@ -137,12 +147,9 @@ def evaluation_record(cell: Cell, folder: Path) -> dict:
 
     device = device_of("auto", config.is_tiny)
     open_device(device)
-    problems = held_out(task, split, n_problems)
     record = {"at": {}}
-    if not cell.tuning:
-        record["groups"] = prompt_groups(task, problems, config.is_tiny)
     for temperature in temperatures:
-        settings = Settings(split, n_problems, config.pool, temperature)
+        settings = settings_of(cell, task, config, temperature)
         evaluation = Evaluation(folder, config, settings, folder)
         pools = {name: evaluate_policy(name, evaluation, device) for name in names}
         at = record["at"][f"{temperature:g}"] = {}
@@ -150,7 +157,38 @@ def evaluation_record(cell: Cell, folder: Path) -> dict:
             at[name] = condense(measure(pool, task), cell, config.pool)
         if cell.task in HEADLINES and temperature == TEMPERATURES[0]:
             record["answers"] = {name: pool.answers[:STORED_TEXTS] for name, pool in pools.items()}
+    if not cell.tuning:
+        record["groups"] = prompt_groups(task, pools[cell.method].problems, config.is_tiny)
     return record
+
+
+def mixed_record(cell: Cell, folder: Path) -> dict:
+    """As evaluation_record, at the first temperature: in place of policies it has t of --mix."""
+    config = load_run(folder).config
+    task = task_of(config)
+    settings = settings_of(cell, task, config, TEMPERATURES[0], MIXES)
+    device = device_of("auto", config.is_tiny)
+    open_device(device)
+    evaluation = Evaluation(folder, config, settings, folder)
+    at = {}
+    for t in MIXES:
+        name = cell.method if t == 1 else f"{cell.method}, --mix {t:g}"
+        pool = evaluate_policy(name, evaluation, device)
+        at[f"{t:g}"] = condense(measure(pool, task), cell, config.pool)
+    record = {"at": {f"{TEMPERATURES[0]:g}": at}}
+    if not cell.tuning:
+        record["groups"] = prompt_groups(task, pool.problems, config.is_tiny)
+    return record
+
+
+def settings_of(
+    cell: Cell, task: Task, config: Config, temperature: float, mix: tuple[float, ...] = (1.0,)
+) -> Settings:
+    """How a cell is evaluated: on test problems, or on validation problems to choose a setting."""
+    if cell.tuning:
+        return Settings("validation", 100, config.pool, temperature, mix)
+    n_problems = task_defaults(task, config.model).get("eval_problems", Config.eval_problems)
+    return Settings("test", n_problems, config.pool, temperature, mix)
 
 
 def prompt_groups(task: Task, problems: list[Problem], is_tiny: bool) -> list[int] | None:
@@ -195,8 +233,7 @@ def run_grid(pending: list[Cell], jobs: int, store: Store) -> int:
         command = [
             sys.executable,
             "study/reproduce.py",
-            "--out",
-            str(store.folder),
+            *(["--mixed"] if store.folder == MIXED else ["--out", str(store.folder)]),
             "--cell",
             cell.name,
         ]
@@ -230,6 +267,7 @@ def run_grid(pending: list[Cell], jobs: int, store: Store) -> int:
 class ReproduceFlags:
     """The flags of study/reproduce.py."""
 
+    mixed: bool = flag(False, f"policies with weights half-way to their start, into {MIXED}")
     quick: bool = flag(False, f"one seed of the main comparison, anew, into {QUICK}")
     out: str = flag(
         "", "folder of the results; empty: study/results, and the documents are written too"
@@ -270,6 +308,8 @@ def read_flags(argv: list[str] | None) -> ReproduceFlags:
 
 def store_of(flags: ReproduceFlags) -> Store:
     """The results that a command reads and adds to. Raises UserError if --out is a file."""
+    if flags.mixed:
+        return Store(MIXED)
     default = QUICK if flags.quick else RESULTS
     folder = Path(flags.out or default)
     if folder.is_file():
@@ -279,7 +319,9 @@ def store_of(flags: ReproduceFlags) -> Store:
 
 def grid_of(flags: ReproduceFlags) -> list[Cell]:
     """The cells that a command is about. Raises UserError if --only names none."""
-    grid = [Cell("maze", method, 0) for method in MAIN_METHODS] if flags.quick else cells()
+    grid = mixed_cells() if flags.mixed else cells()
+    if flags.quick:
+        grid = [Cell("maze", method, 0) for method in MAIN_METHODS]
     if flags.only:
         grid = [cell for cell in grid if flags.only in cell.name]
     elif not (flags.compare or flags.take or flags.list):
@@ -294,7 +336,8 @@ def run(argv: list[str] | None) -> None:
     flags = read_flags(argv)
     store = store_of(flags)
     if flags.cell:
-        cell = next(cell for cell in cells() if cell.name == flags.cell)
+        grid = cells() + mixed_cells()
+        cell = next(cell for cell in grid if cell.name == flags.cell)
         measure_cell(cell, store)
         return
     grid = grid_of(flags)
@@ -342,6 +385,8 @@ def measure_and_write(flags: ReproduceFlags, grid: list[Cell], store: Store) -> 
     if not flags.write:
         pending = [cell for cell in grid if cell not in current and not cell.is_former]
         failed = run_grid(pending, flags.jobs, store)
+    if flags.mixed:
+        store = Store(RESULTS)  # of which the documents are, too
     stored = load_stored(store)
     print(f"\n{result_tables.main_table(stored)}")
     if not (flags.out or flags.quick):

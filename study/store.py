@@ -4,7 +4,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,11 +13,12 @@ from torch import Tensor
 
 from eval import pass_at_k
 from rewards import UserError
-from study.entries import Entry
-from study.grid import REAL_TASKS, Cell, cells
+from study.entries import Entry, mixed
+from study.grid import REAL_TASKS, Cell, cells, mixed_cells
 from study.stored import TEMPERATURES, Result, Stored
 
 RESULTS = Path("study/results")
+MIXED = RESULTS / "mixed"  # half-way weights
 RUNS = Path("runs/reproduce")
 QUICK = RUNS / "quick"
 CURVE = (1, 2, 3, 5, 10, 30)  # the k of best@k, W@k and pass@k
@@ -33,7 +34,7 @@ class Store:
 
     def run(self, cell: Cell) -> Path:
         """Where a cell is trained. Other results than the project's own have runs of their own."""
-        runs = RUNS if self.folder in (RESULTS, QUICK) else self.folder / "runs"
+        runs = RUNS if self.folder in (RESULTS, MIXED, QUICK) else self.folder / "runs"
         return runs / cell.folder
 
     def path(self, cell: Cell) -> Path:
@@ -110,6 +111,20 @@ def load_stored(store: Store) -> Stored:
     results = results_of(store.current(grid).items())
     results += results_of(store.current(grid, FORMER).items())
     return Stored(results, store.read(store.folder / "search.json.gz"))
+
+
+def load_mixed() -> Stored:
+    """The stored results of half-way weights: a cell's policy at every t is a policy of its own."""
+    results = []
+    for cell, record in Store(MIXED).current(mixed_cells()).items():
+        at = record["at"][TEMPERATURES[0]]
+        trained = result_of(cell, record | {"at": {TEMPERATURES[0]: {cell.method: at["1"]}}})
+        for t, values in at.items():
+            measures = {cell.method: measures_of(values, record["size"], cell.tuning)}
+            policy = mixed(trained.policy, float(t))
+            own = {TEMPERATURES[0]: measures}
+            results.append(replace(trained, policy=policy, measures=own))
+    return Stored(results, {})
 
 
 def results_of(records: Iterable[tuple[Cell, dict]]) -> list[Result]:

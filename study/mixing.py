@@ -1,0 +1,250 @@
+"""Half-way weights, start + t (trained - start): the tables and figures of study/pages/mixing.md."""
+
+import json
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from report import style
+from report.looks import look_of
+from report.markdown import markdown
+from study.collapse import RESULTS as COLLAPSED
+from study.entries import GROUP_VPO, GRPO, GRPO_KL, MAX_AT_K, START_MODEL, VPO, Entry, mixed
+from study.grid import HEADLINE, LR, MIXES
+from study.stored import Stored, TaskResults
+from vpo import SEVERAL_ANSWERS
+
+TASKS = ("maze", "code", "gems", "tradeoff", "fence", HEADLINE)
+POLICIES = (GRPO, GRPO_KL, MAX_AT_K, VPO, GROUP_VPO)
+MEASURES = ("best@1", "best@3", "best@30", "W@30", "diversity")
+HALF = 0.5  # t of the tables, fixed before any result
+STEPS = (0.0, *MIXES, 1.0)
+KS = (1, 2, 3, 5, 10, 30)
+NOISE = 0.005  # of a mean over 100 validation problems
+SAMPLES = 2000  # of a bootstrap
+SHOWN_WORDS = {"maze": 12, "headline": 6}  # in a figure
+
+
+def at(policy: Entry, t: float) -> Entry:
+    """A policy at t; at 0 it is the start model, asked for what the method is asked for."""
+    if t == 0:
+        return Entry("start_sets" if policy.method in SEVERAL_ANSWERS else "start")
+    return mixed(policy, t)
+
+
+def with_mixes(task: TaskResults, policies: tuple[Entry, ...] = POLICIES) -> list[Entry]:
+    """Those of some policies of which mixtures are stored."""
+    return [policy for policy in policies if task.runs(mixed(policy, HALF))]
+
+
+def along(task: TaskResults) -> str:
+    """The means over seeds of every policy along t."""
+    rows = []
+    for policy in with_mixes(task):
+        seeds = list(task.runs(mixed(policy, HALF)))
+        for t in STEPS:
+            values = [task.values(at(policy, t), measure, seeds=seeds) for measure in MEASURES]
+            means = [value.mean().item() for value in values]
+            rows.append([policy.title, f"{t:g}", len(seeds), *means])
+    return markdown(["method", "t", "seeds", *MEASURES], rows)
+
+
+def leads(stored: Stored) -> str:
+    """Who is ahead of whom with half-way weights, in every task."""
+    half = mixed(GRPO, HALF)
+    pairs = [(ours, half) for ours in (VPO, GROUP_VPO, MAX_AT_K)]
+    pairs += [(mixed(ours, HALF), half) for ours in (VPO, GROUP_VPO, MAX_AT_K)]
+    pairs += [(half, GRPO), (half, GRPO_KL), (mixed(VPO, HALF), VPO)]
+    pairs += [(mixed(GROUP_VPO, HALF), GROUP_VPO), (mixed(MAX_AT_K, HALF), MAX_AT_K)]
+    measures = ("best@1", "best@3", "best@30", "W@30")
+    rows = []
+    for name in TASKS:
+        task = stored.task(name)
+        for ours, theirs in pairs:
+            seeds = len(task.shared_seeds(ours, theirs))
+            if not seeds:
+                continue
+            cells = [task.difference(ours, theirs, measure).short for measure in measures]
+            rows.append([name, f"{ours.title} - {theirs.title}", seeds, *cells])
+    return markdown(["task", "minus", "seeds", *measures], rows)
+
+
+def chosen(stored: Stored) -> str:
+    """The t that is best on the validation problems of another seed, and what it gives on held-out ones."""
+    measures = ("best@1", "best@3", "best@30", "W@30")
+    rows = []
+    for name in ("maze", "code"):
+        task = stored.task(name)
+        for policy in with_mixes(task):
+            row = [name, policy.title]
+            for measure in measures:
+                t = best_t(stored, name, policy, measure)
+                row.append(f"{task.mean(at(policy, t), measure):.3f} (t = {t:g})")
+            rows.append(row)
+    return markdown(["task", "method", *measures], rows)
+
+
+def best_t(stored: Stored, name: str, policy: Entry, measure: str) -> float:
+    """The largest t within the noise of the best, on validation problems; 0 is the start model, not asked."""
+    validation = stored.task(name, tuning=True)
+    tuned = policy if policy.flags else Entry(policy.method, LR[name][policy.method])
+    means = {t: validation.mean(mixed(tuned, t), measure) for t in STEPS[1:]}
+    return max(t for t, mean in means.items() if mean >= max(means.values()) - NOISE)
+
+
+# At which k do the curves cross?
+
+
+def crossings(stored: Stored) -> str:
+    """The k at which the rivals' best@k meets GRPO's, with its 95% interval."""
+    rows = []
+    for name in ("maze", "code"):
+        task = stored.task(name)
+        halves = [mixed(policy, HALF) for policy in with_mixes(task, (GRPO,))]
+        for ours in (VPO, GROUP_VPO, MAX_AT_K, *halves):
+            row = [name, ours.title]
+            for kind in ("best", "W"):
+                row.append(crossing_text(task, ours, GRPO, kind))
+            rows.append(row)
+    return markdown(["task", "overtakes GRPO", "best@k", "W@k"], rows)
+
+
+def crossing_text(task: TaskResults, ours: Entry, theirs: Entry, kind: str) -> str:
+    """The crossing of the means, and the interval of a bootstrap over seeds and problems."""
+    gaps = torch.stack([task.lead(ours, theirs, f"{kind}@{k}") for k in KS], -1)  # (seeds, N, KS)
+    drawn = resampled_means(gaps, task.prompt_ids)  # (SAMPLES, KS)
+    ks = sorted(crossing(means) for means in drawn)
+    low = ks[math.floor(0.025 * SAMPLES)]
+    high = ks[math.ceil(0.975 * SAMPLES) - 1]
+    return f"{k_text(crossing(gaps.mean((0, 1))))} [{k_text(low)}, {k_text(high)}]"
+
+
+def resampled_means(values: Tensor, prompt_ids: Tensor | None) -> Tensor:
+    """Means of bootstrap samples over seeds and prompts: (seeds, N, ...) -> (SAMPLES, ...)."""
+    seeds, N = values.shape[:2]
+    clusters = torch.arange(N) if prompt_ids is None else prompt_ids
+    sizes = torch.bincount(clusters).double()  # (C)
+    sums = torch.zeros(seeds, len(sizes), *values.shape[2:], dtype=torch.float64)
+    sums.index_add_(1, clusters, values.double())
+    generator = torch.Generator().manual_seed(0)
+    means = []
+    for _ in range(SAMPLES):
+        own_seeds = torch.randint(seeds, (seeds,), generator=generator)
+        own_clusters = torch.randint(len(sizes), (len(sizes),), generator=generator)
+        total = sums[own_seeds][:, own_clusters].mean(0).sum(0)
+        means.append(total / sizes[own_clusters].sum())
+    return torch.stack(means)
+
+
+def crossing(gaps: Tensor) -> float:
+    """The k from which a gap (KS) stays above 0, interpolated in log k; inf: not by the last k."""
+    if gaps[-1] <= 0:
+        return math.inf
+    below = [i for i, gap in enumerate(gaps.tolist()) if gap <= 0]
+    if not below:
+        return KS[0]
+    i = below[-1]
+    share = (-gaps[i] / (gaps[i + 1] - gaps[i])).item()
+    return math.exp(math.log(KS[i]) + share * math.log(KS[i + 1] / KS[i]))
+
+
+def k_text(k: float) -> str:
+    if k == math.inf:
+        return "not by 30"
+    return "from 1" if k == 1 else f"{k:.1f}"
+
+
+# Sets of s rollouts in training against k candidates in the test.
+
+
+def train_test(stored: Stored) -> str:
+    """Max@K and Group VPO with sets of 2 or of 4 rollouts, by best@k."""
+    rows = []
+    for name in ("maze", "code"):
+        task = stored.task(name)
+        for policy in (MAX_AT_K, GROUP_VPO):
+            pairs = Entry(policy.method, flags=(("subset", 2),))
+            for title, entry in (("2", pairs), ("4", policy)):
+                means = [task.mean(entry, f"best@{k}") for k in KS]
+                rows.append([name, policy.title, title, *means])
+            leads = [task.difference(pairs, policy, f"best@{k}").short for k in KS]
+            rows.append([name, policy.title, "2 - 4", *leads])
+    return markdown(["task", "method", "s", *(f"best@{k}" for k in KS)], rows)
+
+
+# Where does it collapse?
+
+
+def doors(stored: Stored) -> str:
+    """What GRPO's policy does behind a door that it no longer takes, means over seeds."""
+    rows = []
+    for name, records in collapse_records().items():
+        share = sum(record["doors"] for record in records) / len(records)
+        for title in records[0]["scores"]:
+            row = [name, len(records), f"{share:.0%}", title]
+            for measure in ("best@1", "best@30", "W@30"):
+                values = [record["scores"][title][measure] for record in records]
+                row.append(sum(values) / len(values))
+            rows.append(row)
+    head = ["task", "seeds", "problems with a door", "answers", "best@1", "best@30", "W@30"]
+    return markdown(head, rows)
+
+
+def collapse_records() -> dict[str, list[dict]]:
+    """What study/collapse.py measured: task -> a record of each seed."""
+    records: dict[str, list[dict]] = {}
+    for name, record in sorted(json.loads(COLLAPSED.read_text("utf-8")).items()):
+        records.setdefault(name.partition("-")[0], []).append(record)
+    return records
+
+
+def draw_collapse(path: Path) -> None:
+    """Draw entropy and distinct beginnings by word, for the start model, GRPO and VPO."""
+    labels = {"nats": "entropy of the next word, nats", "distinct": "distinct beginnings of 30"}
+    tasks = collapse_records()
+    with style.new_figure(2, len(tasks), (4.8 * len(tasks), 6.4)) as axes:
+        for column, (name, records) in enumerate(tasks.items()):
+            n_words = SHOWN_WORDS[name]
+            for row, (key, label) in enumerate(labels.items()):
+                ax = axes[row, column]
+                for policy in ("start", "grpo", "vpo"):
+                    values = torch.tensor([record[key][policy][:n_words] for record in records])
+                    curve = style.curve_style(look_of(policy))
+                    ax.plot(range(1, n_words + 1), values.mean(0), **curve)
+                ax.set(ylabel=label, xlabel="word of the answer", title=name, ylim=(0, None))
+        style.finish(axes, path, "means over seeds and 40 held-out problems; temperature 0.7")
+
+
+# The frontier.
+
+
+def draw_frontier(stored: Stored, path: Path) -> None:
+    """Draw best@1 against W@30, a line per method along t, and GRPO's other cures as points."""
+    panels = {"maze": "Maze", "code": "Programs", "fence": "Fence", HEADLINE: "Headlines"}
+    with style.new_figure(2, 2, (10.4, 8.4)) as axes:
+        for ax, (name, title) in zip(axes.flat, panels.items(), strict=True):
+            task = stored.task(name)
+            for policy in with_mixes(task, (GRPO, MAX_AT_K, VPO, GROUP_VPO)):
+                draw_line(ax, task, policy)
+            ax.plot(*point(task, START_MODEL), "o", color="#757575", ms=9, label="start model")
+            for entry in task.policies(flags=True):
+                if entry.method == "grpo" and entry.is_cure:
+                    mark = {"color": look_of("grpo").color, "mfc": "white", "ms": 7}
+                    ax.plot(*point(task, entry), "s", label="GRPO, other cures", **mark)
+            ax.set(title=title, xlabel="best@1", ylabel="W@30")
+        caption = "Means over five seeds at temperature 0.7. Lines: weights start + t (trained - start), t = 0 to 1; "
+        style.finish(axes, path, caption + "a large marker is t = 1, a small one 0.75, 0.5, 0.25.")
+
+
+def draw_line(ax, task: TaskResults, policy: Entry) -> None:
+    """The line of a method along t, its trained policy with a large marker."""
+    points = [point(task, at(policy, t)) for t in STEPS]
+    look = style.curve_style(look_of(policy.method))
+    ax.plot(*zip(*points, strict=True), **look | {"ms": 4})
+    ax.plot(*points[-1], look["marker"], color=look["color"], ms=10, mec="white")
+
+
+def point(task: TaskResults, policy: Entry) -> tuple[float, float]:
+    return task.mean(policy, "best@1"), task.mean(policy, "W@30")
