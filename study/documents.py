@@ -7,7 +7,7 @@ import torch
 
 from engine.tasks import load_task, take_problems
 from report import plots
-from study import claims, cures, exhibit, result_plots, result_tables
+from study import claims, cures, exhibit, mixing, result_plots, result_tables
 from study.grid import HEADLINE, Cell
 from study.store import Store
 from study.stored import Stored
@@ -40,6 +40,11 @@ GENERAL_TABLES = {
     "verdicts": claims.verdict_table,
     "multiplicity": result_tables.multiplicity,
     "hours": result_tables.hours,
+    "mix_leads": mixing.leads,
+    "mix_chosen": mixing.chosen,
+    "crossings": mixing.crossings,
+    "train_test": mixing.train_test,
+    "doors": mixing.doors,
     "measured_twice": result_tables.measured_twice,
 }
 CSV_FILES = {
@@ -68,6 +73,8 @@ def write(stored: Stored, root: Path) -> None:
 def draw(stored: Stored, store: Store, root: Path) -> None:
     """Draw all figures."""
     result_plots.draw_figures(stored, root)
+    mixing.draw_frontier(stored, root / "docs/figures/mixing.png")
+    mixing.draw_collapse(root / "study/figures/collapse.png")
     for name, policies in FIGURES.items():
         draw_headlines(store, policies, root / name)
     if exhibit.is_stored(store):
@@ -98,6 +105,8 @@ def block(stored: Stored, subject: str, table: str) -> str:
         return cures.validation(stored, subject)
     if table == "validation":
         return result_tables.validation(stored.task(subject, tuning=True))
+    if table == "along":
+        return mixing.along(stored.mixed.task(subject))
     if table in GENERAL_TABLES:
         return GENERAL_TABLES[table](stored)
     return TASK_TABLES[table](stored.task(subject))

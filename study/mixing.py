@@ -11,44 +11,33 @@ from report import style
 from report.looks import look_of
 from report.markdown import markdown
 from study.collapse import RESULTS as COLLAPSED
-from study.entries import GROUP_VPO, GRPO, GRPO_KL, MAX_AT_K, START_MODEL, VPO, Entry, mixed
+from study.entries import GROUP_VPO, GRPO, GRPO_KL, MAX_AT_K, VPO, Entry, mixed
 from study.grid import HEADLINE, LR, MIXES
 from study.stored import Stored, TaskResults
-from vpo import SEVERAL_ANSWERS
 
 TASKS = ("maze", "code", "gems", "tradeoff", "fence", HEADLINE)
 POLICIES = (GRPO, GRPO_KL, MAX_AT_K, VPO, GROUP_VPO)
 MEASURES = ("best@1", "best@3", "best@30", "W@30", "diversity")
 HALF = 0.5  # t of the tables, fixed before any result
-STEPS = (0.0, *MIXES, 1.0)
 KS = (1, 2, 3, 5, 10, 30)
 NOISE = 0.005  # of a mean over 100 validation problems
 SAMPLES = 2000  # of a bootstrap
 SHOWN_WORDS = {"maze": 12, "headline": 6}  # in a figure
 
 
-def at(policy: Entry, t: float) -> Entry:
-    """A policy at t; at 0 it is the start model, asked for what the method is asked for."""
-    if t == 0:
-        return Entry("start_sets" if policy.method in SEVERAL_ANSWERS else "start")
-    return mixed(policy, t)
-
-
-def with_mixes(task: TaskResults, policies: tuple[Entry, ...] = POLICIES) -> list[Entry]:
-    """Those of some policies of which mixtures are stored."""
-    return [policy for policy in policies if task.runs(mixed(policy, HALF))]
+def with_mixes(task: TaskResults) -> list[Entry]:
+    """The methods of which mixtures are stored."""
+    return [policy for policy in POLICIES if task.runs(policy)]
 
 
 def along(task: TaskResults) -> str:
     """The means over seeds of every policy along t."""
     rows = []
     for policy in with_mixes(task):
-        seeds = list(task.runs(mixed(policy, HALF)))
-        for t in STEPS:
-            values = [task.values(at(policy, t), measure, seeds=seeds) for measure in MEASURES]
-            means = [value.mean().item() for value in values]
-            rows.append([policy.title, f"{t:g}", len(seeds), *means])
-    return markdown(["method", "t", "seeds", *MEASURES], rows)
+        for t in MIXES:
+            means = [task.mean(mixed(policy, t), measure) for measure in MEASURES]
+            rows.append([policy.title, f"{t:g}", *means])
+    return markdown(["method", "t", *MEASURES], rows)
 
 
 def leads(stored: Stored) -> str:
@@ -61,14 +50,12 @@ def leads(stored: Stored) -> str:
     measures = ("best@1", "best@3", "best@30", "W@30")
     rows = []
     for name in TASKS:
-        task = stored.task(name)
+        task = stored.mixed.task(name)
         for ours, theirs in pairs:
-            seeds = len(task.shared_seeds(ours, theirs))
-            if not seeds:
-                continue
-            cells = [task.difference(ours, theirs, measure).short for measure in measures]
-            rows.append([name, f"{ours.title} - {theirs.title}", seeds, *cells])
-    return markdown(["task", "minus", "seeds", *measures], rows)
+            if task.runs(ours) and task.runs(theirs):
+                cells = [task.difference(ours, theirs, measure).short for measure in measures]
+                rows.append([name, f"{ours.title} - {theirs.title}", *cells])
+    return markdown(["task", "minus", *measures], rows)
 
 
 def chosen(stored: Stored) -> str:
@@ -76,21 +63,21 @@ def chosen(stored: Stored) -> str:
     measures = ("best@1", "best@3", "best@30", "W@30")
     rows = []
     for name in ("maze", "code"):
-        task = stored.task(name)
+        task = stored.mixed.task(name)
         for policy in with_mixes(task):
             row = [name, policy.title]
             for measure in measures:
                 t = best_t(stored, name, policy, measure)
-                row.append(f"{task.mean(at(policy, t), measure):.3f} (t = {t:g})")
+                row.append(f"{task.mean(mixed(policy, t), measure):.3f} (t = {t:g})")
             rows.append(row)
     return markdown(["task", "method", *measures], rows)
 
 
 def best_t(stored: Stored, name: str, policy: Entry, measure: str) -> float:
     """The largest t within the noise of the best, on validation problems; 0 is the start model, not asked."""
-    validation = stored.task(name, tuning=True)
+    validation = stored.mixed.task(name, tuning=True)
     tuned = policy if policy.flags else Entry(policy.method, LR[name][policy.method])
-    means = {t: validation.mean(mixed(tuned, t), measure) for t in STEPS[1:]}
+    means = {t: validation.mean(mixed(tuned, t), measure) for t in MIXES[1:]}
     return max(t for t, mean in means.items() if mean >= max(means.values()) - NOISE)
 
 
@@ -101,9 +88,8 @@ def crossings(stored: Stored) -> str:
     """The k at which the rivals' best@k meets GRPO's, with its 95% interval."""
     rows = []
     for name in ("maze", "code"):
-        task = stored.task(name)
-        halves = [mixed(policy, HALF) for policy in with_mixes(task, (GRPO,))]
-        for ours in (VPO, GROUP_VPO, MAX_AT_K, *halves):
+        task = stored.mixed.task(name)
+        for ours in (VPO, GROUP_VPO, MAX_AT_K, mixed(GRPO, HALF)):
             row = [name, ours.title]
             for kind in ("best", "W"):
                 row.append(crossing_text(task, ours, GRPO, kind))
@@ -225,14 +211,15 @@ def draw_frontier(stored: Stored, path: Path) -> None:
     panels = {"maze": "Maze", "code": "Programs", "fence": "Fence", HEADLINE: "Headlines"}
     with style.new_figure(2, 2, (10.4, 8.4)) as axes:
         for ax, (name, title) in zip(axes.flat, panels.items(), strict=True):
-            task = stored.task(name)
-            for policy in with_mixes(task, (GRPO, MAX_AT_K, VPO, GROUP_VPO)):
-                draw_line(ax, task, policy)
-            ax.plot(*point(task, START_MODEL), "o", color="#757575", ms=9, label="start model")
-            for entry in task.policies(flags=True):
+            task = stored.mixed.task(name)
+            for policy in with_mixes(task):
+                if not policy.flags:
+                    draw_line(ax, task, policy)
+            one_run = stored.task(name)
+            for entry in one_run.policies(flags=True):
                 if entry.method == "grpo" and entry.is_cure:
                     mark = {"color": look_of("grpo").color, "mfc": "white", "ms": 7}
-                    ax.plot(*point(task, entry), "s", label="GRPO, other cures", **mark)
+                    ax.plot(*point(one_run, entry), "s", label="GRPO, other cures", **mark)
             ax.set(title=title, xlabel="best@1", ylabel="W@30")
         caption = "Means over five seeds at temperature 0.7. Lines: weights start + t (trained - start), t = 0 to 1; "
         style.finish(axes, path, caption + "a large marker is t = 1, a small one 0.75, 0.5, 0.25.")
@@ -240,7 +227,7 @@ def draw_frontier(stored: Stored, path: Path) -> None:
 
 def draw_line(ax, task: TaskResults, policy: Entry) -> None:
     """The line of a method along t, its trained policy with a large marker."""
-    points = [point(task, at(policy, t)) for t in STEPS]
+    points = [point(task, mixed(policy, t)) for t in MIXES]
     look = style.curve_style(look_of(policy.method))
     ax.plot(*zip(*points, strict=True), **look | {"ms": 4})
     ax.plot(*points[-1], look["marker"], color=look["color"], ms=10, mec="white")

@@ -38,7 +38,6 @@ from engine.doors import as_command
 from engine.evaluations import Evaluation, Settings
 from engine.files import read_log
 from engine.runs import checkpoints, load_run, task_of
-from engine.tasks import held_out
 from eval import evaluate_policy, measure
 from rewards import Problem, Task, UserError
 from study import documents, result_tables

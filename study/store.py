@@ -110,7 +110,7 @@ def load_stored(store: Store) -> Stored:
     grid = cells()
     results = results_of(store.current(grid).items())
     results += results_of(store.current(grid, FORMER).items())
-    return Stored(results, store.read(store.folder / "search.json.gz"))
+    return Stored(results, store.read(store.folder / "search.json.gz"), load_mixed())
 
 
 def load_mixed() -> Stored:

@@ -185,6 +185,7 @@ class Stored:
 
     results: list[Result]
     searches: dict[str, dict]
+    mixed: "Stored | None" = None  # of half-way weights, in runs of their own
 
     def task(self, name: str, tuning: bool = False) -> TaskResults:
         """The results on held-out problems, or those by which learning rates are chosen."""
