@@ -330,7 +330,7 @@ def vpo_beside(stored: Stored, task: TaskResults, scalar: Entry, measure: str) -
 
 def strongest_scalar(task: TaskResults) -> Entry:
     """The best baseline at k = 30 of all rates and cures; not goal-conditioned, which is told a goal."""
-    methods = {*SINGLE, "multi_rlvr"} - {"goal_conditioned"}
+    methods = {*SINGLE, "multi_rlvr"}
     seeds = task.shared_seeds(VPO)
     measured = []
     cured = [policy for policy in task.policies(flags=True) if policy.is_cure]

@@ -45,7 +45,6 @@ GENERAL_TABLES = {
     "crossings": mixing.crossings,
     "train_test": mixing.train_test,
     "doors": mixing.doors,
-    "measured_twice": result_tables.measured_twice,
 }
 CSV_FILES = {
     "runs": result_tables.runs_csv,
@@ -99,8 +98,6 @@ def fill(stored: Stored, text: str) -> str:
 
 def block(stored: Stored, subject: str, table: str) -> str:
     """One table or sentence, of a task or of all."""
-    if table == "version":
-        return result_tables.versions(stored, subject)
     if table == "cures":
         return cures.validation(stored, subject)
     if table == "validation":

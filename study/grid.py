@@ -6,9 +6,8 @@ from pathlib import Path
 
 from engine import __version__
 
-# Of the program, kept with every result. 1 and 2 are the former one. Since the results of version 3
-# rollouts of similar length share a micro-batch: their sums are rounded otherwise.
-VERSION = int(__version__.partition(".")[0])
+VERSION = int(__version__.partition(".")[0])  # of the program, kept with every result
+FORMER = "_v1"  # ends the name of a task that versions 1 and 2 of the program measured
 
 MAIN_METHODS = ("grpo", "max_at_k", "vpo", "group_vpo")
 HEADLINES = {  # the ways in which the headline task is measured, and their flags of train.py
@@ -34,11 +33,11 @@ def rates_of(text: str) -> dict[str, float]:
 LR = {
     "maze": rates_of(
         "grpo=1.2e-3 dr_grpo=8e-4 maxrl=8e-4 gdpo=1.2e-3 max_at_k=1.2e-3 random_weighting=5e-4 "
-        "goal_conditioned=8e-4 multi_rlvr=1.2e-3 vpo=5e-4 group_vpo=1.2e-3"
+        "multi_rlvr=1.2e-3 vpo=5e-4 group_vpo=1.2e-3"
     ),
     "code": rates_of(
         "grpo=5e-4 dr_grpo=8e-4 maxrl=1.2e-3 gdpo=8e-4 max_at_k=8e-4 random_weighting=8e-4 "
-        "goal_conditioned=8e-4 multi_rlvr=1.2e-3 vpo=8e-4 group_vpo=8e-4"
+        "multi_rlvr=1.2e-3 vpo=8e-4 group_vpo=8e-4"
     ),
     "headline_2_prompts": rates_of(
         "grpo=2e-5 max_at_k=1e-5 multi_rlvr=2e-5 vpo=4e-5 group_vpo=2e-5"
@@ -51,12 +50,10 @@ LR = {
 }
 # What validation prefers for best@30 by more than .005. LR is chosen for best@1, or for m answers.
 LR_AT_30 = {
-    "maze": rates_of(
-        "grpo=1.2e-4 multi_rlvr=1.8e-3 goal_conditioned=5e-4 gdpo=5e-4 random_weighting=2.5e-4"
-    ),
+    "maze": rates_of("grpo=1.2e-4 multi_rlvr=1.8e-3 gdpo=5e-4 random_weighting=2.5e-4"),
     "code": rates_of(
-        "grpo=6e-5 multi_rlvr=5e-4 group_vpo=1.2e-3 goal_conditioned=6e-5 random_weighting=6e-5 "
-        "dr_grpo=6e-5 maxrl=3e-5 gdpo=6e-5"
+        "grpo=6e-5 multi_rlvr=5e-4 group_vpo=1.2e-3 random_weighting=6e-5 dr_grpo=6e-5 "
+        "maxrl=3e-5 gdpo=6e-5"
     ),
 }
 
@@ -64,12 +61,11 @@ RATES = (1.2e-4, 2.5e-4, 5e-4, 8e-4, 1.2e-3, 1.8e-3)  # peak learning rates that
 LOW_RATES = (3e-5, 6e-5)
 MORE_RATES = {  # compared too, where a rate at an edge was the best for best@30
     "maze": {
-        **dict.fromkeys(("grpo", "gdpo", "goal_conditioned"), (6e-5,)),
+        **dict.fromkeys(("grpo", "gdpo"), (6e-5,)),
         "multi_rlvr": (2.5e-3,),
     },
     "code": {
         **dict.fromkeys(("grpo", "dr_grpo", "gdpo", "random_weighting"), LOW_RATES),
-        "goal_conditioned": LOW_RATES,
         "maxrl": (1.5e-5, *LOW_RATES),
         "group_vpo": (1.8e-3,),
     },
@@ -138,9 +134,17 @@ MAIN = " ".join(MAIN_METHODS)
 OTHERS = "dr_grpo maxrl gdpo random_weighting"
 REWARDS = "copies noisy halfway gems tradeoff"  # from collinear to conflicting
 GRID = (
-    Row("maze code toy", f"{MAIN} multi_rlvr goal_conditioned", 5),
-    Row("maze code", OTHERS, 3),
-    Row("toy", OTHERS, 5),
+    Row("maze code toy", f"{MAIN} multi_rlvr", 5),
+    Row("maze", "grpo", 5, {"lr": 1.2e-4}),  # its low rate
+    Row("code", "grpo", 5, {"lr": 6e-5}),
+    # Methods that reward single answers, also at their rates for thirty candidates.
+    Row("maze_v1 code_v1 toy_v1", MAIN, 5),
+    Row("maze_v1 code_v1", OTHERS, 3),
+    Row("maze_v1", "gdpo", 3, {"lr": 5e-4}),
+    Row("maze_v1", "random_weighting", 3, {"lr": 2.5e-4}),
+    Row("code_v1", "dr_grpo gdpo random_weighting", 3, {"lr": 6e-5}),
+    Row("code_v1", "maxrl", 3, {"lr": 3e-5}),
+    Row("toy_v1", OTHERS, 5),
     Row(f"{REWARDS} fence", MAIN, 5),
     Row(HEADLINE, f"{MAIN} multi_rlvr", 5),
     Row(HEADLINE, "grpo", 5, {"lr": 1e-5}),  # better for thirty headlines than its own
@@ -157,41 +161,37 @@ GRID = (
     # Other learning rates of the real model, on held-out problems.
     Row("open_cases", "grpo vpo", 1, {"lr": 2e-5}),
     Row("open_cases", "max_at_k", 1, {"lr": 5e-5}),
-    Row("headline_2_prompts", "grpo max_at_k", 1, {"lr": 5e-6}),
-    Row("headline_2_prompts", "grpo", 1, {"lr": 1e-5}),
-    Row("headline_2_prompts", "max_at_k", 1, {"lr": 2e-5}),
-    Row("headline_2_prompts", "group_vpo", 1, {"lr": 4e-5}),
     # Ablations: one setting changed at a time. Five seeds where a claim rests on it.
     # The first three sample as many answers as the default.
-    Row("maze", "vpo", 5, {"m": 2, "prompts-per-step": 18}),
-    Row("maze", "vpo", 3, {"m": 5, "prompts-per-step": 7}),
-    Row("maze", "vpo", 3, {"m": 1, "prompts-per-step": 36, "lr": 1.2e-3}),  # C8: GRPO's rate
-    Row("maze", "vpo", 2, {"alpha": 0.3}),
-    Row("maze", "vpo", 2, {"alpha": 3.0}),
-    Row("maze", "vpo", 3, {"n-weights": 10}),
-    Row("maze", "vpo", 3, {"n-weights": 1000}),
-    Row("maze", "vpo", 3, {"sampler": "sobol"}),
-    Row("maze", "vpo", 2, {"subset": 2}),
+    Row("maze_v1", "vpo", 5, {"m": 2, "prompts-per-step": 18}),
+    Row("maze_v1", "vpo", 3, {"m": 5, "prompts-per-step": 7}),
+    Row("maze_v1", "vpo", 3, {"m": 1, "prompts-per-step": 36, "lr": 1.2e-3}),  # GRPO's rate
+    Row("maze_v1", "vpo", 2, {"alpha": 0.3}),
+    Row("maze_v1", "vpo", 2, {"alpha": 3.0}),
+    Row("maze_v1", "vpo", 3, {"n-weights": 10}),
+    Row("maze_v1", "vpo", 3, {"n-weights": 1000}),
+    Row("maze_v1", "vpo", 2, {"subset": 2}),
     Row("maze code", "max_at_k", 5, {"subset": 2}),
-    Row("maze code", "group_vpo", 5, {"subset": 2}),
-    Row("maze", "group_vpo", 2, {"subset": 6}),
-    Row("maze", "group_vpo", 2, {"group-size": 4, "prompts-per-step": 24}),
-    Row("maze", "group_vpo", 2, {"group-size": 16, "prompts-per-step": 6}),
-    Row("maze", "group_vpo", 2, {"group-size": 32, "prompts-per-step": 3}),
+    Row("maze_v1 code_v1", "group_vpo", 5, {"subset": 2}),
+    Row("maze_v1", "group_vpo", 2, {"subset": 6}),
+    Row("maze_v1", "group_vpo", 2, {"group-size": 4, "prompts-per-step": 24}),
+    Row("maze_v1", "group_vpo", 2, {"group-size": 16, "prompts-per-step": 6}),
+    Row("maze_v1", "group_vpo", 2, {"group-size": 32, "prompts-per-step": 3}),
     # More steps: does GRPO at its low rate stay level with VPO?
-    Row("maze", "grpo", 2, {"lr": LR_AT_30["maze"]["grpo"], "steps": MORE_STEPS}),
-    Row("code", "grpo", 2, {"lr": LR_AT_30["code"]["grpo"], "steps": MORE_STEPS}),
+    Row("maze", "grpo", 2, {"lr": 1.2e-4, "steps": MORE_STEPS}),
+    Row("code", "grpo", 2, {"lr": 6e-5, "steps": MORE_STEPS}),
     Row("maze code", "vpo", 2, {"steps": MORE_STEPS}),
-    Row("maze", "grpo", 5, {"prompts-per-step": 4}),  # VPO's rollouts, a third of its answers
+    Row("maze_v1", "grpo", 5, {"prompts-per-step": 4}),  # VPO's rollouts, a third of its answers
     # No flags, but scripts of study/ in place of train.py.
-    Row("maze", "vpo", 2, {"credit": "answer"}),
-    Row("maze", "vpo", 2, {"credit": "shapley"}),
-    Row("maze code", "vpo", 5, {"variant": "shared_mean"}),
-    Row("maze", "vpo", 2, {"variant": "half_mean"}),
-    Row("maze", "group_vpo", 2, {"variant": "tchebycheff"}),
-    Row("maze", "group_vpo", 2, {"variant": "annealed"}),
-    Row("maze", "multi_rlvr", 1, {"variant": "literal_sum"}),
-    Row("code", "maxrl", 3, {"variant": "passes"}),
+    Row("maze_v1", "vpo", 2, {"credit": "answer"}),
+    Row("maze_v1", "vpo", 2, {"credit": "shapley"}),
+    Row("maze_v1 code_v1", "vpo", 5, {"variant": "shared_mean"}),
+    Row("maze_v1", "vpo", 2, {"variant": "half_mean"}),
+    Row("maze_v1", "group_vpo", 2, {"variant": "tchebycheff"}),
+    Row("maze_v1", "group_vpo", 2, {"variant": "annealed"}),
+    Row("maze_v1", "multi_rlvr", 5),
+    Row("maze_v1", "multi_rlvr", 1, {"variant": "literal_sum"}),
+    Row("code_v1", "maxrl", 3, {"variant": "passes"}),
     # Other cures, at what validation chose for few or for thirty candidates (study/cures.py).
     Row("maze", "grpo", 5, {"kl": 0.1}),
     Row("code", "grpo", 5, {"kl": 0.3}),
@@ -235,11 +235,6 @@ class Cell:
         return self.task == HEADLINE and self.seed == 0 and not self.flags
 
     @property
-    def is_former(self) -> bool:
-        """Whether it is a result of the former program, which the present one cannot train."""
-        return self.method == "goal_conditioned" or "sampler" in dict(self.flags)
-
-    @property
     def folder(self) -> str:
         """The name of its run: what was trained by another version or setting has another."""
         digest = hashlib.sha256(f"{VERSION} {self.command}".encode()).hexdigest()
@@ -257,7 +252,8 @@ class Cell:
     @property
     def command(self) -> list[str]:
         """Flags of train.py. A result says which learning rate it had, and in mazes which KL weight."""
-        task = "headline" if self.task in HEADLINES else self.task
+        name = self.task.removesuffix(FORMER)
+        task = "headline" if name in HEADLINES else name
         task = "code" if task == "open_cases" else task
         text = f"--task {task} --method {self.method} --seed {self.seed}"
         if self.task == "open_cases":
@@ -271,10 +267,10 @@ class Cell:
         flags = dict(self.flags)
         flags.pop("credit", None)
         flags.pop("variant", None)
-        if self.task not in ("toy", "fence"):  # which have one rate for all methods
-            rates = LR.get(self.task, LR.get(task, LR["maze"]))
+        if name not in ("toy", "fence"):  # which have one rate for all methods
+            rates = LR.get(name, LR.get(task, LR["maze"]))
             flags.setdefault("lr", rates[self.method])
-            if self.task == "maze" or self.task not in (*LR, *HEADLINES):  # version 3.1 had 0.03
+            if name == "maze" or name not in (*LR, *HEADLINES):  # version 3.1 had 0.03
                 flags.setdefault("kl", PAPERS_KL)
         words = [f"--{name} {text_of(value)}" for name, value in flags.items()]
         return " ".join([text, *words]).split()
@@ -290,10 +286,6 @@ def cells() -> list[Cell]:
     grid = tuning_cells()
     for row in GRID:
         grid += cells_of(row)
-    for task, rates in LR_AT_30.items():
-        for method, rate in rates.items():
-            n_seeds = 3 if method in OTHERS.split() else 5
-            grid += cells_of(Row(task, method, n_seeds, {"lr": rate}))
     return grid
 
 

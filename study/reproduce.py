@@ -1,19 +1,16 @@
 """The runs behind study/README.md, except the searches: trains a grid, stores it, makes the tables.
 
-    python study/reproduce.py --quick          one seed of the main comparison in the maze, in minutes
-    python study/reproduce.py                  the cells of the tiny model that are not stored yet
-    python study/reproduce.py --out again      all of it anew on your machine, beside what is stored here
-    python study/reproduce.py --compare again  the stored numbers against those of that folder
-    python study/reproduce.py --take again     store what a newer version of the program measured there
-    python study/reproduce.py --mixed          half-way weights, into study/results/mixed
-    python study/reproduce.py --only toy       the cells whose names contain a text, here all of the toy
-    python study/reproduce.py --list           what is stored by which version, and what is missing
-    python study/reproduce.py --write          documents, tables and figures from what is stored
+    python study/reproduce.py --write      documents, tables and figures from what is stored
+    python study/reproduce.py --list       what is stored by which version, and what is missing
+    python study/reproduce.py              trains the cells of the tiny model that are not stored yet
+    python study/reproduce.py --out again  trains all of them anew on your machine, into a folder
+    python study/reproduce.py --mixed      half-way weights, into study/results/mixed
+    python study/reproduce.py --only toy   the cells whose names contain a text, here all of the toy
 
 A cell is one method, task, seed and setting. It is trained and evaluated with one thread, and
 --jobs cells run side by side. The same command goes on after a kill. study/results/ has one file
 per task. It holds numbers per problem, from which every table is computed without training.
-Cells that only the former program could train are listed, but not trained.
+Tasks that end in _v1 were measured by versions 1 and 2 of the program.
 """
 
 import argparse
@@ -44,7 +41,6 @@ from study import documents, result_tables
 from study.grid import (
     CURES,
     HEADLINES,
-    MAIN_METHODS,
     MIXES,
     REAL_TASKS,
     VERSION,
@@ -52,7 +48,7 @@ from study.grid import (
     cells,
     mixed_cells,
 )
-from study.store import CURVE, FORMER, MIXED, QUICK, RESULTS, Store, load_stored, results_of
+from study.store import CURVE, MIXED, RESULTS, Store, load_stored
 from study.stored import Stored
 
 TEMPERATURES = (0.7, 1.0, 1.3)  # the first is the table's
@@ -267,7 +263,6 @@ class ReproduceFlags:
     """The flags of study/reproduce.py."""
 
     mixed: bool = flag(False, f"policies with weights half-way to their start, into {MIXED}")
-    quick: bool = flag(False, f"one seed of the main comparison, anew, into {QUICK}")
     out: str = flag(
         "", "folder of the results; empty: study/results, and the documents are written too"
     )
@@ -279,8 +274,6 @@ class ReproduceFlags:
     jobs: int = flag(2, "cells side by side, one thread each")
     write: bool = flag(False, "write tables and figures from what is stored, train nothing")
     list: bool = flag(False, "say what is stored, train nothing")
-    compare: str = flag("", "a folder whose means are printed beside the stored ones")
-    take: str = flag("", "a folder from which results of a newer version are stored")
     cell: str = flag("", argparse.SUPPRESS)
 
 
@@ -292,16 +285,10 @@ def read_flags(argv: list[str] | None) -> ReproduceFlags:
     """The flags of a command. Raises UserError for those that do not fit."""
     parser = Parser(ReproduceFlags, "study/reproduce.py", __doc__)
     flags = parser.parse_args_into_dataclass(argv)[0]
-    given = [name for name in ("write", "list", "compare", "take") if getattr(flags, name)]
-    if len(given) > 1:
-        names = " ".join(f"--{name}" for name in given)
-        raise UserError(f"{names}: give one of them")
+    if flags.write and flags.list:
+        raise UserError("--write --list: give one of them")
     if flags.jobs < 1:
         raise UserError(f"--jobs {flags.jobs}: must be at least 1")
-    for name in ("compare", "take"):
-        folder = getattr(flags, name)
-        if folder and not any(Path(folder).glob("*.json.gz")):
-            raise UserError(f"--{name} {folder}: holds no results; name the folder of an --out")
     return flags
 
 
@@ -309,8 +296,7 @@ def store_of(flags: ReproduceFlags) -> Store:
     """The results that a command reads and adds to. Raises UserError if --out is a file."""
     if flags.mixed:
         return Store(MIXED)
-    default = QUICK if flags.quick else RESULTS
-    folder = Path(flags.out or default)
+    folder = Path(flags.out or RESULTS)
     if folder.is_file():
         raise UserError(f"--out {folder}: a file; name a folder")
     return Store(folder)
@@ -319,11 +305,9 @@ def store_of(flags: ReproduceFlags) -> Store:
 def grid_of(flags: ReproduceFlags) -> list[Cell]:
     """The cells that a command is about. Raises UserError if --only names none."""
     grid = mixed_cells() if flags.mixed else cells()
-    if flags.quick:
-        grid = [Cell("maze", method, 0) for method in MAIN_METHODS]
     if flags.only:
         grid = [cell for cell in grid if flags.only in cell.name]
-    elif not (flags.compare or flags.take or flags.list):
+    elif not flags.list:
         grid = [cell for cell in grid if cell.task not in REAL_TASKS]
     if not grid:
         raise UserError(f"--only {flags.only}: no cell has such a name; --list shows them")
@@ -331,7 +315,7 @@ def grid_of(flags: ReproduceFlags) -> list[Cell]:
 
 
 def run(argv: list[str] | None) -> None:
-    """Do what the flags ask for: measure cells, or say, compare, take or write what is stored."""
+    """Do what the flags ask for: measure cells, or say or write what is stored."""
     flags = read_flags(argv)
     store = store_of(flags)
     if flags.cell:
@@ -342,37 +326,18 @@ def run(argv: list[str] | None) -> None:
     grid = grid_of(flags)
     if flags.list:
         print_list(grid, store)
-    elif flags.compare:
-        print(compare(store, Store(Path(flags.compare)), grid))
-    elif flags.take:
-        taken = store.take(Store(Path(flags.take)), grid)
-        print(f"{taken} records stored from {flags.take}; --write makes the documents")
     else:
         measure_and_write(flags, grid, store)
 
 
 def print_list(grid: list[Cell], store: Store) -> None:
-    """Say of every cell which version of the program measured it, and whether this one can."""
+    """Say of every cell which version of the program measured it."""
     current = store.current(grid)
     for cell in grid:
         status = "missing          "
         if cell in current:
             status = f"stored, version {current[cell].get('version', '?')}"
-        former = "  (of the former program)" if cell.is_former else ""
-        print(f"{status}  {cell.name}{former}")
-
-
-def compare(old: Store, new: Store, grid: list[Cell]) -> str:
-    """The table of old and new means, of the cells that two versions of the program measured."""
-    before = old.current(grid) | old.current(grid, FORMER)
-    after = {}
-    for cell, record in new.current(grid).items():
-        if cell in before and before[cell].get("version") != record.get("version"):
-            after[cell] = record
-    if not after:
-        raise UserError(f"--compare {new.folder}: no cell was measured by another version")
-    old_results = Stored(results_of(before.items()), {})
-    return result_tables.old_and_new(old_results, Stored(results_of(after.items()), {}))
+        print(f"{status}  {cell.name}")
 
 
 def measure_and_write(flags: ReproduceFlags, grid: list[Cell], store: Store) -> None:
@@ -382,13 +347,13 @@ def measure_and_write(flags: ReproduceFlags, grid: list[Cell], store: Store) -> 
         raise UserError(f"{store.folder}: holds no result of this grid, nothing to write")
     failed = 0
     if not flags.write:
-        pending = [cell for cell in grid if cell not in current and not cell.is_former]
+        pending = [cell for cell in grid if cell not in current]
         failed = run_grid(pending, flags.jobs, store)
     if flags.mixed:
         store = Store(RESULTS)  # of which the documents are, too
     stored = load_stored(store)
     print(f"\n{result_tables.main_table(stored)}")
-    if not (flags.out or flags.quick):
+    if not flags.out:
         write(stored, store)
     if failed:
         raise UserError(f"{failed} cells failed; the same command tries them again")

@@ -35,7 +35,7 @@ from study.entries import (
     Entry,
     short_title,
 )
-from study.grid import HEADLINE, HEADLINES, MAIN_METHODS, REAL_TASKS, REWARDS, VERSION, tuning_rates
+from study.grid import HEADLINES, MAIN_METHODS, REAL_TASKS, tuning_rates
 from study.stored import (
     METHODS,
     START,
@@ -60,7 +60,13 @@ HEADLINE_POLICIES = (
     VPO,
     GROUP_VPO,
 )
-WITH_PASSES = ("code", "toy", "open_cases")  # where an answer can have the full reward
+WITH_PASSES = (
+    "code",
+    "toy",
+    "open_cases",
+    "code_v1",
+    "toy_v1",
+)  # where an answer can have the full reward
 SIDE_BY_SIDE = ("best@1", "best@30", "W@30", "diversity")  # where a table holds several tasks
 KS = (1, 2, 3, 5, 10, 30)
 # By what a learning rate is chosen; for all other methods by best@1.
@@ -310,7 +316,7 @@ def ablations(stored: Stored) -> str:
     """What every varied setting changes against its method's default, on the seeds that both have."""
     measures = ("best@1", "best@30", "W@30", "diversity")
     rows = []
-    for name in ("maze", "code"):
+    for name in ("maze", "code", "maze_v1", "code_v1"):
         task = stored.task(name)
         for policy in task.policies(flags=True):
             if "steps" in dict(policy.flags) or policy.is_cure:
@@ -508,111 +514,11 @@ def hours(stored: Stored) -> str:
     return sentence
 
 
-def measured_twice(stored: Stored) -> str:
-    """How many differences between methods are firm in one version's measurement and not in the other's."""
-    former = measured_by(stored, is_former=True)
-    newest = measured_by(stored, is_former=False)
-    n_both = 0
-    n_changed = 0
-    for name, measures in COUNTED.items():
-        if name not in former.names or name not in newest.names:
-            continue
-        before = former.task(name)
-        after = newest.task(name)
-        for ours, theirs in method_pairs(after) + low_rate_pairs(after):
-            seeds = after.shared_seeds(ours, theirs)
-            if len(seeds) < 3 or seeds != before.shared_seeds(ours, theirs):
-                continue
-            for measure in measures:
-                old = before.difference(ours, theirs, measure)
-                new = after.difference(ours, theirs, measure)
-                n_both += 1
-                n_changed += old.firm != new.firm
-    return (
-        f"Of {n_both} of them that a former version measured, too, with other random numbers, "
-        f"{n_changed} were firm in one of the two measurements alone."
-    )
-
-
-def measured_by(stored: Stored, is_former: bool) -> Stored:
-    """The results of a former version of the program, or of this one."""
-    return Stored([result for result in stored.results if result.is_former == is_former], {})
-
-
 def survivors(p_values: list[float]) -> tuple[int, int]:
     """How many tests are significant at 5% by Benjamini and Hochberg, and by Bonferroni."""
     adjusted = scipy_stats().false_discovery_control(p_values)
     strict = [p for p in p_values if p <= 0.05 / len(p_values)]
     return int((adjusted <= 0.05).sum()), len(strict)
-
-
-def versions(stored: Stored, subject: str) -> str:
-    """Which version of the program measured the numbers of a page, in one line.
-
-    Args:
-        subject: a task, whose policies are named; or "all", "ablations", "rates" or "searches".
-    """
-    found: dict[str, set[int]] = {}  # what is named -> versions
-    if subject == "searches":
-        for key, search in stored.searches.items():
-            name = key.replace("_", " ")
-            own_versions = found.setdefault(name, set())
-            own_versions.add(search.get("version", 2))
-    if subject == "rates":
-        validation = [run for run in newest_results(stored, tuning=True) if not run.policy.flags]
-        found["learning rates"] = {run.version for run in validation}
-    for result in newest_results(stored, tuning=False):
-        name = name_on_page(result, subject)
-        if name:
-            found.setdefault(name, set()).add(result.version)
-
-    groups: dict[str, list[str]] = {}  # which versions -> what is named
-    for name, numbers in found.items():
-        groups.setdefault(version_text(numbers), []).append(name)
-    parts = []
-    for text, names in sorted(groups.items(), reverse=True):
-        is_all = len(groups) == 1 and subject != "all"  # other pages hold what "all" sums up
-        what = "all numbers" if is_all else ", ".join(names)
-        parts.append(f"{text}: {what}.")
-    return f"*{' '.join(parts)}*"
-
-
-def version_text(numbers: set[int]) -> str:
-    """Which program these versions are."""
-    if numbers == {VERSION}:
-        return f"Measured with version {VERSION} of this software"
-    if VERSION in numbers:
-        return f"Measured with version {VERSION} in some seeds, in the others with a former one"
-    return f"Measured with a former version (1 or 2; this is {VERSION})"
-
-
-def newest_results(stored: Stored, tuning: bool) -> list[Result]:
-    """The newest result of every cell, on validation problems or on those that are held out."""
-    newest: dict[tuple, Result] = {}
-    for result in sorted(stored.results, key=lambda result: result.version):
-        if result.tuning == tuning:
-            newest[result.task, result.policy, result.seed] = result
-    return list(newest.values())
-
-
-def name_on_page(result: Result, subject: str) -> str:
-    """What a page calls a result that it rests on in its line of versions; "" for other results."""
-    policy = result.policy
-    flags = dict(policy.flags)
-    # The tables of many tasks hold GRPO at its low rate, too, but not for headlines.
-    has_table_rate = policy.lr is None or (policy.method == "grpo" and result.task not in HEADLINES)
-    is_main = policy.method in MAIN_METHODS and has_table_rate and not flags
-    if subject == "rates":
-        return "more steps" if "steps" in flags else ""
-    if subject == "all":
-        return result.task if is_main and result.task in ("maze", "code", HEADLINE) else ""
-    if subject == "ablations":
-        if flags:
-            is_elsewhere = "steps" in flags or policy.is_cure or result.task in HEADLINES
-            return "" if is_elsewhere else f"settings of {Entry(policy.method).title}"
-        tasks = (*REWARDS.split(), "maze", "code", "fence")
-        return result.task if is_main and result.task in tasks else ""
-    return policy.title if result.task == subject and not flags else ""
 
 
 # CSV files.
@@ -728,7 +634,6 @@ def method_pairs(task: TaskResults) -> list[tuple[Entry, Entry]]:
         ("group_vpo", "vpo"),
         ("group_vpo", "max_at_k"),
         ("vpo", "multi_rlvr"),
-        ("vpo", "goal_conditioned"),
     ]
     names += [(method, "grpo") for method in METHODS if method not in (*START, "grpo", "vpo")]
     pairs = []
@@ -743,8 +648,6 @@ def best_rows(task: TaskResults, ours: Entry, theirs: Entry) -> list[list]:
     if task.name in WITH_PASSES:
         measures.append("pass@30")
     seeds = task.shared_seeds(ours, theirs)
-    if programs_of(task, ours, seeds) != programs_of(task, theirs, seeds):
-        return []
     rows = []
     for measure in measures:
         our_best, our_temperature = best_setting(task, ours, measure, seeds)
@@ -758,26 +661,18 @@ def best_rows(task: TaskResults, ours: Entry, theirs: Entry) -> list[list]:
     return rows
 
 
-def programs_of(task: TaskResults, policy: Entry, seeds: list[int]) -> set[bool]:
-    """Whether the former program measured a policy's newest results of these seeds."""
-    runs = task.runs(policy)
-    return {runs[seed].is_former for seed in seeds}
-
-
 def best_setting(
     task: TaskResults, policy: Entry, measure: str, seeds: list[int]
 ) -> tuple[Entry, str]:
     """The learning rate, or cure, and the temperature at which a policy's method has the highest mean.
 
-    Only those with all these seeds count, and they count alone: others may be easier. The same
-    program must have measured them.
+    Only those with all these seeds count, and they count alone: others may be easier.
     """
-    program = programs_of(task, policy, seeds)
     settings = []
     for rival in [*task.policies(), *cures_of(task, policy.method)]:
         is_of_method = rival.method == policy.method
         has_seeds = set(seeds) <= set(task.runs(rival))
-        if is_of_method and has_seeds and programs_of(task, rival, seeds) == program:
+        if is_of_method and has_seeds:
             settings += [(rival, temperature) for temperature in TEMPERATURES]
 
     def mean(setting: tuple[Entry, str]) -> float:
@@ -809,41 +704,3 @@ def searches_csv(stored: Stored) -> str:
 
 def share(is_so: Tensor) -> float:
     return is_so.double().mean().item()
-
-
-# The comparison of two versions of the program.
-
-
-def old_and_new(old: Stored, new: Stored) -> str:
-    """Means of policies over the seeds that both have, and the lowest and highest old seed.
-
-    A star marks a new mean outside of the old seeds.
-    """
-    head = ["task", "policy", "seeds"]
-    for measure in SIDE_BY_SIDE:
-        head += [measure, "new", "old seeds"]
-    rows = []
-    for name in new.names:
-        before = old.task(name)
-        after = new.task(name)
-        for policy in all_policies(after):
-            shared = set(before.runs(policy)) & set(after.runs(policy))
-            seeds = sorted(shared)
-            if seeds:
-                cells = compared_cells(before, after, policy, seeds)
-                rows.append([name, policy.title, len(seeds), *cells])
-    return markdown(head, rows)
-
-
-def compared_cells(
-    before: TaskResults, after: TaskResults, policy: Entry, seeds: list[int]
-) -> list[str]:
-    cells = []
-    for measure in SIDE_BY_SIDE:
-        old_mean = before.values(policy, measure, seeds=seeds).mean().item()
-        new_mean = after.values(policy, measure, seeds=seeds).mean().item()
-        of_seeds = before.values(policy, measure).mean(1)  # (seeds)
-        low, high = torch.aminmax(of_seeds)
-        mark = "" if low <= new_mean <= high else "*"
-        cells += [f"{old_mean:.3f}", f"{new_mean:.3f}{mark}", f"{low:.3f}-{high:.3f}"]
-    return cells

@@ -20,10 +20,7 @@ from study.stored import TEMPERATURES, Result, Stored
 RESULTS = Path("study/results")
 MIXED = RESULTS / "mixed"  # half-way weights
 RUNS = Path("runs/reproduce")
-QUICK = RUNS / "quick"
 CURVE = (1, 2, 3, 5, 10, 30)  # the k of best@k, W@k and pass@k
-FORMER_TASKS = {"examples/fence.py": "fence"}  # former names in the commands of stored results
-FORMER = "@former"  # ends the name of a record that another version has replaced
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,7 @@ class Store:
 
     def run(self, cell: Cell) -> Path:
         """Where a cell is trained. Other results than the project's own have runs of their own."""
-        runs = RUNS if self.folder in (RESULTS, MIXED, QUICK) else self.folder / "runs"
+        runs = RUNS if self.folder in (RESULTS, MIXED) else self.folder / "runs"
         return runs / cell.folder
 
     def path(self, cell: Cell) -> Path:
@@ -56,60 +53,33 @@ class Store:
             raise UserError(f"{path}: damaged ({error}); restore or delete it") from error
         return records
 
-    def current(self, grid: list[Cell], suffix: str = "") -> dict[Cell, dict]:
-        """The records that were measured with the cell's own command.
-
-        Args:
-            suffix: FORMER for those that a newer version has replaced.
-        """
+    def current(self, grid: list[Cell]) -> dict[Cell, dict]:
+        """The records that were measured with the cell's own command."""
         records = {}
         for path in {self.path(cell) for cell in grid}:
             records |= self.read(path)
         current = {}
         for cell in grid:
-            record = records.get(cell.name + suffix, {})
-            command = [FORMER_TASKS.get(word, word) for word in record.get("command", [])]
-            if command == cell.command:
+            record = records.get(cell.name, {})
+            if record.get("command") == cell.command:
                 current[cell] = record
         return current
 
     def add(self, cell: Cell, record: dict) -> None:
-        """Store a record. The file is replaced as a whole; equal numbers give equal bytes.
-
-        What another version measured is kept at the first temperature, to be compared with what
-        that version alone measured.
-        """
+        """Store a record. The file is replaced as a whole; equal numbers give equal bytes."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.path(cell)
         temporary = path.with_suffix(".tmp")
         with FileLock(self.folder / "lock"):  # another process may store at the same time
-            records = self.read(path)
-            old = records.get(cell.name, record)
-            if old.get("version") != record.get("version"):
-                measured = {TEMPERATURES[0]: old["at"][TEMPERATURES[0]]}
-                records[cell.name + FORMER] = old | {"at": measured}
-            records[cell.name] = record
+            records = self.read(path) | {cell.name: record}
             text = json.dumps(dict(sorted(records.items())), separators=(",", ":"))
             temporary.write_bytes(gzip.compress(text.encode(), mtime=0))
             temporary.replace(path)
 
-    def take(self, other: "Store", grid: list[Cell]) -> int:
-        """Store the records of another folder that a newer version measured; how many."""
-        own = self.current(grid)
-        taken = 0
-        for cell, record in other.current(grid).items():
-            newest = own[cell].get("version", 0) if cell in own else -1
-            if record.get("version", 0) > newest:
-                self.add(cell, record)
-                taken += 1
-        return taken
-
 
 def load_stored(store: Store) -> Stored:
     """All results of the grid, and the stored searches, as plain data for the tables."""
-    grid = cells()
-    results = results_of(store.current(grid).items())
-    results += results_of(store.current(grid, FORMER).items())
+    results = results_of(store.current(cells()).items())
     return Stored(results, store.read(store.folder / "search.json.gz"), load_mixed())
 
 

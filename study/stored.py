@@ -10,11 +10,10 @@ from torch import Tensor
 from report.statistics import bootstrap_interval
 from rewards import UserError
 from study.entries import Entry
-from study.grid import VERSION
 
 TEMPERATURES = ("0.7", "1", "1.3")  # the first is that of the tables
 START = ("start", "start_sets")  # the start model, asked for single answers or for sets
-SINGLE = ("grpo", "dr_grpo", "maxrl", "gdpo", "random_weighting", "goal_conditioned", "max_at_k")
+SINGLE = ("grpo", "dr_grpo", "maxrl", "gdpo", "random_weighting", "max_at_k")
 METHODS = (*START, *SINGLE, "multi_rlvr", "vpo", "group_vpo")  # in the order of the tables
 
 
@@ -37,11 +36,6 @@ class Result:
     answers: dict[str, list[list[str | None]]]  # policy -> those of each problem that are stored
     peak_gib: float | None = None  # of memory, where it is stored
     gpu: str = ""  # the card on which it was trained; empty: a CPU
-
-    @property
-    def is_former(self) -> bool:
-        """Whether the former program measured it."""
-        return self.version < VERSION
 
 
 @dataclass(frozen=True)
@@ -107,11 +101,11 @@ class TaskResults:
     def __init__(self, name: str, results: list[Result]):
         self.name = name
         self.prompt_ids = results[0].prompt_ids if results else None  # (N), equal in all results
-        self._runs: dict[Entry, dict[int, list[Result]]] = {}  # by seed, the newest first
-        for result in sorted(results, key=lambda result: -result.version):
+        self._runs: dict[Entry, dict[int, Result]] = {}  # policy -> seed -> result
+        for result in results:
             for method in result.measures[TEMPERATURES[0]]:  # GRPO's hold the start model's too
                 policy = Entry(method) if method in START else result.policy
-                self._runs.setdefault(policy, {}).setdefault(result.seed, []).append(result)
+                self._runs.setdefault(policy, {})[result.seed] = result
 
     def policies(self, flags: bool = False) -> list[Entry]:
         """The policies without flags of train.py, or those with flags, in the tables' order."""
@@ -119,9 +113,8 @@ class TaskResults:
         return sorted(chosen, key=table_order)
 
     def runs(self, policy: Entry) -> dict[int, Result]:
-        """The newest results that hold a policy, by seed."""
-        of_seeds = self._runs.get(policy, {})
-        return {seed: results[0] for seed, results in sorted(of_seeds.items())}
+        """The results that hold a policy, by seed."""
+        return dict(sorted(self._runs.get(policy, {}).items()))
 
     def shared_seeds(self, *policies: Entry) -> list[int]:
         """The seeds that all these policies have."""
@@ -151,21 +144,9 @@ class TaskResults:
 
     def lead(self, ours: Entry, theirs: Entry, measure: str) -> Tensor:
         """Ours minus theirs, paired by seed and problem: (seeds that both have, N)."""
-        leads = []
-        for seed in self.shared_seeds(ours, theirs):
-            our_run, their_run = self.of_one_program(ours, theirs, seed)
-            our_values = our_run.measures[TEMPERATURES[0]][ours.method][measure]
-            their_values = their_run.measures[TEMPERATURES[0]][theirs.method][measure]
-            leads.append(our_values - their_values)
-        return torch.stack(leads)
-
-    def of_one_program(self, ours: Entry, theirs: Entry, seed: int) -> tuple[Result, Result]:
-        """The newest results of two policies that the same program measured, or else the newest."""
-        for our_run in self._runs[ours][seed]:
-            for their_run in self._runs[theirs][seed]:
-                if our_run.is_former == their_run.is_former:
-                    return our_run, their_run
-        return self._runs[ours][seed][0], self._runs[theirs][seed][0]
+        seeds = self.shared_seeds(ours, theirs)
+        our_values = self.values(ours, measure, seeds=seeds)
+        return our_values - self.values(theirs, measure, seeds=seeds)
 
     def summary(self, values: Tensor) -> Difference:
         """Mean and interval of values (seeds, N)."""
