@@ -7,51 +7,36 @@ import torch
 
 from engine.tasks import load_task, take_problems
 from report import plots
-from study import claims, cures, exhibit, mixing, result_plots, result_tables
+from study import claims, exhibit, mixing, result_plots, tables
 from study.grid import HEADLINE, Cell
 from study.store import Store
 from study.stored import Stored
 
-TASK_TABLES = {
-    "mean": result_tables.means,
-    "every_k": result_tables.every_k,
-    "differences": result_tables.differences,
-    "card_costs": result_tables.card_costs,
-    "cpu_costs": result_tables.cpu_costs,
-    "thirty_candidates": result_tables.thirty_candidates,
-    "each_seed": result_tables.each_seed,
-    "temperatures": result_tables.by_temperature,
-    "different": result_tables.different_headlines,
-    "five_cures": cures.five_seeds,
-    "cure_temperatures": cures.by_temperature,
-}
-GENERAL_TABLES = {
-    "main": result_tables.main_table,
-    "leads": result_tables.leads,
-    "ablations": result_tables.ablations,
-    "more_steps": result_tables.more_steps,
-    "rewards": result_tables.rewards,
-    "rates": result_tables.chosen_rates,
-    "chosen_cures": cures.chosen,
-    "own_leads": cures.own_leads,
-    "own_settings": cures.own_settings,
-    "gains": cures.gains,
-    "searches": result_tables.searches,
+TABLES = {  # name of a block -> what makes it of the stored results and the block's subject
+    "main": tables.main,
+    "leads": tables.leads,
+    "main_leads": tables.main_leads,
+    "mean": tables.means,
+    "costs": tables.costs,
+    "thirty_candidates": tables.thirty_candidates,
+    "gains": tables.gains,
+    "own_leads": tables.own_leads,
+    "own_settings": tables.own_settings,
+    "ablations": tables.ablations,
+    "rewards": tables.rewards,
+    "rates": tables.chosen_rates,
+    "more_steps": tables.more_steps,
+    "searches": tables.searches,
+    "multiplicity": tables.multiplicity,
     "verdicts": claims.verdict_table,
-    "multiplicity": result_tables.multiplicity,
-    "hours": result_tables.hours,
+    "along": mixing.along,
     "mix_leads": mixing.leads,
     "mix_chosen": mixing.chosen,
     "crossings": mixing.crossings,
     "train_test": mixing.train_test,
     "doors": mixing.doors,
 }
-CSV_FILES = {
-    "runs": result_tables.runs_csv,
-    "differences": result_tables.differences_csv,
-    "searches": result_tables.searches_csv,
-    "claims": claims.claims_csv,
-}
+RUNS = "study/pages/runs.csv"
 BLOCK = re.compile(r"(<!-- results:(\w+)-(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 FIGURES = {  # figure of headlines -> its policies
     "docs/figures/headlines.png": ("start", "grpo", "vpo"),
@@ -61,10 +46,9 @@ DRAWN_TEXTS = exhibit.TEXTS[:2]  # held-out texts in a figure of headlines
 
 
 def write(stored: Stored, root: Path) -> None:
-    """Write all documents and CSV files."""
+    """Write all documents, and the CSV file of all runs."""
     texts = {path: fill(stored, path.read_text("utf-8")) for path in documents(root)}
-    for name, csv_of in CSV_FILES.items():
-        texts[root / f"study/pages/{name}.csv"] = csv_of(stored)
+    texts[root / RUNS] = tables.runs_csv(stored)
     for path, text in texts.items():
         path.write_text(text, "utf-8")
 
@@ -90,23 +74,9 @@ def fill(stored: Stored, text: str) -> str:
     """A document with every block <!-- results:SUBJECT-TABLE --> ... <!-- end --> made anew."""
 
     def filled(match: re.Match) -> str:
-        table = block(stored, match[2], match[3])
-        return f"{match[1]}{table}\n{match[4]}"
+        return f"{match[1]}{TABLES[match[3]](stored, match[2])}\n{match[4]}"
 
     return BLOCK.sub(filled, text)
-
-
-def block(stored: Stored, subject: str, table: str) -> str:
-    """One table or sentence, of a task or of all."""
-    if table == "cures":
-        return cures.validation(stored, subject)
-    if table == "validation":
-        return result_tables.validation(stored.task(subject, tuning=True))
-    if table == "along":
-        return mixing.along(stored.mixed.task(subject))
-    if table in GENERAL_TABLES:
-        return GENERAL_TABLES[table](stored)
-    return TASK_TABLES[table](stored.task(subject))
 
 
 def draw_headlines(store: Store, policies: tuple[str, ...], path: Path) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from report.looks import LOOKS, Look, look_of
 from study.grid import CURES
 
-LOW_RATE = "grpo_low_rate"  # the method of study/low_rate.py
+LOW_RATE = "grpo_low_rate"  # GRPO at its rate for thirty candidates, in the maze and on programs
 LOOKS[LOW_RATE] = Look("GRPO, low rate", "#f4a582", "s", "--")
 
 
@@ -50,19 +50,19 @@ class Entry:
         """Whether it has another KL weight, entropy bonus or temperature of training, and no more."""
         return bool(self.flags) and {name for name, _ in self.flags} <= CURES.keys()
 
+    @property
+    def is_lora(self) -> bool:
+        return "lora-rank" in dict(self.flags)
+
 
 def mixed(policy: Entry, t: float) -> Entry:
     """A policy with the weights start + t (trained - start)."""
     return replace(policy, flags=(*policy.flags, ("mix", t))) if t < 1 else policy
 
 
-def short_title(policy: Entry) -> str:
-    """The title in a table of main rates, where GRPO alone has another one, its low rate."""
-    return look_of(LOW_RATE).title if policy.lr else policy.title
-
-
 START_MODEL = Entry("start")
 GRPO = Entry("grpo")
+GRPO_LOW = Entry(LOW_RATE)
 GRPO_AT_30 = Entry("grpo", 1e-5)  # of headlines, at the rate that validation prefers for W@30
 GRPO_QUARTER = Entry("grpo", 5e-6)  # of headlines, at a quarter of its own rate
 GRPO_KL = Entry("grpo", flags=(("kl", 0.1),))  # of those that keep its variety, the best compromise
@@ -70,5 +70,3 @@ MAX_AT_K = Entry("max_at_k")
 MULTI_RLVR = Entry("multi_rlvr")
 VPO = Entry("vpo")
 GROUP_VPO = Entry("group_vpo")
-PAIRS = Entry("group_vpo", flags=(("subset", 2),))  # Group VPO with sets of two rollouts
-TWO_ANSWERS = Entry("vpo", flags=(("m", 2), ("prompts-per-step", 18)))

@@ -1,5 +1,7 @@
 """Half-way weights, start + t (trained - start): the tables and figures of study/pages/mixing.md."""
 
+import functools
+import itertools
 import json
 import math
 from pathlib import Path
@@ -14,94 +16,88 @@ from study.collapse import RESULTS as COLLAPSED
 from study.entries import GROUP_VPO, GRPO, GRPO_KL, MAX_AT_K, VPO, Entry, mixed
 from study.grid import HEADLINE, LR, MIXES
 from study.stored import Stored, TaskResults
+from study.tables import (
+    KS,
+    Column,
+    Pair,
+    columns,
+    lead_cell,
+    mean_cell,
+    pairs,
+    policies,
+    table,
+    table_of_tasks,
+)
+from study.validation import first_close
 
 TASKS = ("maze", "code", "gems", "tradeoff", "fence", HEADLINE)
 POLICIES = (GRPO, GRPO_KL, MAX_AT_K, VPO, GROUP_VPO)
-MEASURES = ("best@1", "best@3", "best@30", "W@30", "diversity")
 HALF = 0.5  # t of the tables, fixed before any result
-KS = (1, 2, 3, 5, 10, 30)
-NOISE = 0.005  # of a mean over 100 validation problems
 SAMPLES = 2000  # of a bootstrap
 SHOWN_WORDS = {"maze": 12, "headline": 6}  # in a figure
 
 
-def with_mixes(task: TaskResults) -> list[Entry]:
-    """The methods of which mixtures are stored."""
-    return [policy for policy in POLICIES if task.runs(policy)]
-
-
-def along(task: TaskResults) -> str:
+def along(stored: Stored, name: str) -> str:
     """The means over seeds of every policy along t."""
-    rows = []
-    for policy in with_mixes(task):
-        for t in MIXES:
-            means = [task.mean(mixed(policy, t), measure) for measure in MEASURES]
-            rows.append([policy.title, f"{t:g}", *means])
-    return markdown(["method", "t", *MEASURES], rows)
+    rows = {}
+    for policy, t in itertools.product(POLICIES, MIXES):
+        rows[f"{policy.title}, t = {t:g}"] = mixed(policy, t)
+    cols = columns(stored.mixed, f"{name} best@1 best@3 best@30 W@30 diversity")
+    return table(rows, cols, mean_cell)
 
 
-def leads(stored: Stored) -> str:
+def leads(stored: Stored, _: str) -> str:
     """Who is ahead of whom with half-way weights, in every task."""
     half = mixed(GRPO, HALF)
-    pairs = [(ours, half) for ours in (VPO, GROUP_VPO, MAX_AT_K)]
-    pairs += [(mixed(ours, HALF), half) for ours in (VPO, GROUP_VPO, MAX_AT_K)]
-    pairs += [(half, GRPO), (half, GRPO_KL), (mixed(VPO, HALF), VPO)]
-    pairs += [(mixed(GROUP_VPO, HALF), GROUP_VPO), (mixed(MAX_AT_K, HALF), MAX_AT_K)]
-    measures = ("best@1", "best@3", "best@30", "W@30")
-    rows = []
-    for name in TASKS:
-        task = stored.mixed.task(name)
-        for ours, theirs in pairs:
-            if task.runs(ours) and task.runs(theirs):
-                cells = [task.difference(ours, theirs, measure).short for measure in measures]
-                rows.append([name, f"{ours.title} - {theirs.title}", *cells])
-    return markdown(["task", "minus", *measures], rows)
+    found = [(ours, half) for ours in (VPO, GROUP_VPO, MAX_AT_K)]
+    found += [(mixed(ours, HALF), half) for ours in (VPO, GROUP_VPO, MAX_AT_K)]
+    found += [(half, GRPO_KL)]
+    found += [(mixed(policy, HALF), policy) for policy in (GRPO, VPO, GROUP_VPO, MAX_AT_K)]
+    rows = dict.fromkeys(TASKS, pairs(found))
+    return table_of_tasks(stored.mixed, rows, "best@1 best@3 best@30 W@30", lead_cell)
 
 
-def chosen(stored: Stored) -> str:
+def chosen(stored: Stored, _: str) -> str:
     """The t that is best on the validation problems of another seed, and what it gives on held-out ones."""
-    measures = ("best@1", "best@3", "best@30", "W@30")
-    rows = []
-    for name in ("maze", "code"):
-        task = stored.mixed.task(name)
-        for policy in with_mixes(task):
-            row = [name, policy.title]
-            for measure in measures:
-                t = best_t(stored, name, policy, measure)
-                row.append(f"{task.mean(mixed(policy, t), measure):.3f} (t = {t:g})")
-            rows.append(row)
-    return markdown(["task", "method", *measures], rows)
+    cell = functools.partial(chosen_cell, stored)
+    rows = dict.fromkeys(("maze", "code"), policies(POLICIES))
+    return table_of_tasks(stored.mixed, rows, "best@1 best@3 best@30 W@30", cell)
 
 
-def best_t(stored: Stored, name: str, policy: Entry, measure: str) -> float:
-    """The largest t within the noise of the best, on validation problems; 0 is the start model, not asked."""
-    validation = stored.mixed.task(name, tuning=True)
+def chosen_cell(stored: Stored, column: Column, policy: Entry) -> str:
+    """A mean with the largest t within the noise of the best; 0 is the start model, not asked."""
+    name = column.task.name
     tuned = policy if policy.flags else Entry(policy.method, LR[name][policy.method])
-    means = {t: validation.mean(mixed(tuned, t), measure) for t in MIXES[1:]}
-    return max(t for t, mean in means.items() if mean >= max(means.values()) - NOISE)
+    ts = {mixed(tuned, t): t for t in reversed(MIXES[1:])}
+    validation = stored.mixed.task(name, tuning=True)
+    t = ts[first_close(validation, list(ts), column.measure)]
+    return f"{column.task.mean(mixed(policy, t), column.measure):.3f} (t = {t:g})"
+
+
+def train_test(stored: Stored, _: str) -> str:
+    """Sets of 2 rollouts in training minus sets of 4, by k in the test."""
+    rows = {}
+    for policy, names in ((MAX_AT_K, ("maze", "code")), (GROUP_VPO, ("maze_v1", "code_v1"))):
+        of_two = Entry(policy.method, flags=(("subset", 2),))
+        rows |= dict.fromkeys(names, {policy.title: (of_two, policy)})
+    return table_of_tasks(stored, rows, " ".join(f"best@{k}" for k in KS), lead_cell)
 
 
 # At which k do the curves cross?
 
 
-def crossings(stored: Stored) -> str:
-    """The k at which the rivals' best@k meets GRPO's, with its 95% interval."""
-    rows = []
-    for name in ("maze", "code"):
-        task = stored.mixed.task(name)
-        for ours in (VPO, GROUP_VPO, MAX_AT_K, mixed(GRPO, HALF)):
-            row = [name, ours.title]
-            for kind in ("best", "W"):
-                row.append(crossing_text(task, ours, GRPO, kind))
-            rows.append(row)
-    return markdown(["task", "overtakes GRPO", "best@k", "W@k"], rows)
+def crossings(stored: Stored, _: str) -> str:
+    """The k at which the rivals' best@k and W@k meet GRPO's, with its 95% interval."""
+    found = [(ours, GRPO) for ours in (VPO, GROUP_VPO, MAX_AT_K, mixed(GRPO, HALF))]
+    rows = dict.fromkeys(("maze", "code"), pairs(found))
+    return table_of_tasks(stored.mixed, rows, "best W", crossing_cell)
 
 
-def crossing_text(task: TaskResults, ours: Entry, theirs: Entry, kind: str) -> str:
+def crossing_cell(column: Column, pair: Pair) -> str:
     """The crossing of the means, and the interval of a bootstrap over seeds and problems."""
-    gaps = torch.stack([task.lead(ours, theirs, f"{kind}@{k}") for k in KS], -1)  # (seeds, N, KS)
-    drawn = resampled_means(gaps, task.prompt_ids)  # (SAMPLES, KS)
-    ks = sorted(crossing(means) for means in drawn)
+    task = column.task
+    gaps = torch.stack([task.lead(*pair, f"{column.measure}@{k}") for k in KS], -1)
+    ks = sorted(crossing(means) for means in resampled_means(gaps, task.prompt_ids))
     low = ks[math.floor(0.025 * SAMPLES)]
     high = ks[math.ceil(0.975 * SAMPLES) - 1]
     return f"{k_text(crossing(gaps.mean((0, 1))))} [{k_text(low)}, {k_text(high)}]"
@@ -142,28 +138,10 @@ def k_text(k: float) -> str:
     return "from 1" if k == 1 else f"{k:.1f}"
 
 
-# Sets of s rollouts in training against k candidates in the test.
-
-
-def train_test(stored: Stored) -> str:
-    """Max@K and Group VPO with sets of 2 or of 4 rollouts, by best@k."""
-    rows = []
-    for name in ("maze", "code"):
-        task = stored.task(name)
-        for policy in (MAX_AT_K, GROUP_VPO):
-            pairs = Entry(policy.method, flags=(("subset", 2),))
-            for title, entry in (("2", pairs), ("4", policy)):
-                means = [task.mean(entry, f"best@{k}") for k in KS]
-                rows.append([name, policy.title, title, *means])
-            leads = [task.difference(pairs, policy, f"best@{k}").short for k in KS]
-            rows.append([name, policy.title, "2 - 4", *leads])
-    return markdown(["task", "method", "s", *(f"best@{k}" for k in KS)], rows)
-
-
 # Where does it collapse?
 
 
-def doors(stored: Stored) -> str:
+def doors(stored: Stored, _: str) -> str:
     """What GRPO's policy does behind a door that it no longer takes, means over seeds."""
     rows = []
     for name, records in collapse_records().items():
@@ -212,8 +190,8 @@ def draw_frontier(stored: Stored, path: Path) -> None:
     with style.new_figure(2, 2, (10.4, 8.4)) as axes:
         for ax, (name, title) in zip(axes.flat, panels.items(), strict=True):
             task = stored.mixed.task(name)
-            for policy in with_mixes(task):
-                if not policy.flags:
+            for policy in (GRPO, MAX_AT_K, VPO, GROUP_VPO):
+                if task.runs(policy):
                     draw_line(ax, task, policy)
             one_run = stored.task(name)
             for entry in one_run.policies(flags=True):

@@ -37,7 +37,7 @@ from engine.files import read_log
 from engine.runs import checkpoints, load_run, task_of
 from eval import evaluate_policy, measure
 from rewards import Problem, Task, UserError
-from study import documents, result_tables
+from study import documents, tables
 from study.grid import (
     CURES,
     HEADLINES,
@@ -352,7 +352,7 @@ def measure_and_write(flags: ReproduceFlags, grid: list[Cell], store: Store) -> 
     if flags.mixed:
         store = Store(RESULTS)  # of which the documents are, too
     stored = load_stored(store)
-    print(f"\n{result_tables.main_table(stored)}")
+    print(f"\n{tables.main(stored, '')}")
     if not flags.out:
         write(stored, store)
     if failed:

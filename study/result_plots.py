@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,12 +9,12 @@ from torch import Tensor
 from examples.search_report import solved_at
 from report import style
 from report.looks import Look, look_of
-from study import cures
 from study.entries import (
     GROUP_VPO,
     GRPO,
     GRPO_AT_30,
     GRPO_KL,
+    GRPO_LOW,
     GRPO_QUARTER,
     LOW_RATE,
     MAX_AT_K,
@@ -25,15 +24,9 @@ from study.entries import (
     Entry,
 )
 from study.grid import EIGHT_WORDS, HEADLINE
-from study.result_tables import (
-    KS,
-    cures_of,
-    geometry_tasks,
-    low_grpo,
-    main_policies,
-    regret,
-)
 from study.stored import Difference, Stored, TaskResults
+from study.tables import KS, MAIN, OF_HEADLINES, geometry_tasks, regret
+from study.validation import TASKS, own
 
 CURE_COLORS = {"kl": "#e31a1c", "entropy-coef": "#7b3294", "temperature": "#c51b7d"}
 TITLES = {
@@ -43,12 +36,18 @@ TITLES = {
     HEADLINE: "Headlines",
     EIGHT_WORDS: "Headlines of up to eight words",
 }
+KINDS = {  # task -> the measures of its figure
+    "maze": ("best", "W"),
+    "code": ("best", "pass"),
+    "toy": ("best", "pass"),
+    HEADLINE: ("best", "W"),
+    EIGHT_WORDS: ("best", "W"),
+}
 SEARCHES = {
     "maze_diamond_79_evolve": "79 hard mazes: a route with all the diamonds",
     "nested_scalar_evolve": "40 hard programs",
 }
 MAX_BANDS = 4  # more would hide one another
-LINE_HEIGHT = 0.055  # of a label at the end of a curve, as a share of the height of the axes
 
 
 @dataclass
@@ -77,34 +76,11 @@ def draw_figures(stored: Stored, root: Path) -> None:
     pages = root / "study/figures"
     maze = stored.task("maze")
     code = stored.task("code")
-    panels = []
-    for task in (maze, code):
-        panels.append(best_of_k(task, "best", main_policies(task)))
+    panels = [best_of_k(task, "best", MAIN) for task in (maze, code)]
     draw_curves(panels, root / "docs/figures/best_at_k.png", of_seeds(maze))
-    for task, kinds in ((maze, ("best", "W")), (code, ("best", "pass"))):
-        policies = [
-            START_MODEL,
-            GRPO,
-            low_grpo(task),
-            GRPO_KL,
-            MULTI_RLVR,
-            MAX_AT_K,
-            VPO,
-            GROUP_VPO,
-        ]
-        panels = [best_of_k(task, kind, policies) for kind in kinds]
-        draw_curves(panels, pages / f"{task.name}_best_at_k.png", of_seeds(task))
-    grpo = [GRPO, GRPO_AT_30, GRPO_QUARTER, GRPO_KL]
-    policies = [START_MODEL, *grpo, MULTI_RLVR, MAX_AT_K, VPO, GROUP_VPO]
-    with_passes = ("best", "pass")
-    with_preferences = ("best", "W")
-    for name, kinds in (
-        ("toy", with_passes),
-        (HEADLINE, with_preferences),
-        (EIGHT_WORDS, with_preferences),
-    ):
+    for name, kinds in KINDS.items():
         task = stored.task(name)
-        panels = [best_of_k(task, kind, policies) for kind in kinds]
+        panels = [best_of_k(task, kind, OF_HEADLINES) for kind in kinds]
         draw_curves(panels, pages / f"{name}_best_at_k.png", of_seeds(task))
     panels = [solved_by(stored.searches[name], title) for name, title in SEARCHES.items()]
     draw_curves(panels, pages / "search.png", "mean of three training seeds")
@@ -125,11 +101,12 @@ def of_seeds(task: TaskResults) -> str:
 def other_cures(stored: Stored, path: Path) -> None:
     """Draw best@k and W@k of GRPO with the winner of each cure, and of the sets with their own KL term."""
     panels = []
-    for name in cures.TASKS:
+    for name in TASKS:
         task = stored.task(name)
-        grpo = [GRPO, low_grpo(task), *cures_of(task, "grpo")]
-        sets = [cures.own(stored, name, method, "best@30") for method in cures.WITH_SETS]
-        entries = [START_MODEL, *grpo, *sets]
+        cured = [entry for entry in task.policies(flags=True) if entry.is_cure]
+        of_grpo = [entry for entry in cured if entry.method == "grpo"]
+        sets = [own(stored, name, method, "best@30") for method in ("max_at_k", "vpo", "group_vpo")]
+        entries = [START_MODEL, GRPO, GRPO_LOW, *of_grpo, *sets]
         for kind in ("best", "W"):
             curves = [measure_curve(task, entry, kind, look_of_cure(entry)) for entry in entries]
             panels.append(panel_of_k(task, kind, curves))
@@ -142,8 +119,6 @@ def look_of_cure(entry: Entry) -> Look:
     if entry in (GRPO_AT_30, GRPO_QUARTER):  # tables of headlines name the rate
         line = ":" if entry == GRPO_QUARTER else "--"
         return replace(look_of(LOW_RATE), title=entry.title, line=line)
-    if entry.lr:
-        return look_of(LOW_RATE)
     for name, _ in entry.flags:
         if entry.method == "grpo":
             look = replace(look, color=CURE_COLORS[name], line=":")
@@ -153,7 +128,7 @@ def look_of_cure(entry: Entry) -> Look:
     return replace(look, title=title)
 
 
-def best_of_k(task: TaskResults, kind: str, policies: list[Entry | None]) -> Panel:
+def best_of_k(task: TaskResults, kind: str, policies: tuple[Entry, ...]) -> Panel:
     """best@k, W@k or pass@k of some policies, as far as they are stored.
 
     Args:
@@ -161,7 +136,7 @@ def best_of_k(task: TaskResults, kind: str, policies: list[Entry | None]) -> Pan
     """
     curves = []
     for policy in policies:
-        if policy is not None and task.runs(policy):
+        if task.runs(policy):
             curves.append(measure_curve(task, policy, kind, look_of_cure(policy)))
     return panel_of_k(task, kind, curves)
 
@@ -200,7 +175,7 @@ def solved_by(search: dict, title: str) -> Panel:
 
 
 def draw_curves(panels: list[Panel], path: Path, caption: str, columns: int = 0) -> None:
-    """Draw panels side by side, each curve with its name at its right end.
+    """Draw panels side by side.
 
     Bands show the lowest and the highest seed where the curves are few.
 
@@ -214,12 +189,12 @@ def draw_curves(panels: list[Panel], path: Path, caption: str, columns: int = 0)
     with style.new_figure(n_rows, columns, (5.4 * columns, 4.4 * n_rows)) as axes:
         for ax, panel in zip(axes.flat, panels, strict=True):
             for curve in panel.curves:
-                look = curve.look
-                marker = look.marker if len(curve.x) <= len(KS) else ""
-                points = {"color": look.color, "ls": look.line, "lw": 2, "marker": marker, "ms": 5}
-                ax.plot(curve.x, curve.y, **points)
+                line = style.curve_style(curve.look)
+                if len(curve.x) > len(KS):
+                    line["marker"] = ""
+                ax.plot(curve.x, curve.y, **line)
                 if len(panel.curves) <= MAX_BANDS:
-                    band = {"color": look.color, "alpha": 0.15, "lw": 0}
+                    band = {"color": curve.look.color, "alpha": 0.15, "lw": 0}
                     ax.fill_between(curve.x, curve.low, curve.high, **band)
             x = panel.curves[0].x
             ax.set(xscale="log", xlabel=panel.x_label, ylabel=panel.y_label)
@@ -230,40 +205,7 @@ def draw_curves(panels: list[Panel], path: Path, caption: str, columns: int = 0)
                 ax.xaxis.set_major_formatter("{x:,.0f}")
             ax.minorticks_off()
             ax.grid(alpha=0.2, lw=0.6)
-            name_curves(ax, panel.curves)
         style.finish(axes, path, caption)
-
-
-def name_curves(ax: Any, curves: list[Curve]) -> None:
-    """Write the name of each curve beside its right end, so that no two names overlap, and join the two."""
-    bottom, top = ax.get_ylim()
-    gap = LINE_HEIGHT * (top - bottom)
-    ordered = sorted(curves, key=lambda curve: curve.y[-1])
-    places = [curve.y[-1].item() for curve in ordered]
-    for _ in range(100):  # neighbours that overlap push each other apart, beside the axes
-        places[0] = max(places[0], bottom)
-        places[-1] = min(places[-1], top)
-        for i in range(1, len(places)):
-            overlap = gap - (places[i] - places[i - 1])
-            if overlap > 0:
-                places[i - 1] -= overlap / 2
-                places[i] += overlap / 2
-    for curve, place in zip(ordered, places, strict=True):
-        color = curve.look.color
-        end = (curve.x[-1], curve.y[-1].item())
-        line = {"arrowstyle": "-", "color": color, "ls": curve.look.line, "lw": 1}
-        line["relpos"] = (0, 0.5)  # it ends at the left of the name
-        ax.annotate(
-            curve.look.title,
-            end,
-            xytext=(1.06, place),
-            textcoords=("axes fraction", "data"),
-            color=color,
-            va="center",
-            fontweight="bold",
-            annotation_clip=False,
-            arrowprops=line,
-        )
 
 
 def two_halves(tasks: list[TaskResults], path: Path) -> None:

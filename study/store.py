@@ -13,8 +13,8 @@ from torch import Tensor
 
 from eval import pass_at_k
 from rewards import UserError
-from study.entries import Entry, mixed
-from study.grid import REAL_TASKS, Cell, cells, mixed_cells
+from study.entries import GRPO_LOW, Entry, mixed
+from study.grid import LR_AT_30, REAL_TASKS, Cell, cells, mixed_cells
 from study.stored import TEMPERATURES, Result, Stored
 
 RESULTS = Path("study/results")
@@ -113,15 +113,17 @@ def results_of(records: Iterable[tuple[Cell, dict]]) -> list[Result]:
 
 def result_of(cell: Cell, record: dict) -> Result:
     """A record in the measures' own units, with pass@k."""
+    policy = policy_of(cell)
     measures = {}
     for temperature, policies in record["at"].items():
         measures[temperature] = {}
         for name, values in policies.items():
+            name = policy.method if name == cell.method else name
             measures[temperature][name] = measures_of(values, record["size"], cell.tuning)
     prompt_ids = record.get("groups")
     return Result(
         task=Path(cell.task).stem,
-        policy=policy_of(cell),
+        policy=policy,
         seed=cell.seed,
         version=record["version"],
         tuning=cell.tuning,
@@ -140,6 +142,9 @@ def result_of(cell: Cell, record: dict) -> Result:
 def policy_of(cell: Cell) -> Entry:
     """What the tables call a cell's policy: with the learning rate where several are compared."""
     flags = dict(cell.flags)
+    low_rate = LR_AT_30.get(cell.task, {}).get("grpo")
+    if cell.method == "grpo" and flags == {"lr": low_rate} and not cell.tuning:
+        return GRPO_LOW
     if cell.task == REAL_TASKS[0] or set(flags) == {"lr"}:
         rate = cell.command[cell.command.index("--lr") + 1]
         return Entry(cell.method, float(rate))

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from report.statistics import bootstrap_interval
 from rewards import UserError
-from study.entries import Entry
+from study.entries import LOW_RATE, Entry
 
 TEMPERATURES = ("0.7", "1", "1.3")  # the first is that of the tables
 START = ("start", "start_sets")  # the start model, asked for single answers or for sets
-SINGLE = ("grpo", "dr_grpo", "maxrl", "gdpo", "random_weighting", "max_at_k")
+SINGLE = ("grpo", LOW_RATE, "dr_grpo", "maxrl", "gdpo", "random_weighting", "max_at_k")
 METHODS = (*START, *SINGLE, "multi_rlvr", "vpo", "group_vpo")  # in the order of the tables
 
 
