@@ -397,7 +397,7 @@ def policy_loss(  # noqa: PLR0913 - the public loss: every argument is one symbo
     Args:
         logprobs, old_logprobs, ref_logprobs: (B, T) of the sampled tokens, in nats.
         entropy: (B, T) of the distributions that they were drawn from, in nats.
-        advantages: (B,).
+        advantages: (B,), or (B, T) where each token has its own.
         token_mask: (B, T) bool, which tokens were sampled. A row may have none.
         n_tokens: sampled tokens in the WHOLE batch, so that micro-batches add up to one gradient.
 
@@ -406,7 +406,7 @@ def policy_loss(  # noqa: PLR0913 - the public loss: every argument is one symbo
         policy_loss (without KL and entropy), clip_fraction (tokens whose gradient is clipped away), kl
         (nats per token).
     """
-    A = advantages[:, None]
+    A = advantages.reshape(len(advantages), -1)  # (B, 1) or (B, T)
     token_mask = token_mask.bool()
     log_ratio = (logprobs - old_logprobs).masked_fill(~token_mask, 0.0)
     ratio = log_ratio.clamp_max(80).exp()  # finite, so that an advantage of 0 gives a loss of 0

@@ -29,7 +29,6 @@ LOOKS = {  # the colour-blind can tell the colors apart; in a grey print the mar
     "maxrl": Look("MaxRL", "#cc79a7", "P"),
     "gdpo": Look("GDPO", "#7b3294", "*"),
     "random_weighting": Look("Random weighting", "#542788", "<"),
-    "goal_conditioned": Look("Goal-conditioned", "#c51b7d", ">"),
 }
 OWN_LOOKS = (("#276419", "P"), ("#7f0000", "p"), ("#00788a", "h"))  # colors and markers
 LINES = ("-", "--", ":", "-.")  # of several rows of one policy

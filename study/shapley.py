@@ -41,7 +41,7 @@ def shapley_values(utilities: Tensor) -> Tensor:
     return torch.empty_like(values).scatter(-1, order, values)
 
 
-def shapley_credit(scored: Scored, weights: Tensor, minimum: float) -> Tensor:
+def shapley_credit(scored: Scored, weights: Tensor) -> Tensor:
     """What each answer is paid (P, G, m): its Shapley value. A repeated answer adds nothing."""
     utilities = torch.einsum("pgmk,pwk->pgwm", scored.vectors, weights)  # (P, G, K, m)
     counts = scored.answer_mask & ~scored.repeat_mask  # (P, G, m)

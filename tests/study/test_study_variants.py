@@ -173,23 +173,6 @@ def test_a_blended_reward_is_made_of_the_mazes(name):
     assert task.reward(problem, "") == [0.0] * len(task.objectives)
 
 
-def test_a_goal_conditioned_prompt_tells_what_training_pays():
-    """Guards against weights in the prompt that are not those of the reward."""
-    task = load_task(f"{STUDY}/goal_conditioned.py", model="model")
-    base = load_task("headline", model="model")
-    (problem,) = task.problems("train", 1)
-    (test,) = task.problems("test", 1)
-    weights = problem.data["weights"]
-    assert sum(weights) == pytest.approx(1)
-    assert f"event {weights[0]:.0%}" in task.prompt(problem, 1)
-    answer = base.demonstration(base.problems("train", 1)[0], random.Random(0))
-    vector = base.reward(base.problems("train", 1)[0], answer)
-    assert any(vector)
-    expected = sum(w * r for w, r in zip(weights, vector, strict=True))
-    assert task.reward(problem, answer) == [pytest.approx(expected)]
-    assert len(task.reward(test, answer)) == len(base.objectives)
-
-
 def test_grpo_at_a_low_rate_joins_a_run_and_is_searched_with(tmp_path):
     """Guards against a search that compares with GRPO at one rate alone."""
     run = str(tmp_path / "run")
