@@ -2,7 +2,6 @@
 
     python study/benchmarks/plain_against_fast.py                    the tiny model, in the maze and in code
     python study/benchmarks/plain_against_fast.py --model MODEL      a language model's headlines, too
-    python study/benchmarks/plain_against_fast.py --tricks           what each trick of fast/ pays
 
 One training step of GRPO and of VPO from the start model, after its SFT warm-up. The sides take turns,
 and the ratio is the median of the turns' ratios. On a CPU there is one thread, and seconds are those
@@ -19,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -28,7 +27,6 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import fast
-import fast.update
 import rollout
 import train
 from engine.config import Config, estimator_of, resolve
@@ -39,7 +37,7 @@ from engine.start import start_policy, write_start
 from engine.tasks import take_problems
 from rewards import Task
 from rollout import Policy, Rollouts, load_policy
-from vpo import ADVANTAGES, answers_per_rollout, policy_loss
+from vpo import ADVANTAGES, answers_per_rollout
 
 MIB = 2**20
 Function = Callable[[], object]
@@ -97,64 +95,6 @@ def step_of(method: str, config: Config, task: Task) -> Step:
     return Step(method, config, task, policy, reference, rollouts, advantages)
 
 
-# fast/ without one of its tricks.
-
-
-def backward_all_rows(policy, reference, rollouts, advantages, config) -> None:
-    """`fast.backward`, but rollouts without an advantage are computed, too."""
-    fast.backward(policy, reference, rollouts, advantages + 1e-9, config)
-
-
-def backward_prompts_repeated(policy, reference, rollouts, advantages, config) -> None:
-    """`train.backward` with all tricks of `fast.backward` but the shared prompts."""
-    rows = list(range(len(advantages)))
-    if reference is None:
-        rows = advantages.nonzero()[:, 0].tolist()
-    G = rollouts.group_size
-    widths = [length + rollouts.prompt_lengths[i // G] for i, length in enumerate(rollouts.lengths)]
-    for batch in fast.update.fill(rows, widths, config.micro_batch_tokens):
-        own = rows_of(rollouts, batch)
-        index = torch.arange(len(batch), device=policy.device)
-        logprobs, _ = rollout.token_logprobs(policy.model, own, index, config.temperature)
-        ref_logprobs = None
-        if reference is not None:
-            with torch.no_grad(), reference.adapter_off():
-                ref_logprobs, _ = rollout.token_logprobs(
-                    reference.model, own, index, config.temperature
-                )
-        loss, _ = policy_loss(
-            logprobs,
-            own.logprobs,
-            advantages[batch],
-            own.token_mask,
-            sum(rollouts.lengths),
-            ref_logprobs=ref_logprobs,
-            kl_coef=config.kl,
-        )
-        loss.backward()
-
-
-def rows_of(rollouts: Rollouts, rows: list[int]) -> Rollouts:
-    """Some rollouts, each with a prompt of its own, without the padding that they do not need."""
-    prompts = [row // rollouts.group_size for row in rows]
-    lengths = [rollouts.lengths[row] for row in rows]
-    prompt_lengths = [rollouts.prompt_lengths[p] for p in prompts]
-    return replace(
-        rollouts,
-        prompt_ids=rollouts.prompt_ids[prompts, -max(prompt_lengths) :],
-        prompt_lengths=prompt_lengths,
-        tokens=rollouts.tokens[rows, : max(lengths)],
-        logprobs=rollouts.logprobs[rows, : max(lengths)],
-        lengths=lengths,
-    )
-
-
-BACKWARD_TRICKS = {
-    "prompts once per group": backward_prompts_repeated,
-    "no rows without gradient": backward_all_rows,
-}
-
-
 # Clocks.
 
 
@@ -209,26 +149,12 @@ def compare(plain: Function, fast_one: Function, device: str, repeats: int) -> l
 # The tables.
 
 
-def print_plain_against_fast(step: Step, repeats: int) -> None:
-    """A row for the gradient."""
+def print_comparison(step: Step, repeats: int) -> None:
+    """A row of the table."""
     plain = functools.partial(step.backward, train.backward)
-    print_comparison(step, "gradient", plain, repeats)
-
-
-def print_tricks(step: Step, repeats: int) -> None:
-    """A row for each trick: `fast/` without it, against `fast/`."""
-    for name, function in BACKWARD_TRICKS.items():
-        if name == "no rows without gradient" and step.reference is not None:
-            continue  # with a KL term every rollout has one
-        without = functools.partial(step.backward, function)
-        print_comparison(step, f"gradient: {name}", without, repeats)
-
-
-def print_comparison(step: Step, part: str, other: Function, repeats: int) -> None:
-    """A row of the table: what `fast/` is compared with, and `fast/`."""
     fast_one = functools.partial(step.backward, fast.backward)
-    cells = compare(other, fast_one, step.config.device, repeats)
-    print_row([step.task.name, step.method, part, *cells])
+    cells = compare(plain, fast_one, step.config.device, repeats)
+    print_row([step.task.name, step.method, "gradient", *cells])
 
 
 def print_row(cells: list[str]) -> None:
@@ -241,7 +167,6 @@ def run() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", help="a checkpoint's folder or a Hub id, for headlines")
-    parser.add_argument("--tricks", action="store_true", help="what each trick pays")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--tasks", nargs="*", default=["maze", "code"], help="of the tiny model")
     parser.add_argument("--flags", default="", help="further flags of train.py, such as --kl=0")
@@ -250,19 +175,16 @@ def run() -> None:
     starts = [f"--task {task}" for task in args.tasks]
     if args.model:
         starts.append(f"--task headline --model {args.model}")
-    without = "without it" if args.tricks else "plain"
     print(f"torch {torch.__version__}")
-    head = ["task", "method", "part", f"{without}, s", "fast/, s", "times faster"]
-    print_row([*head, f"{without}, MiB", "fast/, MiB"])
+    head = ["task", "method", "part", "plain, s", "fast/, s", "times faster"]
+    print_row([*head, "plain, MiB", "fast/, MiB"])
     print_row(["---"] * 8)
     with ExitStack() as folders:
         for flags in starts:
             folder = Path(folders.enter_context(tempfile.TemporaryDirectory()))
             config, task = start_of(f"{flags} {args.flags}", folder)
             for method in ("grpo", "vpo"):
-                step = step_of(method, config, task)
-                print_it = print_tricks if args.tricks else print_plain_against_fast
-                print_it(step, args.repeats)
+                print_comparison(step_of(method, config, task), args.repeats)
 
 
 if __name__ == "__main__":
