@@ -17,10 +17,8 @@ import argparse
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -38,18 +36,8 @@ from engine.runs import checkpoints, load_run, task_of
 from eval import evaluate_policy, measure
 from rewards import Problem, Task, UserError
 from study import documents, tables
-from study.grid import (
-    CURES,
-    HEADLINES,
-    MIXES,
-    REAL_TASKS,
-    VERSION,
-    Cell,
-    cells,
-    mixed_cells,
-)
+from study.grid import CURES, HEADLINES, MIXES, REAL_TASKS, VERSION, Cell, cells, mixed_cells
 from study.store import CURVE, MIXED, RESULTS, Store, load_stored
-from study.stored import Stored
 
 TEMPERATURES = (0.7, 1.0, 1.3)  # the first is the table's
 MEASURES = ("diversity", "earned", *(f"best@{k}" for k in CURVE), *(f"W@{k}" for k in CURVE))
@@ -76,13 +64,10 @@ def measure_cell(cell: Cell, store: Store) -> None:
     if subprocess.run([sys.executable, *cell.script, *command]).returncode:
         words = " ".join([*cell.script, *command])
         raise UserError(f"{cell.name}: training failed: python {words}")
-    record = training_record(cell, run)
-    if store.folder == MIXED:
-        record |= mixed_record(cell, run)
-    else:
-        record |= evaluation_record(cell, run)
-        if cell.is_shown:
-            record["during"] = answers_during(run / cell.method)
+    is_mixed = store.folder == MIXED
+    record = training_record(cell, run) | evaluation_record(cell, run, is_mixed)
+    if cell.is_shown and not is_mixed:
+        record["during"] = answers_during(run / cell.method)
     store.add(cell, record)
     if cell.task in REAL_TASKS:
         shutil.rmtree(run)
@@ -124,66 +109,49 @@ def means_of_ten(steps: list[dict], key: str) -> list[float]:
     return means
 
 
-def evaluation_record(cell: Cell, folder: Path) -> dict:
+def evaluation_record(cell: Cell, folder: Path, is_mixed: bool) -> dict:
     """The part of a cell's record that says what its policies did on held-out problems.
 
-    Of GRPO it holds the start model too. "at" maps temperature -> policy -> measure -> thousandths
-    per problem. "groups" says which problems share a prompt.
+    "at" maps temperature -> policy -> measure -> thousandths per problem. Of GRPO it holds the start
+    model too. In place of policies it has t of --mix, if is_mixed. "groups" says which problems share
+    a prompt.
     """
     config = load_run(folder).config
     task = task_of(config)
-    names = [cell.method]
-    if not cell.flags and cell.method == "grpo":
-        names = ["start", "start_sets", "grpo"]
+    names = {cell.method: cell.method}  # in the record -> of eval.py
+    mixes = (1.0,)
     temperatures = TEMPERATURES[:1]
     is_compared = set(dict(cell.flags)) <= {"lr", *CURES}  # not an ablation
-    if is_compared and cell.task != "open_cases" and not cell.tuning:
+    if is_mixed:
+        mixes = MIXES
+        names = {f"{t:g}": f"{cell.method}, --mix {t:g}" for t in MIXES if t < 1}
+        names["1"] = cell.method
+    elif cell.method == "grpo" and not cell.flags:
+        names = {name: name for name in ("start", "start_sets", "grpo")}
+    if is_compared and not (is_mixed or cell.tuning or cell.task == "open_cases"):
         temperatures = TEMPERATURES
+    split, n_problems = "validation", 100
+    if not cell.tuning:
+        split = "test"
+        n_problems = task_defaults(task, config.model).get("eval_problems", Config.eval_problems)
 
     device = device_of("auto", config.is_tiny)
     open_device(device)
     record = {"at": {}}
     for temperature in temperatures:
-        settings = settings_of(cell, task, config, temperature)
+        settings = Settings(split, n_problems, config.pool, temperature, mixes)
         evaluation = Evaluation(folder, config, settings, folder)
-        pools = {name: evaluate_policy(name, evaluation, device) for name in names}
         at = record["at"][f"{temperature:g}"] = {}
-        for name, pool in pools.items():
-            at[name] = condense(measure(pool, task), cell, config.pool)
-        if cell.task in HEADLINES and temperature == TEMPERATURES[0]:
-            record["answers"] = {name: pool.answers[:STORED_TEXTS] for name, pool in pools.items()}
-    if not cell.tuning:
-        record["groups"] = prompt_groups(task, pools[cell.method].problems, config.is_tiny)
-    return record
-
-
-def mixed_record(cell: Cell, folder: Path) -> dict:
-    """As evaluation_record, at the first temperature: in place of policies it has t of --mix."""
-    config = load_run(folder).config
-    task = task_of(config)
-    settings = settings_of(cell, task, config, TEMPERATURES[0], MIXES)
-    device = device_of("auto", config.is_tiny)
-    open_device(device)
-    evaluation = Evaluation(folder, config, settings, folder)
-    at = {}
-    for t in MIXES:
-        name = cell.method if t == 1 else f"{cell.method}, --mix {t:g}"
-        pool = evaluate_policy(name, evaluation, device)
-        at[f"{t:g}"] = condense(measure(pool, task), cell, config.pool)
-    record = {"at": {f"{TEMPERATURES[0]:g}": at}}
+        answers = {}
+        for key, name in names.items():
+            pool = evaluate_policy(name, evaluation, device)
+            at[key] = condense(measure(pool, task), cell, config.pool)
+            answers[key] = pool.answers[:STORED_TEXTS]
+        if cell.task in HEADLINES and temperature == TEMPERATURES[0] and not is_mixed:
+            record["answers"] = answers
     if not cell.tuning:
         record["groups"] = prompt_groups(task, pool.problems, config.is_tiny)
     return record
-
-
-def settings_of(
-    cell: Cell, task: Task, config: Config, temperature: float, mix: tuple[float, ...] = (1.0,)
-) -> Settings:
-    """How a cell is evaluated: on test problems, or on validation problems to choose a setting."""
-    if cell.tuning:
-        return Settings("validation", 100, config.pool, temperature, mix)
-    n_problems = task_defaults(task, config.model).get("eval_problems", Config.eval_problems)
-    return Settings("test", n_problems, config.pool, temperature, mix)
 
 
 def prompt_groups(task: Task, problems: list[Problem], is_tiny: bool) -> list[int] | None:
@@ -218,43 +186,23 @@ def run_grid(pending: list[Cell], jobs: int, store: Store) -> int:
         store.run(cell).parent.mkdir(parents=True, exist_ok=True)
     store.folder.mkdir(parents=True, exist_ok=True)
 
-    running: list[subprocess.Popen] = []  # all that were started; a signal to an ended one is lost
-    is_stopped = threading.Event()
-
     def run_cell(cell: Cell) -> bool:
-        if is_stopped.is_set():
-            return False
         log = Path(f"{store.run(cell)}.log")
-        command = [
-            sys.executable,
-            "study/reproduce.py",
-            *(["--mixed"] if store.folder == MIXED else ["--out", str(store.folder)]),
-            "--cell",
-            cell.name,
-        ]
+        into = ["--mixed"] if store.folder == MIXED else ["--out", str(store.folder)]
+        command = [sys.executable, "study/reproduce.py", *into, "--cell", cell.name]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         with log.open("w", encoding="utf-8") as file:
-            process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
-            running.append(process)
-            if is_stopped.is_set():  # it began while the others were stopped
-                process.send_signal(signal.SIGINT)
-            has_failed = process.wait() != 0
+            process = subprocess.run(command, stdout=file, stderr=file, env=environment)
+        has_failed = process.returncode != 0
         outcome = f"FAILED, see {log}" if has_failed else "stored"
         print(f"{time.strftime('%H:%M')}  {cell.name}  {outcome}", flush=True)
         return has_failed
 
-    def stop(number: int, frame) -> None:
-        raise KeyboardInterrupt("stopped; the same command goes on")
-
-    signal.signal(signal.SIGTERM, stop)
     with ThreadPoolExecutor(jobs) as workers:
         try:
             return sum(workers.map(run_cell, pending))
-        except KeyboardInterrupt:
-            is_stopped.set()
-            workers.shutdown(wait=False, cancel_futures=True)  # first, else another cell begins
-            for process in running:
-                process.send_signal(signal.SIGINT)
+        except KeyboardInterrupt:  # which the cells that are running get, too
+            workers.shutdown(wait=False, cancel_futures=True)
             raise
 
 
@@ -324,15 +272,25 @@ def run(argv: list[str] | None) -> None:
         measure_cell(cell, store)
         return
     grid = grid_of(flags)
-    if flags.list:
-        print_list(grid, store)
-    else:
-        measure_and_write(flags, grid, store)
-
-
-def print_list(grid: list[Cell], store: Store) -> None:
-    """Say of every cell which version of the program measured it."""
     current = store.current(grid)
+    if flags.list:
+        print_list(grid, current)
+        return
+    if not current and flags.write:
+        raise UserError(f"{store.folder}: holds no result of this grid, nothing to write")
+    failed = 0
+    if not flags.write:
+        failed = run_grid([cell for cell in grid if cell not in current], flags.jobs, store)
+    if flags.out:
+        print(f"\n{tables.main(load_stored(store), '')}")
+    else:
+        write(Store(RESULTS))
+    if failed:
+        raise UserError(f"{failed} cells failed; the same command tries them again")
+
+
+def print_list(grid: list[Cell], current: dict[Cell, dict]) -> None:
+    """Say of every cell which version of the program measured it."""
     for cell in grid:
         status = "missing          "
         if cell in current:
@@ -340,38 +298,17 @@ def print_list(grid: list[Cell], store: Store) -> None:
         print(f"{status}  {cell.name}")
 
 
-def measure_and_write(flags: ReproduceFlags, grid: list[Cell], store: Store) -> None:
-    """Measure the cells that are not stored, unless only to write, and write what follows."""
-    current = store.current(grid)
-    if flags.write and not current:
-        raise UserError(f"{store.folder}: holds no result of this grid, nothing to write")
-    failed = 0
-    if not flags.write:
-        pending = [cell for cell in grid if cell not in current]
-        failed = run_grid(pending, flags.jobs, store)
-    if flags.mixed:
-        store = Store(RESULTS)  # of which the documents are, too
-    stored = load_stored(store)
-    print(f"\n{tables.main(stored, '')}")
-    if not flags.out:
-        write(stored, store)
-    if failed:
-        raise UserError(f"{failed} cells failed; the same command tries them again")
-
-
-def write(stored: Stored, store: Store) -> None:
+def write(store: Store) -> None:
     """Write all documents, tables and figures, if every cell of the tiny model is stored."""
-    grid = cells()
-    current = store.current(grid)
-    missing = [cell for cell in grid if cell not in current]
+    current = store.current(cells())
+    missing = [cell for cell in cells() if cell not in current]
     if any(cell.task not in REAL_TASKS for cell in missing):
         print(f"\ndocuments are written once all cells are stored; {len(missing)} are missing")
         return
+    stored = load_stored(store)
     documents.write(stored, Path("."))
     documents.draw(stored, store, Path("."))
     print(f"\n{len(current)} cells stored; written: the documents, their tables and figures")
-    if missing:
-        print(f"of the real model {len(missing)} cells are missing; --list names them")
 
 
 if __name__ == "__main__":

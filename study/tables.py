@@ -98,11 +98,11 @@ class Column:
 
 
 def columns(stored: Stored, text: str) -> list[Column]:
-    """The columns that a text names, such as "maze best@1 W@30, code W@30@1.3"."""
+    """The columns that a text names, such as "maze best@1 W@30, code W@30@1.3", of the stored tasks."""
     found = []
     for part in text.split(","):
         name, *words = part.split()
-        for word in words:
+        for word in words if name in stored.names else []:
             kind, *numbers = word.split("@")
             measure = "@".join([kind, *numbers[:1]])
             temperature = numbers[1] if len(numbers) > 1 else TEMPERATURES[0]
