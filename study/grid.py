@@ -18,8 +18,6 @@ HEADLINES = {  # the ways in which the headline task is measured, and their flag
 }
 HEADLINE = "headline"  # the one on which the documents rest
 EIGHT_WORDS = "headline_8_words"
-# Of a language model, up to an hour and a half a run on a core.
-REAL_TASKS = ("open_cases", *HEADLINES)
 TUNING_SEED = 100  # it and those above: validation problems, to choose a learning rate
 
 
@@ -46,7 +44,6 @@ LR = {
         "grpo=1e-5 max_at_k=1e-5 multi_rlvr=4e-5 vpo=4e-5 group_vpo=2e-5"
     ),
     HEADLINE: rates_of("grpo=2e-5 max_at_k=2e-5 multi_rlvr=4e-5 vpo=4e-5 group_vpo=4e-5"),
-    "open_cases": rates_of("grpo=5e-5 max_at_k=2e-5 vpo=5e-5 group_vpo=2e-5"),
 }
 # What validation prefers for best@30 by more than .005. LR is chosen for best@1, or for m answers.
 LR_AT_30 = {
@@ -71,7 +68,6 @@ MORE_RATES = {  # compared too, where a rate at an edge was the best for best@30
     },
 }
 REAL_RATES = {  # fewer: a run takes a quarter of an hour
-    "open_cases": dict.fromkeys(MAIN_METHODS, (2e-5, 5e-5)),
     "headline_2_prompts": {
         "grpo": (1e-5, 2e-5),
         "max_at_k": (5e-6, 1e-5, 2e-5),
@@ -111,11 +107,6 @@ CURES = {  # flag of train.py -> what a table calls it
 
 REAL_MODEL = "--model HuggingFaceTB/SmolLM2-135M-Instruct --snapshots"
 SNAPSHOTS = 7  # of those cells whose answers during training are shown: one in ten steps
-OPEN_CASES = (
-    "--data tasks/open_cases.jsonl --model HuggingFaceTB/SmolLM2-135M-Instruct --warm-steps 36 "
-    "--prompts-per-step 2 --max-new-tokens 96 --temperature 0.7 --kl 0 --save-every 10 "
-    "--no-gradient-checkpointing --snapshots 0 --steps"
-)
 MIXES = (0.0, 0.25, 0.5, 0.75, 1.0)  # t of start + t (trained - start)
 MORE_STEPS = 600  # in place of 200 in the maze and 300 on programs
 
@@ -157,10 +148,6 @@ GRID = (
     Row("headline_2_prompts", f"{MAIN} multi_rlvr", 3),
     Row(EIGHT_WORDS, f"{MAIN} multi_rlvr", 3),
     Row(EIGHT_WORDS, "grpo", 3, {"kl": 0.1}),
-    Row("open_cases", MAIN, 1),
-    # Other learning rates of the real model, on held-out problems.
-    Row("open_cases", "grpo vpo", 1, {"lr": 2e-5}),
-    Row("open_cases", "max_at_k", 1, {"lr": 5e-5}),
     # Ablations: one setting changed at a time. Five seeds where a claim rests on it.
     # The first three sample as many answers as the default.
     Row("maze_v1", "vpo", 5, {"m": 2, "prompts-per-step": 18}),
@@ -188,9 +175,6 @@ GRID = (
     Row("maze_v1 code_v1", "vpo", 5, {"variant": "shared_mean"}),
     Row("maze_v1", "vpo", 2, {"variant": "half_mean"}),
     Row("maze_v1", "group_vpo", 2, {"variant": "tchebycheff"}),
-    Row("maze_v1", "group_vpo", 2, {"variant": "annealed"}),
-    Row("maze_v1", "multi_rlvr", 5),
-    Row("maze_v1", "multi_rlvr", 1, {"variant": "literal_sum"}),
     Row("code_v1", "maxrl", 3, {"variant": "passes"}),
     # Other cures, at what validation chose for few or for thirty candidates (study/cures.py).
     Row("maze", "grpo", 5, {"kl": 0.1}),
@@ -254,11 +238,7 @@ class Cell:
         """Flags of train.py. A result says which learning rate it had, and in mazes which KL weight."""
         name = self.task.removesuffix(FORMER)
         task = "headline" if name in HEADLINES else name
-        task = "code" if task == "open_cases" else task
         text = f"--task {task} --method {self.method} --seed {self.seed}"
-        if self.task == "open_cases":
-            steps = 20 if self.tuning else 60
-            text = f"{text} {OPEN_CASES} {steps}"
         if self.task in HEADLINES:
             snapshots = SNAPSHOTS if self.is_shown else 0
             text = f"{text} {REAL_MODEL} {snapshots} {HEADLINES[self.task]}"
@@ -270,7 +250,7 @@ class Cell:
         if name not in ("toy", "fence"):  # which have one rate for all methods
             rates = LR.get(name, LR.get(task, LR["maze"]))
             flags.setdefault("lr", rates[self.method])
-            if name == "maze" or name not in (*LR, *HEADLINES):  # version 3.1 had 0.03
+            if name != "code" and name not in HEADLINES:  # version 3.1 had 0.03 in mazes
                 flags.setdefault("kl", PAPERS_KL)
         words = [f"--{name} {text_of(value)}" for name, value in flags.items()]
         return " ".join([text, *words]).split()
@@ -344,7 +324,7 @@ def cures(task: str, method: str) -> list[tuple[str, float]]:
 
 def tuning_rates(task: str, method: str) -> tuple[float, ...]:
     """The peak learning rates that are compared: four, and more while the best is at an edge."""
-    if task in REAL_TASKS:
+    if task in HEADLINES:
         return REAL_RATES[task][method]
     best = LR[task][method]
     rates = [rate for i, rate in enumerate(RATES) if i < 4 or RATES[i - 1] <= best]

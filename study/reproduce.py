@@ -36,7 +36,7 @@ from engine.runs import checkpoints, load_run, task_of
 from eval import evaluate_policy, measure
 from rewards import Problem, Task, UserError
 from study import documents, tables
-from study.grid import CURES, HEADLINES, MIXES, REAL_TASKS, VERSION, Cell, cells, mixed_cells
+from study.grid import CURES, HEADLINES, MIXES, VERSION, Cell, cells, mixed_cells
 from study.store import CURVE, MIXED, RESULTS, Store, load_stored
 
 TEMPERATURES = (0.7, 1.0, 1.3)  # the first is the table's
@@ -59,7 +59,7 @@ def measure_cell(cell: Cell, store: Store) -> None:
         command = ["--resume", "--out", str(run)]
     else:
         command = [*cell.command, "--eval-problems", "0", "--out", str(run)]
-        if cell.task in REAL_TASKS and device_of("auto", is_tiny=False) == "cuda":
+        if cell.task in HEADLINES and device_of("auto", is_tiny=False) == "cuda":
             command += CARD
     if subprocess.run([sys.executable, *cell.script, *command]).returncode:
         words = " ".join([*cell.script, *command])
@@ -69,7 +69,7 @@ def measure_cell(cell: Cell, store: Store) -> None:
     if cell.is_shown and not is_mixed:
         record["during"] = answers_during(run / cell.method)
     store.add(cell, record)
-    if cell.task in REAL_TASKS:
+    if cell.task in HEADLINES:
         shutil.rmtree(run)
 
 
@@ -128,7 +128,7 @@ def evaluation_record(cell: Cell, folder: Path, is_mixed: bool) -> dict:
         names["1"] = cell.method
     elif cell.method == "grpo" and not cell.flags:
         names = {name: name for name in ("start", "start_sets", "grpo")}
-    if is_compared and not (is_mixed or cell.tuning or cell.task == "open_cases"):
+    if is_compared and not (is_mixed or cell.tuning):
         temperatures = TEMPERATURES
     split, n_problems = "validation", 100
     if not cell.tuning:
@@ -217,7 +217,7 @@ class ReproduceFlags:
     only: str = flag(
         "",
         "cells whose names contain this; empty: all, but those of a real language model "
-        f"({', '.join(REAL_TASKS)}) are not trained: they take hours more",
+        f"({', '.join(HEADLINES)}) are not trained: they take hours more",
     )
     jobs: int = flag(2, "cells side by side, one thread each")
     write: bool = flag(False, "write tables and figures from what is stored, train nothing")
@@ -256,7 +256,7 @@ def grid_of(flags: ReproduceFlags) -> list[Cell]:
     if flags.only:
         grid = [cell for cell in grid if flags.only in cell.name]
     elif not flags.list:
-        grid = [cell for cell in grid if cell.task not in REAL_TASKS]
+        grid = [cell for cell in grid if cell.task not in HEADLINES]
     if not grid:
         raise UserError(f"--only {flags.only}: no cell has such a name; --list shows them")
     return grid
@@ -302,7 +302,7 @@ def write(store: Store) -> None:
     """Write all documents, tables and figures, if every cell of the tiny model is stored."""
     current = store.current(cells())
     missing = [cell for cell in cells() if cell not in current]
-    if any(cell.task not in REAL_TASKS for cell in missing):
+    if any(cell.task not in HEADLINES for cell in missing):
         print(f"\ndocuments are written once all cells are stored; {len(missing)} are missing")
         return
     stored = load_stored(store)

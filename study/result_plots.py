@@ -18,7 +18,6 @@ from study.entries import (
     GRPO_QUARTER,
     LOW_RATE,
     MAX_AT_K,
-    MULTI_RLVR,
     START_MODEL,
     VPO,
     Entry,
@@ -26,7 +25,7 @@ from study.entries import (
 from study.grid import EIGHT_WORDS, HEADLINE
 from study.stored import Stored, TaskResults
 from study.tables import KS, MAIN, OF_HEADLINES, geometry_tasks, regret
-from study.validation import TASKS, at_all_rates, own
+from study.validation import TASKS, own
 
 CURE_COLORS = {"kl": "#e31a1c", "entropy-coef": "#7b3294", "temperature": "#c51b7d"}
 TITLES = {
@@ -65,7 +64,6 @@ def draw_figures(stored: Stored, root: Path) -> None:
     other_cures(stored, pages / "other_cures.png")
     solved(stored, pages / "search.png")
     two_halves(geometry_tasks(stored), pages / "two_halves.png")
-    frontier(stored, pages / "frontier.png")
 
 
 def best_of_k(
@@ -174,23 +172,3 @@ def two_halves(tasks: list[TaskResults], path: Path) -> None:
         style.finish(
             axes, path, "five seeds for each reward; 95% intervals over seeds and problems"
         )
-
-
-def frontier(stored: Stored, path: Path) -> None:
-    """Draw what five methods reach with one candidate and with thirty, a point per learning rate."""
-    with style.new_figure(1, 2, (10.4, 4.6)) as axes:
-        for ax, name in zip(axes[0], ("maze", "code"), strict=True):
-            validation = stored.task(name, tuning=True)
-            for policy in (GRPO, MULTI_RLVR, MAX_AT_K, VPO, GROUP_VPO):
-                entries = at_all_rates(validation, policy.method)
-                x = [validation.mean(entry, "best@1") for entry in entries]
-                y = [validation.mean(entry, "best@30") for entry in entries]
-                line = style.curve_style(look_of(policy.method)) | {"lw": 1, "ms": 7}
-                ax.plot(x, y, **line)
-            labels = ("one candidate (best@1) →", "thirty candidates (best@30) →")
-            finish_axes(ax, TITLES[name], *labels)
-        caption = (
-            "The best lies at the top right. A point per peak learning rate, validation problems, one "
-            "seed; GRPO in the maze two."
-        )
-        style.finish(axes, path, caption)

@@ -3,7 +3,6 @@
 import gzip
 import json
 import zlib
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from torch import Tensor
 from eval import pass_at_k
 from rewards import UserError
 from study.entries import GRPO_LOW, Entry, mixed
-from study.grid import LR_AT_30, REAL_TASKS, Cell, cells, mixed_cells
+from study.grid import LR_AT_30, Cell, cells, mixed_cells
 from study.stored import TEMPERATURES, Result, Stored
 
 RESULTS = Path("study/results")
@@ -79,7 +78,7 @@ class Store:
 
 def load_stored(store: Store) -> Stored:
     """All results of the grid, and the stored searches, as plain data for the tables."""
-    results = results_of(store.current(cells()).items())
+    results = [result_of(cell, record) for cell, record in store.current(cells()).items()]
     return Stored(results, store.read(store.folder / "search.json.gz"), load_mixed())
 
 
@@ -95,20 +94,6 @@ def load_mixed() -> Stored:
             own = {TEMPERATURES[0]: measures}
             results.append(replace(trained, policy=policy, measures=own))
     return Stored(results, {})
-
-
-def results_of(records: Iterable[tuple[Cell, dict]]) -> list[Result]:
-    """Records in the measures' own units. Raises UserError if a part of one is missing."""
-    results = []
-    for cell, record in records:
-        try:
-            results.append(result_of(cell, record))
-        except KeyError as error:
-            raise UserError(
-                f"results, cell {cell.name}: the record lacks {error}; restore the file, or delete "
-                "the record and measure the cell again"
-            ) from error
-    return results
 
 
 def result_of(cell: Cell, record: dict) -> Result:
@@ -145,7 +130,7 @@ def policy_of(cell: Cell) -> Entry:
     low_rate = LR_AT_30.get(cell.task, {}).get("grpo")
     if cell.method == "grpo" and flags == {"lr": low_rate} and not cell.tuning:
         return GRPO_LOW
-    if cell.task == REAL_TASKS[0] or set(flags) == {"lr"}:
+    if set(flags) == {"lr"}:
         rate = cell.command[cell.command.index("--lr") + 1]
         return Entry(cell.method, float(rate))
     return Entry(cell.method, flags=cell.flags)

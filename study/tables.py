@@ -30,9 +30,9 @@ from study.entries import (
     VPO,
     Entry,
 )
-from study.grid import HEADLINES, MAIN_METHODS, PAPERS_KL, REAL_TASKS, tuning_rates
-from study.stored import METHODS, START, TEMPERATURES, Difference, Stored, TaskResults, scipy_stats
-from study.validation import TASKS, best_rate, best_rate_for_many, own
+from study.grid import HEADLINES, LR, LR_AT_30, MAIN_METHODS, PAPERS_KL
+from study.stored import START, TEMPERATURES, Difference, Stored, TaskResults, scipy_stats
+from study.validation import TASKS, own
 from tasks.headline import words_of
 
 KS = (1, 2, 3, 5, 10, 30)
@@ -354,25 +354,14 @@ def regret(task: TaskResults) -> float:
 
 
 def chosen_rates(stored: Stored, _: str) -> str:
-    """The rates for few and for thirty candidates of each method whose rates are all measured."""
-    tasks = []
-    for name in ("maze", "code", *REAL_TASKS):
-        if name in stored.tuned_names:
-            tasks.append(stored.task(name, tuning=True))
-    rows = []
-    for method in METHODS:
-        row = [Entry(method).title]
-        for task in tasks:
-            measured = {policy.lr for policy in task.policies() if policy.method == method}
-            if not measured or not measured >= set(tuning_rates(task.name, method)):
-                row.append("")
-                continue
-            few = f"{best_rate(task, method):g}"
-            thirty = f"{best_rate_for_many(task, method):g}"
-            row.append(few if few == thirty else f"{few}, 30: {thirty}")
-        if any(row[1:]):
-            rows.append(row)
-    return markdown(["method", *(task.name for task in tasks)], rows)
+    """The rates that validation chose for few and, where others, for thirty candidates."""
+    rows = {}
+    for task, rates in LR.items():
+        for method, rate in rates.items():
+            thirty = LR_AT_30.get(task, {}).get(method)
+            cell = f"{rate:g}, 30: {thirty:g}" if thirty else f"{rate:g}"
+            rows.setdefault(Entry(method).title, dict.fromkeys(LR, ""))[task] = cell
+    return markdown(["method", *LR], [[title, *cells.values()] for title, cells in rows.items()])
 
 
 def costs(stored: Stored, name: str) -> str:

@@ -18,29 +18,6 @@ def first_close(validation: TaskResults, compared: list[Entry], measure: str) ->
     return compared[close.index(True)]
 
 
-def at_all_rates(validation: TaskResults, method: str) -> list[Entry]:
-    """A method at every learning rate that was compared, the lowest first."""
-    return [policy for policy in validation.policies() if policy.method == method]
-
-
-def best_rate(validation: TaskResults, method: str) -> float:
-    """The lowest rate that is within the noise of the best for few candidates."""
-    measure = CHOSEN_BY.get(method, "best@1")
-    return first_close(validation, at_all_rates(validation, method), measure).lr
-
-
-def best_rate_for_many(validation: TaskResults, method: str) -> float:
-    """The highest rate within 0.002 of the best by best@30, or that for few if it is within the noise."""
-    means = {}
-    for policy in at_all_rates(validation, method):
-        means[policy.lr] = validation.mean(policy, "best@30")
-    highest = max(means.values())
-    usual = best_rate(validation, method)
-    if means[usual] >= highest - NOISE:
-        return usual
-    return max(rate for rate, mean in means.items() if mean >= highest - 0.002)
-
-
 def own(stored: Stored, name: str, method: str, measure: str) -> Entry:
     """A method with the cure that validation chose for few candidates or for thirty, as a measure asks.
 

@@ -2,11 +2,9 @@
 
     python study/variants.py shared_mean --method vpo
 
-    literal_sum   multi_rlvr   pays repeated answers too, as the paper's formula has it
     shared_mean   vpo          R = 3/4 E_w max w.r + 1/4 of the mean over the m answers
     half_mean     vpo          the same with 1/2 and 1/2
     tchebycheff   group_vpo    utility -max_i w_i (1 - r_i) instead of w.r, for rewards up to 1
-    annealed      group_vpo    sets of s rollouts, s from half the group down to 1 over the training
     passes        maxrl        r = 1 where an answer is perfect in every objective, else 0
 
 Each replaces one function in this process, so methods go one by one. `python study/reproduce.py --only
@@ -28,12 +26,6 @@ import vpo
 from vpo import Estimator, Scored
 
 maxrl = vpo.maxrl
-train_step = train.train_step
-
-
-def literal_sum(x: Scored, e: Estimator) -> Tensor:
-    """Multi-RLVR with the sum of all m task scalars, repeated answers too."""
-    return vpo.group_normalize(x.scalars.sum(-1))
 
 
 def shared_mean(x: Scored, e: Estimator, *, mean_share: float) -> Tensor:
@@ -69,20 +61,6 @@ def tchebycheff(
     return utilities.amax(2)
 
 
-def annealed(x: Scored, e: Estimator, *, progress: float) -> Tensor:
-    """Group VPO with s = G/2 at the start of the training and s = 1 at its end, linearly."""
-    largest = vpo.default_subset(x.vectors.shape[1])
-    s = max(1, round(largest * (1 - progress)))
-    return vpo.vpo(x, replace(e, subset=s))
-
-
-def annealed_train_step(method, state, task, config):
-    """`train.train_step`, in which Group VPO knows how much of the training is over."""
-    progress = state.step / config.steps
-    vpo.ADVANTAGES["group_vpo"] = functools.partial(annealed, progress=progress)
-    return train_step(method, state, task, config)
-
-
 def passes(x: Scored, e: Estimator) -> Tensor:
     """MaxRL with the binary reward that it is meant for, such as a program that passes all tests."""
     is_perfect = (x.vectors >= 1) | ~x.objective_mask[:, None, None]  # (P, G, 1, k)
@@ -92,11 +70,9 @@ def passes(x: Scored, e: Estimator) -> Tensor:
 
 # variant -> object, name in it, what stands there instead
 CHANGES = {
-    "literal_sum": (vpo.ADVANTAGES, "multi_rlvr", literal_sum),
     "shared_mean": (vpo.ADVANTAGES, "vpo", functools.partial(shared_mean, mean_share=0.25)),
     "half_mean": (vpo.ADVANTAGES, "vpo", functools.partial(shared_mean, mean_share=0.5)),
     "tchebycheff": (vars(vpo), "set_scores", tchebycheff),
-    "annealed": (vars(train), "train_step", annealed_train_step),
     "passes": (vpo.ADVANTAGES, "maxrl", passes),
 }
 

@@ -74,15 +74,6 @@ def test_a_compromise_is_best_by_tchebycheff_utilities():
     assert (variants.tchebycheff(rewards, weights, missing) == -1).all()
 
 
-def test_annealed_sets_shrink_to_single_rollouts():
-    rewards = rewards_of(2, 8, 1, 2)
-    for progress, subset in ((0.0, 4), (0.5, 2), (1.0, 1)):
-        estimator = Estimator(generator=generator())
-        A = variants.annealed(scored_of(rewards), estimator, progress=progress)
-        expected = vpo.vpo_advantage(rewards, subset=subset, generator=generator())
-        torch.testing.assert_close(A, expected)
-
-
 def test_a_pass_is_a_full_reward_in_the_objectives_that_a_problem_has():
     rewards = torch.tensor([[1.0, 0.0], [0.9, 1.0]])[None, :, None]
     scored = scored_of(rewards)
@@ -138,16 +129,14 @@ SMALL = (
 
 @pytest.mark.parametrize(
     ("script", "method"),
-    [("variants.py annealed", "group_vpo"), ("reward_to_go.py", "vpo"), ("shapley.py", "vpo")],
+    [("reward_to_go.py", "vpo"), ("shapley.py", "vpo")],
 )
 def test_the_scripts_train(script, method, monkeypatch):
     """Guards against a script whose change train.py does not see: its log would be that of train.py."""
     usual = train.train_step
     monkeypatch.setattr(train, "train_step", usual)  # restored after the script has replaced it
-    monkeypatch.setitem(vpo.ADVANTAGES, "group_vpo", vpo.group_vpo)
-    file, *words = script.split()
-    monkeypatch.setattr(sys, "argv", [file, *words, "--method", method, *SMALL.split()])
-    runpy.run_path(str(STUDY / file), run_name="__main__")
+    monkeypatch.setattr(sys, "argv", [script, "--method", method, *SMALL.split()])
+    runpy.run_path(str(STUDY / script), run_name="__main__")
     rows = Path("run", method, "metrics.jsonl").read_text("utf-8").splitlines()
     assert [json.loads(row)["step"] for row in rows] == [1, 2]
     assert train.train_step is not usual
