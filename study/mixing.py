@@ -51,8 +51,7 @@ def leads(stored: Stored, _: str) -> str:
     half = mixed(GRPO, HALF)
     found = [(ours, half) for ours in (VPO, GROUP_VPO, MAX_AT_K)]
     found += [(mixed(ours, HALF), half) for ours in (VPO, GROUP_VPO, MAX_AT_K)]
-    found += [(half, GRPO_KL)]
-    found += [(mixed(policy, HALF), policy) for policy in (GRPO, VPO, GROUP_VPO, MAX_AT_K)]
+    found += [(half, GRPO), (half, GRPO_KL)]
     rows = dict.fromkeys(TASKS, pairs(found))
     return table_of_tasks(stored.mixed, rows, "best@1 best@3 best@30 W@30", lead_cell)
 

@@ -18,49 +18,26 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
-from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import fast
-import rollout
 import train
-from engine.config import Config, estimator_of, resolve
+from engine.config import Config, resolve
 from engine.doors import as_command
 from engine.models import recompute_layers
+from engine.optimizer import MasterWeightAdamW
 from engine.runs import read_config
 from engine.start import start_policy, write_start
-from engine.tasks import take_problems
 from rewards import Task
-from rollout import Policy, Rollouts, load_policy
-from vpo import ADVANTAGES, answers_per_rollout
+from rollout import load_policy
 
 MIB = 2**20
 Function = Callable[[], object]
-
-
-# What is measured.
-
-
-@dataclass
-class Step:
-    """A training step of a method, from the start model."""
-
-    method: str
-    config: Config
-    task: Task
-    policy: Policy
-    reference: Policy | None
-    rollouts: Rollouts
-    advantages: Tensor  # (P * G)
-
-    def backward(self, function: Callable) -> None:
-        function(self.policy, self.reference, self.rollouts, self.advantages, self.config)
-        self.policy.model.zero_grad()
 
 
 def start_of(flags: str, folder: Path) -> tuple[Config, Task]:
@@ -72,8 +49,8 @@ def start_of(flags: str, folder: Path) -> tuple[Config, Task]:
     return config, task
 
 
-def step_of(method: str, config: Config, task: Task) -> Step:
-    """The first step of a method up to its advantages."""
+def gradient_of(method: str, config: Config, task: Task) -> tuple:
+    """The arguments of `train.backward` in the first step of a method from the start model."""
     start = f"{config.out}/start"
     policy = load_policy(start, task, device=config.device, dtype=config.dtype)
     if config.gradient_checkpointing:
@@ -81,18 +58,23 @@ def step_of(method: str, config: Config, task: Task) -> Step:
     reference = None
     if config.kl:
         reference = load_policy(start, task, device=config.device, dtype=config.dtype)
-    m = answers_per_rollout(method, config.m)
-    P = config.prompts_per_step * config.m // m
-    problems = take_problems(task, "train", P, config.seed)
-    prompts = [rollout.build_prompt(policy, task, problem, m) for problem in problems]
-    generator = rollout.random_generator(config.seed, 0, "rollouts")
-    options = rollout.sampling_options(policy, task, config, m, generator)
-    rollouts = rollout.sample(policy, prompts, config.group_size, options)
-    scored = rollout.score(task, problems, rollout.read_answers(task, rollouts, m), m)
-    estimator = estimator_of(config, rollout.random_generator(config.seed, 0, "weights"))
-    advantages = ADVANTAGES[method](scored, estimator).flatten()
-    advantages = advantages.to(policy.device)
-    return Step(method, config, task, policy, reference, rollouts, advantages)
+    usual = fast.backward
+    found = []
+
+    def keep(*arguments) -> dict:
+        found.append(arguments)
+        return usual(*arguments)
+
+    optimizer = MasterWeightAdamW(policy.model)
+    state = train.TrainState(policy, reference, optimizer, peak_lr=0.0, step=0)
+    with patch("fast.backward", keep):
+        train.train_step(method, state, task, config)
+    return found[0]
+
+
+def add_gradient(backward: Callable, arguments: tuple) -> None:
+    backward(*arguments)
+    arguments[0].model.zero_grad()  # the policy's
 
 
 # Clocks.
@@ -149,14 +131,6 @@ def compare(plain: Function, fast_one: Function, device: str, repeats: int) -> l
 # The tables.
 
 
-def print_comparison(step: Step, repeats: int) -> None:
-    """A row of the table."""
-    plain = functools.partial(step.backward, train.backward)
-    fast_one = functools.partial(step.backward, fast.backward)
-    cells = compare(plain, fast_one, step.config.device, repeats)
-    print_row([step.task.name, step.method, "gradient", *cells])
-
-
 def print_row(cells: list[str]) -> None:
     print(f"| {' | '.join(cells)} |", flush=True)
 
@@ -184,7 +158,11 @@ def run() -> None:
             folder = Path(folders.enter_context(tempfile.TemporaryDirectory()))
             config, task = start_of(f"{flags} {args.flags}", folder)
             for method in ("grpo", "vpo"):
-                print_comparison(step_of(method, config, task), args.repeats)
+                arguments = gradient_of(method, config, task)
+                plain = functools.partial(add_gradient, train.backward, arguments)
+                fast_one = functools.partial(add_gradient, fast.backward, arguments)
+                cells = compare(plain, fast_one, config.device, args.repeats)
+                print_row([task.name, method, "gradient", *cells])
 
 
 if __name__ == "__main__":
