@@ -83,12 +83,8 @@ def measure_policies(config: Config, stored: dict[str, StoredPolicy]) -> dict:
         words = list(doors.values())
         _, by_rollout = write_answers(loaded[name], task, config, behind, 1, words)
         rows[f"{title}, behind the door"] = scores(task, behind, by_rollout)
-    return {
-        "nats": nats,
-        "distinct": distinct,
-        "doors": len(doors) / len(problems),
-        "scores": rows,
-    }
+    share = len(doors) / len(problems)
+    return {"nats": nats, "distinct": distinct, "doors": share, "scores": rows}
 
 
 def write_answers(
@@ -109,9 +105,7 @@ def write_answers(
     """
     openings = [""] * len(problems)
     if doors:
-        tag = (
-            f" <{task.tag}_1>" if policy.is_tiny else ""
-        )  # a language model's prompt ends with "1."
+        tag = f" <{task.tag}_1>" if policy.is_tiny else ""  # a model's own prompt ends with "1."
         openings = [f"{tag} {door}" for door in doors]
     prompts = []
     for problem, opening in zip(problems, openings, strict=True):
@@ -193,10 +187,8 @@ def word_nats(
         for word in re.finditer(r"\S+", answer):
             own = 0.0
             for t in range(len(tokens)):
-                if (
-                    start + word.start() < ends[t + 1] <= start + word.end()
-                    and ends[t + 1] > ends[t]
-                ):
+                is_inside = start + word.start() < ends[t + 1] <= start + word.end()
+                if is_inside and ends[t + 1] > ends[t]:
                     own -= logprobs[t]
             words.append(own)
         found.append(words)

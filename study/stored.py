@@ -184,11 +184,6 @@ class Stored:
         """The tasks that have results on held-out problems."""
         return [name for name, tuning in self._tasks if not tuning]
 
-    @property
-    def tuned_names(self) -> list[str]:
-        """The tasks that have results on validation problems."""
-        return [name for name, tuning in self._tasks if tuning]
-
 
 def table_order(policy: Entry) -> tuple:
     """By method, learning rate and flags."""
