@@ -66,6 +66,8 @@ def chosen(stored: Stored, _: str) -> str:
 def chosen_cell(stored: Stored, column: Column, policy: Entry) -> str:
     """A mean with the largest t within the noise of the best; 0 is the start model, not asked."""
     name = column.task.name
+    if not column.task.runs(policy):
+        return ""
     tuned = policy if policy.flags else Entry(policy.method, LR[name][policy.method])
     ts = {mixed(tuned, t): t for t in reversed(MIXES[1:])}
     validation = stored.mixed.task(name, tuning=True)
@@ -95,6 +97,8 @@ def crossings(stored: Stored, _: str) -> str:
 def crossing_cell(column: Column, pair: Pair) -> str:
     """The crossing of the means, and the interval of a bootstrap over seeds and problems."""
     task = column.task
+    if not task.shared_seeds(*pair):
+        return ""
     gaps = torch.stack([task.lead(*pair, f"{column.measure}@{k}") for k in KS], -1)
     ks = sorted(crossing(means) for means in resampled_means(gaps, task.prompt_ids))
     low = ks[math.floor(0.025 * SAMPLES)]
