@@ -173,7 +173,7 @@ GRID = (
     Row("maze_v1", "vpo", 2, {"variant": "half_mean"}),
     Row("maze_v1", "group_vpo", 2, {"variant": "tchebycheff"}),
     Row("code_v1", "maxrl", 3, {"variant": "passes"}),
-    # Other cures, at what validation chose for few or for thirty candidates (study/cures.py).
+    # Other cures, at what validation chose for few or for thirty candidates (study/validation.py).
     Row("maze", "grpo", 5, {"kl": 0.1}),
     Row("code", "grpo", 5, {"kl": 0.3}),
     Row("maze", "max_at_k", 5, {"kl": 0.03}),
