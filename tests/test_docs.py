@@ -79,15 +79,16 @@ def shown(value: object) -> str:
 
 
 def task_defaults_table() -> str:
-    """What each task lays over the defaults of Config."""
+    """What each task lays over the defaults of Config, if it does."""
     lines = [table_row(["task", "all models", "tiny model", "language model"])]
-    lines.append(table_row(["---"] * 4))
+    lines.append("|---|---|---|---|")
     for name in sorted(TASKS):
         task = load_task_class(name)
         cells = []
         for defaults in (task.defaults, task.tiny_defaults, task.language_defaults):
             cells.append(", ".join(f"{key} {shown(value)}" for key, value in defaults.items()))
-        lines.append(table_row([f"`{name}`", *cells]))
+        if any(cells):
+            lines.append(table_row([f"`{name}`", *cells]))
     return "\n".join(lines)
 
 
