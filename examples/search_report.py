@@ -5,10 +5,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from examples.markdown import markdown
 from report import style
 from report.looks import look_of
-from report.markdown import markdown
-from report.statistics import bootstrap_interval
+from report.statistics import half_width
 
 BUDGETS = (30, 100, 300)  # candidates; the whole budget is added
 RIVALS = ("grpo", "start")
@@ -62,37 +62,29 @@ def final_mean(runs: list[dict], key: str) -> float:
 
 
 def search_table(policies: dict[str, list[dict]], budget: int, has_targets: bool) -> str:
-    """What every policy solved within budgets, and how much of it neither GRPO nor the start model did.
+    """The share that every policy solved within budgets, and how much of it neither GRPO nor the start model did.
+
+    After ± stands half of the 95% interval of the last share.
 
     Args:
         policies: by policy the curves of every run, as in search.json.
         has_targets: whether any problem can count as solved; a dash stands for what is not known.
     """
     budgets = [fewer for fewer in BUDGETS if fewer < budget] + [budget]
-    head = ["", *(f"solved by {n}" for n in budgets), "95% interval"]
+    head = ["", *(f"solved by {n}" for n in budgets), "\u00b1"]
     head += ["best score", "reward vectors", "not by GRPO or start", "nor in any run"]
     rows = []
     for name, runs in policies.items():
-        if has_targets:
-            solved = solved_cells(runs, budgets)
-            alone = [alone_cell(policies, name, any_run) for any_run in (False, True)]
-        else:
-            solved = ["-"] * (len(budgets) + 1)
+        solved = solved_at(runs)  # (runs, N)
+        cells = [((solved > 0) & (solved <= n)).double().mean().item() for n in budgets]
+        cells.append(half_width(solved > 0 if len(runs) > 1 else solved[0] > 0))
+        alone = [alone_cell(policies, name, any_run) for any_run in (False, True)]
+        if not has_targets:
+            cells = ["-"] * len(cells)
             alone = ["-", "-"]
         vectors = f"{final_mean(runs, 'behaviours'):.1f}"
-        rows.append([look_of(name).title, *solved, final_mean(runs, "best"), vectors, *alone])
+        rows.append([look_of(name).title, *cells, final_mean(runs, "best"), vectors, *alone])
     return markdown(head, rows)
-
-
-def solved_cells(runs: list[dict], budgets: list[int]) -> list:
-    """The share of problems that were solved within each budget, and the last one's interval."""
-    solved = solved_at(runs)  # (runs, N)
-    cells = []
-    for budget in budgets:
-        within = (solved > 0) & (solved <= budget)
-        cells.append(within.double().mean().item())
-    low, high = bootstrap_interval(solved > 0)
-    return [*cells, f"[{low:.3f}, {high:.3f}]"]
 
 
 def draw(policies: dict[str, list[dict]], ticks: list[int], has_targets: bool, path: Path) -> None:

@@ -17,8 +17,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from examples.markdown import markdown
 from examples.search_report import RIVALS, counts_alone
-from report.markdown import markdown
 from study.cures import own
 from study.entries import GRPO, GRPO_KL, MAX_AT_K, MULTI_RLVR, START_MODEL, TWO_ANSWERS, VPO, Entry
 from study.grid import HEADLINE

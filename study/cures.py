@@ -1,6 +1,6 @@
 """The other cures: what a KL term, an entropy bonus, a temperature or a low rate does for variety."""
 
-from report.markdown import markdown
+from examples.markdown import markdown
 from study.entries import GRPO_KL, Entry
 from study.grid import CURES, LR, LR_AT_30, MAIN_METHODS, cures
 from study.result_tables import CHOSEN_BY, cures_of, low_grpo

@@ -8,6 +8,7 @@ from collections import Counter
 import torch
 from torch import Tensor
 
+from examples.markdown import markdown
 from examples.search_report import (
     BUDGETS,
     RIVALS,
@@ -17,8 +18,7 @@ from examples.search_report import (
     solved_at,
     solved_by,
 )
-from report.markdown import markdown
-from report.statistics import bootstrap_interval
+from study.bootstrap import bootstrap_interval
 from study.entries import (
     GROUP_VPO,
     GRPO,

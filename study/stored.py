@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from report.statistics import bootstrap_interval
 from rewards import UserError
+from study.bootstrap import bootstrap_interval
 from study.entries import Entry
 from study.grid import VERSION
 
