@@ -11,6 +11,7 @@ from random import Random
 
 from torch import Tensor
 
+from engine.cores import cores
 from report.drawings import Drawing
 from rewards import Problem, UserError
 from tasks import code_files, small_programs
@@ -59,7 +60,6 @@ class Code(Drawing, FileTask):
     ends = ">`~"  # no newline, which programs are full of: a closing fence counts without it
     wide = True
     flags = ("data", "test_data", "seconds", "memory_mb", "unconfined")
-    may_test_on_training = True  # to try a few problems of one's own
     defaults = {"steps": 300, "eval_problems": 500}
     tiny_defaults = {
         "warm_steps": 1500,
@@ -75,7 +75,7 @@ class Code(Drawing, FileTask):
         if test_data and not data:
             raise UserError(f"--test-data {test_data}: needs --data to train on")
         try:
-            self.sandbox = Sandbox(**limits)
+            self.sandbox = Sandbox(cores(), **limits)
         except (SandboxError, ValueError) as error:
             raise UserError(f"--task {self.name}: {error}") from error
         if data:
@@ -84,7 +84,7 @@ class Code(Drawing, FileTask):
             self.use_small_problems(SMALL, small_programs.small_problems())
 
     def load(self, flag: str, path: str) -> list[dict]:
-        return shuffled(code_files.load_problems(flag, path, self._verdicts, self._answer))
+        return shuffled(code_files.load_problems(flag, path, self._verdicts))
 
     def hold_out(self, data: list[dict]) -> tuple[list[dict], list[dict]]:
         """Hold the late problems out if all have dates, else one in five."""
@@ -94,15 +94,6 @@ class Code(Drawing, FileTask):
         early = [problem for problem in data if problem["date"] < LATE]
         late = [problem for problem in data if problem["date"] >= LATE]
         return early, late
-
-    def why_too_few(self, train: list[dict], held_out: list[dict]) -> str:
-        if not all(problem["date"] for problem in train + held_out):
-            return super().why_too_few(train, held_out)
-        when = f"before {LATE}" if train else f"from {LATE} on"
-        return (
-            f"all were published {when}; of problems that have dates those from {LATE} on are held out; "
-            "give others in --test-data FILE"
-        )
 
     def use_small_problems(self, family: Family, parts: dict[str, list[dict]]) -> None:
         """Take the problems of a family, and what a tiny model needs to know about them."""
@@ -195,24 +186,6 @@ class Code(Drawing, FileTask):
     def _verdicts(self, pairs: list[tuple[dict, str]]) -> list[list[bool]]:
         """Which tests each program of (problem, program) pairs passes."""
         return self.sandbox.run([job(problem, program) for problem, program in pairs])
-
-    def _answer(self, problem: dict, program: str, test: list) -> str:
-        """What a program gives in a test, in words."""
-        judged = job(problem | {"tests": [test]}, program)
-        (given,) = self.sandbox.answers(judged)
-        if given is not None:
-            return f", it gives {given!r:.60}"
-        name = judged.entry_point
-        call = f"{name!r} in names and names[{name!r}](*{test[0]!r})"
-        attempt = f"try:\n names = {{}}\n exec({judged.program!r}, names)\n {call}\n"
-        watched = f"{attempt}except Exception as error:\n print('it raises', repr(error))"
-        (told,) = self.sandbox.answers(Job(watched, [("" if name else test[0], "")]))
-        last = (told or "").strip().rpartition("\n")[2]
-        if last.startswith("it raises"):
-            return f", {last:.100}"
-        return (
-            ", it raises, returns no plain JSON value, or needs more than --seconds or --memory-mb"
-        )
 
 
 def find_blocks(text: str, finished: bool = False) -> list[str]:

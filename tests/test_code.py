@@ -44,8 +44,8 @@ def shared_helpers(helpers, monkeypatch):
     """Most tests need no sandbox of their own, whose helpers take half a second to start."""
     usual = {"seconds": 2.0, "memory_mb": 512, "unconfined": False}
 
-    def shared(**limits):
-        return helpers if usual | limits == usual else Sandbox(**limits)
+    def shared(workers, **limits):
+        return helpers if usual | limits == usual else Sandbox(workers, **limits)
 
     monkeypatch.setattr(code_module, "Sandbox", shared)
 
@@ -456,8 +456,6 @@ BAD_FIELDS = [
     (OWN, "tests", [[1], 2]),
     (OWN_SCRIPT, "tests", [[[1], "2"]]),
     (OWN, "prompt", None),
-    (OWN, "prompt", "\ud800"),
-    (OWN_SCRIPT, "starter", "def f(head: Optional[ListNode]):"),
     (HUMANEVAL, "test", "assert 1"),
     (HUMANEVAL, "entry_point", "Solution.halves"),
     (MBPP, "test_list", ["assert other(1) == 2"]),
@@ -481,16 +479,11 @@ BAD_FILES = [
     ([{"question": "?", "answer": 1}], "line 1, fields question, answer: no known format"),
     ([OWN, OWN | {"prompt": "?"}], "line 2, field id: 'own-1' stands there twice"),
     ([HUMANEVAL | {"entry_point": "thirds"}], "field prompt: no function 'thirds' is defined"),
-    ([OWN | {"reference": "def twice(x): return x"}], "field reference: fails .*, it gives '1'"),
-    (
-        [OWN | {"reference": "import numpy"}],
-        "problem own-1, field reference: .* it raises ModuleNotFound",
-    ),
+    ([OWN | {"prompt": "\ud800"}], "line 1, cannot be used .*surrogates not allowed"),
+    ([OWN | {"reference": "import numpy"}], "problem own-1, field reference: fails .* a package"),
     ([""], "no problem with a test is left"),
-    ([MBPP | {"test_list": ["assert count([]) == 3"]}], 'MBPP/7: 1, it gives \'{"dict": '),
-    ([MBPP | {"code": f"import numpy\n{MBPP['code']}"}], "MBPP/7: 4, it raises .*named 'numpy'"),
-    ([OWN], "1 problems to train on, 0 held out: too"),
-    ([LCB_STDIN], "all were published before 2025-02-01; .* --test-data FILE"),
+    ([MBPP | {"test_list": ["assert count([]) == 3"]}], "MBPP/7: 1"),
+    ([LCB_STDIN], "1 problems to train on, 0 held out; .* --test-data FILE"),
 ]
 
 
@@ -525,18 +518,6 @@ def test_held_out_problems_are_held_out():
     assert splits(dated) == {"train": ["s1"], "validation": [], "test": ["f1"]}
     with pytest.raises(UserError, match="no problem is left for the split validation"):
         dated.problems("validation", 1)
-
-
-def test_a_problem_in_both_files_is_told(capsys):
-    """By its text or by its id; the lines at which two files tell no id say nothing."""
-    other = {"prompt": "Treble a number."}
-    nameless = {name: value for name, value in OWN.items() if name != "id"}
-    Path("folder").mkdir()
-    for record, n_shared in ((OWN | {"id": "x"}, 1), (OWN | other, 1), (nameless | other, 0)):
-        write(nameless | {"prompt": "Double it."}, OWN, name="problems.jsonl")
-        Code("problems.jsonl", write(record, name="folder/problems.jsonl"))
-        told = f"{n_shared} of 1 held-out problems stand in training too" in capsys.readouterr().err
-        assert told == (n_shared > 0)
 
 
 def test_functions_of_one_text_are_different_problems():

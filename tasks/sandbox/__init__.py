@@ -8,8 +8,8 @@
     with Sandbox() as sandbox:
         verdicts = sandbox.run([Job(program, tests), ...])
 
-The programs run in other processes, see sandbox_child.py. The expected outputs stay in this one.
-docs/sandbox.md says what is promised.
+The programs run in other processes, see child.py. The expected outputs stay in this one.
+This folder needs the standard library alone and can be copied. docs/sandbox.md says what is promised.
 """
 
 import contextlib
@@ -33,10 +33,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from engine.cores import cores
-from tasks.sandbox_child import MAX_PATIENCE, SCRIPTS_PER_CHILD, TIMED_OUT, is_plain
+from .child import MAX_PATIENCE, SCRIPTS_PER_CHILD, TIMED_OUT, is_plain
 
-CHILD = Path(__file__).resolve().with_name("sandbox_child.py")
+CHILD = Path(__file__).resolve().with_name("child.py")
 MAX_OUTPUT = 4 * 2**20  # bytes that one child may write, besides what the tests expect
 MAX_CACHED = 50_000  # programs whose outputs are remembered
 MAX_CACHED_OUTPUT = 4096  # bytes of all outputs of such a program
@@ -141,11 +140,9 @@ class Sandbox(contextlib.AbstractContextManager):
         A test may take `seconds` of CPU time (rounded up; by the clock twice that and one second
         more, besides the time that it waits for a core) and `memory_mb` MiB.
         """
-        if sys.platform != "linux" or not hasattr(os, "fork"):
-            raise SandboxError(
-                "programs need Linux or WSL, because a filter of Linux confines them"
-            )
-        self._workers = workers = workers or cores()
+        if sys.platform != "linux":
+            raise SandboxError("programs need Linux or WSL: a filter of Linux confines them")
+        self._workers = workers = workers or len(os.sched_getaffinity(0))
         if not (0 < seconds < 1e6 and 64 <= memory_mb < 2**30 and workers >= 1):
             raise ValueError(
                 f"seconds={seconds}, memory_mb={memory_mb}, workers={workers}: needs seconds > 0, "
@@ -199,11 +196,6 @@ class Sandbox(contextlib.AbstractContextManager):
             self.close()
             raise
         return verdicts
-
-    def answers(self, job: Job) -> list[str | None]:
-        """What a program gives in each test: its result as JSON, or its stdout; None for no answer."""
-        outputs = self._outputs(_request(job))
-        return [output if output is None else output.decode(errors="replace") for output in outputs]
 
     def _outputs(self, request: Request) -> list[bytes | None]:
         """A program's outputs from the cache or from a helper."""
@@ -307,7 +299,7 @@ def probe():
 
 
 class _Helper:
-    """A process of sandbox_child.py, which forks a child per program."""
+    """A process of child.py, which forks a child per program."""
 
     def __init__(self, seconds: float, memory_mb: int, unconfined: bool):
         self.unconfined = unconfined

@@ -1,6 +1,6 @@
 """The untrusted side of the sandbox: it runs programs that a model wrote, without any right.
 
-tasks/sandbox.py starts this file as a script, the helper. The helper forks a child for each
+__init__.py starts this file as a script, the helper. The helper forks a child for each
 program. The child gives up every right before it runs the program. This file imports the standard
 library alone, and no expected output is ever sent to it.
 """
@@ -502,7 +502,7 @@ def _exit_status(code: object) -> int:
 
 
 if __name__ == "__main__":
-    import resource  # here, because sandbox.py imports this file on other systems than Linux, too
+    import resource  # here, because __init__.py imports this file on other systems than Linux, too
 
     LIBC = ctypes.PyDLL(None)  # it keeps Python's lock, which must be held while `fork` is called
     _, descriptor, seconds, memory_mb, unconfined = sys.argv
