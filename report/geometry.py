@@ -111,12 +111,7 @@ def geometry_of(name: str, task_name: str, n_problems: int, device: str) -> str:
         task_name: the task of a model.
     """
     config, task, model = start_of(name, task_name, device)
-    try:
-        policy = load_start(model, task, device=config.device, dtype=config.dtype)
-    except UserError as error:
-        if Path(model).exists():
-            raise
-        raise UserError(f"{name}: there is no such run, and as a model: {error}") from error
+    policy = load_start(model, task, device=config.device, dtype=config.dtype)
     problems = held_out(task, "validation", n_problems)
     scored = score_start(policy, task, problems, config)
     rewards = scored.vectors.flatten(1, 2)  # (N, n, k)
@@ -135,8 +130,7 @@ def start_of(name: str, task_name: str, device: str) -> tuple[Config, Task, str]
         open_device(config.device)
         return config, task_of(config), str(run / "start")
     if name == "tiny":
-        fix = "train.py --steps 1 --eval-problems 0 makes a run, name its folder"
-        raise UserError(f"geometry tiny: it knows nothing before a run; {fix}")
+        raise UserError("geometry tiny: it knows nothing before a run; name a run folder")
     config = Config(task=task_name, model=name, device=device)
     task = task_of(config)
     config = dataclasses.replace(config, **task_defaults(task, name))

@@ -58,8 +58,7 @@ def run_figures(
 
     curves = curves_of(evaluation.run, methods, "metrics", list(TRAINING_PANELS))
     if curves:
-        temperatures = (evaluation.config.temperature, evaluation.settings.temperature)
-        training(curves, *temperatures, path_of("diversity"))
+        training(curves, path_of("diversity"))
 
     n = evaluation.config.pool
     shown = ["best@1", f"best@{n}", f"W@{n}"]
@@ -89,9 +88,7 @@ def curves_of(run: Path, methods: list[str], log: str, keys: list[str]) -> dict[
     return {method: rows for method, rows in logs.items() if rows}
 
 
-def training(
-    curves: dict[str, list[dict]], temperature: float, eval_temperature: float, path: Path
-) -> None:
+def training(curves: dict[str, list[dict]], path: Path) -> None:
     """Draw diversity, reward, different answers and W@m of the training rollouts by training step.
 
     In step 1 every method still samples from the start model, so the methods' mean in that step is
@@ -99,7 +96,6 @@ def training(
 
     Args:
         curves: of metrics.jsonl.
-        temperature, eval_temperature: at which the rollouts were sampled, and those of the evaluation.
     """
     shortest = min(map(len, curves.values()))
     window = max(1, min(WINDOW, shortest // 3) - 1 | 1)
@@ -112,11 +108,7 @@ def training(
             ax.set_ylim(bottom=min(0.0, ax.dataLim.y0))
             ax.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         means = f", running means of {window} steps" if window > 1 else ""
-        caption = f"Training's own rollouts at temperature {temperature:g}{means}"
-        if temperature > eval_temperature:
-            # Maze, seed 0, W@m at 1 and at 0.7: GRPO 0.680, 0.675; VPO 0.659, 0.696.
-            caption += f"; the evaluation samples at {eval_temperature:g}, where fewer answers fail"
-        style.finish(axes, path, caption)
+        style.finish(axes, path, f"Training's own rollouts{means}")
 
 
 def progress(curves: dict[str, list[dict]], measures: list[str], path: Path) -> None:

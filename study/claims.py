@@ -18,11 +18,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from examples.markdown import markdown
-from examples.search_report import RIVALS, counts_alone
 from study.cures import own
 from study.entries import GRPO, GRPO_KL, MAX_AT_K, MULTI_RLVR, START_MODEL, TWO_ANSWERS, VPO, Entry
 from study.grid import HEADLINE
 from study.result_tables import as_csv, counts_of_other_runs, rival_of
+from study.searches import RIVALS, counts_alone
 from study.stored import SINGLE, Difference, Stored, TaskResults, t_test
 
 ONE_ANSWER = Entry("vpo", flags=(("m", 1), ("prompts-per-step", 36), ("lr", 1.2e-3)))

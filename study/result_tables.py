@@ -9,15 +9,7 @@ import torch
 from torch import Tensor
 
 from examples.markdown import markdown
-from examples.search_report import (
-    BUDGETS,
-    RIVALS,
-    alone_cell,
-    counts_alone,
-    final_mean,
-    solved_at,
-    solved_by,
-)
+from examples.search_report import BUDGETS, final_mean, solved_at
 from study.bootstrap import bootstrap_interval
 from study.entries import (
     GROUP_VPO,
@@ -36,6 +28,7 @@ from study.entries import (
     short_title,
 )
 from study.grid import HEADLINE, HEADLINES, MAIN_METHODS, REAL_TASKS, REWARDS, VERSION, tuning_rates
+from study.searches import RIVALS, alone_cell, counts_alone, solved_by
 from study.stored import (
     METHODS,
     START,
