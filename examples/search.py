@@ -100,7 +100,7 @@ class SearchFlags:
 
 @dataclass
 class Goal:
-    """What a search looks for among the answers of a task."""
+    """The goal of a search among the answers of a task."""
 
     task: Task
     text: str

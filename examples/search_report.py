@@ -24,7 +24,7 @@ def solved_at(runs: list[dict]) -> Tensor:
 
 
 def final_mean(runs: list[dict], key: str) -> float:
-    """The mean over runs and problems of what a curve reaches at the end of the budget."""
+    """The last value of a curve, a mean over runs and problems."""
     curves = torch.tensor([run[key] for run in runs], dtype=torch.float64)  # (runs, N, ticks)
     return curves[..., -1].mean().item()
 
@@ -52,7 +52,7 @@ def search_table(policies: dict[str, list[dict]], budget: int, has_targets: bool
 
 
 def draw(policies: dict[str, list[dict]], ticks: list[int], has_targets: bool, path: Path) -> None:
-    """Draw what each policy found against the candidates scored for a problem.
+    """Draw the finds of each policy against the candidates scored for a problem.
 
     Args:
         policies: by policy the curves of every run, as in search.json.
@@ -80,7 +80,7 @@ def draw(policies: dict[str, list[dict]], ticks: list[int], has_targets: bool, p
 
 
 def run_curves(runs: list[dict], key: str, ticks: list[int]) -> Tensor:
-    """What each run found with so many candidates, as means over problems: (runs, ticks)."""
+    """The finds of each run with so many candidates, means over problems: (runs, ticks)."""
     if key == "solved":
         after = solved_at(runs)[..., None]  # (runs, N, 1), 0: never
         values = (after > 0) & (after <= torch.tensor(ticks))  # (runs, N, ticks)

@@ -1,4 +1,4 @@
-"""Confidence intervals of what an evaluation measured, and the preference weights that it takes."""
+"""Confidence intervals and preference weights of an evaluation."""
 
 import torch
 from torch import Tensor

@@ -57,6 +57,7 @@ class Code(Drawing, FileTask):
 
     name = "code"
     tag = "program"
+    source = "docs/own.md#your-own-code-problems"
     ends = ">`~"  # no newline, which programs are full of: a closing fence counts without it
     wide = True
     flags = ("data", "test_data", "seconds", "memory_mb", "unconfined")
@@ -72,13 +73,11 @@ class Code(Drawing, FileTask):
     }
 
     def __init__(self, data: str = "", test_data: str = "", **limits: float):
-        if test_data and not data:
-            raise UserError(f"--test-data {test_data}: needs --data to train on")
         try:
             self.sandbox = Sandbox(cores(), **limits)
         except (SandboxError, ValueError) as error:
             raise UserError(f"--task {self.name}: {error}") from error
-        if data:
+        if data or test_data:
             super().__init__(data, test_data)
         else:
             self.use_small_problems(SMALL, small_programs.small_problems())
@@ -96,7 +95,7 @@ class Code(Drawing, FileTask):
         return early, late
 
     def use_small_problems(self, family: Family, parts: dict[str, list[dict]]) -> None:
-        """Take the problems of a family, and what a tiny model needs to know about them."""
+        """Take the problems of a family, and their words for the tiny model."""
         self.parts = parts
         self.words = family.words(parts)
         self.answer_words = family.longest
@@ -147,7 +146,7 @@ class Code(Drawing, FileTask):
         return [[1.0] * len(problem.data["tests"])]
 
     def summary(self, rewards: Tensor) -> str:
-        """How many programs of a pool (n, k) pass every test."""
+        """The number of programs of a pool (n, k) that pass every test."""
         return f"{int((rewards >= 1).all(-1).sum())} of {len(rewards)} solve"
 
     def draw(self, axes, problem: Problem, answers: list[str], color: str) -> None:
@@ -184,7 +183,7 @@ class Code(Drawing, FileTask):
         return f"```python\n{reference}\n```"
 
     def _verdicts(self, pairs: list[tuple[dict, str]]) -> list[list[bool]]:
-        """Which tests each program of (problem, program) pairs passes."""
+        """A verdict for each test, of (problem, program) pairs."""
         return self.sandbox.run([job(problem, program) for problem, program in pairs])
 
 
@@ -255,7 +254,7 @@ def is_expression(source: str) -> bool:
 
 def job(problem: dict, answer: str) -> Job:
     """
-    What the sandbox runs for an answer: it stands between the source of its problem.
+    The sandbox's job for an answer, which stands between the source of its problem.
 
     The answer to a small problem may be an expression, the value of f(x).
     """

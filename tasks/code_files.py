@@ -46,7 +46,6 @@ Judge = Callable[[list[tuple[dict, str]]], list[list[bool]]]  # (problem, progra
 # HumanEval+, whose loops pass over a thousand inputs: the first ones.
 MAX_TESTS = 16
 MAX_BYTES = 8192
-SHOWN = 5  # problems in a message
 
 # Calls that an expected value may hold.
 CONVERSIONS = ("set", "tuple", "list", "sorted", "dict", "repr")
@@ -76,63 +75,48 @@ def load_problems(flag: str, path: str, judge: Judge) -> list[dict]:
         judge: runs the reference solutions. The tests made of asserts that they fail are left out.
     """
     problems = read_problems(path, flag)
-    failed = _check_references(f"{flag} {path}", problems, judge)
-    n_left_out = sum(max(0, each["asserts"] - len(each["tests"])) for each in problems)
-
+    _check_references(f"{flag} {path}", problems, judge)
     distinct: dict[tuple, dict] = {}
     for problem in sorted(problems, key=lambda problem: problem["date"]):
         if problem["tests"]:
             key = (problem["text"], problem["entry_point"], problem["starter"])
             distinct.setdefault(key, problem)
-    left_out = []
-    if n_left_out:
-        left_out.append(
-            f"{n_left_out} asserts that their reference solution fails ({'; '.join(failed) or 'none'}), "
-            "that do not compare a call with a literal outside of a loop or in one over literal lists, "
-            f"or that a loop or a class reaches after {MAX_TESTS}"
-        )
-    n_too_long = sum(problem["too_long"] for problem in problems)
-    if n_too_long:
-        left_out.append(f"{n_too_long} tests of more than {MAX_BYTES} bytes")
-    n_dropped = len(problems) - len(distinct)
-    if n_dropped:
-        left_out.append(f"{n_dropped} problems without any test or with the text of another")
-    told = f"{len(distinct)} problems"
-    if left_out:
-        told += f"; left out: {'; '.join(left_out)}"
+    asserts = [max(0, problem["asserts"] - len(problem["tests"])) for problem in problems]
+    left_out = {
+        "asserts that their reference solution fails, or of another form (docs/own.md)": sum(
+            asserts
+        ),
+        f"tests of more than {MAX_BYTES} bytes": sum(problem["too_long"] for problem in problems),
+        "problems without any test or with the text of another": len(problems) - len(distinct),
+    }
+    counts = [f"{n} {what}" for what, n in left_out.items() if n]
+    message = f"{len(distinct)} problems"
+    if counts:
+        message += f"; left out: {'; '.join(counts)}"
     if not distinct:
-        raise UserError(f"{flag} {path}: no problem with a test is left: {told}")
-    print(f"{path}: {told}", file=sys.stderr)
+        raise UserError(f"{flag} {path}: no problem with a test is left: {message}")
+    print(f"{path}: {message}", file=sys.stderr)
     return list(distinct.values())
 
 
-def _check_references(place: str, problems: list[dict], judge: Judge) -> list[str]:
+def _check_references(place: str, problems: list[dict], judge: Judge) -> None:
     """Leave out asserts that a reference solution fails; UserError if it fails another test.
 
     A reference that fails is judged once more, alone: the machine may have been too busy.
-
-    Returns:
-        Of which problem how many tests were left out.
     """
     with_reference = [problem for problem in problems if problem["reference"]]
     verdicts = judge([(problem, problem["reference"]) for problem in with_reference])
-    failed: list[str] = []
     for problem, passed in zip(with_reference, verdicts, strict=True):
         if all(passed):
             continue
         (passed,) = judge([(problem, problem["reference"])])
-        if all(passed):
+        if all(passed) or problem["asserts"]:
+            problem["tests"] = list(itertools.compress(problem["tests"], passed))
             continue
-        if not problem["asserts"]:
-            test = problem["tests"][passed.index(False)]
-            reason = "it may need a package, or more than --seconds or --memory-mb"
-            what = f"field reference: fails {test!r:.60}; {reason} (docs/sandbox.md)"
-            raise UserError(f"{place}, problem {problem['id']}, {what}")
-        problem["tests"] = list(itertools.compress(problem["tests"], passed))
-        failed.append(f"{problem['id']}: {passed.count(False)}")
-    if len(failed) > SHOWN:
-        failed[SHOWN:] = [f"and {len(failed) - SHOWN} more"]
-    return failed
+        test = problem["tests"][passed.index(False)]
+        reason = "it may need a package, or more than --seconds or --memory-mb"
+        what = f"field reference: fails {test!r:.60}; {reason} (docs/sandbox.md)"
+        raise UserError(f"{place}, problem {problem['id']}, {what}")
 
 
 def read_problems(path: str, flag: str = "--data") -> list[dict]:
@@ -210,7 +194,7 @@ def _check_function(name: Any, field: str) -> None:
 
 
 def _leetcode(record: dict) -> dict:
-    """What LeetCodeDataset has in other fields than HumanEval: its prompt holds what stands above a class."""
+    """Fields of LeetCodeDataset that are not HumanEval's. Its prompt is source that stands above a class."""
     meta = record.get("meta") or {}  # in versions before 0.3.1
     text = optional_text(record, "problem_description") or optional_text(meta, "question_title")
     return {

@@ -89,7 +89,7 @@ class FileTask(rewards.Task):
 
 
 def read_records(flag: str, path: str, read: Callable[[dict], dict]) -> list[dict]:
-    """What `read` returns for the records of a JSON Lines file, or of a JSON list, also in gzip.
+    """The problems that `read` makes of the records of a JSON Lines file, or of a JSON list, also in gzip.
 
     Each result has an id of its own, else the file's name and the line. Equal ones count once. Line
     ends of Windows become "\\n". UserError names the flag, the file, the line, the field and what it
@@ -123,8 +123,8 @@ def read_records(flag: str, path: str, read: Callable[[dict], dict]) -> list[dic
             if problems.setdefault(id, problem) != problem:
                 raise UserError(f"field id: {id!r:.60} stands there twice")
         except Exception as error:  # whatever a record does to its reader
-            is_told = isinstance(error, UserError)
-            reason = error if is_told else f"cannot be used ({type(error).__name__}: {error})"
+            is_clear = isinstance(error, UserError)
+            reason = error if is_clear else f"cannot be used ({type(error).__name__}: {error})"
             raise UserError(f"{flag} {path}, {kind} {number}, {reason}") from error
     return list(problems.values())
 
@@ -184,12 +184,12 @@ def optional_text(record: dict, name: str) -> str:
 
 
 def tagged(text: str, tag: str) -> str:
-    """What stands in the first <tag>...</tag> without another <tag> in it, "" if nothing."""
+    """The text in the first <tag>...</tag> without another <tag> in it, "" if there is none."""
     return next(iter(all_tagged(text, tag)), "")
 
 
 def all_tagged(text: str, tag: str) -> list[str]:
-    """What stands in each <tag>...</tag> without another <tag> in it."""
+    """The texts in all <tag>...</tag> without another <tag> in them."""
     pattern = rf"<{tag}>((?:(?!<{tag}>).)*?)</{tag}>"
     found = re.findall(pattern, text, re.DOTALL | re.IGNORECASE)
     return [part.strip() for part in found]

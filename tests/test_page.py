@@ -23,7 +23,7 @@ from engine.tasks import load_task, reward_vectors
 from report import page
 from report.__main__ import main
 from report.looks import look_of
-from report.snapshots import Frame, Snapshots, utilities
+from report.snapshots import Frame, Snapshots
 from rewards import Problem, Task
 from tasks.headline import COLORS
 
@@ -226,15 +226,6 @@ def test_the_film(tmp_path, monkeypatch):
     page.write_film(path, snapshots)
     with Image.open(path) as film:
         assert film.n_frames == 2
-
-
-def test_the_film_says_of_how_few_problems_its_utilities_are():
-    """Guards against four mazes that contradict the evaluation of 200 without a word."""
-    frame = made_snapshots("fence", size=10).frames[0]
-    assert utilities(frame).startswith("W@10 of these 4 problems: GRPO ")
-    for name, records in frame.pools.items():
-        frame.pools[name] = records[:1]
-    assert utilities(frame).startswith("W@10: GRPO ")
 
 
 def test_words_of_a_headline_that_tell_a_fact_have_a_color(tmp_path):

@@ -77,7 +77,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Request:
-    """What decides a program's outputs, and all that a helper is sent of a job."""
+    """All that a helper is sent of a job: it decides the program's outputs."""
 
     program: str
     entry_point: str | None
@@ -106,15 +106,13 @@ def run_tests(
 
 def check_job(program: str, tests: list[tuple], entry_point: str | None) -> None:
     """Raise ValueError for a malformed job."""
-    if not isinstance(program, str):
-        raise ValueError(f"program {reprlib.repr(program)}: must be text")
-    if entry_point is None:
-        wanted = "a pair of strings, stdin and stdout (for arguments name the entry_point)"
-    elif entry_point.isidentifier():
+    is_function = entry_point is not None
+    if not isinstance(program, str) or is_function and not entry_point.isidentifier():
+        given = f"program {reprlib.repr(program)}, entry_point {reprlib.repr(entry_point)}"
+        raise ValueError(f"{given}: must be text, and the name of a function or None for a script")
+    wanted = "a pair of strings, stdin and stdout (for arguments name the entry_point)"
+    if is_function:
         wanted = "a pair, a list of arguments and the expected output, all plain JSON values, at most 200 deep"
-    else:
-        name = reprlib.repr(entry_point)
-        raise ValueError(f"entry_point {name}: must be the name of a function; None runs a script")
     for number, test in enumerate(tests):
         if not _is_test(test, entry_point):
             raise ValueError(f"test {number}: must be {wanted}, not {reprlib.repr(test)}")
@@ -159,11 +157,7 @@ class Sandbox(contextlib.AbstractContextManager):
         self._idle: list[_Helper] = []
         self._threads = ThreadPoolExecutor(self._workers, "sandbox")
         self._end = weakref.finalize(self, _end, os.getpid(), self._threads, self._helpers)
-        try:
-            self._idle.append(self._new_helper())
-        except BaseException:
-            self.close()
-            raise
+        self._idle.append(self._new_helper())
         self._pid = os.getpid()
 
     def close(self) -> None:
@@ -248,7 +242,7 @@ def _end(pid: int, threads: ThreadPoolExecutor, helpers: list["_Helper"]) -> Non
 
 
 def _request(job: Job) -> Request:
-    """What a helper is sent of a job: no expected output. ValueError if it is malformed."""
+    """The request for a job, without expected outputs. ValueError if the job is malformed."""
     check_job(job.program, job.tests, job.entry_point)
     inputs = [test[0] for test in job.tests]
     if job.entry_point is not None:
@@ -359,7 +353,7 @@ class _Helper:
         return ""
 
     def outputs(self, request: Request) -> list[bytes | None]:
-        """What the program answers to each input: a result as JSON, or a script's stdout.
+        """The program's answer to each input: a result as JSON, or a script's stdout.
 
         None: no answer. OSError: the helper died.
         """
@@ -383,7 +377,7 @@ class _Helper:
         return outputs
 
     def _script_outputs(self, request: Request) -> list[bytes | None]:
-        """What the script wrote in the first tests, in one at least, in one child.
+        """The script's stdout in the first tests, in one at least, from one child.
 
         The child writes a mark after each test that ended with status 0. No honest script writes
         the mark, which is random. One that finds it can change its own outputs alone.
@@ -495,7 +489,7 @@ def _same_token(token: str, expected: str) -> bool:
 
 
 def _decimals(number: str) -> int:
-    """How many digits stand behind the point of a number, 0 if it has an exponent."""
+    """The number of digits behind the point, 0 if there is an exponent."""
     return 0 if "e" in number.lower() else len(number.partition(".")[2])
 
 

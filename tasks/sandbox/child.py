@@ -356,7 +356,7 @@ def _wait(pid: int, control: socket.socket, seconds: float) -> int:
 
 
 def _seconds_in_queue(pid: int) -> float:
-    """How long the most patient thread of a process has waited for a core; 0 where nobody knows."""
+    """The longest time that a thread of a process has waited for a core; 0 where it is unknown."""
     longest = 0.0
     with contextlib.suppress(OSError, ValueError, IndexError):
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -387,7 +387,7 @@ def _run_function(program: str, entry_point: str, inputs: list[str], channel: in
     """
     for number, arguments in enumerate(inputs):
         try:
-            line = "=" + _result(program, entry_point, arguments)
+            line = _result(program, entry_point, arguments)
         except MemoryError:
             if number > 0:  # earlier tests left too much behind: this one gets a child of its own
                 os._exit(1)
@@ -402,7 +402,7 @@ def _run_function(program: str, entry_point: str, inputs: list[str], channel: in
 
 
 def _result(program: str, entry_point: str, arguments: str) -> str:
-    """The function's result as JSON. It runs in a fresh module, where main guards do not run."""
+    """'=' and the function's result as JSON, or '!'. It runs in a fresh module, where main guards do not run."""
     sys.set_int_max_str_digits(sys.int_info.default_max_str_digits)
     module = _new_module("solution")
     exec(_compiled(program), module.__dict__)
@@ -412,9 +412,9 @@ def _result(program: str, entry_point: str, arguments: str) -> str:
         owner = solution()
     value = getattr(owner, entry_point)(*json.loads(arguments))
     if not is_plain(value):
-        raise TypeError("the result is no plain JSON value")
+        return "!"
     sys.set_int_max_str_digits(0)  # without a limit
-    return json.dumps(value)
+    return f"={json.dumps(value)}"
 
 
 def _new_module(name: str) -> types.ModuleType:
