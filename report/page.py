@@ -4,7 +4,6 @@ A frame of the snapshots holds a step, and by method one record per problem: its
 None where a slot was left empty, and their "rewards" (n, k).
 """
 
-import copy
 import json
 import tempfile
 from collections.abc import Callable
@@ -146,11 +145,8 @@ def _problem(snapshots: Snapshots, i: int) -> dict:
     vectors = [vector for _, vector in numbers]
     drawing = drawing_of(task) or Drawing()
     sizes = {vpo.answers_per_rollout(name, config.m) for name in snapshots.metrics}
-    asked = copy.copy(task)
-    if config.is_tiny:
-        asked.form = type(task).form  # of a language model; its own form is tags
     return {
-        "text": "\n\n".join(_request(asked, problem, m) for m in sorted(sizes)),
+        "text": "\n\n".join(_request(task, problem, m) for m in sorted(sizes)),
         "grid": problem.data["grid"] if _is_maze(task) else None,
         "pools": pools,
         "answers": [_shown_answer(task, problem, text) for text, _ in numbers],

@@ -286,16 +286,6 @@ def test_a_task_and_a_method_of_ones_own_have_a_page(tmp_path, monkeypatch):
     assert re.fullmatch(r"\d+ of 30 earn something", pool["summary"])
 
 
-def test_a_page_of_the_tiny_model_shows_the_prompt_of_a_language_model(tmp_path):
-    """Guards against the tags of the tiny model in a prompt for numbered lines, which nobody gets."""
-    snapshots = made_snapshots("fence")
-    assert snapshots.task.form == "tags"
-    page.write_page(tmp_path / "fence.html", snapshots)
-    (problem,) = data_of(tmp_path / "fence.html")["problems"]
-    assert "as a numbered list" in problem["text"] and "<answer_1>" not in problem["text"]
-    assert snapshots.task.form == "tags", "the run's own task is not changed"
-
-
 def test_the_legend_and_the_paint_are_the_fences(tmp_path):
     """Guards against "; ." after an own task's answers, and against answers such as "red" that become a square."""
     page.write_page(tmp_path / "fence.html", made_snapshots("fence"))

@@ -90,16 +90,9 @@ def run_tests(
     tests: list[tuple],
     *,
     entry_point: str | None = None,
-    tolerance: float = 0.0,
     **limits: float,
 ) -> list[bool]:
-    """One verdict per test of a program; docs/sandbox.md says what counts as equal.
-
-    Numbers may differ by `tolerance`, relative or absolute. `limits` and the exceptions are those
-    of `Sandbox`.
-    """
-    if tolerance:
-        tests = [(*test, (tolerance, tolerance)) for test in tests]
+    """One verdict per test of a program. `limits` and the exceptions are those of `Sandbox`."""
     with Sandbox(1, **limits) as sandbox:
         return sandbox.run([Job(program, tests, entry_point)])[0]
 
