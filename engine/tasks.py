@@ -178,17 +178,17 @@ def task_scalars(task: Task, rewards: Tensor) -> Tensor:
 
 def check_task(task: Task, m: int) -> None:
     """Ask a task for all that a run will need, before minutes are spent."""
-    data: dict[str, set[str]] = {}  # of each split
+    prompts: dict[str, set[str]] = {}  # of each split
     for split, n in (("train", 200), ("test", 50)):
         problems = take_problems(task, split, n)
-        data[split] = {data_as_json(task, problem) for problem in problems}
+        prompts[split] = {prompt_of(task, problem, m) for problem in problems}
         for problem in problems[:2]:
             prompt = prompt_of(task, problem, m)
             vectors = reward_vectors(task, [(problem, "")])
             task_scalars(task, torch.tensor(vectors, dtype=torch.float32))
             check_find_answers(task, f"Two: 10 red.\n{prompt[-500:]}")
-    n_test = len(data["test"])
-    n_shared = len(data["test"] & data["train"])
+    n_test = len(prompts["test"])
+    n_shared = len(prompts["test"] & prompts["train"])
     if n_test > 1 and n_shared:
         told = f"{n_shared} of {n_test} held-out problems stand in training too: not held out"
         print(f"task {task.name}: {told}; give each split problems of its own", file=sys.stderr)

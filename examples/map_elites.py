@@ -64,7 +64,7 @@ class Population:
         return SELECTIONS[strategy](elites, rng)
 
     def solved_after(self) -> int:
-        """How many candidates it took to reach the target score, 0 if none reached it."""
+        """The number of candidates up to the target score, 0 if none reached it."""
         for candidate in self.candidates:
             if candidate.score >= self.target - 1e-6:
                 return candidate.order

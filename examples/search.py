@@ -31,10 +31,17 @@ import fast
 from engine.config import Parser, check_ranges, device_of, flag, open_device
 from engine.doors import as_command
 from engine.evaluations import Evaluation, check_comparable, evaluation_of
-from engine.files import writing
+from engine.files import write_text, writing
 from engine.runs import StoredPolicy, policies, task_of
 from engine.tasks import held_out, reachable_vectors
-from examples.map_elites import ISLANDS, SELECTIONS, Candidate, Population, weighted_sum
+from examples.map_elites import (
+    ISLANDS,
+    SELECTIONS,
+    Candidate,
+    Population,
+    by_score,
+    weighted_sum,
+)
 from examples.search_report import draw, search_table
 from rewards import Problem, Task, UserError
 from rollout import (
@@ -59,8 +66,8 @@ class SearchFlags:
 
     strategy: Literal["evolve", "lexicase", "weighting", "best_of_n"] = flag(
         "evolve",
-        "evolution, whose parents are the goal's best of three; lexicase or weighting: those that are "
-        "best in a random objective or under random preference weights; best_of_n: no parents",
+        "parents: the goal's best of three (evolve), the best in a random objective (lexicase) or "
+        "under random preference weights (weighting), or none (best_of_n)",
     )
     goal: str = flag(
         "scalar",
@@ -68,8 +75,8 @@ class SearchFlags:
         "gold=2,avoid_lava=1, where gold alone means gold=1",
     )
     budget: int = flag(240, "candidates scored for a problem that stays unsolved", 1, 10**6)
-    problems: int = flag(40, "number of problems that are searched", 0, 2**20)
-    among: int = flag(200, "number of held-out problems that they are taken from", 0, 2**20)
+    problems: int = flag(40, "number of problems that are searched", 1, 2**20)
+    among: int = flag(200, "number of held-out problems that they are taken from", 1, 2**20)
     screen: int = flag(
         30,
         "search only problems that no policy of any run solves with this many independent "
@@ -93,15 +100,15 @@ class SearchFlags:
 
 @dataclass
 class Goal:
-    """What a search looks for among the answers of a task."""
+    """The goal of a search among the answers of a task."""
 
     task: Task
     text: str
-    weights: list[float]  # (k) preference weights; unused by scalar and all
-    targets: dict[str, float] = field(default_factory=dict)  # found so far, by the problem's id
+    weights: list[float]  # (k) preference weights, of a goal that is neither scalar nor all
+    targets: dict[str, float] = field(default_factory=dict)  # by the problem's id, as found so far
 
     def score(self, rewards: list[float]) -> float:
-        """What the goal makes of a reward vector (k)."""
+        """The goal's score of a reward vector (k)."""
         if self.text == "scalar":
             return self.task.scalar(torch.tensor(rewards)).item()
         if self.text == "all":
@@ -311,18 +318,16 @@ def screened(
 ) -> list[Problem]:
     """The problems that no policy of any run solves with a few independent candidates."""
     names = choose_policies([], evaluations)
-    few = replace(
-        flags, strategy="best_of_n", budget=flags.screen, seed=flags.seed + 1, policies=names
-    )
+    few = replace(flags, budget=flags.screen, seed=flags.seed + 1, policies=names)
+    few.strategy = "best_of_n"
     solved = set()
     for of_runs in search_all(few, goal, problems, evaluations).values():
         for population in itertools.chain.from_iterable(of_runs):
             if population.solved_after():
                 solved.add(population.problem.id)
     hard = [problem for problem in problems if problem.id not in solved]
-    print(
-        f"{len(hard)} of {len(problems)} problems are solved by no policy with {flags.screen} candidates"
-    )
+    counts = f"{len(hard)} of {len(problems)} problems"
+    print(f"{counts} are solved by no policy with {flags.screen} candidates")
     if not hard:
         raise UserError(f"--screen {flags.screen}: leaves no problem; lower it, or change --goal")
     return hard
@@ -339,7 +344,7 @@ def choose_policies(names: list[str], evaluations: list[Evaluation]) -> list[str
 
 
 def curves(populations: list[Population], ticks: list[int]) -> dict[str, list]:
-    """What a policy of a run found, problem by problem.
+    """The finds of a policy of a run, problem by problem.
 
     Returns:
         solved: with how many candidates, 0 if never.
@@ -349,16 +354,11 @@ def curves(populations: list[Population], ticks: list[int]) -> dict[str, list]:
     result = {"solved": [], "best": [], "behaviours": []}
     for population in populations:
         solved = population.solved_after()
-        candidates = population.candidates[: solved or None]
-        best = []
-        behaviours = []
-        for tick in ticks:
-            first = candidates[:tick]
-            best.append(max(candidate.score for candidate in first))
-            behaviours.append(len({tuple(candidate.rewards) for candidate in first}))
+        firsts = [population.candidates[: solved or None][:tick] for tick in ticks]
+        behaviours = [{tuple(candidate.rewards) for candidate in first} for first in firsts]
         result["solved"].append(solved)
-        result["best"].append(best)
-        result["behaviours"].append(behaviours)
+        result["best"].append([max(map(by_score, first)) for first in firsts])
+        result["behaviours"].append(list(map(len, behaviours)))
     return result
 
 
@@ -380,31 +380,26 @@ def report(
         "policies": results,
     }
     out = Path(flags.out)
-    (out / "search.json").write_text(json.dumps(document), "utf-8")
-    with (out / "candidates.jsonl").open("w", encoding="utf-8") as file:
-        for name, of_runs in found.items():
-            for run, populations in zip(runs, of_runs, strict=True):
-                for candidate in itertools.chain(*(each.candidates for each in populations)):
-                    record = {"run": run, "policy": name} | vars(candidate)
-                    file.write(json.dumps(record) + "\n")
+    write_text(out / "search.json", json.dumps(document))
+    records = []
+    for name, of_runs in found.items():
+        for run, populations in zip(runs, of_runs, strict=True):
+            for candidate in itertools.chain(*(each.candidates for each in populations)):
+                records.append(json.dumps({"run": run, "policy": name} | vars(candidate)))
+    write_text(out / "candidates.jsonl", "\n".join(records))
     has_targets = goal.is_known(problems)
     draw(results, ticks, has_targets, out / "search.png")
     print(f"\n{len(problems)} problems, {flags.budget} candidates each, from {', '.join(runs)}")
     print(search_table(results, flags.budget, has_targets))
     if not has_targets:
-        print(
-            f"-: task {goal.task.name} does not say what can be reached (Task.reachable); compare the "
-            "best scores"
-        )
-    print(f"written: {out}/search.json (who solved what), search.png and candidates.jsonl")
+        print(f"-: task {goal.task.name} does not say what can be reached (Task.reachable)")
+    print(f"written: {out}/search.json, search.png and candidates.jsonl")
 
 
 def run(argv: list[str] | None) -> None:
     """Search with the policies of some runs."""
     parser = Parser(SearchFlags, "examples/search.py", __doc__)
-    parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="run folders of train.py, all of one task"
-    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders of one task")
     flags, rest = parser.parse_args_into_dataclass(argv)
     check_ranges(flags)
     folders = [Path(name) for name in rest.runs]
@@ -412,9 +407,6 @@ def run(argv: list[str] | None) -> None:
     evaluations = [evaluation_of(folder, settings) for folder in folders]
     check_comparable(evaluations)
     config = evaluations[0].config
-    for name in ("problems", "among"):
-        if not getattr(flags, name):
-            raise UserError(f"--{name} 0: must be at least 1")
     for name in ("budget", "screen"):
         value = getattr(flags, name)
         if 0 < value < config.m:

@@ -1,17 +1,16 @@
-"""The table and the figure of a search, from its search.json: what each policy solved, and who else did."""
+"""The table and the figure of a search, from its search.json."""
 
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from examples.markdown import markdown
 from report import style
 from report.looks import look_of
-from report.markdown import markdown
-from report.statistics import bootstrap_interval
+from report.statistics import half_width
 
 BUDGETS = (30, 100, 300)  # candidates; the whole budget is added
-RIVALS = ("grpo", "start")
 PANELS = {  # key in search.json: title
     "solved": "share of problems solved",
     "best": "mean best score",
@@ -24,79 +23,36 @@ def solved_at(runs: list[dict]) -> Tensor:
     return torch.tensor([run["solved"] for run in runs])
 
 
-def solved_by(policies: dict[str, list[dict]], names: tuple[str, ...]) -> Tensor:
-    """Which problems at least one of some policies solved in each run: (runs, N) bool."""
-    solved = [solved_at(policies[name]) > 0 for name in names]
-    return torch.stack(solved).any(0)
-
-
-def counts_alone(
-    policies: dict[str, list[dict]],
-    ours: tuple[str, ...],
-    theirs: tuple[str, ...],
-    any_run: bool = False,
-) -> list[int]:
-    """How many problems one of `ours` solved in each run, and none of `theirs` did.
-
-    Args:
-        any_run: whether to leave out what `theirs` solved in another run, too.
-    """
-    solved = solved_by(policies, theirs)  # (runs, N)
-    if any_run:
-        solved = solved.any(0)  # (N)
-    alone = solved_by(policies, ours) & ~solved  # (runs, N)
-    return alone.sum(1).tolist()
-
-
-def alone_cell(policies: dict[str, list[dict]], name: str, any_run: bool) -> str:
-    """How many problems a policy solved in each run and no rival did, where there are rivals."""
-    if not set(RIVALS) <= policies.keys():
-        return ""
-    return " ".join(map(str, counts_alone(policies, (name,), RIVALS, any_run)))
-
-
 def final_mean(runs: list[dict], key: str) -> float:
-    """The mean over runs and problems of what a curve reaches at the end of the budget."""
+    """The last value of a curve, a mean over runs and problems."""
     curves = torch.tensor([run[key] for run in runs], dtype=torch.float64)  # (runs, N, ticks)
     return curves[..., -1].mean().item()
 
 
 def search_table(policies: dict[str, list[dict]], budget: int, has_targets: bool) -> str:
-    """What every policy solved within budgets, and how much of it neither GRPO nor the start model did.
+    """The share that every policy solved within budgets, with half of the last one's 95% interval; what else it found.
 
     Args:
         policies: by policy the curves of every run, as in search.json.
         has_targets: whether any problem can count as solved; a dash stands for what is not known.
     """
     budgets = [fewer for fewer in BUDGETS if fewer < budget] + [budget]
-    head = ["", *(f"solved by {n}" for n in budgets), "95% interval"]
-    head += ["best score", "reward vectors", "not by GRPO or start", "nor in any run"]
+    head = ["", *(f"solved by {n}" for n in budgets), "\u00b1"]
+    head += ["best score", "reward vectors"]
     rows = []
     for name, runs in policies.items():
-        if has_targets:
-            solved = solved_cells(runs, budgets)
-            alone = [alone_cell(policies, name, any_run) for any_run in (False, True)]
-        else:
-            solved = ["-"] * (len(budgets) + 1)
-            alone = ["-", "-"]
+        solved = solved_at(runs)  # (runs, N)
+        cells = [((solved > 0) & (solved <= n)).double().mean().item() for n in budgets]
+        cells.append(half_width(solved > 0 if len(runs) > 1 else solved[0] > 0))
+        if not has_targets:
+            cells = ["-"] * len(cells)
         vectors = f"{final_mean(runs, 'behaviours'):.1f}"
-        rows.append([look_of(name).title, *solved, final_mean(runs, "best"), vectors, *alone])
+        rows.append([look_of(name).title, *cells, final_mean(runs, "best"), vectors])
     return markdown(head, rows)
 
 
-def solved_cells(runs: list[dict], budgets: list[int]) -> list:
-    """The share of problems that were solved within each budget, and the last one's interval."""
-    solved = solved_at(runs)  # (runs, N)
-    cells = []
-    for budget in budgets:
-        within = (solved > 0) & (solved <= budget)
-        cells.append(within.double().mean().item())
-    low, high = bootstrap_interval(solved > 0)
-    return [*cells, f"[{low:.3f}, {high:.3f}]"]
-
-
 def draw(policies: dict[str, list[dict]], ticks: list[int], has_targets: bool, path: Path) -> None:
-    """Draw what each policy found against the candidates scored for a problem.
+    """Draw the finds of each policy against the candidates scored for a problem.
 
     Args:
         policies: by policy the curves of every run, as in search.json.
@@ -124,7 +80,7 @@ def draw(policies: dict[str, list[dict]], ticks: list[int], has_targets: bool, p
 
 
 def run_curves(runs: list[dict], key: str, ticks: list[int]) -> Tensor:
-    """What each run found with so many candidates, as means over problems: (runs, ticks)."""
+    """The finds of each run with so many candidates, means over problems: (runs, ticks)."""
     if key == "solved":
         after = solved_at(runs)[..., None]  # (runs, N, 1), 0: never
         values = (after > 0) & (after <= torch.tensor(ticks))  # (runs, N, ticks)

@@ -1,6 +1,6 @@
 """Sampling on a card: one CUDA graph replays a whole token of all rollouts.
 
-A host that launches each kernel of a token is slower than the card. A graph launches them all,
+Launching 1,500 kernels per token from Python takes longer than running them. A graph launches them all,
 and finds its tensors where they were: weights, which the optimizer changes in place, and a KV cache of
 a fixed size. Without a card the same code runs without a graph, so its tokens can be compared on a CPU.
 """
@@ -124,17 +124,18 @@ def begin(
     mask = rollout.prompt_mask(ids, lengths)  # (P, L)
     hidden = rollout.hidden_states(model, ids, mask, cache)[:, -1]  # (P, H)
     logits = lm_logits(model, hidden).repeat_interleave(G, 0)  # (B, V)
-    space = workspaces.pop(model, None)
-    largest = space.tokens.shape if space else (0, 0)
     addresses = [weight.data_ptr() for weight in model.parameters()]
-    is_kept = largest[0] >= B and largest[1] >= room and space.addresses == addresses
-    if not is_kept:
-        space = None  # which gives back its memory before the new one takes some
-        space = Workspace(addresses, cache, max(B, largest[0]), max(room, largest[1]))
+    space = workspaces.get(model)
+    is_new = space is None or not space.fits(B, room, addresses)
+    if is_new:
+        n_rows, n_places = space.tokens.shape if space else (0, 0)
+        del space
+        workspaces.pop(model, None)  # gives back its memory before the new one takes some
+        space = Workspace(addresses, cache, max(B, n_rows), max(room, n_places))
     space.room = room
     space.take_prompts(cache, mask, uniform)
     space.record(*draw(logits / temperature, uniform[:, 0]))
-    if not is_kept:
+    if is_new:
         ours = space.logits(model, B)[::G]  # (P, V) of the second token
         token = space.tokens[:B:G].index_select(1, space.place)  # (P, 1)
         mask = torch.cat([mask, torch.ones_like(token, dtype=torch.bool)], 1)
@@ -166,7 +167,7 @@ class FixedLayer(DynamicLayer):
 
 
 class Workspace:
-    """What the graphs of a model read and write: B rollouts with `room` places for prompt and tokens.
+    """Tensors that the graphs of a model read and write: B rollouts with `room` places for prompt and tokens.
 
     A graph for fewer rollouts or places takes the first ones.
     """
@@ -192,6 +193,11 @@ class Workspace:
             values = layer.values.new_zeros(B, heads, room, layer.values.shape[-1])
             self.layers.append((keys, values))
 
+    def fits(self, B: int, room: int, addresses: list[int]) -> bool:
+        """Whether B rollouts with so many places have room, and the weights lie where graphs read them."""
+        n_rows, n_places = self.tokens.shape
+        return n_rows >= B and n_places >= room and self.addresses == addresses
+
     def take_prompts(self, cache: DynamicCache, mask: Tensor, uniform: Tensor) -> None:
         """Take over P prompts, their mask (P, L), and the random numbers (B, T) of their rollouts."""
         B, T = uniform.shape
@@ -213,7 +219,10 @@ class Workspace:
 
     def keep(self, rows: Tensor) -> None:
         """Move these rows to the front."""
-        for tensor in [self.tokens, self.uniform, self.padding, *sum(self.layers, ())]:
+        tensors = [self.tokens, self.uniform, self.padding]
+        for keys, values in self.layers:
+            tensors += [keys, values]
+        for tensor in tensors:
             tensor[: len(rows)] = tensor[rows]
 
     def logits(self, model: PreTrainedModel, b: int) -> Tensor:

@@ -102,7 +102,7 @@ def cache_of(layers: list[DynamicLayer]) -> DynamicCache:
 
 @dataclass
 class SharedPrompts:
-    """What the rollouts of P prompts have in common."""
+    """Prompts that are computed once for their rollouts."""
 
     prompts: list[int]  # their rows in Rollouts.prompt_ids
     mask: Tensor  # (P, L) False on padding
@@ -143,10 +143,10 @@ def token_logprobs(
 
     T is the length of the longest of them.
     """
-    own_rows = rows.tolist()
-    prompts = sorted({row // rollouts.group_size for row in own_rows})
+    indices = rows.tolist()
+    prompts = sorted({row // rollouts.group_size for row in indices})
     shared = share_prompts(model, rollouts, prompts)
-    return logprobs_after(model, rollouts, own_rows, shared, temperature)
+    return logprobs_after(model, rollouts, indices, shared, temperature)
 
 
 def logprobs_after(
@@ -179,12 +179,10 @@ def logprobs_after(
         rest = hidden_states(model, tokens[:, :-1], mask, cache)
         hidden = torch.cat([hidden, rest], 1)  # (B, T, H)
 
-    own_logprobs, own_entropy = head_logprobs(
-        model, hidden[token_mask], tokens[token_mask], temperature
-    )
+    of_tokens, entropies = head_logprobs(model, hidden[token_mask], tokens[token_mask], temperature)
     zeros = torch.zeros(token_mask.shape, device=device)
-    logprobs = zeros.masked_scatter(token_mask, own_logprobs)
-    return logprobs, zeros.masked_scatter(token_mask, own_entropy)
+    logprobs = zeros.masked_scatter(token_mask, of_tokens)
+    return logprobs, zeros.masked_scatter(token_mask, entropies)
 
 
 def reference_logprobs(

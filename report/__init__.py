@@ -1,1 +1,1 @@
-"""What people look at."""
+"""Tables, figures, the page and the film."""

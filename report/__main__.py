@@ -2,7 +2,7 @@
 
     python -m report page RUN ...       report.html, a page that shows the training in a browser
     python -m report film RUN ...       film.gif, the drawn answers step by step
-    python -m report geometry RUN ...   what the start model's rollouts tell about the reward
+    python -m report geometry RUN ...   whether the reward vector can matter
 
 `python -m report COMMAND --help` lists the flags of a command.
 """
@@ -59,7 +59,7 @@ def geometry(argv: list[str]) -> None:
 
 
 def snapshots_and_folders(command: Callable, argv: list[str]) -> Iterator[tuple[Snapshots, Path]]:
-    """What the training of each run kept, and the folder for what is made of it."""
+    """The snapshots of each run, and the folder for its page or film."""
     flags, names = read_flags(command, PageFlags, argv)
     runs = [Path(name) for name in names]
     out = Path(flags.out) if flags.out else None
@@ -83,7 +83,7 @@ COMMANDS = {"page": page, "film": film, "geometry": geometry}
 
 
 def run(argv: list[str]) -> None:
-    """Do what the command asks for."""
+    """Run the command that is named first."""
     if not argv or argv[0] in ("-h", "--help"):
         print(__doc__.strip())
     elif argv[0] in COMMANDS:

@@ -15,7 +15,7 @@ def short(name: str) -> str:
 
 
 class Drawing:
-    """What a task may add to have its answers drawn: `class Maze(Drawing, Task)`."""
+    """Drawings of a task's answers: `class Maze(Drawing, Task)`."""
 
     objectives: tuple[str, ...]  # those of the task
     wide = False  # whether a drawing is wider than high: policies then stand side by side
@@ -27,7 +27,7 @@ class Drawing:
         raise NotImplementedError
 
     def summary(self, rewards: Tensor) -> str:
-        """The title of a drawing: what matters in the reward vectors (n, k) of a pool, counted."""
+        """The title of a drawing: a summary of the reward vectors (n, k) of a pool."""
         if not self.objectives:
             return f"mean reward {rewards.mean():.2f}"
         means = rewards.mean(0).tolist()
@@ -59,7 +59,7 @@ class FenceDrawing(Drawing):
 
 
 def drawing_of(task: Task) -> Drawing | None:
-    """What draws the answers of a task: the task itself, the fence's drawing, or nothing."""
+    """The drawing of a task's answers: the task itself, the fence's drawing, or None."""
     if isinstance(task, Drawing):
         return task
     if isinstance(task, Fence):

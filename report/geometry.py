@@ -52,11 +52,11 @@ def geometry(rewards: Tensor, objective_mask: Tensor, scalars: Tensor, G: int) -
     """
     regrets = []
     gains = []
-    for own, mask, own_scalars in zip(rewards, objective_mask, scalars, strict=True):
-        own = own[:, mask].double()
-        utilities = own @ spread_weights(own.shape[1]).T  # (n, weights)
+    for vectors, mask, values in zip(rewards, objective_mask, scalars, strict=True):
+        vectors = vectors[:, mask].double()
+        utilities = vectors @ spread_weights(vectors.shape[1]).T  # (n, weights)
         best = utilities.amax(0).mean()
-        is_preferred = own_scalars.isclose(own_scalars.max())  # several answers may be level
+        is_preferred = values.isclose(values.max())  # several answers may be level
         regrets.append(best - utilities[is_preferred].mean())
         gains.append(best - utilities.mean())
     regret = torch.stack(regrets).mean().item()
@@ -77,7 +77,7 @@ def geometry(rewards: Tensor, objective_mask: Tensor, scalars: Tensor, G: int) -
 
 
 def verdict(measures: dict[str, float]) -> str:
-    """What the measures of `geometry` lead one to expect of training."""
+    """A forecast of training from the measures of `geometry`."""
     if measures["vector_signal"] < 0.05:
         fix = "Start from a model that solves more, take easier problems, or a larger group."
         return f"Hardly any group has a signal: no method will learn. {fix}"
@@ -104,19 +104,14 @@ def geometry_report(rewards: Tensor, objective_mask: Tensor, scalars: Tensor, G:
 
 
 def geometry_of(name: str, task_name: str, n_problems: int, device: str) -> str:
-    """What a start model's rollouts on validation problems say of the task's reward vector, as text.
+    """The reward geometry of a start model's rollouts on validation problems, as text.
 
     Args:
         name: a run folder, whose start model is asked; or a model, asked with the task's defaults.
         task_name: the task of a model.
     """
     config, task, model = start_of(name, task_name, device)
-    try:
-        policy = load_start(model, task, device=config.device, dtype=config.dtype)
-    except UserError as error:
-        if Path(model).exists():
-            raise
-        raise UserError(f"{name}: there is no such run, and as a model: {error}") from error
+    policy = load_start(model, task, device=config.device, dtype=config.dtype)
     problems = held_out(task, "validation", n_problems)
     scored = score_start(policy, task, problems, config)
     rewards = scored.vectors.flatten(1, 2)  # (N, n, k)
@@ -135,8 +130,7 @@ def start_of(name: str, task_name: str, device: str) -> tuple[Config, Task, str]
         open_device(config.device)
         return config, task_of(config), str(run / "start")
     if name == "tiny":
-        fix = "train.py --steps 1 --eval-problems 0 makes a run, name its folder"
-        raise UserError(f"geometry tiny: it knows nothing before a run; {fix}")
+        raise UserError("geometry tiny: it knows nothing before a run; name a run folder")
     config = Config(task=task_name, model=name, device=device)
     task = task_of(config)
     config = dataclasses.replace(config, **task_defaults(task, name))

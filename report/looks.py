@@ -1,4 +1,4 @@
-"""What policies are called, and their colors in every figure."""
+"""Names and colors of policies in every figure."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from vpo import ADVANTAGES
 
 @dataclass(frozen=True)
 class Look:
-    """How a policy is named and drawn."""
+    """Name, color, marker and line of a policy."""
 
     title: str
     color: str

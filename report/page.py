@@ -4,7 +4,6 @@ A frame of the snapshots holds a step, and by method one record per problem: its
 None where a slot was left empty, and their "rewards" (n, k).
 """
 
-import copy
 import json
 import tempfile
 from collections.abc import Callable
@@ -99,7 +98,7 @@ def _page(snapshots: Snapshots) -> str:
 
 
 def _method(name: str, rows: list[dict], m: int) -> dict:
-    """What the page knows of a method; of long logs a part of the rows."""
+    """A method on the page; of long logs a part of the rows."""
     rows = rows[:: 1 + len(rows) // 500]
     look = look_of(name)
     return {
@@ -112,7 +111,7 @@ def _method(name: str, rows: list[dict], m: int) -> dict:
 
 
 def _problem(snapshots: Snapshots, i: int) -> dict:
-    """What the page knows of a problem.
+    """A problem on the page.
 
     Every distinct pair of answer and reward vector is held once and has a number. The pools of
     all frames and methods name their answers by these numbers. Routes are held as cells.
@@ -146,11 +145,8 @@ def _problem(snapshots: Snapshots, i: int) -> dict:
     vectors = [vector for _, vector in numbers]
     drawing = drawing_of(task) or Drawing()
     sizes = {vpo.answers_per_rollout(name, config.m) for name in snapshots.metrics}
-    asked = copy.copy(task)
-    if config.is_tiny:
-        asked.form = type(task).form  # of a language model; its own form is tags
     return {
-        "text": "\n\n".join(_request(asked, problem, m) for m in sorted(sizes)),
+        "text": "\n\n".join(_request(task, problem, m) for m in sorted(sizes)),
         "grid": problem.data["grid"] if _is_maze(task) else None,
         "pools": pools,
         "answers": [_shown_answer(task, problem, text) for text, _ in numbers],
@@ -167,7 +163,7 @@ def _request(task: Task, problem: Problem, m: int) -> str:
 
 
 def _summary(task: Task, rewards: Tensor) -> str:
-    """What matters in the rewards (n, k) of a pool."""
+    """A summary of the rewards (n, k) of a pool."""
     drawing = drawing_of(task)
     if drawing:
         return drawing.summary(rewards)
@@ -190,7 +186,7 @@ def _shown_answer(task: Task, problem: Problem, text: str | None) -> str | list[
 
 
 def _set_rewards(rewards: Tensor, m: int, weights: Tensor) -> dict[str, list]:
-    """What vpo.py makes of a pool if it holds several rollouts of several answers, else nothing.
+    """Set rewards and advantages of a pool that holds several rollouts of several answers, else nothing.
 
     Args:
         rewards: (n, k); the answers of a rollout stand together. An empty slot has the minimum in

@@ -58,8 +58,7 @@ def run_figures(
 
     curves = curves_of(evaluation.run, methods, "metrics", list(TRAINING_PANELS))
     if curves:
-        temperatures = (evaluation.config.temperature, evaluation.settings.temperature)
-        training(curves, *temperatures, path_of("diversity"))
+        training(curves, path_of("diversity"))
 
     n = evaluation.config.pool
     shown = ["best@1", f"best@{n}", f"W@{n}"]
@@ -73,12 +72,12 @@ def run_figures(
 
     drawing = drawing_of(task)
     if drawing:
-        texts = {name: (pool.answers, own_rewards(pool)) for name, pool in drawn.items()}
+        texts = {name: (pool.answers, present_rewards(pool)) for name, pool in drawn.items()}
         answers(texts, pools["start"].problems, drawing, path_of("answers"))
     return paths
 
 
-def own_rewards(pool: Pool) -> list[Tensor]:
+def present_rewards(pool: Pool) -> list[Tensor]:
     """The rewards (n, k) of each problem of a pool, without the objectives that it lacks."""
     return [pool.rewards[i][:, mask] for i, mask in enumerate(pool.objective_mask)]
 
@@ -89,9 +88,7 @@ def curves_of(run: Path, methods: list[str], log: str, keys: list[str]) -> dict[
     return {method: rows for method, rows in logs.items() if rows}
 
 
-def training(
-    curves: dict[str, list[dict]], temperature: float, eval_temperature: float, path: Path
-) -> None:
+def training(curves: dict[str, list[dict]], path: Path) -> None:
     """Draw diversity, reward, different answers and W@m of the training rollouts by training step.
 
     In step 1 every method still samples from the start model, so the methods' mean in that step is
@@ -99,7 +96,6 @@ def training(
 
     Args:
         curves: of metrics.jsonl.
-        temperature, eval_temperature: at which the rollouts were sampled, and those of the evaluation.
     """
     shortest = min(map(len, curves.values()))
     window = max(1, min(WINDOW, shortest // 3) - 1 | 1)
@@ -112,15 +108,11 @@ def training(
             ax.set_ylim(bottom=min(0.0, ax.dataLim.y0))
             ax.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         means = f", running means of {window} steps" if window > 1 else ""
-        caption = f"Training's own rollouts at temperature {temperature:g}{means}"
-        if temperature > eval_temperature:
-            # Maze, seed 0, W@m at 1 and at 0.7: GRPO 0.680, 0.675; VPO 0.659, 0.696.
-            caption += f"; the evaluation samples at {eval_temperature:g}, where fewer answers fail"
-        style.finish(axes, path, caption)
+        style.finish(axes, path, f"Training's own rollouts{means}")
 
 
 def progress(curves: dict[str, list[dict]], measures: list[str], path: Path) -> None:
-    """Draw what evaluations in training measured, a panel per measure, a curve per method.
+    """Draw the evaluations during training, a panel per measure, a curve per method.
 
     Args:
         curves: of evaluations.jsonl; a record of step 0 is of the start model.
@@ -141,7 +133,7 @@ def progress(curves: dict[str, list[dict]], measures: list[str], path: Path) -> 
         style.finish(axes, path, "Means over at most 20 validation problems during training")
 
 
-# Where each method's numbers stand beside its points, which may lie on one another.
+# Places of each method's numbers beside its points, which may lie on one another.
 CORNERS = (("left", 4, 4), ("right", -4, 4), ("left", 4, -13), ("right", -4, -13))
 
 
@@ -183,7 +175,7 @@ def _draw_smoothed(ax: Any, look: Look, rows: list[dict], key: str, window: int)
 
 
 def _draw_start_levels(ax: Any, curves: dict[str, list[dict]], key: str, note: str = "") -> None:
-    """Draw what methods with single answers, and those with sets, have in their first record."""
+    """Draw the first record of methods with single answers, and of those with sets, as levels."""
     levels: dict[str, list[float]] = {}
     for method, rows in curves.items():
         name = "start_sets" if method in SEVERAL_ANSWERS else "start"
@@ -310,9 +302,8 @@ def answers(
                 ax.set_title(f"\n\n{ax.get_title('left')}", loc="left", fontsize=style.SMALL)
             above = row[0].annotate(text, (0, 1), (0, 28), "axes fraction", "offset points")
             above.set(fontsize=style.SMALL, in_layout=False)  # else its column would grow
-        labels = _policy_labels({name: rewards for name, (_, rewards) in pools.items()})
-        for of_policy, label in zip(by_policy, labels, strict=True):
-            _label_policy(of_policy[0], label, above=drawing.wide)
+        for of_policy, name in zip(by_policy, pools, strict=True):
+            _label_policy(of_policy[0], look_of(name).title, above=drawing.wide)
         axes[0, 0].figure.suptitle(heading, **BOLD)
         caption = f"{len(texts[0])} candidates per policy"
         if len(drawn) < len(distinct):
@@ -336,25 +327,6 @@ def _finish_drawing(
         summary = f"\n{summary}"
     side = "left" if drawing.wide else "center"
     ax.set_title(summary, loc=side, fontsize=style.SMALL)
-
-
-def _policy_labels(rewards: dict[str, list[Tensor]]) -> list[str]:
-    """The titles of policies, with how many problems each solves if any solves one.
-
-    A problem is solved if a candidate earns the full reward in every objective.
-
-    Args:
-        rewards: by policy the rewards (n, k) of the N problems.
-    """
-    solved = {}
-    for name, of_problems in rewards.items():
-        solved[name] = sum((vectors >= 1).all(-1).any().item() for vectors in of_problems)
-    if not any(solved.values()):
-        return [look_of(name).title for name in rewards]
-    titles = []
-    for name, n in solved.items():
-        titles.append(f"{look_of(name).title}\nsolves {n} of {len(rewards[name])} problems")
-    return titles
 
 
 def distinct_problems(problems: list[Problem]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Snapshots: what each method answered to a few held-out problems while it was trained."""
+"""Snapshots: the answers of each method to a few held-out problems during training."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from vpo import ADVANTAGES
 
 @dataclass
 class Frame:
-    """What each method answered at one step: by method one record per problem, answers and rewards."""
+    """The answers at one step: by method one record per problem, with answers and rewards."""
 
     step: int
     pools: dict[str, list[dict]]

@@ -17,10 +17,10 @@ STYLE = {
     "axes.spines.right": False,
     "legend.frameon": False,
     "text.parse_math": False,
+    "text.usetex": False,
     "svg.hashsalt": "",  # equal numbers give equal files
     "pdf.fonttype": 42,  # TrueType, as journals ask for
 }
-FONTS = ("font.family", "font.serif", "font.sans-serif", "font.monospace")  # a user's own stay
 
 
 def curve_style(look: Look) -> dict[str, Any]:
@@ -52,10 +52,7 @@ def new_figure(rows: int, columns: int, size: tuple[float, float], **options: An
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context():
-        fonts = {name: matplotlib.rcParams[name] for name in FONTS}
-        matplotlib.rcdefaults()  # a user's matplotlibrc may ask for LaTeX
-        matplotlib.rcParams.update(fonts | STYLE)
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=size, layout="constrained")
         yield figure.subplots(rows, columns, squeeze=False, **options)
 

@@ -1,4 +1,4 @@
-"""The table of an evaluation: what it holds, what is printed of it, and eval.json."""
+"""The table of an evaluation, as it is printed and as eval.json."""
 
 import dataclasses
 import json
@@ -43,7 +43,7 @@ class Table:
 
     @property
     def n_problems(self) -> int:
-        """How many problems differ."""
+        """The number of problems that differ."""
         return self.settings.problems if self.clusters is None else int(self.clusters.max()) + 1
 
     def n_runs(self, row: str) -> int:
@@ -67,7 +67,7 @@ class Table:
 
     @property
     def interval(self) -> str:
-        """What the 95% intervals are over."""
+        """The values that the 95% intervals are over."""
         if any(self.n_runs(row) > 1 for row in self.measures):
             return "95% over seeds, of one seed over problems"
         return "95% over problems" if self.n_problems > 1 else "none, for one problem"
@@ -141,11 +141,11 @@ def times_start(table: Table, row: str) -> str:
     if method_of(row) not in ADVANTAGES or start < 1e-6:
         return ""
     share = table.mean(row, "diversity") / start
-    return f"{share:.2f}x collapsed" if share < 1 / 3 else f"{share:.2f}x"
+    return f"{share:.1f}x, collapsed" if share < 1 / 3 else f"{share:.1f}x"
 
 
 def start_of(table: Table, row: str) -> str:
-    """The row of the start model that is asked for what a method is asked for, of the same runs."""
+    """The row of the start model, asked for as many answers as a method, of the same runs."""
     _, *parts = row.split(", ")
     has_sets = method_of(row) in SEVERAL_ANSWERS and ONE_ANSWER not in parts
     start = "start_sets" if has_sets else "start"
@@ -154,7 +154,7 @@ def start_of(table: Table, row: str) -> str:
 
 
 def print_costs(run: Path, methods: list[str], m: int) -> None:
-    """Print what each method sampled in training, which shows whether a comparison is fair; its time and memory."""
+    """Print the answers and tokens that each method sampled in training, its time and its memory."""
     print("sampled in training:")
     for method in methods:
         rows = read_log(run / method / "metrics.jsonl", "rollouts", "tokens", "seconds")

@@ -16,11 +16,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from examples.search_report import counts_alone
-from report.markdown import markdown
+from examples.markdown import markdown
 from study.entries import GRPO, GRPO_KL, MAX_AT_K, MULTI_RLVR, VPO, Entry, mixed
 from study.grid import HEADLINE
 from study.mixing import HALF
+from study.searches import counts_alone
 from study.stored import SINGLE, Difference, Stored, TaskResults
 from study.tables import counts_of_other_runs, rival_of
 from study.validation import own

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from examples.markdown import markdown
 from report import style
 from report.looks import look_of
-from report.markdown import markdown
 from study.collapse import RESULTS as COLLAPSED
 from study.entries import GROUP_VPO, GRPO, GRPO_KL, MAX_AT_K, VPO, Entry, mixed
 from study.grid import HEADLINE, LR, MIXES

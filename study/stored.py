@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from report.statistics import bootstrap_interval
 from rewards import UserError
+from study.bootstrap import bootstrap_interval
 from study.entries import LOW_RATE, Entry
 
 TEMPERATURES = ("0.7", "1", "1.3")  # the first is that of the tables

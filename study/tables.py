@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from examples.search_report import counts_alone, solved_at, solved_by
-from report.markdown import markdown
+from examples.markdown import markdown
+from examples.search_report import solved_at
 from study.entries import (
     GROUP_VPO,
     GRPO,
@@ -31,6 +31,7 @@ from study.entries import (
     Entry,
 )
 from study.grid import HEADLINES, LR, LR_AT_30, MAIN_METHODS, PAPERS_KL
+from study.searches import counts_alone, solved_by
 from study.stored import START, TEMPERATURES, Difference, Stored, TaskResults, scipy_stats
 from study.validation import TASKS, own
 from tasks.headline import words_of

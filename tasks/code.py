@@ -11,6 +11,7 @@ from random import Random
 
 from torch import Tensor
 
+from engine.cores import cores
 from report.drawings import Drawing
 from rewards import Problem, UserError
 from tasks import code_files, small_programs
@@ -25,7 +26,7 @@ LANGUAGE = re.compile(r"[\s{.]*(\w*)")  # of what follows: `python title="a.py"`
 # trying again with other parts, which would take for ever with a long number.
 ARITHMETIC = re.compile(r"(?!.*\*\*)(?:abs|if|else|x|\d{1,3}|//|[<>=!]=|[-+*%()<> ]){1,200}+")
 MAX_PER_PROCESS = 48  # arithmetic answers
-LINE_END = re.compile("\r\n|\r|\n")  # as Python reads them
+FUTURE = re.compile(r"^from __future__ import (?:\([^)]*\)|(?:\\\n|.)*)", re.MULTILINE)
 ARITHMETIC_PROGRAM = """
 FUNCTIONS = [{}]
 
@@ -56,10 +57,10 @@ class Code(Drawing, FileTask):
 
     name = "code"
     tag = "program"
+    source = "docs/own.md#your-own-code-problems"
     ends = ">`~"  # no newline, which programs are full of: a closing fence counts without it
     wide = True
     flags = ("data", "test_data", "seconds", "memory_mb", "unconfined")
-    may_test_on_training = True  # to try a few problems of one's own
     defaults = {"steps": 300, "eval_problems": 500}
     tiny_defaults = {
         "warm_steps": 1500,
@@ -72,19 +73,17 @@ class Code(Drawing, FileTask):
     }
 
     def __init__(self, data: str = "", test_data: str = "", **limits: float):
-        if test_data and not data:
-            raise UserError(f"--test-data {test_data}: needs --data to train on")
         try:
-            self.sandbox = Sandbox(**limits)
+            self.sandbox = Sandbox(cores(), **limits)
         except (SandboxError, ValueError) as error:
             raise UserError(f"--task {self.name}: {error}") from error
-        if data:
+        if data or test_data:
             super().__init__(data, test_data)
         else:
             self.use_small_problems(SMALL, small_programs.small_problems())
 
     def load(self, flag: str, path: str) -> list[dict]:
-        return shuffled(code_files.load_problems(flag, path, self._verdicts, self._answer))
+        return shuffled(code_files.load_problems(flag, path, self._verdicts))
 
     def hold_out(self, data: list[dict]) -> tuple[list[dict], list[dict]]:
         """Hold the late problems out if all have dates, else one in five."""
@@ -95,17 +94,8 @@ class Code(Drawing, FileTask):
         late = [problem for problem in data if problem["date"] >= LATE]
         return early, late
 
-    def why_too_few(self, train: list[dict], held_out: list[dict]) -> str:
-        if not all(problem["date"] for problem in train + held_out):
-            return super().why_too_few(train, held_out)
-        when = f"before {LATE}" if train else f"from {LATE} on"
-        return (
-            f"all were published {when}; of problems that have dates those from {LATE} on are held out; "
-            "give others in --test-data FILE"
-        )
-
     def use_small_problems(self, family: Family, parts: dict[str, list[dict]]) -> None:
-        """Take the problems of a family, and what a tiny model needs to know about them."""
+        """Take the problems of a family, and their words for the tiny model."""
         self.parts = parts
         self.words = family.words(parts)
         self.answer_words = family.longest
@@ -156,7 +146,7 @@ class Code(Drawing, FileTask):
         return [[1.0] * len(problem.data["tests"])]
 
     def summary(self, rewards: Tensor) -> str:
-        """How many programs of a pool (n, k) pass every test."""
+        """The number of programs of a pool (n, k) that pass every test."""
         return f"{int((rewards >= 1).all(-1).sum())} of {len(rewards)} solve"
 
     def draw(self, axes, problem: Problem, answers: list[str], color: str) -> None:
@@ -193,26 +183,8 @@ class Code(Drawing, FileTask):
         return f"```python\n{reference}\n```"
 
     def _verdicts(self, pairs: list[tuple[dict, str]]) -> list[list[bool]]:
-        """Which tests each program of (problem, program) pairs passes."""
+        """A verdict for each test, of (problem, program) pairs."""
         return self.sandbox.run([job(problem, program) for problem, program in pairs])
-
-    def _answer(self, problem: dict, program: str, test: list) -> str:
-        """What a program gives in a test, in words."""
-        judged = job(problem | {"tests": [test]}, program)
-        (given,) = self.sandbox.answers(judged)
-        if given is not None:
-            return f", it gives {given!r:.60}"
-        name = judged.entry_point
-        call = f"{name!r} in names and names[{name!r}](*{test[0]!r})"
-        attempt = f"try:\n names = {{}}\n exec({judged.program!r}, names)\n {call}\n"
-        watched = f"{attempt}except Exception as error:\n print('it raises', repr(error))"
-        (told,) = self.sandbox.answers(Job(watched, [("" if name else test[0], "")]))
-        last = (told or "").strip().rpartition("\n")[2]
-        if last.startswith("it raises"):
-            return f", {last:.100}"
-        return (
-            ", it raises, returns no plain JSON value, or needs more than --seconds or --memory-mb"
-        )
 
 
 def find_blocks(text: str, finished: bool = False) -> list[str]:
@@ -282,7 +254,7 @@ def is_expression(source: str) -> bool:
 
 def job(problem: dict, answer: str) -> Job:
     """
-    What the sandbox runs for an answer: it stands between the source of its problem.
+    The sandbox's job for an answer, which stands between the source of its problem.
 
     The answer to a small problem may be an expression, the value of f(x).
     """
@@ -298,22 +270,7 @@ def job(problem: dict, answer: str) -> Job:
 
 def split_future(source: str) -> tuple[list[str], str]:
     """Each `from __future__ import`, which must come first in a program, and the rest of a source."""
-    statements: list[ast.stmt] = []
-    if "__future__" in source:
-        with warnings.catch_warnings(action="ignore"), contextlib.suppress(Exception):
-            statements = ast.parse(source).body
-    future = []
-    lines = [line.encode(errors="replace") for line in LINE_END.split(source)]  # columns are bytes
-    for node in reversed(statements):  # what stands above a statement keeps its place
-        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
-            first, last = node.lineno - 1, node.end_lineno - 1
-            left = lines[first][: node.col_offset]
-            right = lines[last][node.end_col_offset :]
-            lines[first : last + 1] = [left + b"pass" + right]
-            future.append(f"{ast.unparse(node)}\n")
-    if not future:
-        return [], source
-    return future, b"\n".join(lines).decode()
+    return [f"{found}\n" for found in FUTURE.findall(source)], FUTURE.sub("pass", source)
 
 
 def pack(pairs: list[tuple[dict, str]]) -> list[tuple[list[int], Job]]:

@@ -21,23 +21,19 @@ class Eureqa(FileTask):
     source = "questions_normal_5 and --test-data questions_hard_5 of huggingface.co/datasets/vincentleebang/EUREQA"
 
     def read(self, record: dict) -> dict:
-        question = record.get("question")
-        sentences = [question]
-        if not isinstance(question, str):
-            sentences = texts_field(record, "question", "text or a list of texts")
+        question = field(record, "question", str | list, "text or a list of texts")
+        if isinstance(question, list):
+            question = "\n".join(texts_field(record, "question"))
         masks = texts_field(record, "entity_masks")
         entities = texts_field(record, "entities")
-        parts = {"question": sentences, "entity_masks": masks, "entities": entities}
-        for name, texts in parts.items():
-            n = 1 if name == "question" else len(NAMES)
-            if len(texts) < n or not all(text.strip() for text in texts):
-                raise UserError(
-                    f"field {name}: must be {n} or more texts, none of them empty, not {texts!r:.60}"
-                )
+        for name, texts in (("entity_masks", masks), ("entities", entities)):
+            if len(texts) < len(NAMES) or not all(text.strip() for text in texts):
+                what = f"must be {len(NAMES)} or more texts, none of them empty"
+                raise UserError(f"field {name}: {what}, not {texts!r:.60}")
         index = field(record, "idx", int | str, "a number or text")
         return {
             "id": f"eureqa-{index}-{entities[0]}",
-            "question": "\n".join(sentences),
+            "question": question,
             "masks": masks[: len(NAMES)],
             "entities": entities[: len(NAMES)],
         }

@@ -8,7 +8,6 @@ import math
 import random
 import re
 import string
-import sys
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -32,7 +31,6 @@ class FileTask(rewards.Task):
     reads_untagged = False  # its answers have parts, which no line of a list would hold
     source = ""  # which files the task takes, and where they can be found
     share = 5
-    may_test_on_training = False  # one file may be given twice
     trained_share = 0.0  # of `test_data`: the part that is trained on, too
 
     def __init__(self, data: str = "", test_data: str = ""):
@@ -46,19 +44,15 @@ class FileTask(rewards.Task):
             held_out = test[n_trained:]
         else:
             train, held_out = self.hold_out(train)
-        if data == test_data and not self.may_test_on_training:
-            raise UserError(f"--data {data}: one file twice, so nothing would be held out")
         if not train or not held_out:
-            fix = self.why_too_few(train, held_out) if not test_data else "too few"
             counts = f"{len(train)} problems to train on, {len(held_out)} held out"
-            raise UserError(f"--data {data}: {counts}: {fix}")
+            raise UserError(f"--data {data}: {counts}; give a larger file, or --test-data FILE")
         n_validation = len(train) // 10
         self.parts = {
             "train": train[n_validation:],
             "validation": train[:n_validation],
             "test": held_out,
         }
-        self._tell_shared(test_data or data, train, held_out)
 
     def load(self, flag: str, path: str) -> list[dict]:
         """The problems of a file, in an order that depends on their ids alone."""
@@ -72,22 +66,6 @@ class FileTask(rewards.Task):
         """The problems that are not held out, and those that are, if all come from one file."""
         n_test = math.ceil(len(data) / self.share)
         return data[n_test:], data[:n_test]
-
-    def why_too_few(self, train: list[dict], held_out: list[dict]) -> str:
-        """Why `hold_out` left one of its two parts empty, and what to do."""
-        return "too few; give a larger file, or --test-data FILE"
-
-    def _tell_shared(self, path: str, train: list[dict], held_out: list[dict]) -> None:
-        """Say on stderr how many held-out problems are asked in training, too."""
-        ids = {data["id"] for data in train}
-        asked = {self.prompt(Problem("", data), 1) for data in train}
-        n_shared = 0
-        for data in held_out:
-            is_known = data["id"] in ids and not is_line(path, data["id"])
-            n_shared += is_known or self.prompt(Problem("", data), 1) in asked
-        if n_shared:
-            told = f"{n_shared} of {len(held_out)} held-out problems stand in training too"
-            print(f"{path}: {told}: not held out", file=sys.stderr)
 
     def write_form(self, body: str, m: int) -> str:
         """The tags of m answers, each with this body, as a prompt shows them."""
@@ -111,7 +89,7 @@ class FileTask(rewards.Task):
 
 
 def read_records(flag: str, path: str, read: Callable[[dict], dict]) -> list[dict]:
-    """What `read` returns for the records of a JSON Lines file, or of a JSON list, also in gzip.
+    """The problems that `read` makes of the records of a JSON Lines file, or of a JSON list, also in gzip.
 
     Each result has an id of its own, else the file's name and the line. Equal ones count once. Line
     ends of Windows become "\\n". UserError names the flag, the file, the line, the field and what it
@@ -136,35 +114,19 @@ def read_records(flag: str, path: str, read: Callable[[dict], dict]) -> list[dic
         if not line.strip():
             continue
         try:
-            problem = read(_parse_record(line))
-            if not isinstance(problem, dict):
-                what = "FileTask.read must return a dict, the data of a problem with an id"
-                raise UserError(f"{what}, not {problem!r:.60}")
-            id = problem.setdefault("id", f"{Path(path).stem}-{number}")  # as `is_line` knows
+            record = unix_lines(json.loads(line))
+            json.dumps(record, ensure_ascii=False).encode()  # raises for half of a surrogate pair
+            if not isinstance(record, dict):
+                raise UserError(f"not a JSON object but {record!r:.60}: each must be one problem")
+            problem = read(record)
+            id = problem.setdefault("id", f"{Path(path).stem}-{number}")
             if problems.setdefault(id, problem) != problem:
                 raise UserError(f"field id: {id!r:.60} stands there twice")
         except Exception as error:  # whatever a record does to its reader
-            is_told = isinstance(error, UserError)
-            reason = error if is_told else f"cannot be used ({type(error).__name__}: {error})"
+            is_clear = isinstance(error, UserError)
+            reason = error if is_clear else f"cannot be used ({type(error).__name__}: {error})"
             raise UserError(f"{flag} {path}, {kind} {number}, {reason}") from error
     return list(problems.values())
-
-
-def is_line(path: str, id: str) -> bool:
-    """Whether `read_records` made an id of a file's name and a line."""
-    stem, _, number = id.rpartition("-")
-    return stem == Path(path).stem and number.isdecimal()
-
-
-def _parse_record(line: str) -> dict:
-    record = unix_lines(json.loads(line))
-    if not isinstance(record, dict):
-        raise UserError(f"not a JSON object but {record!r:.60}: each must be one problem")
-    for name, value in record.items():
-        if re.search("[\ud800-\udfff]", json.dumps([name, value], ensure_ascii=False)):
-            what = "must be text, but holds half of a surrogate pair"
-            raise UserError(f"field {ascii(name)[1:-1]}: {what}")
-    return record
 
 
 def unix_lines(value: Any) -> Any:
@@ -222,12 +184,12 @@ def optional_text(record: dict, name: str) -> str:
 
 
 def tagged(text: str, tag: str) -> str:
-    """What stands in the first <tag>...</tag> without another <tag> in it, "" if nothing."""
+    """The text in the first <tag>...</tag> without another <tag> in it, "" if there is none."""
     return next(iter(all_tagged(text, tag)), "")
 
 
 def all_tagged(text: str, tag: str) -> list[str]:
-    """What stands in each <tag>...</tag> without another <tag> in it."""
+    """The texts in all <tag>...</tag> without another <tag> in them."""
     pattern = rf"<{tag}>((?:(?!<{tag}>).)*?)</{tag}>"
     found = re.findall(pattern, text, re.DOTALL | re.IGNORECASE)
     return [part.strip() for part in found]

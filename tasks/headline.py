@@ -7,18 +7,16 @@ English, so which four is a choice.
 `problem.data` holds the six facts and "text", the text that tells them.
 """
 
-import json
 import re
 import textwrap
 from collections import Counter
 from itertools import pairwise
-from pathlib import Path
 from random import Random
 
 from torch import Tensor
 
 from report.drawings import Drawing
-from rewards import Problem, Task, UserError
+from rewards import Problem, Task
 
 NUMERALS = {5: "five", 6: "six", 7: "seven", 8: "eight", 9: "nine"}
 DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
@@ -108,7 +106,6 @@ LINES = 5  # headlines in a drawing
 LETTERS = 38  # of a line, as many as a drawing is wide
 FONT_SIZE = 8  # points
 LETTER_WIDTH = 0.602 * FONT_SIZE  # of the monospaced font
-MIN_WORDS = 10  # in a list of one's own
 
 
 class Headline(Drawing, Task):
@@ -120,13 +117,12 @@ class Headline(Drawing, Task):
 
     Args:
         max_words: of a headline, 5 to 9.
-        data: a JSON file with words of your own: event, place, person, number and cause, each a list.
     """
 
     name = "headline"
     form = "lines"
     tag = "headline"
-    flags = ("max_words", "data")
+    flags = ("max_words",)
     objectives = ("event", "place", "day", "person", "number", "cause")
     wide = True
     width = 3.1
@@ -147,16 +143,15 @@ class Headline(Drawing, Task):
         "gradient_checkpointing": False,
     }
 
-    def __init__(self, max_words: int = 6, data: str = ""):
+    def __init__(self, max_words: int = 6):
         self.max_words = max_words
-        self.facts = read_words(Path(data)) if data else FACTS
 
     def problems(self, split: str, n: int, seed: int = 0, start: int = 0) -> list[Problem]:
         found = []
         for i in range(start, start + n):
             id = f"{split}-{seed}-{i}"
             rng = Random(id)
-            facts = {name: rng.choice(share_of(words, split)) for name, words in self.facts.items()}
+            facts = {name: rng.choice(share_of(words, split)) for name, words in FACTS.items()}
             facts["day"] = rng.choice(DAYS)
             facts["text"] = rng.choice(TEXTS).format(
                 **facts | {"day": facts["day"].capitalize()},
@@ -298,29 +293,3 @@ def draw_line(axes, row: int, count: str, headline: str, marks: dict[str, str]) 
         place = (column * LETTER_WIDTH, 0)
         axes.annotate(word, xytext=place, color=color, weight=weight, **style)
         column += len(word) + 1
-
-
-def read_words(path: Path) -> dict[str, list[str]]:
-    """The words of one's own. Raises UserError for a list that is missing, short or holds a word twice."""
-    try:
-        facts = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"--data {path}: cannot be read as JSON: {error}") from error
-    if not isinstance(facts, dict) or set(facts) != set(FACTS):
-        raise UserError(f"--data {path}: must hold the lists {', '.join(FACTS)}, and nothing else")
-    seen = dict.fromkeys((*FOLLOWERS, *ARTICLES, *DAYS), "a word of headlines")
-    for name, words in facts.items():
-        if not isinstance(words, list) or len(words) < MIN_WORDS:
-            raise UserError(
-                f"--data {path}: {name} must be a list of {MIN_WORDS} words or more, because a fifth is "
-                "held out and a fifth is for validation"
-            )
-        for word in words:
-            if not isinstance(word, str) or not re.fullmatch("[a-z]+", word):
-                raise UserError(
-                    f"--data {path}: {name} holds {word!r}; a word has small letters from a to z"
-                )
-            if word in seen:
-                raise UserError(f"--data {path}: {word!r} of {name} is also {seen[word]}")
-            seen[word] = f"of {name}"
-    return facts

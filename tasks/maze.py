@@ -171,7 +171,7 @@ class Maze(Drawing, Task):
         return [list(vector) for vector in sorted(vectors)]
 
     def summary(self, rewards: Tensor) -> str:
-        """How many routes of a pool (n, 4) collect mostly gold, mostly diamonds, or fail."""
+        """The number of routes of a pool (n, 4) that collect mostly gold, mostly diamonds, or fail."""
         if self.objectives != Maze.objectives:  # of a subclass
             return super().summary(rewards)
         completion, gold, diamonds, _ = rewards.unbind(-1)

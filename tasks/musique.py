@@ -35,8 +35,6 @@ class Musique(FileTask):
         paragraphs = {}
         for paragraph in field(record, "paragraphs", list, "a list"):
             index = field(paragraph, "idx", int, "a number", "paragraphs")
-            if index in paragraphs:
-                raise UserError(f"field paragraphs.idx: {index} stands there twice")
             title = text_field(paragraph, "title", "paragraphs")
             text = text_field(paragraph, "paragraph_text", "paragraphs")
             paragraphs[index] = f"[{index}] {title}: {text}"

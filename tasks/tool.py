@@ -77,7 +77,7 @@ class Tool(FileTask):
 
 
 def _without_thoughts(text: str) -> str:
-    """What follows the thoughts: a call in a thought is none."""
+    """The text behind the thoughts: a call in a thought is none."""
     return text.rpartition("</think>")[2]
 
 
@@ -150,7 +150,7 @@ def _similarity(arguments: dict, wanted: dict) -> tuple[int, float]:
 
 
 def match(ours: object, gold: object) -> float:
-    """How well a value matches the true one, from 0 to 1.
+    """The match of a value with the true one, from 0 to 1.
 
     Objects: the mean over all keys of both sides, so that a key too many costs something. Lists: F1
     over the elements. Text: F1 over the words. Numbers, booleans and null: equality.

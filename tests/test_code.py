@@ -44,8 +44,8 @@ def shared_helpers(helpers, monkeypatch):
     """Most tests need no sandbox of their own, whose helpers take half a second to start."""
     usual = {"seconds": 2.0, "memory_mb": 512, "unconfined": False}
 
-    def shared(**limits):
-        return helpers if usual | limits == usual else Sandbox(**limits)
+    def shared(workers, **limits):
+        return helpers if usual | limits == usual else Sandbox(workers, **limits)
 
     monkeypatch.setattr(code_module, "Sandbox", shared)
 
@@ -258,8 +258,6 @@ def test_asserts_cannot_be_forged(program):
         ("assert f(1) is True", ("repr(f(1))", "True")),
         ("assert abs(f(1) - 0.3) <= 1e-3", ("f(1)", 0.3, (0.0, 1e-3))),
         ("assert math.isclose(f(1), 3.0, rel_tol=0.01)", ("f(1)", 3.0, (0.01, 0.0))),
-        ("assert np.isclose(f(1), 3.0, atol=0.1)", ("f(1)", 3.0, (0.0, 0.1, 1e-5))),
-        ("assert numpy.allclose(f(1), [3.0, 4], 0.1)", ("f(1)", [3.0, 4], (0.0, 1e-8, 0.1))),
         ("assertion(f(1), 0.5, 1e-9)", ("f(1)", 0.5, (0.0, 1e-9, 1e-7))),
         *((f"assert {text.strip()}", None) for text in NO_PAIRS.split(";")),
         ("assert abs(f(1) - 2) < 1" + "0" * 400, None),
@@ -273,7 +271,7 @@ def test_asserts_become_pairs_or_nothing(text, converted):
 DOUBLES = {"prompt": "def f(x):\n", "entry_point": "f", "canonical_solution": "    return 2 * x\n"}
 INPUTS = "    inputs = [[1], [2], [1.5]]\n    results = [2, 4, 3.0000001]\n"
 TRUTHS = "assert f(3) == True; assert f(3) == 1; assert f(3) is True; assert f(3) is 1; assert f(3)"
-CLOSE = "assert np.isclose(f(9.0), 9.0); assert np.allclose(f([5e9, 0.0]), [5e9, 0]); assert abs(f(7) - 7) < 1"
+CLOSE = "assert math.isclose(f(9.0), 9.0, rel_tol=1e-5); assert math.isclose(f(0.0), 0.0, abs_tol=1e-8); assert abs(f(7) - 7) < 1"
 HUNDREDS = """for inp, exp in zip([[100.0], [[1e9, 5.0]], [[[100.0]]], [100]], [100.0, [1e9, 5.0], [[100.0]], 100]):
         assertion(candidate(*inp), exp, 0)"""
 ADDS = "def f(x): return [f(y) for y in x] if type(x) is list else x + "
@@ -373,20 +371,13 @@ TWICE = "\ndef twice(x: Unknown) -> Other: return 2 * x\n"
         f"{FUTURE} (\n    annotations,  # of later names\n    division,\n)",
         f"{FUTURE} \\\n    annotations",
         f"{FUTURE} annotations; import math; e = 'é'",
-        f"'''é\n{FUTURE} braces\n'''\n# é\n{FUTURE} division\r\nfrom  __future__  import\tannotations",
-        f"'é'; {FUTURE} annotations, division as d; {FUTURE} generator_stop  # all\x0c",
+        f"'é'\n{FUTURE} division\r\n{FUTURE} annotations",
     ],
 )
 def test_future_imports_of_every_form_come_first(head):
     """Guards against a right answer that ends with a SyntaxError, below what it is put under."""
     (problem,) = read_problems(write(OWN))
     assert Code()._verdicts([(problem, head + TWICE)]) == [[True, True]]
-
-
-def test_a_source_without_future_imports_stays_as_it_is():
-    text = f"x = '''\r\n{FUTURE} annotations\n'''"
-    for source in (text, f"{text} +", f"{text}\ud800", f"def f():\n    {FUTURE} annotations"):
-        assert code_module.split_future(source) == ([], source)
 
 
 EVALPLUS = f"""def assertion(out, exp, atol):
@@ -456,13 +447,11 @@ BAD_FIELDS = [
     (OWN, "tests", [[1], 2]),
     (OWN_SCRIPT, "tests", [[[1], "2"]]),
     (OWN, "prompt", None),
-    (OWN, "prompt", "\ud800"),
-    (OWN_SCRIPT, "starter", "def f(head: Optional[ListNode]):"),
     (HUMANEVAL, "test", "assert 1"),
     (HUMANEVAL, "entry_point", "Solution.halves"),
     (MBPP, "test_list", ["assert other(1) == 2"]),
-    (MBPP, "code", "def f("),
     (LCB_FUNCTION, "metadata", '{"func_name": 3}'),
+    (LCB_FUNCTION, "metadata", {}),
     (LCB_STDIN, "public_test_cases", "[?"),
     (LCB_STDIN, "private_test_cases", BOMB),
 ]
@@ -478,19 +467,15 @@ def test_a_bad_field_is_named_with_its_line(record, field, value):
 
 BAD_FILES = [
     ([OWN, "{oops"], "line 2, cannot be used .JSONDecodeError"),
+    ([MBPP | {"code": "def f("}], "line 1, cannot be used .SyntaxError: .*code, line 1"),
     ([{"question": "?", "answer": 1}], "line 1, fields question, answer: no known format"),
     ([OWN, OWN | {"prompt": "?"}], "line 2, field id: 'own-1' stands there twice"),
     ([HUMANEVAL | {"entry_point": "thirds"}], "field prompt: no function 'thirds' is defined"),
-    ([OWN | {"reference": "def twice(x): return x"}], "field reference: fails .*, it gives '1'"),
-    (
-        [OWN | {"reference": "import numpy"}],
-        "problem own-1, field reference: .* it raises ModuleNotFound",
-    ),
+    ([OWN | {"prompt": "\ud800"}], "line 1, cannot be used .*surrogates not allowed"),
+    ([OWN | {"reference": "import numpy"}], "problem own-1, field reference: fails .* a package"),
     ([""], "no problem with a test is left"),
-    ([MBPP | {"test_list": ["assert count([]) == 3"]}], 'MBPP/7: 1, it gives \'{"dict": '),
-    ([MBPP | {"code": f"import numpy\n{MBPP['code']}"}], "MBPP/7: 4, it raises .*named 'numpy'"),
-    ([OWN], "1 problems to train on, 0 held out: too"),
-    ([LCB_STDIN], "all were published before 2025-02-01; .* --test-data FILE"),
+    ([MBPP | {"test_list": ["assert count([]) == 3"]}], "left out: 1 asserts that their reference"),
+    ([LCB_STDIN], "1 problems to train on, 0 held out; .* --test-data FILE"),
 ]
 
 
@@ -525,18 +510,6 @@ def test_held_out_problems_are_held_out():
     assert splits(dated) == {"train": ["s1"], "validation": [], "test": ["f1"]}
     with pytest.raises(UserError, match="no problem is left for the split validation"):
         dated.problems("validation", 1)
-
-
-def test_a_problem_in_both_files_is_told(capsys):
-    """By its text or by its id; the lines at which two files tell no id say nothing."""
-    other = {"prompt": "Treble a number."}
-    nameless = {name: value for name, value in OWN.items() if name != "id"}
-    Path("folder").mkdir()
-    for record, n_shared in ((OWN | {"id": "x"}, 1), (OWN | other, 1), (nameless | other, 0)):
-        write(nameless | {"prompt": "Double it."}, OWN, name="problems.jsonl")
-        Code("problems.jsonl", write(record, name="folder/problems.jsonl"))
-        told = f"{n_shared} of 1 held-out problems stand in training too" in capsys.readouterr().err
-        assert told == (n_shared > 0)
 
 
 def test_functions_of_one_text_are_different_problems():

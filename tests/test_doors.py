@@ -130,7 +130,7 @@ def files(folder: Path) -> dict[str, bytes]:
         ("--unconfined", "--unconfined True: task toy has no such flag, unlike code"),
         ("--task headline --model m --test-data x", "--test-data x: task headline has no such"),
         pytest.param(
-            "--task code --test-data x", "--test-data x: needs --data", marks=pytest.mark.linux
+            "--task code --test-data x", "--task code: needs --data", marks=pytest.mark.linux
         ),
         ("--max-new-tokens 4000", "need a context of 4002, the model's is 512"),
         ("--model no/such/model", "--model no/such/model: cannot be loaded"),

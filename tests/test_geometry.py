@@ -8,7 +8,7 @@ import torch
 
 import train
 from report.__main__ import main
-from report.geometry import geometry, geometry_report, start_of, verdict
+from report.geometry import NO_CONFLICT, geometry, geometry_report, start_of
 
 QUICK = shlex.split(
     "--method grpo --m 2 --warm-steps 20 --steps 1 --group-size 3 --prompts-per-step 1 "
@@ -49,8 +49,7 @@ def test_the_regret_of_the_scalar_for_rewards_where_it_is_known(table, regret, s
     result = measures(rewards, G=len(table))
     assert result["regret"] == pytest.approx(regret, abs=1e-3)
     assert result["regret_share"] == pytest.approx(share, abs=5e-3)
-    assert ("Keep the scalar" in verdict(result)) == (regret == 0)
-    assert ("trade one objective" in verdict(result)) == (regret > 0)
+    assert (result["regret_share"] < NO_CONFLICT) == (regret == 0)
     assert measures(7 - 3 * (1 - rewards), G=len(table))["regret"] == pytest.approx(
         3 * regret, abs=3e-3
     )
@@ -76,19 +75,8 @@ def test_no_signal_is_said():
     rewards = torch.zeros(5, 16, 3)
     result = measures(rewards)
     assert not any(result.values())
-    assert "no method will learn" in verdict(result)
-    assert "nan" not in report(rewards)
-
-
-def test_few_problems_are_said():
-    """Guards against a verdict of one problem."""
-    assert "few problems (3)" in report(random(3, 32, 3))
-    assert "few" not in report(random(20, 32, 2))
-
-
-def report(rewards: torch.Tensor) -> str:
-    objective_mask = torch.ones(len(rewards), rewards.shape[-1], dtype=torch.bool)
-    return geometry_report(rewards, objective_mask, rewards.mean(-1), 4)
+    objective_mask = torch.ones(5, 3, dtype=torch.bool)
+    assert "nan" not in geometry_report(rewards, objective_mask, rewards.mean(-1), 4)
 
 
 def test_a_finite_data_set_counts_once(capsys):
@@ -115,7 +103,7 @@ def test_of_a_run_and_of_a_model(capsys):
     assert "on 2 validation problems, 32 answers each" in capsys.readouterr().out
     with pytest.raises(SystemExit) as stop:
         main(["geometry", "runs/none"])
-    assert stop.value.code == 2 and "runs/none: there is no such run" in capsys.readouterr().err
+    assert stop.value.code == 2 and "runs/none" in capsys.readouterr().err
 
 
 def test_a_model_is_asked_with_the_defaults_of_a_language_model_and_its_task():

@@ -1,6 +1,5 @@
-"""The headlines: what earns, which cheats earn nothing, held-out words, words of one's own."""
+"""The headlines: what earns, which cheats earn nothing, held-out words."""
 
-import json
 from collections import Counter
 from itertools import pairwise
 from random import Random
@@ -11,7 +10,7 @@ from test_rollout import save_random_model
 import train
 from engine.config import Config
 from engine.tasks import load_task, take_problems
-from rewards import UserError, parse_answers
+from rewards import parse_answers
 from rollout import load_policy
 from tasks.headline import FACTS, FOLLOWERS, MODIFIERS, facts_told, kinds_of
 
@@ -58,9 +57,6 @@ def test_verbs_agree_with_their_cause():
     assert not facts_told(RATS, "Rats causes fire", 6)
     assert not facts_told(STORY, "Lightning cause fire", 6)
     assert not facts_told(RATS, "A rats at the market", 6)
-    goats = RATS | {"cause": "goats"}  # a word of one's own
-    assert facts_told(goats, "Goats cause fire at the market", 6) == {"cause", "event", "place"}
-    assert not facts_told(goats, "Goats causes fire", 6)
 
 
 def accepted_headlines(words: list[str]) -> list[str]:
@@ -144,22 +140,3 @@ def test_sets_that_a_language_model_imitates(tmp_path):
         assert [sum(task.reward(problem, answer)) for answer in answers] == [2, 2, 2]
         assert len(set(answers)) > 1
     assert len(set(texts)) == 8
-
-
-def test_words_of_ones_own(tmp_path):
-    """Guards against a word that would stand on both sides of the split, or for two facts."""
-    path = tmp_path / "words.json"
-    words = {name: [f"{name}{letter}" for letter in "bcdefghijk"] for name in FACTS}
-    path.write_text(json.dumps(words))
-    problem = load_task("headline", data=str(path)).problems("test", 1)[0]
-    assert problem.data["event"] in ("eventb", "eventc")
-    bad = {
-        "event must be a list of 10 words or more": ["a", "b"],
-        "'placeb' of place is also of event": [*words["event"], "placeb"],
-        "'saw' of event is also a word of headlines": [*words["event"], "saw"],
-        "event holds 'Big Fire'": [*words["event"], "Big Fire"],
-    }
-    for message, events in bad.items():
-        path.write_text(json.dumps(words | {"event": events}))
-        with pytest.raises(UserError, match=message):
-            load_task("headline", data=str(path))

@@ -23,7 +23,7 @@ from engine.tasks import load_task, reward_vectors
 from report import page
 from report.__main__ import main
 from report.looks import look_of
-from report.snapshots import Frame, Snapshots, utilities
+from report.snapshots import Frame, Snapshots
 from rewards import Problem, Task
 from tasks.headline import COLORS
 
@@ -228,15 +228,6 @@ def test_the_film(tmp_path, monkeypatch):
         assert film.n_frames == 2
 
 
-def test_the_film_says_of_how_few_problems_its_utilities_are():
-    """Guards against four mazes that contradict the evaluation of 200 without a word."""
-    frame = made_snapshots("fence", size=10).frames[0]
-    assert utilities(frame).startswith("W@10 of these 4 problems: GRPO ")
-    for name, records in frame.pools.items():
-        frame.pools[name] = records[:1]
-    assert utilities(frame).startswith("W@10: GRPO ")
-
-
 def test_words_of_a_headline_that_tell_a_fact_have_a_color(tmp_path):
     """A headline that earns nothing has none; the picture and the page show the same colors."""
     page.write_page(tmp_path / "report.html", made_snapshots("headline"))
@@ -293,16 +284,6 @@ def test_a_task_and_a_method_of_ones_own_have_a_page(tmp_path, monkeypatch):
     pool = data["problems"][0]["pools"][0]["my_method"]
     assert "R" not in pool and data["problems"][0]["grid"] is None
     assert re.fullmatch(r"\d+ of 30 earn something", pool["summary"])
-
-
-def test_a_page_of_the_tiny_model_shows_the_prompt_of_a_language_model(tmp_path):
-    """Guards against the tags of the tiny model in a prompt for numbered lines, which nobody gets."""
-    snapshots = made_snapshots("fence")
-    assert snapshots.task.form == "tags"
-    page.write_page(tmp_path / "fence.html", snapshots)
-    (problem,) = data_of(tmp_path / "fence.html")["problems"]
-    assert "as a numbered list" in problem["text"] and "<answer_1>" not in problem["text"]
-    assert snapshots.task.form == "tags", "the run's own task is not changed"
 
 
 def test_the_legend_and_the_paint_are_the_fences(tmp_path):

@@ -198,10 +198,10 @@ def test_the_table_and_the_figure():
     won = lost | {"solved": [40, 0]}
     policies = {"start": [lost, lost], "grpo": [lost, lost], "vpo": [won, lost]}
     head, _, *rows = search_table(policies, 100, has_targets=True).splitlines()
-    assert "| solved by 30 | solved by 100 | 95% interval |" in head
-    assert rows[2] == "| VPO | 0.000 | 0.250 | [0.000, 1.000] | 0.500 | 2.0 | 1 0 | 1 0 |"
+    assert "| solved by 30 | solved by 100 | ± |" in head
+    assert rows[2] == "| VPO | 0.000 | 0.250 | 3.178 | 0.500 | 2.0 |"
     *_, unknown = search_table(policies, 100, has_targets=False).splitlines()
-    assert unknown == "| VPO | - | - | - | 0.500 | 2.0 | - | - |"
+    assert unknown == "| VPO | - | - | - | 0.500 | 2.0 |"
     assert run_curves([won, lost], "solved", [30, 100]).tolist() == [[0.0, 0.5], [0.0, 0.0]]
     draw(policies, [30, 100], False, Path("search.svg"))
 

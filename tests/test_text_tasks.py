@@ -346,7 +346,6 @@ CALL = '<tool_call>{"name": "f"}</tool_call>'
         ("musique", {"answer": " "}),
         ("musique", {"question_decomposition": [{"paragraph_support_idx": 99}]}),
         ("musique", {"paragraphs": [1]}),
-        ("musique", {"paragraphs": [*musique(0)["paragraphs"], musique(0)["paragraphs"][3]]}),
         ("eureqa", {"entities": ["a", " ", *"cde"]}),
         ("tool", {"output": 3}),
         # With one true call less, a wrong answer would be paid.

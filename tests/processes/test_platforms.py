@@ -37,6 +37,7 @@ if __name__ == "__main__":
     train.main(["--out", "run", "--resume", "--jobs", "1", "--steps", "3"])
     eval.main(["run", "--problems", "2", "--pool", "4"])
     report.main(["page", "run"])
+    sys.platform = "darwin"
     train.main(["--task", "code"])
 """
 

@@ -12,9 +12,8 @@ import eval as evaluation
 import train
 from engine.config import Config, Parser, peak_rate, task_defaults
 from engine.tasks import load_task
-from examples import search_report
 from rewards import UserError
-from study import documents, exhibit, reproduce, store, stored, tables, validation
+from study import documents, exhibit, reproduce, searches, store, stored, tables, validation
 from study.entries import GROUP_VPO, GRPO, VPO, Entry
 from study.grid import (
     EIGHT_WORDS,
@@ -375,10 +374,10 @@ def test_what_neither_grpo_nor_the_start_solves():
         "vpo": [{"solved": [4, 4, 4]}] * 2,
         "grpo": [{"solved": [0, 0, 0]}, {"solved": [0, 0, 1]}],
     }
-    alone = search_report.counts_alone
-    assert alone(found, ("vpo",), search_report.RIVALS) == [3, 1]
-    assert alone(found, ("vpo",), search_report.RIVALS, any_run=True) == [1, 1]
-    assert alone(found, ("grpo",), search_report.RIVALS) == [0, 0]
+    alone = searches.counts_alone
+    assert alone(found, ("vpo",), searches.RIVALS) == [3, 1]
+    assert alone(found, ("vpo",), searches.RIVALS, any_run=True) == [1, 1]
+    assert alone(found, ("grpo",), searches.RIVALS) == [0, 0]
     assert tables.counts_of_other_runs(found, ("grpo",)) == [1, 0]  # what chance gives
 
 

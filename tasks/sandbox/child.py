@@ -1,6 +1,6 @@
 """The untrusted side of the sandbox: it runs programs that a model wrote, without any right.
 
-tasks/sandbox.py starts this file as a script, the helper. The helper forks a child for each
+__init__.py starts this file as a script, the helper. The helper forks a child for each
 program. The child gives up every right before it runs the program. This file imports the standard
 library alone, and no expected output is ever sent to it.
 """
@@ -356,7 +356,7 @@ def _wait(pid: int, control: socket.socket, seconds: float) -> int:
 
 
 def _seconds_in_queue(pid: int) -> float:
-    """How long the most patient thread of a process has waited for a core; 0 where nobody knows."""
+    """The longest time that a thread of a process has waited for a core; 0 where it is unknown."""
     longest = 0.0
     with contextlib.suppress(OSError, ValueError, IndexError):
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -387,7 +387,7 @@ def _run_function(program: str, entry_point: str, inputs: list[str], channel: in
     """
     for number, arguments in enumerate(inputs):
         try:
-            line = "=" + _result(program, entry_point, arguments)
+            line = _result(program, entry_point, arguments)
         except MemoryError:
             if number > 0:  # earlier tests left too much behind: this one gets a child of its own
                 os._exit(1)
@@ -402,7 +402,7 @@ def _run_function(program: str, entry_point: str, inputs: list[str], channel: in
 
 
 def _result(program: str, entry_point: str, arguments: str) -> str:
-    """The function's result as JSON. It runs in a fresh module, where main guards do not run."""
+    """'=' and the function's result as JSON, or '!'. It runs in a fresh module, where main guards do not run."""
     sys.set_int_max_str_digits(sys.int_info.default_max_str_digits)
     module = _new_module("solution")
     exec(_compiled(program), module.__dict__)
@@ -412,9 +412,9 @@ def _result(program: str, entry_point: str, arguments: str) -> str:
         owner = solution()
     value = getattr(owner, entry_point)(*json.loads(arguments))
     if not is_plain(value):
-        raise TypeError("the result is no plain JSON value")
+        return "!"
     sys.set_int_max_str_digits(0)  # without a limit
-    return json.dumps(value)
+    return f"={json.dumps(value)}"
 
 
 def _new_module(name: str) -> types.ModuleType:
@@ -502,7 +502,7 @@ def _exit_status(code: object) -> int:
 
 
 if __name__ == "__main__":
-    import resource  # here, because sandbox.py imports this file on other systems than Linux, too
+    import resource  # here, because __init__.py imports this file on other systems than Linux, too
 
     LIBC = ctypes.PyDLL(None)  # it keeps Python's lock, which must be held while `fork` is called
     _, descriptor, seconds, memory_mb, unconfined = sys.argv

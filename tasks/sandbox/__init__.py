@@ -8,8 +8,8 @@
     with Sandbox() as sandbox:
         verdicts = sandbox.run([Job(program, tests), ...])
 
-The programs run in other processes, see sandbox_child.py. The expected outputs stay in this one.
-docs/sandbox.md says what is promised.
+The programs run in other processes, see child.py. The expected outputs stay in this one.
+This folder needs the standard library alone and can be copied. docs/sandbox.md says what is promised.
 """
 
 import contextlib
@@ -33,10 +33,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from engine.cores import cores
-from tasks.sandbox_child import MAX_PATIENCE, SCRIPTS_PER_CHILD, TIMED_OUT, is_plain
+from .child import MAX_PATIENCE, SCRIPTS_PER_CHILD, TIMED_OUT, is_plain
 
-CHILD = Path(__file__).resolve().with_name("sandbox_child.py")
+CHILD = Path(__file__).resolve().with_name("child.py")
 MAX_OUTPUT = 4 * 2**20  # bytes that one child may write, besides what the tests expect
 MAX_CACHED = 50_000  # programs whose outputs are remembered
 MAX_CACHED_OUTPUT = 4096  # bytes of all outputs of such a program
@@ -78,7 +77,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Request:
-    """What decides a program's outputs, and all that a helper is sent of a job."""
+    """All that a helper is sent of a job: it decides the program's outputs."""
 
     program: str
     entry_point: str | None
@@ -91,31 +90,22 @@ def run_tests(
     tests: list[tuple],
     *,
     entry_point: str | None = None,
-    tolerance: float = 0.0,
     **limits: float,
 ) -> list[bool]:
-    """One verdict per test of a program; docs/sandbox.md says what counts as equal.
-
-    Numbers may differ by `tolerance`, relative or absolute. `limits` and the exceptions are those
-    of `Sandbox`.
-    """
-    if tolerance:
-        tests = [(*test, (tolerance, tolerance)) for test in tests]
+    """One verdict per test of a program. `limits` and the exceptions are those of `Sandbox`."""
     with Sandbox(1, **limits) as sandbox:
         return sandbox.run([Job(program, tests, entry_point)])[0]
 
 
 def check_job(program: str, tests: list[tuple], entry_point: str | None) -> None:
     """Raise ValueError for a malformed job."""
-    if not isinstance(program, str):
-        raise ValueError(f"program {reprlib.repr(program)}: must be text")
-    if entry_point is None:
-        wanted = "a pair of strings, stdin and stdout (for arguments name the entry_point)"
-    elif entry_point.isidentifier():
+    is_function = entry_point is not None
+    if not isinstance(program, str) or is_function and not entry_point.isidentifier():
+        given = f"program {reprlib.repr(program)}, entry_point {reprlib.repr(entry_point)}"
+        raise ValueError(f"{given}: must be text, and the name of a function or None for a script")
+    wanted = "a pair of strings, stdin and stdout (for arguments name the entry_point)"
+    if is_function:
         wanted = "a pair, a list of arguments and the expected output, all plain JSON values, at most 200 deep"
-    else:
-        name = reprlib.repr(entry_point)
-        raise ValueError(f"entry_point {name}: must be the name of a function; None runs a script")
     for number, test in enumerate(tests):
         if not _is_test(test, entry_point):
             raise ValueError(f"test {number}: must be {wanted}, not {reprlib.repr(test)}")
@@ -141,11 +131,9 @@ class Sandbox(contextlib.AbstractContextManager):
         A test may take `seconds` of CPU time (rounded up; by the clock twice that and one second
         more, besides the time that it waits for a core) and `memory_mb` MiB.
         """
-        if sys.platform != "linux" or not hasattr(os, "fork"):
-            raise SandboxError(
-                "programs need Linux or WSL, because a filter of Linux confines them"
-            )
-        self._workers = workers = workers or cores()
+        if sys.platform != "linux":
+            raise SandboxError("programs need Linux or WSL: a filter of Linux confines them")
+        self._workers = workers = workers or len(os.sched_getaffinity(0))
         if not (0 < seconds < 1e6 and 64 <= memory_mb < 2**30 and workers >= 1):
             raise ValueError(
                 f"seconds={seconds}, memory_mb={memory_mb}, workers={workers}: needs seconds > 0, "
@@ -162,11 +150,7 @@ class Sandbox(contextlib.AbstractContextManager):
         self._idle: list[_Helper] = []
         self._threads = ThreadPoolExecutor(self._workers, "sandbox")
         self._end = weakref.finalize(self, _end, os.getpid(), self._threads, self._helpers)
-        try:
-            self._idle.append(self._new_helper())
-        except BaseException:
-            self.close()
-            raise
+        self._idle.append(self._new_helper())
         self._pid = os.getpid()
 
     def close(self) -> None:
@@ -199,11 +183,6 @@ class Sandbox(contextlib.AbstractContextManager):
             self.close()
             raise
         return verdicts
-
-    def answers(self, job: Job) -> list[str | None]:
-        """What a program gives in each test: its result as JSON, or its stdout; None for no answer."""
-        outputs = self._outputs(_request(job))
-        return [output if output is None else output.decode(errors="replace") for output in outputs]
 
     def _outputs(self, request: Request) -> list[bytes | None]:
         """A program's outputs from the cache or from a helper."""
@@ -256,7 +235,7 @@ def _end(pid: int, threads: ThreadPoolExecutor, helpers: list["_Helper"]) -> Non
 
 
 def _request(job: Job) -> Request:
-    """What a helper is sent of a job: no expected output. ValueError if it is malformed."""
+    """The request for a job, without expected outputs. ValueError if the job is malformed."""
     check_job(job.program, job.tests, job.entry_point)
     inputs = [test[0] for test in job.tests]
     if job.entry_point is not None:
@@ -307,7 +286,7 @@ def probe():
 
 
 class _Helper:
-    """A process of sandbox_child.py, which forks a child per program."""
+    """A process of child.py, which forks a child per program."""
 
     def __init__(self, seconds: float, memory_mb: int, unconfined: bool):
         self.unconfined = unconfined
@@ -367,7 +346,7 @@ class _Helper:
         return ""
 
     def outputs(self, request: Request) -> list[bytes | None]:
-        """What the program answers to each input: a result as JSON, or a script's stdout.
+        """The program's answer to each input: a result as JSON, or a script's stdout.
 
         None: no answer. OSError: the helper died.
         """
@@ -391,7 +370,7 @@ class _Helper:
         return outputs
 
     def _script_outputs(self, request: Request) -> list[bytes | None]:
-        """What the script wrote in the first tests, in one at least, in one child.
+        """The script's stdout in the first tests, in one at least, from one child.
 
         The child writes a mark after each test that ended with status 0. No honest script writes
         the mark, which is random. One that finds it can change its own outputs alone.
@@ -503,7 +482,7 @@ def _same_token(token: str, expected: str) -> bool:
 
 
 def _decimals(number: str) -> int:
-    """How many digits stand behind the point of a number, 0 if it has an exponent."""
+    """The number of digits behind the point, 0 if there is an exponent."""
     return 0 if "e" in number.lower() else len(number.partition(".")[2])
 
 
