@@ -1,7 +1,6 @@
 """Half-way weights, start + t (trained - start): the tables and figures of study/pages/mixing.md."""
 
 import functools
-import itertools
 import json
 import math
 from pathlib import Path
@@ -13,7 +12,17 @@ from examples.markdown import markdown
 from report import style
 from report.looks import look_of
 from study.collapse import RESULTS as COLLAPSED
-from study.entries import GROUP_VPO, GRPO, GRPO_KL, MAX_AT_K, VPO, Entry, mixed
+from study.entries import (
+    GROUP_VPO,
+    GRPO,
+    GRPO_KL,
+    GRPO_LOW,
+    GRPO_QUARTER,
+    MAX_AT_K,
+    VPO,
+    Entry,
+    mixed,
+)
 from study.grid import HEADLINE, LR, MIXES
 from study.stored import Stored, TaskResults
 from study.tables import (
@@ -37,21 +46,36 @@ SAMPLES = 2000  # of a bootstrap
 SHOWN_WORDS = {"maze": 12, "headline": 6}  # in a figure
 
 
-def along(stored: Stored, name: str) -> str:
-    """The means over seeds of every policy along t."""
-    rows = {}
-    for policy, t in itertools.product(POLICIES, MIXES):
-        rows[f"{policy.title}, t = {t:g}"] = mixed(policy, t)
-    cols = columns(stored.mixed, f"{name} best@1 best@3 best@30 W@30 diversity")
-    return table(rows, cols, mean_cell)
+def first_page(stored: Stored, _: str) -> str:
+    """The maze and programs side by side."""
+    rows = {
+        "start model": mixed(GRPO, 0),
+        "GRPO": GRPO,
+        "GRPO, half-way weights": mixed(GRPO, HALF),
+    }
+    rows |= policies((GRPO_KL, MAX_AT_K, VPO, GROUP_VPO))
+    measures = "best@1 best@30 W@30"
+    return table(rows, columns(stored.mixed, f"maze {measures}, code {measures}"), mean_cell)
+
+
+def half_way(stored: Stored, _: str) -> str:
+    """The means of every policy with half-way weights, and with its own in brackets."""
+    rows = dict.fromkeys(TASKS, policies(POLICIES))
+    return table_of_tasks(stored.mixed, rows, "best@1 best@3 best@30 W@30 diversity", half_way_cell)
+
+
+def half_way_cell(column: Column, policy: Entry) -> str:
+    """A mean with half-way weights, and with those of the trained policy."""
+    if not column.task.runs(policy):
+        return ""
+    half, own = [column.task.mean(mixed(policy, t), column.measure) for t in (HALF, 1)]
+    return f"{half:.3f} ({own:.3f})"
 
 
 def leads(stored: Stored, _: str) -> str:
     """Who is ahead of whom with half-way weights, in every task."""
     half = mixed(GRPO, HALF)
-    found = [(ours, half) for ours in (VPO, GROUP_VPO, MAX_AT_K)]
-    found += [(mixed(ours, HALF), half) for ours in (VPO, GROUP_VPO, MAX_AT_K)]
-    found += [(half, GRPO), (half, GRPO_KL)]
+    found = [(half, GRPO), (half, GRPO_KL), (VPO, half), (mixed(VPO, HALF), VPO)]
     rows = dict.fromkeys(TASKS, pairs(found))
     return table_of_tasks(stored.mixed, rows, "best@1 best@3 best@30 W@30", lead_cell)
 
@@ -196,14 +220,16 @@ def draw_frontier(stored: Stored, path: Path) -> None:
             for policy in (GRPO, MAX_AT_K, VPO, GROUP_VPO):
                 if task.runs(policy):
                     draw_line(ax, task, policy)
-            one_run = stored.task(name)
-            for entry in one_run.policies(flags=True):
-                if entry.method == "grpo" and entry.is_cure:
+            others = stored.task(name)
+            cures = [entry for entry in others.policies(flags=True) if entry.is_cure]
+            cures = [entry for entry in cures if entry.method == "grpo"]
+            for entry in [GRPO_LOW, GRPO_QUARTER, *cures]:
+                if others.runs(entry):
                     mark = {"color": look_of("grpo").color, "mfc": "white", "ms": 7}
-                    ax.plot(*point(one_run, entry), "s", label="GRPO, other cures", **mark)
+                    ax.plot(*point(others, entry), "s", label="GRPO, other cures", **mark)
             ax.set(title=title, xlabel="best@1", ylabel="W@30")
-        caption = "Means over five seeds at temperature 0.7. Lines: weights start + t (trained - start), t = 0 to 1; "
-        style.finish(axes, path, caption + "a large marker is t = 1, a small one 0.75, 0.5, 0.25.")
+        caption = "Five seeds. A line goes from the start model (t = 0) to the trained policy (large, t = 1)."
+        style.finish(axes, path, caption)
 
 
 def draw_line(ax, task: TaskResults, policy: Entry) -> None:

@@ -32,7 +32,7 @@ from study.entries import (
 )
 from study.grid import HEADLINES, LR, LR_AT_30, MAIN_METHODS, PAPERS_KL
 from study.searches import counts_alone, solved_by
-from study.stored import START, TEMPERATURES, Difference, Stored, TaskResults, scipy_stats
+from study.stored import START, TEMPERATURES, Difference, Stored, TaskResults
 from study.validation import TASKS, own
 from tasks.headline import words_of
 
@@ -250,13 +250,6 @@ def table_of_tasks(
     return markdown(["task", first, *(column.title for column in cols)], found)
 
 
-def main(stored: Stored, _: str) -> str:
-    """The maze and programs side by side."""
-    measures = "best@1 best@30 W@30 diversity"
-    cols = columns(stored, f"maze {measures}, code {measures}")
-    return table(policies(MAIN), cols, mean_cell)
-
-
 def main_leads(stored: Stored, _: str) -> str:
     """Who is ahead of whom in the maze and on programs."""
     text = "maze best@1 best@30 W@30, code best@1 best@30 pass@30"
@@ -281,16 +274,6 @@ def leads(stored: Stored, name: str) -> str:
     return table(pairs(found), columns(stored, f"{name} {measures}"), interval_cell)
 
 
-def gains(stored: Stored, _: str) -> str:
-    """What each cure changes against its method's default."""
-    rows = {}
-    for name in TASKS:
-        cured = [entry for entry in stored.task(name).policies(flags=True) if entry.is_cure]
-        rows[name] = {entry.title: (entry, Entry(entry.method)) for entry in cured}
-        rows[name] = {GRPO_LOW.title: (GRPO_LOW, GRPO), **rows[name]}
-    return table_of_tasks(stored, rows, "best@1 best@3 best@30 W@30 diversity", lead_cell)
-
-
 def own_leads(stored: Stored, _: str) -> str:
     """Who is ahead of whom where each method has its own cure for few candidates, or for thirty."""
     found = [*itertools.product((MAX_AT_K, VPO, GROUP_VPO), (GRPO, GRPO_KL))]
@@ -305,17 +288,6 @@ def own_settings(stored: Stored, _: str) -> str:
     cols = columns(stored, "maze best@1 best@3 best@30, code best@1 best@3 best@30")
     rows = policies([Entry(method) for method in MAIN_METHODS])
     return table(rows, cols, functools.partial(own_setting_cell, stored))
-
-
-def ablations(stored: Stored, _: str) -> str:
-    """What every varied setting changes against its method's default, on the seeds that both have."""
-    rows: dict[str, Rows] = {}
-    for name in ("maze", "code", "maze_v1", "code_v1"):
-        rows[name] = {}
-        for entry in stored.task(name).policies(flags=True):
-            if not entry.is_cure and "steps" not in dict(entry.flags):
-                rows[name][entry.title] = (entry, Entry(entry.method))
-    return table_of_tasks(stored, rows, "seeds best@1 best@30 W@30 diversity", lead_cell)
 
 
 def more_steps(stored: Stored, _: str) -> str:
@@ -365,29 +337,6 @@ def chosen_rates(stored: Stored, _: str) -> str:
     return markdown(["method", *LR], [[title, *cells.values()] for title, cells in rows.items()])
 
 
-def costs(stored: Stored, name: str) -> str:
-    """Time and memory of a run by machine, and the tokens of all runs, on any machine."""
-    task = stored.task(name)
-    grpo_tokens = task.average(GRPO, lambda run: run.tokens)
-    rows = []
-    for policy in [*task.policies(), *task.policies(flags=True)]:
-        tokens = task.average(policy, lambda run: run.tokens)
-        for machine in sorted({run.gpu for run in task.runs(policy).values()}, reverse=True):
-            runs = [run for run in task.runs(policy).values() if run.gpu == machine]
-            seconds = sum(run.step_seconds for run in runs) / len(runs)
-            gib = sum(run.peak_gib for run in runs) / len(runs)
-            cells = [
-                f"{seconds:.1f}",
-                f"{gib:.1f}",
-                f"{tokens:,.0f}",
-                f"{tokens / grpo_tokens:.2f}",
-            ]
-            if policy.method not in START:
-                rows.append([policy.title, machine or "CPU", len(runs), *cells])
-    head = ["", "machine", "runs", "s per step", "peak GiB", "sampled tokens", "tokens / GRPO's"]
-    return markdown(head, rows)
-
-
 def searches(stored: Stored, _: str) -> str:
     """The share that each policy solved in each search, and the counts behind claim C5."""
     names = ("start", "grpo", LOW_RATE, "max_at_k", "multi_rlvr", "vpo", "group_vpo")
@@ -432,33 +381,6 @@ def thirty_candidates(stored: Stored, name: str) -> str:
     return f"W@30, means of {n_seeds} seeds: {', '.join(values)}."
 
 
-def multiplicity(stored: Stored, _: str) -> str:
-    """How many differences survive a correction for their number."""
-    found = []
-    for name in TASKS:
-        task = stored.task(name)
-        trained = [entry for entry in task.policies() if entry.method not in START]
-        trained += [entry for entry in task.policies(flags=True) if entry.is_cure]
-        for pair in itertools.combinations(trained, 2):
-            found += [
-                task.difference(*pair, key) for key in ("best@1", "best@3", "best@30", "W@30")
-            ]
-    discovered, strict = survivors([difference.p for difference in found])
-    n_firm = sum(difference.firm for difference in found)
-    return (
-        f"Of all {len(found)} differences between two methods or cures, in best@1, best@3, best@30 and W@30 of the "
-        f"maze and of programs, {n_firm} are firm. By the t-test alone {discovered} survive Benjamini-Hochberg at a "
-        f"false discovery rate of 5%, and {strict} survive Bonferroni."
-    )
-
-
-def survivors(p_values: list[float]) -> tuple[int, int]:
-    """How many tests are significant at 5% by Benjamini and Hochberg, and by Bonferroni."""
-    adjusted = scipy_stats().false_discovery_control(p_values)
-    strict = [p for p in p_values if p <= 0.05 / len(p_values)]
-    return int((adjusted <= 0.05).sum()), len(strict)
-
-
 # Every run.
 
 
@@ -471,7 +393,7 @@ def runs_csv(stored: Stored) -> str:
     writer = csv.writer(text, lineterminator="\n")
     head = ["task", "split", "method", "learning rate", "setting", "seed", "version", "machine"]
     writer.writerow([*head, "tokens", "seconds per step", "temperature", *measures])
-    for run in stored.results:
+    for run in [*stored.results, *stored.mixed.results]:
         split = "validation" if run.tuning else "test"
         for temperature, of_policies in run.measures.items():
             for method, values in of_policies.items():

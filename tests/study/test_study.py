@@ -360,13 +360,6 @@ def test_a_difference_is_firm_only_if_the_t_test_says_so_too():
     assert str(Difference(0.02, 0.01, 0.03, p=0.06, n_seeds=5)) == "+0.020 [+0.010, +0.030]"
 
 
-def test_corrections_for_many_tests():
-    """The example of Benjamini and Hochberg (1995), table 1: four survive, three survive Bonferroni."""
-    p_values = [0.0001, 0.0004, 0.0019, 0.0095, 0.0201, 0.0278, 0.0298, 0.0344]
-    p_values += [0.0459, 0.3240, 0.4262, 0.5719, 0.6528, 0.7590, 1.0]
-    assert tables.survivors(p_values) == (4, 3)
-
-
 def test_what_neither_grpo_nor_the_start_solves():
     """GRPO's second run solves problem 3, its start problem 1: that leaves less, most of all beside all runs."""
     found = {
