@@ -115,7 +115,7 @@ def backward_prompts_repeated(policy, reference, rollouts, advantages, config) -
     for batch in fast.update.fill(rows, widths, config.micro_batch_tokens):
         own = rows_of(rollouts, batch)
         index = torch.arange(len(batch), device=policy.device)
-        logprobs, _ = rollout.token_logprobs(policy.model, own, index, config.temperature)
+        logprobs = rollout.token_logprobs(policy.model, own, index, config.temperature)[0]
         ref_logprobs = None
         if reference is not None:
             with torch.no_grad(), reference.adapter_off():
