@@ -142,6 +142,8 @@ def backward(
     metrics: dict[str, Tensor] = {}
     for rows in torch.arange(len(advantages), device=policy.device).split(n_rows):
         logprobs, entropy = token_logprobs(policy.model, rollouts, rows, temperature)  # (B, T)
+        if not config.entropy_coef:
+            entropy = entropy.detach()  # or the logits of all chunks would be kept for it
         ref_logprobs = None
         if reference is not None:
             with torch.no_grad(), reference.adapter_off():  # with LoRA it is the policy itself
@@ -264,7 +266,7 @@ def warm_up(policy: Policy, task: Task, config: Config) -> None:
         policy.model.zero_grad()
         n_rows = len(texts) if policy.is_tiny else micro_batch_rows(rollouts, config)
         for rows in torch.arange(len(texts), device=policy.device).split(n_rows):
-            logprobs, _ = logprobs_of(policy.model, rollouts, rows, temperature=1.0)
+            logprobs = logprobs_of(policy.model, rollouts, rows, temperature=1.0)[0]
             loss = -logprobs.sum() / sum(rollouts.lengths)
             loss.backward()
             if not loss.isfinite():

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from engine.config import Config
+from engine.doors import is_out_of_memory
 from engine.files import write_folder
 from engine.memory import fill_card, free_memory
 from engine.models import has_plain_cache, merged_adapter, recompute_layers, save_model
@@ -24,6 +25,7 @@ from rollout import (
     Policy,
     SamplingOptions,
     build_prompt,
+    encode,
     encode_prompts,
     load_policy,
     rollout_length,
@@ -63,6 +65,10 @@ def check_model(policy: Policy, name: str) -> None:
         elif not policy.eos_ids:
             mistake = f"its EOS token {eos!r} has no row in its embeddings"
             fix = "take the tokenizer that it was trained with"
+        elif not encode(policy, PROBES[0], special=False):
+            kind = type(policy.tokenizer).__name__
+            mistake = f"its tokenizer, loaded as {kind}, makes no tokens of {PROBES[0]!r}"
+            fix = f"take one that {kind} can load"
         elif not policy.model(torch.arange(4, device=policy.device)[None]).logits.isfinite().all():
             mistake = "its logits are not finite, so its weights are not"
             fix = "fetch or save it again"
@@ -74,6 +80,8 @@ def check_model(policy: Policy, name: str) -> None:
                     f"its LM head: log-probabilities would be wrong by {off:.2g} nats per token"
                 )
     except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
+        if is_out_of_memory(error):
+            raise
         mistake = f"{type(policy.model).__name__} takes no KV cache as others do ({error!s:.200})"
     if mistake:
         raise UserError(f"--model {name}: {mistake}; {fix}")

@@ -46,6 +46,8 @@ def backward(
                 logprobs, entropy = logprobs_after(
                     policy.model, rollouts, batch, leaves, config.temperature
                 )
+                if not config.entropy_coef:
+                    entropy = entropy.detach()  # or the logits of all chunks would be kept for it
                 T = logprobs.shape[1]
                 loss, parts = policy_loss(
                     logprobs,

@@ -3,6 +3,7 @@
 import copy
 import functools
 import sys
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -172,6 +173,35 @@ def test_the_gradient_is_that_of_single_rollouts(name, backward, monkeypatch):
     expected, expected_metrics = gradient(single_rollouts, policy, rollouts, reference=reference)
     assert_same_gradient(ours, expected, TOLERANCE)
     assert metrics == pytest.approx(expected_metrics, rel=1e-3, abs=1e-5)
+
+
+def imitate(policy: Policy, *arguments) -> None:
+    """A step of the SFT warm-up, in place of a gradient."""
+    train.warm_up(policy, TASK, Config(warm_steps=1, m=3, micro_batch_tokens=0))
+
+
+@pytest.mark.parametrize("entropy_coef", [0.0, 0.1])
+@pytest.mark.parametrize("backward", [train.backward, fast.backward, imitate])
+def test_logits_of_one_chunk_are_kept(backward, entropy_coef, monkeypatch):
+    """Guards against a backward pass that keeps all of them for an entropy without gradient, on a card 40 GiB."""
+    policy = copy_of(load_random_model("llama"))
+    rollouts = draw(policy)
+    rows = policy.model.get_output_embeddings().weight.shape[0]
+    monkeypatch.setattr(rollout, "HEAD_BYTES", 20 * 4 * rows)
+    softmax = torch.log_softmax
+    made = []  # weak references to the memory of log-probabilities
+    kept = []  # how many of them there are, each time
+
+    def log_softmax(*arguments) -> Tensor:
+        log_p = softmax(*arguments)
+        made.append(weakref.ref(log_p.untyped_storage()))
+        kept.append(sum(memory() is not None for memory in made))
+        return log_p
+
+    monkeypatch.setattr(torch, "log_softmax", log_softmax)
+    config = Config(micro_batch_tokens=0, kl=0.0, entropy_coef=entropy_coef)
+    backward(policy, None, rollouts, torch.linspace(-1, 1, 12), config)
+    assert len(made) > 20 and max(kept) < 3
 
 
 @both_kinds

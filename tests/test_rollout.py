@@ -5,6 +5,7 @@ import json
 import re
 import tempfile
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -810,6 +811,23 @@ def test_an_eos_without_a_row_is_named(tmp_path):
     tokenizer.save_pretrained(folder)
     with pytest.raises(UserError, match="its EOS token '<|im_end|>' has no row in its embeddings"):
         load_start(folder, TASK)
+
+
+def test_a_tokenizer_that_makes_no_tokens_is_named(tmp_path):
+    """transformers loads any tokenizer of a Qwen2 as one of bytes. One of words then knows none."""
+    folder = save_random_model(tmp_path, "qwen2")
+    backend = Tokenizer(WordLevel({"<eos>": 0, "red": 1}, unk_token="<eos>"))
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>").save_pretrained(folder)
+    with pytest.raises(UserError, match="loaded as Qwen2Tokenizer, makes no tokens of 'Hi'"):
+        load_start(folder, TASK)
+
+
+def test_a_model_that_is_too_large_to_try_is_not_blamed(tmp_path, monkeypatch):
+    """Guards against the advice to choose another kind of model where memory is short."""
+    short = torch.OutOfMemoryError("CUDA out of memory")
+    monkeypatch.setattr(rollout, "lm_logits", MagicMock(side_effect=short))
+    with pytest.raises(torch.OutOfMemoryError):
+        load_start(save_random_model(tmp_path, "llama"), TASK)
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path):

@@ -4,11 +4,11 @@
     python study/benchmarks/one_gpu.py --only token      one part, or several
     python study/benchmarks/one_gpu.py --dry             tiny models on the CPU: whether every part runs
 
-    token      a token of 96 rollouts by a CUDA graph: each lean step alone, all, and compiled functions
+    token      a token of 96 rollouts by a CUDA graph: each lean step alone, and all
     profile    the kernels of a replay and of a gradient, their time, and the time between them
     gradient   at the micro-batch that `auto` gives a large card; clip and AdamW
     headline   a step of train.py and its peak, one method alone and five side by side
-    laptop     the rows of hardware.md on a card that pretends to be as small
+    laptop     the rows of hardware.md on a card that pretends to be as small, several side by side
     others     all tokens: plain, with graphs, and by `generate` with a static cache
 
 Weights are random, in bfloat16, of SmolLM2-135M's and Qwen2.5-0.5B's shapes: 12 prompts of 100 tokens,
@@ -32,7 +32,8 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
@@ -40,8 +41,8 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers
-from torch import Tensor, nn
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
@@ -71,12 +72,12 @@ Numbers = dict[str, float | str]
 SECONDS = 300  # after which no measurement begins
 # Of train.py. Random models earn nothing; with an entropy bonus all rollouts have a gradient anyway.
 RUN = (
-    "--task headline --model model --warm-steps 2 --steps 4 --eval-problems 0 --snapshots 0 "
+    "--task headline --warm-steps 2 --steps 4 --eval-problems 0 --snapshots 0 "
     "--entropy-coef 1e-6 --out run"
 )
 # width, width of the MLP, layers, heads, heads of keys and values, words; the head is the embedding
 SHAPES = {
-    "tiny": (LlamaConfig, 32, 64, 2, 4, 2, 64),
+    "tiny": (Qwen2Config, 32, 64, 2, 4, 2, 512),
     "SmolLM2-135M": (LlamaConfig, 576, 1536, 30, 9, 3, 49152),
     "Qwen2.5-0.5B": (Qwen2Config, 896, 4864, 24, 14, 2, 151936),
     "Qwen2.5-1.5B": (Qwen2Config, 1536, 8960, 28, 12, 2, 151936),
@@ -105,7 +106,7 @@ class Bench:
 
 
 def policy_of(bench: Bench, name: str) -> Policy:
-    """A random model of an architecture. Its tokens are words w0, w1, ..., of which w0 ends a rollout."""
+    """A random model of an architecture, and a tokenizer whose tokens are bytes. Token 0 ends a rollout."""
     kind, width, mlp, layers, heads, kv_heads, n_words = SHAPES[name]
     shape = kind(
         hidden_size=width,
@@ -118,10 +119,12 @@ def policy_of(bench: Bench, name: str) -> Policy:
         tie_word_embeddings=True,
         eos_token_id=0,
     )
-    words = {f"w{i}": i for i in range(n_words)}
-    backend = Tokenizer(models.WordLevel(words, unk_token="w1"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="w0", pad_token="w1")
+    # Bytes: transformers loads any tokenizer of a Qwen2 as one of bytes and their merges.
+    tokens = ["<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    backend = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>")
     torch.manual_seed(0)
     with torch.device(bench.device):
         model = AutoModelForCausalLM.from_config(shape, dtype=bench.dtype).eval()
@@ -224,7 +227,7 @@ def count_operators(function: Callable, *arguments) -> int:
 
 
 def token(bench: Bench, name: str) -> dict[str, Numbers]:
-    """A token of all rollouts: as without lean steps, with each alone, with all, and compiled."""
+    """A token of all rollouts: as without lean steps, with each alone, and with all."""
     policy = policy_of(bench, name)
     space = space_of(bench, policy)
     model = policy.model
@@ -241,7 +244,6 @@ def token(bench: Bench, name: str) -> dict[str, Numbers]:
         "F.rms_norm": (norms, bool_mask),
         "RoPE by a roll": (rope, bool_mask),
         "all": ([*norms, *rope], float_mask),
-        "compiled": (compiled(model), float_mask),
     }
     results = {}
     expected = None  # logits without lean steps
@@ -250,9 +252,7 @@ def token(bench: Bench, name: str) -> dict[str, Numbers]:
             if expected is None:
                 expected = logits_of(bench, policy, space)
             results[side] = measured(token_of_side, bench, policy, space, expected)
-            if side != "compiled":  # such kernels are no operators
-                n = count_operators(logits_of, bench, policy, space)
-                results[side]["operators"] = n
+            results[side]["operators"] = count_operators(logits_of, bench, policy, space)
     kept = sum(weight.nbytes for weight in model.parameters())
     for keys, values in space.layers:
         kept += keys.nbytes + values.nbytes
@@ -293,40 +293,6 @@ def token_of_side(
 
     ms = 1000 * seconds_of(bench, tokens) / n_tokens
     return {"ms": ms, "first_seconds": first_seconds, "change_of_logits": change.item()}
-
-
-def compiled(model: nn.Module) -> list[lean.Swap]:
-    """Layers whose norm with residual, RoPE and gated product are compiled by torch."""
-    backend = "inductor" if model.device.type == "cuda" else "eager"
-    compile = functools.partial(torch.compile, backend=backend, dynamic=False)
-
-    @compile
-    def add_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        total = x + y
-        return total, F.rms_norm(total, weight.shape, weight, eps)
-
-    @compile
-    def gated(gate: Tensor, up: Tensor) -> Tensor:
-        return F.silu(gate) * up
-
-    @compile
-    def turn(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        half = q.shape[-1] // 2
-        cos, sin = cos[:, None], lean.signed.__wrapped__(sin)[:, None]
-        return q * cos + q.roll(half, -1) * sin, k * cos + k.roll(half, -1) * sin
-
-    def forward(layer: nn.Module, hidden: Tensor, **options) -> Tensor:
-        attended, _ = layer.self_attn(layer.input_layernorm(hidden), **options)
-        norm = layer.post_attention_layernorm
-        hidden, x = add_norm(hidden, attended, norm.weight, norm.variance_epsilon)
-        mlp = layer.mlp
-        return hidden + mlp.down_proj(gated(mlp.gate_proj(x), mlp.up_proj(x)))
-
-    module = sys.modules[type(model).__module__]
-    swaps = [*lean.find_norms(model), (module, "apply_rotary_pos_emb", turn)]
-    for layer in model.base_model.layers:
-        swaps.append((layer, "forward", functools.partial(forward, layer)))
-    return swaps
 
 
 def kernels(bench: Bench, name: str) -> dict[str, Numbers]:
@@ -406,20 +372,30 @@ def gradient(bench: Bench, name: str) -> dict[str, Numbers]:
 def headline(bench: Bench, name: str) -> dict[str, Numbers]:
     """One method alone, and five side by side."""
     five = ["grpo", "max_at_k", "multi_rlvr", "vpo", "group_vpo"]
-    alone = measured(trained, bench, name, ["--method", "vpo"])
-    together = measured(trained, bench, name, ["--method", *five, "--jobs", "5"])
+    with saved(bench, name) as model:
+        alone = measured(trained, bench, model, ["--method", "vpo"])
+        together = measured(trained, bench, model, ["--method", *five, "--jobs", "5"])
     return {"alone": alone, "five side by side": together}
 
 
 def laptop(bench: Bench, name: str) -> dict[str, Numbers]:
-    """The rows of hardware.md: what `auto` plans, and whether it holds."""
+    """The rows of hardware.md: what `auto` plans, and whether it holds. Their times say nothing."""
     results = {}
-    for row in LAPTOPS:
-        own = row.model if row.model in bench.names else name
-        flags = ["--method", "vpo", *row.flags.split()]
-        key = f"{row.gib} GiB, {row.model} {row.flags}"
-        results[key] = {"plan": measured(plan, bench, row)}
-        results[key] |= measured(trained, bench, own, flags, row.gib)
+    for rows in (
+        LAPTOPS[:4],
+        LAPTOPS[4:],
+    ):  # side by side: they take 45 GiB of a card and of a disk
+        with contextlib.ExitStack() as stack, ThreadPoolExecutor() as pool:
+            runs = {}
+            for row in rows:
+                own = row.model if row.model in bench.names else name
+                model = stack.enter_context(saved(bench, own))
+                flags = ["--method", "vpo", *row.flags.split()]
+                key = f"{row.gib} GiB, {row.model} {row.flags}"
+                results[key] = {"plan": measured(plan, bench, row)}
+                runs[key] = pool.submit(measured, trained, bench, model, flags, row.gib)
+            for key, run in runs.items():
+                results[key] |= run.result()
     return results
 
 
@@ -443,25 +419,33 @@ def plan(bench: Bench, row: Laptop) -> Numbers:
     }
 
 
-def trained(bench: Bench, name: str, flags: list[str], gib: int = 0) -> Numbers:
+@contextlib.contextmanager
+def saved(bench: Bench, name: str) -> Iterator[str]:
+    """A folder with a random model, which is gone from the card."""
+    policy = policy_of(bench, name)
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(policy.model, policy.tokenizer, folder)
+        del policy
+        gc.collect()
+        if bench.device == "cuda":
+            torch.cuda.empty_cache()
+        yield folder
+
+
+def trained(bench: Bench, model: str, flags: list[str], gib: int = 0) -> Numbers:
     """Seconds of a step of train.py with headlines, and the peak of a method, by method. No evaluation.
 
     Args:
+        model: its folder.
         gib: of the card that it is given to see; 0: the whole one.
     """
-    policy = policy_of(bench, name)
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import train\n"
     if gib and bench.device == "cuda":
         code += f"from study.benchmarks import one_gpu; one_gpu.pretend_small({gib})\n"
     command = [sys.executable, "-c", code + "if __name__ == '__main__': train.main()"]
-    command += [*RUN.split(), "--device", bench.device, *flags]
+    command += [*RUN.split(), "--model", model, "--device", bench.device, *flags]
     numbers = {}
     with tempfile.TemporaryDirectory() as folder:
-        save_model(policy.model, policy.tokenizer, f"{folder}/model")
-        del policy  # before another process needs its memory
-        gc.collect()
-        if bench.device == "cuda":
-            torch.cuda.empty_cache()
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=90)
         if done.returncode:
             raise RuntimeError(done.stderr[-300:])

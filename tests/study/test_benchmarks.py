@@ -21,14 +21,14 @@ def test_parts_run_on_a_cpu(monkeypatch):
     sides = record["token"]["tiny"]
     assert sides["all"]["operators"] < sides["plain operators"]["operators"] / 1.5
     assert sides["all"]["change_of_logits"] < 1e-5
-    assert sides["compiled"]["change_of_logits"] < 1e-5
 
 
 def test_a_run_as_a_laptop_runs_it():
     """Guards against flags of a row that train.py refuses."""
     bench = one_gpu.Bench("cpu", ("tiny",))
-    flags = ["--method", "vpo", *LAPTOPS[-2].flags.split()]
-    assert one_gpu.trained(bench, "tiny", flags, 16)["vpo"]["seconds"] > 0
+    flags = ["--method", "vpo", *LAPTOPS[-1].flags.split()]
+    with one_gpu.saved(bench, "tiny") as model:
+        assert one_gpu.trained(bench, model, flags, 16)["vpo"]["seconds"] > 0
 
 
 @pytest.mark.parametrize("row", LAPTOPS, ids=lambda row: f"{row.gib}-{row.model}")
