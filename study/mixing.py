@@ -54,7 +54,7 @@ def first_page(stored: Stored, _: str) -> str:
         "GRPO, half-way weights": mixed(GRPO, HALF),
     }
     rows |= policies((GRPO_KL, MAX_AT_K, VPO, GROUP_VPO))
-    measures = "best@1 best@30 W@30"
+    measures = "best@1 W@30"
     return table(rows, columns(stored.mixed, f"maze {measures}, code {measures}"), mean_cell)
 
 
