@@ -327,17 +327,14 @@ def evaluate_policy(
         return sample_pool(policy, task, problems, config, stored.m, settings.pool, bar)
 
 
-def run(argv: list[str] | None) -> None:
+@as_command("eval.py")
+def main(argv: list[str] | None = None) -> None:
     """Evaluate the runs that the command names."""
     parser = Parser(EvalFlags, "eval.py", __doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders of train.py")
     flags, rest = parser.parse_args_into_dataclass(argv)
     check_ranges(flags)
     evaluate([Path(name) for name in rest.runs], flags)
-
-
-def main(argv: list[str] | None = None) -> None:
-    as_command("eval.py", lambda: run(argv))
 
 
 if __name__ == "__main__":

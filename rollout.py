@@ -207,7 +207,6 @@ class Rollouts:
     lengths: list[int]  # P * G, how many were sampled, the first EOS included
     texts: list[str]  # P * G; after a thought that the prompt opened they begin with its mark
     ended: list[bool]  # P * G, by an EOS or by the stop rule; the others were cut off
-    answered: list[int] | None = None  # P * G, tokens up to the end of the last answer; None: all
 
     @property
     def group_size(self) -> int:
@@ -216,13 +215,9 @@ class Rollouts:
     @functools.cached_property
     def token_mask(self) -> Tensor:
         """(P * G, T) bool, True on the tokens that were sampled."""
-        return self.first(self.lengths)
-
-    def first(self, lengths: list[int]) -> Tensor:
-        """(P * G, T) bool, True on the first tokens of each rollout."""
         device = self.tokens.device
         columns = torch.arange(self.tokens.shape[1], device=device)
-        return columns < torch.tensor(lengths, device=device)[:, None]
+        return columns < torch.tensor(self.lengths, device=device)[:, None]
 
 
 @dataclass

@@ -4,6 +4,7 @@ A folder holds config.json (all flags, and a history of commands), start/ (the s
 method metrics.jsonl, samples.jsonl, snapshots.jsonl and checkpoint-STEP/; while it is trained, running.json.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -33,7 +34,7 @@ from engine.config import (
 from engine.doors import did_you_mean
 from engine.files import write_text, writing
 from engine.models import load_config_and_tokenizer
-from engine.owner import FILE, check_free
+from engine.owner import FILE, check_free, owned
 from engine.tasks import load_task, load_task_class
 from rewards import Task, UserError
 from vpo import ADVANTAGES, answers_per_rollout
@@ -257,6 +258,14 @@ def progress(out: Path, config: Config) -> str:
         if done < config.steps:
             notes.append(f"{method}: step {done} of {config.steps}")
     return ", ".join(notes)
+
+
+@contextlib.contextmanager
+def claimed(config: Config, argv: list[str], stored: StoredRun | None) -> Iterator[None]:
+    """Train in a run folder inside the block, as the only process. Its config.json is written first."""
+    with owned(Path(config.out)):
+        write_config(config, argv, stored)
+        yield
 
 
 def write_config(config: Config, argv: list[str], stored: StoredRun | None) -> None:

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import train
 from engine.config import Config
-from engine.logs import different_share
+from engine.logs import sample_record
 from engine.tasks import take_problems
 from rewards import Task
 from rollout import (
@@ -95,9 +95,8 @@ def train_step(
         policy.model.zero_grad()
     state.step += 1
     first = advantages[..., 0]  # (P, G), of the first answers
-    metrics |= {"lr": lr, "different": different_share(task, problems, answers, m)}
-    metrics |= train.step_metrics(task, rollouts, scored, first, m)
-    return metrics, train.sample_record(prompts, problems, rollouts, scored, first)
+    metrics |= train.step_metrics(task, problems, answers, rollouts, scored, first, m)
+    return metrics | {"lr": lr}, sample_record(prompts, problems, rollouts, scored, first)
 
 
 def answer_advantages(scored: Scored, task: Task, config: Config, t: int, credit: Credit) -> Tensor:

@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -30,7 +29,6 @@ from test_train import (
 import eval as evaluation
 import train
 import vpo
-from engine import session
 from engine.config import Config, check_ranges, flag_of
 from engine.doors import as_command, explain_machine
 from engine.owner import FILE, this_process
@@ -203,13 +201,13 @@ def test_a_second_command_is_refused_while_the_first_trains(run, monkeypatch, ca
     assert files(run) == before
     (run / FILE).unlink()
     run.rename("other")
-    start_policy = session.start_policy
+    start_policy = train.start_policy
 
     def overtaken(*arguments):
         Path("other").rename("run")
         return start_policy(*arguments)
 
-    monkeypatch.setattr(session, "start_policy", overtaken)
+    monkeypatch.setattr(train, "start_policy", overtaken)
     del before[f"run/{FILE}"]
     fails(["--out", "run", *TOY], capsys, "--out run: another command has just trained in it")
     assert files(run) == before
@@ -228,7 +226,6 @@ def test_a_crash_before_the_first_checkpoint_leaves_the_folder_reusable(monkeypa
             with pytest.raises(TypeError):
                 train.main(["--out", "run", *arguments])
             assert not Path("run", FILE).exists()
-        assert "grpo: no checkpoint yet, begins with step 1\n" in capsys.readouterr().err
     flags = "--method vpo --subset 2 --lr 0.001 --eval-problems 0"
     train.main(["--out", "run", *TOY, *flags.split()])
     assert load_run(Path("run")).config.lr == ["0.001"]
@@ -240,7 +237,7 @@ def test_a_method_joins_with_the_flags_of_the_run(run, capsys):
     """None of them is repeated; and without evaluation the checkpoints are named."""
     train.main(["--out", "run", "--method", "multi_rlvr", "--eval-problems", "0"])
     out = capsys.readouterr().out
-    assert "run/multi_rlvr/checkpoint-000002" in out and "python eval.py run" in out
+    assert "run/METHOD/checkpoint-000002" in out and "python eval.py run" in out
     assert load_run(run).config.method == ["grpo", "vpo", "multi_rlvr"]
     same = ["--lr", "vpo=2.5e-4", "--eval-problems", "0"]
     train.main(["--out", "run", "--resume", *same])
@@ -306,7 +303,8 @@ def test_a_notebooks_default_type_is_its_own():
     """Guards against a product of two types after torch.set_default_dtype(torch.float64)."""
     types = []
     torch.set_default_dtype(torch.float64)
-    as_command("train.py", lambda: types.append(torch.get_default_dtype()))
+    with as_command("train.py"):
+        types.append(torch.get_default_dtype())
     types.append(torch.get_default_dtype())
     torch.set_default_dtype(torch.float32)
     assert types == [torch.float32, torch.float64]
@@ -315,14 +313,14 @@ def test_a_notebooks_default_type_is_its_own():
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EROFS])
 def test_what_the_system_refuses_is_one_line(number, capsys):
     """But for what a user's own code was refused, and for errors that a user cannot mend."""
-    refused = Mock(side_effect=OSError(number, os.strerror(number), "a-file"))
-    command = partial(as_command, run=refused)
-    fails("eval.py", capsys, f"eval.py: error: a-file: {os.strerror(number)}; ", command=command)
+    error = OSError(number, os.strerror(number), "a-file")
+    command = as_command("eval.py")(Mock(side_effect=error, __name__="main"))
+    fails([], capsys, f"eval.py: error: a-file: {os.strerror(number)}; ", command=command)
     own = OSError(number, "mine")
     own.add_note("Task.reward of problem 'a', answer ''")
     for error in (own, OSError(errno.ESPIPE, "seek")):
-        with pytest.raises(OSError, match="mine|seek"):
-            as_command("eval.py", Mock(side_effect=error))
+        with pytest.raises(OSError, match="mine|seek"), as_command("eval.py"):
+            raise error
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_stops_nothing(monkeypatch):
@@ -378,15 +376,16 @@ def test_what_ascii_lacks_is_printed_all_the_same(monkeypatch):
     """Guards against a traceback in place of the table."""
     printed = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, "ascii"))
-    as_command("eval.py", lambda: print("0.350 ± 0.000"))
+    with as_command("eval.py"):
+        print("0.350 ± 0.000")
     sys.stdout.flush()
     assert printed.getvalue() == b"0.350 \\xb1 0.000\n"
 
 
 def test_a_stop_outside_of_the_training_is_told(capsys):
     """Guards against an empty line where SIGTERM comes in the warm-up or in an evaluation."""
-    with pytest.raises(SystemExit) as stop:
-        as_command("eval.py", lambda: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(SystemExit) as stop, as_command("eval.py"):
+        signal.raise_signal(signal.SIGTERM)
     assert stop.value.code == 130 and "give the same command again" in capsys.readouterr().err
 
 
