@@ -100,12 +100,15 @@ class Config:
     )
     micro_batch_tokens: int = flag(
         2048,
-        "padded tokens per backward pass; 0: all; auto: what a card's memory holds",
+        "padded tokens per backward pass; 0: all; auto, or -1: what a card's memory holds",
         AUTO,
         2**31,
     )
     sampling_batch: int = flag(
-        0, "rollouts sampled at a time; 0: all; auto: what a card's memory holds", AUTO, 2**31
+        0,
+        "rollouts sampled at a time; 0: all; auto, or -1: what a card's memory holds",
+        AUTO,
+        2**31,
     )
     plain: bool = flag(False, "train with the plain code, without fast/")
     jobs: int = flag(
@@ -197,6 +200,7 @@ class Parser(argparse.ArgumentParser):
             usage=f"python {script} [--flag value ...]",
             description=doc.split("\n\n")[0],
             allow_abbrev=False,
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
             **options,
         )
         self.flags = flags
@@ -215,16 +219,6 @@ class Parser(argparse.ArgumentParser):
                 kind = {"type": one}
             help = field.metadata["help"].replace("%", "%%")
             self.add_argument(flag_of(field.name), default=default, help=help, **kind)
-
-    def format_help(self) -> str:
-        for action in self._actions:
-            default = action.default
-            is_off = default is None or default is False  # not the number 0
-            if not is_off and default not in ("", [], argparse.SUPPRESS):
-                shown = " ".join(map(str, default)) if isinstance(default, list) else default
-                shown = "auto" if shown == AUTO else shown
-                action.help += f" (default: {shown})"
-        return super().format_help()
 
     def parse_args_into_dataclass(
         self, argv: list[str] | None = None

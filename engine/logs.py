@@ -126,10 +126,9 @@ def show_first_step(
         f"the best of the first step's {row['rollouts']} rollouts:",
         best["text"][:1000],
     ]
+    names = task.objectives or [str(i + 1) for i in range(len(best["rewards"][0]))]
     for vector in best["rewards"]:
-        values = [f"{value:.2f}" for value in vector]
-        named = zip(task.objectives, values, strict=False)
-        shown = [f"{name} {value}" for name, value in named] if task.objectives else values
+        shown = [f"{name} {value:.2f}" for name, value in zip(names, vector, strict=True)]
         lines.append(f"rewards: {', '.join(shown)}")
     lines.append(
         f"of all slots {row['answers']:.0%} hold a distinct answer, {row['earned']:.0%} earn something; "
@@ -142,12 +141,9 @@ def show_first_step(
         lines.append(f"{name}: {what}, mean {row[f'reward_{name}']:.3f}")
     if not all(row[f"earned_{name}"] for name in task.objectives):
         lines.append(
-            "what no answer earns is not learnt: show an example that earns it in Task.prompt, or "
-            "imitate some first (Task.demonstration and --warm-steps)"
+            "what no answer earns is not learnt: show the form and an example in Task.prompt, or imitate some "
+            "first (Task.demonstration and --warm-steps)"
         )
-    if not row["answers"]:
-        ask = "does the prompt ask for the form, as Task.request does?"
-        lines.append(f"{method}: no answer can be read; {ask}")
     if config.device == "cuda":
         lines.append(f"the first step took {peak_memory():.1f} GiB at most")
     print("\n".join(lines), file=sys.stderr)

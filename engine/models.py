@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints and LoRA adapters: reading, adding, writing."""
+"""The tiny model, Hugging Face checkpoints and LoRA adapters: making, reading, adding, writing."""
 
 import contextlib
 import functools
@@ -13,6 +13,7 @@ import torch
 import transformers
 from huggingface_hub import model_info, try_to_load_from_cache
 from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.utils.checkpoint import checkpoint
 from transformers import (
     CONFIG_MAPPING,
@@ -20,18 +21,69 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
+    GPT2Config,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine.doors import did_you_mean, is_out_of_memory
-from rewards import UserError
+from rewards import MAX_ANSWERS, Task, UserError
 
 FEW = 8  # tokens without a row that no text may hold, such as that of Gemma 3 for images
 ADAPTER_FILE = "adapter_config.json"  # tells a folder of peft from an ordinary checkpoint
+
+
+PAD = "<pad>"
+EOS = "<eos>"
+
+
+def tiny_tokenizer(task: Task) -> PreTrainedTokenizerFast:
+    """One token per word: special tokens, numbers of answers, tags, then the task's own words."""
+    if not task.words:
+        raise UserError(
+            f"--model tiny: task {task.name} has no words for it; take --model FOLDER or a Hub id"
+        )
+    words = [PAD, EOS]
+    words += [f"answers={m}" for m in range(1, MAX_ANSWERS + 1)]
+    for i in range(1, MAX_ANSWERS + 1):
+        words += [f"<{task.tag}_{i}>", f"</{task.tag}_{i}>"]
+    words += task.words
+    for word in words:
+        if not isinstance(word, str) or len(word.split()) != 1:
+            raise UserError(f"--model tiny: {word!r} of task {task.name} must be one word")
+    vocabulary = {word: i for i, word in enumerate(dict.fromkeys(words))}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=PAD))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token=PAD, eos_token=EOS)
+
+
+def tiny_config(tokenizer: PreTrainedTokenizerFast) -> GPT2Config:
+    """A GPT-2 of 0.1 to 0.2 million weights, without dropout.
+
+    Weights start with size 1/sqrt(width): with the usual 0.02 the attention of so narrow a model
+    stays uniform for hundreds of steps.
+    """
+    return GPT2Config(
+        vocab_size=len(tokenizer),
+        n_embd=64,
+        n_inner=192,
+        n_layer=3,
+        n_head=4,
+        n_positions=512,
+        activation_function="gelu_pytorch_tanh",  # the fused form of GPT-2's own
+        initializer_range=0.1,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
 
 
 def load_hugging_face(name: str, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

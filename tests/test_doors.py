@@ -173,10 +173,10 @@ def test_a_refused_command_changes_nothing(run, capsys):
         "--out run --task toy": "already holds grpo, vpo; --resume goes on with it",
         "--out run --resume --steps 3": "--steps 3: grpo has finished its 2 steps",
         "--resume --out run/vpo": "no run of train.py; take another name",
-        "--resume --out run/start": "no run of train.py; name the folder that",
+        "--resume --out run/start": "run/start/config.json: cannot be read as that of a run",
         "--resume --out run/grp": "run/grp holds no run; name the folder of one with --out",
         "--out run --resume --m 3": "with --m 2, not 3; drop the flag, or take another --out",
-        "--out run --resume --data x": "holds another run, with --data empty, not ",
+        "--out run --resume --data x": "holds another run, with --data '', not ",
         "--out run --resume --jobs 99": "--jobs 99: must be",
         "--out run/config.json": "--out run/config.json: not empty, and no run of train.py",
         "--out new --max-new-tokens 4000 --task toy": "need a context",
@@ -255,12 +255,12 @@ def test_a_run_of_another_version_goes_on_without_the_flags_that_are_gone(run, c
 def test_a_config_that_was_edited_is_named(run, capsys):
     change_config(run, m="two")
     message = "--m 'two': must be of type int"
-    fails(["run"], capsys, "run/config.json: damaged", message, command=evaluation.main)
-    fails(["--out", "run", "--resume"], capsys, "run/config.json: damaged", message)
-    (run / "config.json").write_text("{")
-    fails(["run"], capsys, "run/config.json: damaged", command=evaluation.main)
-    (run / "config.json").write_text("{}")
-    fails(["run"], capsys, "run: no run of train.py", command=evaluation.main)
+    told = "run/config.json: cannot be read as that of a run"
+    fails(["run"], capsys, told, message, command=evaluation.main)
+    fails(["--out", "run", "--resume"], capsys, told, message)
+    for text in ("{", "{}", '{"flags": []}'):
+        (run / "config.json").write_text(text)
+        fails(["run"], capsys, told, command=evaluation.main)
 
 
 def test_an_own_task_is_found_from_another_folder(capsys):
@@ -466,7 +466,7 @@ def test_eval_names_what_it_cannot_evaluate(run, capsys):
         "": "the following arguments are required: RUN",
         "runs/none": "runs/none: there is no such run",
         "rum": "rum: there is no such run; did you mean run?",
-        "run/vpo": "run/vpo: no run of train.py",
+        "run/vpo": "run/vpo/config.json: cannot be read as that of a run",
     }
     before = files(run)
     for arguments, message in refused.items():
