@@ -39,14 +39,7 @@ from engine.jobs import jobs_of, train_methods
 from engine.logs import MethodLog, sample_record, snapshot_steps
 from engine.runs import claimed, read_config
 from engine.start import start_policy, write_start
-from eval import (
-    EvalFlags,
-    best_at_k,
-    diversity,
-    evaluate,
-    sample_held_out,
-    weighted_best_at_k,
-)
+from eval import EvalFlags, best_at_k, diversity, evaluate, sample_held_out, weighted_best_at_k
 from rewards import Problem, Task, UserError
 from rollout import (
     Policy,

@@ -282,7 +282,10 @@ def add_adapter(model: PreTrainedModel, rank: int) -> None:
 
 @contextlib.contextmanager
 def merged_adapter(model: PreTrainedModel, rank: int) -> Iterator[None]:
-    """Inside the block an adapter is trained in place of the weights; then it is added to them."""
+    """Inside the block an adapter, unless its rank is 0, is trained in place of the weights; then it is added to them."""
+    if not rank:
+        yield
+        return
     from peft import get_peft_model  # optional
 
     adapted = get_peft_model(model, adapter_config(model, rank), autocast_adapter_dtype=False)

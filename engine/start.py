@@ -1,6 +1,5 @@
 """The start of all methods: a model that can be sampled and scored, its checks and its warm-up."""
 
-import contextlib
 import copy
 import functools
 import hashlib
@@ -147,30 +146,30 @@ def write_start(
     folder = Path(config.out) / "start"
     shutil.rmtree(folder, ignore_errors=True)
     save = functools.partial(save_model, policy.model, policy.tokenizer)
-    if not config.warm_steps:
-        write_folder(folder, save)
-        return
-    key = warm_up_key(policy, task, config, warm_up, demonstrations)
-    cached = Path("runs/start") / f"{task.name}-{key}"
-    is_kept = False
-    with contextlib.suppress(UserError):  # it is damaged
-        # False, too, where it may not be looked at
-        is_kept = os.path.exists(cached) and bool(load_policy(str(cached), task))
-    if is_kept:
-        write_folder(folder, functools.partial(shutil.copytree, cached, dirs_exist_ok=True))
-        return
-    shutil.rmtree(cached, ignore_errors=True)
-    if config.lora_rank and not policy.is_tiny:  # whose weights are random: all of them must learn
-        torch.manual_seed(config.seed)  # from which peft draws the adapter
-        with merged_adapter(policy.model, config.lora_rank):
+    if config.warm_steps:
+        key = warm_up_key(policy, task, config, warm_up, demonstrations)
+        kept = Path("runs/start") / f"{task.name}-{key}"
+        if can_be_loaded(kept, task):
+            write_folder(folder, functools.partial(shutil.copytree, kept, dirs_exist_ok=True))
+            return
+        torch.manual_seed(config.seed)  # from which peft draws an adapter
+        # The tiny model's weights are random: all of them must learn.
+        with merged_adapter(policy.model, 0 if policy.is_tiny else config.lora_rank):
             warm_up(policy, task, config)
-    else:
-        warm_up(policy, task, config)
+        try:
+            shutil.rmtree(kept, ignore_errors=True)
+            write_folder(kept, save)
+        except UserError as error:
+            print(f"the warm-up is kept in this run alone: {error}", file=sys.stderr)
     write_folder(folder, save)
+
+
+def can_be_loaded(folder: Path, task: Task) -> bool:
+    """Whether a folder holds a whole model. It may be missing, damaged or forbidden."""
     try:
-        write_folder(cached, save)
-    except UserError as error:
-        print(f"the warm-up is kept in this run alone: {error}", file=sys.stderr)
+        return os.path.exists(folder) and bool(load_policy(str(folder), task))
+    except UserError:
+        return False
 
 
 def warm_up_key(

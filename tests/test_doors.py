@@ -117,7 +117,7 @@ def files(folder: Path) -> dict[str, bytes]:
         ("--subset 4", "a set of s = 4 rollouts needs a group of more, and G is 4"),
         ("--m 2.5", "--m: invalid int value: '2.5'"),
         ("--pool 1", "--pool 1: must hold at least one rollout of --m 2 answers"),
-        ("--lr fast", "--lr fast: must be a rate, or METHOD=RATE"),
+        ("--lr fast", "--lr fast: must be a rate of 1e-12 to 1, or METHOD=RATE"),
         ("--lr vpo=0.1", "--lr vpo=0.1: names no rate for grpo; add grpo=RATE"),
         ("--log wandb", "--log wandb: not installed; pip install wandb"),
         ("--resume", "--resume: runs/toy-seed0 holds no run; name the folder of one with --out"),
