@@ -141,9 +141,11 @@ def show_first_step(
         lines.append(f"{name}: {what}, mean {row[f'reward_{name}']:.3f}")
     if not all(row[f"earned_{name}"] for name in task.objectives):
         lines.append(
-            "what no answer earns is not learnt: show the form and an example in Task.prompt, or imitate some "
+            "what no answer earns is not learnt: show an example that earns it in Task.prompt, or imitate some "
             "first (Task.demonstration and --warm-steps)"
         )
+    if not row["answers"]:
+        lines.append(f"{method}: no answer can be read; does the prompt ask for the form?")
     if config.device == "cuda":
         lines.append(f"the first step took {peak_memory():.1f} GiB at most")
     print("\n".join(lines), file=sys.stderr)

@@ -167,7 +167,7 @@ def load_run(run: Path) -> StoredRun:
         known = {name: value for name, value in flags.items() if name not in gone}
         config = Config(**known, out=str(run))
         check_ranges(config)
-        history = list(record["history"])
+        history = list(record.get("history", []))
         digests = dict(record.get("data", {}))
     except (OSError, UserError, ValueError, TypeError, LookupError, AttributeError) as error:
         what = f"cannot be read as that of a run ({error!s:.200})"

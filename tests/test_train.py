@@ -476,8 +476,7 @@ def test_a_checkpoint_says_what_to_install_for_it(trained, capsys, monkeypatch):
     shutil.copytree(trained, "run")
     path = Path("run/vpo/checkpoint-000004/config.json")
     path.write_text(path.read_text("utf-8").replace('"gpt2"', '"gpt9"'), "utf-8")
-    unknown = "model_type 'gpt9'; pip install --upgrade transformers"
-    fails(["run"], capsys, unknown, command=evaluation.main)
+    fails(["run"], capsys, "gpt9", "try another transformers than", command=evaluation.main)
     change_config(Path("run"), lora_rank=2)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     fails(["run"], capsys, "adapters, which need peft; pip", command=evaluation.main)
