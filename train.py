@@ -221,10 +221,10 @@ def step_metrics(
 ) -> dict[str, float | Tensor]:
     """What the rollouts of a step say, before the update. W@m is what VPO maximises, for any method."""
     G = advantages.shape[1]
-    forms = set()  # the distinct answers to each problem
+    forms = set()  # the distinct answers of each group
     for row, own_answers in enumerate(answers):
-        problem = problems[row // G]
-        forms |= {(problem.id, str(task.canonical(problem, answer))) for answer in own_answers}
+        p = row // G
+        forms |= {(p, str(task.canonical(problems[p], answer))) for answer in own_answers}
     sets = scored.vectors.flatten(0, 1)  # (P * G, m, k) the answers of each rollout
     objective_mask = scored.objective_mask.repeat_interleave(G, 0)
     if sets.shape[1] == 1:  # single answers: m of a prompt's G rollouts form a set
@@ -241,8 +241,7 @@ def step_metrics(
         "W@m": weighted_best_at_k(sets, m, objective_mask).mean(),
         # the mean distance between the reward vectors of two answers to a prompt
         "diversity": diversity(scored.vectors.flatten(1, 2)).mean(),
-        # shares of the slots for answers: with an answer that is distinct in its rollout, in its group,
-        # with one that earns something
+        # shares of the slots for answers: distinct in their rollout, in their group, with a reward
         "answers": is_distinct.float().mean(),
         "different": len(forms) / is_distinct.numel(),
         "earned": is_earning.any(-1).float().mean(),
