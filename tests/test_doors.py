@@ -130,7 +130,7 @@ def files(folder: Path) -> dict[str, bytes]:
         pytest.param(
             "--task code --test-data x", "--task code: needs --data", marks=pytest.mark.linux
         ),
-        ("--max-new-tokens 4000", "need a context of 4002, the model's is 512"),
+        ("--max-new-tokens 4000", "need a context of 8002, the model's is 512"),
         ("--model no/such/model", "--model no/such/model: cannot be loaded"),
         ("--task headline", "--model tiny: task headline has no words for it"),
         ("--task musique", "--task musique: needs --data FILE"),
