@@ -39,7 +39,7 @@ from engine.jobs import jobs_of, train_methods
 from engine.logs import MethodLog, sample_record, snapshot_steps
 from engine.runs import claimed, read_config
 from engine.start import start_policy, write_start
-from eval import EvalFlags, best_at_k, diversity, evaluate, sample_held_out, weighted_best_at_k
+from eval import EvalFlags, diversity, evaluate, measure, sample_held_out, weighted_best_at_k
 from rewards import Problem, Task, UserError
 from rollout import (
     Policy,
@@ -275,12 +275,9 @@ def check_finite(metrics: dict[str, Tensor]) -> None:
 
 
 def validation_measures(policy: Policy, task: Task, config: Config, m: int) -> dict[str, Tensor]:
-    """best@1, best@n and W@n (N) of a pool of n candidates for 20 validation problems."""
-    n = config.pool
-    pool = sample_held_out(policy, task, config, m, "validation", 20, n)
-    W = weighted_best_at_k(pool.rewards, n, pool.objective_mask)
-    best = {f"best@{k}": best_at_k(pool.scalars, k) for k in (1, n)}
-    return best | {f"W@{n}": W}
+    """Every measure (N) of eval.py, of a pool for N = 20 validation problems."""
+    pool = sample_held_out(policy, task, config, m, "validation", 20, config.pool)
+    return measure(pool, task)
 
 
 # The SFT warm-up.
