@@ -113,10 +113,9 @@ def diversity(rewards: Tensor) -> Tensor:
     """Mean L1 distance between the reward vectors of two candidates: (N, n, objectives) -> (N)."""
     n = rewards.shape[1]
     gaps = rewards.cpu().double().sort(1).values.diff(dim=1)  # (N, n - 1, objectives)
-    below = torch.arange(1, n)[
-        :, None
-    ]  # candidates below a gap, which below * (n - below) pairs span
-    return (gaps * below * (n - below)).sum((1, 2)) / max(n * (n - 1) / 2, 1)
+    below = torch.arange(1, n)[:, None]  # candidates below a gap
+    n_pairs = below * (n - below)  # that a gap is between
+    return (gaps * n_pairs).sum((1, 2)) / max(n * (n - 1) / 2, 1)
 
 
 def sample_pool(
@@ -327,17 +326,14 @@ def evaluate_policy(
         return sample_pool(policy, task, problems, config, stored.m, settings.pool, bar)
 
 
-def run(argv: list[str] | None) -> None:
+@as_command("eval.py")
+def main(argv: list[str] | None = None) -> None:
     """Evaluate the runs that the command names."""
     parser = Parser(EvalFlags, "eval.py", __doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders of train.py")
     flags, rest = parser.parse_args_into_dataclass(argv)
     check_ranges(flags)
     evaluate([Path(name) for name in rest.runs], flags)
-
-
-def main(argv: list[str] | None = None) -> None:
-    as_command("eval.py", lambda: run(argv))
 
 
 if __name__ == "__main__":

@@ -24,31 +24,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 from transformers import (
     AutoModelForCausalLM,
     DynamicCache,
-    GPT2Config,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
 )
 
 from engine.answers import FIRST_NUMBER, open_thought, write_answers
 from engine.config import Config
 from engine.doors import noted
-from engine.models import load_hugging_face
+from engine.models import load_hugging_face, tiny_config, tiny_tokenizer
 from engine.prompts import chat_prompt, check_context, check_rows, eos_ids, silent_ids
 from engine.tasks import check_text, prompt_of, reward_vectors, task_scalars
 from rewards import MAX_ANSWERS, Problem, Task, UserError, parse_answers
 from vpo import Scored
 
-PAD = "<pad>"
-EOS = "<eos>"
-COMPACT_BELOW = 0.8  # share of live rollouts; compaction copies the cache, so not at every end
+COMPACT_BELOW = 0.8  # share of rollouts that go on; below it those that ended leave the batch
 NEGLIGIBLE = -21.0  # no token of a smaller log-probability is drawn; see `draw`
 LEAST_LOGPROB = -1e4  # in an entropy, in place of -inf
 HEAD_BYTES = 2**27  # of the float32 logits that the LM head makes at a time
@@ -96,51 +91,6 @@ def load_policy(
     policy = Policy(*load_hugging_face(name, dtype))
     policy.model.to(device)
     return policy
-
-
-def tiny_tokenizer(task: Task) -> PreTrainedTokenizerFast:
-    """One token per word: special tokens, numbers of answers, tags, then the task's own words."""
-    if not task.words:
-        raise UserError(
-            f"--model tiny: task {task.name} has no words for it; take --model FOLDER or a Hub id"
-        )
-    words = [PAD, EOS]
-    words += [f"answers={m}" for m in range(1, MAX_ANSWERS + 1)]
-    for i in range(1, MAX_ANSWERS + 1):
-        words += [f"<{task.tag}_{i}>", f"</{task.tag}_{i}>"]
-    words += task.words
-    for word in words:
-        if not isinstance(word, str) or len(word.split()) != 1:
-            raise UserError(f"--model tiny: {word!r} of task {task.name} must be one word")
-    vocabulary = {word: i for i, word in enumerate(dict.fromkeys(words))}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=PAD))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token=PAD, eos_token=EOS)
-
-
-def tiny_config(tokenizer: PreTrainedTokenizerFast) -> GPT2Config:
-    """A GPT-2 of 0.1 to 0.2 million weights, without dropout.
-
-    Weights start with size 1/sqrt(width): with the usual 0.02 the attention of so narrow a model
-    stays uniform for hundreds of steps.
-    """
-    return GPT2Config(
-        vocab_size=len(tokenizer),
-        n_embd=64,
-        n_inner=192,
-        n_layer=3,
-        n_head=4,
-        n_positions=512,
-        activation_function="gelu_pytorch_tanh",  # the fused form of GPT-2's own
-        initializer_range=0.1,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
 
 
 # Prompts.
@@ -207,7 +157,6 @@ class Rollouts:
     lengths: list[int]  # P * G, how many were sampled, the first EOS included
     texts: list[str]  # P * G; after a thought that the prompt opened they begin with its mark
     ended: list[bool]  # P * G, by an EOS or by the stop rule; the others were cut off
-    answered: list[int] | None = None  # P * G, tokens up to the end of the last answer; None: all
 
     @property
     def group_size(self) -> int:
@@ -216,13 +165,9 @@ class Rollouts:
     @functools.cached_property
     def token_mask(self) -> Tensor:
         """(P * G, T) bool, True on the tokens that were sampled."""
-        return self.first(self.lengths)
-
-    def first(self, lengths: list[int]) -> Tensor:
-        """(P * G, T) bool, True on the first tokens of each rollout."""
         device = self.tokens.device
         columns = torch.arange(self.tokens.shape[1], device=device)
-        return columns < torch.tensor(lengths, device=device)[:, None]
+        return columns < torch.tensor(self.lengths, device=device)[:, None]
 
 
 @dataclass
@@ -324,8 +269,9 @@ def decode(
 ) -> Decoded:
     """Sample the rollouts of P prompts, token by token, until the last of them has ended.
 
-    On a card `fast.sample` has a decode of its own, unless --plain says otherwise. A prompt is computed once for its group. Rollouts that have ended leave the batch. The CPU holds
-    the tokens and who is alive: it waits for the device once per token.
+    A prompt is computed once for its group. Rollouts that have ended leave the batch, now and then:
+    it copies the cache. The CPU holds the tokens and who is alive: it waits for the device once per
+    token. On a card `fast.sample` has a decode of its own, unless --plain says otherwise.
 
     Args:
         ids: token ids (P, L) of the prompts, padded on the left.
@@ -406,6 +352,7 @@ def sample(
     Args:
         decode: `decode`, or another function with its arguments and result.
     """
+    # 1. the prompts, and a random number for every token
     P = len(prompts)
     opening, _ = open_thought(prompts[0])  # the prompts of a task end alike
     if options.stop:
@@ -415,6 +362,7 @@ def sample(
     uniform = uniform.to(policy.device)
     at_once = max(1, options.batch // G) if options.batch else P  # prompts
 
+    # 2. the rollouts of some prompts at a time
     batches = []
     with torch.no_grad():
         for first in range(0, P, at_once):
@@ -424,6 +372,7 @@ def sample(
             # -L: cuts padding that only other prompts need.
             batches.append(decode(policy, ids[part, -L:], lengths[part], own_uniform, options))
 
+    # 3. all of them, as wide as the longest, and their texts
     n_sampled = torch.cat([batch.lengths for batch in batches]).tolist()
     T = max(n_sampled)
     tokens = torch.cat([batch.tokens for batch in batches])[:, :T]  # on the CPU
@@ -595,6 +544,7 @@ def score(task: Task, problems: list[Problem], answers: list[list[str]], m: int)
     Args:
         answers: of P * G rollouts, those of one problem side by side.
     """
+    # 1. the reward vector of every distinct answer
     P = len(problems)
     G = len(answers) // P
     pairs = {(p, ""): None for p in range(P)}  # (number of the problem, answer)
@@ -605,6 +555,7 @@ def score(task: Task, problems: list[Problem], answers: list[list[str]], m: int)
     sizes = torch.tensor([len(vector_of[p, ""]) for p in range(P)])  # (P)
     k = int(sizes.max())
 
+    # 2. each where it stands; a place without an answer has the minimum
     rewards = torch.zeros(P, G, m, k, dtype=torch.float32)
     scalars = torch.zeros(P, G, m, dtype=torch.float32)
     answer_mask = torch.zeros(P, G, m, dtype=torch.bool)

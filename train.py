@@ -23,7 +23,7 @@ import math
 import random
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -32,10 +32,14 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # left out with PYTHONSAFEPATH
 import fast
-from engine import checkpoints, session
-from engine.config import Config, estimator_of, peak_rate
-from engine.logs import MethodLog, answered_lengths, different_share, snapshot_steps
-from eval import best_at_k, diversity, sample_held_out, weighted_best_at_k
+from engine import checkpoints
+from engine.config import Config, check, estimator_of, peak_rate, resolve
+from engine.doors import as_command
+from engine.jobs import jobs_of, train_methods
+from engine.logs import MethodLog, sample_record, snapshot_steps
+from engine.runs import claimed, read_config
+from engine.start import start_policy, write_start
+from eval import EvalFlags, diversity, evaluate, measure, sample_held_out, weighted_best_at_k
 from rewards import Problem, Task, UserError
 from rollout import (
     Policy,
@@ -54,9 +58,6 @@ from vpo import ADVANTAGES, Scored, answers_per_rollout, policy_loss
 
 RISE = 10  # steps until the learning rate has its peak, but at most a sixth of the run
 SET_EVERY = 3  # of so many steps of the warm-up one shows sets of answers
-
-
-# One step.
 
 
 @dataclass
@@ -91,7 +92,6 @@ def train_step(
 
     # 2. reward vectors
     answers = read_answers(task, rollouts, m)  # P * G lists of up to m
-    rollouts.answered = answered_lengths(policy, task, rollouts, answers)  # for a metric
     scored = score(task, problems, answers, m)  # (P, G, m, k)
 
     # 3. advantages
@@ -99,7 +99,7 @@ def train_step(
     advantages = ADVANTAGES[method](scored, estimator)  # (P, G)
     row_advantages = advantages.flatten().to(policy.device)  # (P * G), row p * G + g
 
-    # 4. loss, gradient and update
+    # 4. gradient and update
     lr = learning_rate(state.peak_lr, t, config)
     gradient = backward if config.plain else fast.backward  # the same, sooner
     for _ in range(config.updates):
@@ -109,9 +109,40 @@ def train_step(
         state.optimizer.step(lr)
         policy.model.zero_grad()
     state.step += 1
-    metrics |= {"lr": lr, "different": different_share(task, problems, answers, m)}
-    metrics |= step_metrics(task, rollouts, scored, advantages, config.m)
-    return metrics, sample_record(prompts, problems, rollouts, scored, advantages)
+    metrics |= step_metrics(task, problems, answers, rollouts, scored, advantages, config.m)
+    return metrics | {"lr": lr}, sample_record(prompts, problems, rollouts, scored, advantages)
+
+
+def train_method(method: str, config: Config, task: Task, position: int = 0) -> None:
+    """Train one method from its newest checkpoint, or from the start model.
+
+    Args:
+        position: of its bar on the screen.
+    """
+    folder = Path(config.out) / method
+    policy, reference, optimizer, step = checkpoints.load(config, task, folder)
+    state = TrainState(policy, reference, optimizer, peak_rate(config, method), step)
+    log = MethodLog(method, config, task, step)
+    m = answers_per_rollout(method, config.m)
+    if config.eval_every and step == 0:
+        log.write_evaluation(0, validation_measures(policy, task, config, m))
+    steps = range(step, config.steps)
+    bar = tqdm(steps, method, initial=step, total=config.steps, unit="step", position=position)
+    for _ in bar:
+        began = time.perf_counter()
+        metrics, example = train_step(method, state, task, config)
+        metrics["seconds"] = time.perf_counter() - began
+        bar.set_postfix(log.write(state.step, metrics, example))
+        if state.step in snapshot_steps(config):
+            pool = sample_held_out(policy, task, config, m, "test", 4, min(30, config.pool))
+            log.write_snapshot(state.step, pool)
+        if config.eval_every and state.step % config.eval_every == 0:
+            log.write_evaluation(state.step, validation_measures(policy, task, config, m))
+        if checkpoints.is_due(config, state.step):
+            checkpoints.save(policy, optimizer, state.step, config, folder)
+
+
+# Its parts.
 
 
 def backward(
@@ -133,21 +164,25 @@ def backward(
         advantages: (P * G).
 
     Returns:
-        The metrics of `policy_loss`, the loss, and the entropy in nats per token of the answers.
+        The metrics of `policy_loss`, the loss, and the entropy in nats per token.
     """
     temperature = config.temperature
     n_tokens = sum(rollouts.lengths)
-    answer_tokens = rollouts.first(rollouts.answered or rollouts.lengths)  # (P * G, T)
     n_rows = micro_batch_rows(rollouts, config)
     metrics: dict[str, Tensor] = {}
     for rows in torch.arange(len(advantages), device=policy.device).split(n_rows):
+        # 1. log-probabilities under the policy
         logprobs, entropy = token_logprobs(policy.model, rollouts, rows, temperature)  # (B, T)
         if not config.entropy_coef:
             entropy = entropy.detach()  # or the logits of all chunks would be kept for it
+
+        # 2. and under the reference policy
         ref_logprobs = None
         if reference is not None:
             with torch.no_grad(), reference.adapter_off():  # with LoRA it is the policy itself
                 ref_logprobs, _ = token_logprobs(reference.model, rollouts, rows, temperature)
+
+        # 3. the loss of these rollouts, and its gradient
         loss, parts = policy_loss(
             logprobs,
             rollouts.logprobs[rows],  # of the policy that sampled
@@ -160,10 +195,66 @@ def backward(
             entropy_coef=config.entropy_coef,
         )
         loss.backward()
-        answer_entropy = (entropy.detach() * answer_tokens[rows]).sum()
-        parts |= {"loss": loss.detach(), "entropy": answer_entropy / answer_tokens.sum()}
+        parts |= {"loss": loss.detach(), "entropy": entropy.detach().sum() / n_tokens}
         for name, value in parts.items():
             metrics[name] = metrics.get(name, 0.0) + value
+    return metrics
+
+
+def learning_rate(peak: float, t: int, config: Config) -> float:
+    """Of step t, counted from 0: the peak, times a rise over the first steps, times the decay."""
+    decay = 1.0
+    if config.lr_schedule == "linear":
+        decay = 1.0 - 0.9 * t / config.steps
+    n_rising = max(1, min(RISE, config.steps // 6))  # in a short run the decay would eat the peak
+    return peak * min(1.0, (t + 1) / n_rising) * decay
+
+
+def step_metrics(
+    task: Task,
+    problems: list[Problem],
+    answers: list[list[str]],
+    rollouts: Rollouts,
+    scored: Scored,
+    advantages: Tensor,
+    m: int,
+) -> dict[str, float | Tensor]:
+    """What the rollouts of a step say, before the update. W@m is what VPO maximises, for any method."""
+    G = advantages.shape[1]
+    forms = set()  # the distinct answers of each group
+    for row, own_answers in enumerate(answers):
+        p = row // G
+        forms |= {(p, str(task.canonical(problems[p], answer))) for answer in own_answers}
+    sets = scored.vectors.flatten(0, 1)  # (P * G, m, k) the answers of each rollout
+    objective_mask = scored.objective_mask.repeat_interleave(G, 0)
+    if sets.shape[1] == 1:  # single answers: m of a prompt's G rollouts form a set
+        sets = scored.vectors[:, :, 0]  # (P, G, k)
+        objective_mask = scored.objective_mask
+    m = min(m, sets.shape[1])
+    is_distinct = scored.answer_mask & ~scored.repeat_mask
+    is_earning = (scored.vectors > task.minimum) & scored.objective_mask[:, None, None]
+    metrics = {
+        # the mean task scalar of all answers, and of the best answer of each rollout
+        "reward": scored.scalars.mean(),
+        "best_in_rollout": scored.scalars.amax(-1).mean(),
+        # the expected utility of the best of m answers under random preferences
+        "W@m": weighted_best_at_k(sets, m, objective_mask).mean(),
+        # the mean distance between the reward vectors of two answers to a prompt
+        "diversity": diversity(scored.vectors.flatten(1, 2)).mean(),
+        # shares of the slots for answers: distinct in their rollout, in their group, with a reward
+        "answers": is_distinct.float().mean(),
+        "different": len(forms) / is_distinct.numel(),
+        "earned": is_earning.any(-1).float().mean(),
+        # shares of the groups with an advantage, and of the rollouts that were cut off
+        "signal": (advantages != 0).any(1).float().mean(),
+        "cut_off": 1 - sum(rollouts.ended) / len(rollouts.ended),
+        "rollouts": len(rollouts.texts),
+        "tokens": sum(rollouts.lengths),
+    }
+    means = scored.vectors.mean((0, 1, 2))  # (k)
+    earning = is_earning.float().mean((0, 1, 2))  # (k)
+    for i, name in enumerate(task.objectives):  # without names k may differ
+        metrics |= {f"reward_{name}": means[i], f"earned_{name}": earning[i]}
     return metrics
 
 
@@ -183,71 +274,10 @@ def check_finite(metrics: dict[str, Tensor]) -> None:
         raise UserError(f"diverged: loss {loss}, gradient norm {norm}; try a lower --lr")
 
 
-def learning_rate(peak: float, t: int, config: Config) -> float:
-    """Of step t, counted from 0: the peak, times a rise over the first steps, times the decay."""
-    decay = 1.0
-    if config.lr_schedule == "linear":
-        decay = 1.0 - 0.9 * t / config.steps
-    n_rising = max(1, min(RISE, config.steps // 6))  # in a short run the decay would eat the peak
-    return peak * min(1.0, (t + 1) / n_rising) * decay
-
-
-def step_metrics(
-    task: Task, rollouts: Rollouts, scored: Scored, advantages: Tensor, m: int
-) -> dict[str, float | Tensor]:
-    """What the rollouts of a step say, before the update. W@m is what VPO maximises, for any method."""
-    sets = scored.vectors.flatten(0, 1)  # (P * G, m, k) the answers of each rollout
-    objective_mask = scored.objective_mask.repeat_interleave(len(sets) // len(advantages), 0)
-    if sets.shape[1] == 1:  # single answers: m of a prompt's G rollouts form a set
-        sets = scored.vectors[:, :, 0]  # (P, G, k)
-        objective_mask = scored.objective_mask
-    m = min(m, sets.shape[1])
-    is_distinct = scored.answer_mask & ~scored.repeat_mask
-    is_earning = (scored.vectors > task.minimum) & scored.objective_mask[:, None, None]
-    metrics = {
-        # the mean task scalar of all answers, and of the best answer of each rollout
-        "reward": scored.scalars.mean(),
-        "best_in_rollout": scored.scalars.amax(-1).mean(),
-        # the expected utility of the best of m answers under random preferences
-        "W@m": weighted_best_at_k(sets, m, objective_mask).mean(),
-        # the mean distance between the reward vectors of two answers to a prompt
-        "diversity": diversity(scored.vectors.flatten(1, 2)).mean(),
-        # shares of the slots for answers: with a distinct answer, with one that earns something
-        "answers": is_distinct.float().mean(),
-        "earned": is_earning.any(-1).float().mean(),
-        # shares of the groups with an advantage, and of the rollouts that were cut off
-        "signal": (advantages != 0).any(1).float().mean(),
-        "cut_off": 1 - sum(rollouts.ended) / len(rollouts.ended),
-        "rollouts": len(rollouts.texts),
-        "tokens": sum(rollouts.lengths),
-    }
-    means = scored.vectors.mean((0, 1, 2))  # (k)
-    earning = is_earning.float().mean((0, 1, 2))  # (k)
-    for i, name in enumerate(task.objectives):  # without names k may differ
-        metrics |= {f"reward_{name}": means[i], f"earned_{name}": earning[i]}
-    return metrics
-
-
-def sample_record(
-    prompts: list[str],
-    problems: list[Problem],
-    rollouts: Rollouts,
-    scored: Scored,
-    advantages: Tensor,
-) -> dict:
-    """The rollouts of a step's first problem, and the step's best one, for samples.jsonl."""
-    records = []
-    for g, A in enumerate(advantages[0].tolist()):
-        vectors = scored.vectors[0, g].tolist()
-        records.append({"text": rollouts.texts[g], "rewards": vectors, "advantage": A})
-    best = scored.scalars.amax(-1).argmax().item()  # row p * G + g, the one with the best answer
-    best_record = {
-        "problem": asdict(problems[best // len(records)]),
-        "prompt": prompts[best // len(records)],
-        "text": rollouts.texts[best],
-        "rewards": scored.vectors.flatten(0, 1)[best].tolist(),
-    }
-    return {"problem": asdict(problems[0]), "rollouts": records, "best": best_record}
+def validation_measures(policy: Policy, task: Task, config: Config, m: int) -> dict[str, Tensor]:
+    """Every measure (N) of eval.py, of a pool for N = 20 validation problems."""
+    pool = sample_held_out(policy, task, config, m, "validation", 20, config.pool)
+    return measure(pool, task)
 
 
 # The SFT warm-up.
@@ -300,45 +330,42 @@ def demonstrations(
     return prompts, texts
 
 
-# The loop.
+# The job.
 
 
-def train_method(method: str, config: Config, task: Task, position: int = 0) -> None:
-    """Train one method from its newest checkpoint, or from the start model; its bar is at `position`."""
-    folder = Path(config.out) / method
-    policy, reference, optimizer, step = checkpoints.load(config, task, folder)
-    state = TrainState(policy, reference, optimizer, peak_rate(config, method), step)
-    log = MethodLog(method, config, task, step)
-    m = answers_per_rollout(method, config.m)
-    if config.eval_every and step == 0:
-        log.write_evaluation(0, validation_measures(policy, task, config, m))
-    steps = range(step, config.steps)
-    bar = tqdm(steps, method, initial=step, total=config.steps, unit="step", position=position)
-    for _ in bar:
-        began = time.perf_counter()
-        metrics, example = train_step(method, state, task, config)
-        metrics["seconds"] = time.perf_counter() - began
-        bar.set_postfix(log.write(state.step, metrics, example))
-        if state.step in snapshot_steps(config):
-            n = min(30, config.pool)
-            log.write_snapshot(state.step, sample_held_out(policy, task, config, m, "test", 4, n))
-        if config.eval_every and state.step % config.eval_every == 0:
-            log.write_evaluation(state.step, validation_measures(policy, task, config, m))
-        if checkpoints.is_due(config, state.step):
-            checkpoints.save(policy, optimizer, state.step, config, folder)
-
-
-def validation_measures(policy: Policy, task: Task, config: Config, m: int) -> dict[str, Tensor]:
-    """best@1, best@n and W@n (N) of a pool of n candidates for 20 validation problems."""
-    n = config.pool
-    pool = sample_held_out(policy, task, config, m, "validation", 20, n)
-    W = weighted_best_at_k(pool.rewards, n, pool.objective_mask)
-    best = {f"best@{k}": best_at_k(pool.scalars, k) for k in (1, n)}
-    return best | {f"W@{n}": W}
-
-
+@as_command("train.py")
 def main(argv: list[str] | None = None) -> None:
-    session.main(__doc__, warm_up, demonstrations, train_method, argv)
+    """Train what the flags ask for, then compare it. A user's mistake ends in one line, exit code 2."""
+    arguments = sys.argv[1:] if argv is None else argv
+
+    # 1. the configuration, and the run in its folder that it goes on with, if there is one
+    config, task, stored = read_config(arguments, __doc__)
+    resolve(config)
+    check(config, task)
+    if config.is_tiny or jobs_of(config) > 1:
+        torch.set_num_threads(1)  # so that no number depends on the machine's cores
+
+    # 2. the model that all methods start from, tried before minutes are spent
+    out = Path(config.out)
+    policy = None
+    if stored is None or not (out / "start").exists():
+        policy = start_policy(config, task, demonstrations)
+
+    with claimed(config, arguments, stored):  # its folder has a config.json, and no other writer
+        # 3. its SFT warm-up, unless another run has kept the same one
+        if policy is not None:
+            write_start(policy, task, config, warm_up, demonstrations)
+            del policy  # which leaves its memory to the training
+
+        # 4. the methods, one by one or side by side
+        train_methods(train_method, config, task)
+
+    # 5. their comparison
+    if config.eval_problems:
+        evaluate([out], EvalFlags(device=config.device, jobs=jobs_of(config)))
+        return
+    print(f"checkpoints: {out}/METHOD/checkpoint-{config.steps:06d}")
+    print(f"table and figures: python eval.py {out}")
 
 
 if __name__ == "__main__":

@@ -100,12 +100,15 @@ class Config:
     )
     micro_batch_tokens: int = flag(
         2048,
-        "padded tokens per backward pass; 0: all; auto: what a card's memory holds",
+        "padded tokens per backward pass; 0: all; auto, or -1: what a card's memory holds",
         AUTO,
         2**31,
     )
     sampling_batch: int = flag(
-        0, "rollouts sampled at a time; 0: all; auto: what a card's memory holds", AUTO, 2**31
+        0,
+        "rollouts sampled at a time; 0: all; auto, or -1: what a card's memory holds",
+        AUTO,
+        2**31,
     )
     plain: bool = flag(False, "train with the plain code, without fast/")
     jobs: int = flag(
@@ -197,6 +200,7 @@ class Parser(argparse.ArgumentParser):
             usage=f"python {script} [--flag value ...]",
             description=doc.split("\n\n")[0],
             allow_abbrev=False,
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
             **options,
         )
         self.flags = flags
@@ -215,16 +219,6 @@ class Parser(argparse.ArgumentParser):
                 kind = {"type": one}
             help = field.metadata["help"].replace("%", "%%")
             self.add_argument(flag_of(field.name), default=default, help=help, **kind)
-
-    def format_help(self) -> str:
-        for action in self._actions:
-            default = action.default
-            is_off = default is None or default is False  # not the number 0
-            if not is_off and default not in ("", [], argparse.SUPPRESS):
-                shown = " ".join(map(str, default)) if isinstance(default, list) else default
-                shown = "auto" if shown == AUTO else shown
-                action.help += f" (default: {shown})"
-        return super().format_help()
 
     def parse_args_into_dataclass(
         self, argv: list[str] | None = None
@@ -268,8 +262,8 @@ def check_ranges(flags: Any) -> None:
         low, high = field.metadata["range"]
         for number in value if isinstance(value, list) else [value]:
             if isinstance(number, int | float) and not low <= number <= high:
-                least = "auto, or 0" if has_auto(field) else f"{low:.10g}"
-                raise UserError(f"{flag_of(field.name)} {number}: must be {least} to {high:.10g}")
+                what = f"must be {low:.10g} to {high:.10g}"
+                raise UserError(f"{flag_of(field.name)} {number}: {what}")
 
 
 def has_auto(field: dataclasses.Field) -> bool:
@@ -292,13 +286,13 @@ def peak_rate(config: Config, method: str) -> float:
     found = None
     for entry in config.lr:
         name, has_name, text = entry.rpartition("=")
-        if has_name and name not in ADVANTAGES:
-            raise UserError(f"--lr {entry}: {name!r} is no method{did_you_mean(name, ADVANTAGES)}")
         rate = math.nan
         with contextlib.suppress(ValueError):
             rate = float(text)
-        if not 1e-12 <= rate <= 1:  # as it is not for NaN
-            raise UserError(f"--lr {entry}: must be a rate, or METHOD=RATE, of 1e-12 to 1")
+        is_known = not has_name or name in ADVANTAGES
+        if not (is_known and 1e-12 <= rate <= 1):  # as it is not for NaN
+            rule = "must be a rate of 1e-12 to 1, or METHOD=RATE"
+            raise UserError(f"--lr {entry}: {rule}{did_you_mean(name, ADVANTAGES)}")
         if name in ("", method):
             found = rate
     if found is None:
@@ -381,10 +375,7 @@ def mistakes(config: Config, task: Task) -> Iterator[str]:
 
 def check_methods(config: Config) -> None:
     """Raise UserError for a method that is unknown, or that cannot use the flags."""
-    methods = config.method
-    if len(set(methods)) < len(methods):
-        raise UserError(f"--method {' '.join(methods)}: names a method twice")
-    for name in methods:
+    for name in config.method:
         if name not in ADVANTAGES:
             fix = did_you_mean(name, ADVANTAGES)
             known = f"one of {', '.join(ADVANTAGES)}, or several with blanks between them"

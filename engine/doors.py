@@ -6,7 +6,7 @@ import errno
 import io
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -84,8 +84,9 @@ def quieten_transformers() -> None:
     utils.logging.set_verbosity_error()  # it takes a sampled pad token for padding
 
 
-def as_command(script: str, run: Callable[[], None]) -> None:
-    """Run a script: a user's mistake is one line and exit code 2, Ctrl-C or SIGTERM one line and 130."""
+@contextlib.contextmanager
+def as_command(script: str) -> Iterator[None]:
+    """What a script does inside: a user's mistake is one line and exit code 2, Ctrl-C or SIGTERM one line and 130."""
     quieten_transformers()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what Slurm and Kubernetes send
     if isinstance(sys.stdout, io.TextIOWrapper):  # it may be ASCII, and "±" is not
@@ -94,7 +95,7 @@ def as_command(script: str, run: Callable[[], None]) -> None:
     torch.set_default_dtype(torch.float32)  # which a notebook may have changed
     try:
         with explain_machine():
-            run()
+            yield
     except UserError as error:
         print(f"{script}: error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)

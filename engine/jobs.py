@@ -1,5 +1,6 @@
-"""Methods side by side, each in a process of its own."""
+"""The training of the methods: one after another, or side by side, each in a process of its own."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -8,6 +9,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,11 +17,14 @@ from tqdm import tqdm
 
 from engine.config import Config, open_device
 from engine.cores import cores
-from engine.doors import quieten_transformers
-from rewards import UserError
+from engine.doors import explain_machine, quieten_transformers
+from engine.files import read_log
+from engine.runs import steps_done, task_of
+from rewards import Task, UserError
 from vpo import ADVANTAGES
 
 PROCESS_BYTES = 0.6 * 2**30  # of a card, for driver and kernels of a process
+TrainMethod = Callable[[str, Config, Task, int], None]  # train.train_method
 # Imported once, by the server that begins processes, because they take seconds.
 PRELOADED = ["torch", "transformers", "transformers.models.gpt2.modeling_gpt2"]
 
@@ -35,6 +40,55 @@ def jobs_of(config: Config) -> int:
 def are_known(config: Config) -> bool:
     """Whether other processes know the methods. One of one's own may be known to this process alone."""
     return all(ADVANTAGES[name].__module__ == "vpo" for name in config.method)
+
+
+def train_methods(train_method: TrainMethod, config: Config, task: Task) -> None:
+    """Train the methods that have steps left, several at a time where --jobs says so."""
+    out = Path(config.out)
+    methods = [method for method in config.method if steps_done(out / method) < config.steps]
+    if not methods:
+        print(f"{out}: all {config.steps} steps are done", file=sys.stderr)
+        return
+    gradient = "train.backward" if config.plain else "fast.backward (--plain: train.backward)"
+    print(f"{', '.join(methods)} on {config.device}; gradient: {gradient}", file=sys.stderr)
+    jobs = jobs_of(config)
+    work = {}
+    for position, method in enumerate(methods):
+        if jobs == 1:
+            work[method] = (train_method, method, config, task, 0)
+        else:  # the process loads the task itself
+            work[method] = (train_method, method, config, None, position)
+    way_on = f"go on with: python {sys.argv[0]} --resume --out {out}"
+    try:
+        run_all(train_one, work, jobs, config.device)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"stopped; {way_on}") from None
+    except UserError as error:
+        raise UserError(f"{error}; {way_on}") from error
+    except Exception as error:
+        error.add_note(f"stopped; {way_on}")
+        raise
+
+
+def train_one(
+    train_method: TrainMethod, method: str, config: Config, task: Task | None, position: int
+) -> None:
+    """Train one method. What goes wrong names it."""
+    if method not in ADVANTAGES:
+        fix = "add it to vpo.ADVANTAGES outside of __main__, or take --jobs 1"
+        raise UserError(f"--jobs {config.jobs}: a process does not know the method {method}; {fix}")
+    if config.device == "cuda":
+        gc.collect()  # the model before: one whose layers are computed again refers to itself
+    try:
+        with explain_machine():
+            train_method(method, config, task or task_of(config), position)
+    except Exception as error:
+        logged = len(read_log(Path(config.out) / method / "metrics.jsonl"))
+        place = f"{method}, step {min(logged + 1, config.steps)}"
+        if isinstance(error, UserError):
+            raise UserError(f"{place}: {error}") from error
+        error.add_note(f"method {place}")
+        raise
 
 
 def run_all(

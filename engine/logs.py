@@ -4,6 +4,7 @@ import json
 import secrets
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ from torch import Tensor
 
 from engine.config import Config
 from engine.evaluations import Pool
-from engine.files import append, cut_log, read_log, write_text
-from rewards import Problem, Task, parse_answers
-from vpo import answers_per_rollout
+from engine.files import append, cut_log, write_text
+from rewards import Problem, Task
+from vpo import Scored
 
 LOGS = ("metrics", "samples", "snapshots", "evaluations")
 SHOWN = ("reward", "diversity", "W@m")  # metrics beside the progress bar
@@ -52,7 +53,7 @@ class MethodLog:
         if step == 1 and not self.config.is_tiny:
             show_first_step(self.method, self.config, self.task, example["best"], row)
         if step == 1 and example:
-            tell_scales(self.method, self.task, example)
+            tell_scales(self.method, example)
         self.tell_no_signal(step, row)
         append(self.folder / "metrics.jsonl", {"step": step} | row)
         if step % 10 == 1 or step == self.config.steps:
@@ -78,30 +79,34 @@ class MethodLog:
         append(self.folder / "evaluations.jsonl", {"step": step} | means)
 
     def tell_no_signal(self, step: int, row: dict[str, float]) -> None:
-        """Say once that learning has stopped, with what it means and what to do."""
+        """Say once that learning has stopped."""
         self.silent_steps = 0 if row["signal"] else self.silent_steps + 1
-        if self.silent_steps != SILENT_STEPS or self.has_told:
-            return
-        self.has_told = True
-        m = answers_per_rollout(self.method, self.config.m)
-        if row["earned"] and m > 1 and row["answers"] < 0.5:
-            held = f"a rollout holds {m * row['answers']:.1f} distinct answers of {m}"
-            fix = f"{held}: a start model that writes all, by more --warm-steps, or a lower --lr"
-        elif row["earned"]:
-            fix = "all answers are alike: a lower --lr, another --method, or other problems"
-        elif self.config.entropy_coef:
-            fix = "the policy writes noise: lower --entropy-coef"
-        elif row["answers"]:
-            fix = "no answer earns more than the least: easier problems or a denser reward"
-        else:
-            fix = "no answer can be read: look at samples.jsonl; does the prompt ask for the form?"
-        first = [*read_log(self.folder / "metrics.jsonl", "earned"), row][0]
-        print(
-            f"\n{self.method}: no signal in {SILENT_STEPS} steps, step {step}: the rollouts of each group earn the "
-            f"same. Of all slots {row['earned']:.0%} earn something, at first {first['earned']:.0%} (if it "
-            f"fell, begin anew with a lower --lr); {fix}",
-            file=sys.stderr,
-        )
+        if self.silent_steps == SILENT_STEPS and not self.has_told:
+            self.has_told = True
+            print(
+                f"\n{self.method}: no signal in {SILENT_STEPS} steps, step {step}: the rollouts of each group earn "
+                f"the same. Of all slots {row['answers']:.0%} hold a distinct answer, {row['earned']:.0%} earn "
+                "something (docs/faq.md)",
+                file=sys.stderr,
+            )
+
+
+def sample_record(
+    prompts: list[str], problems: list[Problem], rollouts: Any, scored: Scored, advantages: Tensor
+) -> dict:
+    """The rollouts of a step's first problem, and the step's best one, for samples.jsonl."""
+    records = []
+    for g, A in enumerate(advantages[0].tolist()):
+        vectors = scored.vectors[0, g].tolist()
+        records.append({"text": rollouts.texts[g], "rewards": vectors, "advantage": A})
+    best = scored.scalars.amax(-1).argmax().item()  # row p * G + g, the one with the best answer
+    best_record = {
+        "problem": asdict(problems[best // len(records)]),
+        "prompt": prompts[best // len(records)],
+        "text": rollouts.texts[best],
+        "rewards": scored.vectors.flatten(0, 1)[best].tolist(),
+    }
+    return {"problem": asdict(problems[0]), "rollouts": records, "best": best_record}
 
 
 def snapshot_steps(config: Config) -> set[int]:
@@ -121,10 +126,9 @@ def show_first_step(
         f"the best of the first step's {row['rollouts']} rollouts:",
         best["text"][:1000],
     ]
+    names = task.objectives or [str(i + 1) for i in range(len(best["rewards"][0]))]
     for vector in best["rewards"]:
-        values = [f"{value:.2f}" for value in vector]
-        named = zip(task.objectives, values, strict=False)
-        shown = [f"{name} {value}" for name, value in named] if task.objectives else values
+        shown = [f"{name} {value:.2f}" for name, value in zip(names, vector, strict=True)]
         lines.append(f"rewards: {', '.join(shown)}")
     lines.append(
         f"of all slots {row['answers']:.0%} hold a distinct answer, {row['earned']:.0%} earn something; "
@@ -137,32 +141,24 @@ def show_first_step(
         lines.append(f"{name}: {what}, mean {row[f'reward_{name}']:.3f}")
     if not all(row[f"earned_{name}"] for name in task.objectives):
         lines.append(
-            "what no answer earns is not learnt: show an example that earns it in Task.prompt, or "
-            "imitate some first (Task.demonstration and --warm-steps)"
+            "what no answer earns is not learnt: show an example that earns it in Task.prompt, or imitate some "
+            "first (Task.demonstration and --warm-steps)"
         )
     if not row["answers"]:
-        ask = "does the prompt ask for the form, as Task.request does?"
-        lines.append(f"{method}: no answer can be read; {ask}")
+        lines.append(f"{method}: no answer can be read; does the prompt ask for the form?")
     if config.device == "cuda":
         lines.append(f"the first step took {peak_memory():.1f} GiB at most")
     print("\n".join(lines), file=sys.stderr)
 
 
-def tell_scales(method: str, task: Task, example: dict) -> None:
-    """Name objectives that are a hundred times smaller than another, and then hardly count."""
+def tell_scales(method: str, example: dict) -> None:
+    """Tell of rewards that are a hundred times smaller than others."""
     vectors = torch.tensor([each["rewards"] for each in example["rollouts"]])  # (G, m, k)
-    spans = vectors.flatten(0, 1).abs().amax(0).tolist()  # (k)
-    names = task.objectives or [f"objective {i + 1}" for i in range(len(spans))]
-    small = []
-    for name, span in zip(names, spans, strict=True):
-        if 0 < FAR_LARGER * span <= max(spans):
-            small.append(f"{name} of up to {span:.3g}")
-    if small:
-        print(
-            f"{method}: rewards {', '.join(small)} beside others of up to {max(spans):.3g} hardly count in "
-            "preference weights and the mean; scale all objectives alike",
-            file=sys.stderr,
-        )
+    largest = vectors.abs().amax((0, 1))  # (k)
+    ratio = largest.max() / largest[largest > 0].min() if largest.any() else 1
+    if ratio >= FAR_LARGER:
+        what = f"one reward is {ratio:.0f} times another, which hardly counts"
+        print(f"{method}: {what}; scale all objectives alike", file=sys.stderr)
 
 
 def peak_memory() -> float:
@@ -187,47 +183,15 @@ def open_tracker(name: str, folder: Path, done: int) -> Callable[[dict[str, floa
         import wandb
 
         id_file = folder / "wandb-id"
-        if done == 0 or not id_file.exists():
+        if not (done and id_file.exists()):
             id_file.write_text(secrets.token_hex(4), "utf-8")
-        title = f"{folder.parent.name}-{folder.name}"
-        id = id_file.read_text("utf-8")
         run = wandb.init(
-            project="vpo", name=title, id=id, resume="allow", dir=str(folder), reinit=True
+            project="vpo",
+            name=f"{folder.parent.name}-{folder.name}",
+            id=id_file.read_text("utf-8"),
+            resume="allow",
+            dir=str(folder),
+            reinit=True,
         )
-        return lambda metrics, step: run.log(metrics, step=step)
+        return run.log
     return lambda metrics, step: None
-
-
-def answered_lengths(policy: Any, task: Task, rollouts: Any, answers: list[list[str]]) -> list[int]:
-    """How many tokens of every rollout (P * G) stand before the end of its last answer, its mark included."""
-    lengths = []
-    tokens = rollouts.tokens.cpu()
-    opening = rollouts.texts[0].removesuffix(policy.decode(tokens[0, : rollouts.lengths[0]]))
-    for row, own in enumerate(answers):
-        end = rollouts.lengths[row]
-        if own and tokens[row, end - 1].item() in policy.eos_ids:
-            end -= 1
-        mark = f"</{task.tag}_{len(own)}>"
-        text = rollouts.texts[row].rstrip()
-        least = 0
-        if not own or (text.endswith(mark) and text.count(mark) == 1):
-            least = end  # nothing follows the last answer, as after most rollouts
-        while least < end:  # the least number of tokens that hold all answers
-            middle = (least + end) // 2
-            text = opening + policy.decode(tokens[row, :middle])
-            if len(parse_answers(text, task, len(own), finished=False)) == len(own):
-                end = middle
-            else:
-                least = middle + 1
-        lengths.append(max(end, 1))
-    return lengths
-
-
-def different_share(task: Task, problems: list[Problem], answers: list[list[str]], m: int) -> float:
-    """The share of the slots of P * G rollouts that hold an answer which is new in its group."""
-    G = len(answers) // len(problems)
-    forms = set()
-    for row, own in enumerate(answers):
-        p = row // G
-        forms |= {(p, str(task.canonical(problems[p], answer))) for answer in own}
-    return len(forms) / (len(answers) * m)

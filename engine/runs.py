@@ -4,6 +4,7 @@ A folder holds config.json (all flags, and a history of commands), start/ (the s
 method metrics.jsonl, samples.jsonl, snapshots.jsonl and checkpoint-STEP/; while it is trained, running.json.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -33,7 +34,7 @@ from engine.config import (
 from engine.doors import did_you_mean
 from engine.files import write_text, writing
 from engine.models import load_config_and_tokenizer
-from engine.owner import FILE, check_free
+from engine.owner import FILE, check_free, owned
 from engine.tasks import load_task, load_task_class
 from rewards import Task, UserError
 from vpo import ADVANTAGES, answers_per_rollout
@@ -117,26 +118,24 @@ def check_joins(config: Config, stored: StoredRun) -> None:
 
 
 def misfits(config: Config, stored: StoredRun) -> Iterator[str]:
-    """What does not fit."""
+    """What of a command does not fit the run in its folder."""
     out = Path(config.out)
+    old = stored.config
+    own = f"--out {out}: holds another run"
+    fix = "drop the flag, or take another --out"
     left_out = (*MAY_DIFFER, "steps") if config.resume else MAY_DIFFER
-    pairs = {}
-    for name, own in vars(stored.config).items():
-        if name not in left_out:
-            pairs[f"with {flag_of(name)}"] = (own, getattr(config, name))
-    for method in stored.config.method:
-        rates = (peak_rate(stored.config, method), peak_rate(config, method))
-        pairs[f"in which {method} has --lr"] = rates
-    for what, (own, value) in pairs.items():
-        if own != value:
-            end = "drop the flag, or take another --out"
-            had, has = (str(each) or "empty" for each in (own, value))
-            yield f"--out {out}: holds another run, {what} {had}, not {has}; {end}"
-    for method in stored.config.method:
+    for name, value in vars(old).items():
+        new = getattr(config, name)
+        if name not in left_out and new != value:
+            yield f"{own}, with {flag_of(name)} {value!r}, not {new!r}; {fix}"
+    for method in old.method:
+        rate, new_rate = peak_rate(old, method), peak_rate(config, method)
+        if rate != new_rate:
+            yield f"{own}, in which {method} has --lr {rate}, not {new_rate}; {fix}"
         done = steps_done(out / method)
         if config.steps < done:
             yield f"--steps {config.steps}: {method} has {done} already; give as many or more"
-        is_done = done == stored.config.steps < config.steps
+        is_done = done == old.steps < config.steps
         if is_done and not (checkpoints(out / method)[-1] / "trainer.pt").exists():
             what = f"{method} has finished its {done} steps, without --keep-optimizer"
             yield f"--steps {config.steps}: {what}; train anew with another --out"
@@ -157,31 +156,29 @@ def find_run(out: Path) -> StoredRun | None:
 
 def load_run(run: Path) -> StoredRun:
     """The config.json of a run folder. Raises UserError if there is none, or it cannot be used."""
-    path = run / "config.json"
     if not run.exists():
         beside = [other.name for other in run.parent.glob("*")]
         raise UserError(f"{run}: there is no such run{did_you_mean(run.name, beside)}")
+    path = run / "config.json"
     try:
-        record = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-        flags = record.get("flags", {})
-        names = vars(Config())
-        known = {name: value for name, value in flags.items() if name in names}
+        record = json.loads(path.read_text("utf-8"))
+        flags = record["flags"]
+        gone = sorted(flags.keys() - vars(Config()).keys())
+        known = {name: value for name, value in flags.items() if name not in gone}
         config = Config(**known, out=str(run))
         check_ranges(config)
-        has_checkpoint = any(checkpoints(run / method) for method in config.method)
         history = list(record.get("history", []))
-        stored_digests = dict(record.get("data", {}))
-    except (UserError, ValueError, TypeError, AttributeError) as error:
-        what = f"damaged, or of another version ({error})"
-        raise UserError(f"{path}: {what}; restore it or train again") from error
-    if not flags:  # of a model, maybe
-        raise UserError(f"{run}: no run of train.py; name the folder that holds config.json")
-    gone = [f"{flag_of(name)} {flags[name]}" for name in flags.keys() - known]
+        digests = dict(record.get("data", {}))
+    except (OSError, UserError, ValueError, TypeError, LookupError, AttributeError) as error:
+        what = f"cannot be read as that of a run ({error!s:.200})"
+        raise UserError(f"{path}: {what}; name a run folder, restore it or train again") from error
     if gone:
-        tell_once(f"{run}: flags of another version are ignored: {', '.join(sorted(gone))}")
+        shown = ", ".join(f"{flag_of(name)} {flags[name]}" for name in gone)
+        tell_once(f"{run}: flags of another version are ignored: {shown}")
     vars(config).update(files_of(config))
+    has_checkpoint = any(checkpoints(run / method) for method in config.method)
     if has_checkpoint:
-        check_files(config, path, stored_digests)
+        check_files(config, path, digests)
     for method in config.method:
         if method not in ADVANTAGES:
             fix = "give the command from the file that defines it (docs/own.md)"
@@ -257,6 +254,14 @@ def progress(out: Path, config: Config) -> str:
         if done < config.steps:
             notes.append(f"{method}: step {done} of {config.steps}")
     return ", ".join(notes)
+
+
+@contextlib.contextmanager
+def claimed(config: Config, argv: list[str], stored: StoredRun | None) -> Iterator[None]:
+    """Train in a run folder inside the block, as the only process. Its config.json is written first."""
+    with owned(Path(config.out)):
+        write_config(config, argv, stored)
+        yield
 
 
 def write_config(config: Config, argv: list[str], stored: StoredRun | None) -> None:

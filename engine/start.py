@@ -1,6 +1,5 @@
 """The start of all methods: a model that can be sampled and scored, its checks and its warm-up."""
 
-import contextlib
 import copy
 import functools
 import hashlib
@@ -55,36 +54,30 @@ def load_start(
 @torch.no_grad()
 def check_model(policy: Policy, name: str) -> None:
     """Raise UserError for a model whose rollouts would never end, or would be scored wrongly."""
-    mistake = ""
+    problem = ""
     fix = "choose a decoder-only model such as Qwen, Llama, SmolLM, Gemma or GPT-2"
     try:
-        eos = policy.tokenizer.eos_token
-        if not policy.eos_ids and eos is None:
-            mistake = "its tokenizer has no EOS token, so no rollout would ever end"
+        if not policy.eos_ids:
+            eos = policy.tokenizer.eos_token
+            problem = f"its eos_token {eos!r} has no row in its embeddings: no rollout would end"
             fix = "set eos_token in its tokenizer_config.json"
-        elif not policy.eos_ids:
-            mistake = f"its EOS token {eos!r} has no row in its embeddings"
-            fix = "take the tokenizer that it was trained with"
         elif not encode(policy, PROBES[0], special=False):
             kind = type(policy.tokenizer).__name__
-            mistake = f"its tokenizer, loaded as {kind}, makes no tokens of {PROBES[0]!r}"
+            problem = f"its tokenizer, loaded as {kind}, makes no tokens of {PROBES[0]!r}"
             fix = f"take one that {kind} can load"
         elif not policy.model(torch.arange(4, device=policy.device)[None]).logits.isfinite().all():
-            mistake = "its logits are not finite, so its weights are not"
+            problem = "its logits are not finite: its weights are damaged"
             fix = "fetch or save it again"
-        else:
-            off = nats_off(policy)
-            if off > TOLERANCE.get(policy.model.dtype, 0.06):
-                mistake = (
-                    "it gives other logits after a cached or padded prompt, or does more to them than "
-                    f"its LM head: log-probabilities would be wrong by {off:.2g} nats per token"
-                )
+        elif nats_off(policy) > TOLERANCE.get(policy.model.dtype, 0.06):
+            problem = (
+                "other logits after a cached or padded prompt, or not those of its LM head alone"
+            )
     except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
         if is_out_of_memory(error):
             raise
-        mistake = f"{type(policy.model).__name__} takes no KV cache as others do ({error!s:.200})"
-    if mistake:
-        raise UserError(f"--model {name}: {mistake}; {fix}")
+        problem = f"{type(policy.model).__name__} takes no KV cache as others do ({error!s:.200})"
+    if problem:
+        raise UserError(f"--model {name}: {problem}; {fix}")
 
 
 def nats_off(policy: Policy) -> float:
@@ -125,19 +118,17 @@ def start_policy(config: Config, task: Task, demonstrations: Demonstrations) -> 
         print(what, "--plain, as its cache is not keys and values alone", file=sys.stderr)
         config.plain = True
     n = 2000 if config.data else 32
-    for split, m in (("train", 1), ("train", config.m), ("test", 1)):
-        problems = held_out(task, split, n)
-        prompts = [build_prompt(policy, task, problem, m) for problem in problems]
-        longest = sorted(prompts, key=len)[-32:]
-        encode_prompts(policy, longest, rollout_length(task, m, config.max_new_tokens))
+    problems = held_out(task, "train", n) + held_out(task, "test", n)
+    prompts = [build_prompt(policy, task, problem, config.m) for problem in problems]
+    longest = sorted(prompts, key=len)[-64:]
+    encode_prompts(policy, longest, rollout_length(task, config.m, config.max_new_tokens))
     # Of a file every demonstration is read, of made-up problems one of each kind.
     n_checked = config.warm_steps if config.data else min(config.warm_steps, CHECKED)
     for step in range(n_checked):
-        prompts, texts = demonstrations(policy, task, config, step)
-        rollouts = rollouts_of_texts(policy, prompts, texts)
-        longest = max(rollouts.lengths)
-        if policy.is_tiny and step == 0 and longest > rollout_length(task, 1, 0):
-            what = f"takes {longest} tokens, answer_words = {task.answer_words} and 3 are fewer"
+        rollouts = rollouts_of_texts(policy, *demonstrations(policy, task, config, step))
+        n_tokens = max(rollouts.lengths)
+        if policy.is_tiny and step == 0 and n_tokens > rollout_length(task, 1, 0):
+            what = f"takes {n_tokens} tokens, answer_words = {task.answer_words} and 3 are fewer"
             raise UserError(f"task {task.name}: a demonstration {what}; raise answer_words")
     if config.device == "cuda":
         fill_card(config, policy, task, free_memory())
@@ -155,30 +146,30 @@ def write_start(
     folder = Path(config.out) / "start"
     shutil.rmtree(folder, ignore_errors=True)
     save = functools.partial(save_model, policy.model, policy.tokenizer)
-    if not config.warm_steps:
-        write_folder(folder, save)
-        return
-    key = warm_up_key(policy, task, config, warm_up, demonstrations)
-    cached = Path("runs/start") / f"{task.name}-{key}"
-    is_kept = False
-    with contextlib.suppress(UserError):  # it is damaged
-        # False, too, where it may not be looked at
-        is_kept = os.path.exists(cached) and bool(load_policy(str(cached), task))
-    if is_kept:
-        write_folder(folder, functools.partial(shutil.copytree, cached, dirs_exist_ok=True))
-        return
-    shutil.rmtree(cached, ignore_errors=True)
-    if config.lora_rank and not policy.is_tiny:  # whose weights are random: all of them must learn
-        torch.manual_seed(config.seed)  # from which peft draws the adapter
-        with merged_adapter(policy.model, config.lora_rank):
+    if config.warm_steps:
+        key = warm_up_key(policy, task, config, warm_up, demonstrations)
+        kept = Path("runs/start") / f"{task.name}-{key}"
+        if can_be_loaded(kept, task):
+            write_folder(folder, functools.partial(shutil.copytree, kept, dirs_exist_ok=True))
+            return
+        torch.manual_seed(config.seed)  # from which peft draws an adapter
+        # The tiny model's weights are random: all of them must learn.
+        with merged_adapter(policy.model, 0 if policy.is_tiny else config.lora_rank):
             warm_up(policy, task, config)
-    else:
-        warm_up(policy, task, config)
+        try:
+            shutil.rmtree(kept, ignore_errors=True)
+            write_folder(kept, save)
+        except UserError as error:
+            print(f"the warm-up is kept in this run alone: {error}", file=sys.stderr)
     write_folder(folder, save)
+
+
+def can_be_loaded(folder: Path, task: Task) -> bool:
+    """Whether a folder holds a whole model. It may be missing, damaged or forbidden."""
     try:
-        write_folder(cached, save)
-    except UserError as error:
-        print(f"the warm-up is kept in this run alone: {error}", file=sys.stderr)
+        return os.path.exists(folder) and bool(load_policy(str(folder), task))
+    except UserError:
+        return False
 
 
 def warm_up_key(

@@ -66,10 +66,10 @@ def load_task(name: str, model: str = "tiny", **flags: Any) -> Task:
     task_class = load_task_class(name)
     flags["model"] = model
     task = task_class(**{flag: flags[flag] for flag in task_class.flags if flag in flags})
-    if task.form not in ("tags", "lines"):
-        raise UserError(f'--task {name}: form = {task.form!r:.60} must be "tags" or "lines"')
-    if isinstance(task.objectives, str):
-        raise UserError(f"--task {name}: objectives must be a tuple, as ({task.objectives!r},)")
+    if task.form not in ("tags", "lines") or isinstance(task.objectives, str):
+        given = f"not {task.form!r:.60} and {task.objectives!r:.60}"
+        rule = 'form must be "tags" or "lines", and objectives a tuple such as ("a",)'
+        raise UserError(f"--task {name}: {rule}, {given}")
     if model == "tiny":
         task.form = "tags"
         task.reads_untagged = False
@@ -142,15 +142,12 @@ def numbers_of(task: Task, vector: Any, k: int, what: str) -> list[float]:
     with contextlib.suppress(AttributeError, TypeError, ValueError, OverflowError):
         if isinstance(vector, list | tuple):
             values = [value.__float__() for value in vector]  # which text does not have
-    if not values:
-        mistake = "must be a list of numbers; of a tensor or array return .tolist()"
-    elif len(values) != (k or len(values)):
-        mistake = f"has {len(values)} numbers for {k} objectives"
-    elif not all(float(task.minimum) <= value < 1e30 for value in values):  # false for NaN, too
-        mistake = f"must hold finite numbers of at least minimum = {task.minimum}, which it may set"
-    else:
+    is_right = values and len(values) == (k or len(values))
+    if is_right and all(float(task.minimum) <= value < 1e30 for value in values):  # no NaN either
         return values
-    raise UserError(f"task {task.name}: {what}, {vector!r:.80}, {mistake}")
+    rule = f"a list of {k or 'some'} finite numbers of at least minimum = {task.minimum}"
+    fix = "of a tensor or array return .tolist()"
+    raise UserError(f"task {task.name}: {what}, {vector!r:.80}, must be {rule}; {fix}")
 
 
 def prompt_of(task: Task, problem: Problem, m: int) -> str:
@@ -199,7 +196,7 @@ def check_find_answers(task: Task, text: str) -> None:
     given: list[str] = []
     for end in range(len(text)):
         answers = task.find_answers(text[:end], 1, finished=False) or []
-        if not isinstance(answers, list) or answers[: len(given)] != given:
+        if answers[: len(given)] != given:  # also where they are no list
             rule = "find_answers with finished=False must return a list of texts that have ended"
             what = f"{given!r:.80}, and {answers!r:.80} a letter later"
             raise UserError(f"task {task.name}: {rule}, or None, not {what}")

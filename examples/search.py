@@ -432,7 +432,8 @@ def run(argv: list[str] | None) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    as_command("examples/search.py", lambda: run(argv))
+    with as_command("examples/search.py"):
+        run(argv)
 
 
 if __name__ == "__main__":

@@ -260,7 +260,8 @@ def main(argv: list[str] | None = None) -> None:
         trainer.accelerator.wait_for_everyone()  # a rank that ends first can abort the others
         trainer.accelerator.end_training()
 
-    as_command("trl_vpo.py", run)
+    with as_command("trl_vpo.py"):
+        run()
 
 
 if __name__ == "__main__":

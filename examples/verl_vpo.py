@@ -163,7 +163,8 @@ def main() -> None:
     defaults = {"task": "maze", "split": "train", "problems": 1000, "m": 0, "data": ""}
     for name, value in defaults.items():
         parser.add_argument(f"--{name}", type=type(value), default=value)
-    as_command("verl_vpo.py", lambda: write_rows(**vars(parser.parse_args())))
+    with as_command("verl_vpo.py"):
+        write_rows(**vars(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -31,8 +31,7 @@ def backward(
         rows = advantages.nonzero()[:, 0].tolist()
         rows = rows or list(range(rollouts.group_size))  # one group, so that the entropy is known
     n_tokens = sum(rollouts.lengths)
-    answer_mask = rollouts.first(rollouts.answered or rollouts.lengths)  # (P * G, T)
-    n_computed = answer_mask[rows].sum()
+    n_computed = sum(rollouts.lengths[row] for row in rows)
     metrics: dict[str, Tensor | float] = {}
     with lean(policy.model):
         for chunk in prompt_chunks(rollouts, rows, config.micro_batch_tokens):
@@ -61,8 +60,7 @@ def backward(
                     entropy_coef=config.entropy_coef,
                 )
                 loss.backward()
-                answer_entropy = (entropy.detach() * answer_mask[index, :T]).sum() / n_computed
-                parts |= {"loss": loss.detach(), "entropy": answer_entropy}
+                parts |= {"loss": loss.detach(), "entropy": entropy.detach().sum() / n_computed}
                 for name, value in parts.items():
                     metrics[name] = metrics.get(name, 0.0) + value
             backward_through_prompts(shared, leaves)

@@ -94,7 +94,8 @@ def run(argv: list[str]) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if argv is None else argv
-    as_command("report", lambda: run(arguments))
+    with as_command("report"):
+        run(arguments)
 
 
 if __name__ == "__main__":

@@ -215,4 +215,5 @@ def run(argv: list[str] | None) -> None:
 
 
 if __name__ == "__main__":
-    as_command("study/collapse.py", lambda: run(None))
+    with as_command("study/collapse.py"):
+        run(None)

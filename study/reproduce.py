@@ -226,7 +226,8 @@ class ReproduceFlags:
 
 
 def main(argv: list[str] | None = None) -> None:
-    as_command("study/reproduce.py", lambda: run(argv))
+    with as_command("study/reproduce.py"):
+        run(argv)
 
 
 def read_flags(argv: list[str] | None) -> ReproduceFlags:

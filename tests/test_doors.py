@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -30,7 +29,6 @@ from test_train import (
 import eval as evaluation
 import train
 import vpo
-from engine import session
 from engine.config import Config, check_ranges, flag_of
 from engine.doors import as_command, explain_machine
 from engine.owner import FILE, this_process
@@ -119,7 +117,7 @@ def files(folder: Path) -> dict[str, bytes]:
         ("--subset 4", "a set of s = 4 rollouts needs a group of more, and G is 4"),
         ("--m 2.5", "--m: invalid int value: '2.5'"),
         ("--pool 1", "--pool 1: must hold at least one rollout of --m 2 answers"),
-        ("--lr fast", "--lr fast: must be a rate, or METHOD=RATE"),
+        ("--lr fast", "--lr fast: must be a rate of 1e-12 to 1, or METHOD=RATE"),
         ("--lr vpo=0.1", "--lr vpo=0.1: names no rate for grpo; add grpo=RATE"),
         ("--log wandb", "--log wandb: not installed; pip install wandb"),
         ("--resume", "--resume: runs/toy-seed0 holds no run; name the folder of one with --out"),
@@ -132,7 +130,7 @@ def files(folder: Path) -> dict[str, bytes]:
         pytest.param(
             "--task code --test-data x", "--task code: needs --data", marks=pytest.mark.linux
         ),
-        ("--max-new-tokens 4000", "need a context of 4002, the model's is 512"),
+        ("--max-new-tokens 4000", "need a context of 8002, the model's is 512"),
         ("--model no/such/model", "--model no/such/model: cannot be loaded"),
         ("--task headline", "--model tiny: task headline has no words for it"),
         ("--task musique", "--task musique: needs --data FILE"),
@@ -175,10 +173,10 @@ def test_a_refused_command_changes_nothing(run, capsys):
         "--out run --task toy": "already holds grpo, vpo; --resume goes on with it",
         "--out run --resume --steps 3": "--steps 3: grpo has finished its 2 steps",
         "--resume --out run/vpo": "no run of train.py; take another name",
-        "--resume --out run/start": "no run of train.py; name the folder that",
+        "--resume --out run/start": "run/start/config.json: cannot be read as that of a run",
         "--resume --out run/grp": "run/grp holds no run; name the folder of one with --out",
         "--out run --resume --m 3": "with --m 2, not 3; drop the flag, or take another --out",
-        "--out run --resume --data x": "holds another run, with --data empty, not ",
+        "--out run --resume --data x": "holds another run, with --data '', not ",
         "--out run --resume --jobs 99": "--jobs 99: must be",
         "--out run/config.json": "--out run/config.json: not empty, and no run of train.py",
         "--out new --max-new-tokens 4000 --task toy": "need a context",
@@ -203,13 +201,13 @@ def test_a_second_command_is_refused_while_the_first_trains(run, monkeypatch, ca
     assert files(run) == before
     (run / FILE).unlink()
     run.rename("other")
-    start_policy = session.start_policy
+    start_policy = train.start_policy
 
     def overtaken(*arguments):
         Path("other").rename("run")
         return start_policy(*arguments)
 
-    monkeypatch.setattr(session, "start_policy", overtaken)
+    monkeypatch.setattr(train, "start_policy", overtaken)
     del before[f"run/{FILE}"]
     fails(["--out", "run", *TOY], capsys, "--out run: another command has just trained in it")
     assert files(run) == before
@@ -228,7 +226,6 @@ def test_a_crash_before_the_first_checkpoint_leaves_the_folder_reusable(monkeypa
             with pytest.raises(TypeError):
                 train.main(["--out", "run", *arguments])
             assert not Path("run", FILE).exists()
-        assert "grpo: no checkpoint yet, begins with step 1\n" in capsys.readouterr().err
     flags = "--method vpo --subset 2 --lr 0.001 --eval-problems 0"
     train.main(["--out", "run", *TOY, *flags.split()])
     assert load_run(Path("run")).config.lr == ["0.001"]
@@ -240,7 +237,7 @@ def test_a_method_joins_with_the_flags_of_the_run(run, capsys):
     """None of them is repeated; and without evaluation the checkpoints are named."""
     train.main(["--out", "run", "--method", "multi_rlvr", "--eval-problems", "0"])
     out = capsys.readouterr().out
-    assert "run/multi_rlvr/checkpoint-000002" in out and "python eval.py run" in out
+    assert "run/METHOD/checkpoint-000002" in out and "python eval.py run" in out
     assert load_run(run).config.method == ["grpo", "vpo", "multi_rlvr"]
     same = ["--lr", "vpo=2.5e-4", "--eval-problems", "0"]
     train.main(["--out", "run", "--resume", *same])
@@ -258,12 +255,12 @@ def test_a_run_of_another_version_goes_on_without_the_flags_that_are_gone(run, c
 def test_a_config_that_was_edited_is_named(run, capsys):
     change_config(run, m="two")
     message = "--m 'two': must be of type int"
-    fails(["run"], capsys, "run/config.json: damaged", message, command=evaluation.main)
-    fails(["--out", "run", "--resume"], capsys, "run/config.json: damaged", message)
-    (run / "config.json").write_text("{")
-    fails(["run"], capsys, "run/config.json: damaged", command=evaluation.main)
-    (run / "config.json").write_text("{}")
-    fails(["run"], capsys, "run: no run of train.py", command=evaluation.main)
+    told = "run/config.json: cannot be read as that of a run"
+    fails(["run"], capsys, told, message, command=evaluation.main)
+    fails(["--out", "run", "--resume"], capsys, told, message)
+    for text in ("{", "{}", '{"flags": []}'):
+        (run / "config.json").write_text(text)
+        fails(["run"], capsys, told, command=evaluation.main)
 
 
 def test_an_own_task_is_found_from_another_folder(capsys):
@@ -306,7 +303,8 @@ def test_a_notebooks_default_type_is_its_own():
     """Guards against a product of two types after torch.set_default_dtype(torch.float64)."""
     types = []
     torch.set_default_dtype(torch.float64)
-    as_command("train.py", lambda: types.append(torch.get_default_dtype()))
+    with as_command("train.py"):
+        types.append(torch.get_default_dtype())
     types.append(torch.get_default_dtype())
     torch.set_default_dtype(torch.float32)
     assert types == [torch.float32, torch.float64]
@@ -315,14 +313,14 @@ def test_a_notebooks_default_type_is_its_own():
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EROFS])
 def test_what_the_system_refuses_is_one_line(number, capsys):
     """But for what a user's own code was refused, and for errors that a user cannot mend."""
-    refused = Mock(side_effect=OSError(number, os.strerror(number), "a-file"))
-    command = partial(as_command, run=refused)
-    fails("eval.py", capsys, f"eval.py: error: a-file: {os.strerror(number)}; ", command=command)
+    error = OSError(number, os.strerror(number), "a-file")
+    command = as_command("eval.py")(Mock(side_effect=error, __name__="main"))
+    fails([], capsys, f"eval.py: error: a-file: {os.strerror(number)}; ", command=command)
     own = OSError(number, "mine")
     own.add_note("Task.reward of problem 'a', answer ''")
     for error in (own, OSError(errno.ESPIPE, "seek")):
-        with pytest.raises(OSError, match="mine|seek"):
-            as_command("eval.py", Mock(side_effect=error))
+        with pytest.raises(OSError, match="mine|seek"), as_command("eval.py"):
+            raise error
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_stops_nothing(monkeypatch):
@@ -378,15 +376,16 @@ def test_what_ascii_lacks_is_printed_all_the_same(monkeypatch):
     """Guards against a traceback in place of the table."""
     printed = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, "ascii"))
-    as_command("eval.py", lambda: print("0.350 ± 0.000"))
+    with as_command("eval.py"):
+        print("0.350 ± 0.000")
     sys.stdout.flush()
     assert printed.getvalue() == b"0.350 \\xb1 0.000\n"
 
 
 def test_a_stop_outside_of_the_training_is_told(capsys):
     """Guards against an empty line where SIGTERM comes in the warm-up or in an evaluation."""
-    with pytest.raises(SystemExit) as stop:
-        as_command("eval.py", lambda: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(SystemExit) as stop, as_command("eval.py"):
+        signal.raise_signal(signal.SIGTERM)
     assert stop.value.code == 130 and "give the same command again" in capsys.readouterr().err
 
 
@@ -467,7 +466,7 @@ def test_eval_names_what_it_cannot_evaluate(run, capsys):
         "": "the following arguments are required: RUN",
         "runs/none": "runs/none: there is no such run",
         "rum": "rum: there is no such run; did you mean run?",
-        "run/vpo": "run/vpo: no run of train.py",
+        "run/vpo": "run/vpo/config.json: cannot be read as that of a run",
     }
     before = files(run)
     for arguments, message in refused.items():

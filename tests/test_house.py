@@ -24,7 +24,6 @@ MAY_KNOW = {
     "engine.memory": ("rewards", "rollout", "engine/"),
     "engine.checkpoints": ("rewards", "rollout", "engine/"),
     "engine.mixtures": ("vpo", "rewards", "rollout", "engine/"),
-    "engine.session": ("vpo", "rewards", "eval", "engine/"),
     "engine/": ("vpo", "rewards", "engine/"),
     "fast/": ("vpo", "rollout", "engine.models", "engine.config", "fast/"),
     "tasks.sandbox": (),
@@ -135,4 +134,4 @@ def test_train_knows_few_files():
         elif isinstance(node, ast.Import):
             modules |= {alias.name for alias in node.names}
     own = {module for module in modules if module.partition(".")[0] in (*SCRIPTS, *FOLDERS)}
-    assert len(own) <= 9, sorted(own)
+    assert len(own) <= 12, sorted(own)

@@ -569,4 +569,5 @@ def run() -> None:
 
 
 if __name__ == "__main__":
-    as_command("one_gpu.py", run)
+    with as_command("one_gpu.py"):
+        run()

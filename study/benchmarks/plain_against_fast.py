@@ -166,4 +166,5 @@ def run() -> None:
 
 
 if __name__ == "__main__":
-    as_command("plain_against_fast.py", run)
+    with as_command("plain_against_fast.py"):
+        run()
