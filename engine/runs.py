@@ -1,7 +1,7 @@
 """Run folders: which configuration a command has, what a run stores, and what may join it later.
 
 A folder holds config.json (all flags, and a history of commands), start/ (the start model), and per
-method metrics.jsonl, samples.jsonl, snapshots.jsonl and checkpoint-STEP/; while it is trained, running.json.
+method metrics.jsonl, samples.jsonl, snapshots.jsonl and checkpoint-STEP/
 """
 
 import contextlib
