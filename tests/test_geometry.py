@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_train import fails
+from test_vpo import random_rewards
 
 import train
 from report.__main__ import main
@@ -26,10 +28,6 @@ def measures(
     sums = (rewards * objective_mask[:, None]).sum(-1)
     scalars = sums / objective_mask.sum(1, keepdim=True)
     return geometry(rewards, objective_mask, scalars, G)
-
-
-def random(*shape: int) -> torch.Tensor:
-    return torch.rand(*shape, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize(
@@ -57,14 +55,14 @@ def test_the_regret_of_the_scalar_for_rewards_where_it_is_known(table, regret, s
 
 def test_a_trade_gives_a_signal_to_vectors_alone():
     """Of a trade the scalar is constant."""
-    one = random(20, 32, 1)
+    one = random_rewards(0, 20, 32, 1)
     result = measures(torch.cat([one, 1 - one], -1))
     assert (result["scalar_signal"], result["vector_signal"]) == (0, 1)
 
 
 def test_objectives_that_a_problem_lacks_count_for_nothing():
     """Two problems with 2 objectives padded to 4, and the same without padding."""
-    rewards = random(2, 32, 2)
+    rewards = random_rewards(0, 2, 32, 2)
     padded = torch.nn.functional.pad(rewards, (0, 2))
     objective_mask = torch.tensor([[True, True, False, False]] * 2)
     single = [measures(rewards[i : i + 1])["regret"] for i in range(2)]
@@ -79,8 +77,9 @@ def test_no_signal_is_said():
     assert "nan" not in geometry_report(rewards, objective_mask, rewards.mean(-1), 4)
 
 
-def test_a_finite_data_set_counts_once(capsys):
-    """Where it wraps around, each problem is sampled once, and the heading says how many there are."""
+def test_of_a_run_and_of_a_model(capsys):
+    """Before any training of a method, and for a bare model with --task. Where a finite data set wraps around, each
+    problem is sampled once, and the heading says how many there are."""
     Path("few.py").write_text(
         "from rewards import Problem, Toy\n\n\nclass Few(Toy):\n"
         "    def problems(self, split, n, seed=0, start=0):\n"
@@ -88,22 +87,13 @@ def test_a_finite_data_set_counts_once(capsys):
         encoding="utf-8",
     )
     train.main([*QUICK, "--task", "few.py"])
-    main(["geometry", "run", "--problems", "5"])
-    assert "on 2 validation problems" in capsys.readouterr().out
-
-
-def test_of_a_run_and_of_a_model(capsys):
-    """Before any training of a method, and for a bare model with --task."""
-    train.main([*QUICK, "--task", "toy"])
     capsys.readouterr()
-    main(["geometry", "run", "--problems", "3"])
+    main(["geometry", "run", "--problems", "5"])
     own = capsys.readouterr().out
-    assert "on 3 validation problems, 12 answers each" in own and "regret" in own
-    main(["geometry", "run/start", "--task", "toy", "--problems", "2"])
-    assert "on 2 validation problems, 32 answers each" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as stop:
-        main(["geometry", "runs/none"])
-    assert stop.value.code == 2 and "runs/none" in capsys.readouterr().err
+    assert "on 2 validation problems, 12 answers each" in own and "regret" in own
+    main(["geometry", "run/start", "--task", "few.py", "--problems", "1"])
+    assert "on 1 validation problems, 32 answers each" in capsys.readouterr().out
+    fails(["geometry", "runs/none"], capsys, "runs/none", command=main)
 
 
 def test_a_model_is_asked_with_the_defaults_of_a_language_model_and_its_task():

@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from test_train import fails
 
 import train
 import vpo
@@ -33,15 +34,6 @@ RUN = shlex.split(
 )
 CONFIG = Config(m=3)
 METHODS = ("grpo", "vpo", "group_vpo")
-
-
-def fails(arguments: str, capsys, text: str) -> None:
-    """A mistake is one line with this text, and the exit code 2."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        main(arguments.split())
-    error = capsys.readouterr().err.strip()
-    assert stop.value.code == 2 and "\n" not in error and text in error
 
 
 class Prose(Task):
@@ -248,7 +240,7 @@ def test_what_is_missing_is_named(trained, capsys):
     """A run without snapshots, one method without, a task that draws nothing, two runs of one name."""
     shutil.copytree(trained / "without", "run")
     for command in ("page", "film"):
-        fails(f"{command} run", capsys, "run: no snapshots; training with --snapshots 20 keeps")
+        fails([command, "run"], capsys, "run: no snapshots; training with", command=main)
     train.main(["--out", "run", "--task", "toy", "--method", "multi_rlvr", "--snapshots", "4"])
     shutil.copytree("run", "again/run")
     shutil.copytree("run", "other")
@@ -256,9 +248,10 @@ def test_what_is_missing_is_named(trained, capsys):
     names = [method["name"] for method in data_of(Path("pages/run/report.html"))["methods"]]
     assert names == ["multi_rlvr"]
     assert data_of(Path("pages/run/report.html")) == data_of(Path("pages/other/report.html"))
-    fails("film run", capsys, "film: task toy draws no answers")
-    fails("run", capsys, "run: must be one of page, film, geometry")
-    fails("page run again/run --out twice", capsys, "and two have one name")
+    fails(["film", "run"], capsys, "film: task toy draws no answers", command=main)
+    fails(["run"], capsys, "run: must be one of page, film, geometry", command=main)
+    twice = ["page", "run", "again/run", "--out", "twice"]
+    fails(twice, capsys, "and two have one name", command=main)
 
 
 def test_a_log_that_ends_early(run):

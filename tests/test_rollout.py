@@ -433,23 +433,22 @@ def test_a_prompt_that_opens_a_thought(policy, end, opening, monkeypatch):
         assert len(answers) == (0 if opening else 3)
 
 
-def test_marks_that_are_special_tokens_stay_in_the_text(tmp_path):
-    """Guards against drafts that are graded: without their marks thoughts look like answers."""
-    policy = load_policy(save_random_model(tmp_path, "llama"), TASK)
-    marks = ["<think>", "</think>", "<answer_1>", "</answer_1>"]
-    policy.tokenizer.add_special_tokens({"additional_special_tokens": marks})
-    for text in ("<think>1. no\n2. nope\n</think>1. red\n2. blue\n", "<answer_1> red </answer_1>"):
-        ids = policy.tokenizer(text)["input_ids"]
-        assert policy.decode(torch.tensor([*ids, 0])) == text
-        assert parse_answers(text, Task(), 2) == ["red", "blue"][: text.count("red\n") + 1]
-
-
-def policy_with(folder: Path, template: str, marks: list[str], **options) -> Policy:
+def policy_with(folder: Path, template: str | None, marks: list[str], **options) -> Policy:
     """A random Llama whose tokenizer has a chat template and some special tokens."""
     policy = load_policy(save_random_model(folder, "llama", vocab_size=440, **options), TASK)
     policy.tokenizer.add_special_tokens({"additional_special_tokens": marks})
     policy.tokenizer.chat_template = template
     return Policy(policy.model, policy.tokenizer)
+
+
+def test_marks_that_are_special_tokens_stay_in_the_text(tmp_path):
+    """Guards against drafts that are graded: without their marks thoughts look like answers."""
+    marks = ["<think>", "</think>", "<answer_1>", "</answer_1>"]
+    policy = policy_with(tmp_path, None, marks)
+    for text in ("<think>1. no\n2. nope\n</think>1. red\n2. blue\n", "<answer_1> red </answer_1>"):
+        ids = policy.tokenizer(text)["input_ids"]
+        assert policy.decode(torch.tensor([*ids, 0])) == text
+        assert parse_answers(text, Task(), 2) == ["red", "blue"][: text.count("red\n") + 1]
 
 
 def test_what_a_chat_template_writes_around_texts_is_no_text(tmp_path):
@@ -542,22 +541,20 @@ def rows_of(rollouts: Rollouts) -> Tensor:
     return torch.arange(len(rollouts.tokens))
 
 
-@any_model
-@pytest.mark.parametrize("temperature", [0.6, 1.4])
-def test_scoring_has_the_temperature_of_sampling(policy, temperature):
-    """Guards against ratios that are not 1 in the first update."""
-    rollouts = draw(policy, temperature=temperature)
-    logprobs, _ = token_logprobs(policy.model, rollouts, rows_of(rollouts), temperature)
-    torch.testing.assert_close(logprobs, rollouts.logprobs, atol=5e-5, rtol=1e-4)
-    other, _ = token_logprobs(policy.model, rollouts, rows_of(rollouts), 1.0)
-    assert (other - rollouts.logprobs).abs().max() > 0.1
-
-
-def gradients_of(policy: Policy, loss: Tensor) -> list[Tensor]:
-    weights = list(policy.model.parameters())
-    gradients = torch.autograd.grad(loss, weights, allow_unused=True)
-    zeros = [torch.zeros_like(weight) for weight in weights]
-    return [zeros[i] if own is None else own for i, own in enumerate(gradients)]
+@torch.no_grad()
+def test_logprobs_are_those_of_plain_forward_passes(policy):
+    """Guards against shifted targets, and padding that is scored. test_fast.py has the gradients, in chunks."""
+    rollouts = draw(policy)
+    rows = torch.tensor([7, 0, 3, 4])
+    logprobs, entropy = token_logprobs(policy.model, rollouts, rows, TEMPERATURE)
+    for i, row in enumerate(rows.tolist()):
+        length = rollouts.lengths[row]
+        log_p = torch.log_softmax(plain_logits(policy, rollouts, row) / TEMPERATURE, -1)
+        own = log_p.gather(1, rollouts.tokens[row, :length, None])[:, 0]
+        torch.testing.assert_close(logprobs[i, :length], own, atol=2e-5, rtol=1e-4)
+        own_entropy = -(log_p.exp() * log_p).sum(-1)
+        torch.testing.assert_close(entropy[i, :length], own_entropy, atol=2e-5, rtol=1e-4)
+        assert not logprobs[i, length:].any() and not entropy[i, length:].any()
 
 
 def assert_same_gradient(ours: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
@@ -566,31 +563,6 @@ def assert_same_gradient(ours: list[Tensor], expected: list[Tensor], tolerance: 
     assert whole > 0
     for own, other in zip(ours, expected, strict=True):
         assert (own - other).norm() <= tolerance * (other.norm() + 0.1 * whole)
-
-
-@pytest.mark.parametrize("rows_at_once", [3, 10_000])
-def test_logprobs_and_gradients_are_those_of_plain_forward_passes(
-    policy, rows_at_once, monkeypatch
-):
-    """The LM head in chunks or at once; guards against shifted targets, and padding that is scored."""
-    head = policy.model.get_output_embeddings()
-    monkeypatch.setattr(rollout, "HEAD_BYTES", 4 * rows_at_once * head.weight.shape[0])
-    rollouts = draw(policy)
-    rows = torch.tensor([7, 0, 3, 4])
-    logprobs, entropy = token_logprobs(policy.model, rollouts, rows, TEMPERATURE)
-    slopes = torch.linspace(-1, 1, 40).expand(4, 40)  # so that every token has its own gradient
-    expected_loss = 0.0
-    for i, row in enumerate(rows.tolist()):
-        length = rollouts.lengths[row]
-        log_p = torch.log_softmax(plain_logits(policy, rollouts, row) / TEMPERATURE, -1)
-        own = log_p.gather(1, rollouts.tokens[row, :length, None])[:, 0]
-        torch.testing.assert_close(logprobs[i, :length], own, atol=2e-5, rtol=1e-4)
-        own_entropy = -(log_p.exp() * log_p).sum(-1)
-        torch.testing.assert_close(entropy[i, :length], own_entropy, atol=2e-5, rtol=1e-4)
-        expected_loss = expected_loss + ((own + own_entropy) * slopes[i, :length]).sum()
-        assert not logprobs[i, length:].any() and not entropy[i, length:].any()
-    ours = gradients_of(policy, ((logprobs + entropy) * slopes).sum())
-    assert_same_gradient(ours, gradients_of(policy, expected_loss), tolerance=1e-5)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2"])
@@ -607,7 +579,7 @@ def test_logits_are_made_in_chunks(architecture, monkeypatch):
 
     with LargestTensor(is_logits) as largest:
         logprobs, _ = token_logprobs(policy.model, rollouts, rows_of(rollouts), TEMPERATURE)
-        gradients_of(policy, logprobs.sum())
+        torch.autograd.grad(logprobs.sum(), policy.model.get_output_embeddings().weight)
     assert 0 < largest.n <= 20 * vocabulary
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from statistics import mean
 from unittest.mock import Mock
 
 import pytest
-from test_train import change_config
+from test_train import change_config, fails
 
 import train
 from engine.tasks import load_task, take_problems
@@ -197,8 +196,7 @@ def test_the_table_and_the_figure():
     lost = {"solved": [0, 0], "best": [[0.1, 0.5]] * 2, "behaviours": [[1, 2]] * 2}
     won = lost | {"solved": [40, 0]}
     policies = {"start": [lost, lost], "grpo": [lost, lost], "vpo": [won, lost]}
-    head, _, *rows = search_table(policies, 100, has_targets=True).splitlines()
-    assert "| solved by 30 | solved by 100 | ± |" in head
+    _, _, *rows = search_table(policies, 100, has_targets=True).splitlines()
     assert rows[2] == "| VPO | 0.000 | 0.250 | 3.178 | 0.500 | 2.0 |"
     *_, unknown = search_table(policies, 100, has_targets=False).splitlines()
     assert unknown == "| VPO | - | - | - | 0.500 | 2.0 |"
@@ -220,15 +218,11 @@ def test_a_task_that_does_not_say_what_can_be_reached(trained, capsys):
     [
         ("--budget 1", "--budget 1: less than the 2 answers of a rollout"),
         ("--goal gold", "--goal gold: take scalar, all, or weights .* block_1, block_2"),
-        ("--goal block_1=-1,block_2=2", "none negative"),
-        ("--strategy hope", "--strategy: invalid choice: 'hope' .*evolve"),
+        ("--strategy hope", "--strategy: invalid choice: 'hope' .* evolve"),
         ("--policies vpo none", "--policies none: .* choose from start, start_sets, grpo, vpo"),
     ],
 )
 def test_wrong_flags_are_named(trained, flags, message, capsys):
-    with pytest.raises(SystemExit) as stop:
-        search.main([str(trained), *QUICK.split(), *flags.split()])
-    error = capsys.readouterr().err
-    assert stop.value.code == 2 and error.count("\n") == 1
-    assert re.search(message, error)
+    flags = [str(trained), *QUICK.split(), *flags.split()]
+    fails(flags, capsys, *message.split(" .* "), command=search.main)
     assert not Path("out").exists()

@@ -1,16 +1,20 @@
 """MuSiQue, EUREQA, ToolRL: the rules of scoring, known flaws of the official code, files, training."""
 
+import contextlib
 import json
+import signal
 from pathlib import Path
 
 import pytest
 import torch
-from test_rewards import cpu_limit
+from test_rewards import task_in
 from test_rollout import save_random_model
 
 import train
 from engine.tasks import load_task
 from rewards import Problem, Task, UserError, parse_answers
+from tasks import code
+from tasks.code import find_blocks, job
 from tasks.files import tagged, word_f1
 from tasks.tool import Tool, match, parse_calls
 
@@ -73,16 +77,65 @@ def task_and_problem(name: str, record: dict) -> tuple[Task, Problem]:
     return task, task.problems("test", 1)[0]
 
 
+@contextlib.contextmanager
+def cpu_limit(seconds: float = 3):
+    """End what takes far too long. It is CPU time of this process: a busy machine does not count."""
+
+    def stop(*_) -> None:
+        raise AssertionError(f"not done after {seconds} s of CPU time")
+
+    if not hasattr(signal, "setitimer"):  # on Windows
+        yield
+        return
+
+    previous = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, previous)
+
+
+BLANKS = " " * 64_000
+# That make a careless regular expression try every place.
+LONG_TEXTS = [
+    f" a{BLANKS}b\n",
+    f"1. a{BLANKS}b\n2. c",
+    f"{BLANKS}1",
+    f"1.{BLANKS}x",
+    "1. " * 32_000,
+]
+LONG_TEXTS += ["<answer_1>" * 10_000, "9" * 64_000, "**1." + "*" * 64_000, "**1.\n" * 16_000]
+LONG_TEXTS += [f"{BLANKS}`", f"```{BLANKS}`", f"```\n{BLANKS}x\n```", f"```\n```{BLANKS}x"]
+LONG_TEXTS += ["`" * 64_000 + "x", "~" * 64_000 + "`", "```\n" * 16_000, "1 " * 100_000]
+LONG_TEXTS += ["<answer>" * 30_000, "<tool_call>" * 30_000, "a," * 30_000]
+LONG_TEXTS += [f"{line}\n# x\n" * 16_000 for line in ("from __future__ import x", "x")]
+
+
 def test_reading_takes_time_in_proportion_to_the_text():
-    """Guards against a search that goes on to the end of the text from every tag or call: two minutes."""
-    with cpu_limit():
-        assert tagged("<a>" * 100_000, "a") == ""
-        assert parse_calls("1 " * 100_000) == ([], False)
-        for name, record in RECORDS.items():
-            task, problem = task_and_problem(name, record(0))
-            for text in ("<tool_call>", "<answer>", "1 ", "a,", " "):
-                task.reward(problem, f"<answer>{text * 30_000}</answer>")
-                task.reward(problem, f"<tool_call>{text * 30_000}</tool_call>")
+    """Guards against a search that goes on to the end of the text from every tag, call or blank: two minutes."""
+    nothing = {"before": "", "after": "", "tests": [], "call": None}
+    readers = [
+        lambda text: [parse_answers(text, task_in("tags"), 1, own) for own in (True, False)],
+        lambda text: [parse_answers(text, task_in("lines"), 1, own) for own in (True, False)],
+        lambda text: find_blocks(text, finished=True),
+        lambda text: job(nothing, text),
+        code._is_arithmetic,
+        lambda text: tagged(text, "answer"),
+        parse_calls,
+    ]
+    for name, record in RECORDS.items():
+        task, problem = task_and_problem(name, record(0))
+        for tag in ("answer", "tool_call"):
+            form = f"<{tag}>{{}}</{tag}>"
+            readers.append(
+                lambda text, own=(task, problem, form): own[0].reward(own[1], own[2].format(text))
+            )
+    for reader in readers:
+        with cpu_limit():
+            for text in LONG_TEXTS:
+                reader(text)
 
 
 @pytest.mark.parametrize(

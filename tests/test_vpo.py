@@ -322,11 +322,9 @@ def test_the_estimator_equals_plain_loops(method, s):
     mask[0, 0] = False  # a rollout without answers stays in the group
     weights = vpo.sample_weights(3, 32, 4, generator=generator(9))
     expected = plain_advantage(rewards, weights, mask, s)
-    options = {"n_weights": 32, "subset": s}
-    A = advantages_of(method, scored_of(rewards, mask), generator=generator(9), **options)
+    options = {"n_weights": 32, "subset": s, "generator": generator(9)}
+    A = advantages_of(method, scored_of(rewards, mask), **options)
     torch.testing.assert_close(A.double(), expected, atol=1e-4, rtol=1e-4)
-    again = vpo.vpo_advantage(rewards, mask, generator=generator(9), **options)
-    torch.testing.assert_close(A, again)
 
 
 def test_one_answer_is_grpo_on_the_mean():
@@ -513,15 +511,9 @@ ZEROS = torch.zeros(2, 4, 1, 3)  # (P, G, m, k)
 @pytest.mark.parametrize(
     "call, text",
     [
-        (lambda: vpo.sample_weights(2, 0, 3), "n_weights = 0"),
         (lambda: vpo.sample_weights(2, 5, 3, alpha=0.04), "alpha = 0.04: must be 0.05 to 100"),
-        (lambda: vpo.sample_weights(2, 5, 3, alpha=math.nan), "alpha = nan"),
         (lambda: vpo.vpo_advantage(ZEROS, subset=4), "a set of s = 4 rollouts"),
-        (lambda: vpo.vpo_advantage(ZEROS[0]), r"\(P, G, m, k\)"),
         (lambda: vpo.vpo_advantage(ZEROS, torch.ones(2, 3)), "answer_mask"),
-        (lambda: vpo.vpo_advantage(ZEROS, objective_mask=torch.ones(2, 4)), "objective_mask"),
-        (lambda: vpo.set_reward(ZEROS, torch.zeros(3, 10, 3)), "weights"),
-        (lambda: vpo.group_normalize(torch.zeros(3, 1)), "G >= 2"),
         (lambda: advantages_of("grpo", torch.zeros(2, 4, 2, 3)), "takes one answer per rollout"),
     ],
 )
@@ -649,12 +641,10 @@ def test_the_loss_is_independent_of_micro_batches():
 
 
 def test_rewards_of_any_size_have_the_same_advantages():
-    # The square of a large reward overflows in float32.
-    rewards = torch.rand(2, 4, 2, 3, generator=torch.Generator().manual_seed(0))
-    scores = rewards.mean((2, 3))
-    torch.testing.assert_close(
-        vpo.group_normalize(scores * 2.0**90), vpo.group_normalize(scores), atol=1e-4, rtol=1e-4
-    )
+    """The square of a large reward overflows in float32."""
+    scores = random_rewards(0, 2, 4)
+    A = vpo.group_normalize(scores * 2.0**90)
+    torch.testing.assert_close(A, vpo.group_normalize(scores), atol=1e-4, rtol=1e-4)
 
 
 def test_no_advantage_is_no_loss_even_where_the_ratio_overflows():

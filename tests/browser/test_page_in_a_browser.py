@@ -3,20 +3,15 @@
 import random
 from pathlib import Path
 
-import chromium
 import pytest
 import torch
+from chromium import Tab
 from test_page import METHODS, data_of, made_snapshots
 
 import vpo
 from eval import best_at_k
 from report import page
 from report.snapshots import Snapshots
-
-needs_browser = pytest.mark.skipif(
-    not chromium.find(), reason="no Chromium: apt-get install chromium, or set CHROMIUM"
-)
-pytestmark = needs_browser
 
 
 def open_page(tab, folder: Path, snapshots: Snapshots, width: int) -> None:
@@ -79,10 +74,11 @@ def put(tab, element: str, value: object, event: str = "input") -> None:
 
 
 @pytest.fixture
-def tab(tmp_path):
-    with chromium.browser(tmp_path / "profile") as tab:
-        yield tab
-        assert not tab.errors and all(url.startswith("file:") for url in tab.requests)
+def tab(browser):
+    tab = Tab(browser)
+    yield tab
+    tab.page.close()
+    assert not tab.errors and all(url.startswith("file:") for url in tab.requests)
 
 
 @pytest.mark.parametrize("task", ["maze", "code", "toy", "prose"])
@@ -107,13 +103,13 @@ def test_the_slider_the_keys_and_the_film_change_the_picture(tab, tmp_path):
     cursor = "+document.querySelector('#diversity .cursor').getAttribute('x1')"
     last, place = tab.run(drawn), tab.run(cursor)
     tab.run("byId('step').focus()")
-    tab.press("ArrowLeft", 37)
+    tab.page.keyboard.press("ArrowLeft")
     assert tab.run("byId('now').textContent") == "21 of 31" and tab.run(drawn) != last
     assert tab.run(cursor) < place
     left, top, height = tab.run(
         "(({ left, top, height }) => [left, top, height])(byId('step').getBoundingClientRect())"
     )
-    tab.click(left + 6, top + height / 2)
+    tab.page.mouse.click(left + 6, top + height / 2)
     assert tab.run("byId('now').textContent") == "1 of 31"
     tab.run("byId('play').click()")
     assert "Pause" in tab.run("byId('play').textContent")

@@ -2,13 +2,13 @@
 
 import json
 import random
-import tempfile
 from pathlib import Path
 
 import chromium
 import pytest
 import torch
-from test_page_in_a_browser import LAYOUT, UNNAMED, needs_browser
+from chromium import Tab
+from test_page_in_a_browser import LAYOUT, UNNAMED
 
 import eval as evaluation
 import vpo
@@ -20,18 +20,17 @@ COLORS = ("red", "blue", "green", "grey")
 METHODS = ("grpo", "max_at_k", "multi_rlvr", "vpo", "group_vpo")
 GOLDEN = json.loads((ROOT / "tests/golden.json").read_text())
 
-pytestmark = needs_browser
-
 
 @pytest.fixture(scope="module")
-def tab(tmp_path_factory):
+def tab(browser):
     """The page. It asks for nothing and complains of nothing."""
-    with chromium.browser(tmp_path_factory.mktemp("profile")) as tab:
-        tab.open(PAGE, 390)
-        wait_for(tab, "isTrained()")
-        yield tab
-        assert not tab.errors
-        assert set(tab.requests) == {PAGE.as_uri()}
+    tab = Tab(browser)
+    tab.open(PAGE, 390)
+    wait_for(tab, "isTrained()")
+    yield tab
+    tab.page.close()
+    assert not tab.errors
+    assert set(tab.requests) == {PAGE.as_uri()}
 
 
 @pytest.fixture
@@ -44,13 +43,8 @@ def in_double(monkeypatch):
 
 
 def wait_for(tab, condition: str) -> None:
-    """Let the page train and draw until a condition holds, at most ten seconds."""
-    script = f"""new Promise((done, fail) => {{
-      const check = () => ({condition}) ? done() : setTimeout(check, 20);
-      setTimeout(() => fail("never: {condition.replace('"', "'")}"), 10000);
-      check();
-    }})"""
-    tab.run(script)
+    """Let the page train and draw until a condition holds, at most two minutes."""
+    tab.page.wait_for_function(condition, timeout=120_000)
     tab.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
@@ -256,12 +250,12 @@ def test_the_lens_adds_up_and_follows_pointer_and_keys(tab):
     left, top, width = tab.run(
         "(({ left, top, width }) => [left, top, width])(byId('triangle').getBoundingClientRect())"
     )
-    tab.click(left + 0.14 * width, top + 0.8 * width)
+    tab.page.mouse.click(left + 0.14 * width, top + 0.8 * width)
     wait_for(tab, "true")
     before = tab.run("userOf({ vector: true })")
     assert before[0] > 0.85, "not at Ann's corner"
     tab.run("byId('triangle').focus()")
-    tab.press("ArrowRight", 39)
+    tab.page.keyboard.press("ArrowRight")
     wait_for(tab, "true")
     w = tab.run("userOf({ vector: true })")
     assert w[1] > before[1]
@@ -292,34 +286,31 @@ def test_a_chosen_button_stands_out_with_forced_colors(tab):
     pressed = color.format("#methods [aria-pressed=true]")
     other = color.format("#methods [aria-pressed=false]")
     board = color.format("#explained i")
-    try:
-        forced = {"name": "forced-colors", "value": "active"}
-        tab.call("Emulation.setEmulatedMedia", features=[forced])
-        assert tab.run(f"{pressed} !== {other}")
-        assert tab.run(f"{board} !== {color.format('body')}")
-    finally:
-        tab.call("Emulation.setEmulatedMedia", features=[])
+    tab.page.emulate_media(forced_colors="active")
+    assert tab.run(f"{pressed} !== {other}")
+    assert tab.run(f"{board} !== {color.format('body')}")
+    tab.page.emulate_media(forced_colors="none")
 
 
-def test_without_javascript_the_page_says_what_it_needs(tab):
-    tab.call("Emulation.setScriptExecutionDisabled", value=True)
-    try:
-        tab.open(PAGE, 390)
-        assert tab.run("document.querySelector('noscript p').offsetHeight > 0")
-    finally:
-        tab.call("Emulation.setScriptExecutionDisabled", value=False)
+def test_without_javascript_the_page_says_what_it_needs(browser):
+    with browser.new_context(java_script_enabled=False) as context:
+        page = context.new_page()
+        page.goto(PAGE.as_uri())
+        assert page.is_visible("noscript p")
 
 
 def take_picture() -> None:
     """Write docs/figures/playground.png: the five painters after sixty steps."""
-    with tempfile.TemporaryDirectory() as folder, chromium.browser(Path(folder)) as tab:
+    with chromium.browser() as browser:
+        tab = Tab(browser)
         tab.open(PAGE, 1180)
         wait_for(tab, "isTrained()")
         tab.run("goTo(60)")
         wait_for(tab, "shownStep() === 60")
         top = tab.run("byId('bar').getBoundingClientRect().top + scrollY")
         bottom = tab.run("byId('panels').getBoundingClientRect().bottom + scrollY")
-        tab.screenshot(ROOT / "docs/figures/playground.png", top, bottom, 1180)
+        clip = {"x": 0, "y": top, "width": 1180, "height": bottom - top}
+        tab.page.screenshot(path=ROOT / "docs/figures/playground.png", clip=clip, full_page=True)
 
 
 if __name__ == "__main__":  # PYTHONPATH=tests:. python tests/browser/test_playground.py
