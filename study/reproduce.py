@@ -4,7 +4,7 @@
     python study/reproduce.py --list       what is stored by which version, and what is missing
     python study/reproduce.py              trains the cells of the tiny model that are not stored yet
     python study/reproduce.py --out again  trains all of them anew on your machine, into a folder
-    python study/reproduce.py --mixed      half-way weights, into study/results/mixed
+    python study/reproduce.py --mixed      half-way weights, into study/results/mixed or --out
     python study/reproduce.py --only toy   the cells whose names contain a text, here all of the toy
 
 A cell is one method, task, seed and setting. It is trained and evaluated with one thread, and
@@ -35,9 +35,10 @@ from engine.files import read_log
 from engine.runs import checkpoints, load_run, task_of
 from eval import evaluate_policy, measure
 from rewards import Problem, Task, UserError
-from study import documents, tables
+from study import documents, mixing, tables
 from study.grid import CURES, HEADLINES, MIXES, VERSION, Cell, cells, mixed_cells
-from study.store import CURVE, MIXED, RESULTS, Store, load_stored
+from study.store import CURVE, MIXED, RESULTS, Store, load_mixed, load_stored
+from study.stored import Stored
 
 TEMPERATURES = (0.7, 1.0, 1.3)  # the first is the table's
 MEASURES = ("diversity", "earned", *(f"best@{k}" for k in CURVE), *(f"W@{k}" for k in CURVE))
@@ -47,7 +48,7 @@ STORED_TEXTS = 6  # problems of the headline task whose answers are stored
 CARD = ["--micro-batch-tokens", "1024", "--sampling-batch", "240", "--save-every", "0"]
 
 
-def measure_cell(cell: Cell, store: Store) -> None:
+def measure_cell(cell: Cell, store: Store, is_mixed: bool = False) -> None:
     """Train a cell, or go on with it, evaluate it, and store what was measured.
 
     The run of a real model is deleted then, because its checkpoints take several gigabytes.
@@ -64,7 +65,6 @@ def measure_cell(cell: Cell, store: Store) -> None:
     if subprocess.run([sys.executable, *cell.script, *command]).returncode:
         words = " ".join([*cell.script, *command])
         raise UserError(f"{cell.name}: training failed: python {words}")
-    is_mixed = store.folder == MIXED
     record = training_record(cell, run) | evaluation_record(cell, run, is_mixed)
     if cell.is_shown and not is_mixed:
         record["during"] = answers_during(run / cell.method)
@@ -177,7 +177,7 @@ def condense(values: dict[str, Tensor], cell: Cell, size: int) -> dict[str, list
     return condensed
 
 
-def run_grid(pending: list[Cell], jobs: int, store: Store) -> int:
+def run_grid(pending: list[Cell], jobs: int, store: Store, is_mixed: bool) -> int:
     """Measure cells, `jobs` at a time, each in a process of its own.
 
     Those that fail are named. They do not stop the others. Returns how many failed.
@@ -188,8 +188,8 @@ def run_grid(pending: list[Cell], jobs: int, store: Store) -> int:
 
     def run_cell(cell: Cell) -> bool:
         log = Path(f"{store.run(cell)}.log")
-        into = ["--mixed"] if store.folder == MIXED else ["--out", str(store.folder)]
-        command = [sys.executable, "study/reproduce.py", *into, "--cell", cell.name]
+        command = [sys.executable, "study/reproduce.py", "--cell", cell.name]
+        command += ["--out", str(store.folder), "--mixed" if is_mixed else "--no-mixed"]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         with log.open("w", encoding="utf-8") as file:
             process = subprocess.run(command, stdout=file, stderr=file, env=environment)
@@ -210,7 +210,7 @@ def run_grid(pending: list[Cell], jobs: int, store: Store) -> int:
 class ReproduceFlags:
     """The flags of study/reproduce.py."""
 
-    mixed: bool = flag(False, f"policies with weights half-way to their start, into {MIXED}")
+    mixed: bool = flag(False, f"half-way weights; without --out they are in {MIXED}")
     out: str = flag(
         "", "folder of the results; empty: study/results, and the documents are written too"
     )
@@ -243,9 +243,8 @@ def read_flags(argv: list[str] | None) -> ReproduceFlags:
 
 def store_of(flags: ReproduceFlags) -> Store:
     """The results that a command reads and adds to. Raises UserError if --out is a file."""
-    if flags.mixed:
-        return Store(MIXED)
-    folder = Path(flags.out or RESULTS)
+    default = MIXED if flags.mixed else RESULTS
+    folder = Path(flags.out or default)
     if folder.is_file():
         raise UserError(f"--out {folder}: a file; name a folder")
     return Store(folder)
@@ -270,7 +269,7 @@ def run(argv: list[str] | None) -> None:
     if flags.cell:
         grid = cells() + mixed_cells()
         cell = next(cell for cell in grid if cell.name == flags.cell)
-        measure_cell(cell, store)
+        measure_cell(cell, store, flags.mixed)
         return
     grid = grid_of(flags)
     current = store.current(grid)
@@ -281,9 +280,14 @@ def run(argv: list[str] | None) -> None:
         raise UserError(f"{store.folder}: holds no result of this grid, nothing to write")
     failed = 0
     if not flags.write:
-        failed = run_grid([cell for cell in grid if cell not in current], flags.jobs, store)
-    if flags.out:
-        print(f"\n{tables.main(load_stored(store), '')}")
+        pending = [cell for cell in grid if cell not in current]
+        failed = run_grid(pending, flags.jobs, store, flags.mixed)
+    if flags.out and flags.mixed:
+        print(f"\n{mixing.half_way(Stored([], {}, load_mixed(store)), '')}")
+    elif flags.out:
+        stored = load_stored(store)
+        for name in stored.names:
+            print(f"\n{name}\n{tables.means(stored, name)}")
     else:
         write(Store(RESULTS))
     if failed:

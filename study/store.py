@@ -79,13 +79,13 @@ class Store:
 def load_stored(store: Store) -> Stored:
     """All results of the grid, and the stored searches, as plain data for the tables."""
     results = [result_of(cell, record) for cell, record in store.current(cells()).items()]
-    return Stored(results, store.read(store.folder / "search.json.gz"), load_mixed())
+    return Stored(results, store.read(store.folder / "search.json.gz"), load_mixed(Store(MIXED)))
 
 
-def load_mixed() -> Stored:
+def load_mixed(store: Store) -> Stored:
     """The stored results of half-way weights: a cell's policy at every t is a policy of its own."""
     results = []
-    for cell, record in Store(MIXED).current(mixed_cells()).items():
+    for cell, record in store.current(mixed_cells()).items():
         at = record["at"][TEMPERATURES[0]]
         trained = result_of(cell, record | {"at": {TEMPERATURES[0]: {cell.method: at["1"]}}})
         for t, values in at.items():

@@ -244,10 +244,12 @@ def table_of_tasks(
 ) -> str:
     """As `table`, with rows of each task below one another, and the task in a column."""
     found = []
+    titles = []
     for name, own_rows in rows.items():
         cols = columns(stored, f"{name} {measures}")
         found += [[name, *line] for line in lines(own_rows, cols, cell)]
-    return markdown(["task", first, *(column.title for column in cols)], found)
+        titles = [column.title for column in cols] or titles
+    return markdown(["task", first, *titles], found)
 
 
 def main_leads(stored: Stored, _: str) -> str:
