@@ -188,8 +188,9 @@ def run_grid(pending: list[Cell], jobs: int, store: Store, is_mixed: bool) -> in
 
     def run_cell(cell: Cell) -> bool:
         log = Path(f"{store.run(cell)}.log")
-        command = [sys.executable, "study/reproduce.py", "--cell", cell.name]
-        command += ["--out", str(store.folder), "--mixed" if is_mixed else "--no-mixed"]
+        kind = "--mixed" if is_mixed else "--no-mixed"
+        command = [sys.executable, "study/reproduce.py", kind, "--out", str(store.folder)]
+        command += ["--cell", cell.name]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         with log.open("w", encoding="utf-8") as file:
             process = subprocess.run(command, stdout=file, stderr=file, env=environment)

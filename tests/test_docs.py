@@ -289,7 +289,7 @@ def test_every_metric_and_every_file_of_a_run_is_explained():
     for path in Path("run").rglob("*"):
         name = str(path.relative_to("run")).replace("vpo/", "METHOD/").replace("000001", "000200")
         is_inside = "start/" in name or "checkpoint-000200/" in name
-        if path.is_file() and not is_inside and name != "lock":
+        if path.is_file() and not is_inside and name != ".lock":
             assert f"`{name}`" in text, f"{name} is not in docs/reference.md"
 
 
