@@ -1,6 +1,6 @@
 """VPO in veRL: its synchronous trainer with the advantages of any method in vpo.py.
 
-    pip install verl==0.9.1 TransferQueue==0.1.11 matplotlib tqdm    # and vLLM: docs/own.md says how
+    pip install verl==0.9.1 TransferQueue==0.1.11 matplotlib tqdm    # and vLLM
     python examples/verl_vpo.py --task headline --m 1 --problems 4000 > train.jsonl
     python examples/verl_vpo.py --task headline --m 1 --problems 200 --split test > test.jsonl
     export PYTHONPATH=. VERL_USE_EXTERNAL_MODULES=examples.verl_vpo
@@ -13,7 +13,7 @@
         actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.tensor_model_parallel_size=1 \
         trainer.n_gpus_per_node=1 trainer.nnodes=1
 
-Two steps ran on a CPU, with the additions in docs/own.md; a GPU was not tried. A rollout ends with an
+Two steps ran on a CPU, as tests/verl_cpu.py says; a GPU was not tried. A rollout ends with an
 EOS, not with its m-th answer. `trainer.use_v1=False` would ignore this file.
 """
 

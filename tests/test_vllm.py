@@ -1,4 +1,4 @@
-"""TRL with rollouts from vLLM, in one process. Skipped where vLLM is missing: docs/own.md says how to install it."""
+"""TRL with rollouts from vLLM, in one process. Skipped where vLLM is missing: see vllm_cpu.py."""
 
 import importlib.util
 import json
