@@ -43,8 +43,8 @@ def group_advantages(
 ) -> dict[str, float]:
     """The advantages of rollouts that have names, each with a `Scored` (1, 1, m, k), by name.
 
-    Groups may have lost rollouts. Those of one size go together. One that has become too small for the
-    method gets 0.
+    Groups may have lost rollouts. Those of one size go together. One that has become too small, with two
+    rollouts or no more than form a set, gets 0.
 
     Args:
         n: rollouts of a whole group.
@@ -54,13 +54,11 @@ def group_advantages(
         rollouts = {}
         for group in groups:
             rollouts |= group if len(group) == G else {}
+        if n > G and max(2, estimator.subset) >= G:  # a set has fewer rollouts than its group
+            advantage_of |= dict.fromkeys(rollouts, 0.0)
+            continue
         scored = in_groups(list(rollouts.values()), G)
-        try:
-            advantages = ADVANTAGES[method](scored, estimator).flatten().tolist()  # P * G
-        except ValueError:
-            if n == G:
-                raise
-            advantages = [0.0] * len(rollouts)
+        advantages = ADVANTAGES[method](scored, estimator).flatten().tolist()  # P * G
         advantage_of |= zip(rollouts, advantages, strict=True)
     return advantage_of
 

@@ -1,17 +1,17 @@
 """VPO in TRL's GRPOTrainer, for models that need several GPUs: a reward function that returns advantages.
 
-    pip install -r examples/requirements.txt
+    pip install -r requirements.txt -r examples/requirements.txt
     python train.py --steps 1 --eval-problems 0 --out runs/start-for-trl
     # The tiny model, the maze, 50 steps; and with R of 200 held-out mazes before and after:
-    python examples/trl_vpo.py --learning_rate 5e-4 --warmup_steps 10
+    python examples/trl_vpo.py --learning_rate 5e-4 --warmup_steps 10 \
         --eval_strategy steps --eval_steps 50 --eval_on_start True
     # Two ranks: data parallel, and FSDP2. Where there are no GPUs put ACCELERATE_USE_CPU=true before it.
     accelerate launch --multi_gpu --num_processes 2 examples/trl_vpo.py --learning_rate 5e-4
-    accelerate launch --num_processes 2 --use_fsdp --fsdp_version 2
+    accelerate launch --num_processes 2 --use_fsdp --fsdp_version 2 \
         --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP examples/trl_vpo.py --learning_rate 5e-4
     # A language model, with rollouts from vLLM:
-    python examples/trl_vpo.py --task fence --model HuggingFaceTB/SmolLM2-135M-Instruct
-        --method group_vpo --per_device_train_batch_size 8 --num_generations 4 --max_steps 2
+    python examples/trl_vpo.py --task fence --model HuggingFaceTB/SmolLM2-135M-Instruct \
+        --method group_vpo --per_device_train_batch_size 8 --num_generations 4 --max_steps 2 \
         --use_vllm --vllm_mode colocate
 
 They ran on CPUs (docs/own.md says where, when and how). With `--scale_rewards none` TRL's advantage of a

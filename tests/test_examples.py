@@ -467,3 +467,10 @@ def test_groups_that_lost_rollouts_are_put_together_again(method):
     estimator = Estimator(generator=torch.Generator().manual_seed(0))
     expected = ADVANTAGES[method](scored, estimator).flatten().tolist()
     assert list(actual.values()) == [*expected, 0]
+
+
+def test_a_mistake_in_a_group_that_lost_rollouts_is_not_taken_for_its_size():
+    """Sets of two answers for a method of one."""
+    scored = scored_of(torch.rand(1, 1, 2, 3), torch.ones(1, 1, 2, dtype=torch.bool))
+    with pytest.raises(ValueError, match="one answer per rollout"):
+        group_advantages([dict.fromkeys("abc", scored)], G, "grpo", Estimator())

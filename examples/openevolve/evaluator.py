@@ -1,10 +1,10 @@
 """OpenEvolve with a trained policy: it proposes programs, the sandbox judges them test by test.
 
-    pip install -r examples/requirements.txt "transformers[serving]==5.23.0"
+    pip install -r requirements.txt -r examples/requirements.txt "transformers[serving]==5.23.0"
     cp -r CHECKPOINT served
     echo '{"do_sample": true, "eos_token_id": 2}' > served/generation_config.json
     transformers serve --port 8123 --device cpu
-    cd examples/openevolve && openevolve-run initial_program.py evaluator.py --config config.yaml --target-score 1
+    cd examples/openevolve && openevolve-run initial_program.py evaluator.py --config config.yaml --target-score 1 \
         --primary-model served --api-base http://localhost:8123/v1 --iterations 10 --output ../../runs/openevolve
 
 CHECKPOINT is of a language model with a chat template, such as runs/code/grpo/checkpoint-000002; its
