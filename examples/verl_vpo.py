@@ -37,9 +37,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from engine.config import Config, check_methods, estimator_of, task_defaults
 from engine.doors import as_command
-from engine.groups import as_text, group_advantages, of_text
 from engine.tasks import load_task, take_problems
 from eval import weighted_best_at_k
+from examples.groups import as_text, group_advantages, of_text
 from rewards import Problem, Task, UserError, parse_answers
 from rollout import random_generator, score
 from vpo import answers_per_rollout

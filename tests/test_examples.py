@@ -18,9 +18,9 @@ from test_train import fails
 from test_vpo import scored_of
 from transformers import AutoModelForCausalLM
 
-from engine.groups import as_text, group_advantages, in_groups, of_text
 from engine.models import save_model
 from engine.tasks import load_task, take_problems
+from examples.groups import as_text, group_advantages, in_groups, of_text
 from rewards import Fence, Problem, Task, parse_answers
 from rollout import StopRule, load_policy, random_generator, score
 from tasks.code import Code
