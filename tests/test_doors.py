@@ -31,7 +31,7 @@ import train
 import vpo
 from engine.config import Config, check_ranges, flag_of
 from engine.doors import as_command, explain_machine
-from engine.owner import FILE, this_process
+from engine.owner import owned
 from engine.runs import checkpoints, load_run
 from engine.tasks import load_task
 from rewards import UserError
@@ -192,14 +192,12 @@ def test_a_refused_command_changes_nothing(run, capsys):
 def test_a_second_command_is_refused_while_the_first_trains(run, monkeypatch, capsys):
     """At once, and where both began at the same moment. An evaluation is not: it reads. Guards against two curves
     in one log."""
-    own = dataclasses.replace(this_process(), host="elsewhere")
-    (run / FILE).write_text(json.dumps(dataclasses.asdict(own)))
-    before = files(run)
-    for flags in ("--resume", "--method multi_rlvr", ""):
-        fails(["--out", "run", *flags.split()], capsys, "--out run: process", "on elsewhere trains")
-    evaluation.main(["run", "--out", "table"])
+    with owned(run):
+        before = files(run)
+        for flags in ("--resume", "--method multi_rlvr", ""):
+            fails(["--out", "run", *flags.split()], capsys, "--out run: another process trains")
+        evaluation.main(["run", "--out", "table"])
     assert files(run) == before
-    (run / FILE).unlink()
     run.rename("other")
     start_policy = train.start_policy
 
@@ -208,7 +206,6 @@ def test_a_second_command_is_refused_while_the_first_trains(run, monkeypatch, ca
         return start_policy(*arguments)
 
     monkeypatch.setattr(train, "start_policy", overtaken)
-    del before[f"run/{FILE}"]
     fails(["--out", "run", *TOY], capsys, "--out run: another command has just trained in it")
     assert files(run) == before
 
@@ -217,7 +214,6 @@ def test_a_crash_before_the_first_checkpoint_leaves_the_folder_reusable(monkeypa
     """Also with single answers and --subset of the sets that a method had before it."""
 
     def crash(*arguments):
-        assert Path("run", FILE).exists()
         raise TypeError
 
     with monkeypatch.context() as patch:
@@ -225,7 +221,6 @@ def test_a_crash_before_the_first_checkpoint_leaves_the_folder_reusable(monkeypa
         for arguments in (TOY, ["--resume"]):
             with pytest.raises(TypeError):
                 train.main(["--out", "run", *arguments])
-            assert not Path("run", FILE).exists()
     flags = "--method vpo --subset 2 --lr 0.001 --eval-problems 0"
     train.main(["--out", "run", *TOY, *flags.split()])
     assert load_run(Path("run")).config.lr == ["0.001"]
