@@ -33,7 +33,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # left out with PYTHONSAFEPATH
 import fast
 from engine import checkpoints
-from engine.config import Config, check, estimator_of, peak_rate, resolve
+from engine.config import Config, check, options_of, peak_rate, resolve
 from engine.doors import as_command
 from engine.jobs import jobs_of, train_methods
 from engine.logs import MethodLog, sample_record, snapshot_steps
@@ -95,8 +95,8 @@ def train_step(
     scored = score(task, problems, answers, m)  # (P, G, m, k)
 
     # 3. advantages
-    estimator = estimator_of(config, random_generator(config.seed, t, "weights"))
-    advantages = ADVANTAGES[method](scored, estimator)  # (P, G)
+    method_options = options_of(config, random_generator(config.seed, t, "weights"))
+    advantages = ADVANTAGES[method](scored, method_options)  # (P, G)
     row_advantages = advantages.flatten().to(policy.device)  # (P * G), row p * G + g
 
     # 4. gradient and update

@@ -246,7 +246,7 @@ class Scored:
 
 
 @dataclass
-class Estimator:
+class Options:
     """The options of the methods. Each takes what it needs."""
 
     n_weights: int = 100  # K, preference weights per prompt
@@ -255,81 +255,83 @@ class Estimator:
     generator: torch.Generator | None = None  # of the weights; None: torch's default one
 
 
-def grpo(x: Scored, e: Estimator) -> Tensor:
+def grpo(scored: Scored, options: Options) -> Tensor:
     """GRPO (arXiv 2402.03300): the task scalar, normalised in the group."""
-    return group_normalize(single(x))
+    return group_normalize(single(scored))
 
 
-def dr_grpo(x: Scored, e: Estimator) -> Tensor:
+def dr_grpo(scored: Scored, options: Options) -> Tensor:
     """Dr. GRPO (arXiv 2503.20783): r - mean r, not divided by the standard deviation."""
-    return center(single(x))
+    return center(single(scored))
 
 
-def maxrl(x: Scored, e: Estimator) -> Tensor:
+def maxrl(scored: Scored, options: Options) -> Tensor:
     """MaxRL (arXiv 2602.02710): (r - mean r) / mean r, meant for r in {0, 1}; 0 where the mean is."""
-    r = single(x) - x.missing_scalar  # the least scalar becomes 0, so that no r is negative
+    r = (
+        single(scored) - scored.missing_scalar
+    )  # the least scalar becomes 0, so that no r is negative
     mean = r.mean(1, keepdim=True)
     return torch.where(mean.abs() < EPS, 0.0, center(r) / (mean + EPS))
 
 
-def gdpo(x: Scored, e: Estimator) -> Tensor:
+def gdpo(scored: Scored, options: Options) -> Tensor:
     """GDPO (arXiv 2601.05242): each objective normalised in the group, their sum over the batch."""
-    P, G = single(x).shape
-    by_objective = x.vectors[:, :, 0].transpose(1, 2).flatten(0, 1)  # (P * k, G)
+    P, G = single(scored).shape
+    by_objective = scored.vectors[:, :, 0].transpose(1, 2).flatten(0, 1)  # (P * k, G)
     normalized = group_normalize(by_objective).view(P, -1, G)  # (P, k, G)
-    total = normalized.masked_fill(~x.objective_mask[..., None], 0.0).sum(1)  # (P, G)
+    total = normalized.masked_fill(~scored.objective_mask[..., None], 0.0).sum(1)  # (P, G)
     return group_normalize(total.view(1, P * G)).view(P, G)
 
 
-def max_at_k(x: Scored, e: Estimator) -> Tensor:
+def max_at_k(scored: Scored, options: Options) -> Tensor:
     """Max@K (arXiv 2510.23393, 2505.15201): the best task scalar in sets of s rollouts, normalised."""
-    r = single(x)
-    return group_normalize(subset_best(r, e.subset or default_subset(r.shape[1])))
+    r = single(scored)
+    return group_normalize(subset_best(r, options.subset or default_subset(r.shape[1])))
 
 
-def random_weighting(x: Scored, e: Estimator) -> Tensor:
+def random_weighting(scored: Scored, options: Options) -> Tensor:
     """Random weighting (arXiv 2605.22817, baselines): w . r under one w per prompt and step."""
-    single(x)  # sets are refused
-    return vpo(x, replace(e, n_weights=1, subset=1))
+    single(scored)  # sets are refused
+    return vpo(scored, replace(options, n_weights=1, subset=1))
 
 
-def multi_rlvr(x: Scored, e: Estimator) -> Tensor:
+def multi_rlvr(scored: Scored, options: Options) -> Tensor:
     """Multi-RLVR (arXiv 2605.22817, baselines): the sum of the task scalars of the distinct answers.
 
     As in the paper's official code a repeated answer earns what a missing one does.
     """
-    is_paid = x.answer_mask & ~x.repeat_mask  # (P, G, m)
-    paid = torch.where(is_paid, _precise(x.scalars), x.missing_scalar[..., None])
+    is_paid = scored.answer_mask & ~scored.repeat_mask  # (P, G, m)
+    paid = torch.where(is_paid, _precise(scored.scalars), scored.missing_scalar[..., None])
     return group_normalize(paid.sum(-1))
 
 
-def vpo(x: Scored, e: Estimator) -> Tensor:
+def vpo(scored: Scored, options: Options) -> Tensor:
     """VPO (arXiv 2605.22817): the sets are the m answers of one rollout; of s rollouts if s is given.
 
     A repeated answer does not raise the maximum, so it needs no mask.
     """
     return vpo_advantage(
-        x.vectors,
-        x.answer_mask,
-        objective_mask=x.objective_mask,
-        n_weights=e.n_weights,
-        alpha=e.alpha,
-        missing_answer_reward=x.minimum,
-        subset=e.subset or 1,
-        generator=e.generator,
+        scored.vectors,
+        scored.answer_mask,
+        objective_mask=scored.objective_mask,
+        n_weights=options.n_weights,
+        alpha=options.alpha,
+        missing_answer_reward=scored.minimum,
+        subset=options.subset or 1,
+        generator=options.generator,
     )
 
 
-def group_vpo(x: Scored, e: Estimator) -> Tensor:
+def group_vpo(scored: Scored, options: Options) -> Tensor:
     """Group VPO (ours): the sets are formed across the group's rollouts, which hold one answer each.
 
     Under each w a rollout is paid the mean utility of all sets of s rollouts that contain it.
     """
-    s = e.subset or default_subset(x.vectors.shape[1])
-    return vpo(x, replace(e, subset=s))
+    s = options.subset or default_subset(scored.vectors.shape[1])
+    return vpo(scored, replace(options, subset=s))
 
 
-ADVANTAGES: dict[str, Callable[[Scored, Estimator], Tensor]] = {
+ADVANTAGES: dict[str, Callable[[Scored, Options], Tensor]] = {
     "grpo": grpo,
     "dr_grpo": dr_grpo,
     "maxrl": maxrl,
@@ -353,12 +355,12 @@ def default_subset(G: int) -> int:
     return max(2, G // 2)
 
 
-def single(x: Scored) -> Tensor:
+def single(scored: Scored) -> Tensor:
     """The task scalars (P, G) of rollouts that hold one answer each."""
-    m = x.scalars.shape[-1]
+    m = scored.scalars.shape[-1]
     if m != 1:
         raise ValueError(f"takes one answer per rollout, not m = {m}; vpo takes several")
-    return _precise(x.scalars[..., 0])
+    return _precise(scored.scalars[..., 0])
 
 
 def center(scores: Tensor) -> Tensor:

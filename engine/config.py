@@ -15,7 +15,7 @@ import torch
 
 from engine.doors import did_you_mean
 from rewards import MAX_ANSWERS, Task, UserError
-from vpo import ADVANTAGES, ALPHAS, Estimator, Scored, answers_per_rollout
+from vpo import ADVANTAGES, ALPHAS, Options, Scored, answers_per_rollout
 
 TASKS = ("maze", "fence", "toy", "code", "headline", "musique", "eureqa", "tool")
 AUTO = -1  # of a number, what a user writes as auto
@@ -394,7 +394,7 @@ def try_method(name: str, config: Config) -> None:
     objectives = torch.ones(2, 2, dtype=torch.bool)
     scored = Scored(rewards, rewards.mean(-1), present, ~present, objectives, torch.zeros(2, 1))
     try:
-        advantages = ADVANTAGES[name](scored, estimator_of(config, generator))
+        advantages = ADVANTAGES[name](scored, options_of(config, generator))
     except ValueError as error:  # a flag does not fit
         flags = f"--group-size {G} --subset {config.subset}"
         raise UserError(f"--method {name} {flags}: {error}") from error
@@ -405,6 +405,6 @@ def try_method(name: str, config: Config) -> None:
         raise UserError(f"--method {name}: {what}{rule}")
 
 
-def estimator_of(config: Any, generator: torch.Generator | None = None) -> Estimator:
+def options_of(config: Any, generator: torch.Generator | None = None) -> Options:
     """The options of the methods in vpo.py that flags of the same names ask for."""
-    return Estimator(config.n_weights, config.alpha, config.subset, generator)
+    return Options(config.n_weights, config.alpha, config.subset, generator)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from vpo import ADVANTAGES, Estimator, Scored
+from vpo import ADVANTAGES, Options, Scored
 
 
 def in_groups(parts: list[Scored], G: int) -> Scored:
@@ -39,7 +39,7 @@ def widened(x: Tensor, *sizes: int) -> Tensor:
 
 
 def group_advantages(
-    groups: list[dict[str, Scored]], n: int, method: str, estimator: Estimator
+    groups: list[dict[str, Scored]], n: int, method: str, options: Options
 ) -> dict[str, float]:
     """The advantages of rollouts that have names, each with a `Scored` (1, 1, m, k), by name.
 
@@ -54,11 +54,11 @@ def group_advantages(
         rollouts = {}
         for group in groups:
             rollouts |= group if len(group) == G else {}
-        if n > G and max(2, estimator.subset) >= G:  # a set has fewer rollouts than its group
+        if n > G and max(2, options.subset) >= G:  # a set has fewer rollouts than its group
             advantage_of |= dict.fromkeys(rollouts, 0.0)
             continue
         scored = in_groups(list(rollouts.values()), G)
-        advantages = ADVANTAGES[method](scored, estimator).flatten().tolist()  # P * G
+        advantages = ADVANTAGES[method](scored, options).flatten().tolist()  # P * G
         advantage_of |= zip(rollouts, advantages, strict=True)
     return advantage_of
 

@@ -38,7 +38,7 @@ from trl import GRPOConfig, GRPOTrainer
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from engine.answers import open_thought
-from engine.config import Config, check_methods, estimator_of, task_defaults
+from engine.config import Config, check_methods, options_of, task_defaults
 from engine.doors import as_command
 from engine.models import load_config_and_tokenizer
 from engine.tasks import check_task, load_task, take_problems
@@ -104,8 +104,8 @@ class AdvantageReward:
         assert rows[::G] == rows[G - 1 :: G], "the rollouts of a problem must stand side by side"
         scored = in_groups(gather_object([own]), G)  # (P, G, m, k)
         generator = random_generator(self.config.seed, rows[0], "weights")
-        estimator = estimator_of(self.config, generator)
-        advantages = ADVANTAGES[self.config.method](scored, estimator)  # (P, G)
+        options = options_of(self.config, generator)
+        advantages = ADVANTAGES[self.config.method](scored, options)  # (P, G)
         first = PartialState().process_index * len(prompts)
         return advantages.flatten()[first : first + len(prompts)].tolist()
 

@@ -35,7 +35,7 @@ from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from engine.config import Config, check_methods, estimator_of, task_defaults
+from engine.config import Config, check_methods, options_of, task_defaults
 from engine.doors import as_command
 from engine.tasks import load_task, take_problems
 from eval import weighted_best_at_k
@@ -133,8 +133,8 @@ class VPOTrainer(PPOTrainerSync):
                 groups[name.rpartition("_")[0]][name] = earned
         n = self.config.actor_rollout_ref.rollout.n
         generator = random_generator(self.flags.seed, self.global_steps, "weights")
-        estimator = estimator_of(self.flags, generator)
-        advantage_of = group_advantages(list(groups.values()), n, self.flags.method, estimator)
+        options = options_of(self.flags, generator)
+        advantage_of = group_advantages(list(groups.values()), n, self.flags.method, options)
         masks = data["response_mask"].unbind()
         rows = [mask * advantage_of.get(name, 0.0) for name, mask in zip(names, masks, strict=True)]
         nested = torch.nested.as_nested_tensor(rows, layout=torch.jagged)

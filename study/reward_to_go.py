@@ -23,7 +23,7 @@ import vpo
 from engine.config import Config
 from rewards import Task
 from rollout import Policy, Rollouts
-from vpo import Estimator, Scored, group_normalize, sample_weights, set_reward
+from vpo import Options, Scored, group_normalize, sample_weights, set_reward
 
 usual_train_step = train.train_step
 usual_backward = train.backward
@@ -55,11 +55,13 @@ def train_step(
         return usual_train_step(method, state, task, config)
     found = {}
 
-    def advantages(x: Scored, e: Estimator) -> Tensor:
+    def advantages(scored: Scored, options: Options) -> Tensor:
         """Those of the first answers (P, G), which the metrics show; all are kept."""
-        P, _, m, k = x.vectors.shape
-        weights = sample_weights(P, e.n_weights, k, alpha=e.alpha, generator=e.generator)
-        credits = credit(x, weights)  # (P, G, m)
+        P, _, m, k = scored.vectors.shape
+        weights = sample_weights(
+            P, options.n_weights, k, alpha=options.alpha, generator=options.generator
+        )
+        credits = credit(scored, weights)  # (P, G, m)
         found["advantages"] = torch.stack([group_normalize(credits[..., j]) for j in range(m)], -1)
         return found["advantages"][..., 0]
 

@@ -23,24 +23,28 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import train
 import vpo
-from vpo import Estimator, Scored
+from vpo import Options, Scored
 
 maxrl = vpo.maxrl
 
 
-def shared_mean(x: Scored, e: Estimator, *, mean_share: float) -> Tensor:
+def shared_mean(scored: Scored, options: Options, *, mean_share: float) -> Tensor:
     """VPO whose set reward also holds the mean of its answers, so that invalid ones cost something.
 
     An answer that repeats an earlier one of its rollout counts as a missing one in the mean.
     """
-    P, _, _, k = x.vectors.shape
-    weights = vpo.sample_weights(P, e.n_weights, k, alpha=e.alpha, generator=e.generator)
-    rewards, weights = vpo._without_absent(x.vectors, weights, x.objective_mask)
-    best = vpo.set_reward(rewards, weights, x.answer_mask, x.minimum, e.subset or 1)  # (P, G)
-    n_objectives = x.objective_mask.sum(-1).clamp_min(1)  # (P)
+    P, _, _, k = scored.vectors.shape
+    weights = vpo.sample_weights(
+        P, options.n_weights, k, alpha=options.alpha, generator=options.generator
+    )
+    rewards, weights = vpo._without_absent(scored.vectors, weights, scored.objective_mask)
+    best = vpo.set_reward(
+        rewards, weights, scored.answer_mask, scored.minimum, options.subset or 1
+    )  # (P, G)
+    n_objectives = scored.objective_mask.sum(-1).clamp_min(1)  # (P)
     means = rewards.sum(-1) / n_objectives[:, None, None]  # (P, G, m)
-    is_counted = x.answer_mask & ~x.repeat_mask
-    mean = torch.where(is_counted, means, x.minimum).mean(-1)  # (P, G)
+    is_counted = scored.answer_mask & ~scored.repeat_mask
+    mean = torch.where(is_counted, means, scored.minimum).mean(-1)  # (P, G)
     return vpo.group_normalize((1 - mean_share) * best + mean_share * mean)
 
 
@@ -61,11 +65,13 @@ def tchebycheff(
     return utilities.amax(2)
 
 
-def passes(x: Scored, e: Estimator) -> Tensor:
+def passes(scored: Scored, options: Options) -> Tensor:
     """MaxRL with the binary reward that it is meant for, such as a program that passes all tests."""
-    is_perfect = (x.vectors >= 1) | ~x.objective_mask[:, None, None]  # (P, G, 1, k)
+    is_perfect = (scored.vectors >= 1) | ~scored.objective_mask[:, None, None]  # (P, G, 1, k)
     binary = is_perfect.all(-1).float()
-    return maxrl(replace(x, scalars=binary, missing_scalar=torch.zeros(len(binary), 1)), e)
+    return maxrl(
+        replace(scored, scalars=binary, missing_scalar=torch.zeros(len(binary), 1)), options
+    )
 
 
 # variant -> object, name in it, what stands there instead

@@ -27,7 +27,7 @@ from tasks.code import Code
 from tasks.code_files import read_problems
 from vpo import (
     ADVANTAGES,
-    Estimator,
+    Options,
     answers_per_rollout,
     group_normalize,
     set_reward,
@@ -173,7 +173,7 @@ def test_the_advantages_of_micro_vpo_are_ours():
     weights = micro.random_users(4, 100)  # (P, K, k)
     expected = group_normalize(set_reward(rewards, weights))
     torch.testing.assert_close(micro.vpo_advantage(rewards, weights), expected)
-    expected = ADVANTAGES["grpo"](scored_of(rewards[:, :, :1]), Estimator())
+    expected = ADVANTAGES["grpo"](scored_of(rewards[:, :, :1]), Options())
     torch.testing.assert_close(micro.grpo_advantage(rewards[:, :, :1]), expected)
 
 
@@ -185,7 +185,7 @@ def test_the_mean_of_a_groups_advantages_is_0(method):
     answer_mask = rewards[..., 0] > 0.1
     objective_mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1], [1, 1, 0]]).bool()
     scored = scored_of(rewards, answer_mask, objective_mask=objective_mask, minimum=-0.5)
-    A = ADVANTAGES[method](scored, Estimator())
+    A = ADVANTAGES[method](scored, Options())
     assert A.abs().max() > 0.1
     assert A.mean(1).abs().max() < 1e-6
 
@@ -288,7 +288,7 @@ def check_advantages(task: Task, method: str, step: int, logs: list) -> None:
     answers = [parse_answers(row[2], task, m) for row in rows]
     scored = score(task, problems, answers, m)
     generator = random_generator(SEED, first, "weights")
-    expected = ADVANTAGES[method](scored, Estimator(generator=generator))
+    expected = ADVANTAGES[method](scored, Options(generator=generator))
     actual = torch.tensor([row[3] for row in rows]).view(P, G)
     assert expected.abs().max() > 0.5
     assert torch.allclose(actual, expected, atol=1e-5, rtol=0), (method, step)
@@ -460,12 +460,12 @@ def test_groups_that_lost_rollouts_are_put_together_again(method):
     for p, part in enumerate(parts):
         named = {f"{p}_{i}": of_text(as_text(scored)) for i, scored in enumerate(part)}
         groups.append(named)
-    estimator = Estimator(generator=torch.Generator().manual_seed(0))
-    actual = group_advantages(groups, G, method, estimator)
+    options = Options(generator=torch.Generator().manual_seed(0))
+    actual = group_advantages(groups, G, method, options)
     scored = in_groups([*parts[0], *parts[1]], G)
     assert scored.objective_mask.tolist() == [[True] * 3, [True, True, False]]
-    estimator = Estimator(generator=torch.Generator().manual_seed(0))
-    expected = ADVANTAGES[method](scored, estimator).flatten().tolist()
+    options = Options(generator=torch.Generator().manual_seed(0))
+    expected = ADVANTAGES[method](scored, options).flatten().tolist()
     assert list(actual.values()) == [*expected, 0]
 
 
@@ -473,4 +473,4 @@ def test_a_mistake_in_a_group_that_lost_rollouts_is_not_taken_for_its_size():
     """Sets of two answers for a method of one."""
     scored = scored_of(torch.rand(1, 1, 2, 3), torch.ones(1, 1, 2, dtype=torch.bool))
     with pytest.raises(ValueError, match="one answer per rollout"):
-        group_advantages([dict.fromkeys("abc", scored)], G, "grpo", Estimator())
+        group_advantages([dict.fromkeys("abc", scored)], G, "grpo", Options())

@@ -29,7 +29,7 @@ from engine.tasks import load_task, take_problems
 from examples import verl_vpo
 from rewards import UserError, parse_answers
 from rollout import random_generator, score
-from vpo import ADVANTAGES, Estimator, answers_per_rollout
+from vpo import ADVANTAGES, Options, answers_per_rollout
 
 G = 4  # rollouts per prompt
 P = 3  # prompts
@@ -164,7 +164,7 @@ def test_the_advantages_that_veRLs_trainer_writes_are_ours(queue, letters, metho
             for s in own
         ]
         scored = score(task, problems, answers, m)
-        expected = ADVANTAGES[method](scored, Estimator(generator=generator))  # (P, G)
+        expected = ADVANTAGES[method](scored, Options(generator=generator))  # (P, G)
         assert expected.abs().max() > 0.3
         own = [
             [actual[f"{uid}_{s}_0"] for s in row] for uid, row in zip(names, sessions, strict=True)

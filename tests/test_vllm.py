@@ -14,7 +14,7 @@ from test_rollout import save_random_model
 from engine.tasks import load_task, take_problems
 from rewards import parse_answers
 from rollout import StopRule, load_policy, random_generator, rollout_length, score
-from vpo import ADVANTAGES, Estimator, answers_per_rollout
+from vpo import ADVANTAGES, Options, answers_per_rollout
 
 pytestmark = pytest.mark.skipif(
     not importlib.util.find_spec("vllm") or not importlib.util.find_spec("trl"),
@@ -144,7 +144,7 @@ def test_rollouts_from_vllm(folder, method):
             n_cut += stops[-1]
         scored = score(task, take_problems(task, "train", P, start=P * step), answers, m)
         generator = random_generator(42, P * step, "weights")
-        expected = ADVANTAGES[method](scored, Estimator(generator=generator))
+        expected = ADVANTAGES[method](scored, Options(generator=generator))
         assert torch.allclose(
             torch.tensor([row[2] for row in rows]).view(P, G), expected, atol=1e-5, rtol=0
         )

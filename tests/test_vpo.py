@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import vpo
-from vpo import Estimator, Scored
+from vpo import Options, Scored
 
 NOT_NORMALISED = ("dr_grpo", "maxrl")  # advantages that grow with the rewards
 
@@ -51,7 +51,7 @@ def advantages_of(method: str, scored: Scored | Tensor, **options) -> Tensor:
     """The method's advantages of what was scored, or of rewards (P, G, m, k)."""
     if isinstance(scored, Tensor):
         scored = scored_of(scored)
-    return vpo.ADVANTAGES[method](scored, Estimator(**options))
+    return vpo.ADVANTAGES[method](scored, Options(**options))
 
 
 def shared_weights(n: int, P: int, k: int) -> Tensor:
@@ -298,7 +298,7 @@ def test_rewards_that_are_no_numbers_show(method, value):
         assert A[1].isfinite().all() and (A[1] != 0).any()
 
 
-# The estimator and the methods.
+# The options and the methods.
 
 
 def plain_advantage(rewards: Tensor, weights: Tensor, mask: Tensor, s: int = 1) -> Tensor:

@@ -90,7 +90,7 @@ def test_advantages_are_those_of_vpo(method, tab, in_double):
             objectives = torch.ones(len(rewards), rewards.shape[-1], dtype=torch.bool)
             missing = torch.zeros(len(rewards), 1)
             scored = vpo.Scored(rewards, scalars, everywhere, is_repeat, objectives, missing)
-            expected = vpo.ADVANTAGES[method](scored, vpo.Estimator(subset=subset))
+            expected = vpo.ADVANTAGES[method](scored, vpo.Options(subset=subset))
         for p in range(len(rewards)):
             group = {
                 "rewards": rewards[p].tolist(),

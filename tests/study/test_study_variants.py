@@ -21,7 +21,7 @@ from engine.optimizer import MasterWeightAdamW
 from engine.tasks import load_task
 from rollout import load_policy
 from study import reward_to_go, shapley, variants
-from vpo import Estimator
+from vpo import Options
 
 STUDY = Path(__file__).resolve().parents[2] / "study"
 
@@ -38,7 +38,7 @@ def test_a_share_of_nothing_for_the_mean_is_vpo():
     """Half a share prefers the set without a bad answer; a repeated answer is a bad one."""
     rewards = rewards_of(2, 4, 3, 2)
     expected = vpo.vpo_advantage(rewards, generator=generator())
-    estimator = Estimator(generator=generator())
+    estimator = Options(generator=generator())
     A = variants.shared_mean(scored_of(rewards), estimator, mean_share=0.0)
     assert torch.allclose(A, expected)
 
@@ -47,19 +47,19 @@ def test_a_share_of_nothing_for_the_mean_is_vpo():
     mask = torch.tensor([[True, False], [True, True]])
     expected = vpo.vpo_advantage(rewards, objective_mask=mask, **options, generator=generator())
     scored = scored_of(rewards, objective_mask=mask)
-    estimator = Estimator(**options, generator=generator())
+    estimator = Options(**options, generator=generator())
     A = variants.shared_mean(scored, estimator, mean_share=0.0)
     assert torch.allclose(A, expected)
-    A = variants.shared_mean(scored, Estimator(), mean_share=1.0)
+    A = variants.shared_mean(scored, Options(), mean_share=1.0)
     expected = vpo.group_normalize(rewards[:1, :, :, 0].mean(-1))
     assert torch.allclose(A[:1], expected)
 
     scored = scored_of(torch.ones(1, 2, 2, 1))
     scored.repeat_mask[0, 1, 1] = True
-    A = variants.shared_mean(scored, Estimator(n_weights=10), mean_share=0.5)
+    A = variants.shared_mean(scored, Options(n_weights=10), mean_share=0.5)
     assert A[0, 0] > 0 > A[0, 1]
     scored = scored_of(torch.tensor([[[[1.0], [1.0]], [[1.0], [0.0]]]]))
-    A = variants.shared_mean(scored, Estimator(n_weights=10), mean_share=0.5)
+    A = variants.shared_mean(scored, Options(n_weights=10), mean_share=0.5)
     assert A[0, 0] > 0 > A[0, 1]
 
 
@@ -77,9 +77,9 @@ def test_a_compromise_is_best_by_tchebycheff_utilities():
 def test_a_pass_is_a_full_reward_in_the_objectives_that_a_problem_has():
     rewards = torch.tensor([[1.0, 0.0], [0.9, 1.0]])[None, :, None]
     scored = scored_of(rewards)
-    assert not variants.passes(scored, Estimator()).any()
+    assert not variants.passes(scored, Options()).any()
     scored.objective_mask = torch.tensor([[True, False]])
-    assert variants.passes(scored, Estimator())[0, 0] > 0
+    assert variants.passes(scored, Options())[0, 0] > 0
 
 
 def test_shapley_values_share_the_best_utility():
