@@ -26,7 +26,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # left out with PYTHONSAFEPATH
 import fast
 from engine.config import Config, Parser, check_ranges, device_of, flag, open_device
-from engine.doors import as_command, noted
+from engine.errors import as_command, noted
 from engine.evaluations import (
     Evaluation,
     Pool,
@@ -38,11 +38,11 @@ from engine.evaluations import (
     summary_folder,
 )
 from engine.files import writing
-from engine.jobs import run_all
 from engine.mixtures import mixed, save_mixed
 from engine.models import load_config_and_tokenizer
 from engine.runs import load_run, progress, task_of
 from engine.tasks import held_out
+from engine.training.jobs import run_all
 from report import plots, style
 from report.looks import looks_of
 from report.page import write_page

@@ -36,7 +36,7 @@ from transformers import (
 
 from engine.answers import FIRST_NUMBER, open_thought, write_answers
 from engine.config import Config
-from engine.doors import noted
+from engine.errors import noted
 from engine.models import load_hugging_face, tiny_config, tiny_tokenizer
 from engine.prompts import chat_prompt, check_context, check_rows, eos_ids, silent_ids
 from engine.tasks import check_text, prompt_of, reward_vectors, task_scalars

@@ -32,13 +32,13 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # left out with PYTHONSAFEPATH
 import fast
-from engine import checkpoints
 from engine.config import Config, check, options_of, peak_rate, resolve
-from engine.doors import as_command
-from engine.jobs import jobs_of, train_methods
-from engine.logs import MethodLog, sample_record, snapshot_steps
+from engine.errors import as_command
 from engine.runs import claimed, read_config
-from engine.start import start_policy, write_start
+from engine.training import checkpoints
+from engine.training.jobs import jobs_of, train_methods
+from engine.training.logs import MethodLog, sample_record, snapshot_steps
+from engine.training.start import start_policy, write_start
 from eval import EvalFlags, diversity, evaluate, measure, sample_held_out, weighted_best_at_k
 from rewards import Problem, Task, UserError
 from rollout import (

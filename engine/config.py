@@ -13,7 +13,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import torch
 
-from engine.doors import did_you_mean
+from engine.errors import did_you_mean
 from rewards import MAX_ANSWERS, Task, UserError
 from vpo import ADVANTAGES, ALPHAS, Options, Scored, answers_per_rollout
 

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from engine.config import Config
-from engine.doors import did_you_mean
+from engine.errors import did_you_mean
 from engine.evaluations import ONE_ANSWER, Evaluation, evaluated, method_of
 from engine.files import write_folder
 from engine.models import load_hugging_face, save_model

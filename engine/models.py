@@ -29,7 +29,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from engine.doors import did_you_mean, is_out_of_memory
+from engine.errors import did_you_mean, is_out_of_memory
 from rewards import MAX_ANSWERS, Task, UserError
 
 FEW = 8  # tokens without a row that no text may hold, such as that of Gemma 3 for images

@@ -31,7 +31,7 @@ from engine.config import (
     peak_rate,
     task_defaults,
 )
-from engine.doors import did_you_mean
+from engine.errors import did_you_mean
 from engine.files import write_text, writing
 from engine.models import load_config_and_tokenizer
 from engine.owner import FILE, check_free, owned

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.config import TASKS
-from engine.doors import did_you_mean, noted
+from engine.errors import did_you_mean, noted
 from rewards import Fence, Problem, Task, Toy, UserError
 
 BUILT_IN = {"fence": Fence, "toy": Toy}

@@ -29,7 +29,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import fast
 from engine.config import Parser, check_ranges, device_of, flag, open_device
-from engine.doors import as_command
+from engine.errors import as_command
 from engine.evaluations import Evaluation, check_comparable, evaluation_of
 from engine.files import write_text, writing
 from engine.runs import StoredPolicy, policies, task_of

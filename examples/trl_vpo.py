@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from engine.answers import open_thought
 from engine.config import Config, check_methods, options_of, task_defaults
-from engine.doors import as_command
+from engine.errors import as_command
 from engine.models import load_config_and_tokenizer
 from engine.tasks import check_task, load_task, take_problems
 from eval import diversity, weighted_best_at_k

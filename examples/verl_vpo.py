@@ -36,7 +36,7 @@ from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from engine.config import Config, check_methods, options_of, task_defaults
-from engine.doors import as_command
+from engine.errors import as_command
 from engine.tasks import load_task, take_problems
 from eval import weighted_best_at_k
 from examples.groups import as_text, group_advantages, of_text

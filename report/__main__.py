@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from engine.config import Parser, check_ranges, flag
-from engine.doors import as_command
+from engine.errors import as_command
 from engine.evaluations import output_folders
 from engine.files import writing
 from report.geometry import geometry_of

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from engine.config import Config, device_of, open_device, resolve, task_defaults
 from engine.runs import load_run, task_of
-from engine.start import load_start
 from engine.tasks import held_out
+from engine.training.start import load_start
 from report.statistics import half_width, spread_weights
 from rewards import Problem, Task, UserError
 from rollout import (

@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from engine.config import Config, device_of, open_device
-from engine.doors import as_command
+from engine.errors import as_command
 from engine.files import write_text
 from engine.runs import StoredPolicy, load_run, policies, task_of
 from engine.tasks import held_out

@@ -29,7 +29,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from engine.config import Config, Parser, device_of, flag, open_device, task_defaults
-from engine.doors import as_command
+from engine.errors import as_command
 from engine.evaluations import Evaluation, Settings
 from engine.files import read_log
 from engine.runs import checkpoints, load_run, task_of

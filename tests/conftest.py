@@ -68,5 +68,5 @@ def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def _one_job() -> Iterator[None]:
     """Methods go one by one where --jobs does not say: other tests run on the other cores."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("engine.jobs.cores", lambda: 1)
+        patch.setattr("engine.training.jobs.cores", lambda: 1)
         yield

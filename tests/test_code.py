@@ -17,7 +17,7 @@ from test_rollout import save_random_model
 
 import train
 from engine.config import Config
-from engine.start import start_policy
+from engine.training.start import start_policy
 from rewards import Problem, UserError, parse_answers
 from rollout import load_policy, score
 from tasks import code as code_module

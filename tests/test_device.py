@@ -17,12 +17,12 @@ from torch.utils._pytree import tree_map_only
 
 import rollout
 import train
-from engine import memory
 from engine.config import AUTO, Config, open_device, resolve
-from engine.memory import GIB, fill_card
 from engine.models import add_adapter, recompute_layers
 from engine.optimizer import MasterWeightAdamW
 from engine.runs import read_config
+from engine.training import memory
+from engine.training.memory import GIB, fill_card
 from eval import measure, sample_pool
 from fast import graphs
 from rewards import Problem, UserError

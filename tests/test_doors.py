@@ -30,7 +30,7 @@ import eval as evaluation
 import train
 import vpo
 from engine.config import Config, check_ranges, flag_of
-from engine.doors import as_command, explain_machine
+from engine.errors import as_command, explain_machine
 from engine.owner import owned
 from engine.runs import checkpoints, load_run
 from engine.tasks import load_task

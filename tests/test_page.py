@@ -18,9 +18,9 @@ import train
 import vpo
 from engine.config import Config
 from engine.files import read_log
-from engine.logs import snapshot_steps
 from engine.runs import checkpoints
 from engine.tasks import load_task, reward_vectors
+from engine.training.logs import snapshot_steps
 from report import page
 from report.__main__ import main
 from report.looks import look_of

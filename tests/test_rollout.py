@@ -22,7 +22,7 @@ import train
 from engine.answers import write_answers
 from engine.models import save_model
 from engine.runs import load_run
-from engine.start import load_start
+from engine.training.start import load_start
 from rewards import Fence, Problem, Task, UserError, parse_answers
 from rollout import Policy, Rollouts, SamplingOptions, StopRule, load_policy, token_logprobs
 from tasks.code import Code

@@ -24,10 +24,10 @@ import train
 import vpo
 from engine import models
 from engine.config import Config
-from engine.logs import MethodLog
 from engine.optimizer import MasterWeightAdamW
 from engine.runs import checkpoints, load_run
 from engine.tasks import load_task
+from engine.training.logs import MethodLog
 from rollout import Rollouts, load_policy, rollouts_of_texts, score, token_logprobs
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -56,13 +56,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import fast
 import rollout
-from engine import memory
 from engine.config import AUTO, Config, open_device
-from engine.doors import as_command
-from engine.jobs import PROCESS_BYTES
+from engine.errors import as_command
 from engine.models import recompute_layers, save_model
 from engine.optimizer import MasterWeightAdamW
 from engine.tasks import load_task_class
+from engine.training import memory
+from engine.training.jobs import PROCESS_BYTES
 from fast import graphs, lean
 from rollout import Policy, Rollouts, SamplingOptions
 from study.benchmarks.memory_table import LAPTOPS, Laptop

@@ -28,11 +28,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import fast
 import train
 from engine.config import Config, resolve
-from engine.doors import as_command
+from engine.errors import as_command
 from engine.models import recompute_layers
 from engine.optimizer import MasterWeightAdamW
 from engine.runs import read_config
-from engine.start import start_policy, write_start
+from engine.training.start import start_policy, write_start
 from rewards import Task
 from rollout import load_policy
 

@@ -16,9 +16,9 @@ from test_train import ROOT, fails, metrics
 
 import train
 import vpo
-from engine import jobs
 from engine.config import Config
-from engine.jobs import jobs_of, run_all
+from engine.training import jobs
+from engine.training.jobs import jobs_of, run_all
 from rewards import UserError
 
 QUICK = shlex.split(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.memory import GIB, free_memory
+from engine.training.memory import GIB, free_memory
 from study.benchmarks import one_gpu
 from study.benchmarks.memory_table import LAPTOPS
 

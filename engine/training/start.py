@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 
 from engine.config import Config
-from engine.doors import is_out_of_memory
+from engine.errors import is_out_of_memory
 from engine.files import write_folder
-from engine.memory import fill_card, free_memory
 from engine.models import has_plain_cache, merged_adapter, recompute_layers, save_model
 from engine.runs import file_digests
 from engine.tasks import check_task, held_out
+from engine.training.memory import fill_card, free_memory
 from rewards import Task, UserError
 from rollout import (
     Policy,

@@ -1,4 +1,4 @@
-"""The doors: what a user can get wrong becomes one line and exit code 2, without traceback."""
+"""A user's mistake is one line and exit code 2, without traceback."""
 
 import contextlib
 import difflib

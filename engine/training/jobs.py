@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from engine.config import Config, open_device
 from engine.cores import cores
-from engine.doors import explain_machine, quieten_transformers
+from engine.errors import explain_machine, quieten_transformers
 from engine.files import read_log
 from engine.runs import steps_done, task_of
 from rewards import Task, UserError

@@ -1,0 +1,1 @@
+"""What the job of train.py calls."""
