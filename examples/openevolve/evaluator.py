@@ -1,16 +1,22 @@
 """OpenEvolve with a trained policy: it proposes programs, the sandbox judges them test by test.
 
     pip install -r requirements.txt -r examples/requirements.txt "transformers[serving]==5.23.0"
-    cp -r CHECKPOINT served
+    grep '"lists-045"' tasks/open_cases.jsonl > one.jsonl
+    grep -v '"lists-045"' tasks/open_cases.jsonl > others.jsonl
+    python train.py --task code --data others.jsonl --test-data one.jsonl --method grpo --m 1 --steps 2 \
+        --model HuggingFaceTB/SmolLM2-135M-Instruct --lr 2e-5 --kl 0 --prompts-per-step 2 --group-size 4 \
+        --max-new-tokens 128 --eval-problems 0 --out runs/code
+    cp -r runs/code/grpo/checkpoint-000002 served
     echo '{"do_sample": true, "eos_token_id": 2}' > served/generation_config.json
-    transformers serve --port 8123 --device cpu
-    cd examples/openevolve && openevolve-run initial_program.py evaluator.py --config config.yaml --target-score 1 \
-        --primary-model served --api-base http://localhost:8123/v1 --iterations 10 --output ../../runs/openevolve
+    transformers serve --port 8123 --device cpu    # in a terminal of its own
+    (cd examples/openevolve && openevolve-run initial_program.py evaluator.py --config config.yaml --target-score 1 \
+        --primary-model served --api-base http://localhost:8123/v1 --iterations 10 --output ../../runs/openevolve)
+    # Beside it, our own search with the same model and as many candidates:
+    python examples/search.py runs/code --problems 1 --among 1 --screen 0 --policies grpo --budget 10 --temperature 1
 
-CHECKPOINT is of a language model with a chat template, such as runs/code/grpo/checkpoint-000002; its
-own generation_config.json holds its eos_token_id. Training samples from the whole distribution, and
-`transformers serve` samples only if that file says "do_sample": true. It also follows a top_k, top_p or
-repetition_penalty there. docs/own.md says what came of it.
+The served model needs a chat template; its own generation_config.json holds its eos_token_id. Training
+samples from the whole distribution, and `transformers serve` samples only if that file says "do_sample":
+true. It also follows a top_k, top_p or repetition_penalty there. docs/own.md says what came of it.
 
 For another problem change PROBLEM here, the text and the features (one per test) in config.yaml,
 and initial_program.py.
