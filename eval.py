@@ -26,7 +26,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # left out with PYTHONSAFEPATH
 import fast
 from engine.config import Config, Parser, check_ranges, device_of, flag, open_device
-from engine.errors import as_command, noted
+from engine.errors import as_command, with_note
 from engine.evaluations import (
     Evaluation,
     Pool,
@@ -322,7 +322,7 @@ def evaluate_policy(
     stored = evaluated(evaluation)[name]
     policy = mixed(evaluation.run, method_of(name), stored.t, task, config, device)
     problems = held_out(task, settings.split, settings.problems)
-    with noted(f"evaluation of {name}"):
+    with with_note(f"evaluation of {name}"):
         return sample_pool(policy, task, problems, config, stored.m, settings.pool, bar)
 
 

@@ -36,7 +36,7 @@ from transformers import (
 
 from engine.answers import FIRST_NUMBER, open_thought, write_answers
 from engine.config import Config
-from engine.errors import noted
+from engine.errors import with_note
 from engine.models import load_hugging_face, tiny_config, tiny_tokenizer
 from engine.prompts import chat_prompt, check_context, check_rows, eos_ids, silent_ids
 from engine.tasks import check_text, prompt_of, reward_vectors, task_scalars
@@ -568,7 +568,7 @@ def score(task: Task, problems: list[Problem], answers: list[list[str]], m: int)
             forms = set()
             for j, answer in enumerate(answers[p * G + g]):
                 own[g, j] = torch.tensor(vector_of[p, answer], dtype=torch.float32)
-                with noted(f"Task.canonical of problem {problem.id!r}, answer {answer!r:.80}"):
+                with with_note(f"Task.canonical of problem {problem.id!r}, answer {answer!r:.80}"):
                     form = str(task.canonical(problem, answer))
                 answer_mask[p, g, j] = True
                 repeat_mask[p, g, j] = form in forms

@@ -61,7 +61,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 @contextlib.contextmanager
-def noted(note: str) -> Iterator[None]:
+def with_note(note: str) -> Iterator[None]:
     """What a user's own code raises keeps its traceback, with a note of what it was called for."""
     try:
         yield

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.config import TASKS
-from engine.errors import did_you_mean, noted
+from engine.errors import did_you_mean, with_note
 from rewards import Fence, Problem, Task, Toy, UserError
 
 BUILT_IN = {"fence": Fence, "toy": Toy}
@@ -111,10 +111,10 @@ def reward_vectors(task: Task, pairs: list[tuple[Problem, str]]) -> list[list[fl
     if type(task).rewards is Task.rewards:
         vectors = []
         for problem, answer in pairs:
-            with noted(f"Task.reward of problem {problem.id!r}, answer {answer!r:.80}"):
+            with with_note(f"Task.reward of problem {problem.id!r}, answer {answer!r:.80}"):
                 vectors.append(task.reward(problem, answer))
     else:
-        with noted(
+        with with_note(
             f"Task.rewards of {len(pairs)} answers, to problem {pairs[0][0].id!r} and others"
         ):
             vectors = task.rewards(pairs)

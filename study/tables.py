@@ -379,8 +379,8 @@ def thirty_candidates(stored: Stored, name: str) -> str:
     task = stored.task(name)
     n_seeds = len(task.shared_seeds(VPO, GRPO))
     shown = (START_MODEL, GRPO, GRPO_KL, MAX_AT_K, VPO, GROUP_VPO)
-    values = [f"{policy.title}: {task.mean(policy, 'W@30'):.3f}" for policy in shown]
-    return f"W@30, means of {n_seeds} seeds. {'; '.join(values)}."
+    values = [f"{policy.title} ({task.mean(policy, 'W@30'):.3f})" for policy in shown]
+    return f"W@30, means of {n_seeds} seeds: {'; '.join(values)}."
 
 
 # Every run.
