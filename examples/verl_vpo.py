@@ -1,8 +1,8 @@
 """VPO in veRL: its synchronous trainer with the advantages of any method in vpo.py.
 
     pip install verl==0.9.1 TransferQueue==0.1.11 matplotlib tqdm    # and vLLM
-    python examples/verl_vpo.py --task headline --m 1 --problems 4000 > train.jsonl
-    python examples/verl_vpo.py --task headline --m 1 --problems 200 --split test > test.jsonl
+    python examples/verl_vpo.py --task my_task.py --m 1 --problems 4000 > train.jsonl
+    python examples/verl_vpo.py --task my_task.py --m 1 --problems 200 --split test > test.jsonl
     export PYTHONPATH=. VERL_USE_EXTERNAL_MODULES=examples.verl_vpo
     python -m verl.trainer.main_ppo trainer.v1.trainer_mode=vpo +trainer.v1.vpo.method=group_vpo \
         reward.custom_reward_function.path=pkg://examples.verl_vpo algorithm.adv_estimator=grpo \
@@ -13,8 +13,8 @@
         actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.tensor_model_parallel_size=1 \
         trainer.n_gpus_per_node=1 trainer.nnodes=1
 
-Two steps ran on a CPU, as tests/verl_cpu.py says; a GPU was not tried. A rollout ends with an
-EOS, not with its m-th answer. `trainer.use_v1=False` would ignore this file.
+my_task.py is the first task of docs/own.md. Two steps ran on a CPU, as tests/verl_cpu.py says; a GPU was
+not tried. A rollout ends with an EOS, not with its m-th answer. `trainer.use_v1=False` ignores this file.
 """
 
 import argparse
