@@ -240,7 +240,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         _, _, unknown = message.partition("unrecognized arguments: ")
-        hint = did_you_mean(unknown.partition(" ")[0], map(flag_of, vars(self.flags())))
+        first = unknown.partition(" ")[0]
+        hint = did_you_mean(first, map(flag_of, vars(self.flags())))
         self.exit(2, f"{self.prog}: error: {message}; --help lists all flags{hint}\n")
 
     def lay_over(self, defaults: dict[str, Any], source: str) -> None:

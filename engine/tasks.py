@@ -177,7 +177,8 @@ def check_task(task: Task, m: int) -> None:
     """Ask a task for all that a run will need, before minutes are spent."""
     prompts: dict[str, set[str]] = {}  # of each split
     for split, n in (("train", 200), ("test", 50)):
-        problems = take_problems(task, split, n)
+        in_files = getattr(task, "parts", {}).get(split, ())  # all are looked at
+        problems = take_problems(task, split, max(n, len(in_files)))
         prompts[split] = {prompt_of(task, problem, m) for problem in problems}
         for problem in problems[:2]:
             prompt = prompt_of(task, problem, m)

@@ -21,18 +21,31 @@ def bootstrap_interval(
     Returns:
         The lower and the upper end of the 95% interval.
     """
-    values = torch.atleast_2d(values).double()
-    runs, N = values.shape
+    means = resampled_means(torch.atleast_2d(values)[..., None], clusters, samples)[:, 0]
+    return means.quantile(TAIL).item(), means.quantile(1 - TAIL).item()
+
+
+def resampled_means(values: Tensor, clusters: Tensor | None, samples: int) -> Tensor:
+    """The means of the bootstrap's samples, of several measures at once.
+
+    Args:
+        values: (runs, N, measures).
+        clusters, samples: as of `bootstrap_interval`.
+
+    Returns:
+        (samples, measures).
+    """
+    runs, N, measures = values.shape
     if clusters is None:
         clusters = torch.arange(N)
     sizes = torch.bincount(clusters)  # (clusters)
-    sums = torch.zeros(runs, len(sizes), dtype=torch.float64)
-    sums.index_add_(1, clusters, values)
+    sums = torch.zeros(runs, len(sizes), measures, dtype=torch.float64)
+    sums.index_add_(1, clusters, values.double())
 
     generator = torch.Generator().manual_seed(0)
     drawn_clusters = torch.randint(len(sizes), (samples, len(sizes)), generator=generator)
-    run_means = sums[:, drawn_clusters].sum(-1) / sizes[drawn_clusters].sum(-1)  # (runs, samples)
+    n_drawn = sizes[drawn_clusters].sum(-1)  # (samples) problems
+    run_means = sums[:, drawn_clusters].sum(2) / n_drawn[:, None]  # (runs, samples, measures)
     drawn_runs = torch.randint(runs, (runs, samples), generator=generator)
-    means = run_means.gather(0, drawn_runs).mean(0)  # (samples)
-
-    return means.quantile(TAIL).item(), means.quantile(1 - TAIL).item()
+    index = drawn_runs[..., None].expand_as(run_means)
+    return run_means.gather(0, index).mean(0)

@@ -10,6 +10,7 @@
   claim, later it refutes it.
 - A search (C5): shown if in every run VPO solves more problems that GRPO does not solve than GRPO of
   another run does, which is chance; refuted if in no run. It is GRPO at its low rate where that took part.
+- Tokens (C6): shown if VPO sampled less than 1.1 times as many.
 - "Alike" (C7): shown if the whole interval is within 0.02 of 0, refuted if none of it is.
 """
 
@@ -154,6 +155,15 @@ def listed(counts: list[int]) -> str:
     return ", ".join(map(str, counts))
 
 
+def no_extra_compute(stored: Stored) -> Iterator[Finding]:
+    for name in LARGE_K:
+        task = stored.task(name)
+        vpo_tokens = task.average(VPO, lambda run: run.tokens)
+        for other in (MULTI_RLVR, GRPO):
+            ratio = vpo_tokens / task.average(other, lambda run: run.tokens)
+            yield Finding(f"{name}, tokens of VPO / {other.title}: {ratio:.2f}", ratio < 1.1)
+
+
 def collinear_objectives(stored: Stored) -> Iterator[Finding]:
     for name in ("copies", "noisy"):
         task = stored.task(name)
@@ -183,6 +193,7 @@ CLAIMS = {
     "C3: GRPO is ahead at k = 1, and VPO overtakes it by k = 5": curves_cross,
     "C4: in training GRPO's diversity falls, Multi-RLVR's is low, VPO's stays": diversity_in_training,
     "C5: in a search VPO solves what GRPO does not, above chance": vpo_solves_more,
+    "C6: at most 10% more tokens than Multi-RLVR and GRPO": no_extra_compute,
     "C7: with collinear objectives VPO is GRPO": collinear_objectives,
     "C10: GRPO stays out of a deceptive valley, VPO crosses it": crosses_the_valley,
 }

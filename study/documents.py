@@ -70,7 +70,9 @@ def fill(stored: Stored, text: str) -> str:
     """A document with every block <!-- results:SUBJECT-TABLE --> ... <!-- end --> made anew."""
 
     def filled(match: re.Match) -> str:
-        return f"{match[1]}{TABLES[match[3]](stored, match[2])}\n{match[4]}"
+        begin, subject, name, end = match.groups()
+        table = TABLES[name](stored, subject)
+        return f"{begin}{table}\n{end}"
 
     return BLOCK.sub(filled, text)
 

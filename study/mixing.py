@@ -11,6 +11,7 @@ from torch import Tensor
 from examples.markdown import markdown
 from report import style
 from report.looks import look_of
+from study.bootstrap import TAIL, resampled_means
 from study.collapse import RESULTS as COLLAPSED
 from study.entries import (
     GROUP_VPO,
@@ -123,28 +124,13 @@ def crossing_cell(column: Column, pair: Pair) -> str:
     task = column.task
     if not task.shared_seeds(*pair):
         return ""
-    gaps = torch.stack([task.lead(*pair, f"{column.measure}@{k}") for k in KS], -1)
-    ks = sorted(crossing(means) for means in resampled_means(gaps, task.prompt_ids))
-    low = ks[math.floor(0.025 * SAMPLES)]
-    high = ks[math.ceil(0.975 * SAMPLES) - 1]
-    return f"{k_text(crossing(gaps.mean((0, 1))))} [{k_text(low)}, {k_text(high)}]"
-
-
-def resampled_means(values: Tensor, prompt_ids: Tensor | None) -> Tensor:
-    """Means of bootstrap samples over seeds and prompts: (seeds, N, ...) -> (SAMPLES, ...)."""
-    seeds, N = values.shape[:2]
-    clusters = torch.arange(N) if prompt_ids is None else prompt_ids
-    sizes = torch.bincount(clusters).double()  # (C)
-    sums = torch.zeros(seeds, len(sizes), *values.shape[2:], dtype=torch.float64)
-    sums.index_add_(1, clusters, values.double())
-    generator = torch.Generator().manual_seed(0)
-    means = []
-    for _ in range(SAMPLES):
-        own_seeds = torch.randint(seeds, (seeds,), generator=generator)
-        own_clusters = torch.randint(len(sizes), (len(sizes),), generator=generator)
-        total = sums[own_seeds][:, own_clusters].mean(0).sum(0)
-        means.append(total / sizes[own_clusters].sum())
-    return torch.stack(means)
+    of_each_k = [task.lead(*pair, f"{column.measure}@{k}") for k in KS]
+    gaps = torch.stack(of_each_k, -1)  # (seeds, N, KS)
+    mean = crossing(gaps.mean((0, 1)))
+    ks = sorted(crossing(means) for means in resampled_means(gaps, task.prompt_ids, SAMPLES))
+    low = ks[math.floor(TAIL * SAMPLES)]
+    high = ks[math.ceil((1 - TAIL) * SAMPLES) - 1]
+    return f"{k_text(mean)} [{k_text(low)}, {k_text(high)}]"
 
 
 def crossing(gaps: Tensor) -> float:
@@ -155,8 +141,9 @@ def crossing(gaps: Tensor) -> float:
     if not below:
         return KS[0]
     i = below[-1]
-    share = (-gaps[i] / (gaps[i + 1] - gaps[i])).item()
-    return math.exp(math.log(KS[i]) + share * math.log(KS[i + 1] / KS[i]))
+    share = (-gaps[i] / (gaps[i + 1] - gaps[i])).item()  # of the way from one k to the next
+    step = KS[i + 1] / KS[i]
+    return KS[i] * step**share
 
 
 def k_text(k: float) -> str:

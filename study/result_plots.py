@@ -24,7 +24,7 @@ from study.entries import (
 )
 from study.grid import EIGHT_WORDS, HEADLINE
 from study.stored import Stored, TaskResults
-from study.tables import KS, MAIN, OF_HEADLINES, geometry_tasks, regret
+from study.tables import KS, OF_HEADLINES, geometry_tasks, regret
 from study.validation import TASKS, own
 
 CURE_COLORS = {"kl": "#e31a1c", "entropy-coef": "#7b3294", "temperature": "#c51b7d"}
@@ -56,8 +56,6 @@ LABELS = {
 def draw_figures(stored: Stored, root: Path) -> None:
     """Draw all figures of results."""
     pages = root / "study/figures"
-    panels = [(stored.task(name), "best", MAIN) for name in TASKS]
-    best_of_k(panels, root / "docs/figures/best_at_k.png")
     for name, kinds in KINDS.items():
         panels = [(stored.task(name), kind, OF_HEADLINES) for kind in kinds]
         best_of_k(panels, pages / f"{name}_best_at_k.png")

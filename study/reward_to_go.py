@@ -62,7 +62,8 @@ def train_step(
             P, options.n_weights, k, alpha=options.alpha, generator=options.generator
         )
         credits = credit(scored, weights)  # (P, G, m)
-        found["advantages"] = torch.stack([group_normalize(credits[..., j]) for j in range(m)], -1)
+        of_answers = [group_normalize(credits[..., j]) for j in range(m)]  # (P, G) each
+        found["advantages"] = torch.stack(of_answers, -1)  # (P, G, m)
         return found["advantages"][..., 0]
 
     def backward(policy, reference, rollouts, _, config) -> dict[str, Tensor]:

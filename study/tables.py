@@ -43,7 +43,6 @@ Pair = tuple[Entry, Entry]
 Rows = dict[str, Entry | Pair]  # by title
 
 # What stands in the rows and columns of most tables; what is not stored is left out.
-MAIN = (START_MODEL, GRPO, GRPO_LOW, GRPO_KL, MAX_AT_K, VPO, GROUP_VPO)
 ALL_GRPO = (GRPO, GRPO_LOW, GRPO_AT_30, GRPO_QUARTER, GRPO_KL)
 OF_HEADLINES = (START_MODEL, *ALL_GRPO, MAX_AT_K, MULTI_RLVR, VPO, GROUP_VPO)
 MAIN_LEADS = [

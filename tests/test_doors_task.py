@@ -1,5 +1,6 @@
 """The door of a task: what one gets wrong is one line, before any minute is spent."""
 
+import json
 import re
 from pathlib import Path
 
@@ -15,6 +16,23 @@ SOURCE = (Path(__file__).resolve().parent.parent / "examples/my_task.py").read_t
 NAME = "    name = "  # a member may stand before it
 PROBLEMS = '[Problem(f"{split}-{start + i}", None) for i in range(n)]'
 WORST = "return [0.0, 0.0]"
+ASK = """
+from tasks.files import FileTask, text_field
+
+
+class Ask(FileTask):
+    name = "ask"
+    objectives = ("right",)
+
+    def read(self, record):
+        return {name: text_field(record, name) for name in ("question", "answer")}
+
+    def prompt(self, problem, m):
+        return f"{problem.data['question']} {self.write_form('A number', m)}"
+
+    def reward(self, problem, answer):
+        return [float(answer == problem.data["answer"])]
+"""
 
 
 def write(old: str, new: str) -> str:
@@ -85,6 +103,19 @@ def test_problems_that_are_not_held_out_are_told(data, told, capsys):
     path.write_text(asked, "utf-8")
     check_task(load_task(str(path)), 3)
     assert told in capsys.readouterr().err if told else not capsys.readouterr().err
+
+
+def test_all_rows_of_files_are_looked_at(capsys):
+    """Guards against a sample of the rows, which a few shared ones escape."""
+    rows = [json.dumps({"question": f"What is {i}?", "answer": str(i)}) for i in range(700)]
+    Path("train.jsonl").write_text("\n".join(rows[:600]), "utf-8")
+    Path("test.jsonl").write_text("\n".join(rows[560:]), "utf-8")
+    Path("ask.py").write_text(ASK, "utf-8")
+    task = load_task("ask.py", "a language model", data="train.jsonl", test_data="test.jsonl")
+    check_task(task, 1)
+    n_shared = sum(int(problem["answer"]) >= 560 for problem in task.parts["train"])
+    told = f"{n_shared} of 140 held-out problems stand in training too"
+    assert n_shared > 30 and told in capsys.readouterr().err
 
 
 def test_a_file_is_named_with_its_ending(capsys):

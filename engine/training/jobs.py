@@ -51,6 +51,7 @@ def train_methods(train_method: TrainMethod, config: Config, task: Task) -> None
         return
     gradient = "train.backward" if config.plain else "fast.backward (--plain: train.backward)"
     print(f"{', '.join(methods)} on {config.device}; gradient: {gradient}", file=sys.stderr)
+    gc.collect()  # the start model: one whose layers are computed again refers to itself
     jobs = jobs_of(config)
     work = {}
     for position, method in enumerate(methods):

@@ -4,7 +4,6 @@ import json
 import random
 from pathlib import Path
 
-import chromium
 import pytest
 import torch
 from chromium import Tab
@@ -297,21 +296,3 @@ def test_without_javascript_the_page_says_what_it_needs(browser):
         page = context.new_page()
         page.goto(PAGE.as_uri())
         assert page.is_visible("noscript p")
-
-
-def take_picture() -> None:
-    """Write docs/figures/playground.png: the five painters after sixty steps."""
-    with chromium.browser() as browser:
-        tab = Tab(browser)
-        tab.open(PAGE, 1180)
-        wait_for(tab, "isTrained()")
-        tab.run("goTo(60)")
-        wait_for(tab, "shownStep() === 60")
-        top = tab.run("byId('bar').getBoundingClientRect().top + scrollY")
-        bottom = tab.run("byId('panels').getBoundingClientRect().bottom + scrollY")
-        clip = {"x": 0, "y": top, "width": 1180, "height": bottom - top}
-        tab.page.screenshot(path=ROOT / "docs/figures/playground.png", clip=clip, full_page=True)
-
-
-if __name__ == "__main__":  # PYTHONPATH=tests:. python tests/browser/test_playground.py
-    take_picture()

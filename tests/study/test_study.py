@@ -371,9 +371,8 @@ def test_what_neither_grpo_nor_the_start_solves():
         "grpo": [{"solved": [0, 0, 0]}, {"solved": [0, 0, 1]}],
     }
     alone = searches.counts_alone
-    assert alone(found, ("vpo",), searches.RIVALS) == [3, 1]
-    assert alone(found, ("vpo",), searches.RIVALS, any_run=True) == [1, 1]
-    assert alone(found, ("grpo",), searches.RIVALS) == [0, 0]
+    assert alone(found, ("vpo",), ("grpo", "start")) == [3, 1]
+    assert alone(found, ("grpo",), ("grpo", "start")) == [0, 0]
     assert tables.counts_of_other_runs(found, ("grpo",)) == [1, 0]  # what chance gives
 
 
