@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
@@ -590,3 +591,27 @@ def test_a_language_model_imitates_every_token_alike(monkeypatch):
     train.warm_up(policy, task, Config(warm_steps=1, micro_batch_tokens=1))  # one by one
     torch.testing.assert_close(one_by_one, together, rtol=1e-3, atol=1e-6)
     assert any(gradient.any() for gradient in together)
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_the_start_model_leaves_its_memory_before_the_training(jobs, monkeypatch):
+    """Also one that refers to itself, as a model does whose layers are computed again."""
+    found = []
+    start_policy = train.start_policy
+
+    def circular(*arguments):
+        policy = start_policy(*arguments)
+        policy.model.circle = [policy]
+        found.append(weakref.ref(policy.model))
+        return policy
+
+    def look(*arguments, **options):
+        assert found[0]() is None
+        raise RuntimeError("looked")
+
+    monkeypatch.setattr(train, "start_policy", circular)
+    monkeypatch.setattr("engine.training.jobs.run_all", look)
+    with pytest.raises(RuntimeError, match="looked"):
+        train.main(
+            ["--task", "toy", "--warm-steps", "1", "--steps", "1", "--jobs", jobs, "--out", "run"]
+        )
