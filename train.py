@@ -364,7 +364,8 @@ def main(argv: list[str] | None = None) -> None:
     if config.eval_problems:
         evaluate([out], EvalFlags(device=config.device, jobs=jobs_of(config)))
         return
-    print(f"checkpoints: {out}/METHOD/checkpoint-{config.steps:06d}")
+    folders = [f"{out}/{method}/checkpoint-{config.steps:06d}" for method in config.method]
+    print(f"checkpoints: {', '.join(folders)}")
     print(f"table and figures: python eval.py {out}")
 
 

@@ -267,9 +267,8 @@ def dr_grpo(scored: Scored, options: Options) -> Tensor:
 
 def maxrl(scored: Scored, options: Options) -> Tensor:
     """MaxRL (arXiv 2602.02710): (r - mean r) / mean r, meant for r in {0, 1}; 0 where the mean is."""
-    r = (
-        single(scored) - scored.missing_scalar
-    )  # the least scalar becomes 0, so that no r is negative
+    # The least scalar becomes 0, so that no r is negative.
+    r = single(scored) - scored.missing_scalar
     mean = r.mean(1, keepdim=True)
     return torch.where(mean.abs() < EPS, 0.0, center(r) / (mean + EPS))
 
@@ -408,7 +407,7 @@ def policy_loss(  # noqa: PLR0913 - the public loss: every argument is one symbo
         policy_loss (without KL and entropy), clip_fraction (tokens whose gradient is clipped away), kl
         (nats per token).
     """
-    A = advantages.reshape(len(advantages), -1)  # (B, 1) or (B, T)
+    A = advantages if advantages.ndim == 2 else advantages[:, None]  # (B, T) or (B, 1)
     token_mask = token_mask.bool()
     log_ratio = (logprobs - old_logprobs).masked_fill(~token_mask, 0.0)
     ratio = log_ratio.clamp_max(80).exp()  # finite, so that an advantage of 0 gives a loss of 0

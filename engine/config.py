@@ -200,7 +200,6 @@ class Parser(argparse.ArgumentParser):
             usage=f"python {script} [--flag value ...]",
             description=doc.split("\n\n")[0],
             allow_abbrev=False,
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
             **options,
         )
         self.flags = flags
@@ -219,6 +218,16 @@ class Parser(argparse.ArgumentParser):
                 kind = {"type": one}
             help = field.metadata["help"].replace("%", "%%")
             self.add_argument(flag_of(field.name), default=default, help=help, **kind)
+
+    def format_help(self) -> str:
+        for action in self._actions:
+            default = action.default
+            is_off = default is None or default is False  # not the number 0
+            if not is_off and default not in ("", [], argparse.SUPPRESS):
+                shown = " ".join(map(str, default)) if isinstance(default, list) else default
+                shown = "auto" if shown == AUTO else shown
+                action.help += f" (default: {shown})"
+        return super().format_help()
 
     def parse_args_into_dataclass(
         self, argv: list[str] | None = None
@@ -293,7 +302,8 @@ def peak_rate(config: Config, method: str) -> float:
         is_known = not has_name or name in ADVANTAGES
         if not (is_known and 1e-12 <= rate <= 1):  # as it is not for NaN
             rule = "must be a rate of 1e-12 to 1, or METHOD=RATE"
-            raise UserError(f"--lr {entry}: {rule}{did_you_mean(name, ADVANTAGES)}")
+            hint = "" if is_known else did_you_mean(name, ADVANTAGES)
+            raise UserError(f"--lr {entry}: {rule}{hint}")
         if name in ("", method):
             found = rate
     if found is None:

@@ -16,14 +16,16 @@ FILE = ".lock"
 def owned(run: Path) -> Iterator[None]:
     """Write into a run folder inside the block. Raises UserError while another process does.
 
-    The system frees the lock when its process ends, killed or not. The file stays.
+    The system frees the lock when its process ends, killed or not, and the file stays. Where a file
+    system has no locks the file itself is one, which a process that was killed leaves behind.
     """
     lock = FileLock(run / FILE)
     with writing(run):
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            what = "another process trains in it; let it end, or take another --out"
+            fix = f"let it end, or take another --out; after a crash elsewhere delete {run / FILE}"
+            what = f"another process trains in it; {fix}"
             raise UserError(f"--out {run}: {what}") from None
     try:
         yield

@@ -93,6 +93,7 @@ def read_config(argv: list[str], doc: str) -> tuple[Config, Task, StoredRun | No
         parser.lay_over(flags, str(out))
     config, _ = parser.parse_args_into_dataclass(argv)
     config.out = str(out)
+    config.method = list(dict.fromkeys(config.method))
     check_ranges(config)
     vars(config).update(files_of(config))
     if stored is None and config.subset and set(config.method) <= IGNORE_SUBSET:

@@ -197,7 +197,7 @@ def check_find_answers(task: Task, text: str) -> None:
     given: list[str] = []
     for end in range(len(text)):
         answers = task.find_answers(text[:end], 1, finished=False) or []
-        if answers[: len(given)] != given:  # also where they are no list
+        if not isinstance(answers, list) or answers[: len(given)] != given:
             rule = "find_answers with finished=False must return a list of texts that have ended"
             what = f"{given!r:.80}, and {answers!r:.80} a letter later"
             raise UserError(f"task {task.name}: {rule}, or None, not {what}")

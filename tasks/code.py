@@ -26,7 +26,7 @@ LANGUAGE = re.compile(r"[\s{.]*(\w*)")  # of what follows: `python title="a.py"`
 # trying again with other parts, which would take for ever with a long number.
 ARITHMETIC = re.compile(r"(?!.*\*\*)(?:abs|if|else|x|\d{1,3}|//|[<>=!]=|[-+*%()<> ]){1,200}+")
 MAX_PER_PROCESS = 48  # arithmetic answers
-FUTURE = re.compile(r"^from __future__ import (?:\([^)]*\)|(?:\\\n|.)*)", re.MULTILINE)
+LINE_END = re.compile("\r\n|\r|\n")  # as Python reads them
 ARITHMETIC_PROGRAM = """
 FUNCTIONS = [{}]
 
@@ -270,7 +270,22 @@ def job(problem: dict, answer: str) -> Job:
 
 def split_future(source: str) -> tuple[list[str], str]:
     """Each `from __future__ import`, which must come first in a program, and the rest of a source."""
-    return [f"{found}\n" for found in FUTURE.findall(source)], FUTURE.sub("pass", source)
+    statements: list[ast.stmt] = []
+    if "__future__" in source:
+        with warnings.catch_warnings(action="ignore"), contextlib.suppress(Exception):
+            statements = ast.parse(source).body
+    future = []
+    lines = [line.encode(errors="replace") for line in LINE_END.split(source)]  # columns are bytes
+    for node in reversed(statements):  # what stands above a statement keeps its place
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            first, last = node.lineno - 1, node.end_lineno - 1
+            left = lines[first][: node.col_offset]
+            right = lines[last][node.end_col_offset :]
+            lines[first : last + 1] = [left + b"pass" + right]
+            future.append(f"{ast.unparse(node)}\n")
+    if not future:
+        return [], source
+    return future, b"\n".join(lines).decode()
 
 
 def pack(pairs: list[tuple[dict, str]]) -> list[tuple[list[int], Job]]:

@@ -353,13 +353,20 @@ TWICE = "\ndef twice(x: Unknown) -> Other: return 2 * x\n"
         f"{FUTURE} (\n    annotations,  # of later names\n    division,\n)",
         f"{FUTURE} \\\n    annotations",
         f"{FUTURE} annotations; import math; e = 'é'",
-        f"'é'\n{FUTURE} division\r\n{FUTURE} annotations",
+        f"'''é\n{FUTURE} braces\n'''\n# é\n{FUTURE} division\r\nfrom  __future__  import\tannotations",
+        f"'é'; {FUTURE} annotations, division as d; {FUTURE} generator_stop  # all\x0c",
     ],
 )
 def test_future_imports_of_every_form_come_first(head):
     """Guards against a right answer that ends with a SyntaxError, below what it is put under."""
     (problem,) = read_problems(write(OWN))
     assert Code()._verdicts([(problem, head + TWICE)]) == [[True, True]]
+
+
+def test_a_source_without_future_imports_stays_as_it_is():
+    text = f"x = '''\r\n{FUTURE} annotations\n'''"
+    for source in (text, f"{text} +", f"{text}\ud800", f"def f():\n    {FUTURE} annotations"):
+        assert code_module.split_future(source) == ([], source)
 
 
 EVALPLUS = f"""def assertion(out, exp, atol):

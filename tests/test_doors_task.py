@@ -1,7 +1,9 @@
 """The door of a task: what one gets wrong is one line, before any minute is spent."""
 
+import functools
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -143,7 +145,11 @@ def test_an_error_of_ones_own_is_not_taken_for_a_lack_of_memory(error):
 def test_answers_that_may_still_grow_are_refused(pattern):
     """Guards against rollouts of one token, all of whose slots hold an answer: `finished` is not heeded."""
     task = load_task("fence", "some model")
-    for find in (lambda text: re.findall(pattern, text), lambda text: text):  # its letters
+
+    def letters(text: str) -> Iterator[str]:
+        return iter(text)
+
+    for find in (functools.partial(re.findall, pattern), str, letters):  # the last two are no lists
         task.find_answers = lambda text, m, finished, find=find: find(text)
         with pytest.raises(UserError, match="find_answers with finished=False must return a list"):
             check_task(task, 2)

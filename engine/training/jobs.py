@@ -78,8 +78,6 @@ def train_one(
     if method not in ADVANTAGES:
         fix = "add it to vpo.ADVANTAGES outside of __main__, or take --jobs 1"
         raise UserError(f"--jobs {config.jobs}: a process does not know the method {method}; {fix}")
-    if config.device == "cuda":
-        gc.collect()  # the model before: one whose layers are computed again refers to itself
     try:
         with explain_machine():
             train_method(method, config, task or task_of(config), position)
@@ -90,6 +88,8 @@ def train_one(
             raise UserError(f"{place}: {error}") from error
         error.add_note(f"method {place}")
         raise
+    finally:
+        gc.collect()  # as of the start model
 
 
 def run_all(
