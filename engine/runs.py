@@ -164,6 +164,9 @@ def load_run(run: Path) -> StoredRun:
     try:
         record = json.loads(path.read_text("utf-8"))
         flags = record["flags"]
+        missing = {"task", "model", "method"} - flags.keys()
+        if missing:
+            raise UserError(f"its flags lack {', '.join(sorted(missing))}")
         gone = sorted(flags.keys() - vars(Config()).keys())
         known = {name: value for name, value in flags.items() if name not in gone}
         config = Config(**known, out=str(run))

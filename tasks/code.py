@@ -60,6 +60,7 @@ class Code(Drawing, FileTask):
     source = "docs/own.md#your-own-code-problems"
     ends = ">`~"  # no newline, which programs are full of: a closing fence counts without it
     wide = True
+    may_test_on_training = True  # to try a few problems of one's own
     flags = ("data", "test_data", "seconds", "memory_mb", "unconfined")
     defaults = {"steps": 300, "eval_problems": 500}
     tiny_defaults = {

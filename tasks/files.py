@@ -31,11 +31,14 @@ class FileTask(rewards.Task):
     reads_untagged = False  # its answers have parts, which no line of a list would hold
     source = ""  # which files the task takes, and where they can be found
     share = 5
+    may_test_on_training = False  # one file may be given twice
     trained_share = 0.0  # of `test_data`: the part that is trained on, too
 
     def __init__(self, data: str = "", test_data: str = ""):
         if not data:
             raise UserError(f"--task {self.name}: needs --data FILE ({self.source})")
+        if data == test_data and not self.may_test_on_training:
+            raise UserError(f"--data {data}: one file twice, so nothing would be held out")
         train = self.load("--data", data)
         if test_data:
             test = self.load("--test-data", test_data)

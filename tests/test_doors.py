@@ -253,7 +253,7 @@ def test_a_config_that_was_edited_is_named(run, capsys):
     told = "run/config.json: cannot be read as that of a run"
     fails(["run"], capsys, told, message, command=evaluation.main)
     fails(["--out", "run", "--resume"], capsys, told, message)
-    for text in ("{", "{}", '{"flags": []}'):
+    for text in ("{", "{}", '{"flags": []}', '{"flags": {}}', '{"flags": {"task": "toy"}}'):
         (run / "config.json").write_text(text)
         fails(["run"], capsys, told, command=evaluation.main)
 

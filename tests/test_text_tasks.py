@@ -419,6 +419,13 @@ def test_a_bad_line_is_named(name, change):
         load_task(name, data=write_records("data.jsonl", records), test_data="")
 
 
+def test_one_file_is_not_given_twice():
+    """Guards against an evaluation on the problems of the training."""
+    path = write_records("data.jsonl", [RECORDS["musique"](i) for i in range(6)])
+    with pytest.raises(UserError, match="--data data.jsonl: one file twice"):
+        load_task("musique", data=path, test_data=path)
+
+
 def test_of_tool_one_in_fifty_is_held_out():
     """A record that stands there twice counts once: the file has no ids."""
     data = write_records("data.jsonl", [tool(i) for i in range(101)] + [tool(7)])
