@@ -68,9 +68,8 @@ def decisive(findings: list[Finding]) -> str:
 
 
 def beats_scalar_baselines(stored: Stored) -> Iterator[Finding]:
-    for task, scalar in with_scalars(stored):
+    for task, ours, scalar in with_scalars(stored):
         measure = LARGE_K[task.name]
-        ours = vpo_beside(stored, task, scalar, measure)
         lead = task.difference(ours, scalar, measure)
         verdict = decided(lead.low > -ALIKE, lead.high < -ALIKE)
         text = f"{task.name}, {measure}, {ours.title} - {scalar.title}: {lead.short}"
@@ -78,8 +77,7 @@ def beats_scalar_baselines(stored: Stored) -> Iterator[Finding]:
 
 
 def lead_widens_with_k(stored: Stored) -> Iterator[Finding]:
-    for task, scalar in with_scalars(stored):
-        ours = vpo_beside(stored, task, scalar, "best@30")
+    for task, ours, scalar in with_scalars(stored):
         lead_at_30 = task.lead(ours, scalar, "best@30")
         lead = task.summary(lead_at_30)
         growth = task.summary(lead_at_30 - task.lead(ours, scalar, "best@3"))
@@ -90,18 +88,17 @@ def lead_widens_with_k(stored: Stored) -> Iterator[Finding]:
 def curves_cross(stored: Stored) -> Iterator[Finding]:
     for name in LARGE_K:
         task = stored.task(name)
-        yield crossing(task, GRPO, VPO)
-        if task.runs(GRPO_KL):
-            yield crossing(task, GRPO_KL, VPO)
-        yield crossing(stored.mixed.task(name), mixed(GRPO, HALF), VPO)
+        yield crossing(task, GRPO)
+        yield crossing(task, GRPO_KL)
+        yield crossing(stored.mixed.task(name), mixed(GRPO, HALF))
 
 
-def crossing(task: TaskResults, grpo: Entry, vpo: Entry) -> Finding:
+def crossing(task: TaskResults, grpo: Entry) -> Finding:
     """Who is ahead with one candidate, and from which k on VPO is."""
-    grpo_lead = task.difference(grpo, vpo, "best@1")
-    ahead = [k for k in KS[1:] if task.lead(vpo, grpo, f"best@{k}").mean() > 0]
+    grpo_lead = task.difference(grpo, VPO, "best@1")
+    ahead = [k for k in KS[1:] if task.lead(VPO, grpo, f"best@{k}").mean() > 0]
     since = f"from k = {ahead[0]}" if ahead else "at no k"
-    text = f"{task.name}, best@1, {grpo.title} - {vpo.title}: {grpo_lead.short}; VPO's mean above in best@k {since}"
+    text = f"{task.name}, best@1, {grpo.title} - VPO: {grpo_lead.short}; VPO's mean above in best@k {since}"
     crosses_early = bool(ahead) and ahead[0] <= 5
     return Finding(text, both(is_positive(grpo_lead), crosses_early))
 
@@ -162,9 +159,7 @@ def collinear_objectives(stored: Stored) -> Iterator[Finding]:
 
 def crosses_the_valley(stored: Stored) -> Iterator[Finding]:
     toy = stored.task("toy")
-    grpo = toy.mean(GRPO, "pass@30")
-    max_at_k = toy.mean(MAX_AT_K, "pass@30")
-    vpo = toy.mean(VPO, "pass@30")
+    grpo, vpo, max_at_k = [toy.mean(policy, "pass@30") for policy in (GRPO, VPO, MAX_AT_K)]
     text = f"toy, pass@30: GRPO {grpo:.2f}, VPO {vpo:.2f}, and Max@K {max_at_k:.2f}"
     yield Finding(text, grpo < 0.1 and vpo > 0.9)
 
@@ -181,22 +176,20 @@ CLAIMS = {
 }
 
 
-def with_scalars(stored: Stored) -> Iterator[tuple[TaskResults, Entry]]:
-    """Results and the scalar baseline that is best at k = 30; then the best of those with half-way weights."""
+def with_scalars(stored: Stored) -> Iterator[tuple[TaskResults, Entry, Entry]]:
+    """Results, VPO with the KL term that validation chose, and the scalar baseline that is best at k = 30.
+
+    Then VPO with the paper's KL term, and the best of the scalar baselines with half-way weights.
+    """
     for name, measure in LARGE_K.items():
         task = stored.task(name)
-        yield task, strongest_scalar(task)
+        yield task, own(stored, name, "vpo", measure), strongest_scalar(task)
         half_way = stored.mixed.task(name)
         measured = []
         for policy in (GRPO, GRPO_KL, MAX_AT_K):
             if half_way.runs(policy):
                 measured.append(mixed(policy, HALF))
-        yield half_way, max(measured, key=lambda policy: half_way.mean(policy, measure))
-
-
-def vpo_beside(stored: Stored, task: TaskResults, scalar: Entry, measure: str) -> Entry:
-    """VPO with the KL term that validation chose, and beside half-way weights with the paper's."""
-    return VPO if "mix" in dict(scalar.flags) else own(stored, task.name, "vpo", measure)
+        yield half_way, VPO, max(measured, key=lambda policy: half_way.mean(policy, measure))
 
 
 def strongest_scalar(task: TaskResults) -> Entry:

@@ -75,14 +75,5 @@ MULTI_RLVR = Entry("multi_rlvr")
 VPO = Entry("vpo")
 VPO_LORA = Entry("vpo", flags=(("lora-rank", LORA_RANK), ("lr", LORA_RATES[0])))  # of headlines
 GROUP_VPO = Entry("group_vpo")
-CURVES = (  # of a task's figure
-    START_MODEL,
-    GRPO,
-    GRPO_LOW,
-    GRPO_QUARTER,
-    GRPO_KL,
-    MAX_AT_K,
-    MULTI_RLVR,
-    VPO,
-    GROUP_VPO,
-)
+# Of a task's figure.
+CURVES = (START_MODEL, GRPO, GRPO_LOW, GRPO_QUARTER, GRPO_KL, MAX_AT_K, MULTI_RLVR, VPO, GROUP_VPO)
