@@ -20,10 +20,9 @@ from dataclasses import dataclass
 from examples.markdown import markdown
 from study.entries import GRPO, GRPO_KL, MAX_AT_K, MULTI_RLVR, VPO, Entry, mixed
 from study.grid import HEADLINE
-from study.mixing import HALF
 from study.searches import counts_alone
 from study.stored import SINGLE, Difference, Stored, TaskResults
-from study.tables import counts_of_other_runs, rival_of
+from study.tables import HALF, KS, compared, counts_of_other_runs, listed, rival_of
 from study.validation import own
 
 # By what many candidates are judged in each task. In headlines best@30 nearly ties: few tell four facts.
@@ -69,22 +68,16 @@ def decisive(findings: list[Finding]) -> str:
 
 
 def beats_scalar_baselines(stored: Stored) -> Iterator[Finding]:
-    for task, scalar in with_scalars(stored):
+    for task, ours, scalar in with_scalars(stored):
         measure = LARGE_K[task.name]
-        ours = vpo_beside(stored, task, scalar, measure)
         lead = task.difference(ours, scalar, measure)
-        verdict = None
-        if lead.low > -ALIKE:
-            verdict = True
-        elif lead.high < -ALIKE:
-            verdict = False
+        verdict = decided(lead.low > -ALIKE, lead.high < -ALIKE)
         text = f"{task.name}, {measure}, {ours.title} - {scalar.title}: {lead.short}"
         yield Finding(text, verdict)
 
 
 def lead_widens_with_k(stored: Stored) -> Iterator[Finding]:
-    for task, scalar in with_scalars(stored):
-        ours = vpo_beside(stored, task, scalar, "best@30")
+    for task, ours, scalar in with_scalars(stored):
         lead_at_30 = task.lead(ours, scalar, "best@30")
         lead = task.summary(lead_at_30)
         growth = task.summary(lead_at_30 - task.lead(ours, scalar, "best@3"))
@@ -95,21 +88,17 @@ def lead_widens_with_k(stored: Stored) -> Iterator[Finding]:
 def curves_cross(stored: Stored) -> Iterator[Finding]:
     for name in LARGE_K:
         task = stored.task(name)
-        yield crossing(task, GRPO, VPO)
-        if task.runs(GRPO_KL):
-            yield crossing(task, GRPO_KL, VPO)
-        yield crossing(stored.mixed.task(name), mixed(GRPO, HALF), VPO)
+        yield crossing(task, GRPO)
+        yield crossing(task, GRPO_KL)
+        yield crossing(stored.mixed.task(name), mixed(GRPO, HALF))
 
 
-def crossing(task: TaskResults, grpo: Entry, vpo: Entry) -> Finding:
+def crossing(task: TaskResults, grpo: Entry) -> Finding:
     """Who is ahead with one candidate, and from which k on VPO is."""
-    grpo_lead = task.difference(grpo, vpo, "best@1")
-    ahead = []  # the k at which VPO's mean is above GRPO's
-    for k in (2, 3, 5, 10, 30):
-        if task.lead(vpo, grpo, f"best@{k}").mean() > 0:
-            ahead.append(k)
+    grpo_lead = task.difference(grpo, VPO, "best@1")
+    ahead = [k for k in KS[1:] if task.lead(VPO, grpo, f"best@{k}").mean() > 0]
     since = f"from k = {ahead[0]}" if ahead else "at no k"
-    text = f"{task.name}, best@1, {grpo.title} - {vpo.title}: {grpo_lead.short}; VPO's mean above in best@k {since}"
+    text = f"{task.name}, best@1, {grpo.title} - VPO: {grpo_lead.short}; VPO's mean above in best@k {since}"
     crosses_early = bool(ahead) and ahead[0] <= 5
     return Finding(text, both(is_positive(grpo_lead), crosses_early))
 
@@ -144,15 +133,8 @@ def vpo_solves_more(stored: Stored) -> Iterator[Finding]:
         text = f"search {name.replace('_', ' ')}: three runs of VPO solve {listed(alone)} problems that "
         text += f"{Entry(rival).title} does not; chance {listed(chance)}"
         is_more = [own > other for own, other in zip(alone, chance, strict=True)]
-        verdict = True if all(is_more) else None
-        if not any(is_more) and any(alone + chance):
-            verdict = False
-        yield Finding(text, verdict)
-
-
-def listed(counts: list[int]) -> str:
-    """Counts in a sentence."""
-    return ", ".join(map(str, counts))
+        is_refuted = any(alone + chance) and not any(is_more)
+        yield Finding(text, decided(all(is_more), is_refuted))
 
 
 def no_extra_compute(stored: Stored) -> Iterator[Finding]:
@@ -170,19 +152,14 @@ def collinear_objectives(stored: Stored) -> Iterator[Finding]:
         lead = task.difference(VPO, GRPO, "W@30")
         control = task.difference(VPO, MAX_AT_K, "W@30")
         text = f"reward {name}, W@30, VPO - GRPO: {lead.short}; VPO - Max@K: {control.short}"
-        verdict = None
-        if lead.low > -ALIKE and lead.high < ALIKE:
-            verdict = True
-        elif lead.low > ALIKE or lead.high < -ALIKE:
-            verdict = False
-        yield Finding(text, verdict)
+        is_none = lead.low > -ALIKE and lead.high < ALIKE
+        is_one = lead.low > ALIKE or lead.high < -ALIKE
+        yield Finding(text, decided(is_none, is_one))
 
 
 def crosses_the_valley(stored: Stored) -> Iterator[Finding]:
     toy = stored.task("toy")
-    grpo = toy.mean(GRPO, "pass@30")
-    max_at_k = toy.mean(MAX_AT_K, "pass@30")
-    vpo = toy.mean(VPO, "pass@30")
+    grpo, vpo, max_at_k = [toy.mean(policy, "pass@30") for policy in (GRPO, VPO, MAX_AT_K)]
     text = f"toy, pass@30: GRPO {grpo:.2f}, VPO {vpo:.2f}, and Max@K {max_at_k:.2f}"
     yield Finding(text, grpo < 0.1 and vpo > 0.9)
 
@@ -199,34 +176,37 @@ CLAIMS = {
 }
 
 
-def with_scalars(stored: Stored) -> Iterator[tuple[TaskResults, Entry]]:
-    """Results and the scalar baseline that is best at k = 30; then the best of those with half-way weights."""
+def with_scalars(stored: Stored) -> Iterator[tuple[TaskResults, Entry, Entry]]:
+    """Results, VPO with the KL term that validation chose, and the scalar baseline that is best at k = 30.
+
+    Then VPO with the paper's KL term, and the best of the scalar baselines with half-way weights.
+    """
     for name, measure in LARGE_K.items():
         task = stored.task(name)
-        yield task, strongest_scalar(task)
+        yield task, own(stored, name, "vpo", measure), strongest_scalar(task)
         half_way = stored.mixed.task(name)
         measured = []
         for policy in (GRPO, GRPO_KL, MAX_AT_K):
             if half_way.runs(policy):
                 measured.append(mixed(policy, HALF))
-        yield half_way, max(measured, key=lambda policy: half_way.mean(policy, measure))
-
-
-def vpo_beside(stored: Stored, task: TaskResults, scalar: Entry, measure: str) -> Entry:
-    """VPO with the KL term that validation chose, and beside half-way weights with the paper's."""
-    return VPO if "mix" in dict(scalar.flags) else own(stored, task.name, "vpo", measure)
+        yield half_way, VPO, max(measured, key=lambda policy: half_way.mean(policy, measure))
 
 
 def strongest_scalar(task: TaskResults) -> Entry:
     """The best baseline at k = 30 of all rates and cures."""
-    seeds = task.shared_seeds(VPO)
     measured = []
-    cured = [policy for policy in task.policies(flags=True) if policy.is_cure]
-    for policy in [*task.policies(), *cured]:
+    for policy in compared(task):
         is_scalar = policy.method in (*SINGLE, "multi_rlvr")
-        if is_scalar and task.shared_seeds(policy, VPO) == seeds:
+        if is_scalar and task.shared_seeds(policy, VPO) == task.shared_seeds(VPO):
             measured.append(policy)
     return max(measured, key=lambda policy: task.mean(policy, LARGE_K[task.name]))
+
+
+def decided(is_shown: bool, is_refuted: bool) -> bool | None:
+    """A verdict; None if a claim is neither shown nor refuted."""
+    if is_shown:
+        return True
+    return False if is_refuted else None
 
 
 def is_positive(difference: Difference) -> bool | None:

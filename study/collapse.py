@@ -4,7 +4,7 @@
 
 A *door* of a problem is the most frequent first word of the start model's answers that none of GRPO's
 answers begins with. Behind it GRPO's policy goes on by itself. What is measured is added to
-study/results/collapse.json, from which study/mixing.py makes its table and figure.
+study/results/collapse.json, from which study/tables.py and result_plots.py read it.
 """
 
 import argparse

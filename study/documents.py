@@ -1,5 +1,7 @@
 """study/README.md, study/pages/ and the table of README.md, filled from stored results; their figures."""
 
+import csv
+import io
 import re
 from pathlib import Path
 
@@ -7,14 +9,15 @@ import torch
 
 from engine.tasks import load_task, take_problems
 from report import plots
-from study import claims, exhibit, mixing, result_plots, tables
+from study import claims, exhibit, result_plots, tables
+from study.entries import Entry
 from study.grid import HEADLINE, Cell
 from study.store import Store
-from study.stored import Stored
+from study.stored import START, Stored
 
 TABLES = {  # name of a block -> what makes it of the stored results and the block's subject
-    "main": mixing.first_page,
-    "leads": tables.leads,
+    "main": tables.first_page,
+    "leads": tables.headline_leads,
     "main_leads": tables.main_leads,
     "mean": tables.means,
     "thirty_candidates": tables.thirty_candidates,
@@ -22,15 +25,12 @@ TABLES = {  # name of a block -> what makes it of the stored results and the blo
     "own_settings": tables.own_settings,
     "rewards": tables.rewards,
     "rates": tables.chosen_rates,
-    "more_steps": tables.more_steps,
     "searches": tables.searches,
     "verdicts": claims.verdict_table,
-    "half_way": mixing.half_way,
-    "mix_leads": mixing.leads,
-    "mix_chosen": mixing.chosen,
-    "crossings": mixing.crossings,
-    "train_test": mixing.train_test,
-    "doors": mixing.doors,
+    "half_way": tables.half_way,
+    "mix_leads": tables.mix_leads,
+    "crossings": tables.crossings,
+    "doors": tables.doors,
 }
 RUNS = "study/pages/runs.csv"
 BLOCK = re.compile(r"(<!-- results:(\w+)-(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -44,7 +44,7 @@ DRAWN_TEXTS = exhibit.TEXTS[:2]  # held-out texts in a figure of headlines
 def write(stored: Stored, root: Path) -> None:
     """Write all documents, and the CSV file of all runs."""
     texts = {path: fill(stored, path.read_text("utf-8")) for path in documents(root)}
-    texts[root / RUNS] = tables.runs_csv(stored)
+    texts[root / RUNS] = runs_csv(stored)
     for path, text in texts.items():
         path.write_text(text, "utf-8")
 
@@ -52,8 +52,6 @@ def write(stored: Stored, root: Path) -> None:
 def draw(stored: Stored, store: Store, root: Path) -> None:
     """Draw all figures."""
     result_plots.draw_figures(stored, root)
-    mixing.draw_frontier(stored, root / "docs/figures/mixing.png")
-    mixing.draw_collapse(root / "study/figures/collapse.png")
     for name, policies in FIGURES.items():
         draw_headlines(store, policies, root / name)
     if exhibit.is_stored(store):
@@ -92,3 +90,27 @@ def draw_headlines(store: Store, policies: tuple[str, ...], path: Path) -> None:
         pools[policy] = (texts, [torch.tensor(record["rewards"]) for record in records])
     headings = [problem.data["text"] for problem in problems]
     plots.answers(pools, problems, task, path, texts_above=headings)
+
+
+def runs_csv(stored: Stored) -> str:
+    """A row for every run, policy and temperature; its learning rate where it is not the method's own."""
+    measures = ["earned", "diversity"]
+    for kind in ("best", "W", "pass"):
+        measures += [f"{kind}@{k}" for k in tables.KS]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    head = ["task", "split", "method", "learning rate", "setting", "seed", "version", "machine"]
+    writer.writerow([*head, "tokens", "seconds per step", "temperature", *measures])
+    for run in [*stored.results, *stored.mixed.results]:
+        split = "validation" if run.tuning else "test"
+        for temperature, of_policies in run.measures.items():
+            for method, values in of_policies.items():
+                policy = Entry(method) if method in START else run.policy
+                row = [run.task, split, Entry(method).title, policy.lr or "", policy.setting]
+                row += [run.seed, run.version, run.gpu or "CPU", run.tokens]
+                row += [f"{run.step_seconds:.4g}", temperature]
+                for measure in measures:
+                    has_it = measure in values
+                    row.append(f"{values[measure].mean().item():.4g}" if has_it else "")
+                writer.writerow(row)
+    return text.getvalue()

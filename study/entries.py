@@ -3,9 +3,10 @@
 from dataclasses import dataclass, replace
 
 from report.looks import LOOKS, Look, look_of
-from study.grid import CURES
+from study.grid import CURES, LORA_RANK, LORA_RATES
 
 LOW_RATE = "grpo_low_rate"  # GRPO at its rate for thirty candidates, in the maze and on programs
+WORDS = CURES | {"mix": "t ="}  # flag -> what a table calls it
 LOOKS[LOW_RATE] = Look("GRPO, low rate", "#f4a582", "s", "--")
 
 
@@ -37,10 +38,8 @@ class Entry:
                 words.append(scripts[value])
             elif name == "variant":
                 words.append(value.replace("_", " "))
-            elif name == "mix":
-                words.append(f"t = {value:g}")
-            elif name in CURES:
-                words.append(f"{CURES[name]} {value:g}")
+            elif name in WORDS:
+                words.append(f"{WORDS[name]} {value:g}")
             else:
                 words.append(f"--{name} {value}")
         return " ".join(words)
@@ -51,8 +50,14 @@ class Entry:
         return bool(self.flags) and {name for name, _ in self.flags} <= CURES.keys()
 
     @property
-    def is_lora(self) -> bool:
-        return "lora-rank" in dict(self.flags)
+    def look(self) -> Look:
+        """That of its method; GRPO with a KL weight, or a quarter of its rate, has one of its own."""
+        look = look_of(self.method)
+        if self == GRPO_QUARTER:
+            look = look_of(LOW_RATE)
+        if self == GRPO_KL:
+            look = replace(look, color="#7f0000")
+        return replace(look, title=self.title)
 
 
 def mixed(policy: Entry, t: float) -> Entry:
@@ -63,10 +68,12 @@ def mixed(policy: Entry, t: float) -> Entry:
 START_MODEL = Entry("start")
 GRPO = Entry("grpo")
 GRPO_LOW = Entry(LOW_RATE)
-GRPO_AT_30 = Entry("grpo", 1e-5)  # of headlines, at the rate that validation prefers for W@30
 GRPO_QUARTER = Entry("grpo", 5e-6)  # of headlines, at a quarter of its own rate
 GRPO_KL = Entry("grpo", flags=(("kl", 0.1),))  # of those that keep its variety, the best compromise
 MAX_AT_K = Entry("max_at_k")
 MULTI_RLVR = Entry("multi_rlvr")
 VPO = Entry("vpo")
+VPO_LORA = Entry("vpo", flags=(("lora-rank", LORA_RANK), ("lr", LORA_RATES[0])))  # of headlines
 GROUP_VPO = Entry("group_vpo")
+# Of a task's figure.
+CURVES = (START_MODEL, GRPO, GRPO_LOW, GRPO_QUARTER, GRPO_KL, MAX_AT_K, MULTI_RLVR, VPO, GROUP_VPO)

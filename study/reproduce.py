@@ -35,7 +35,7 @@ from engine.files import read_log
 from engine.runs import checkpoints, load_run, task_of
 from eval import evaluate_policy, measure
 from rewards import Problem, Task, UserError
-from study import documents, mixing, tables
+from study import documents, tables
 from study.grid import CURES, HEADLINES, MIXES, VERSION, Cell, cells, mixed_cells
 from study.store import CURVE, MIXED, RESULTS, Store, load_mixed, load_stored
 from study.stored import Stored
@@ -284,7 +284,7 @@ def run(argv: list[str] | None) -> None:
         pending = [cell for cell in grid if cell not in current]
         failed = run_grid(pending, flags.jobs, store, flags.mixed)
     if flags.out and flags.mixed:
-        print(f"\n{mixing.half_way(Stored([], {}, load_mixed(store)), '')}")
+        print(f"\n{tables.half_way(Stored([], {}, load_mixed(store)), '')}")
     elif flags.out:
         stored = load_stored(store)
         for name in stored.names:

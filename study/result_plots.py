@@ -1,47 +1,24 @@
 """The figures of the study, drawn from stored results; those of headlines are in documents.py."""
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from examples.search_report import solved_at
 from report import style
-from report.looks import Look, look_of
-from study.entries import (
-    GROUP_VPO,
-    GRPO,
-    GRPO_AT_30,
-    GRPO_KL,
-    GRPO_LOW,
-    GRPO_QUARTER,
-    LOW_RATE,
-    MAX_AT_K,
-    START_MODEL,
-    VPO,
-    Entry,
-)
-from study.grid import EIGHT_WORDS, HEADLINE
+from report.looks import look_of
+from study.entries import CURVES, GROUP_VPO, GRPO, LOW_RATE, MAX_AT_K, VPO, Entry, mixed
+from study.grid import HEADLINE, MIXES
 from study.stored import Stored, TaskResults
-from study.tables import KS, OF_HEADLINES, geometry_tasks, regret
-from study.validation import TASKS, own
+from study.tables import KS, collapse_records, compared, geometry_tasks, regret
 
-CURE_COLORS = {"kl": "#e31a1c", "entropy-coef": "#7b3294", "temperature": "#c51b7d"}
-TITLES = {
-    "maze": "Maze",
-    "code": "Programs",
-    "toy": "Toy",
-    HEADLINE: "Headlines",
-    EIGHT_WORDS: "Headlines of up to eight words",
-}
 KINDS = {  # task -> the measures of its figure
     "maze": ("best", "W"),
     "code": ("best", "pass"),
     "toy": ("best", "pass"),
     HEADLINE: ("best", "W"),
-    EIGHT_WORDS: ("best", "W"),
 }
+SHOWN_WORDS = {"maze": 12, "headline": 6}  # in the figure of the collapse
 SEARCHES = {
     "maze_diamond_79_evolve": "79 hard mazes: a route with all the diamonds",
     "nested_scalar_evolve": "40 hard programs",
@@ -57,68 +34,26 @@ def draw_figures(stored: Stored, root: Path) -> None:
     """Draw all figures of results."""
     pages = root / "study/figures"
     for name, kinds in KINDS.items():
-        panels = [(stored.task(name), kind, OF_HEADLINES) for kind in kinds]
-        best_of_k(panels, pages / f"{name}_best_at_k.png")
-    other_cures(stored, pages / "other_cures.png")
+        best_of_k(stored.task(name), kinds, pages / f"{name}_best_at_k.png")
     solved(stored, pages / "search.png")
     two_halves(geometry_tasks(stored), pages / "two_halves.png")
+    frontier(stored, root / "docs/figures/mixing.png")
+    collapse(pages / "collapse.png")
 
 
-def best_of_k(
-    panels: list[tuple[TaskResults, str, tuple[Entry, ...]]], path: Path, columns: int = 2
-) -> None:
-    """Draw best@k, W@k or pass@k of policies, as far as they are stored.
-
-    Args:
-        panels: a task, "best", "W" or "pass", and the policies of each.
-        columns: panels in a row.
-    """
-    n_rows = len(panels) // columns
-    with style.new_figure(n_rows, columns, (5.4 * columns, 4.6 * n_rows)) as axes:
-        for ax, (task, kind, policies) in zip(axes.flat, panels, strict=True):
-            for policy in policies:
+def best_of_k(task: TaskResults, kinds: tuple[str, ...], path: Path) -> None:
+    """Draw best@k, W@k or pass@k of a task's policies, a panel for each."""
+    with style.new_figure(1, len(kinds), (5.4 * len(kinds), 4.6)) as axes:
+        for ax, kind in zip(axes.flat, kinds, strict=True):
+            for policy in CURVES:
                 if task.runs(policy):
                     means = [task.mean(policy, f"{kind}@{k}") for k in KS]
-                    ax.plot(KS, means, **style.curve_style(look_of_entry(policy)))
-            finish_axes(ax, TITLES[task.name], "number of candidates k", LABELS[kind])
+                    ax.plot(KS, means, **style.curve_style(policy.look))
+            ax.set(title=task.name, xlabel="number of candidates k", ylabel=LABELS[kind])
             ax.set_xscale("log")
             ax.set_xticks(KS, KS)
             ax.minorticks_off()
-        seeds = {len(task.runs(VPO)) for task, *_ in panels}.pop()
-        style.finish(axes, path, f"mean of {seeds} seeds; temperature 0.7")
-
-
-def finish_axes(ax: Any, title: str, x_label: str, y_label: str) -> None:
-    ax.set(xlabel=x_label, ylabel=y_label)
-    ax.set_title(title, fontsize=13)
-    ax.grid(alpha=0.2, lw=0.6)
-
-
-def other_cures(stored: Stored, path: Path) -> None:
-    """Draw best@k and W@k of GRPO with the winner of each cure, and of the sets with their own KL term."""
-    panels = []
-    for name in TASKS:
-        task = stored.task(name)
-        cured = [entry for entry in task.policies(flags=True) if entry.is_cure]
-        of_grpo = [entry for entry in cured if entry.method == "grpo"]
-        sets = [own(stored, name, method, "best@30") for method in ("max_at_k", "vpo", "group_vpo")]
-        entries = (START_MODEL, GRPO, GRPO_LOW, *of_grpo, *sets)
-        panels += [(task, "best", entries), (task, "W", entries)]
-    best_of_k(panels, path)
-
-
-def look_of_entry(entry: Entry) -> Look:
-    """Each cure of GRPO has a color of its own; the one of the main table is solid."""
-    look = look_of(entry.method)
-    if entry in (GRPO_AT_30, GRPO_QUARTER):
-        look = replace(look_of(LOW_RATE), line=":" if entry == GRPO_QUARTER else "--")
-    for name, _ in entry.flags:
-        if entry.method == "grpo":
-            look = replace(look, color=CURE_COLORS[name], line=":")
-    if entry == GRPO_KL:
-        look = replace(look, color="#7f0000", line="-")
-    title = entry.title.replace("training temperature", "trained at")
-    return replace(look, title=title)
+        style.finish(axes, path, f"mean of {len(task.runs(VPO))} seeds; temperature 0.7")
 
 
 def solved(stored: Stored, path: Path) -> None:
@@ -130,22 +65,16 @@ def solved(stored: Stored, path: Path) -> None:
                 after = solved_at(runs)[..., None]  # (runs, N, 1), 0: never
                 within = (after > 0) & (after <= torch.tensor(search["ticks"]))
                 shares = within.double().mean((0, 1))  # (ticks)
-                ax.plot(
-                    search["ticks"], shares, **style.curve_style(look_of(name)) | {"marker": ""}
-                )
-            finish_axes(ax, title, "candidates scored for a problem", "share of problems solved")
+                curve = style.curve_style(look_of(name)) | {"marker": ""}
+                ax.plot(search["ticks"], shares, **curve)
+            ax.set(title=title, xlabel="candidates scored", ylabel="share of problems solved")
             ax.set_xscale("log")
             ax.xaxis.set_major_formatter("{x:,.0f}")
         style.finish(axes, path, "mean of three training seeds")
 
 
 def two_halves(tasks: list[TaskResults], path: Path) -> None:
-    """Draw what a set and what a vector gained in W@30, a pair of bars for each reward.
-
-    Args:
-        tasks: in the order of the regret of their scalar.
-        path: the file that is written.
-    """
+    """Draw what a set and what a vector gained in W@30, a pair of bars for each reward."""
     halves = (
         ("a set instead of single answers (Max@K - GRPO)", MAX_AT_K, GRPO, -0.2),
         ("a vector instead of its mean (Group VPO - Max@K)", GROUP_VPO, MAX_AT_K, 0.2),
@@ -163,10 +92,53 @@ def two_halves(tasks: list[TaskResults], path: Path) -> None:
         ax.axhline(0, color="#666666", lw=0.8)
         names = [f"{task.name}\n{regret(task):.3f}" for task in tasks]
         ax.set_xticks(range(len(tasks)), names)
-        ax.set(
-            ylabel="gained in W@30",
-            xlabel="reward, and the regret of its scalar before training",
-        )
-        style.finish(
-            axes, path, "five seeds for each reward; 95% intervals over seeds and problems"
-        )
+        ax.set(ylabel="gained in W@30", xlabel="reward, and the regret of its scalar")
+        style.finish(axes, path, "five seeds; 95% intervals over seeds and problems")
+
+
+def frontier(stored: Stored, path: Path) -> None:
+    """Draw best@1 against W@30, a line per method along t, and GRPO's other cures as points."""
+    panels = {"maze": "Maze", "code": "Programs", "fence": "Fence", HEADLINE: "Headlines"}
+    with style.new_figure(2, 2, (10.4, 8.4)) as axes:
+        for ax, (name, title) in zip(axes.flat, panels.items(), strict=True):
+            task = stored.mixed.task(name)
+            for policy in (GRPO, MAX_AT_K, VPO, GROUP_VPO):
+                if task.runs(policy):
+                    draw_line(ax, task, policy)
+            others = stored.task(name)
+            for entry in compared(others):
+                if entry.method in ("grpo", LOW_RATE) and entry != GRPO:
+                    mark = {"color": look_of("grpo").color, "mfc": "white", "ms": 7}
+                    ax.plot(*point(others, entry), "s", label="GRPO, other cures", **mark)
+            ax.set(title=title, xlabel="best@1", ylabel="W@30")
+        caption = "Five seeds. A line goes from the start model (t = 0) to the trained policy (large, t = 1)."
+        style.finish(axes, path, caption)
+
+
+def draw_line(ax, task: TaskResults, policy: Entry) -> None:
+    """The line of a method along t, its trained policy with a large marker."""
+    points = [point(task, mixed(policy, t)) for t in MIXES]
+    look = style.curve_style(look_of(policy.method))
+    ax.plot(*zip(*points, strict=True), **look | {"ms": 4})
+    ax.plot(*points[-1], look["marker"], color=look["color"], ms=10, mec="white")
+
+
+def point(task: TaskResults, policy: Entry) -> tuple[float, float]:
+    return task.mean(policy, "best@1"), task.mean(policy, "W@30")
+
+
+def collapse(path: Path) -> None:
+    """Draw entropy and distinct beginnings by word, for the start model, GRPO and VPO."""
+    labels = {"nats": "entropy of the next word, nats", "distinct": "distinct beginnings of 30"}
+    tasks = collapse_records()
+    with style.new_figure(2, len(tasks), (4.8 * len(tasks), 6.4)) as axes:
+        for column, (name, records) in enumerate(tasks.items()):
+            n_words = SHOWN_WORDS[name]
+            for row, (key, label) in enumerate(labels.items()):
+                ax = axes[row, column]
+                for policy in ("start", "grpo", "vpo"):
+                    values = torch.tensor([record[key][policy][:n_words] for record in records])
+                    curve = style.curve_style(look_of(policy))
+                    ax.plot(range(1, n_words + 1), values.mean(0), **curve)
+                ax.set(ylabel=label, xlabel="word of the answer", title=name, ylim=(0, None))
+        style.finish(axes, path, "means over seeds and 40 held-out problems; temperature 0.7")

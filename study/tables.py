@@ -4,22 +4,23 @@ Rows are policies, or pairs of policies (ours, theirs). A column is a measure of
 mean, a lead (ours minus theirs), or a lead with its 95% interval.
 """
 
-import csv
 import functools
-import io
-import itertools
+import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
 
 from examples.markdown import markdown
 from examples.search_report import solved_at
+from study.bootstrap import TAIL, resampled_means
+from study.collapse import RESULTS as COLLAPSED
 from study.entries import (
     GROUP_VPO,
     GRPO,
-    GRPO_AT_30,
     GRPO_KL,
     GRPO_LOW,
     GRPO_QUARTER,
@@ -28,42 +29,60 @@ from study.entries import (
     MULTI_RLVR,
     START_MODEL,
     VPO,
+    VPO_LORA,
     Entry,
+    mixed,
 )
-from study.grid import HEADLINES, LR, LR_AT_30, MAIN_METHODS, PAPERS_KL
+from study.grid import HEADLINE, LR, LR_AT_30, MAIN_METHODS, PAPERS_KL
 from study.searches import counts_alone, solved_by
-from study.stored import START, TEMPERATURES, Difference, Stored, TaskResults
-from study.validation import TASKS, own
+from study.stored import TEMPERATURES, Difference, Stored, TaskResults
+from study.validation import own
 from tasks.headline import words_of
 
+# In half-way weights.
+TASKS = ("maze", "code", "gems", "tradeoff", "fence", HEADLINE)
+POLICIES = (GRPO, GRPO_KL, MAX_AT_K, VPO, GROUP_VPO)
+HALF = 0.5  # t of the tables, fixed before any result
+
+SAMPLES = 2000  # of a bootstrap
 KS = (1, 2, 3, 5, 10, 30)
 BEST = "best"  # as a column's temperature: of each policy the one with the highest mean
 
 Pair = tuple[Entry, Entry]
 Rows = dict[str, Entry | Pair]  # by title
 
-# What stands in the rows and columns of most tables; what is not stored is left out.
-ALL_GRPO = (GRPO, GRPO_LOW, GRPO_AT_30, GRPO_QUARTER, GRPO_KL)
-OF_HEADLINES = (START_MODEL, *ALL_GRPO, MAX_AT_K, MULTI_RLVR, VPO, GROUP_VPO)
-MAIN_LEADS = [
-    *itertools.product((VPO, GROUP_VPO), (GRPO, GRPO_LOW, GRPO_KL, MAX_AT_K, MULTI_RLVR)),
+MAIN_LEADS = [  # in the maze and on programs
+    *product((VPO, GROUP_VPO), (GRPO, GRPO_LOW, GRPO_KL, MAX_AT_K, MULTI_RLVR)),
     (GROUP_VPO, VPO),
 ]
-LEADS = [
-    *itertools.product((MAX_AT_K, VPO, GROUP_VPO), ALL_GRPO),
-    *itertools.product((VPO, GROUP_VPO), (MAX_AT_K, MULTI_RLVR, Entry("multi_rlvr", 8e-5))),
+OWN_LEADS = [  # where each method has its own KL term
+    (MAX_AT_K, GRPO),
+    (VPO, GRPO),
+    (GROUP_VPO, GRPO),
+    (VPO, MAX_AT_K),
+    (GROUP_VPO, MAX_AT_K),
     (GROUP_VPO, VPO),
-    *itertools.product((GRPO, VPO, GROUP_VPO), (START_MODEL,)),
+]
+HEADLINE_LEADS = [
+    *product((MAX_AT_K, VPO, GROUP_VPO), (GRPO, GRPO_QUARTER, GRPO_KL)),
+    *product((VPO, GROUP_VPO), (MAX_AT_K, MULTI_RLVR)),
+    (GROUP_VPO, VPO),
+    *product((GRPO, VPO), (START_MODEL,)),
+    (VPO_LORA, VPO),
 ]
 MEANS = {  # task -> columns of its table of means
-    "maze": "best@1 best@3 best@10 best@30 W@30 W@30@1.3 diversity earned",
-    "code": "best@1 best@3 best@30 pass@1 pass@30 W@30 W@30@1.3 diversity earned",
-    "code_v1": "best@1 best@30 pass@1 pass@30 W@30 diversity",
-    "toy": "best@1 best@30 pass@1 pass@30 W@30 diversity",
-    "toy_v1": "best@1 best@30 pass@1 pass@30 W@30 diversity",
-    "headline": "best@1 best@3 best@30 W@30 by-seed W@30@1 W@30@1.3 diversity distinct",
+    "maze": "best@1 best@3 best@30 W@30 W@30@1.3 diversity earned",
+    "code": "best@1 best@3 best@30 pass@30 W@30 W@30@1.3 diversity",
+    "toy": "best@1 best@30 pass@1 pass@30 diversity",
+    HEADLINE: "best@1 best@30 W@30 diversity distinct",
 }
-OTHER_MEANS = "best@1 best@3 best@30 W@30 by-seed diversity"
+OTHER_MEANS = "best@1 best@3 best@30 W@30 diversity"
+TITLES = {
+    "earned": "earn something",
+    "distinct": "distinct headlines of 30",
+    "best": "best@k",
+    "W": "W@k",
+}
 
 
 # Columns and cells.
@@ -72,7 +91,7 @@ OTHER_MEANS = "best@1 best@3 best@30 W@30 by-seed diversity"
 @dataclass(frozen=True)
 class Column:
     task: TaskResults
-    measure: str  # or a key of COUNTS
+    measure: str  # or "distinct"
     temperature: str = TEMPERATURES[0]
 
     @property
@@ -110,12 +129,12 @@ def columns(stored: Stored, text: str) -> list[Column]:
     return found
 
 
-def mean_cell(column: Column, policy: Entry) -> float | int | str:
-    """The mean over seeds and problems, or what COUNTS says."""
+def mean_cell(column: Column, policy: Entry) -> float | str:
+    """The mean over seeds and problems."""
     if not column.holds(policy):
         return ""
-    if column.measure in COUNTS:
-        return COUNTS[column.measure](column.task, policy)
+    if column.measure == "distinct":
+        return distinct_headlines(column.task, policy)
     return column.values(policy).mean().item()
 
 
@@ -124,66 +143,31 @@ def lead_of(column: Column, pair: Pair) -> Difference | None:
     seeds = column.task.shared_seeds(*pair)
     if not seeds or not all(column.holds(policy) for policy in pair):
         return None
-    if column.temperature == TEMPERATURES[0]:
-        return column.task.difference(*pair, column.measure)
     ours, theirs = [column.values(policy, seeds) for policy in pair]
     return column.task.summary(ours - theirs)
 
 
-def lead_cell(column: Column, pair: Pair) -> str | int:
+def lead_cell(column: Column, pair: Pair) -> str:
     """A lead without its interval."""
-    if column.measure == "seeds":
-        return len(column.task.shared_seeds(*pair)) or ""
     lead = lead_of(column, pair)
     return lead.short if lead else ""
 
 
-def interval_cell(column: Column, pair: Pair) -> str | int:
+def interval_cell(column: Column, pair: Pair) -> str:
     """A lead with its interval."""
-    if column.measure == "seeds":
-        return lead_cell(column, pair)
     return str(lead_of(column, pair) or "")
 
 
-def change_cell(column: Column, pair: Pair) -> str | int:
-    """The means of a pair on the seeds that both have."""
-    seeds = column.task.shared_seeds(*pair)
-    if column.measure == "seeds":
-        return len(seeds)
-    before, after = [column.values(policy, seeds).mean().item() for policy in pair]
-    return f"{before:.3f} to {after:.3f}"
-
-
 def own_lead_cell(stored: Stored, column: Column, pair: Pair) -> str:
-    """A lead where each method has the cure that validation chose, unless the pair names one."""
-    chosen = []
-    for policy in pair:
-        is_open = not policy.flags
-        name = column.task.name
-        chosen.append(own(stored, name, policy.method, column.measure) if is_open else policy)
-    return lead_cell(column, tuple(chosen))
+    """A lead where each method has the cure that validation chose."""
+    ours, theirs = [own(stored, column.task.name, policy.method, column.measure) for policy in pair]
+    return lead_cell(column, (ours, theirs))
 
 
 def own_setting_cell(stored: Stored, column: Column, policy: Entry) -> str:
     """The setting that validation chose for a measure."""
     entry = own(stored, column.task.name, policy.method, column.measure)
     return entry.setting or f"KL {PAPERS_KL:g}"
-
-
-def range_of_seeds(task: TaskResults, policy: Entry) -> str:
-    """The lowest and the highest W@30 of a seed."""
-    low, high = task.values(policy, "W@30").mean(1).aminmax()
-    return f"{low:.3f} to {high:.3f}"
-
-
-def earning(task: TaskResults, policy: Entry) -> float | str:
-    """The share of candidates that earn anything, over the seeds for which it is stored."""
-    shares = []
-    for run in task.runs(policy).values():
-        measures = run.measures[TEMPERATURES[0]][policy.method]
-        if "earned" in measures:
-            shares.append(measures["earned"].mean())
-    return torch.stack(shares).mean().item() if shares else ""
 
 
 def distinct_headlines(task: TaskResults, policy: Entry) -> str:
@@ -195,22 +179,16 @@ def distinct_headlines(task: TaskResults, policy: Entry) -> str:
     return f"{sum(counts) / len(counts):.1f}"
 
 
-COUNTS: dict[str, Callable] = {
-    "seeds": lambda task, policy: len(task.runs(policy)),
-    "by-seed": range_of_seeds,
-    "earned": earning,
-    "distinct": distinct_headlines,
-}
-TITLES = {
-    "by-seed": "W@30 by seed",
-    "earned": "earn something",
-    "distinct": "distinct headlines of 30",
-    "best": "best@k",
-    "W": "W@k",
-}
-
-
 # Tables.
+
+
+def compared(task: TaskResults) -> list[Entry]:
+    """The policies of a task but those of the ablations, and the start model asked for sets."""
+    found = [entry for entry in task.policies() if entry.method != "start_sets"]
+    for entry in task.policies(flags=True):
+        if entry.is_cure or entry == VPO_LORA:
+            found.append(entry)
+    return found
 
 
 def policies(entries: list[Entry] | tuple[Entry, ...]) -> Rows:
@@ -238,17 +216,16 @@ def table(rows: Rows, cols: list[Column], cell: Callable) -> str:
     return markdown(["", *head], lines(rows, cols, cell))
 
 
-def table_of_tasks(
-    stored: Stored, rows: dict[str, Rows], measures: str, cell: Callable, first: str = ""
-) -> str:
-    """As `table`, with rows of each task below one another, and the task in a column."""
-    found = []
-    titles = []
-    for name, own_rows in rows.items():
-        cols = columns(stored, f"{name} {measures}")
-        found += [[name, *line] for line in lines(own_rows, cols, cell)]
-        titles = [column.title for column in cols] or titles
-    return markdown(["task", first, *titles], found)
+def first_page(stored: Stored, _: str) -> str:
+    """The maze and programs side by side."""
+    rows = {
+        "start model": mixed(GRPO, 0),
+        "GRPO": GRPO,
+        "GRPO, half-way weights": mixed(GRPO, HALF),
+    }
+    rows |= policies((GRPO_KL, MAX_AT_K, VPO, GROUP_VPO))
+    measures = "best@1 W@30"
+    return table(rows, columns(stored.mixed, f"maze {measures}, code {measures}"), mean_cell)
 
 
 def main_leads(stored: Stored, _: str) -> str:
@@ -258,30 +235,31 @@ def main_leads(stored: Stored, _: str) -> str:
 
 
 def means(stored: Stored, name: str) -> str:
-    """All policies of a task but those of the ablations."""
+    """The policies of a task that are compared."""
+    text = f"{name} {MEANS.get(name, OTHER_MEANS)}"
+    return table(policies(compared(stored.task(name))), columns(stored, text), mean_cell)
+
+
+def thirty_candidates(stored: Stored, name: str) -> str:
+    """The main methods' W@30 in one line."""
     task = stored.task(name)
-    with_flags = [entry for entry in task.policies(flags=True) if entry.is_cure or entry.is_lora]
-    rows = policies([*task.policies(), *with_flags])
-    text = f"{name} seeds {MEANS.get(name, OTHER_MEANS)}"
-    return table(rows, columns(stored, text), mean_cell)
+    n_seeds = len(task.shared_seeds(VPO, GRPO))
+    shown = (START_MODEL, GRPO, GRPO_KL, MAX_AT_K, VPO, GROUP_VPO)
+    values = [f"{policy.title} ({task.mean(policy, 'W@30'):.3f})" for policy in shown]
+    return f"W@30, means of {n_seeds} seeds: {'; '.join(values)}."
 
 
-def leads(stored: Stored, name: str) -> str:
-    """Who is ahead of whom in a task, with intervals."""
-    measures = "best@1 best@3 best@10 best@30 W@30"
-    if name in HEADLINES:
-        measures = f"seeds best@1 W@3 W@30 W@30@{BEST}"
-    found = LEADS + [(entry, VPO) for entry in stored.task(name).policies(True) if entry.is_lora]
-    return table(pairs(found), columns(stored, f"{name} {measures}"), interval_cell)
+def headline_leads(stored: Stored, _: str) -> str:
+    """Who is ahead of whom in headlines, with intervals."""
+    text = f"{HEADLINE} best@1 W@30 W@30@{BEST}"
+    return table(pairs(HEADLINE_LEADS), columns(stored, text), interval_cell)
 
 
 def own_leads(stored: Stored, _: str) -> str:
     """Who is ahead of whom where each method has its own cure for few candidates, or for thirty."""
-    found = [*itertools.product((MAX_AT_K, VPO, GROUP_VPO), (GRPO, GRPO_KL))]
-    found += [(VPO, MAX_AT_K), (GROUP_VPO, MAX_AT_K), (GROUP_VPO, VPO)]
     measures = "best@1 best@3 best@30 W@30"
     cols = columns(stored, f"maze {measures}, code {measures}")
-    return table(pairs(found), cols, functools.partial(own_lead_cell, stored))
+    return table(pairs(OWN_LEADS), cols, functools.partial(own_lead_cell, stored))
 
 
 def own_settings(stored: Stored, _: str) -> str:
@@ -289,18 +267,6 @@ def own_settings(stored: Stored, _: str) -> str:
     cols = columns(stored, "maze best@1 best@3 best@30, code best@1 best@3 best@30")
     rows = policies([Entry(method) for method in MAIN_METHODS])
     return table(rows, cols, functools.partial(own_setting_cell, stored))
-
-
-def more_steps(stored: Stored, _: str) -> str:
-    """What more steps change for GRPO at its low rate and for VPO."""
-    rows: dict[str, Rows] = {}
-    for name in TASKS:
-        rows[name] = {}
-        for entry in stored.task(name).policies(flags=True):
-            if "steps" in dict(entry.flags):
-                usual = GRPO_LOW if entry.method == "grpo" else Entry(entry.method)
-                rows[name][usual.title] = (usual, entry)
-    return table_of_tasks(stored, rows, "seeds best@1 best@3 best@30 W@30 diversity", change_cell)
 
 
 def rewards(stored: Stored, _: str) -> str:
@@ -328,14 +294,110 @@ def regret(task: TaskResults) -> float:
 
 
 def chosen_rates(stored: Stored, _: str) -> str:
-    """The rates that validation chose for few and, where others, for thirty candidates."""
-    rows = {}
-    for task, rates in LR.items():
-        for method, rate in rates.items():
-            thirty = LR_AT_30.get(task, {}).get(method)
-            cell = f"{rate:g}, 30: {thirty:g}" if thirty else f"{rate:g}"
-            rows.setdefault(Entry(method).title, dict.fromkeys(LR, ""))[task] = cell
-    return markdown(["method", *LR], [[title, *cells.values()] for title, cells in rows.items()])
+    """The rates that validation chose for few and for thirty candidates."""
+    rows = []
+    for method in LR["maze"]:
+        row = [Entry(method).title]
+        for task in ("maze", "code"):
+            few = LR[task][method]
+            thirty = LR_AT_30[task].get(method, few)
+            row += [f"{few:g}", f"{thirty:g}"]
+        rows.append(row)
+    return markdown(["", "maze, few", "maze, thirty", "code, few", "code, thirty"], rows)
+
+
+# Half-way weights: start + t (trained - start).
+
+
+def by_task(stored: Stored, rows: Rows, measures: tuple[str, ...], cell: Callable) -> str:
+    """A column for each task, and all rows once for each measure."""
+    found = []
+    for measure in measures:
+        cols = columns(stored.mixed, ", ".join(f"{name} {measure}" for name in TASKS))
+        found += [[measure, *line] for line in lines(rows, cols, cell)]
+    return markdown(["measure", "", *(column.task.name for column in cols)], found)
+
+
+def half_way(stored: Stored, _: str) -> str:
+    """The means of every policy with half-way weights, and with its own in brackets."""
+    return by_task(stored, policies(POLICIES), ("best@1", "W@30"), half_way_cell)
+
+
+def half_way_cell(column: Column, policy: Entry) -> str:
+    """A mean with half-way weights, and with those of the trained policy."""
+    if not column.task.runs(policy):
+        return ""
+    half, own = [column.task.mean(mixed(policy, t), column.measure) for t in (HALF, 1)]
+    return f"{half:.3f} ({own:.3f})"
+
+
+def mix_leads(stored: Stored, _: str) -> str:
+    """Who is ahead of whom with half-way weights, in every task."""
+    half = mixed(GRPO, HALF)
+    found = [(half, GRPO), (half, GRPO_KL), (VPO, half), (mixed(VPO, HALF), VPO)]
+    return by_task(stored, pairs(found), ("best@1", "best@30", "W@30"), lead_cell)
+
+
+def crossings(stored: Stored, _: str) -> str:
+    """The k at which the rivals' best@k and W@k meet GRPO's, with its 95% interval."""
+    found = [(ours, GRPO) for ours in (VPO, GROUP_VPO, MAX_AT_K, mixed(GRPO, HALF))]
+    cols = columns(stored.mixed, "maze best W, code best W")
+    return table(pairs(found), cols, crossing_cell)
+
+
+def crossing_cell(column: Column, pair: Pair) -> str:
+    """The crossing of the means, and the interval of a bootstrap over seeds and problems."""
+    task = column.task
+    if not task.shared_seeds(*pair):
+        return ""
+    of_each_k = [task.lead(*pair, f"{column.measure}@{k}") for k in KS]
+    gaps = torch.stack(of_each_k, -1)  # (seeds, N, KS)
+    mean = crossing(gaps.mean((0, 1)))
+    ks = [crossing(means) for means in resampled_means(gaps, task.prompt_ids, SAMPLES)]
+    low = torch.tensor(ks).quantile(TAIL, interpolation="lower")
+    high = torch.tensor(ks).quantile(1 - TAIL, interpolation="higher")
+    return f"{mean:.1f} [{low:.1f}, {high:.1f}]"
+
+
+def crossing(gaps: Tensor) -> float:
+    """The k from which a gap (KS) stays above 0, interpolated in log k; inf: not by the last k."""
+    if gaps[-1] <= 0:
+        return math.inf
+    below = [i for i, gap in enumerate(gaps.tolist()) if gap <= 0]
+    if not below:
+        return KS[0]
+    i = below[-1]
+    share = (-gaps[i] / (gaps[i + 1] - gaps[i])).item()  # of the way from one k to the next
+    step = KS[i + 1] / KS[i]
+    return KS[i] * step**share
+
+
+# Where a policy collapses.
+
+
+def doors(stored: Stored, _: str) -> str:
+    """What GRPO's policy does behind a door that it no longer takes, means over seeds."""
+    measures = ("best@1", "best@30", "W@30")
+    rows = []
+    for name, records in collapse_records().items():
+        for title in records[0]["scores"]:
+            row = [name, title]
+            for measure in measures:
+                values = [record["scores"][title][measure] for record in records]
+                row.append(sum(values) / len(values))
+            rows.append(row)
+    return markdown(["task", "answers", *measures], rows)
+
+
+def collapse_records() -> dict[str, list[dict]]:
+    """What study/collapse.py measured: task -> a record of each seed."""
+    records: dict[str, list[dict]] = {}
+    for name, record in sorted(json.loads(COLLAPSED.read_text("utf-8")).items()):
+        records.setdefault(name.partition("-")[0], []).append(record)
+    return records
+
+
+# Searches.
 
 
 def searches(stored: Stored, _: str) -> str:
@@ -346,16 +408,22 @@ def searches(stored: Stored, _: str) -> str:
     rows = []
     for key, search in stored.searches.items():
         found = search["policies"]
+        if not solved_by(found, tuple(found)).any():
+            continue
         row = [key.replace("_", " ")]
         for name in names:
             solved = (solved_at(found[name]) > 0).double() if name in found else None
             row.append("" if solved is None else f"{solved.mean():.2f}")
         rival = rival_of(found)
         for name in ("vpo", "group_vpo"):
-            row.append(" ".join(map(str, counts_alone(found, (name,), (rival,)))))
-        row.append(" ".join(map(str, counts_of_other_runs(found, (rival,)))))
+            row.append(listed(counts_alone(found, (name,), (rival,))))
+        row.append(listed(counts_of_other_runs(found, (rival,))))
         rows.append(row)
     return markdown(head, rows)
+
+
+def listed(counts: list[int]) -> str:
+    return ", ".join(map(str, counts))
 
 
 def rival_of(found: dict[str, list[dict]]) -> str:
@@ -368,42 +436,3 @@ def counts_of_other_runs(found: dict[str, list[dict]], names: tuple[str, ...]) -
     solved = solved_by(found, names)  # (runs, N)
     new = solved[None] & ~solved[:, None]  # (this run, other run, N)
     return new.sum(-1).amax(1).tolist()
-
-
-# Sentences of the pages.
-
-
-def thirty_candidates(stored: Stored, name: str) -> str:
-    """The main methods' W@30 in one line."""
-    task = stored.task(name)
-    n_seeds = len(task.shared_seeds(VPO, GRPO))
-    shown = (START_MODEL, GRPO, GRPO_KL, MAX_AT_K, VPO, GROUP_VPO)
-    values = [f"{policy.title} ({task.mean(policy, 'W@30'):.3f})" for policy in shown]
-    return f"W@30, means of {n_seeds} seeds: {'; '.join(values)}."
-
-
-# Every run.
-
-
-def runs_csv(stored: Stored) -> str:
-    """A row for every run, policy and temperature; its learning rate where it is not the method's own."""
-    measures = ["earned", "diversity"]
-    for kind in ("best", "W", "pass"):
-        measures += [f"{kind}@{k}" for k in KS]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    head = ["task", "split", "method", "learning rate", "setting", "seed", "version", "machine"]
-    writer.writerow([*head, "tokens", "seconds per step", "temperature", *measures])
-    for run in [*stored.results, *stored.mixed.results]:
-        split = "validation" if run.tuning else "test"
-        for temperature, of_policies in run.measures.items():
-            for method, values in of_policies.items():
-                policy = Entry(method) if method in START else run.policy
-                row = [run.task, split, Entry(method).title, policy.lr or "", policy.setting]
-                row += [run.seed, run.version, run.gpu or "CPU", run.tokens]
-                row += [f"{run.step_seconds:.4g}", temperature]
-                for measure in measures:
-                    has_it = measure in values
-                    row.append(f"{values[measure].mean().item():.4g}" if has_it else "")
-                writer.writerow(row)
-    return text.getvalue()

@@ -10,8 +10,7 @@ from rollout import SamplingOptions, build_prompt, load_policy, read_answers, sa
 from study.collapse import distinct_prefixes, word_nats
 from study.entries import GRPO_KL, VPO, mixed
 from study.grid import cells, mixed_cells
-from study.mixing import crossing
-from study.tables import KS
+from study.tables import KS, crossing
 
 
 def test_a_mixed_policy_has_a_row_of_its_own():

@@ -51,7 +51,7 @@ def test_the_tables_follow_from_the_stored_results(path, results):
 
 def test_the_csv_file_follows_from_the_stored_results(results):
     text = (ROOT / documents.RUNS).read_text()
-    assert tables.runs_csv(results) == text, "run: python study/reproduce.py --write"
+    assert documents.runs_csv(results) == text, "run: python study/reproduce.py --write"
 
 
 def test_the_minute_of_the_readme_is_the_measured_one(results):
