@@ -31,7 +31,7 @@ import train
 import vpo
 from engine.config import Config, check_ranges, flag_of
 from engine.errors import as_command, explain_machine
-from engine.owner import owned
+from engine.files import owned
 from engine.runs import checkpoints, load_run
 from engine.tasks import load_task
 from rewards import UserError
@@ -113,19 +113,17 @@ def files(folder: Path) -> dict[str, bytes]:
         ("--method ppo", "--method ppo: unknown; one of grpo, dr_grpo"),
         ("--method VPO", "did you mean vpo?"),
         ("--method grpo,vpo", "or several with blanks between"),
-        ("--method grpo --subset 2", "--subset 2: not used by grpo; leave it out"),
         ("--subset 4", "a set of s = 4 rollouts needs a group of more, and G is 4"),
         ("--m 2.5", "--m: invalid int value: '2.5'"),
-        ("--pool 1", "--pool 1: must hold at least one rollout of --m 2 answers"),
         ("--lr fast", "--lr fast: must be a rate of 1e-12 to 1, or METHOD=RATE"),
         ("--lr vpo=0.1", "--lr vpo=0.1: names no rate for grpo; add grpo=RATE"),
         ("--log wandb", "--log wandb: not installed; pip install wandb"),
         ("--resume", "--resume: runs/toy-seed0 holds no run; name the folder of one with --out"),
-        ("--data x.jsonl", "--data x.jsonl: task toy has no such flag, unlike code"),
+        ("--data x.jsonl", "--data x.jsonl: task toy has no such flag"),
         ("--data x.jsonl", "or name it in Task.flags of your own task"),
-        ("--max-words 8", "--max-words 8: task toy has no such flag, unlike headline"),
-        ("--size 5", "--size 5: task toy has no such flag, unlike maze"),
-        ("--unconfined", "--unconfined True: task toy has no such flag, unlike code"),
+        ("--max-words 8", "--max-words 8: task toy has no such flag"),
+        ("--size 5", "--size 5: task toy has no such flag"),
+        ("--unconfined", "--unconfined True: task toy has no such flag"),
         ("--task headline --model m --test-data x", "--test-data x: task headline has no such"),
         pytest.param(
             "--task code --test-data x", "--task code: needs --data", marks=pytest.mark.linux
@@ -157,7 +155,7 @@ def test_every_number_has_a_range():
 @pytest.mark.parametrize("method", [lambda x, e: x.scalars, lambda x, e: x.scalars.sum(-1) / 0])
 def test_a_wrong_method_is_named_before_any_minute_is_spent(method, monkeypatch, capsys):
     monkeypatch.setitem(vpo.ADVANTAGES, "mine", method)
-    fails([*TOY, "--method", "mine"], capsys, "must return finite advantages (P, G), not tensor(")
+    fails([*TOY, "--method", "mine"], capsys, "must return finite advantages (P, G), exactly 0")
     assert not Path("runs").exists()
 
 
@@ -189,29 +187,18 @@ def test_a_refused_command_changes_nothing(run, capsys):
     assert files(run) == before and not Path("new").exists()
 
 
-def test_a_second_command_is_refused_while_the_first_trains(run, monkeypatch, capsys):
-    """At once, and where both began at the same moment. An evaluation is not: it reads. Guards against two curves
-    in one log."""
+def test_a_second_command_is_refused_while_the_first_trains(run, capsys):
+    """An evaluation is not: it reads. Guards against two curves in one log."""
     with owned(run):
         before = files(run)
         for flags in ("--resume", "--method multi_rlvr", ""):
             fails(["--out", "run", *flags.split()], capsys, "--out run: another process trains")
         evaluation.main(["run", "--out", "table"])
     assert files(run) == before
-    run.rename("other")
-    start_policy = train.start_policy
-
-    def overtaken(*arguments):
-        Path("other").rename("run")
-        return start_policy(*arguments)
-
-    monkeypatch.setattr(train, "start_policy", overtaken)
-    fails(["--out", "run", *TOY], capsys, "--out run: another command has just trained in it")
-    assert files(run) == before
 
 
 def test_a_crash_before_the_first_checkpoint_leaves_the_folder_reusable(monkeypatch, capsys):
-    """Also with single answers and --subset of the sets that a method had before it."""
+    """With other methods, and with one that had begun."""
 
     def crash(*arguments):
         raise TypeError
@@ -253,7 +240,7 @@ def test_a_config_that_was_edited_is_named(run, capsys):
     told = "run/config.json: cannot be read as that of a run"
     fails(["run"], capsys, told, message, command=evaluation.main)
     fails(["--out", "run", "--resume"], capsys, told, message)
-    for text in ("{", "{}", '{"flags": []}', '{"flags": {}}', '{"flags": {"task": "toy"}}'):
+    for text in ("{", "{}", '{"flags": []}'):
         (run / "config.json").write_text(text)
         fails(["run"], capsys, told, command=evaluation.main)
 
@@ -285,7 +272,6 @@ def test_an_own_task_is_found_from_another_folder(capsys):
     ("name", "message"),
     [
         ("a" * 20_000, f"error: {'a' * 80}: File name too long; take a shorter name"),
-        ("gr\udcfcn", "'gr\\udcfcn': no UTF-8; rename it, or set PYTHONUTF8=1"),
         ("/proc/run", "/proc/run: cannot be written (No such file or directory); name another"),
     ],
 )
@@ -456,7 +442,6 @@ def test_eval_names_what_it_cannot_evaluate(run, capsys):
         "run --temperature 0": "--temperature 0.0: must be 0.001 to 1000",
         "run --pool 0": "--pool 0: must be 1 to 10000",
         "run --jobs 0": "--jobs 0: must be 1 to 64",
-        "run --pool 1": "--pool 1: must hold one rollout of the run's 2 answers",
         "run --out a-file": "--out a-file: must be a folder, and is a file",
         "": "the following arguments are required: RUN",
         "runs/none": "runs/none: there is no such run",
