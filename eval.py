@@ -243,7 +243,7 @@ def evaluate(runs: list[Path], flags: EvalFlags) -> None:
     for run in runs:
         load_config_and_tokenizer(str(run / "start"))
     if flags.save_mixed:
-        folders = output_folders(runs, Path(flags.save_mixed))
+        folders = output_folders(runs, flags.save_mixed)
         for evaluation, folder in zip(evaluations, folders, strict=True):
             save_mixed(evaluation, folder)
     tables = {evaluation.run: evaluate_run(evaluation, flags) for evaluation in evaluations}

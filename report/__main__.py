@@ -62,10 +62,8 @@ def snapshots_and_folders(command: Callable, argv: list[str]) -> Iterator[tuple[
     """The snapshots of each run, and the folder for its page or film."""
     flags, names = read_flags(command, PageFlags, argv)
     runs = [Path(name) for name in names]
-    out = Path(flags.out) if flags.out else None
-    for run, folder in zip(runs, output_folders(runs, out), strict=True):
+    for run, folder in zip(runs, output_folders(runs, flags.out), strict=True):
         snapshots = read_snapshots(run)
-        folder = folder or run
         with writing(folder):
             yield snapshots, folder
 

@@ -438,7 +438,7 @@ def test_evaluations_do_not_overwrite_one_another(run):
 def test_eval_names_what_it_cannot_evaluate(run, capsys):
     Path("a-file").touch()
     refused = {
-        "run ./run": "names a run twice",
+        "run ./run": "run: differs from run in nothing",
         "run --temperature 0": "--temperature 0.0: must be 0.001 to 1000",
         "run --pool 0": "--pool 0: must be 1 to 10000",
         "run --jobs 0": "--jobs 0: must be 1 to 64",
