@@ -219,11 +219,11 @@ class EvalFlags:
 
     split: Literal["test", "validation"] = flag("test", "split of the held-out problems")
     problems: int | None = flag(
-        None, "held-out problems; None: as in the run, 200 after --eval-problems 0", 1, 2**20
+        None, "held-out problems; None: as in the first run, 200 after --eval-problems 0", 1, 2**20
     )
-    pool: int | None = flag(None, "candidates per problem; None: as in the run", 1, 10_000)
+    pool: int | None = flag(None, "candidates per problem; None: as in the first run", 1, 10_000)
     temperature: float | None = flag(
-        None, "sampling temperature of the candidates; None: as in the run", 1e-3, 1e3
+        None, "sampling temperature of the candidates; None: as in the first run", 1e-3, 1e3
     )
     mix: list[float] = flag(
         [1.0], "t of the weights that are evaluated, start + t (trained - start)", 0, 1

@@ -17,7 +17,7 @@ from rewards import MAX_ANSWERS, Task, UserError
 from vpo import ADVANTAGES, ALPHAS, Options, Scored, answers_per_rollout
 
 TASKS = ("maze", "fence", "toy", "code", "headline", "musique", "eureqa", "tool")
-AUTO = -1  # of a number, what a user writes as auto
+AUTO = -1  # the default of some numbers on cuda: what the card's memory holds
 # Peak learning rates of the tiny model: the best of a grid on validation mazes (study/pages/learning_rates.md).
 TINY_RATES = (
     "5e-4 grpo=1.2e-3 dr_grpo=8e-4 maxrl=8e-4 gdpo=1.2e-3 max_at_k=1.2e-3 multi_rlvr=1.2e-3 "
@@ -84,13 +84,16 @@ class Config:
         0, "train a LoRA adapter of this rank, at about ten times the rate; 0: all weights", 0, 4096
     )
     gradient_checkpointing: bool = flag(
-        True, "compute layers twice, to save memory; on cuda with auto only where it must be"
+        True, "compute layers twice, to save memory; on cuda by default only if it must be"
     )
     micro_batch_tokens: int = flag(
-        2048, "padded tokens per backward pass; 0: all; auto: what a card holds", AUTO, 2**31
+        2048,
+        "padded tokens per backward pass; 0: all; default on cuda: what the card holds",
+        AUTO,
+        2**31,
     )
     sampling_batch: int = flag(
-        0, "rollouts sampled at a time; 0: all; auto: what a card holds", AUTO, 2**31
+        0, "rollouts sampled at a time; 0: all; default on cuda: what the card holds", AUTO, 2**31
     )
     plain: bool = flag(False, "train with the plain code, without fast/")
     jobs: int = flag(
@@ -181,8 +184,6 @@ class Parser(argparse.ArgumentParser):
                 kind = {"choices": types}
             elif field.type is bool:
                 kind = {"action": argparse.BooleanOptionalAction}
-            elif has_auto(field):
-                kind = {"type": whole_number}
             default = getattr(flags(), field.name)
             help = field.metadata["help"]
             self.add_argument(flag_of(field.name), default=default, help=help, **kind)
@@ -192,12 +193,8 @@ class Parser(argparse.ArgumentParser):
     ) -> tuple[Any, argparse.Namespace]:
         """The flags as their dataclass, and all arguments. Raises UserError for a value out of its range."""
         arguments = self.parse_args(argv)
-        flags = self.flags()
-        for field in dataclasses.fields(flags):
-            value = getattr(arguments, field.name)
-            if has_auto(field) and value == AUTO:
-                value = self.get_default(field.name)
-            setattr(flags, field.name, value)
+        names = [field.name for field in dataclasses.fields(self.flags)]
+        flags = self.flags(**{name: getattr(arguments, name) for name in names})
         check_ranges(flags)
         return flags, arguments
 
@@ -220,15 +217,6 @@ def check_ranges(flags: Any) -> None:
             if isinstance(number, int | float) and not low <= number <= high:
                 limits = f"{low:.10g} to {high:.10g}"
                 raise UserError(f"{flag_of(field.name)} {number}: must be {limits}")
-
-
-def has_auto(field: dataclasses.Field) -> bool:
-    """Whether a flag takes `auto`, too."""
-    return field.metadata["range"][0] == AUTO
-
-
-def whole_number(text: str) -> int:
-    return AUTO if text == "auto" else int(text)
 
 
 def flag_of(name: str) -> str:

@@ -70,10 +70,11 @@ class Row:
 
 
 def evaluations_of(runs: list[Path], flags: Any) -> list[Evaluation]:
-    """How eval.py's flags evaluate runs. Raises UserError for runs that fit no common table."""
+    """How eval.py's flags evaluate runs: a flag that is not given is as in the first run."""
     changes = {field.name: getattr(flags, field.name) for field in dataclasses.fields(Settings)}
     changes["mix"] = tuple(flags.mix)
-    evaluations = [evaluation_of(run, changes) for run in runs]
+    settings = vars(evaluation_of(runs[0], changes).settings)
+    evaluations = [evaluation_of(run, settings) for run in runs]
     check_overlay(evaluations)
     if flags.out:
         folders = output_folders(runs, flags.out)
@@ -106,21 +107,14 @@ def check_comparable(evaluations: list[Evaluation]) -> None:
 
 def check_overlay(evaluations: list[Evaluation]) -> None:
     """Raise UserError if several runs do not fit into one table."""
-    first = evaluations[0]
-    expected = asked_of(first)
-    for other in evaluations[1:]:
-        for name, value in asked_of(other).items():
-            if value != expected[name]:
-                problem = f"differs from {first.run} in {name}: {value}, not {expected[name]}"
+    first, *others = evaluations
+    for other in others:
+        for name in PROBLEM_FLAGS:
+            value, expected = getattr(other.config, name), getattr(first.config, name)
+            if value != expected:
+                problem = f"differs from {first.run} in {flag_of(name)}: {value}, not {expected}"
                 raise UserError(f"{other.run}: {problem}; one table is of the same problems")
     rows_of(evaluations)
-
-
-def asked_of(evaluation: Evaluation) -> dict[str, Any]:
-    """What all runs of a table are asked: flag -> value."""
-    config = vars(evaluation.config)
-    asked = {name: config[name] for name in PROBLEM_FLAGS} | vars(evaluation.settings)
-    return {flag_of(name): value for name, value in asked.items()}
 
 
 def evaluated(evaluation: Evaluation) -> dict[str, StoredPolicy]:

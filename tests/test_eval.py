@@ -310,9 +310,7 @@ def test_runs_that_fit_no_table_are_refused():
     refused = {
         "in --size: 9, not 7": evaluation_with("b", 0, size=9),
         "differs from a in nothing": first,
-        "in --problems: 30, not 20": evaluation_with("d", 1),
     }
-    refused["in --problems: 30, not 20"].settings = Settings("test", 30, 8, 0.7)
     for message, other in refused.items():
         with pytest.raises(UserError, match=message):
             check_overlay([first, other])
