@@ -52,7 +52,7 @@ class Config:
     model: str = flag("tiny", "tiny, a local Hugging Face checkpoint, or a Hub id")
     dtype: Literal["auto", "float32", "bfloat16"] = flag(
         "auto",
-        "auto: bfloat16 for a language model on cuda, but for a warm-up of all weights; else float32",
+        "auto: bfloat16 on cuda for a language model without --warm-steps or with LoRA, else float32",
     )
     device: Literal["auto", "cpu", "cuda", "mps"] = flag(
         "auto", "auto: cuda for a language model if there is one, else cpu"
@@ -87,13 +87,10 @@ class Config:
         True, "compute layers twice, to save memory; on cuda by default only if it must be"
     )
     micro_batch_tokens: int = flag(
-        2048,
-        "padded tokens per backward pass; 0: all; default on cuda: what the card holds",
-        AUTO,
-        2**31,
+        2048, "padded tokens per backward pass; 0: all; default on cuda: what fits", AUTO, 2**31
     )
     sampling_batch: int = flag(
-        0, "rollouts sampled at a time; 0: all; default on cuda: what the card holds", AUTO, 2**31
+        0, "rollouts sampled at a time; 0: all; default on cuda: what fits", AUTO, 2**31
     )
     plain: bool = flag(False, "train with the plain code, without fast/")
     jobs: int = flag(

@@ -8,8 +8,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from errno import EACCES, EDQUOT, EMFILE, ENAMETOOLONG, ENOSPC, EPERM, EROFS
 
-import torch
-
 from rewards import UserError
 
 OWN_CODE = "Task."  # begins a note on what a user's own code raised
@@ -81,8 +79,6 @@ def as_command(script: str) -> Iterator[None]:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what Slurm and Kubernetes send
     if isinstance(sys.stdout, io.TextIOWrapper):  # it may be ASCII, and "±" is not
         sys.stdout.reconfigure(errors="backslashreplace")
-    dtype = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)  # which a notebook may have changed
     try:
         with explain_machine():
             yield
@@ -93,5 +89,3 @@ def as_command(script: str) -> Iterator[None]:
         message = str(stop) or "stopped; give the same command again, or --resume"
         print(f"\n{message}", file=sys.stderr)
         sys.exit(130)
-    finally:
-        torch.set_default_dtype(dtype)

@@ -48,14 +48,6 @@ def mix_weights(trained: PreTrainedModel, start: PreTrainedModel, t: float) -> N
         trained_weight.copy_(weight.to(trained_weight.device).lerp(trained_weight, t))
 
 
-@torch.no_grad()
-def merge_adapter(trained: PreTrainedModel, start: PreTrainedModel) -> None:
-    """Add the adapter of a trained model to the weights of its start, which become those of the policy."""
-    for name, layer in trained.named_modules():
-        if hasattr(layer, "get_delta_weight"):
-            start.get_submodule(name).weight += layer.get_delta_weight("default")
-
-
 def save_mixed(evaluation: Evaluation, folder: Path) -> None:
     """Write the trained policies of a run, mixed as they are evaluated, as ordinary checkpoints."""
     run = evaluation.run
@@ -70,7 +62,11 @@ def save_mixed(evaluation: Evaluation, folder: Path) -> None:
         policy = mixed(run, method, stored.t, task_of(config), config)
         model = policy.model
         if config.lora_rank:
-            model, _ = load_hugging_face(str(run / "start"), config.dtype)
-            merge_adapter(policy.model, model)
+            from peft import PeftModel  # optional
+
+            start, _ = load_hugging_face(str(run / "start"), config.dtype)
+            adapted = PeftModel.from_pretrained(start, stored.folder)
+            mix_weights(adapted, start, stored.t)
+            model = adapted.merge_and_unload()
         write_folder(target, functools.partial(save_model, model, policy.tokenizer))
         print(f"saved: {target}")

@@ -79,17 +79,13 @@ def read_config(argv: list[str], doc: str) -> tuple[Config, Task, StoredRun | No
 
     parser = Parser(Config, "train.py", doc)
     if stored is None:
-        task_class = load_task_class(first.task)
         device = device_of(first.device, first.model == "tiny")
-        defaults = task_defaults(task_class, first.model, device)
-        for name in defaults.keys() - vars(Config()).keys():
-            hint = did_you_mean(name, vars(Config()))
-            raise UserError(f"task {task_class.name}: {name!r} is no flag{hint}")
+        base = Config(**task_defaults(load_task_class(first.task), first.model, device))
+    elif first.resume:
+        base = stored.config
     else:
-        defaults = dataclasses.asdict(stored.config)
-        if not first.resume:
-            del defaults["method"]
-    parser.set_defaults(**defaults)
+        base = dataclasses.replace(stored.config, method=first.method)
+    parser.set_defaults(**vars(base))
     config, _ = parser.parse_args_into_dataclass(argv)
     config.out = str(out)
     config.method = list(dict.fromkeys(config.method))
@@ -206,10 +202,8 @@ def files_of(config: Config) -> dict[str, str]:
 
 def file_digests(config: Config) -> dict[str, str]:
     """The digests of the files of a run. What an own task imports is not among them."""
-    digests = {}
-    for path in files_of(config).values():
-        digests[path] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    return digests
+    paths = files_of(config).values()
+    return {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in paths}
 
 
 def checkpoints(folder: Path) -> list[Path]:

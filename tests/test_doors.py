@@ -280,17 +280,6 @@ def test_a_folder_that_the_system_refuses_is_named(name, message, capsys, monkey
     fails(["--out", name, *TOY], capsys, message)
 
 
-def test_a_notebooks_default_type_is_its_own():
-    """Guards against a product of two types after torch.set_default_dtype(torch.float64)."""
-    types = []
-    torch.set_default_dtype(torch.float64)
-    with as_command("train.py"):
-        types.append(torch.get_default_dtype())
-    types.append(torch.get_default_dtype())
-    torch.set_default_dtype(torch.float32)
-    assert types == [torch.float32, torch.float64]
-
-
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EROFS])
 def test_what_the_system_refuses_is_one_line(number, capsys):
     """But for what a user's own code was refused, and for errors that a user cannot mend."""
