@@ -171,9 +171,7 @@ class Parser(argparse.ArgumentParser):
         )
         self.flags = flags
         for field in dataclasses.fields(flags):
-            types = get_args(field.type) or (
-                field.type,
-            )  # of list[int] and `int | None`: int first
+            types = get_args(field.type) or (field.type,)  # int first of list[int], of `int | None`
             kind: dict[str, Any] = {"type": types[0]}
             if get_origin(field.type) is list:
                 kind["nargs"] = "+"

@@ -16,9 +16,8 @@ from vpo import ADVANTAGES, SEVERAL_ANSWERS
 
 ONE_ANSWER = "one answer"
 PROBLEM_FLAGS = ("task", "size", "max_words", "data", "test_data")
-TRAINING_FLAGS = (  # the start model depends on none of them
-    "group_size", "n_weights", "alpha", "subset", "steps", "prompts_per_step", "updates", "lr_schedule", "kl",
-    "entropy_coef", "lora_rank",
+START_FLAGS = (  # on which the start model's numbers depend
+    "model", "dtype", "m", "warm_steps", "temperature", "max_new_tokens", "seconds", "memory_mb",
 )  # fmt: skip
 
 
@@ -167,9 +166,10 @@ def traits_of(evaluation: Evaluation, policy: str) -> dict[str, Any]:
     """The flags that can change a policy's numbers, but for the seed: flag -> value."""
     config = evaluation.config
     method = method_of(policy)
-    left_out = [*MAY_DIFFER, "seed", *(TRAINING_FLAGS if method.startswith("start") else ())]
-    flags = vars(config).items()
-    traits = {flag_of(name): value for name, value in flags if name not in left_out}
+    names = [name for name in vars(config) if name not in (*MAY_DIFFER, "seed")]
+    if method.startswith("start"):
+        names = START_FLAGS
+    traits = {flag_of(name): getattr(config, name) for name in names}
     if method in config.method:
         traits["--lr"] = f"{peak_rate(config, method):g}"
         done = steps_done(evaluation.run / method)

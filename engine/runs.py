@@ -71,11 +71,7 @@ def read_config(argv: list[str], doc: str) -> tuple[Config, Task, StoredRun | No
     first = Parser(Config, "train.py", doc, add_help=False).parse_known_args(argv)[0]
     out = Path(first.out or f"runs/{Path(first.task).stem}-seed{first.seed}")
     check_free(out)
-    stored = find_run(out)
-    if first.resume and stored is None:
-        raise UserError(f"--resume: {out} holds no run; name the folder of one with --out")
-    if stored is not None and not first.resume and not stored.has_checkpoint:
-        stored = None  # nothing is lost: it is replaced
+    stored = find_run(out, first.resume)
 
     parser = Parser(Config, "train.py", doc)
     if stored is None:
@@ -136,10 +132,13 @@ def misfits(config: Config, old: Config) -> Iterator[str]:
         yield f"--out {out}: already holds {', '.join(present)}; {ways}"
 
 
-def find_run(out: Path) -> StoredRun | None:
-    """The run in an output folder, None if there is none yet."""
+def find_run(out: Path, resume: bool) -> StoredRun | None:
+    """The run in an output folder that a command goes on with. None: a new one begins there."""
     if (out / "config.json").exists():
-        return load_run(out)
+        stored = load_run(out)
+        return stored if resume or stored.has_checkpoint else None  # else nothing is lost
+    if resume:
+        raise UserError(f"--resume: {out} holds no run; name the folder of one with --out")
     if out.exists() and (not out.is_dir() or any(path.name != LOCK for path in out.iterdir())):
         raise UserError(f"--out {out}: not empty, and no run of train.py; take another name")
     return None

@@ -1,6 +1,5 @@
 """Tasks: how they are found and loaded, and checks of what their methods return."""
 
-import contextlib
 import functools
 import importlib
 import json
@@ -128,16 +127,15 @@ def reachable_vectors(task: Task, problem: Problem) -> list[list[float]]:
 def numbers_of(task: Task, vector: Any, k: int, place: str) -> list[float]:
     """A vector of k numbers, of any k if it is 0 and no objective has a name. Raises UserError for another."""
     k = len(task.objectives) or k
-    values = []
-    with contextlib.suppress(AttributeError, TypeError, ValueError, OverflowError):
-        if isinstance(vector, list | tuple):
-            values = [value.__float__() for value in vector]  # which text does not have
+    try:
+        values = [float(value) for value in vector]
+    except (TypeError, ValueError, OverflowError):
+        values = []
     has_size = len(values) == k if k else values
-    if has_size and all(float(task.minimum) <= value < 1e30 for value in values):  # no NaN either
+    if has_size and all(task.minimum <= value < 1e30 for value in values):  # no NaN either
         return values
-    rule = f"a list of {k or 'some'} finite numbers of at least minimum = {task.minimum}"
-    advice = "of a tensor or array return .tolist()"
-    raise UserError(f"task {task.name}: {place}, {vector!r:.80}, must be {rule}; {advice}")
+    rule = f"must be {k or 'some'} finite numbers of at least minimum = {task.minimum}"
+    raise UserError(f"task {task.name}: {place}, {vector!r:.80}, {rule}")
 
 
 def prompt_of(task: Task, problem: Problem, m: int) -> str:
