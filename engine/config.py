@@ -1,7 +1,6 @@
 """The flags of train.py: one dataclass, the defaults that are laid over it, and their checks."""
 
 import argparse
-import contextlib
 import dataclasses
 import importlib.util
 import math
@@ -84,7 +83,7 @@ class Config:
         0, "train a LoRA adapter of this rank, at about ten times the rate; 0: all weights", 0, 4096
     )
     gradient_checkpointing: bool = flag(
-        True, "compute layers twice, to save memory; on cuda by default only if it must be"
+        False, "compute layers twice, to save memory; on cuda by default only if it must be"
     )
     micro_batch_tokens: int = flag(
         2048, "padded tokens per backward pass; 0: all; default on cuda: what fits", AUTO, 2**31
@@ -138,8 +137,8 @@ LANGUAGE_DEFAULTS: dict[str, Any] = {
     "micro_batch_tokens": 4096,
     "sampling_batch": 96,
     "max_new_tokens": 256,
+    "gradient_checkpointing": True,
 }
-TINY_DEFAULTS: dict[str, Any] = {"gradient_checkpointing": False}
 CUDA_DEFAULTS: dict[str, Any] = {
     "micro_batch_tokens": AUTO,
     "sampling_batch": AUTO,
@@ -223,14 +222,13 @@ def peak_rate(config: Config, method: str) -> float:
     """The peak learning rate of a method: the last entry of --lr that fits it."""
     found = None
     for entry in config.lr:
-        name, has_name, text = entry.rpartition("=")
-        rate = math.nan
-        with contextlib.suppress(ValueError):
+        name, _, text = entry.rpartition("=")
+        try:
             rate = float(text)
-        is_known = not has_name or name in ADVANTAGES
-        if not (is_known and 1e-12 <= rate <= 1):  # as it is not for NaN
-            hint = "" if is_known else did_you_mean(name, ADVANTAGES)
-            raise UserError(f"--lr {entry}: must be a rate of 1e-12 to 1, or METHOD=RATE{hint}")
+        except ValueError:
+            rate = math.nan  # which is in no range
+        if name not in ("", *ADVANTAGES) or not 1e-12 <= rate <= 1:
+            raise UserError(f"--lr {entry}: must be a rate of 1e-12 to 1, or METHOD=RATE")
         if name in ("", method):
             found = rate
     if found is None:
@@ -243,7 +241,7 @@ def task_defaults(task: Task | type[Task], model: str, device: str = "cpu") -> d
     """The defaults of flags for this task, model and device."""
     defaults = LANGUAGE_DEFAULTS | task.defaults | task.language_defaults
     if model == "tiny":
-        defaults = TINY_DEFAULTS | task.defaults | task.tiny_defaults
+        defaults = task.defaults | task.tiny_defaults
     return defaults | CUDA_DEFAULTS if device == "cuda" else defaults
 
 

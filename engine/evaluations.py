@@ -123,7 +123,8 @@ def evaluated(evaluation: Evaluation) -> dict[str, StoredPolicy]:
     """
     found = {}
     for name, policy in policies(evaluation.run, evaluation.config.m).items():
-        for t in evaluation.settings.mix if name in ADVANTAGES else (1.0,):
+        mix = evaluation.settings.mix if name in ADVANTAGES else (1.0,)
+        for t in mix:
             mixed = dataclasses.replace(policy, t=t)
             end = "" if t == 1 else f", --mix {t:g}"
             found[f"{name}{end}"] = mixed

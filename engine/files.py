@@ -60,9 +60,7 @@ def owned(run: Path) -> Iterator[None]:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            advice = (
-                f"let it end, or take another --out; after a crash elsewhere delete {run / LOCK}"
-            )
+            advice = f"wait, or take another --out; after a crash elsewhere delete {run / LOCK}"
             raise UserError(f"--out {run}: another process trains in it; {advice}") from None
     try:
         yield
@@ -85,8 +83,9 @@ def append(path: Path, record: dict) -> None:
 
 def read_log(path: Path, *keys: str) -> list[dict]:
     """The records of a log that have a step and these keys. Lines that a kill cut off are left out."""
+    text = path.read_text("utf-8", "replace") if path.exists() else ""
     records = []
-    for line in path.read_text("utf-8", "replace").splitlines() if path.exists() else ():
+    for line in text.splitlines():
         with contextlib.suppress(ValueError):
             record = json.loads(line)
             if isinstance(record, dict) and {"step", *keys} <= record.keys():

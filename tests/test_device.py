@@ -200,6 +200,7 @@ def test_a_card_computes_in_what_it_has(has_bfloat16, dtype, monkeypatch):
 def planned(free: float, **flags) -> Config:
     """The flags of a run of a small random model on a card with this many free bytes."""
     options = {"micro_batch_tokens": AUTO, "sampling_batch": AUTO, "max_new_tokens": 16}
+    options["gradient_checkpointing"] = True
     config = Config(model="m", method=["grpo", "vpo"], **options | flags)
     fill_card(config, load_random_model("llama"), Maze(5), int(free))
     return config
