@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # left out with PYTHONSAFEPATH
 import fast
-from engine.config import Config, Parser, check_ranges, device_of, flag, open_device
+from engine.config import Config, Parser, device_of, flag, open_device
 from engine.errors import as_command, with_note
 from engine.evaluations import (
     Evaluation,
@@ -219,11 +219,11 @@ class EvalFlags:
 
     split: Literal["test", "validation"] = flag("test", "split of the held-out problems")
     problems: int | None = flag(
-        None, "held-out problems (default: as in the run, 200 after --eval-problems 0)", 1, 2**20
+        None, "held-out problems; None: as in the first run, 200 after --eval-problems 0", 1, 2**20
     )
-    pool: int | None = flag(None, "candidates per problem (default: as in the run)", 1, 10_000)
+    pool: int | None = flag(None, "candidates per problem; None: as in the first run", 1, 10_000)
     temperature: float | None = flag(
-        None, "sampling temperature of the candidates (default: as in the run)", 1e-3, 1e3
+        None, "sampling temperature of the candidates; None: as in the first run", 1e-3, 1e3
     )
     mix: list[float] = flag(
         [1.0], "t of the weights that are evaluated, start + t (trained - start)", 0, 1
@@ -243,7 +243,7 @@ def evaluate(runs: list[Path], flags: EvalFlags) -> None:
     for run in runs:
         load_config_and_tokenizer(str(run / "start"))
     if flags.save_mixed:
-        folders = output_folders(runs, Path(flags.save_mixed))
+        folders = output_folders(runs, flags.save_mixed)
         for evaluation, folder in zip(evaluations, folders, strict=True):
             save_mixed(evaluation, folder)
     tables = {evaluation.run: evaluate_run(evaluation, flags) for evaluation in evaluations}
@@ -332,7 +332,6 @@ def main(argv: list[str] | None = None) -> None:
     parser = Parser(EvalFlags, "eval.py", __doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders of train.py")
     flags, rest = parser.parse_args_into_dataclass(argv)
-    check_ranges(flags)
     evaluate([Path(name) for name in rest.runs], flags)
 
 

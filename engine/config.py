@@ -1,11 +1,9 @@
 """The flags of train.py: one dataclass, the defaults that are laid over it, and their checks."""
 
 import argparse
-import contextlib
 import dataclasses
 import importlib.util
 import math
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +16,7 @@ from rewards import MAX_ANSWERS, Task, UserError
 from vpo import ADVANTAGES, ALPHAS, Options, Scored, answers_per_rollout
 
 TASKS = ("maze", "fence", "toy", "code", "headline", "musique", "eureqa", "tool")
-AUTO = -1  # of a number, what a user writes as auto
-IGNORE_SUBSET = {"grpo", "dr_grpo", "maxrl", "gdpo", "random_weighting", "multi_rlvr"}
+AUTO = -1  # the default of some numbers on cuda: what the card's memory holds
 # Peak learning rates of the tiny model: the best of a grid on validation mazes (study/pages/learning_rates.md).
 TINY_RATES = (
     "5e-4 grpo=1.2e-3 dr_grpo=8e-4 maxrl=8e-4 gdpo=1.2e-3 max_at_k=1.2e-3 multi_rlvr=1.2e-3 "
@@ -54,41 +51,31 @@ class Config:
     model: str = flag("tiny", "tiny, a local Hugging Face checkpoint, or a Hub id")
     dtype: Literal["auto", "float32", "bfloat16"] = flag(
         "auto",
-        "auto: bfloat16 for a language model on cuda, but where an SFT warm-up trains all weights; else float32",
+        "auto: bfloat16 on cuda for a language model without --warm-steps or with LoRA, else float32",
     )
     device: Literal["auto", "cpu", "cuda", "mps"] = flag(
         "auto", "auto: cuda for a language model if there is one, else cpu"
     )
     # method
-    method: list[str] = flag(
-        ["grpo", "vpo", "group_vpo"], "one or several of " + ", ".join(ADVANTAGES)
-    )
+    method: list[str] = flag(["grpo", "vpo", "group_vpo"], f"some of {', '.join(ADVANTAGES)}")
     m: int = flag(3, "answers per rollout (vpo, multi_rlvr)", 1, MAX_ANSWERS)
     group_size: int = flag(8, "G, rollouts per prompt", 2, 4096)
     n_weights: int = flag(100, "K, preference weights per prompt (vpo, group_vpo)", 1, 100_000)
     alpha: float = flag(1.0, "of the Dirichlet distribution of weights; 1: uniform", *ALPHAS)
-    subset: int = flag(
-        0,
-        "s < G, rollouts that form a set; 0: vpo 1, max_at_k and group_vpo half the group",
-        0,
-        4095,
-    )
+    subset: int = flag(0, "s < G, rollouts that form a set; 0: vpo 1, others G / 2", 0, 4095)
     # optimisation
     steps: int = flag(200, "training steps, a batch of rollouts each", 1, 999_999)
     prompts_per_step: int = flag(
         12, "P of methods with m answers per rollout; the others get m times as many", 1, 65536
     )
     lr: list[str] = flag(
-        TINY_RATES.split(),
-        "peak learning rate of all methods, or of single ones as vpo=2e-5; the last that fits counts",
+        TINY_RATES.split(), "peak learning rates: of all methods, or of one as vpo=2e-5"
     )
     updates: int = flag(1, "updates per batch of rollouts; the paper takes 2", 1, 1000)
     lr_schedule: Literal["linear", "constant"] = flag(
         "linear", "after 10 steps of rise, a sixth of short runs; linear falls to a tenth"
     )
-    kl: float = flag(
-        1e-3, "weight of the pull to the start, KL(policy || reference policy); 0: none", 0, 1e6
-    )
+    kl: float = flag(1e-3, "weight of KL(policy || start model) in the loss; 0: none", 0, 1e6)
     entropy_coef: float = flag(0.0, "weight of a bonus for the entropy of tokens; 0: none", 0, 1e6)
     warm_steps: int = flag(300, "steps of the SFT warm-up before RL; 0: none", 0, 2**31)
     # memory and speed
@@ -96,50 +83,36 @@ class Config:
         0, "train a LoRA adapter of this rank, at about ten times the rate; 0: all weights", 0, 4096
     )
     gradient_checkpointing: bool = flag(
-        True, "compute layers twice, to save memory; on cuda with auto only where it must be"
+        False, "compute layers twice, to save memory; on cuda by default only if it must be"
     )
     micro_batch_tokens: int = flag(
-        2048,
-        "padded tokens per backward pass; 0: all; auto, or -1: what a card's memory holds",
-        AUTO,
-        2**31,
+        2048, "padded tokens per backward pass; 0: all; default on cuda: what fits", AUTO, 2**31
     )
     sampling_batch: int = flag(
-        0,
-        "rollouts sampled at a time; 0: all; auto, or -1: what a card's memory holds",
-        AUTO,
-        2**31,
+        0, "rollouts sampled at a time; 0: all; default on cuda: what fits", AUTO, 2**31
     )
     plain: bool = flag(False, "train with the plain code, without fast/")
     jobs: int = flag(
-        0,
-        "methods that are trained at a time, each in a process with one thread; 0: all with the tiny "
-        "model on several cores, or with a model of at most 1B weights on cuda, else 1",
-        0,
-        64,
+        0, "methods trained at a time, each in a process; 0: all if they are small, else 1", 0, 64
     )
     # sampling and evaluation
     temperature: float = flag(1.0, "sampling temperature of the rollouts in training", 1e-3, 1e3)
     max_new_tokens: int = flag(
-        0, "tokens per answer of a rollout; 0: what the tiny model's longest answer needs", 0, 2**20
+        0, "tokens per answer; 0: what the tiny model's longest answer needs", 0, 2**20
     )
     eval_problems: int = flag(200, "held-out problems of the evaluation; 0: none", 0, 2**20)
     eval_temperature: float = flag(0.7, "sampling temperature in the evaluation", 1e-3, 1e3)
     pool: int = flag(30, "candidates per held-out problem, the largest k of best@k", 1, 10_000)
     eval_every: int = flag(
-        0,
-        "steps between evaluations on 20 validation problems, for progress.png; 0: none",
-        0,
-        2**31,
+        0, "steps between evaluations on 20 validation problems; 0: none", 0, 2**31
     )
     # run
-    seed: int = flag(0, "of start model, problems, rollouts and preference weights", 0, 2**31)
+    seed: int = flag(0, "seed of everything random", 0, 2**31)
     out: str = flag("", "run folder; empty: runs/TASK-seedSEED")
     resume: bool = flag(False, "go on with the run in the folder --out, with its own flags")
     save_every: int = flag(25, "steps between checkpoints; 0: only the last state", 0, 2**31)
     keep_optimizer: bool = flag(
-        False,
-        "keep the optimizer's state of a finished run, which can then go on with more --steps",
+        False, "keep the optimizer's state at the end, so that --steps can be raised later"
     )
     log: Literal["", "tensorboard", "wandb"] = flag("", "where metrics are sent, too")
     snapshots: int = flag(20, "how many times answers are kept for the page and the film", 0, 1000)
@@ -164,8 +137,8 @@ LANGUAGE_DEFAULTS: dict[str, Any] = {
     "micro_batch_tokens": 4096,
     "sampling_batch": 96,
     "max_new_tokens": 256,
+    "gradient_checkpointing": True,
 }
-TINY_DEFAULTS: dict[str, Any] = {"gradient_checkpointing": False}
 CUDA_DEFAULTS: dict[str, Any] = {
     "micro_batch_tokens": AUTO,
     "sampling_batch": AUTO,
@@ -179,16 +152,8 @@ MAY_DIFFER = (
 )  # fmt: skip
 
 
-# Flags that some tasks take, each with one that does.
-TASK_FLAGS = {
-    "size": "maze",
-    "max_words": "headline",
-    "data": "code",
-    "test_data": "code",
-    "seconds": "code",
-    "memory_mb": "code",
-    "unconfined": "code",
-}
+# Flags that a task takes if its Task.flags names them.
+TASK_FLAGS = ("size", "max_words", "data", "test_data", "seconds", "memory_mb", "unconfined")
 
 
 class Parser(argparse.ArgumentParser):
@@ -199,66 +164,38 @@ class Parser(argparse.ArgumentParser):
             prog=script,
             usage=f"python {script} [--flag value ...]",
             description=doc.split("\n\n")[0],
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
             allow_abbrev=False,
             **options,
         )
         self.flags = flags
         for field in dataclasses.fields(flags):
-            default = getattr(flags(), field.name)
-            one, *_ = *get_args(field.type), field.type  # of `int | None` and list[int] it is int
+            types = get_args(field.type) or (field.type,)  # int first of list[int], of `int | None`
+            kind: dict[str, Any] = {"type": types[0]}
             if get_origin(field.type) is list:
-                kind = {"nargs": "+", "type": one}
+                kind["nargs"] = "+"
+            elif get_origin(field.type) is Literal:
+                kind = {"choices": types}
             elif field.type is bool:
                 kind = {"action": argparse.BooleanOptionalAction}
-            elif get_origin(field.type) is Literal:
-                kind = {"choices": get_args(field.type)}
-            elif has_auto(field):
-                kind = {"type": whole_number}
-            else:
-                kind = {"type": one}
-            help = field.metadata["help"].replace("%", "%%")
+            default = getattr(flags(), field.name)
+            help = field.metadata["help"]
             self.add_argument(flag_of(field.name), default=default, help=help, **kind)
-
-    def format_help(self) -> str:
-        for action in self._actions:
-            default = action.default
-            is_off = default is None or default is False  # not the number 0
-            if not is_off and default not in ("", [], argparse.SUPPRESS):
-                shown = " ".join(map(str, default)) if isinstance(default, list) else default
-                shown = "auto" if shown == AUTO else shown
-                action.help += f" (default: {shown})"
-        return super().format_help()
 
     def parse_args_into_dataclass(
         self, argv: list[str] | None = None
     ) -> tuple[Any, argparse.Namespace]:
-        """The flags as their dataclass, and all arguments."""
-        for text in sys.argv[1:] if argv is None else argv:
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:  # another encoding, or a locale without it
-                what = f"{text!a:.80}: no UTF-8; rename it, or set PYTHONUTF8=1"
-                raise UserError(what) from error
+        """The flags as their dataclass, and all arguments. Raises UserError for a value out of its range."""
         arguments = self.parse_args(argv)
-        flags = self.flags()
-        for field in dataclasses.fields(flags):
-            value = getattr(arguments, field.name)
-            is_auto = has_auto(field) and value == AUTO
-            setattr(flags, field.name, self.get_default(field.name) if is_auto else value)
+        names = [field.name for field in dataclasses.fields(self.flags)]
+        flags = self.flags(**{name: getattr(arguments, name) for name in names})
+        check_ranges(flags)
         return flags, arguments
 
     def error(self, message: str) -> NoReturn:
         _, _, unknown = message.partition("unrecognized arguments: ")
-        first = unknown.partition(" ")[0]
-        hint = did_you_mean(first, map(flag_of, vars(self.flags())))
+        hint = did_you_mean(unknown.partition(" ")[0], map(flag_of, vars(self.flags())))
         self.exit(2, f"{self.prog}: error: {message}; --help lists all flags{hint}\n")
-
-    def lay_over(self, defaults: dict[str, Any], source: str) -> None:
-        """Replace defaults. Raises UserError for what is no flag."""
-        names = vars(self.flags())
-        for name in defaults.keys() - names:
-            raise UserError(f"{source}: {name!r} is no flag{did_you_mean(name, names)}")
-        self.set_defaults(**defaults)
 
 
 def check_ranges(flags: Any) -> None:
@@ -272,18 +209,8 @@ def check_ranges(flags: Any) -> None:
         low, high = field.metadata["range"]
         for number in value if isinstance(value, list) else [value]:
             if isinstance(number, int | float) and not low <= number <= high:
-                what = f"must be {low:.10g} to {high:.10g}"
-                raise UserError(f"{flag_of(field.name)} {number}: {what}")
-
-
-def has_auto(field: dataclasses.Field) -> bool:
-    """Whether a flag takes `auto`, too."""
-    return field.metadata["range"][0] == AUTO
-
-
-def whole_number(text: str) -> int:
-    """A whole number, or AUTO."""
-    return AUTO if text == "auto" else int(text)
+                limits = f"{low:.10g} to {high:.10g}"
+                raise UserError(f"{flag_of(field.name)} {number}: must be {limits}")
 
 
 def flag_of(name: str) -> str:
@@ -295,20 +222,18 @@ def peak_rate(config: Config, method: str) -> float:
     """The peak learning rate of a method: the last entry of --lr that fits it."""
     found = None
     for entry in config.lr:
-        name, has_name, text = entry.rpartition("=")
-        rate = math.nan
-        with contextlib.suppress(ValueError):
+        name, _, text = entry.rpartition("=")
+        try:
             rate = float(text)
-        is_known = not has_name or name in ADVANTAGES
-        if not (is_known and 1e-12 <= rate <= 1):  # as it is not for NaN
-            rule = "must be a rate of 1e-12 to 1, or METHOD=RATE"
-            hint = "" if is_known else did_you_mean(name, ADVANTAGES)
-            raise UserError(f"--lr {entry}: {rule}{hint}")
+        except ValueError:
+            rate = math.nan  # which is in no range
+        if name not in ("", *ADVANTAGES) or not 1e-12 <= rate <= 1:
+            raise UserError(f"--lr {entry}: must be a rate of 1e-12 to 1, or METHOD=RATE")
         if name in ("", method):
             found = rate
     if found is None:
-        what = f"names no rate for {method}; add {method}=RATE"
-        raise UserError(f"--lr {' '.join(config.lr)}: {what}")
+        rates = " ".join(config.lr)
+        raise UserError(f"--lr {rates}: names no rate for {method}; add {method}=RATE")
     return found
 
 
@@ -316,7 +241,7 @@ def task_defaults(task: Task | type[Task], model: str, device: str = "cpu") -> d
     """The defaults of flags for this task, model and device."""
     defaults = LANGUAGE_DEFAULTS | task.defaults | task.language_defaults
     if model == "tiny":
-        defaults = TINY_DEFAULTS | task.defaults | task.tiny_defaults
+        defaults = task.defaults | task.tiny_defaults
     return defaults | CUDA_DEFAULTS if device == "cuda" else defaults
 
 
@@ -346,9 +271,8 @@ def open_device(device: str, dtype: str = "float32") -> None:
     try:
         torch.ones(1, device=device, dtype=getattr(torch, dtype)).square()
     except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
-        reason = " ".join(str(error).split())
-        what = f"--device {device}: cannot compute in {dtype} here ({reason:.200})"
-        raise UserError(f"{what}; take --device cpu") from error
+        problem = f"--device {device}: cannot compute in {dtype} here ({error!s:.200})"
+        raise UserError(f"{problem}; take --device cpu") from error
     if device == "cuda":
         # It plans for every new shape, and each decoded token has one.
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -362,24 +286,21 @@ def check(config: Config, task: Task) -> None:
 
 
 def mistakes(config: Config, task: Task) -> Iterator[str]:
-    """What does not fit."""
+    """The flags that do not fit, each with the reason and what to do."""
     if config.log and not importlib.util.find_spec(config.log):
         yield f"--log {config.log}: not installed; pip install {config.log}"
     if config.lora_rank and not importlib.util.find_spec("peft"):
         yield f"--lora-rank {config.lora_rank}: needs peft; pip install peft"
     if (Path(config.model) / "adapter_config.json").is_file():
         yield f"--model {config.model}: an adapter; merge it first (merge_and_unload of peft)"
-    if config.pool < config.m:
-        yield f"--pool {config.pool}: must hold at least one rollout of --m {config.m} answers"
-    for name, owner in TASK_FLAGS.items():
+    for name in TASK_FLAGS:
         value = getattr(config, name)
         if value != getattr(Config(), name) and name not in task.flags:
-            what = f"task {config.task} has no such flag, unlike {owner}"
-            fix = "drop it, or name it in Task.flags of your own task (a FileTask has --data)"
-            yield f"{flag_of(name)} {value}: {what}; {fix}"
+            problem = f"{flag_of(name)} {value}: task {config.task} has no such flag"
+            yield f"{problem}; drop it, or name it in Task.flags of your own task"
     if config.warms_up_all and config.dtype == "bfloat16":
-        what = "coarser than what the warm-up teaches; take --dtype float32, or --warm-steps 0"
-        yield f"--dtype bfloat16 --warm-steps {config.warm_steps}: {what}"
+        advice = "take --dtype float32, or --warm-steps 0"
+        yield f"--dtype bfloat16: too coarse for the SFT warm-up of all weights; {advice}"
     if not config.is_tiny and not config.max_new_tokens:
         yield "--max-new-tokens 0: a language model needs a number of tokens per answer"
 
@@ -388,15 +309,15 @@ def check_methods(config: Config) -> None:
     """Raise UserError for a method that is unknown, or that cannot use the flags."""
     for name in config.method:
         if name not in ADVANTAGES:
-            fix = did_you_mean(name, ADVANTAGES)
             known = f"one of {', '.join(ADVANTAGES)}, or several with blanks between them"
-            raise UserError(f"--method {name}: unknown; {known}{fix}")
+            hint = did_you_mean(name, ADVANTAGES)
+            raise UserError(f"--method {name}: unknown; {known}{hint}")
         peak_rate(config, name)
         try_method(name, config)
 
 
 def try_method(name: str, config: Config) -> None:
-    """Raise UserError if a method cannot use the flags, tried on a made-up group."""
+    """Raise UserError if a method cannot use the flags, tried on two made-up groups."""
     G = config.group_size
     generator = torch.Generator().manual_seed(0)
     rewards = torch.rand(2, G, answers_per_rollout(name, config.m), 2, generator=generator)
@@ -409,11 +330,10 @@ def try_method(name: str, config: Config) -> None:
     except ValueError as error:  # a flag does not fit
         flags = f"--group-size {G} --subset {config.subset}"
         raise UserError(f"--method {name} {flags}: {error}") from error
-    is_right = advantages.shape == (2, G) and advantages.isfinite().all()
-    if not is_right or advantages[1].any():
-        rule = "; exactly 0 for equal rewards (see vpo.center)"
-        what = f"must return finite advantages (P, G), not {advantages!r:.80}"
-        raise UserError(f"--method {name}: {what}{rule}")
+    is_finite = advantages.shape == (2, G) and advantages.isfinite().all()
+    if not is_finite or advantages[1].any():
+        rule = "must return finite advantages (P, G), exactly 0 for equal rewards (see vpo.center)"
+        raise UserError(f"--method {name}: {rule}, not {advantages!r:.80}")
 
 
 def options_of(config: Any, generator: torch.Generator | None = None) -> Options:

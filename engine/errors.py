@@ -2,13 +2,11 @@
 
 import contextlib
 import difflib
-import errno
 import io
 import signal
 import sys
 from collections.abc import Iterable, Iterator
-
-import torch
+from errno import EACCES, EDQUOT, EMFILE, ENAMETOOLONG, ENOSPC, EPERM, EROFS
 
 from rewards import UserError
 
@@ -21,35 +19,25 @@ MEMORY_SIGNS = (
     "cannot allocate memory",
     "can't start new thread",
 )  # of every backend, in small letters
-OTHER_PLACE = "name a file or folder that you may read and write"
-FILE_FIXES = {  # by what the system says of a file
-    errno.ENAMETOOLONG: "take a shorter name",
-    errno.EMFILE: "raise ulimit -n, or take --jobs 1",
-    errno.EACCES: OTHER_PLACE,
-    errno.EPERM: OTHER_PLACE,
-    errno.EROFS: OTHER_PLACE,
-    errno.ENOSPC: "make room and --resume",
-    errno.EDQUOT: "make room and --resume",
-}
+# What the system says to users of files: no right, no room, too many, too long a name.
+REFUSED = (EACCES, EPERM, EROFS, EDQUOT, ENOSPC, EMFILE, ENAMETOOLONG)
 
 
 @contextlib.contextmanager
 def explain_machine() -> Iterator[None]:
-    """Turn a lack of memory, and files that the system refuses, into a UserError with the fix."""
+    """Turn a lack of memory, and files that the system refuses, into a UserError."""
     try:
         yield
     except Exception as error:
         if any(note.startswith(OWN_CODE) for note in getattr(error, "__notes__", [])):
             raise
         if is_out_of_memory(error):
-            reason = " ".join(str(error).split()) or type(error).__name__
             raise UserError(
-                f"out of memory ({reason:.200}); lower --micro-batch-tokens, --sampling-batch or --jobs, "
+                f"out of memory ({error!s:.200}); lower --micro-batch-tokens, --sampling-batch or --jobs, "
                 "or begin a new run with --lora-rank 16 (docs/hardware.md)"
             ) from error
-        if isinstance(error, OSError) and error.errno in FILE_FIXES:
-            file = f"{error.filename:.80}: " if error.filename else ""
-            raise UserError(f"{file}{error.strerror}; {FILE_FIXES[error.errno]}") from error
+        if isinstance(error, OSError) and error.errno in REFUSED:
+            raise UserError(f"{error!s:.200}") from error
         raise
 
 
@@ -91,8 +79,6 @@ def as_command(script: str) -> Iterator[None]:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what Slurm and Kubernetes send
     if isinstance(sys.stdout, io.TextIOWrapper):  # it may be ASCII, and "±" is not
         sys.stdout.reconfigure(errors="backslashreplace")
-    dtype = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)  # which a notebook may have changed
     try:
         with explain_machine():
             yield
@@ -100,8 +86,6 @@ def as_command(script: str) -> Iterator[None]:
         print(f"{script}: error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt as stop:
-        told = str(stop) or "stopped; give the same command again, or --resume"
-        print(f"\n{told}", file=sys.stderr)
+        message = str(stop) or "stopped; give the same command again, or --resume"
+        print(f"\n{message}", file=sys.stderr)
         sys.exit(130)
-    finally:
-        torch.set_default_dtype(dtype)

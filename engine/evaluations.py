@@ -16,9 +16,8 @@ from vpo import ADVANTAGES, SEVERAL_ANSWERS
 
 ONE_ANSWER = "one answer"
 PROBLEM_FLAGS = ("task", "size", "max_words", "data", "test_data")
-TRAINING_FLAGS = (  # the start model depends on none of them
-    "group_size", "n_weights", "alpha", "subset", "steps", "prompts_per_step", "updates", "lr_schedule", "kl",
-    "entropy_coef", "lora_rank",
+START_FLAGS = (  # on which the start model's numbers depend
+    "model", "dtype", "m", "warm_steps", "temperature", "max_new_tokens", "seconds", "memory_mb",
 )  # fmt: skip
 
 
@@ -70,14 +69,16 @@ class Row:
 
 
 def evaluations_of(runs: list[Path], flags: Any) -> list[Evaluation]:
-    """How eval.py's flags evaluate runs: a flag that is not given is as in the run."""
+    """How eval.py's flags evaluate runs: a flag that is not given is as in the first run."""
     changes = {field.name: getattr(flags, field.name) for field in dataclasses.fields(Settings)}
     changes["mix"] = tuple(flags.mix)
-    evaluations = [evaluation_of(run, changes) for run in runs]
+    settings = vars(evaluation_of(runs[0], changes).settings)
+    evaluations = [evaluation_of(run, settings) for run in runs]
     check_overlay(evaluations)
-    out = Path(flags.out) if flags.out else None
-    for evaluation, folder in zip(evaluations, output_folders(runs, out), strict=True):
-        evaluation.folder = folder or evaluation.folder
+    if flags.out:
+        folders = output_folders(runs, flags.out)
+        for evaluation, folder in zip(evaluations, folders, strict=True):
+            evaluation.folder = folder
     return evaluations
 
 
@@ -90,17 +91,14 @@ def evaluation_of(run: Path, changes: dict) -> Evaluation:
     own = Settings("test", n, config.pool, config.eval_temperature)
     changed = {name: value for name, value in changes.items() if value is not None}
     settings = dataclasses.replace(own, **changed)
-    if settings.pool < config.m:
-        what = f"must hold one rollout of the run's {config.m} answers"
-        raise UserError(f"--pool {settings.pool}: {what}")
     return Evaluation(run, config, settings, run if settings == own else run / settings.folder_name)
 
 
 def check_comparable(evaluations: list[Evaluation]) -> None:
     """Raise UserError if runs differ in more than the seed, so that their mean would say nothing."""
-    seeds = [evaluation.config.seed for evaluation in evaluations]
     labels = [row.name for row in rows_of(evaluations) if row.name != row.policy]
-    if labels or len(set(seeds)) < len(seeds):
+    seeds = {evaluation.config.seed for evaluation in evaluations}
+    if labels or len(seeds) < len(evaluations):
         names = " ".join(str(evaluation.run) for evaluation in evaluations)
         differing = "; ".join(labels) or "one seed twice"
         raise UserError(f"{names}: must differ in the seed, and in nothing else ({differing})")
@@ -108,20 +106,13 @@ def check_comparable(evaluations: list[Evaluation]) -> None:
 
 def check_overlay(evaluations: list[Evaluation]) -> None:
     """Raise UserError if several runs do not fit into one table."""
-    runs = [evaluation.run for evaluation in evaluations]
-    if len({run.resolve() for run in runs}) < len(runs):
-        raise UserError(f"{' '.join(map(str, runs))}: names a run twice")
-    first = evaluations[0]
-    for other in evaluations[1:]:
-        pairs = {}
+    first, *others = evaluations
+    for other in others:
         for name in PROBLEM_FLAGS:
-            pairs[flag_of(name)] = (getattr(first.config, name), getattr(other.config, name))
-        settings = (first.settings.folder_name, other.settings.folder_name)
-        pairs["--problems, --pool or --temperature (give them)"] = settings
-        for what, (value, own) in pairs.items():
-            if own != value:
-                what = f"differs from {first.run} in {what}: {own}, not {value}"
-                raise UserError(f"{other.run}: {what}; one table is of the same problems")
+            value, expected = getattr(other.config, name), getattr(first.config, name)
+            if value != expected:
+                problem = f"differs from {first.run} in {flag_of(name)}: {value}, not {expected}"
+                raise UserError(f"{other.run}: {problem}; one table is of the same problems")
     rows_of(evaluations)
 
 
@@ -132,7 +123,8 @@ def evaluated(evaluation: Evaluation) -> dict[str, StoredPolicy]:
     """
     found = {}
     for name, policy in policies(evaluation.run, evaluation.config.m).items():
-        for t in evaluation.settings.mix if name in ADVANTAGES else (1.0,):
+        mix = evaluation.settings.mix if name in ADVANTAGES else (1.0,)
+        for t in mix:
             mixed = dataclasses.replace(policy, t=t)
             end = "" if t == 1 else f", --mix {t:g}"
             found[f"{name}{end}"] = mixed
@@ -163,20 +155,22 @@ def rows_of(evaluations: list[Evaluation]) -> list[Row]:
                 if differs and value != "":
                     name += f", {trait} {value}"
             row = rows.setdefault(name, Row(name, policy, {}))
-            other = row.runs.setdefault(evaluation.config.seed, evaluation.run)
-            if other != evaluation.run and method_of(policy) in evaluation.config.method:
-                what = f"differs from {other} in nothing, not even in --seed"
-                raise UserError(f"{evaluation.run}: {what}; a mean is one over seeds")
+            other = row.runs.get(evaluation.config.seed)
+            if other and method_of(policy) in evaluation.config.method:
+                problem = f"differs from {other} in nothing, not even in --seed"
+                raise UserError(f"{evaluation.run}: {problem}; a mean is one over seeds")
+            row.runs[evaluation.config.seed] = other or evaluation.run
     return list(rows.values())
 
 
 def traits_of(evaluation: Evaluation, policy: str) -> dict[str, Any]:
-    """What the numbers of a policy depend on, but for the seed. A method that a run lacks has no rate there."""
+    """The flags that can change a policy's numbers, but for the seed: flag -> value."""
     config = evaluation.config
     method = method_of(policy)
-    left_out = [*MAY_DIFFER, "seed", *(TRAINING_FLAGS if method.startswith("start") else ())]
-    flags = vars(config).items()
-    traits = {flag_of(name): value for name, value in flags if name not in left_out}
+    names = [name for name in vars(config) if name not in (*MAY_DIFFER, "seed")]
+    if method.startswith("start"):
+        names = START_FLAGS
+    traits = {flag_of(name): getattr(config, name) for name in names}
     if method in config.method:
         traits["--lr"] = f"{peak_rate(config, method):g}"
         done = steps_done(evaluation.run / method)
@@ -184,17 +178,19 @@ def traits_of(evaluation: Evaluation, policy: str) -> dict[str, Any]:
     return traits
 
 
-def output_folders(runs: list[Path], out: Path | None) -> list[Path | None]:
-    """The folders in `out` for what is made of each run; of a single run `out` itself."""
-    if out is None:
-        return [None] * len(runs)
-    if out.is_file():
+def output_folders(runs: list[Path], out: str) -> list[Path]:
+    """The folders for what is made of each run: the run, or `out`, which holds one for each of several."""
+    if not out:
+        return runs
+    if Path(out).is_file():
         raise UserError(f"--out {out}: must be a folder, and is a file")
-    folders = [out / run.name for run in runs]
+    if len(runs) == 1:
+        return [Path(out)]
+    folders = [Path(out) / run.name for run in runs]
     if len(set(folders)) < len(runs):
-        what = f"each gets a folder of its name in {out}, and two have one name"
-        raise UserError(f"{' '.join(map(str, runs))}: {what}; rename one")
-    return [out] if len(runs) == 1 else folders
+        problem = f"each gets a folder of its name in {out}, and two have one name"
+        raise UserError(f"{' '.join(map(str, runs))}: {problem}; rename one")
+    return folders
 
 
 def summary_folder(evaluations: list[Evaluation], out: str) -> Path:

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and logs that survive a kill."""
+"""Files that appear whole or not at all, logs that survive a kill, and the lock of a run folder."""
 
 import contextlib
 import json
@@ -7,7 +7,11 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from rewards import UserError
+
+LOCK = ".lock"  # file of a run folder that the process which trains there holds
 
 
 def write_text(path: Path, text: str) -> None:
@@ -27,8 +31,8 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
         if not folder.exists():
             os.replace(temporary, folder)
     except Exception as error:  # torch, safetensors and the system have kinds of their own
-        what = f"cannot be written ({error!s:.200})"
-        raise UserError(f"{folder}: {what}; make room and --resume") from error
+        problem = f"{folder}: cannot be written ({error!s:.200})"
+        raise UserError(f"{problem}; make room and --resume") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -40,8 +44,35 @@ def writing(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
-        what = f"cannot be written ({error.strerror})"
-        raise UserError(f"{folder}: {what}; name another folder with --out") from error
+        problem = f"{folder}: cannot be written ({error.strerror})"
+        raise UserError(f"{problem}; name another folder with --out") from error
+
+
+@contextlib.contextmanager
+def owned(run: Path) -> Iterator[None]:
+    """Write into a run folder inside the block. Raises UserError while another process does.
+
+    The system frees the lock when its process ends, killed or not, and the file stays. Where a file
+    system has no locks the file itself is one, which a process that was killed leaves behind.
+    """
+    lock = FileLock(run / LOCK)
+    with writing(run):
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            advice = f"wait, or take another --out; after a crash elsewhere delete {run / LOCK}"
+            raise UserError(f"--out {run}: another process trains in it; {advice}") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def check_free(run: Path) -> None:
+    """Raise UserError while another process writes into a run folder."""
+    if (run / LOCK).exists():
+        with owned(run):
+            pass
 
 
 def append(path: Path, record: dict) -> None:
@@ -52,8 +83,9 @@ def append(path: Path, record: dict) -> None:
 
 def read_log(path: Path, *keys: str) -> list[dict]:
     """The records of a log that have a step and these keys. Lines that a kill cut off are left out."""
+    text = path.read_text("utf-8", "replace") if path.exists() else ""
     records = []
-    for line in path.read_text("utf-8", "replace").splitlines() if path.exists() else ():
+    for line in text.splitlines():
         with contextlib.suppress(ValueError):
             record = json.loads(line)
             if isinstance(record, dict) and {"step", *keys} <= record.keys():

@@ -7,7 +7,6 @@ import torch
 from transformers import PreTrainedModel
 
 from engine.config import Config
-from engine.errors import did_you_mean
 from engine.evaluations import ONE_ANSWER, Evaluation, evaluated, method_of
 from engine.files import write_folder
 from engine.models import load_hugging_face, save_model
@@ -26,10 +25,8 @@ def mixed(
         method: or "start".
         config: of the run.
     """
-    stored = policies(run, config.m)
-    if method not in stored:
-        raise UserError(f"{run}: has no method {method}{did_you_mean(method, stored)}")
-    policy = load_policy(str(stored[method].folder), task, device=device, dtype=config.dtype)
+    folder = policies(run, config.m)[method].folder
+    policy = load_policy(str(folder), task, device=device, dtype=config.dtype)
     if t < 1:
         mix_weights(policy.model, load_hugging_face(str(run / "start"), config.dtype)[0], t)
     return policy
@@ -47,21 +44,8 @@ def mix_weights(trained: PreTrainedModel, start: PreTrainedModel, t: float) -> N
         for weight in adapter:
             weight.mul_(t)
         return
-    weights = list(start.parameters())
-    trained_weights = list(trained.parameters())
-    if [weight.shape for weight in weights] != [weight.shape for weight in trained_weights]:
-        what = f"its weights have other shapes than those of {trained.name_or_path}"
-        raise UserError(f"{start.name_or_path}: {what}; restore the start of that run")
-    for weight, trained_weight in zip(weights, trained_weights, strict=True):
+    for weight, trained_weight in zip(start.parameters(), trained.parameters(), strict=True):
         trained_weight.copy_(weight.to(trained_weight.device).lerp(trained_weight, t))
-
-
-@torch.no_grad()
-def merge_adapter(trained: PreTrainedModel, start: PreTrainedModel) -> None:
-    """Add the adapter of a trained model to the weights of its start, which become those of the policy."""
-    for name, layer in trained.named_modules():
-        if hasattr(layer, "get_delta_weight"):
-            start.get_submodule(name).weight += layer.get_delta_weight("default")
 
 
 def save_mixed(evaluation: Evaluation, folder: Path) -> None:
@@ -78,7 +62,11 @@ def save_mixed(evaluation: Evaluation, folder: Path) -> None:
         policy = mixed(run, method, stored.t, task_of(config), config)
         model = policy.model
         if config.lora_rank:
-            model, _ = load_hugging_face(str(run / "start"), config.dtype)
-            merge_adapter(policy.model, model)
+            from peft import PeftModel  # optional
+
+            start, _ = load_hugging_face(str(run / "start"), config.dtype)
+            adapted = PeftModel.from_pretrained(start, stored.folder)
+            mix_weights(adapted, start, stored.t)
+            model = adapted.merge_and_unload()
         write_folder(target, functools.partial(save_model, model, policy.tokenizer))
         print(f"saved: {target}")

@@ -10,7 +10,6 @@ import functools
 import hashlib
 import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -21,7 +20,6 @@ import torch
 
 from engine import __version__
 from engine.config import (
-    IGNORE_SUBSET,
     MAY_DIFFER,
     Config,
     Parser,
@@ -32,9 +30,8 @@ from engine.config import (
     task_defaults,
 )
 from engine.errors import did_you_mean
-from engine.files import write_text, writing
+from engine.files import LOCK, check_free, owned, write_text, writing
 from engine.models import load_config_and_tokenizer
-from engine.owner import FILE, check_free, owned
 from engine.tasks import load_task, load_task_class
 from rewards import Task, UserError
 from vpo import ADVANTAGES, answers_per_rollout
@@ -74,83 +71,75 @@ def read_config(argv: list[str], doc: str) -> tuple[Config, Task, StoredRun | No
     first = Parser(Config, "train.py", doc, add_help=False).parse_known_args(argv)[0]
     out = Path(first.out or f"runs/{Path(first.task).stem}-seed{first.seed}")
     check_free(out)
-    stored = find_run(out)
-    if first.resume and stored is None:
-        raise UserError(f"--resume: {out} holds no run; name the folder of one with --out")
-    if stored is not None and not first.resume and not stored.has_checkpoint:
-        stored = None  # nothing is lost: it is replaced
+    stored = find_run(out, first.resume)
 
     parser = Parser(Config, "train.py", doc)
     if stored is None:
-        task_class = load_task_class(first.task)
         device = device_of(first.device, first.model == "tiny")
-        defaults = task_defaults(task_class, first.model, device)
-        parser.lay_over(defaults, f"task {task_class.name}")
+        base = Config(**task_defaults(load_task_class(first.task), first.model, device))
+    elif first.resume:
+        base = stored.config
     else:
-        flags = dataclasses.asdict(stored.config)
-        if not first.resume:
-            del flags["method"]
-        parser.lay_over(flags, str(out))
+        base = dataclasses.replace(stored.config, method=first.method)
+    parser.set_defaults(**vars(base))
     config, _ = parser.parse_args_into_dataclass(argv)
     config.out = str(out)
     config.method = list(dict.fromkeys(config.method))
-    check_ranges(config)
     vars(config).update(files_of(config))
-    if stored is None and config.subset and set(config.method) <= IGNORE_SUBSET:
-        unused = f"not used by {', '.join(config.method)}; leave it out"
-        raise UserError(f"--subset {config.subset}: {unused}")
     if stored is not None:
-        own_rates = [entry for entry in stored.config.lr if entry not in config.lr]
-        config.lr = own_rates + config.lr  # what is new may be the rate of a method that joins
+        old_rates = [entry for entry in stored.config.lr if entry not in config.lr]
+        config.lr = old_rates + config.lr  # what is new may be the rate of a method that joins
         check_joins(config, stored)
     return config, task_of(config), stored
 
 
 def check_joins(config: Config, stored: StoredRun) -> None:
     """Raise UserError for a command that cannot go on with a run, or add a method to it."""
-    for mistake in misfits(config, stored):
+    for mistake in misfits(config, stored.config):
         raise UserError(mistake)
     if stored.has_checkpoint:
-        load_config_and_tokenizer(str(Path(config.out) / "start"))  # so that damage is told
-    old = stored.config
-    if config.steps != old.steps and old.lr_schedule == "linear":
-        told = f"the learning rate now falls over {config.steps} steps, until here over {old.steps}"
-        print(f"--steps {config.steps}: {told}", file=sys.stderr)
+        load_config_and_tokenizer(str(Path(config.out) / "start"))  # raises if it is damaged
+    steps, old_steps = config.steps, stored.config.steps
+    if steps != old_steps and config.lr_schedule == "linear":
+        message = f"the learning rate now falls over {steps} steps, until here over {old_steps}"
+        print(f"--steps {steps}: {message}", file=sys.stderr)
 
 
-def misfits(config: Config, stored: StoredRun) -> Iterator[str]:
-    """What of a command does not fit the run in its folder."""
+def misfits(config: Config, old: Config) -> Iterator[str]:
+    """The flags of a command that do not fit the run in its folder, each with what to do."""
     out = Path(config.out)
-    old = stored.config
-    own = f"--out {out}: holds another run"
-    fix = "drop the flag, or take another --out"
+    other_run = f"--out {out}: holds another run"
+    advice = "drop the flag, or take another --out"
     left_out = (*MAY_DIFFER, "steps") if config.resume else MAY_DIFFER
     for name, value in vars(old).items():
         new = getattr(config, name)
         if name not in left_out and new != value:
-            yield f"{own}, with {flag_of(name)} {value!r}, not {new!r}; {fix}"
+            yield f"{other_run}, with {flag_of(name)} {value!r}, not {new!r}; {advice}"
     for method in old.method:
         rate, new_rate = peak_rate(old, method), peak_rate(config, method)
         if rate != new_rate:
-            yield f"{own}, in which {method} has --lr {rate}, not {new_rate}; {fix}"
+            yield f"{other_run}, in which {method} has --lr {rate}, not {new_rate}; {advice}"
         done = steps_done(out / method)
         if config.steps < done:
             yield f"--steps {config.steps}: {method} has {done} already; give as many or more"
         is_done = done == old.steps < config.steps
         if is_done and not (checkpoints(out / method)[-1] / "trainer.pt").exists():
-            what = f"{method} has finished its {done} steps, without --keep-optimizer"
-            yield f"--steps {config.steps}: {what}; train anew with another --out"
-    present = [name for name in config.method if (out / name).exists()]
+            problem = f"{method} has finished its {done} steps, without --keep-optimizer"
+            yield f"--steps {config.steps}: {problem}; train anew with another --out"
+    present = [name for name in config.method if steps_done(out / name)]
     if present and not config.resume:
         ways = "--resume goes on with it, --method adds another, another --out begins anew"
         yield f"--out {out}: already holds {', '.join(present)}; {ways}"
 
 
-def find_run(out: Path) -> StoredRun | None:
-    """The run in an output folder, None if there is none yet."""
+def find_run(out: Path, resume: bool) -> StoredRun | None:
+    """The run in an output folder that a command goes on with. None: a new one begins there."""
     if (out / "config.json").exists():
-        return load_run(out)
-    if out.exists() and (not out.is_dir() or any(path.name != FILE for path in out.iterdir())):
+        stored = load_run(out)
+        return stored if resume or stored.has_checkpoint else None  # else nothing is lost
+    if resume:
+        raise UserError(f"--resume: {out} holds no run; name the folder of one with --out")
+    if out.exists() and (not out.is_dir() or any(path.name != LOCK for path in out.iterdir())):
         raise UserError(f"--out {out}: not empty, and no run of train.py; take another name")
     return None
 
@@ -164,46 +153,38 @@ def load_run(run: Path) -> StoredRun:
     try:
         record = json.loads(path.read_text("utf-8"))
         flags = record["flags"]
-        missing = {"task", "model", "method"} - flags.keys()
-        if missing:
-            raise UserError(f"its flags lack {', '.join(sorted(missing))}")
         gone = sorted(flags.keys() - vars(Config()).keys())
         known = {name: value for name, value in flags.items() if name not in gone}
         config = Config(**known, out=str(run))
         check_ranges(config)
-        history = list(record.get("history", []))
-        digests = dict(record.get("data", {}))
     except (OSError, UserError, ValueError, TypeError, LookupError, AttributeError) as error:
-        what = f"cannot be read as that of a run ({error!s:.200})"
-        raise UserError(f"{path}: {what}; name a run folder, restore it or train again") from error
+        problem = f"{path}: cannot be read as that of a run ({error!s:.200})"
+        raise UserError(f"{problem}; name a run folder, restore it or train again") from error
     if gone:
         shown = ", ".join(f"{flag_of(name)} {flags[name]}" for name in gone)
         tell_once(f"{run}: flags of another version are ignored: {shown}")
     vars(config).update(files_of(config))
     has_checkpoint = any(checkpoints(run / method) for method in config.method)
     if has_checkpoint:
-        check_files(config, path, digests)
+        check_files(config, record.get("data", {}))
     for method in config.method:
         if method not in ADVANTAGES:
-            fix = "give the command from the file that defines it (docs/own.md)"
-            raise UserError(f"{run}: has the method {method}, unknown here; {fix}")
-    return StoredRun(config, history, has_checkpoint)
+            advice = "give the command from the file that defines it (docs/own.md)"
+            raise UserError(f"{run}: has the method {method}, unknown here; {advice}")
+    return StoredRun(config, record.get("history", []), has_checkpoint)
 
 
-def check_files(config: Config, path: Path, stored_digests: dict[str, str]) -> None:
-    """Raise UserError if the files of a run are not those that it was trained on.
-
-    Args:
-        path: of the run's config.json.
-        stored_digests: file -> digest, from there.
-    """
+def check_files(config: Config, digests: dict[str, str]) -> None:
+    """Raise UserError if the files of a run are not those that it was trained on: file -> digest."""
     present = file_digests(config).values()
-    for file, digest in stored_digests.items():
+    for file, digest in digests.items():
         if digest not in present:
-            what = f"is not there, or not the file that {path.parent} was trained on"
-            fix = f"restore it, name its new place in {path}, or train with another --out"
-            way = f"if no reward changed, delete its line in {path}"
-            raise UserError(f"{file}: {what}; {fix}; {way}")
+            stored = f"{config.out}/config.json"
+            raise UserError(
+                f"{file}: is not there, or not the file that {config.out} was trained on; restore it, "
+                f"name its new place in {stored}, or train with another --out; if no reward changed, "
+                f"delete its line in {stored}"
+            )
 
 
 @functools.cache
@@ -220,10 +201,8 @@ def files_of(config: Config) -> dict[str, str]:
 
 def file_digests(config: Config) -> dict[str, str]:
     """The digests of the files of a run. What an own task imports is not among them."""
-    digests = {}
-    for path in files_of(config).values():
-        digests[path] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    return digests
+    paths = files_of(config).values()
+    return {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in paths}
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -262,25 +241,13 @@ def progress(out: Path, config: Config) -> str:
 
 @contextlib.contextmanager
 def claimed(config: Config, argv: list[str], stored: StoredRun | None) -> Iterator[None]:
-    """Train in a run folder inside the block, as the only process. Its config.json is written first."""
-    with owned(Path(config.out)):
-        write_config(config, argv, stored)
-        yield
+    """Train in a run folder inside the block, as the only process. Its config.json is written first.
 
-
-def write_config(config: Config, argv: list[str], stored: StoredRun | None) -> None:
-    """Write config.json of a run: all flags, all methods, and what each command ran on.
+    It holds all flags, all methods, and the commands of the run, each with its machine.
 
     Args:
-        stored: the run that the command goes on with; None: what is in the folder is replaced.
+        stored: the run that the command goes on with.
     """
-    out = Path(config.out)
-    found = find_run(out)
-    if found and found.has_checkpoint and found != stored:
-        raise UserError(f"--out {out}: another command has just trained in it; look, and try again")
-    if found and stored is None:
-        for name in found.config.method:
-            shutil.rmtree(out / name, ignore_errors=True)
     command = {
         "command": " ".join(["python", sys.argv[0], *argv]),
         "date": time.strftime("%Y-%m-%d"),
@@ -296,6 +263,9 @@ def write_config(config: Config, argv: list[str], stored: StoredRun | None) -> N
     if stored is not None:
         flags["method"] = list(dict.fromkeys([*stored.config.method, *config.method]))
         history = [*stored.history, command]
-    with writing(out):
-        record = {"flags": flags, "history": history, "data": file_digests(config)}
-        write_text(out / "config.json", json.dumps(record, indent=1))
+    record = {"flags": flags, "history": history, "data": file_digests(config)}
+    out = Path(config.out)
+    with owned(out):
+        with writing(out):
+            write_text(out / "config.json", json.dumps(record, indent=1))
+        yield

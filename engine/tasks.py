@@ -1,10 +1,8 @@
 """Tasks: how they are found and loaded, and checks of what their methods return."""
 
-import contextlib
 import functools
 import importlib
 import json
-import re
 import sys
 import types
 from pathlib import Path
@@ -30,11 +28,11 @@ def load_task_class(name: str) -> type[Task]:
     elif name in TASKS:
         module = importlib.import_module(f"tasks.{name}")
     else:
-        known = f"choose from {', '.join(sorted(TASKS))}, or name a Python file"
-        mistake = "there is no such file" if path.suffix == ".py" else "unknown"
-        files = [f"{name}.py"] if Path(f"{name}.py").is_file() else []
-        hint = did_you_mean(path.stem, [*sorted(TASKS), *files])
-        raise UserError(f"--task {name}: {mistake}; {known}{hint}")
+        problem = "there is no such file" if path.suffix == ".py" else "unknown"
+        known = sorted(TASKS)
+        hint = did_you_mean(name, [*known, *map(str, Path().glob("*.py"))])
+        advice = f"choose from {', '.join(known)}, or name a Python file"
+        raise UserError(f"--task {name}: {problem}; {advice}{hint}")
     classes = []
     for value in vars(module).values():
         is_task = isinstance(value, type) and issubclass(value, Task)
@@ -66,10 +64,10 @@ def load_task(name: str, model: str = "tiny", **flags: Any) -> Task:
     task_class = load_task_class(name)
     flags["model"] = model
     task = task_class(**{flag: flags[flag] for flag in task_class.flags if flag in flags})
-    if task.form not in ("tags", "lines") or isinstance(task.objectives, str):
-        given = f"not {task.form!r:.60} and {task.objectives!r:.60}"
-        rule = 'form must be "tags" or "lines", and objectives a tuple such as ("a",)'
-        raise UserError(f"--task {name}: {rule}, {given}")
+    if task.form not in ("tags", "lines"):
+        raise UserError(f'--task {name}: form must be "tags" or "lines", not {task.form!r:.60}')
+    if isinstance(task.objectives, str):
+        raise UserError(f'--task {name}: objectives must be a tuple such as ("a",)')
     if model == "tiny":
         task.form = "tags"
         task.reads_untagged = False
@@ -80,24 +78,16 @@ def load_task(name: str, model: str = "tiny", **flags: Any) -> Task:
 def take_problems(task: Task, split: str, n: int, seed: int = 0, start: int = 0) -> list[Problem]:
     """Exactly n problems of a split, checked."""
     problems = task.problems(split, n, seed, start)
-    what = f"task {task.name}: problems({split!r}, n={n}, start={start})"
+    call = f"task {task.name}: problems({split!r}, n={n}, start={start})"
     if not isinstance(problems, list) or len(problems) != n:
-        raise UserError(f"{what} must be a list of {n} Problem, not {problems!r:.80}")
+        raise UserError(f"{call} must be a list of {n} Problem, not {problems!r:.80}")
     by_id = {problem.id: problem for problem in problems}
     for problem in problems:
-        data_as_json(task, problem)
+        with with_note(f"Task.problems: data of problem {problem.id!r} must be plain JSON"):
+            json.dumps(problem.data)
         if problem.data != by_id[problem.id].data:
-            raise UserError(f"{what} gave two with the id {problem.id!r} and different data")
+            raise UserError(f"{call} gave two with the id {problem.id!r} and different data")
     return problems
-
-
-def data_as_json(task: Task, problem: Problem) -> str:
-    """A problem's data as JSON, in which the logs keep it. Raises UserError where it cannot be."""
-    try:
-        return json.dumps(problem.data)
-    except (TypeError, ValueError, RecursionError) as error:
-        what = f"task {task.name}, problem {problem.id!r}: data must be plain JSON"
-        raise UserError(f"{what}, and is {problem.data!r:.80} ({error})") from error
 
 
 def held_out(task: Task, split: str = "test", n: int = 4) -> list[Problem]:
@@ -114,40 +104,38 @@ def reward_vectors(task: Task, pairs: list[tuple[Problem, str]]) -> list[list[fl
             with with_note(f"Task.reward of problem {problem.id!r}, answer {answer!r:.80}"):
                 vectors.append(task.reward(problem, answer))
     else:
-        with with_note(
-            f"Task.rewards of {len(pairs)} answers, to problem {pairs[0][0].id!r} and others"
-        ):
+        first = pairs[0][0].id
+        with with_note(f"Task.rewards of {len(pairs)} answers, to problem {first!r} and others"):
             vectors = task.rewards(pairs)
     if not isinstance(vectors, list) or len(vectors) != len(pairs):
         raise UserError(f"task {task.name}: rewards must return {len(pairs)} vectors in a list")
     sizes: dict[str, int] = {}  # of each problem's vectors
     checked = []
     for (problem, answer), vector in zip(pairs, vectors, strict=True):
-        what = f"the reward of problem {problem.id!r}, answer {answer!r:.80}"
-        checked.append(numbers_of(task, vector, sizes.get(problem.id, 0), what))
+        place = f"the reward of problem {problem.id!r}, answer {answer!r:.80}"
+        checked.append(numbers_of(task, vector, sizes.get(problem.id, 0), place))
         sizes[problem.id] = len(vector)
     return checked
 
 
 def reachable_vectors(task: Task, problem: Problem) -> list[list[float]]:
     """task.reachable(problem), checked."""
-    what = f"reachable of problem {problem.id!r}"
-    return [numbers_of(task, vector, 0, what) for vector in task.reachable(problem)]
+    place = f"reachable of problem {problem.id!r}"
+    return [numbers_of(task, vector, 0, place) for vector in task.reachable(problem)]
 
 
-def numbers_of(task: Task, vector: Any, k: int, what: str) -> list[float]:
-    """A vector of k numbers, or of any k if it is 0 and none has a name. Raises UserError for another one."""
+def numbers_of(task: Task, vector: Any, k: int, place: str) -> list[float]:
+    """A vector of k numbers, of any k if it is 0 and no objective has a name. Raises UserError for another."""
     k = len(task.objectives) or k
-    values = []
-    with contextlib.suppress(AttributeError, TypeError, ValueError, OverflowError):
-        if isinstance(vector, list | tuple):
-            values = [value.__float__() for value in vector]  # which text does not have
-    is_right = values and len(values) == (k or len(values))
-    if is_right and all(float(task.minimum) <= value < 1e30 for value in values):  # no NaN either
+    try:
+        values = [float(value) for value in vector]
+    except (TypeError, ValueError, OverflowError):
+        values = []
+    has_size = len(values) == k if k else values
+    if has_size and all(task.minimum <= value < 1e30 for value in values):  # no NaN either
         return values
-    rule = f"a list of {k or 'some'} finite numbers of at least minimum = {task.minimum}"
-    fix = "of a tensor or array return .tolist()"
-    raise UserError(f"task {task.name}: {what}, {vector!r:.80}, must be {rule}; {fix}")
+    rule = f"must be {k or 'some'} finite numbers of at least minimum = {task.minimum}"
+    raise UserError(f"task {task.name}: {place}, {vector!r:.80}, {rule}")
 
 
 def prompt_of(task: Task, problem: Problem, m: int) -> str:
@@ -157,12 +145,12 @@ def prompt_of(task: Task, problem: Problem, m: int) -> str:
     return prompt
 
 
-def check_text(text: Any, what: str) -> None:
+def check_text(text: Any, name: str) -> None:
     """Raise UserError for what is no text, or holds half of a surrogate pair, which no tokenizer takes."""
-    half = re.search("[\ud800-\udfff]", text) if isinstance(text, str) else None
-    if half or not isinstance(text, str):
-        shown = text[max(0, half.start() - 30) : half.end()] if half else text
-        raise UserError(f"{what} {shown!r:.80} must be text, without half of a surrogate pair")
+    try:
+        text.encode()
+    except (AttributeError, UnicodeEncodeError) as error:
+        raise UserError(f"{name} {text!r:.80} must be text ({error!s:.200})") from error
 
 
 def task_scalars(task: Task, rewards: Tensor) -> Tensor:
@@ -188,8 +176,8 @@ def check_task(task: Task, m: int) -> None:
     n_test = len(prompts["test"])
     n_shared = len(prompts["test"] & prompts["train"])
     if n_test > 1 and n_shared:
-        told = f"{n_shared} of {n_test} held-out problems stand in training too: not held out"
-        print(f"task {task.name}: {told}; give each split problems of its own", file=sys.stderr)
+        message = f"{n_shared} of {n_test} held-out problems stand in training too: not held out"
+        print(f"task {task.name}: {message}; give each split problems of its own", file=sys.stderr)
 
 
 def check_find_answers(task: Task, text: str) -> None:
@@ -199,6 +187,6 @@ def check_find_answers(task: Task, text: str) -> None:
         answers = task.find_answers(text[:end], 1, finished=False) or []
         if not isinstance(answers, list) or answers[: len(given)] != given:
             rule = "find_answers with finished=False must return a list of texts that have ended"
-            what = f"{given!r:.80}, and {answers!r:.80} a letter later"
-            raise UserError(f"task {task.name}: {rule}, or None, not {what}")
+            change = f"{given!r:.80}, and {answers!r:.80} a letter later"
+            raise UserError(f"task {task.name}: {rule}, or None, not {change}")
         given = answers[:1]

@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import fast
-from engine.config import Parser, check_ranges, device_of, flag, open_device
+from engine.config import Parser, device_of, flag, open_device
 from engine.errors import as_command
 from engine.evaluations import Evaluation, check_comparable, evaluation_of
 from engine.files import write_text, writing
@@ -401,7 +401,6 @@ def run(argv: list[str] | None) -> None:
     parser = Parser(SearchFlags, "examples/search.py", __doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders of one task")
     flags, rest = parser.parse_args_into_dataclass(argv)
-    check_ranges(flags)
     folders = [Path(name) for name in rest.runs]
     settings = dataclasses.asdict(evaluation_of(folders[0], {}).settings)
     evaluations = [evaluation_of(folder, settings) for folder in folders]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from engine.config import Parser, check_ranges, flag
+from engine.config import Parser, flag
 from engine.errors import as_command
 from engine.evaluations import output_folders
 from engine.files import writing
@@ -62,10 +62,8 @@ def snapshots_and_folders(command: Callable, argv: list[str]) -> Iterator[tuple[
     """The snapshots of each run, and the folder for its page or film."""
     flags, names = read_flags(command, PageFlags, argv)
     runs = [Path(name) for name in names]
-    out = Path(flags.out) if flags.out else None
-    for run, folder in zip(runs, output_folders(runs, out), strict=True):
+    for run, folder in zip(runs, output_folders(runs, flags.out), strict=True):
         snapshots = read_snapshots(run)
-        folder = folder or run
         with writing(folder):
             yield snapshots, folder
 
@@ -75,7 +73,6 @@ def read_flags(command: Callable, flags_class: type, argv: list[str]) -> tuple[A
     parser = Parser(flags_class, f"-m report {command.__name__}", command.__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders of train.py")
     flags, rest = parser.parse_args_into_dataclass(argv)
-    check_ranges(flags)
     return flags, rest.runs
 
 

@@ -13,7 +13,6 @@ from engine.tasks import held_out
 from report.looks import look_of
 from report.statistics import spread_weights
 from rewards import Problem, Task, UserError
-from vpo import ADVANTAGES
 
 
 @dataclass
@@ -45,7 +44,7 @@ def read_snapshots(run: Path) -> Snapshots:
     problems = held_out(task)
     pools: dict[str, dict[int, list[dict]]] = {}  # method -> step -> records
     metrics = {}
-    for method in ADVANTAGES:
+    for method in config.method:
         records = read_log(run / method / "snapshots.jsonl", "problems")
         by_step = {}
         for record in records:

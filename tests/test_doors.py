@@ -31,7 +31,7 @@ import train
 import vpo
 from engine.config import Config, check_ranges, flag_of
 from engine.errors import as_command, explain_machine
-from engine.owner import owned
+from engine.files import owned
 from engine.runs import checkpoints, load_run
 from engine.tasks import load_task
 from rewards import UserError
@@ -113,19 +113,17 @@ def files(folder: Path) -> dict[str, bytes]:
         ("--method ppo", "--method ppo: unknown; one of grpo, dr_grpo"),
         ("--method VPO", "did you mean vpo?"),
         ("--method grpo,vpo", "or several with blanks between"),
-        ("--method grpo --subset 2", "--subset 2: not used by grpo; leave it out"),
         ("--subset 4", "a set of s = 4 rollouts needs a group of more, and G is 4"),
         ("--m 2.5", "--m: invalid int value: '2.5'"),
-        ("--pool 1", "--pool 1: must hold at least one rollout of --m 2 answers"),
         ("--lr fast", "--lr fast: must be a rate of 1e-12 to 1, or METHOD=RATE"),
         ("--lr vpo=0.1", "--lr vpo=0.1: names no rate for grpo; add grpo=RATE"),
         ("--log wandb", "--log wandb: not installed; pip install wandb"),
         ("--resume", "--resume: runs/toy-seed0 holds no run; name the folder of one with --out"),
-        ("--data x.jsonl", "--data x.jsonl: task toy has no such flag, unlike code"),
+        ("--data x.jsonl", "--data x.jsonl: task toy has no such flag"),
         ("--data x.jsonl", "or name it in Task.flags of your own task"),
-        ("--max-words 8", "--max-words 8: task toy has no such flag, unlike headline"),
-        ("--size 5", "--size 5: task toy has no such flag, unlike maze"),
-        ("--unconfined", "--unconfined True: task toy has no such flag, unlike code"),
+        ("--max-words 8", "--max-words 8: task toy has no such flag"),
+        ("--size 5", "--size 5: task toy has no such flag"),
+        ("--unconfined", "--unconfined True: task toy has no such flag"),
         ("--task headline --model m --test-data x", "--test-data x: task headline has no such"),
         pytest.param(
             "--task code --test-data x", "--task code: needs --data", marks=pytest.mark.linux
@@ -157,7 +155,7 @@ def test_every_number_has_a_range():
 @pytest.mark.parametrize("method", [lambda x, e: x.scalars, lambda x, e: x.scalars.sum(-1) / 0])
 def test_a_wrong_method_is_named_before_any_minute_is_spent(method, monkeypatch, capsys):
     monkeypatch.setitem(vpo.ADVANTAGES, "mine", method)
-    fails([*TOY, "--method", "mine"], capsys, "must return finite advantages (P, G), not tensor(")
+    fails([*TOY, "--method", "mine"], capsys, "must return finite advantages (P, G), exactly 0")
     assert not Path("runs").exists()
 
 
@@ -172,7 +170,8 @@ def test_a_refused_command_changes_nothing(run, capsys):
         "--out run --method multi_rlvr --steps 3": "with --steps 2, not 3",
         "--out run --task toy": "already holds grpo, vpo; --resume goes on with it",
         "--out run --resume --steps 3": "--steps 3: grpo has finished its 2 steps",
-        "--resume --out run/vpo": "no run of train.py; take another name",
+        "--resume --out run/vpo": "run/vpo holds no run; name the folder of one",
+        "--out run/vpo --task toy": "no run of train.py; take another name",
         "--resume --out run/start": "run/start/config.json: cannot be read as that of a run",
         "--resume --out run/grp": "run/grp holds no run; name the folder of one with --out",
         "--out run --resume --m 3": "with --m 2, not 3; drop the flag, or take another --out",
@@ -189,29 +188,18 @@ def test_a_refused_command_changes_nothing(run, capsys):
     assert files(run) == before and not Path("new").exists()
 
 
-def test_a_second_command_is_refused_while_the_first_trains(run, monkeypatch, capsys):
-    """At once, and where both began at the same moment. An evaluation is not: it reads. Guards against two curves
-    in one log."""
+def test_a_second_command_is_refused_while_the_first_trains(run, capsys):
+    """An evaluation is not: it reads. Guards against two curves in one log."""
     with owned(run):
         before = files(run)
         for flags in ("--resume", "--method multi_rlvr", ""):
             fails(["--out", "run", *flags.split()], capsys, "--out run: another process trains")
         evaluation.main(["run", "--out", "table"])
     assert files(run) == before
-    run.rename("other")
-    start_policy = train.start_policy
-
-    def overtaken(*arguments):
-        Path("other").rename("run")
-        return start_policy(*arguments)
-
-    monkeypatch.setattr(train, "start_policy", overtaken)
-    fails(["--out", "run", *TOY], capsys, "--out run: another command has just trained in it")
-    assert files(run) == before
 
 
 def test_a_crash_before_the_first_checkpoint_leaves_the_folder_reusable(monkeypatch, capsys):
-    """Also with single answers and --subset of the sets that a method had before it."""
+    """With other methods, and with one that had begun."""
 
     def crash(*arguments):
         raise TypeError
@@ -253,7 +241,7 @@ def test_a_config_that_was_edited_is_named(run, capsys):
     told = "run/config.json: cannot be read as that of a run"
     fails(["run"], capsys, told, message, command=evaluation.main)
     fails(["--out", "run", "--resume"], capsys, told, message)
-    for text in ("{", "{}", '{"flags": []}', '{"flags": {}}', '{"flags": {"task": "toy"}}'):
+    for text in ("{", "{}", '{"flags": []}'):
         (run / "config.json").write_text(text)
         fails(["run"], capsys, told, command=evaluation.main)
 
@@ -284,8 +272,7 @@ def test_an_own_task_is_found_from_another_folder(capsys):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("a" * 20_000, f"error: {'a' * 80}: File name too long; take a shorter name"),
-        ("gr\udcfcn", "'gr\\udcfcn': no UTF-8; rename it, or set PYTHONUTF8=1"),
+        ("a" * 20_000, "File name too long: 'aaa"),
         ("/proc/run", "/proc/run: cannot be written (No such file or directory); name another"),
     ],
 )
@@ -294,23 +281,12 @@ def test_a_folder_that_the_system_refuses_is_named(name, message, capsys, monkey
     fails(["--out", name, *TOY], capsys, message)
 
 
-def test_a_notebooks_default_type_is_its_own():
-    """Guards against a product of two types after torch.set_default_dtype(torch.float64)."""
-    types = []
-    torch.set_default_dtype(torch.float64)
-    with as_command("train.py"):
-        types.append(torch.get_default_dtype())
-    types.append(torch.get_default_dtype())
-    torch.set_default_dtype(torch.float32)
-    assert types == [torch.float32, torch.float64]
-
-
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EROFS])
 def test_what_the_system_refuses_is_one_line(number, capsys):
     """But for what a user's own code was refused, and for errors that a user cannot mend."""
     error = OSError(number, os.strerror(number), "a-file")
     command = as_command("eval.py")(Mock(side_effect=error, __name__="main"))
-    fails([], capsys, f"eval.py: error: a-file: {os.strerror(number)}; ", command=command)
+    fails([], capsys, f"{os.strerror(number)}: 'a-file'", command=command)
     own = OSError(number, "mine")
     own.add_note("Task.reward of problem 'a', answer ''")
     for error in (own, OSError(errno.ESPIPE, "seek")):
@@ -452,11 +428,10 @@ def test_evaluations_do_not_overwrite_one_another(run):
 def test_eval_names_what_it_cannot_evaluate(run, capsys):
     Path("a-file").touch()
     refused = {
-        "run ./run": "names a run twice",
+        "run ./run": "run: differs from run in nothing",
         "run --temperature 0": "--temperature 0.0: must be 0.001 to 1000",
         "run --pool 0": "--pool 0: must be 1 to 10000",
         "run --jobs 0": "--jobs 0: must be 1 to 64",
-        "run --pool 1": "--pool 1: must hold one rollout of the run's 2 answers",
         "run --out a-file": "--out a-file: must be a folder, and is a file",
         "": "the following arguments are required: RUN",
         "runs/none": "runs/none: there is no such run",

@@ -309,11 +309,8 @@ def test_runs_that_fit_no_table_are_refused():
     first = evaluation_with("a", 0)
     refused = {
         "in --size: 9, not 7": evaluation_with("b", 0, size=9),
-        "differs from a in nothing": evaluation_with("c", 0),
-        "in --problems, --pool or --temp": evaluation_with("d", 1),
-        "names a run twice": first,
+        "differs from a in nothing": first,
     }
-    refused["in --problems, --pool or --temp"].settings = Settings("test", 30, 8, 0.7)
     for message, other in refused.items():
         with pytest.raises(UserError, match=message):
             check_overlay([first, other])

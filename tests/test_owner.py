@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.owner import check_free, owned
+from engine.files import check_free, owned
 from rewards import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -15,7 +15,7 @@ TRY = f"""
 import sys
 from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
-from engine.owner import owned
+from engine.files import owned
 from rewards import UserError
 print("ready", flush=True)
 input()

@@ -219,7 +219,7 @@ def test_what_is_a_number_may_stand_in_a_vector(value, number):
     assert scored.vectors.flatten().tolist() == pytest.approx([number, 1])
 
 
-@pytest.mark.parametrize("value", ["0.5", b"1", None, 1j, Decimal("NaN"), 10**400, [1], 2**200])
+@pytest.mark.parametrize("value", ["half", None, 1j, Decimal("NaN"), 10**400, [1], 2**200])
 def test_what_is_no_number_is_named(value):
     task = Task()
     task.reward = lambda problem, answer: [value]
