@@ -39,7 +39,6 @@ from examples.map_elites import (
     SELECTIONS,
     Candidate,
     Population,
-    by_score,
     weighted_sum,
 )
 from examples.search_report import draw, search_table
@@ -134,18 +133,19 @@ def make_goal(text: str, task: Task) -> Goal:
     """The goal that --goal names."""
     if text in ("scalar", "all"):
         return Goal(task, text, [])
-    pairs = text if "=" in text else f"{text}=1"
+    given = {}
+    for pair in text.split(","):
+        name, _, weight = pair.partition("=")
+        given[name] = weight or "1"
     try:
-        given = dict(pair.split("=") for pair in pairs.split(","))
         weights = [float(given.pop(name, 0)) for name in task.objectives]
         is_weighting = not given and min(weights) >= 0 and 0 < sum(weights) < math.inf
     except ValueError:
         is_weighting = False
     if not is_weighting:
-        names = ", ".join(task.objectives)
         raise UserError(
-            f"--goal {text}: take scalar, all, or weights such as NAME=2,NAME=1, none negative, of: "
-            f"{names or f'nothing, for task {task.name} does not name its objectives'}"
+            f"--goal {text}: take scalar, all, or weights such as NAME=2,NAME=1, none negative, of "
+            f"the task's objectives ({', '.join(task.objectives) or 'it names none'})"
         )
     return Goal(task, text, [weight / sum(weights) for weight in weights])
 
@@ -188,7 +188,7 @@ class Search:
         """Search until every problem is solved or its budget is spent."""
         populations = [Population(problem, self.goal.target_of(problem)) for problem in problems]
         for batch in itertools.count():
-            unfinished = list(filter(self.is_unfinished, populations))
+            unfinished = [own for own in populations if self.is_unfinished(own)]
             if not unfinished:
                 break
             self.add_batch(batch, unfinished)
@@ -354,11 +354,15 @@ def curves(populations: list[Population], ticks: list[int]) -> dict[str, list]:
     result = {"solved": [], "best": [], "behaviours": []}
     for population in populations:
         solved = population.solved_after()
-        firsts = [population.candidates[: solved or None][:tick] for tick in ticks]
-        behaviours = [{tuple(candidate.rewards) for candidate in first} for first in firsts]
+        best = []
+        behaviours = []
+        for tick in ticks:
+            first = population.candidates[: min(tick, solved or tick)]
+            best.append(max(candidate.score for candidate in first))
+            behaviours.append(len({tuple(candidate.rewards) for candidate in first}))
         result["solved"].append(solved)
-        result["best"].append([max(map(by_score, first)) for first in firsts])
-        result["behaviours"].append(list(map(len, behaviours)))
+        result["best"].append(best)
+        result["behaviours"].append(behaviours)
     return result
 
 
@@ -384,8 +388,9 @@ def report(
     records = []
     for name, of_runs in found.items():
         for run, populations in zip(runs, of_runs, strict=True):
-            for candidate in itertools.chain(*(each.candidates for each in populations)):
-                records.append(json.dumps({"run": run, "policy": name} | vars(candidate)))
+            for population in populations:
+                for candidate in population.candidates:
+                    records.append(json.dumps({"run": run, "policy": name} | vars(candidate)))
     write_text(out / "candidates.jsonl", "\n".join(records))
     has_targets = goal.is_known(problems)
     draw(results, ticks, has_targets, out / "search.png")
