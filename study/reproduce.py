@@ -54,7 +54,7 @@ def measure_cell(cell: Cell, store: Store, is_mixed: bool = False) -> None:
 
     Raises UserError if the training failed.
     """
-    run = store.run(cell)
+    run = store.runs / cell.name
     if checkpoints(run / cell.method):
         command = ["--resume", "--out", str(run)]
     else:
@@ -175,14 +175,13 @@ def run_grid(pending: list[Cell], jobs: int, store: Store, is_mixed: bool) -> in
 
     Those that fail are named. They do not stop the others. Returns how many failed.
     """
-    for cell in pending:  # here, so that a bad --out costs no training
-        store.run(cell).parent.mkdir(parents=True, exist_ok=True)
-    store.folder.mkdir(parents=True, exist_ok=True)
+    store.runs.mkdir(parents=True, exist_ok=True)  # so that a bad --out costs no training
 
     def run_cell(cell: Cell) -> bool:
-        log = Path(f"{store.run(cell)}.log")
-        kind = "--mixed" if is_mixed else "--no-mixed"
-        command = [sys.executable, "study/reproduce.py", kind, "--out", str(store.folder)]
+        log = store.runs / f"{cell.name}.log"
+        command = [sys.executable, "study/reproduce.py", "--out", str(store.folder)]
+        if is_mixed:
+            command.append("--mixed")
         command += ["--cell", cell.name]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         with log.open("w", encoding="utf-8") as file:
@@ -241,7 +240,8 @@ def run(argv: list[str] | None) -> None:
     parser = Parser(ReproduceFlags, "study/reproduce.py", __doc__)
     flags = parser.parse_args_into_dataclass(argv)[0]
     check_ranges(flags)
-    store = Store(Path(flags.out or (MIXED if flags.mixed else RESULTS)))
+    own = MIXED if flags.mixed else RESULTS
+    store = Store(Path(flags.out or own))
     if store.folder.is_file():
         raise UserError(f"--out {store.folder}: a file; name a folder")
     if flags.cell:

@@ -26,10 +26,10 @@ class Store:
 
     folder: Path
 
-    def run(self, cell: Cell) -> Path:
-        """Where a cell is trained. Other results than the project's own have runs of their own."""
-        runs = RUNS if self.folder in (RESULTS, MIXED) else self.folder / "runs"
-        return runs / cell.name
+    @property
+    def runs(self) -> Path:
+        """Where cells are trained. Other results than the project's own have runs of their own."""
+        return RUNS if self.folder in (RESULTS, MIXED) else self.folder / "runs"
 
     def path(self, cell: Cell) -> Path:
         """The file that holds a cell; the rewards that are compared share one."""
