@@ -11,7 +11,6 @@ writes the rest; the other answers of its set have no parent. Empty slots and du
 candidates.
 """
 
-import contextlib
 import copy
 import dataclasses
 import itertools
@@ -238,32 +237,30 @@ class Search:
             self.add_answers(populations[p], child, answers[row], vectors.tolist())
 
     def child(self, population: Population, island: int, rng: random.Random) -> Child:
-        """Choose a parent, or none, and write the prompt for its child."""
-        problem = population.problem
-        parent = population.parent(island, self.flags.strategy, rng)
-        if parent:
-            prompt, prefix = self.prompt_with(parent, problem, rng)
-            # A parent that leaves no room for a rollout in the model's context is not shown.
-            with contextlib.suppress(UserError):
-                encode_prompts(self.policy, [prompt], self.n_tokens)
-                return Child(island, parent, prompt, prefix)
-        return Child(island, None, build_prompt(self.policy, self.task, problem, self.m), "")
-
-    def prompt_with(
-        self, parent: Candidate, problem: Problem, rng: random.Random
-    ) -> tuple[str, str]:
-        """The prompt for a child, and the words at its end with which the rollout begins.
+        """Choose a parent, or none, and write the prompt for its child.
 
         A language model reads the parent and its rewards in the prompt. For the tiny model the
         prompt ends with the first words of the parent.
         """
-        if not self.policy.is_tiny:
+        problem = population.problem
+        prompt = build_prompt(self.policy, self.task, problem, self.m)
+        without_parent = Child(island, None, prompt, "")
+        parent = population.parent(island, self.flags.strategy, rng)
+        if not parent:
+            return without_parent
+        if self.policy.is_tiny:
+            words = parent.answer.split()
+            kept = words[: rng.randrange(len(words))]
+            prefix = " ".join([f"<{self.task.tag}_1>", *kept])
+            child = Child(island, parent, f"{prompt} {prefix}", f"{prefix} ")
+        else:
             task = task_with_parent(self.task, parent)
-            return build_prompt(self.policy, task, problem, self.m), ""
-        words = parent.answer.split()
-        kept = words[: rng.randrange(len(words))]
-        prefix = " ".join([f"<{self.task.tag}_1>", *kept])
-        return f"{build_prompt(self.policy, self.task, problem, self.m)} {prefix}", f"{prefix} "
+            child = Child(island, parent, build_prompt(self.policy, task, problem, self.m), "")
+        try:
+            encode_prompts(self.policy, [child.prompt], self.n_tokens)
+        except UserError:  # the parent leaves no room for a rollout in the model's context
+            return without_parent
+        return child
 
     def add_answers(
         self, population: Population, child: Child, answers: list[str], vectors: list[list[float]]

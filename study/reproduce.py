@@ -37,9 +37,8 @@ from rewards import Problem, Task, UserError
 from study import documents, mixing, tables
 from study.grid import CURES, HEADLINES, MIXES, VERSION, Cell, cells, mixed_cells
 from study.store import CURVE, MIXED, RESULTS, Store, load_mixed, load_stored
-from study.stored import Stored
+from study.stored import TEMPERATURES, Stored
 
-TEMPERATURES = (0.7, 1.0, 1.3)  # the first is the table's
 MEASURES = ("diversity", "earned", *(f"best@{k}" for k in CURVE), *(f"W@{k}" for k in CURVE))
 TRAINING = ("diversity", "reward", "answers", "entropy")
 STORED_TEXTS = 6  # problems of the headline task whose answers are stored
@@ -131,7 +130,7 @@ def evaluation_record(cell: Cell, folder: Path, is_mixed: bool) -> dict:
     open_device(device)
     record = {"at": {}}
     for temperature in temperatures:
-        settings = Settings(split, n_problems, config.pool, temperature, mixes)
+        settings = Settings(split, n_problems, config.pool, float(temperature), mixes)
         evaluation = Evaluation(folder, config, settings, folder)
         measures = {}
         answers = {}
@@ -139,7 +138,7 @@ def evaluation_record(cell: Cell, folder: Path, is_mixed: bool) -> dict:
             pool = evaluate_policy(name, evaluation, device)
             measures[key] = condense(measure(pool, task), cell, config.pool)
             answers[key] = pool.answers[:STORED_TEXTS]
-        record["at"][f"{temperature:g}"] = measures
+        record["at"][temperature] = measures
         if cell.task in HEADLINES and temperature == TEMPERATURES[0] and not is_mixed:
             record["answers"] = answers
     if not cell.tuning:
