@@ -8,9 +8,6 @@ They are made of the pieces of the small programs of `--task code`. The prompt s
 places, the tests call it at twelve others.
 """
 
-if __name__ == "__main__":
-    raise SystemExit("this is a task: python train.py --task examples/nested.py")
-
 import functools
 import itertools
 from collections.abc import Iterator

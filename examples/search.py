@@ -11,7 +11,6 @@ writes the rest; the other answers of its set have no parent. Empty slots and du
 candidates.
 """
 
-import contextlib
 import copy
 import dataclasses
 import itertools
@@ -39,7 +38,6 @@ from examples.map_elites import (
     SELECTIONS,
     Candidate,
     Population,
-    by_score,
     weighted_sum,
 )
 from examples.search_report import draw, search_table
@@ -134,18 +132,19 @@ def make_goal(text: str, task: Task) -> Goal:
     """The goal that --goal names."""
     if text in ("scalar", "all"):
         return Goal(task, text, [])
-    pairs = text if "=" in text else f"{text}=1"
+    given = {}
+    for pair in text.split(","):
+        name, _, weight = pair.partition("=")
+        given[name] = weight or "1"
     try:
-        given = dict(pair.split("=") for pair in pairs.split(","))
         weights = [float(given.pop(name, 0)) for name in task.objectives]
         is_weighting = not given and min(weights) >= 0 and 0 < sum(weights) < math.inf
     except ValueError:
         is_weighting = False
     if not is_weighting:
-        names = ", ".join(task.objectives)
         raise UserError(
-            f"--goal {text}: take scalar, all, or weights such as NAME=2,NAME=1, none negative, of: "
-            f"{names or f'nothing, for task {task.name} does not name its objectives'}"
+            f"--goal {text}: take scalar, all, or weights such as NAME=2,NAME=1, none negative, of "
+            f"the task's objectives ({', '.join(task.objectives) or 'it names none'})"
         )
     return Goal(task, text, [weight / sum(weights) for weight in weights])
 
@@ -188,7 +187,7 @@ class Search:
         """Search until every problem is solved or its budget is spent."""
         populations = [Population(problem, self.goal.target_of(problem)) for problem in problems]
         for batch in itertools.count():
-            unfinished = list(filter(self.is_unfinished, populations))
+            unfinished = [own for own in populations if self.is_unfinished(own)]
             if not unfinished:
                 break
             self.add_batch(batch, unfinished)
@@ -238,32 +237,30 @@ class Search:
             self.add_answers(populations[p], child, answers[row], vectors.tolist())
 
     def child(self, population: Population, island: int, rng: random.Random) -> Child:
-        """Choose a parent, or none, and write the prompt for its child."""
-        problem = population.problem
-        parent = population.parent(island, self.flags.strategy, rng)
-        if parent:
-            prompt, prefix = self.prompt_with(parent, problem, rng)
-            # A parent that leaves no room for a rollout in the model's context is not shown.
-            with contextlib.suppress(UserError):
-                encode_prompts(self.policy, [prompt], self.n_tokens)
-                return Child(island, parent, prompt, prefix)
-        return Child(island, None, build_prompt(self.policy, self.task, problem, self.m), "")
-
-    def prompt_with(
-        self, parent: Candidate, problem: Problem, rng: random.Random
-    ) -> tuple[str, str]:
-        """The prompt for a child, and the words at its end with which the rollout begins.
+        """Choose a parent, or none, and write the prompt for its child.
 
         A language model reads the parent and its rewards in the prompt. For the tiny model the
         prompt ends with the first words of the parent.
         """
-        if not self.policy.is_tiny:
+        problem = population.problem
+        prompt = build_prompt(self.policy, self.task, problem, self.m)
+        without_parent = Child(island, None, prompt, "")
+        parent = population.parent(island, self.flags.strategy, rng)
+        if not parent:
+            return without_parent
+        if self.policy.is_tiny:
+            words = parent.answer.split()
+            kept = words[: rng.randrange(len(words))]
+            prefix = " ".join([f"<{self.task.tag}_1>", *kept])
+            child = Child(island, parent, f"{prompt} {prefix}", f"{prefix} ")
+        else:
             task = task_with_parent(self.task, parent)
-            return build_prompt(self.policy, task, problem, self.m), ""
-        words = parent.answer.split()
-        kept = words[: rng.randrange(len(words))]
-        prefix = " ".join([f"<{self.task.tag}_1>", *kept])
-        return f"{build_prompt(self.policy, self.task, problem, self.m)} {prefix}", f"{prefix} "
+            child = Child(island, parent, build_prompt(self.policy, task, problem, self.m), "")
+        try:
+            encode_prompts(self.policy, [child.prompt], self.n_tokens)
+        except UserError:  # the parent leaves no room for a rollout in the model's context
+            return without_parent
+        return child
 
     def add_answers(
         self, population: Population, child: Child, answers: list[str], vectors: list[list[float]]
@@ -354,11 +351,15 @@ def curves(populations: list[Population], ticks: list[int]) -> dict[str, list]:
     result = {"solved": [], "best": [], "behaviours": []}
     for population in populations:
         solved = population.solved_after()
-        firsts = [population.candidates[: solved or None][:tick] for tick in ticks]
-        behaviours = [{tuple(candidate.rewards) for candidate in first} for first in firsts]
+        best = []
+        behaviours = []
+        for tick in ticks:
+            first = population.candidates[: min(tick, solved or tick)]
+            best.append(max(candidate.score for candidate in first))
+            behaviours.append(len({tuple(candidate.rewards) for candidate in first}))
         result["solved"].append(solved)
-        result["best"].append([max(map(by_score, first)) for first in firsts])
-        result["behaviours"].append(list(map(len, behaviours)))
+        result["best"].append(best)
+        result["behaviours"].append(behaviours)
     return result
 
 
@@ -384,8 +385,9 @@ def report(
     records = []
     for name, of_runs in found.items():
         for run, populations in zip(runs, of_runs, strict=True):
-            for candidate in itertools.chain(*(each.candidates for each in populations)):
-                records.append(json.dumps({"run": run, "policy": name} | vars(candidate)))
+            for population in populations:
+                for candidate in population.candidates:
+                    records.append(json.dumps({"run": run, "policy": name} | vars(candidate)))
     write_text(out / "candidates.jsonl", "\n".join(records))
     has_targets = goal.is_known(problems)
     draw(results, ticks, has_targets, out / "search.png")

@@ -23,12 +23,6 @@ def solved_at(runs: list[dict]) -> Tensor:
     return torch.tensor([run["solved"] for run in runs])
 
 
-def final_mean(runs: list[dict], key: str) -> float:
-    """The last value of a curve, a mean over runs and problems."""
-    curves = torch.tensor([run[key] for run in runs], dtype=torch.float64)  # (runs, N, ticks)
-    return curves[..., -1].mean().item()
-
-
 def search_table(policies: dict[str, list[dict]], budget: int, has_targets: bool) -> str:
     """The share that every policy solved within budgets, with half of the last one's 95% interval; what else it found.
 
@@ -37,17 +31,17 @@ def search_table(policies: dict[str, list[dict]], budget: int, has_targets: bool
         has_targets: whether any problem can count as solved; a dash stands for what is not known.
     """
     budgets = [fewer for fewer in BUDGETS if fewer < budget] + [budget]
-    head = ["", *(f"solved by {n}" for n in budgets), "\u00b1"]
-    head += ["best score", "reward vectors"]
+    head = ["", *(f"solved by {n}" for n in budgets), "±", "best score", "reward vectors"]
     rows = []
     for name, runs in policies.items():
-        solved = solved_at(runs)  # (runs, N)
-        cells = [((solved > 0) & (solved <= n)).double().mean().item() for n in budgets]
-        cells.append(half_width(solved > 0 if len(runs) > 1 else solved[0] > 0))
+        solved = solved_at(runs) > 0  # (runs, N)
+        cells = run_curves(runs, "solved", budgets).mean(0).tolist()
+        cells.append(half_width(solved if len(runs) > 1 else solved[0]))
         if not has_targets:
             cells = ["-"] * len(cells)
-        vectors = f"{final_mean(runs, 'behaviours'):.1f}"
-        rows.append([look_of(name).title, *cells, final_mean(runs, "best"), vectors])
+        score = run_curves(runs, "best", [])[:, -1].mean().item()
+        vectors = run_curves(runs, "behaviours", [])[:, -1].mean().item()
+        rows.append([look_of(name).title, *cells, score, f"{vectors:.1f}"])
     return markdown(head, rows)
 
 
@@ -80,7 +74,11 @@ def draw(policies: dict[str, list[dict]], ticks: list[int], has_targets: bool, p
 
 
 def run_curves(runs: list[dict], key: str, ticks: list[int]) -> Tensor:
-    """The finds of each run with so many candidates, means over problems: (runs, ticks)."""
+    """The finds of each run, means over problems: (runs, ticks).
+
+    Args:
+        ticks: numbers of candidates, for "solved". The other curves have those of search.json.
+    """
     if key == "solved":
         after = solved_at(runs)[..., None]  # (runs, N, 1), 0: never
         values = (after > 0) & (after <= torch.tensor(ticks))  # (runs, N, ticks)

@@ -245,8 +245,7 @@ def policy_without_weights(name: str) -> Policy:
 
 def main(argv: list[str] | None = None) -> None:
     """The command."""
-
-    def run() -> None:
+    with as_command("trl_vpo.py"):
         if version("trl") != TRL:
             raise UserError(f"trl {version('trl')}: this file is for {TRL}; pip install trl=={TRL}")
         parser = HfArgumentParser(VPOConfig, prog="trl_vpo.py", allow_abbrev=False)
@@ -259,9 +258,6 @@ def main(argv: list[str] | None = None) -> None:
         trainer.save_model()
         trainer.accelerator.wait_for_everyone()  # a rank that ends first can abort the others
         trainer.accelerator.end_training()
-
-    with as_command("trl_vpo.py"):
-        run()
 
 
 if __name__ == "__main__":

@@ -147,11 +147,10 @@ def write_rows(task: str, split: str, problems: int, m: int, data: str = "") -> 
     loaded = task_of(task, data=data)
     m = m or Config(**task_defaults(loaded, "a language model")).m
     for index, problem in enumerate(take_problems(loaded, split, problems)):
-        truth = json.dumps({"id": problem.id, "data": problem.data})
         row = {
             "data_source": task,
             "prompt": [{"role": "user", "content": loaded.prompt(problem, m)}],
-            "reward_model": {"style": "rule", "ground_truth": truth},
+            "reward_model": {"style": "rule", "ground_truth": json.dumps(vars(problem))},
             "extra_info": {"index": index, "m": m},
         }
         print(json.dumps(row))

@@ -5,6 +5,7 @@ and finds its tensors where they were: weights, which the optimizer changes in p
 a fixed size. Without a card the same code runs without a graph, so its tokens can be compared on a CPU.
 """
 
+import math
 import sys
 import warnings
 from collections.abc import Callable
@@ -83,8 +84,9 @@ def decode_with_graphs(
             space.next_token(policy.model, b, options.temperature)
 
         # 3. who has ended, token by token
-        logprobs[rows.to(ids.device), first:end] = space.logprobs[:b, L + first : L + end]
-        fresh = space.tokens[:b, L + first : L + end].cpu()
+        columns = slice(L + first, L + end)  # of these tokens, behind the prompt
+        logprobs[rows.to(ids.device), first:end] = space.logprobs[:b, columns]
+        fresh = space.tokens[:b, columns].cpu()
         for t, newest in enumerate(fresh.T, first):
             tokens[rows, t] = torch.where(is_alive, newest, policy.eos_ids[0])
             n_sampled[rows] += is_alive
@@ -98,7 +100,7 @@ def decode_with_graphs(
 
         # 4. the living, first in a smaller batch
         while 2 * n_alive <= b and b > SMALLEST_BATCH:
-            b = -(-b // 2)
+            b = math.ceil(b / 2)
         if b < len(rows):
             keep = is_alive.byte().argsort(descending=True, stable=True)[:b]
             rows = rows[keep]
@@ -119,7 +121,7 @@ def begin(
     B, T = uniform.shape
     P, L = ids.shape
     G = B // P
-    room = -(-(L + T) // ROOM_STEP) * ROOM_STEP
+    room = math.ceil((L + T) / ROOM_STEP) * ROOM_STEP
     cache = DynamicCache(config=model.config)
     mask = rollout.prompt_mask(ids, lengths)  # (P, L)
     hidden = rollout.hidden_states(model, ids, mask, cache)[:, -1]  # (P, H)
@@ -252,7 +254,8 @@ class Workspace:
             uniform = self.uniform[:b].index_select(1, self.place + 1)[:, 0]  # (b)
             self.record(*draw(logits / temperature, uniform))
 
-        b = min(-(-b // SMALLEST_BATCH) * SMALLEST_BATCH, len(self.tokens))  # so that few graphs do
+        b = math.ceil(b / SMALLEST_BATCH) * SMALLEST_BATCH  # so that few graphs do
+        b = min(b, len(self.tokens))
         key = (b, self.room, temperature)
         if key not in self.graphs:
             self.graphs[key] = captured(draw_token, self)
@@ -303,4 +306,6 @@ def ready_mask(
         masks["sliding_attention"] = seen & (distance < window)
     low = torch.finfo(model.dtype).min  # a mask is added, or each layer makes numbers of booleans
     masks = {kind: (~mask).to(model.dtype) * low for kind, mask in masks.items()}
-    return masks if kinds and len(masks) > 1 else [*masks.values()][-1]
+    if kinds and len(masks) > 1:
+        return masks
+    return list(masks.values())[-1]

@@ -82,15 +82,13 @@ class PromptLayer(DynamicLayer):
         self.values = values
         self.is_initialized = keys is not None
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args, **kwargs
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, keys: Tensor, values: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
-            self.keys = key_states  # once more where the backward pass computes the layer again
-            self.values = value_states
-            return key_states, value_states
-        keys = torch.cat([self.keys, key_states], 2)
-        values = torch.cat([self.values, value_states], 2)
+            self.keys = keys  # once more where the backward pass computes the layer again
+            self.values = values
+            return keys, values
+        keys = torch.cat([self.keys, keys], 2)
+        values = torch.cat([self.values, values], 2)
         return keys, values
 
 
@@ -106,9 +104,7 @@ class SharedPrompts:
 
     prompts: list[int]  # their rows in Rollouts.prompt_ids
     mask: Tensor  # (P, L) False on padding
-    tensors: list[
-        Tensor
-    ]  # (P, ...) last hidden states of the last tokens; each layer's keys, values
+    tensors: list[Tensor]  # (P, ...): last hidden states of the last tokens; keys, values by layer
 
     def leaves(self) -> "SharedPrompts":
         """The same values, cut off from the graph, with gradients of their own."""
@@ -139,10 +135,7 @@ def backward_through_prompts(shared: SharedPrompts, leaves: SharedPrompts) -> No
 def token_logprobs(
     model: PreTrainedModel, rollouts: Rollouts, rows: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and entropies (B, T) of B rollouts, as those of `rollout.token_logprobs`.
-
-    T is the length of the longest of them.
-    """
+    """`rollout.token_logprobs`, but T is the length of the longest of these rollouts."""
     indices = rows.tolist()
     prompts = sorted({row // rollouts.group_size for row in indices})
     shared = share_prompts(model, rollouts, prompts)
@@ -156,9 +149,7 @@ def logprobs_after(
     shared: SharedPrompts,
     temperature: float,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of the tokens of B rollouts, and entropies, with gradient: both (B, T).
-
-    T is the length of the longest of them.
+    """Log-probabilities and entropies of B rollouts with gradient, (B, T). T is their greatest length.
 
     Args:
         shared: their prompts.
@@ -229,16 +220,12 @@ def prompt_chunks(rollouts: Rollouts, rows: list[int], token_budget: int) -> lis
 
 def fill(items: list[int], lengths: list[int], token_budget: int) -> list[list[int]]:
     """Divide items, in their order, into parts of at most `token_budget` padded tokens (0: all)."""
-    parts = []
-    part: list[int] = []
+    parts: list[list[int]] = [[]]
     longest = 0
     for item in items:
         longest = max(longest, lengths[item])
-        if part and token_budget and longest * (len(part) + 1) > token_budget:
-            parts.append(part)
-            part = []
+        if parts[-1] and token_budget and longest * (len(parts[-1]) + 1) > token_budget:
+            parts.append([])
             longest = lengths[item]
-        part.append(item)
-    if part:
-        parts.append(part)
+        parts[-1].append(item)
     return parts

@@ -54,8 +54,7 @@ def draw(stored: Stored, store: Store, root: Path) -> None:
     result_plots.draw_figures(stored, root)
     for name, policies in FIGURES.items():
         draw_headlines(store, policies, root / name)
-    if exhibit.is_stored(store):
-        exhibit.write_exhibit(store, root / exhibit.PAGE)
+    exhibit.write_exhibit(store, root / exhibit.PAGE)
 
 
 def documents(root: Path) -> list[Path]:

@@ -16,12 +16,6 @@ TEXTS = (1, 2, 0)
 PAGE = Path("docs/headlines.html")
 
 
-def is_stored(store: Store) -> bool:
-    """Whether the runs of the page are stored, with their answers during training."""
-    records = store.current(cells_shown())
-    return len(records) == len(METHODS) and all("during" in each for each in records.values())
-
-
 def cells_shown() -> list[Cell]:
     """The runs of the page, one of each method."""
     return [Cell(HEADLINE, method, 0) for method in METHODS]
@@ -35,8 +29,7 @@ def write_exhibit(store: Store, path: Path) -> None:
 def snapshots_of(store: Store) -> Snapshots:
     """What the start model and the methods answered to some held-out texts: step 0, then those stored."""
     cells = cells_shown()
-    stored = store.current(cells)
-    records = {cell.method: stored[cell] for cell in cells}
+    records = {cell.method: record for cell, record in store.current(cells).items()}
     config = Parser(Config, "train.py", "").parse_args_into_dataclass(cells[0].command)[0]
     task = load_task(config.task)
     held_out = take_problems(task, "test", len(TEXTS))
@@ -44,7 +37,7 @@ def snapshots_of(store: Store) -> Snapshots:
     start = records["grpo"]["answers"]
     start_of = {"grpo": start["start"], "vpo": start["start_sets"]}
 
-    by_step: dict[int, dict[str, list]] = {0: start_of}
+    by_step = {0: start_of}  # step -> method -> answers to each text
     for method, record in records.items():
         for step, answers in record["during"].items():
             by_step.setdefault(int(step), {})[method] = answers

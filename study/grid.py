@@ -1,6 +1,5 @@
 """The grid: every run of the study, as rows of tasks, methods, seeds and flags."""
 
-import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -103,8 +102,11 @@ CURES = {  # flag of train.py -> what a table calls it
     "temperature": "training temperature",
 }
 
-REAL_MODEL = "--model HuggingFaceTB/SmolLM2-135M-Instruct --snapshots"
-SNAPSHOTS = 7  # of those cells whose answers during training are shown: one in ten steps
+REAL_MODEL = "--model HuggingFaceTB/SmolLM2-135M-Instruct --snapshots 0"
+CREDITS = {
+    "answer": "reward_to_go",
+    "shapley": "shapley",
+}  # as a cell says it -> in study/variants.py
 MIXES = (0.0, 0.25, 0.5, 0.75, 1.0)  # t of start + t (trained - start)
 
 
@@ -211,46 +213,32 @@ class Cell:
         return "-".join(words)
 
     @property
-    def is_shown(self) -> bool:
-        """Whether its answers during training are stored, for the page of headlines."""
-        return self.task == HEADLINE and self.seed == 0 and not self.flags
-
-    @property
-    def folder(self) -> str:
-        """The name of its run: what was trained by another version or setting has another."""
-        digest = hashlib.sha256(f"{VERSION} {self.command}".encode()).hexdigest()
-        return f"{self.name}-{digest[:8]}"
-
-    @property
     def script(self) -> list[str]:
         """The script that trains it, with its first argument."""
         flags = dict(self.flags)
-        if "variant" in flags:
-            return ["study/variants.py", flags["variant"]]
-        scripts = {"answer": "study/reward_to_go.py", "shapley": "study/shapley.py"}
-        return [scripts.get(flags.get("credit"), "train.py")]
+        variant = flags.get("variant") or CREDITS.get(flags.get("credit"))
+        return ["study/variants.py", variant] if variant else ["train.py"]
 
     @property
     def command(self) -> list[str]:
-        """Flags of train.py. A result says which learning rate it had, and in mazes which KL weight."""
+        """Flags of train.py. A result says which learning rate it had."""
         name = self.task.removesuffix(FORMER)
         task = "headline" if name in HEADLINES else name
-        text = f"--task {task} --method {self.method} --seed {self.seed}"
-        if self.task in HEADLINES:
-            snapshots = SNAPSHOTS if self.is_shown else 0
-            text = f"{text} {REAL_MODEL} {snapshots} {HEADLINES[self.task]}"
+        words = f"--task {task} --method {self.method} --seed {self.seed}".split()
+        if name in HEADLINES:
+            setting = HEADLINES[name]
             if self.tuning:
-                text = text.replace("150", "60")  # the task is learnt, or lost, by then
+                setting = setting.replace("150", "60")  # the task is learnt, or lost, by then
+            words += f"{REAL_MODEL} {setting}".split()
         flags = dict(self.flags)
         flags.pop("credit", None)
         flags.pop("variant", None)
         if name not in ("toy", "fence"):  # which have one rate for all methods
             rates = LR.get(name, LR.get(task, LR["maze"]))
             flags.setdefault("lr", rates[self.method])
-            if name != "code" and name not in HEADLINES:  # version 3.1 had 0.03 in mazes
-                flags.setdefault("kl", PAPERS_KL)
-        words = [f"--{name} {text_of(value)}" for name, value in flags.items()]
-        return " ".join([text, *words]).split()
+        for name, value in flags.items():
+            words += [f"--{name}", text_of(value)]
+        return words
 
 
 def text_of(value: object) -> str:

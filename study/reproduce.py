@@ -1,7 +1,7 @@
 """The runs behind study/README.md, except the searches: trains a grid, stores it, makes the tables.
 
     python study/reproduce.py --write      documents, tables and figures from what is stored
-    python study/reproduce.py --list       what is stored by which version, and what is missing
+    python study/reproduce.py --list       what is stored, and what is missing
     python study/reproduce.py              trains the cells of the tiny model that are not stored yet
     python study/reproduce.py --out again  trains all of them anew on your machine, into a folder
     python study/reproduce.py --mixed      half-way weights, into study/results/mixed or --out
@@ -14,7 +14,6 @@ Tasks that end in _v1 were measured by versions 1 and 2 of the program.
 """
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
@@ -28,7 +27,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from engine.config import Config, Parser, device_of, flag, open_device, task_defaults
+from engine.config import Config, Parser, check_ranges, device_of, flag, open_device, task_defaults
 from engine.errors import as_command
 from engine.evaluations import Evaluation, Settings
 from engine.files import read_log
@@ -38,9 +37,8 @@ from rewards import Problem, Task, UserError
 from study import documents, tables
 from study.grid import CURES, HEADLINES, MIXES, VERSION, Cell, cells, mixed_cells
 from study.store import CURVE, MIXED, RESULTS, Store, load_mixed, load_stored
-from study.stored import Stored
+from study.stored import TEMPERATURES, Stored
 
-TEMPERATURES = (0.7, 1.0, 1.3)  # the first is the table's
 MEASURES = ("diversity", "earned", *(f"best@{k}" for k in CURVE), *(f"W@{k}" for k in CURVE))
 TRAINING = ("diversity", "reward", "answers", "entropy")
 STORED_TEXTS = 6  # problems of the headline task whose answers are stored
@@ -55,7 +53,7 @@ def measure_cell(cell: Cell, store: Store, is_mixed: bool = False) -> None:
 
     Raises UserError if the training failed.
     """
-    run = store.run(cell)
+    run = store.runs / cell.name
     if checkpoints(run / cell.method):
         command = ["--resume", "--out", str(run)]
     else:
@@ -66,8 +64,6 @@ def measure_cell(cell: Cell, store: Store, is_mixed: bool = False) -> None:
         words = " ".join([*cell.script, *command])
         raise UserError(f"{cell.name}: training failed: python {words}")
     record = training_record(cell, run) | evaluation_record(cell, run, is_mixed)
-    if cell.is_shown and not is_mixed:
-        record["during"] = answers_during(run / cell.method)
     store.add(cell, record)
     if cell.task in HEADLINES:
         shutil.rmtree(run)
@@ -77,7 +73,6 @@ def training_record(cell: Cell, folder: Path) -> dict:
     """The part of a cell's record that says how it was trained."""
     run = load_run(folder)
     steps = read_log(folder / cell.method / "metrics.jsonl")
-    memory = folder / cell.method / "memory.json"  # on a card
     return {
         **run.history[-1],
         "version": VERSION,
@@ -85,19 +80,9 @@ def training_record(cell: Cell, folder: Path) -> dict:
         "size": run.config.pool,
         "steps": len(steps),
         "seconds": {"training": round(sum(step["seconds"] for step in steps), 1)},
-        "rollouts": sum(step["rollouts"] for step in steps),
         "tokens": sum(step["tokens"] for step in steps),
-        "peak_gib": json.loads(memory.read_text("utf-8"))["peak_gib"] if memory.exists() else None,
         "training": {key: means_of_ten(steps, key) for key in TRAINING},
     }
-
-
-def answers_during(folder: Path) -> dict[int, list[list[str | None]]]:
-    """What a method answered to a few held-out problems during training: step -> answers of each."""
-    during = {}
-    for snapshot in read_log(folder / "snapshots.jsonl", "problems"):
-        during[snapshot["step"]] = [record["answers"] for record in snapshot["problems"]]
-    return during
 
 
 def means_of_ten(steps: list[dict], key: str) -> list[float]:
@@ -118,35 +103,42 @@ def evaluation_record(cell: Cell, folder: Path, is_mixed: bool) -> dict:
     """
     config = load_run(folder).config
     task = task_of(config)
-    names = {cell.method: cell.method}  # in the record -> of eval.py
+    # 1. which policies, as the record and as eval.py call them, and at which temperatures
+    names = {cell.method: cell.method}
     mixes = (1.0,)
     temperatures = TEMPERATURES[:1]
-    is_compared = set(dict(cell.flags)) <= {"lr", *CURES}  # not an ablation
     if is_mixed:
         mixes = MIXES
         names = {f"{t:g}": f"{cell.method}, --mix {t:g}" for t in MIXES if t < 1}
         names["1"] = cell.method
-    elif cell.method == "grpo" and not cell.flags:
-        names = {name: name for name in ("start", "start_sets", "grpo")}
-    if is_compared and not (is_mixed or cell.tuning):
-        temperatures = TEMPERATURES
-    split, n_problems = "validation", 100
-    if not cell.tuning:
-        split = "test"
-        n_problems = task_defaults(task, config.model).get("eval_problems", Config.eval_problems)
+    else:
+        if cell.method == "grpo" and not cell.flags:
+            names = {name: name for name in ("start", "start_sets", "grpo")}
+        is_ablation = not set(dict(cell.flags)) <= {"lr", *CURES}
+        if not (is_ablation or cell.tuning):
+            temperatures = TEMPERATURES
 
+    # 2. on which problems
+    split = "test"
+    n_problems = task_defaults(task, config.model).get("eval_problems", Config.eval_problems)
+    if cell.tuning:
+        split = "validation"
+        n_problems = 100
+
+    # 3. their measures
     device = device_of("auto", config.is_tiny)
     open_device(device)
     record = {"at": {}}
     for temperature in temperatures:
-        settings = Settings(split, n_problems, config.pool, temperature, mixes)
+        settings = Settings(split, n_problems, config.pool, float(temperature), mixes)
         evaluation = Evaluation(folder, config, settings, folder)
-        at = record["at"][f"{temperature:g}"] = {}
+        measures = {}
         answers = {}
         for key, name in names.items():
             pool = evaluate_policy(name, evaluation, device)
-            at[key] = condense(measure(pool, task), cell, config.pool)
+            measures[key] = condense(measure(pool, task), cell, config.pool)
             answers[key] = pool.answers[:STORED_TEXTS]
+        record["at"][temperature] = measures
         if cell.task in HEADLINES and temperature == TEMPERATURES[0] and not is_mixed:
             record["answers"] = answers
     if not cell.tuning:
@@ -182,14 +174,13 @@ def run_grid(pending: list[Cell], jobs: int, store: Store, is_mixed: bool) -> in
 
     Those that fail are named. They do not stop the others. Returns how many failed.
     """
-    for cell in pending:  # here, so that a bad --out costs no training
-        store.run(cell).parent.mkdir(parents=True, exist_ok=True)
-    store.folder.mkdir(parents=True, exist_ok=True)
+    store.runs.mkdir(parents=True, exist_ok=True)  # so that a bad --out costs no training
 
     def run_cell(cell: Cell) -> bool:
-        log = Path(f"{store.run(cell)}.log")
-        kind = "--mixed" if is_mixed else "--no-mixed"
-        command = [sys.executable, "study/reproduce.py", kind, "--out", str(store.folder)]
+        log = store.runs / f"{cell.name}.log"
+        command = [sys.executable, "study/reproduce.py", "--out", str(store.folder)]
+        if is_mixed:
+            command.append("--mixed")
         command += ["--cell", cell.name]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         with log.open("w", encoding="utf-8") as file:
@@ -220,35 +211,10 @@ class ReproduceFlags:
         "cells whose names contain this; empty: all, but those of a real language model "
         f"({', '.join(HEADLINES)}) are not trained: they take hours more",
     )
-    jobs: int = flag(2, "cells side by side, one thread each")
+    jobs: int = flag(2, "cells side by side, one thread each", 1, 1000)
     write: bool = flag(False, "write tables and figures from what is stored, train nothing")
     list: bool = flag(False, "say what is stored, train nothing")
     cell: str = flag("", argparse.SUPPRESS)
-
-
-def main(argv: list[str] | None = None) -> None:
-    with as_command("study/reproduce.py"):
-        run(argv)
-
-
-def read_flags(argv: list[str] | None) -> ReproduceFlags:
-    """The flags of a command. Raises UserError for those that do not fit."""
-    parser = Parser(ReproduceFlags, "study/reproduce.py", __doc__)
-    flags = parser.parse_args_into_dataclass(argv)[0]
-    if flags.write and flags.list:
-        raise UserError("--write --list: give one of them")
-    if flags.jobs < 1:
-        raise UserError(f"--jobs {flags.jobs}: must be at least 1")
-    return flags
-
-
-def store_of(flags: ReproduceFlags) -> Store:
-    """The results that a command reads and adds to. Raises UserError if --out is a file."""
-    default = MIXED if flags.mixed else RESULTS
-    folder = Path(flags.out or default)
-    if folder.is_file():
-        raise UserError(f"--out {folder}: a file; name a folder")
-    return Store(folder)
 
 
 def grid_of(flags: ReproduceFlags) -> list[Cell]:
@@ -263,62 +229,64 @@ def grid_of(flags: ReproduceFlags) -> list[Cell]:
     return grid
 
 
+def main(argv: list[str] | None = None) -> None:
+    with as_command("study/reproduce.py"):
+        run(argv)
+
+
 def run(argv: list[str] | None) -> None:
     """Do what the flags ask for: measure cells, or say or write what is stored."""
-    flags = read_flags(argv)
-    store = store_of(flags)
+    parser = Parser(ReproduceFlags, "study/reproduce.py", __doc__)
+    flags = parser.parse_args_into_dataclass(argv)[0]
+    check_ranges(flags)
+    own = MIXED if flags.mixed else RESULTS
+    store = Store(Path(flags.out or own))
+    if store.folder.is_file():
+        raise UserError(f"--out {store.folder}: a file; name a folder")
     if flags.cell:
-        grid = cells() + mixed_cells()
-        cell = next(cell for cell in grid if cell.name == flags.cell)
+        cell = next(cell for cell in cells() + mixed_cells() if cell.name == flags.cell)
         measure_cell(cell, store, flags.mixed)
         return
     grid = grid_of(flags)
     current = store.current(grid)
     if flags.list:
-        print_list(grid, current)
+        for cell in grid:
+            status = "stored " if cell in current else "missing"
+            print(f"{status}  {cell.name}")
         return
-    if not current and flags.write:
+    if flags.write and not current:
         raise UserError(f"{store.folder}: holds no result of this grid, nothing to write")
-    failed = 0
     if not flags.write:
         pending = [cell for cell in grid if cell not in current]
         failed = run_grid(pending, flags.jobs, store, flags.mixed)
-    if flags.out and flags.mixed:
-        print(f"\n{tables.half_way(Stored([], {}, load_mixed(store)), '')}")
-    elif flags.out:
-        stored = load_stored(store)
-        for name in stored.names:
-            print(f"\n{name}\n{tables.means(stored, name)}")
+        if failed:
+            raise UserError(f"{failed} cells failed; the same command tries them again")
+    if flags.out:
+        print_tables(store, flags.mixed)
     else:
-        write(Store(RESULTS))
-    if failed:
-        raise UserError(f"{failed} cells failed; the same command tries them again")
+        write_documents()
 
 
-def print_list(grid: list[Cell], current: dict[Cell, dict]) -> None:
-    """Say of every cell which version of the program measured it."""
-    for cell in grid:
-        status = "missing          "
-        if cell in current:
-            status = f"stored, version {current[cell].get('version', '?')}"
-        print(f"{status}  {cell.name}")
-
-
-def write(store: Store) -> None:
-    """Write all documents, tables and figures, if every cell of the tiny model is stored."""
-    current = store.current(cells())
-    missing = [cell for cell in cells() if cell not in current]
-    if any(cell.task not in HEADLINES for cell in missing):
-        print(f"\ndocuments are written once all cells are stored; {len(missing)} are missing")
+def print_tables(store: Store, is_mixed: bool) -> None:
+    """Print the means of what was trained anew."""
+    if is_mixed:
+        print(f"\n{tables.half_way(Stored([], {}, load_mixed(store)), '')}")
         return
+    stored = load_stored(store)
+    for name in stored.names:
+        print(f"\n{name}\n{tables.means(stored, name)}")
+
+
+def write_documents() -> None:
+    """Write all documents, their tables and figures."""
+    store = Store(RESULTS)
     stored = load_stored(store)
     documents.write(stored, Path("."))
     documents.draw(stored, store, Path("."))
-    print(f"\n{len(current)} cells stored; written: the documents, their tables and figures")
+    print(f"\n{len(stored.results)} cells stored; written: the documents, their tables and figures")
 
 
 if __name__ == "__main__":
-    os.chdir(
-        Path(__file__).resolve().parent.parent
-    )  # study/results/ and runs/ are named from there
+    # study/results/ and runs/ are named from there
+    os.chdir(Path(__file__).resolve().parent.parent)
     main()

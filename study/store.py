@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from filelock import FileLock
 from torch import Tensor
 
 from eval import pass_at_k
-from rewards import UserError
 from study.entries import GRPO_LOW, Entry, mixed
 from study.grid import LR_AT_30, Cell, cells, mixed_cells
 from study.stored import TEMPERATURES, Result, Stored
@@ -28,10 +26,10 @@ class Store:
 
     folder: Path
 
-    def run(self, cell: Cell) -> Path:
-        """Where a cell is trained. Other results than the project's own have runs of their own."""
-        runs = RUNS if self.folder in (RESULTS, MIXED) else self.folder / "runs"
-        return runs / cell.folder
+    @property
+    def runs(self) -> Path:
+        """Where cells are trained. Other results than the project's own have runs of their own."""
+        return RUNS if self.folder in (RESULTS, MIXED) else self.folder / "runs"
 
     def path(self, cell: Cell) -> Path:
         """The file that holds a cell; the rewards that are compared share one."""
@@ -41,28 +39,15 @@ class Store:
         return self.folder / f"{name}.json.gz"
 
     def read(self, path: Path) -> dict[str, dict]:
-        """All records of a file, none if there is no file. Raises UserError if it is damaged."""
-        if not path.exists():
-            return {}
-        try:
-            records = dict(json.loads(gzip.decompress(path.read_bytes())))
-            if not all(isinstance(record, dict) for record in records.values()):
-                raise ValueError("a record is no object")
-        except (OSError, EOFError, ValueError, TypeError, zlib.error) as error:
-            raise UserError(f"{path}: damaged ({error}); restore or delete it") from error
-        return records
+        """All records of a file, none if there is no file."""
+        return json.loads(gzip.decompress(path.read_bytes())) if path.exists() else {}
 
     def current(self, grid: list[Cell]) -> dict[Cell, dict]:
-        """The records that were measured with the cell's own command."""
+        """The records of the cells that are stored."""
         records = {}
         for path in {self.path(cell) for cell in grid}:
             records |= self.read(path)
-        current = {}
-        for cell in grid:
-            record = records.get(cell.name, {})
-            if record.get("command") == cell.command:
-                current[cell] = record
-        return current
+        return {cell: records[cell.name] for cell in grid if cell.name in records}
 
     def add(self, cell: Cell, record: dict) -> None:
         """Store a record. The file is replaced as a whole; equal numbers give equal bytes."""
@@ -86,13 +71,9 @@ def load_mixed(store: Store) -> Stored:
     """The stored results of half-way weights: a cell's policy at every t is a policy of its own."""
     results = []
     for cell, record in store.current(mixed_cells()).items():
-        at = record["at"][TEMPERATURES[0]]
-        trained = result_of(cell, record | {"at": {TEMPERATURES[0]: {cell.method: at["1"]}}})
-        for t, values in at.items():
-            measures = {cell.method: measures_of(values, record["size"], cell.tuning)}
-            policy = mixed(trained.policy, float(t))
-            own = {TEMPERATURES[0]: measures}
-            results.append(replace(trained, policy=policy, measures=own))
+        for t, values in record["at"][TEMPERATURES[0]].items():
+            result = result_of(cell, record | {"at": {TEMPERATURES[0]: {cell.method: values}}})
+            results.append(replace(result, policy=mixed(result.policy, float(t))))
     return Stored(results, {})
 
 
@@ -115,11 +96,9 @@ def result_of(cell: Cell, record: dict) -> Result:
         measures=measures,
         prompt_ids=None if prompt_ids is None else torch.tensor(prompt_ids),
         training=record["training"],
-        steps=record["steps"],
         tokens=record["tokens"],
         step_seconds=record["seconds"]["training"] / record["steps"],
         answers=record.get("answers", {}),
-        peak_gib=record.get("peak_gib"),
         gpu=record.get("gpu") or "",
     )
 
@@ -131,8 +110,7 @@ def policy_of(cell: Cell) -> Entry:
     if cell.method == "grpo" and flags == {"lr": low_rate} and not cell.tuning:
         return GRPO_LOW
     if set(flags) == {"lr"}:
-        rate = cell.command[cell.command.index("--lr") + 1]
-        return Entry(cell.method, float(rate))
+        return Entry(cell.method, flags["lr"])
     return Entry(cell.method, flags=cell.flags)
 
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from scipy import stats
 from torch import Tensor
 
-from rewards import UserError
 from study.bootstrap import bootstrap_interval
 from study.entries import LOW_RATE, Entry
 
@@ -30,11 +30,9 @@ class Result:
     measures: dict[str, dict[str, dict[str, Tensor]]]
     prompt_ids: Tensor | None  # (N), equal where two problems show the same prompt
     training: dict[str, list[float]]  # means over ten steps each
-    steps: int
     tokens: int
     step_seconds: float
     answers: dict[str, list[list[str | None]]]  # policy -> those of each problem that are stored
-    peak_gib: float | None = None  # of memory, where it is stored
     gpu: str = ""  # the card on which it was trained; empty: a CPU
 
 
@@ -69,15 +67,6 @@ class Difference:
         return f"**{text}**" if self.firm and self.n_seeds >= 5 else text
 
 
-def scipy_stats():
-    """The module `scipy.stats`. Raises UserError where scipy is not installed."""
-    try:
-        from scipy import stats
-    except ModuleNotFoundError as error:
-        raise UserError("scipy is not installed: pip install -r study/requirements.txt") from error
-    return stats
-
-
 def t_test(values: Tensor) -> float:
     """The two-sided p-value of Student's t-test that the mean of n independent values is 0.
 
@@ -92,7 +81,7 @@ def t_test(values: Tensor) -> float:
         return 1.0
     if values.std() < 1e-12:
         return float(values[0] == 0)
-    return scipy_stats().ttest_1samp(values.numpy(), 0.0).pvalue.item()
+    return stats.ttest_1samp(values.numpy(), 0.0).pvalue.item()
 
 
 class TaskResults:

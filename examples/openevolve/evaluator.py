@@ -31,8 +31,6 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-import yaml
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tasks.code import job
@@ -56,30 +54,17 @@ def evaluate(program_path: str) -> dict[str, float]:
     return metrics
 
 
-def address_and_model() -> tuple[str, str]:
-    """Where openevolve-run will ask which model: from its flags or its configuration."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--api-base")
-    parser.add_argument("--primary-model")
-    parser.add_argument("--config", "-c")
-    flags, _ = parser.parse_known_args()
-    if not flags.config:
-        raise SystemExit("--config: is missing, and without it OpenEvolve asks api.openai.com")
-    if flags.api_base and not flags.primary_model:
-        raise SystemExit(
-            f"--api-base {flags.api_base}: OpenEvolve heeds it only with --primary-model; give both"
-        )
-    if not Path(flags.config).is_file():
-        raise SystemExit(f"--config {flags.config}: no such file")
-    config = yaml.safe_load(Path(flags.config).read_text("utf-8"))["llm"]
-    return flags.api_base or config["api_base"], flags.primary_model or config["primary_model"]
-
-
-def check_server(address: str, model: str) -> None:
-    """Exit with one line if the model does not answer there.
+def check_server() -> None:
+    """Exit with one line if the model that openevolve-run will ask does not answer.
 
     OpenEvolve would fail only after all its iterations.
     """
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--api-base", required=True)
+    parser.add_argument("--primary-model", required=True)
+    flags, _ = parser.parse_known_args()
+    address = flags.api_base
+    model = flags.primary_model
     body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
     try:
         request = urllib.request.Request(
@@ -102,4 +87,4 @@ def check_server(address: str, model: str) -> None:
 
 
 if multiprocessing.parent_process() is None:  # once, not in each worker
-    check_server(*address_and_model())
+    check_server()

@@ -3,24 +3,41 @@
 from dataclasses import dataclass
 
 GIB = 2**30
-# weights, layers, width, what the KV cache keeps of a token in a layer, adapter weights
+
+
+@dataclass
+class Model:
+    """The shape of a language model."""
+
+    weights: float
+    layers: int
+    width: int
+    kept: int  # numbers that the KV cache keeps of a token in a layer
+    adapter: float  # weights of an adapter of rank 16
+
+
 MODELS = {
-    "SmolLM2-135M": (0.135e9, 30, 576, 384, 4.9e6),
-    "Qwen2.5-0.5B": (0.494e9, 24, 896, 256, 8.8e6),
-    "Qwen2.5-1.5B": (1.54e9, 28, 1536, 512, 18.5e6),
-    "Qwen2.5-3B": (3.09e9, 36, 2048, 512, 29.9e6),
-    "Qwen2.5-7B": (7.62e9, 28, 3584, 1024, 40.4e6),
+    "SmolLM2-135M": Model(0.135e9, 30, 576, 384, 4.9e6),
+    "Qwen2.5-0.5B": Model(0.494e9, 24, 896, 256, 8.8e6),
+    "Qwen2.5-1.5B": Model(1.54e9, 28, 1536, 512, 18.5e6),
+    "Qwen2.5-3B": Model(3.09e9, 36, 2048, 512, 29.9e6),
+    "Qwen2.5-7B": Model(7.62e9, 28, 3584, 1024, 40.4e6),
 }
 
 
-def gib(model, trained, reference, rollouts, micro_batch):
-    weights, layers, width, kept, _ = model
+def gib(model: Model, trained: float, reference: float, rollouts: int, micro_batch: int) -> float:
+    """What training takes, for 1,024 tokens of a rollout.
+
+    Args:
+        trained, reference: weights that are trained, and those of the reference policy.
+        micro_batch: tokens.
+    """
     # bfloat16 weights and gradients, float32 master weights and two moments: 2 + 2 + 4 + 8
-    stays = 2 * weights + 14 * trained + 2 * reference
-    kv_cache = 2 * rollouts * 1024 * layers * kept  # on a card it stays
+    stays = 2 * model.weights + 14 * trained + 2 * reference
+    kv_cache = 2 * rollouts * 1024 * model.layers * model.kept  # on a card it stays
     # the input of each layer, of as many tokens of prompts, too; one layer that is computed again,
     # and six chunks of the LM head
-    activations = 2 * micro_batch * width * (2 * layers + 34) + 6 * 2**27
+    activations = 2 * micro_batch * model.width * (2 * model.layers + 34) + 6 * 2**27
     update = 2 * trained  # the optimizer's gradients are float32, too
     return (stays + kv_cache + max(activations, update)) / GIB
 
@@ -32,16 +49,11 @@ def fits() -> str:
         "|---|---|---|---|---|",
     ]
     for name, model in MODELS.items():
-        weights = model[0]
-        adapter = model[-1]
-        sizes = [
-            gib(model, weights, weights, 96, 4096),
-            gib(model, weights, 0, 96, 4096),
-            gib(model, weights, 0, 32, 1024),
-            gib(model, adapter, 0, 32, 1024),
-        ]
-        cells = [f"{size:.1f}" for size in sizes]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        usual = gib(model, model.weights, model.weights, 96, 4096)
+        without_kl = gib(model, model.weights, 0, 96, 4096)
+        less = gib(model, model.weights, 0, 32, 1024)
+        lora = gib(model, model.adapter, 0, 32, 1024)
+        lines.append(f"| {name} | {usual:.1f} | {without_kl:.1f} | {less:.1f} | {lora:.1f} |")
     return "\n".join(lines)
 
 
@@ -85,23 +97,23 @@ LOADING = 40  # seconds
 
 def resident(row: Laptop) -> float:
     """Bytes that stay: weights, gradients, moments and masters of what is trained, reference policy."""
-    weights, *_, adapter = MODELS[row.model]
+    model = MODELS[row.model]
     if "--lora-rank" in row.flags:
-        return 2 * weights + 16 * adapter
+        return 2 * model.weights + 16 * model.adapter
     n_models = 2 if "--kl" in row.flags else 1
-    return (4 * n_models + 4 + 8) * weights  # a warm-up makes all float32
+    return (4 * n_models + 4 + 8) * model.weights  # a warm-up makes all float32
 
 
 def step_seconds(row: Laptop) -> tuple[float, float, float]:
     """Seconds of a token of all rollouts, of a step of the warm-up, and of a step of VPO."""
-    weights, layers, _, kept, adapter = MODELS[row.model]
+    model = MODELS[row.model]
     is_adapter = "--lora-rank" in row.flags
-    size = 2 if is_adapter else 4
-    trained = adapter if is_adapter else weights
-    cache = ROLLOUTS * (PROMPT + T) * layers * kept
-    token = TOKEN_SECONDS * layers + size * (weights + cache) / row.bandwidth
+    size = 2 if is_adapter else 4  # bytes of a weight
+    trained = model.adapter if is_adapter else model.weights
+    cache = ROLLOUTS * (PROMPT + T) * model.layers * model.kept
+    token = TOKEN_SECONDS * model.layers + size * (model.weights + cache) / row.bandwidth
     slower = H200_BANDWIDTH / row.bandwidth * size / 2
-    gradient = AGAIN * slower * (GRADIENT_SECONDS + WEIGHT_SECONDS * weights)  # of a token
+    gradient = AGAIN * slower * (GRADIENT_SECONDS + WEIGHT_SECONDS * model.weights)  # of a token
     update = 30 * trained / row.bandwidth + HOST_SECONDS
     warm_up = gradient * 8 * (PROMPT + 16) + update
     return token, warm_up, T * token + gradient * (6 * PROMPT + ROLLOUTS * T) + update
@@ -114,9 +126,10 @@ def laptops() -> str:
     for row in LAPTOPS:
         token, warm_up, step = step_seconds(row)
         minutes = (LOADING + STEPS * (warm_up + step) + EVALUATION * T * token) / 60
-        cells = [str(row.gib), f"{row.bandwidth / 1e9:.0f}", row.model, f"`{row.flags}`".strip("`")]
-        cells += [f"{resident(row) / GIB:.1f}", f"{step:.1f}", f"{minutes:.0f}"]
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(
+            f"| {row.gib} | {row.bandwidth / 1e9:.0f} | {row.model} | {row.flags} "
+            f"| {resident(row) / GIB:.1f} | {step:.1f} | {minutes:.0f} |"
+        )
     return "\n".join(lines)
 
 

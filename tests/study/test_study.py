@@ -212,7 +212,7 @@ def test_a_cell_of_the_real_model_takes_a_small_part_of_a_card(device, monkeypat
 
 
 def test_a_cell_is_measured_once_and_kept(small):
-    """The stored numbers are those of eval.py to a thousandth; another setting's are not taken for it."""
+    """The stored numbers are those of eval.py to a thousandth."""
     assert not STORE.current([small])
     reproduce.measure_cell(small, STORE)
     record = STORE.current([small])[small]
@@ -225,13 +225,11 @@ def test_a_cell_is_measured_once_and_kept(small):
     again = STORE.current([small])[small]
     assert again["at"] == record["at"] and len(before) < 5000
     data = TaskResults("maze", [result_of(small, record)])
-    evaluation.main([str(Store(RESULTS).run(small)), "--problems", "3"])
+    evaluation.main([str(STORE.runs / small.name), "--problems", "3"])
     report = json.loads(next(Path("runs").rglob("eval.json")).read_text())["policies"]
     for measure in ("best@1", "best@30", "pass@30", "W@30", "diversity"):
         ours = data.mean(Entry("start"), measure)
         assert ours == pytest.approx(report["start"][measure]["mean"], abs=1e-3)
-    STORE.add(small, record | {"command": ["--steps", "3"]})
-    assert not STORE.current([small]) and small.name in STORE.read(STORE.path(small))
 
 
 def test_writers_that_store_at_once_lose_nothing(tmp_path):
@@ -270,7 +268,7 @@ def test_a_cell_that_fails_does_not_stop_the_others(failing_grid, capsys):
         reproduce.main(["--only", "toy-", "--jobs", "1"])
     printed = capsys.readouterr()
     assert stop.value.code == 2 and "5 cells failed" in printed.err
-    assert "toy-max_at_k-seed0  FAILED, see runs/reproduce/toy-max_at_k-seed0-" in printed.out
+    assert "toy-max_at_k-seed0  FAILED, see runs/reproduce/toy-max_at_k-seed0.log" in printed.out
     reproduce.main(["--only", "toy-", "--list"])
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()].count("missing") == 5
 
@@ -294,7 +292,6 @@ def result(task: str, policy: Entry, seed: int, **values: object) -> Result:
         "tokens": 1000,
         "step_seconds": 0.5,
         "answers": {},
-        "steps": 200,
     }
     return Result(task, policy, seed, **(defaults | values))
 
@@ -381,20 +378,12 @@ def test_the_page_of_headlines_shows_the_training_from_its_start(tmp_path):
     store = Store(tmp_path)
     texts = [["fire at the station"] * 5] * 4
     sets = [["Market fire", None, "fire", "A teacher saw rain", "no"]] * 4
-    lines = [{"step": 1, "problems": sets}, {"step": 11, "problems": texts}]
-    with (tmp_path / "snapshots.jsonl").open("w") as file:
-        for line in lines:
-            records = [{"answers": answers, "rewards": []} for answers in line["problems"]]
-            file.write(json.dumps(line | {"problems": records}) + "\n")
-    during = reproduce.answers_during(tmp_path)
+    during = {1: sets, 11: texts}
     for cell in exhibit.cells_shown():
-        assert cell.is_shown
         record = record_of(cell, 500, VERSION)
         record["training"] = {"diversity": [1.0, 0.5], "reward": [0.1, 0.4]}
         record["answers"] = {"start": texts, "start_sets": sets}
-        assert not exhibit.is_stored(store)
         store.add(cell, record | {"during": during})
-    assert exhibit.is_stored(store)
     snapshots = exhibit.snapshots_of(store)
     assert [frame.step for frame in snapshots.frames] == [0, 1, 11]
     assert snapshots.frames[0].pools["vpo"][0]["answers"] == sets[0]

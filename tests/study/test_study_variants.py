@@ -20,7 +20,7 @@ from engine.config import Config
 from engine.optimizer import MasterWeightAdamW
 from engine.tasks import load_task
 from rollout import load_policy
-from study import reward_to_go, shapley, variants
+from study import variants
 from vpo import Options
 
 STUDY = Path(__file__).resolve().parents[2] / "study"
@@ -84,12 +84,12 @@ def test_a_pass_is_a_full_reward_in_the_objectives_that_a_problem_has():
 
 def test_shapley_values_share_the_best_utility():
     """Of 1, 1 and 3: the two equal ones share the first step with the best one, which has the rest alone."""
-    values = shapley.shapley_values(torch.tensor([1.0, 3.0, 1.0]))
+    values = variants.shapley_values(torch.tensor([1.0, 3.0, 1.0]))
     assert values.tolist() == pytest.approx([1 / 3, 1 / 3 + 2, 1 / 3])
 
 
 @pytest.mark.parametrize("updates", [1, 2])
-@pytest.mark.parametrize("credit", [reward_to_go.reward_to_go, shapley.shapley_credit])
+@pytest.mark.parametrize("credit", [variants.reward_to_go, variants.shapley])
 def test_credit_for_each_answer_of_one_is_vpo(credit, updates):
     """Guards the loss, which gets every token as a rollout of its own, with a KL term too, and all updates."""
     task = Words()
@@ -106,7 +106,7 @@ def test_credit_for_each_answer_of_one_is_vpo(credit, updates):
         return float(metrics["grad_norm"])
 
     expected = gradient_norm(train.train_step)
-    own = functools.partial(reward_to_go.train_step, credit=credit)
+    own = functools.partial(variants.train_step, credit=credit)
     assert gradient_norm(own) == pytest.approx(expected, rel=1e-4)
     assert expected > 0.01
 
@@ -117,7 +117,7 @@ def test_tokens_have_the_advantage_of_their_answer():
     text = "<answer_1> 0 1 </answer_1> <answer_2> 1 </answer_2> 0"
     rollouts = train.rollouts_of_texts(policy, ["answers=2 bits"], [text])
     advantages = torch.tensor([[[1.0, 2.0]]])  # (P, G, m)
-    found = reward_to_go.token_advantages(policy, task, rollouts, advantages)
+    found = variants.token_advantages(policy, task, rollouts, advantages)
     assert found.tolist() == [[1, 1, 1, 1, 2, 2, 2, 2, 2]]
 
 
@@ -127,17 +127,15 @@ SMALL = (
 )
 
 
-@pytest.mark.parametrize(
-    ("script", "method"),
-    [("reward_to_go.py", "vpo"), ("shapley.py", "vpo")],
-)
-def test_the_scripts_train(script, method, monkeypatch):
-    """Guards against a script whose change train.py does not see: its log would be that of train.py."""
+@pytest.mark.parametrize("variant", ["reward_to_go", "shapley"])
+def test_a_variant_trains(variant, monkeypatch):
+    """Guards against a change that train.py does not see: its log would be that of train.py."""
     usual = train.train_step
     monkeypatch.setattr(train, "train_step", usual)  # restored after the script has replaced it
-    monkeypatch.setattr(sys, "argv", [script, "--method", method, *SMALL.split()])
-    runpy.run_path(str(STUDY / script), run_name="__main__")
-    rows = Path("run", method, "metrics.jsonl").read_text("utf-8").splitlines()
+    argv = ["variants.py", variant, "--method", "vpo", *SMALL.split()]
+    monkeypatch.setattr(sys, "argv", argv)
+    runpy.run_path(str(STUDY / "variants.py"), run_name="__main__")
+    rows = Path("run/vpo/metrics.jsonl").read_text("utf-8").splitlines()
     assert [json.loads(row)["step"] for row in rows] == [1, 2]
     assert train.train_step is not usual
 
