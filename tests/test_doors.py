@@ -180,9 +180,9 @@ def test_a_refused_command_changes_nothing(run, capsys):
         "--out run --resume --jobs 99": "--jobs 99: must be",
         "--out run/config.json": "--out run/config.json: not empty, and no run of train.py",
         "--out new --max-new-tokens 4000 --task toy": "need a context",
-        "--out new --model run": "--model run: no Hugging Face checkpoint; of a run folder name",
-        "--out new --model ./rum": "--model ./rum: there is no such folder; did you mean run?",
-        "--out new --model /no/such": "--model /no/such: there is no such folder; name a folder or",
+        "--out new --model run": "--model run: a run folder; name a checkpoint in it",
+        "--out new --model ./rum": "--model ./rum: cannot be loaded",
+        "--out new --model /no/such": "no such folder or model of the Hub",
     }
     for arguments, message in refused.items():
         fails(arguments.split(), capsys, message)
