@@ -378,7 +378,8 @@ def sample(
     tokens = torch.cat([batch.tokens for batch in batches])[:, :T]  # on the CPU
     logprobs = torch.cat([batch.logprobs for batch in batches])[:, :T]
     if not logprobs.isfinite().all():
-        raise UserError("the logits are not finite; try a lower --lr or a higher --temperature")
+        fix = "try a lower --lr, a higher --temperature or another --model"
+        raise UserError(f"the logits are not finite; {fix}")
     ended = torch.cat([batch.ended for batch in batches]).tolist()
     texts = []
     for row, length in zip(tokens, n_sampled, strict=True):

@@ -241,8 +241,8 @@ def test_a_language_model_goes_through_the_same_code(capsys):
         "the first step's 6 rollouts",
     ):
         assert text in told
-    assert "rewards: block_1 0.00, block_2 0.00, block_3 0.00" in told
-    assert "block_1: NO answer earns anything, mean 0.000" in told
+    assert "rewards: 0.00, 0.00, 0.00" in told
+    assert "block_1: 0% earn something, mean 0.000" in told
     assert "Task.demonstration and --warm-steps" in told
     assert "first rollouts:" in told and "token/s" in told, (
         "a bar shows life before the first step has ended"

@@ -76,8 +76,9 @@ def train_one(
 ) -> None:
     """Train one method. What goes wrong names it."""
     if method not in ADVANTAGES:
-        fix = "add it to vpo.ADVANTAGES outside of __main__, or take --jobs 1"
-        raise UserError(f"--jobs {config.jobs}: a process does not know the method {method}; {fix}")
+        problem = f"a process does not know the method {method}"
+        advice = "add it to vpo.ADVANTAGES outside of __main__, or take --jobs 1"
+        raise UserError(f"--jobs {config.jobs}: {problem}; {advice}")
     try:
         with explain_machine():
             train_method(method, config, task or task_of(config), position)
@@ -125,8 +126,10 @@ def run_all(
         futures = {name: pool.submit(function, *own) for name, own in arguments.items()}
         try:
             for i, future in enumerate(as_completed(futures.values()), start=1):
-                if future.exception() and i < len(futures):
-                    tell_failure(future.exception())
+                error = future.exception()
+                is_killed = isinstance(error, BrokenProcessPool)  # which ends them all
+                if error and not is_killed and i < len(futures):
+                    tqdm.write(f"{error!r:.300}; the others go on", sys.stderr)
                 if bar is not None:
                     bar.update(bar.total // len(futures))
             return {name: future.result() for name, future in futures.items()}
@@ -137,16 +140,7 @@ def run_all(
             if isinstance(error, KeyboardInterrupt):
                 raise
             reason = "maybe for want of memory, or of open files (ulimit -n)"
-            told = f"a process was killed, {reason}; go on with --resume"
-            raise UserError(told) from error
-
-
-def tell_failure(error: BaseException) -> None:
-    """Say at once what one of several processes raised. A killed one ends them all."""
-    if isinstance(error, BrokenProcessPool):
-        raise error
-    text = str(error) if isinstance(error, UserError) else repr(error)
-    tqdm.write(f"{text:.300}; the others go on", sys.stderr)
+            raise UserError(f"a process was killed, {reason}; go on with --resume") from error
 
 
 def begin(lock: Any, device: str, share: float) -> None:

@@ -19,7 +19,6 @@ from vpo import Scored
 
 LOGS = ("metrics", "samples", "snapshots", "evaluations")
 SHOWN = ("reward", "diversity", "W@m")  # metrics beside the progress bar
-FAR_LARGER = 100  # times another objective
 SILENT_STEPS = 10  # without a signal, after which a user is told
 
 
@@ -52,8 +51,6 @@ class MethodLog:
         row["tokens_per_second"] = row["tokens"] / row["seconds"]
         if step == 1 and not self.config.is_tiny:
             show_first_step(self.method, self.config, self.task, example["best"], row)
-        if step == 1 and example:
-            tell_scales(self.method, example)
         self.tell_no_signal(step, row)
         append(self.folder / "metrics.jsonl", {"step": step} | row)
         if step % 10 == 1 or step == self.config.steps:
@@ -81,14 +78,11 @@ class MethodLog:
     def tell_no_signal(self, step: int, row: dict[str, float]) -> None:
         """Say once that learning has stopped."""
         self.silent_steps = 0 if row["signal"] else self.silent_steps + 1
-        if self.silent_steps == SILENT_STEPS and not self.has_told:
-            self.has_told = True
-            print(
-                f"\n{self.method}: no signal in {SILENT_STEPS} steps, step {step}: the rollouts of each group earn "
-                f"the same. Of all slots {row['answers']:.0%} hold a distinct answer, {row['earned']:.0%} earn "
-                "something (docs/faq.md)",
-                file=sys.stderr,
-            )
+        if self.silent_steps < SILENT_STEPS or self.has_told:
+            return
+        self.has_told = True
+        message = f"no signal in {SILENT_STEPS} steps, step {step}: the rollouts of each group earn the same"
+        print(f"\n{self.method}: {message}; {shares(row)} (docs/faq.md)", file=sys.stderr)
 
 
 def sample_record(
@@ -116,6 +110,11 @@ def snapshot_steps(config: Config) -> set[int]:
     return {config.steps - round(i * (config.steps - 1) / gaps) for i in range(n)}
 
 
+def shares(row: dict[str, float]) -> str:
+    """How many of the answers that were asked for are there, and earn something."""
+    return f"of all slots {row['answers']:.0%} hold a distinct answer, {row['earned']:.0%} earn something"
+
+
 def show_first_step(
     method: str, config: Config, task: Task, best: dict, row: dict[str, float]
 ) -> None:
@@ -126,39 +125,22 @@ def show_first_step(
         f"the best of the first step's {row['rollouts']} rollouts:",
         best["text"][:1000],
     ]
-    names = task.objectives or [str(i + 1) for i in range(len(best["rewards"][0]))]
     for vector in best["rewards"]:
-        shown = [f"{name} {value:.2f}" for name, value in zip(names, vector, strict=True)]
-        lines.append(f"rewards: {', '.join(shown)}")
+        lines.append(f"rewards: {', '.join(f'{value:.2f}' for value in vector)}")
     lines.append(
-        f"of all slots {row['answers']:.0%} hold a distinct answer, {row['earned']:.0%} earn something; "
-        f"{row['cut_off']:.0%} of the rollouts were cut off (--max-new-tokens {config.max_new_tokens} "
-        "per answer)"
+        f"{shares(row)}; {row['cut_off']:.0%} of the rollouts were cut off (--max-new-tokens)"
     )
     for name in task.objectives:
-        share = row[f"earned_{name}"]
-        what = f"{share:.0%} earn something" if share else "NO answer earns anything"
-        lines.append(f"{name}: {what}, mean {row[f'reward_{name}']:.3f}")
+        share, mean = row[f"earned_{name}"], row[f"reward_{name}"]
+        lines.append(f"{name}: {share:.0%} earn something, mean {mean:.3f}")
     if not all(row[f"earned_{name}"] for name in task.objectives):
         lines.append(
-            "what no answer earns is not learnt: show an example that earns it in Task.prompt, or imitate some "
-            "first (Task.demonstration and --warm-steps)"
+            "what no answer earns is not learnt: show an example in Task.prompt, or imitate some first "
+            "(Task.demonstration and --warm-steps)"
         )
-    if not row["answers"]:
-        lines.append(f"{method}: no answer can be read; does the prompt ask for the form?")
     if config.device == "cuda":
         lines.append(f"the first step took {peak_memory():.1f} GiB at most")
     print("\n".join(lines), file=sys.stderr)
-
-
-def tell_scales(method: str, example: dict) -> None:
-    """Tell of rewards that are a hundred times smaller than others."""
-    vectors = torch.tensor([each["rewards"] for each in example["rollouts"]])  # (G, m, k)
-    largest = vectors.abs().amax((0, 1))  # (k)
-    ratio = largest.max() / largest[largest > 0].min() if largest.any() else 1
-    if ratio >= FAR_LARGER:
-        what = f"one reward is {ratio:.0f} times another, which hardly counts"
-        print(f"{method}: {what}; scale all objectives alike", file=sys.stderr)
 
 
 def peak_memory() -> float:

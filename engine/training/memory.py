@@ -41,12 +41,8 @@ def fill_card(config: Config, policy: Policy, task: Task, free: int) -> None:
     fitting = int(free // (stays + PROCESS_BYTES))
     if fitting < jobs_of(config):
         sizes = f"a method keeps {stays / GIB:.1f} GiB, {free / GIB:.1f} GiB of the card are free"
-        fix = "take a smaller --model"
-        if fitting:
-            fix = f"take --jobs {fitting}"
-        elif not config.lora_rank:
-            fix = "take --lora-rank 16 or a smaller --model"
-        raise UserError(f"--jobs {jobs_of(config)}, --model {config.model}: {sizes}; {fix}")
+        advice = f"take --jobs {fitting}" if fitting else "take --lora-rank 16 or a smaller --model"
+        raise UserError(f"--jobs {jobs_of(config)}, --model {config.model}: {sizes}; {advice}")
     if not config.jobs:
         roomy = int(free // (stays + PROCESS_BYTES + WORKING_BYTES))
         most = len(config.method) if n <= SMALL and are_known(config) else 1
