@@ -202,11 +202,7 @@ def random_generator(seed: int, step: int, purpose: str) -> torch.Generator:
 
 
 def rollout_length(task: Task, m: int, max_new_tokens: int) -> int:
-    """New tokens that a rollout of m answers may take.
-
-    Args:
-        max_new_tokens: of an answer; 0: what the tiny model's longest answer needs.
-    """
+    """New tokens of a rollout of m answers. `max_new_tokens` is of an answer; 0: as the tiny model needs."""
     if max_new_tokens:
         return m * max_new_tokens
     return m * (task.answer_words + 2) + 1  # two tags for each answer, and the EOS
@@ -229,10 +225,7 @@ class StopRule:
         self.can_end: dict[int, bool] = {}  # token id -> whether it can end an answer
 
     def __call__(self, tokens: Tensor, is_alive: Tensor) -> Tensor:
-        """Which of the rollouts that are alive (B) have their m answers: tokens (B, t) -> (B) bool.
-
-        All are on the CPU.
-        """
+        """Which live rollouts (B) have their m answers: tokens (B, t) on the CPU -> (B) bool."""
         has_stopped = torch.zeros_like(is_alive)
         newest = torch.where(is_alive, tokens[:, -1], -1).tolist()
         rows = [row for row, token in enumerate(newest) if token >= 0 and self.may_end(token)]
@@ -347,10 +340,7 @@ def sample(
     """Sample G rollouts of every prompt, up to an EOS, the stop rule or max_new_tokens.
 
     Every rollout and position has a random number of its own. So the tokens do not depend on how
-    many rollouts are decoded at a time.
-
-    Args:
-        decode: `decode`, or another function with its arguments and result.
+    many rollouts are decoded at a time. `fast.sample` gives another `decode`.
     """
     # 1. the prompts, and a random number for every token
     P = len(prompts)

@@ -114,11 +114,7 @@ def train_step(
 
 
 def train_method(method: str, config: Config, task: Task, position: int = 0) -> None:
-    """Train one method from its newest checkpoint, or from the start model.
-
-    Args:
-        position: of its bar on the screen.
-    """
+    """Train one method from its newest checkpoint, or from the start model. Its bar has a position."""
     folder = Path(config.out) / method
     policy, reference, optimizer, step = checkpoints.load(config, task, folder)
     state = TrainState(policy, reference, optimizer, peak_rate(config, method), step)
@@ -364,8 +360,7 @@ def main(argv: list[str] | None = None) -> None:
     if config.eval_problems:
         evaluate([out], EvalFlags(device=config.device, jobs=jobs_of(config)))
         return
-    folders = [f"{out}/{method}/checkpoint-{config.steps:06d}" for method in config.method]
-    print(f"checkpoints: {', '.join(folders)}")
+    print(f"checkpoints: {out}/METHOD/checkpoint-{config.steps:06d}")
     print(f"table and figures: python eval.py {out}")
 
 

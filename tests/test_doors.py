@@ -232,7 +232,7 @@ def test_a_method_joins_with_the_flags_of_the_run(run, capsys):
     """None of them is repeated; and without evaluation the checkpoints are named."""
     train.main(["--out", "run", "--method", "multi_rlvr", "--eval-problems", "0"])
     out = capsys.readouterr().out
-    assert "run/multi_rlvr/checkpoint-000002" in out and "python eval.py run" in out
+    assert "run/METHOD/checkpoint-000002" in out and "python eval.py run" in out
     assert load_run(run).config.method == ["grpo", "vpo", "multi_rlvr"]
     same = ["--lr", "vpo=2.5e-4", "--eval-problems", "0"]
     train.main(["--out", "run", "--resume", *same])

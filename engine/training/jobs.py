@@ -53,11 +53,9 @@ def train_methods(train_method: TrainMethod, config: Config, task: Task) -> None
     print(f"{', '.join(methods)} on {config.device}; gradient: {gradient}", file=sys.stderr)
     gc.collect()  # the start model: one whose layers are computed again refers to itself
     jobs = jobs_of(config)
-    work = {}
-    for position, method in enumerate(methods):
-        if jobs == 1:
-            work[method] = (train_method, method, config, task, 0)
-        else:  # the process loads the task itself
+    work = {method: (train_method, method, config, task, 0) for method in methods}
+    if jobs > 1:  # each process loads the task itself, and has its bar below the others
+        for position, method in enumerate(methods):
             work[method] = (train_method, method, config, None, position)
     way_on = f"go on with: python {sys.argv[0]} --resume --out {out}"
     try:
@@ -102,10 +100,8 @@ def run_all(
 ) -> dict[str, Any]:
     """Call a function with each of several arguments, at most `jobs` at a time, each in a process.
 
-    Args:
-        arguments: name -> arguments of its call.
-        device: where the processes compute. They get equal shares of a card's free memory.
-        bar: advances with every call that a process has done.
+    Processes on a card get equal shares of its free memory. The bar advances with every call that
+    a process has done.
 
     Returns:
         name -> what the function returned.
@@ -144,11 +140,7 @@ def run_all(
 
 
 def begin(lock: Any, device: str, share: float) -> None:
-    """What a process does first.
-
-    Args:
-        share: of the card's memory, which it may take.
-    """
+    """What a process does first. It may take a share of the card's memory."""
     # Both reach the parent, which ends its processes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

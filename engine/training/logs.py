@@ -23,12 +23,7 @@ SILENT_STEPS = 10  # without a signal, after which a user is told
 
 
 class MethodLog:
-    """The logs of one method's training.
-
-    Args:
-        step: the steps that its newest checkpoint has; later ones are cut off, so that none is logged
-            twice.
-    """
+    """The logs of one method's training, cut off after the step of its newest checkpoint."""
 
     def __init__(self, method: str, config: Config, task: Task, step: int):
         self.method = method
@@ -164,16 +159,12 @@ def open_tracker(name: str, folder: Path, done: int) -> Callable[[dict[str, floa
     if name == "wandb":
         import wandb
 
-        id_file = folder / "wandb-id"
-        if not (done and id_file.exists()):
+        name = f"{folder.parent.name}-{folder.name}"
+        id_file = folder / "wandb-id"  # by which a resume goes on with the run
+        if done == 0 or not id_file.exists():
             id_file.write_text(secrets.token_hex(4), "utf-8")
-        run = wandb.init(
-            project="vpo",
-            name=f"{folder.parent.name}-{folder.name}",
-            id=id_file.read_text("utf-8"),
-            resume="allow",
-            dir=str(folder),
-            reinit=True,
-        )
-        return run.log
+        id = id_file.read_text("utf-8")
+        return wandb.init(
+            project="vpo", name=name, id=id, resume="allow", dir=str(folder), reinit=True
+        ).log
     return lambda metrics, step: None

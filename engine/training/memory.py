@@ -29,12 +29,10 @@ def free_memory() -> int:
 def fill_card(config: Config, policy: Policy, task: Task, free: int) -> None:
     """Give `auto` its numbers and --jobs its default. Raises UserError if the weights do not fit.
 
-    Args:
-        policy: the start model, which is on the card, but leaves before the training begins.
-        free: bytes of the card that are free beside it.
+    `free` bytes of the card are free beside the policy, the start model.
     """
     n = policy.model.num_parameters()
-    free += n * policy.model.dtype.itemsize
+    free += n * policy.model.dtype.itemsize  # it leaves before the training begins
     stays = resident(config, policy)
 
     # 1. methods side by side
