@@ -358,9 +358,9 @@ def sample(
         for first in range(0, P, at_once):
             part = slice(first, first + at_once)
             L = max(lengths[part])
-            own_uniform = uniform[part].flatten(0, 1)  # (B, T)
+            part_uniform = uniform[part].flatten(0, 1)  # (B, T)
             # -L: cuts padding that only other prompts need.
-            batches.append(decode(policy, ids[part, -L:], lengths[part], own_uniform, options))
+            batches.append(decode(policy, ids[part, -L:], lengths[part], part_uniform, options))
 
     # 3. all of them, as wide as the longest, and their texts
     n_sampled = torch.cat([batch.lengths for batch in batches]).tolist()
@@ -368,8 +368,8 @@ def sample(
     tokens = torch.cat([batch.tokens for batch in batches])[:, :T]  # on the CPU
     logprobs = torch.cat([batch.logprobs for batch in batches])[:, :T]
     if not logprobs.isfinite().all():
-        fix = "try a lower --lr, a higher --temperature or another --model"
-        raise UserError(f"the logits are not finite; {fix}")
+        advice = "try a lower --lr, a higher --temperature or another --model"
+        raise UserError(f"the logits are not finite; {advice}")
     ended = torch.cat([batch.ended for batch in batches]).tolist()
     texts = []
     for row, length in zip(tokens, n_sampled, strict=True):
@@ -477,11 +477,11 @@ def head_logprobs(
     logprobs = []
     entropies = []
     for chunk in torch.arange(len(hidden), device=hidden.device).split(rows):
-        own_logprobs, entropy = checkpoint(
+        chunk_logprobs, chunk_entropies = checkpoint(
             of_chunk, hidden[chunk], targets[chunk], use_reentrant=False, preserve_rng_state=False
         )
-        logprobs.append(own_logprobs)
-        entropies.append(entropy)
+        logprobs.append(chunk_logprobs)
+        entropies.append(chunk_entropies)
     return torch.cat(logprobs), torch.cat(entropies)
 
 
@@ -508,10 +508,10 @@ def token_logprobs(
 
     targets = rollouts.tokens[rows][token_mask]  # (N): the LM head sees sampled tokens alone
     hidden = hidden[token_mask]  # (N, H), of the first rollout's tokens, then of the second's, ...
-    own_logprobs, own_entropy = head_logprobs(model, hidden, targets, temperature)  # (N)
+    flat_logprobs, flat_entropy = head_logprobs(model, hidden, targets, temperature)  # (N)
     zeros = torch.zeros(token_mask.shape, device=ids.device)
-    logprobs = zeros.masked_scatter(token_mask, own_logprobs)  # (B, T) again
-    entropy = zeros.masked_scatter(token_mask, own_entropy)
+    logprobs = zeros.masked_scatter(token_mask, flat_logprobs)  # (B, T) again
+    entropy = zeros.masked_scatter(token_mask, flat_entropy)
     return logprobs, entropy
 
 
@@ -539,8 +539,8 @@ def score(task: Task, problems: list[Problem], answers: list[list[str]], m: int)
     P = len(problems)
     G = len(answers) // P
     pairs = {(p, ""): None for p in range(P)}  # (number of the problem, answer)
-    for row, own_answers in enumerate(answers):
-        pairs |= {(row // G, answer): None for answer in own_answers}
+    for row, row_answers in enumerate(answers):
+        pairs |= {(row // G, answer): None for answer in row_answers}
     vectors = reward_vectors(task, [(problems[p], answer) for p, answer in pairs])
     vector_of = dict(zip(pairs, vectors, strict=True))
     sizes = torch.tensor([len(vector_of[p, ""]) for p in range(P)])  # (P)
@@ -554,18 +554,18 @@ def score(task: Task, problems: list[Problem], answers: list[list[str]], m: int)
     missing_scalar = torch.zeros(P, 1, dtype=torch.float32)
     for p, problem in enumerate(problems):
         missing = torch.full((sizes[p],), task.minimum, dtype=torch.float32)
-        own = missing.repeat(G, m, 1)  # (G, m, k of the problem)
+        filled = missing.repeat(G, m, 1)  # (G, m, k of the problem)
         for g in range(G):
             forms = set()
             for j, answer in enumerate(answers[p * G + g]):
-                own[g, j] = torch.tensor(vector_of[p, answer], dtype=torch.float32)
+                filled[g, j] = torch.tensor(vector_of[p, answer], dtype=torch.float32)
                 with with_note(f"Task.canonical of problem {problem.id!r}, answer {answer!r:.80}"):
                     form = str(task.canonical(problem, answer))
                 answer_mask[p, g, j] = True
                 repeat_mask[p, g, j] = form in forms
                 forms.add(form)
-        rewards[p, :, :, : sizes[p]] = own
-        scalars[p] = task_scalars(task, own)
+        rewards[p, :, :, : sizes[p]] = filled
+        scalars[p] = task_scalars(task, filled)
         missing_scalar[p] = task_scalars(task, missing)
     objective_mask = torch.arange(k) < sizes[:, None]  # (P, k)
     return Scored(

@@ -92,11 +92,9 @@ def check_context(model: PreTrainedModel, L: int, max_new_tokens: int) -> None:
     config = model.config.get_text_config()
     context = getattr(config, "max_position_embeddings", None) or math.inf
     rope = getattr(config, "rope_parameters", None) or {}
-    for part in (rope, *rope.values()):
-        if isinstance(part, dict) and "long_factor" in part:
-            # Beyond it all positions are turned anew, and those of the cache would not follow.
-            original = part.get("original_max_position_embeddings")
-            context = original or config.original_max_position_embeddings
+    if "long_factor" in rope:  # beyond it all positions are turned anew, but not those of the cache
+        original = rope.get("original_max_position_embeddings")
+        context = original or config.original_max_position_embeddings
     needed = L + max_new_tokens
     if needed > context:
         raise UserError(

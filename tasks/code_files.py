@@ -115,8 +115,8 @@ def _check_references(place: str, problems: list[dict], judge: Judge) -> None:
             continue
         test = problem["tests"][passed.index(False)]
         reason = "it may need a package, or more than --seconds or --memory-mb"
-        what = f"field reference: fails {test!r:.60}; {reason} (docs/sandbox.md)"
-        raise UserError(f"{place}, problem {problem['id']}, {what}")
+        message = f"field reference: fails {test!r:.60}; {reason} (docs/sandbox.md)"
+        raise UserError(f"{place}, problem {problem['id']}, {message}")
 
 
 def read_problems(path: str, flag: str = "--data") -> list[dict]:

@@ -63,8 +63,8 @@ def load_optimizer(optimizer: MasterWeightAdamW, folder: Path) -> None:
     except Exception as error:  # of a damaged file there are many kinds
         if is_out_of_memory(error):
             raise
-        fix = f"delete the folder {folder}, and --resume does without it"
-        raise UserError(f"{path}: missing or damaged ({error!s:.100}); {fix}") from error
+        advice = f"delete the folder {folder}, and --resume does without it"
+        raise UserError(f"{path}: missing or damaged ({error!s:.100}); {advice}") from error
 
 
 def save(

@@ -34,7 +34,7 @@ class MethodLog:
             cut_log(self.folder / f"{name}.jsonl", step or -1)  # at step 0 nothing is kept
         self.track = open_tracker(config.log, self.folder, step)
         self.silent_steps = 0
-        self.has_told = False
+        self.has_warned = False
         if config.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
 
@@ -73,9 +73,9 @@ class MethodLog:
     def tell_no_signal(self, step: int, row: dict[str, float]) -> None:
         """Say once that learning has stopped."""
         self.silent_steps = 0 if row["signal"] else self.silent_steps + 1
-        if self.silent_steps < SILENT_STEPS or self.has_told:
+        if self.silent_steps < SILENT_STEPS or self.has_warned:
             return
-        self.has_told = True
+        self.has_warned = True
         message = f"no signal in {SILENT_STEPS} steps, step {step}: the rollouts of each group earn the same"
         print(f"\n{self.method}: {message}; {shares(row)} (docs/faq.md)", file=sys.stderr)
 
@@ -107,7 +107,7 @@ def snapshot_steps(config: Config) -> set[int]:
 
 def shares(row: dict[str, float]) -> str:
     """How many of the answers that were asked for are there, and earn something."""
-    return f"of all slots {row['answers']:.0%} hold a distinct answer, {row['earned']:.0%} earn something"
+    return f"of all places {row['answers']:.0%} hold a distinct answer, {row['earned']:.0%} earn something"
 
 
 def show_first_step(

@@ -33,8 +33,6 @@ from rollout import (
     token_logprobs,
 )
 
-# train.demonstrations: the prompts and texts that a step of the warm-up imitates
-Demonstrations = Callable[..., tuple[list[str], list[str]]]
 PROBES = ["Hi", "Paint it!"]  # prompts that differ in their lengths
 CHECKED = 3  # steps of the warm-up whose demonstrations are read before it begins
 
@@ -91,7 +89,7 @@ def nats_off(policy: Policy) -> float:
     return max(difference.mean().item() for difference in differences)
 
 
-def start_policy(config: Config, task: Task, demonstrations: Demonstrations) -> Policy:
+def start_policy(config: Config, task: Task, demonstrations: Callable) -> Policy:
     """The model that all methods start from, before the SFT warm-up.
 
     It is tried with the task's longest prompts and first demonstrations, before minutes are spent.
@@ -134,7 +132,7 @@ def start_policy(config: Config, task: Task, demonstrations: Demonstrations) -> 
 
 
 def write_start(
-    policy: Policy, task: Task, config: Config, warm_up: Callable, demonstrations: Demonstrations
+    policy: Policy, task: Task, config: Config, warm_up: Callable, demonstrations: Callable
 ) -> None:
     """Write the start of all methods, after the SFT warm-up, into the run.
 
@@ -171,7 +169,7 @@ def can_be_loaded(folder: Path, task: Task) -> bool:
 
 
 def warm_up_key(
-    policy: Policy, task: Task, config: Config, warm_up: Callable, demonstrations: Demonstrations
+    policy: Policy, task: Task, config: Config, warm_up: Callable, demonstrations: Callable
 ) -> str:
     """A digest of all that shapes a warm-up. The first demonstrations stand for a task without files."""
     recipe = [torch.__version__, torch.get_num_threads(), config.device, config.seed]
