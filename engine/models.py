@@ -100,12 +100,13 @@ def load_hugging_face(name: str, dtype: str) -> tuple[PreTrainedModel, PreTraine
             model.load_adapter(name, is_trainable=True)
             for adapter in model.peft_config.values():
                 adapter.base_model_name_or_path = config.name_or_path  # peft reads it to save
-    wrong = [*report["missing_keys"], *(entry[0] for entry in report["mismatched_keys"])]
+    mismatched = [entry[0] for entry in report["mismatched_keys"]]
+    wrong = sorted([*report["missing_keys"], *mismatched])
     if wrong:
-        raise UserError(
-            f"--model {name}: incomplete, its files lack {min(wrong)} and {len(wrong) - 1} more, or "
-            f"have them in another size; {_remedy(name)}"
+        problem = (
+            f"its files lack {wrong[0]} and {len(wrong) - 1} more, or have them in another size"
         )
+        raise UserError(f"--model {name}: incomplete, {problem}; {_remedy(name)}")
     return model.eval(), tokenizer
 
 
@@ -165,23 +166,19 @@ def _explained(name: str) -> Iterator[None]:
             reason = "it needs code of its own, which is not run here"
             advice = "choose a model whose code is in transformers"
         elif not Path(name).exists():
-            advice = (
-                "no such folder or model of the Hub, no connection (HF_HUB_OFFLINE?), or it is gated: "
-                "`hf auth login`"
-            )
+            advice = "no such folder or Hub model, no connection, or it is gated: `hf auth login`"
         else:
             _check_files(name)
-            advice = (
-                "its files can be read, so install what it lacks, or try another transformers than "
-                f"{transformers.__version__}"
-            )
+            version = transformers.__version__
+            advice = f"install what it lacks, or try another transformers than {version}"
         raise UserError(f"--model {name}: cannot be loaded ({reason}); {advice}") from error
 
 
 def _check_files(name: str) -> None:
     """Raise UserError for a file of a checkpoint that is missing or damaged. The weights are not read."""
     folder = Path(name)
-    paths = {folder / (ADAPTER_FILE if is_adapter(name) else "config.json")}
+    kind = ADAPTER_FILE if is_adapter(name) else "config.json"
+    paths = {folder / kind}
     if _belongs_to_run(name):  # it has the files of the run's start
         start = folder.parent.parent / "start"
         paths |= {folder / path.name for path in start.glob("tokenizer*.json")}
@@ -194,10 +191,8 @@ def _check_files(name: str) -> None:
                 with safe_open(path, "pt"):  # which looks at its size
                     pass
         except (FileNotFoundError, ValueError, SafetensorError) as error:
-            reason = f"{path.name} is missing or damaged: {error}"
-            raise UserError(
-                f"--model {name}: cannot be loaded ({reason}); {_remedy(name)}"
-            ) from error
+            problem = f"cannot be loaded ({path.name} is missing or damaged: {error})"
+            raise UserError(f"--model {name}: {problem}; {_remedy(name)}") from error
 
 
 def _remedy(name: str) -> str:

@@ -29,10 +29,8 @@ def chat_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
         if text.strip() not in chat:
             raise ValueError("it leaves out what the user says")
     except Exception as error:  # Jinja has many kinds
-        name = tokenizer.name_or_path
-        raise UserError(
-            f"--model {name}: its chat template cannot be used ({error!s:.200})"
-        ) from error
+        problem = f"its chat template cannot be used ({error!s:.200})"
+        raise UserError(f"--model {tokenizer.name_or_path}: {problem}") from error
     return chat
 
 
@@ -109,7 +107,5 @@ def check_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: 
     rows = model.get_input_embeddings().weight.shape[0]
     if ids and max(ids) >= rows:
         token = tokenizer.convert_ids_to_tokens(max(ids))
-        raise UserError(
-            f"--model {tokenizer.name_or_path}: a text holds the token {token!r}, which is none of the "
-            f"model's {rows}; write it in another way"
-        )
+        problem = f"a text holds the token {token!r}, which is none of the model's {rows}"
+        raise UserError(f"--model {tokenizer.name_or_path}: {problem}; write it in another way")

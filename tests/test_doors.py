@@ -182,7 +182,7 @@ def test_a_refused_command_changes_nothing(run, capsys):
         "--out new --max-new-tokens 4000 --task toy": "need a context",
         "--out new --model run": "--model run: a run folder; name a checkpoint in it",
         "--out new --model ./rum": "--model ./rum: cannot be loaded",
-        "--out new --model /no/such": "no such folder or model of the Hub",
+        "--out new --model /no/such": "no such folder or Hub model",
     }
     for arguments, message in refused.items():
         fails(arguments.split(), capsys, message)

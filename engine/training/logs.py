@@ -19,7 +19,7 @@ from vpo import Scored
 
 LOGS = ("metrics", "samples", "snapshots", "evaluations")
 SHOWN = ("reward", "diversity", "W@m")  # metrics beside the progress bar
-SILENT_STEPS = 10  # without a signal, after which a user is told
+SILENT_STEPS = 10  # without a signal, after which a user hears of it
 
 
 class MethodLog:
@@ -121,13 +121,14 @@ def show_first_step(
         best["text"][:1000],
     ]
     for vector in best["rewards"]:
-        lines.append(f"rewards: {', '.join(f'{value:.2f}' for value in vector)}")
+        numbers = [f"{value:.2f}" for value in vector]
+        lines.append(f"rewards: {', '.join(numbers)}")
     lines.append(
         f"{shares(row)}; {row['cut_off']:.0%} of the rollouts were cut off (--max-new-tokens)"
     )
     for name in task.objectives:
-        share, mean = row[f"earned_{name}"], row[f"reward_{name}"]
-        lines.append(f"{name}: {share:.0%} earn something, mean {mean:.3f}")
+        share = row[f"earned_{name}"]
+        lines.append(f"{name}: {share:.0%} earn something, mean {row[f'reward_{name}']:.3f}")
     if not all(row[f"earned_{name}"] for name in task.objectives):
         lines.append(
             "what no answer earns is not learnt: show an example in Task.prompt, or imitate some first "

@@ -81,7 +81,8 @@ def nats_off(policy: Policy) -> float:
     update, _ = token_logprobs(policy.model, rollouts, rows, temperature=1.0)  # (4, T)
     differences = [(update - rollouts.logprobs).abs()]
     for row, tokens in enumerate(rollouts.tokens):
-        prompt = rollouts.prompt_ids[row // 2][-rollouts.prompt_lengths[row // 2] :]
+        p = row // 2
+        prompt = rollouts.prompt_ids[p, -rollouts.prompt_lengths[p] :]
         logits = policy.model(torch.cat([prompt, tokens])[None]).logits[0].float()
         log_p = torch.log_softmax(logits[len(prompt) - 1 : -1], -1)  # (T, V)
         plain = log_p.gather(1, tokens[:, None])[:, 0]
