@@ -43,7 +43,8 @@ from engine.tasks import check_text, prompt_of, reward_vectors, task_scalars
 from rewards import MAX_ANSWERS, Problem, Task, UserError, parse_answers
 from vpo import Scored
 
-COMPACT_BELOW = 0.8  # share of rollouts that go on; below it those that ended leave the batch
+# Drop ended rollouts once fewer than this share are alive; dropping copies the cache.
+COMPACT_BELOW = 0.8
 NEGLIGIBLE = -21.0  # no token of a smaller log-probability is drawn; see `draw`
 LEAST_LOGPROB = -1e4  # in an entropy, in place of -inf
 HEAD_BYTES = 2**27  # of the float32 logits that the LM head makes at a time
@@ -125,7 +126,7 @@ def encode_prompts(
 
 
 def encode(policy: Policy, text: str, special: bool) -> list[int]:
-    """Token ids of a text, with the tokenizer's special tokens if asked, but for an EOS at the end."""
+    """Token ids of a text. `special` adds the tokenizer's special tokens, but no EOS."""
     check_text(text, "the text")
     ids = policy.tokenizer(text, add_special_tokens=special)["input_ids"]
     if special and len(ids) > 1 and ids[-1] in policy.eos_ids:
@@ -134,9 +135,8 @@ def encode(policy: Policy, text: str, special: bool) -> list[int]:
     # The tiny model's tokenizer turns an unknown word into padding.
     if policy.is_tiny and policy.tokenizer.pad_token_id in ids:
         word = text.split()[ids.index(policy.tokenizer.pad_token_id)]
-        raise UserError(
-            f"--model tiny: the word {word!r} of {text!r:.100} is not in Task.words; add it there"
-        )
+        problem = f"the word {word!r} of {text!r:.100} is not in Task.words"
+        raise UserError(f"--model tiny: {problem}; add it there")
     return ids
 
 
