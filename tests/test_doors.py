@@ -534,7 +534,7 @@ def test_a_reward_that_raises_shows_its_traceback_and_where(capsys):
     ("old", "new", "message"),
     [
         ('("red", "green")', '("red", "blue")', "the word 'green' of"),
-        ('"green")\n    answer', '"red apple")\n    answer', "'red apple' of task letters must be"),
+        ('"green")\n    answer', '"green apple")\n    answer', "the word 'green' of"),
         ('return "red"', 'return "rad"', "the word 'rad' of"),
     ],
 )

@@ -123,10 +123,8 @@ def start_policy(config: Config, task: Task, demonstrations: Callable) -> Policy
         rollouts = rollouts_of_texts(policy, *demonstrations(policy, task, config, step))
         n_tokens = max(rollouts.lengths)
         if policy.is_tiny and step == 0 and n_tokens > rollout_length(task, 1, 0):
-            raise UserError(
-                f"task {task.name}: a demonstration takes {n_tokens} tokens, answer_words = "
-                f"{task.answer_words} and 3 are fewer; raise answer_words"
-            )
+            problem = f"a demonstration takes {n_tokens} tokens, and answer_words + 3 are fewer"
+            raise UserError(f"task {task.name}: {problem}; raise answer_words")
     if config.device == "cuda":
         fill_card(config, policy, task, free_memory())
     return policy
