@@ -43,7 +43,8 @@ from engine.tasks import check_text, prompt_of, reward_vectors, task_scalars
 from rewards import MAX_ANSWERS, Problem, Task, UserError, parse_answers
 from vpo import Scored
 
-COMPACT_BELOW = 0.8  # share of rollouts that go on; below it those that ended leave the batch
+# Drop ended rollouts once fewer than this share are alive; dropping copies the cache.
+COMPACT_BELOW = 0.8
 NEGLIGIBLE = -21.0  # no token of a smaller log-probability is drawn; see `draw`
 LEAST_LOGPROB = -1e4  # in an entropy, in place of -inf
 HEAD_BYTES = 2**27  # of the float32 logits that the LM head makes at a time
@@ -125,7 +126,7 @@ def encode_prompts(
 
 
 def encode(policy: Policy, text: str, special: bool) -> list[int]:
-    """Token ids of a text, with the tokenizer's special tokens if asked, but for an EOS at the end."""
+    """Token ids of a text. `special` adds the tokenizer's special tokens, but no EOS."""
     check_text(text, "the text")
     ids = policy.tokenizer(text, add_special_tokens=special)["input_ids"]
     if special and len(ids) > 1 and ids[-1] in policy.eos_ids:
@@ -134,9 +135,8 @@ def encode(policy: Policy, text: str, special: bool) -> list[int]:
     # The tiny model's tokenizer turns an unknown word into padding.
     if policy.is_tiny and policy.tokenizer.pad_token_id in ids:
         word = text.split()[ids.index(policy.tokenizer.pad_token_id)]
-        raise UserError(
-            f"--model tiny: the word {word!r} of {text!r:.100} is not in Task.words; add it there"
-        )
+        problem = f"the word {word!r} of {text!r:.100} is not in Task.words"
+        raise UserError(f"--model tiny: {problem}; add it there")
     return ids
 
 
@@ -202,11 +202,7 @@ def random_generator(seed: int, step: int, purpose: str) -> torch.Generator:
 
 
 def rollout_length(task: Task, m: int, max_new_tokens: int) -> int:
-    """New tokens that a rollout of m answers may take.
-
-    Args:
-        max_new_tokens: of an answer; 0: what the tiny model's longest answer needs.
-    """
+    """New tokens of a rollout of m answers. `max_new_tokens` is of an answer; 0: as the tiny model needs."""
     if max_new_tokens:
         return m * max_new_tokens
     return m * (task.answer_words + 2) + 1  # two tags for each answer, and the EOS
@@ -229,10 +225,7 @@ class StopRule:
         self.can_end: dict[int, bool] = {}  # token id -> whether it can end an answer
 
     def __call__(self, tokens: Tensor, is_alive: Tensor) -> Tensor:
-        """Which of the rollouts that are alive (B) have their m answers: tokens (B, t) -> (B) bool.
-
-        All are on the CPU.
-        """
+        """Which live rollouts (B) have their m answers: tokens (B, t) on the CPU -> (B) bool."""
         has_stopped = torch.zeros_like(is_alive)
         newest = torch.where(is_alive, tokens[:, -1], -1).tolist()
         rows = [row for row, token in enumerate(newest) if token >= 0 and self.may_end(token)]
@@ -347,10 +340,7 @@ def sample(
     """Sample G rollouts of every prompt, up to an EOS, the stop rule or max_new_tokens.
 
     Every rollout and position has a random number of its own. So the tokens do not depend on how
-    many rollouts are decoded at a time.
-
-    Args:
-        decode: `decode`, or another function with its arguments and result.
+    many rollouts are decoded at a time. `fast.sample` gives another `decode`.
     """
     # 1. the prompts, and a random number for every token
     P = len(prompts)
@@ -368,9 +358,9 @@ def sample(
         for first in range(0, P, at_once):
             part = slice(first, first + at_once)
             L = max(lengths[part])
-            own_uniform = uniform[part].flatten(0, 1)  # (B, T)
+            part_uniform = uniform[part].flatten(0, 1)  # (B, T)
             # -L: cuts padding that only other prompts need.
-            batches.append(decode(policy, ids[part, -L:], lengths[part], own_uniform, options))
+            batches.append(decode(policy, ids[part, -L:], lengths[part], part_uniform, options))
 
     # 3. all of them, as wide as the longest, and their texts
     n_sampled = torch.cat([batch.lengths for batch in batches]).tolist()
@@ -378,7 +368,8 @@ def sample(
     tokens = torch.cat([batch.tokens for batch in batches])[:, :T]  # on the CPU
     logprobs = torch.cat([batch.logprobs for batch in batches])[:, :T]
     if not logprobs.isfinite().all():
-        raise UserError("the logits are not finite; try a lower --lr or a higher --temperature")
+        advice = "try a lower --lr, a higher --temperature or another --model"
+        raise UserError(f"the logits are not finite; {advice}")
     ended = torch.cat([batch.ended for batch in batches]).tolist()
     texts = []
     for row, length in zip(tokens, n_sampled, strict=True):
@@ -486,11 +477,11 @@ def head_logprobs(
     logprobs = []
     entropies = []
     for chunk in torch.arange(len(hidden), device=hidden.device).split(rows):
-        own_logprobs, entropy = checkpoint(
+        chunk_logprobs, chunk_entropies = checkpoint(
             of_chunk, hidden[chunk], targets[chunk], use_reentrant=False, preserve_rng_state=False
         )
-        logprobs.append(own_logprobs)
-        entropies.append(entropy)
+        logprobs.append(chunk_logprobs)
+        entropies.append(chunk_entropies)
     return torch.cat(logprobs), torch.cat(entropies)
 
 
@@ -517,10 +508,10 @@ def token_logprobs(
 
     targets = rollouts.tokens[rows][token_mask]  # (N): the LM head sees sampled tokens alone
     hidden = hidden[token_mask]  # (N, H), of the first rollout's tokens, then of the second's, ...
-    own_logprobs, own_entropy = head_logprobs(model, hidden, targets, temperature)  # (N)
+    flat_logprobs, flat_entropy = head_logprobs(model, hidden, targets, temperature)  # (N)
     zeros = torch.zeros(token_mask.shape, device=ids.device)
-    logprobs = zeros.masked_scatter(token_mask, own_logprobs)  # (B, T) again
-    entropy = zeros.masked_scatter(token_mask, own_entropy)
+    logprobs = zeros.masked_scatter(token_mask, flat_logprobs)  # (B, T) again
+    entropy = zeros.masked_scatter(token_mask, flat_entropy)
     return logprobs, entropy
 
 
@@ -548,8 +539,8 @@ def score(task: Task, problems: list[Problem], answers: list[list[str]], m: int)
     P = len(problems)
     G = len(answers) // P
     pairs = {(p, ""): None for p in range(P)}  # (number of the problem, answer)
-    for row, own_answers in enumerate(answers):
-        pairs |= {(row // G, answer): None for answer in own_answers}
+    for row, row_answers in enumerate(answers):
+        pairs |= {(row // G, answer): None for answer in row_answers}
     vectors = reward_vectors(task, [(problems[p], answer) for p, answer in pairs])
     vector_of = dict(zip(pairs, vectors, strict=True))
     sizes = torch.tensor([len(vector_of[p, ""]) for p in range(P)])  # (P)
@@ -563,18 +554,18 @@ def score(task: Task, problems: list[Problem], answers: list[list[str]], m: int)
     missing_scalar = torch.zeros(P, 1, dtype=torch.float32)
     for p, problem in enumerate(problems):
         missing = torch.full((sizes[p],), task.minimum, dtype=torch.float32)
-        own = missing.repeat(G, m, 1)  # (G, m, k of the problem)
+        filled = missing.repeat(G, m, 1)  # (G, m, k of the problem)
         for g in range(G):
             forms = set()
             for j, answer in enumerate(answers[p * G + g]):
-                own[g, j] = torch.tensor(vector_of[p, answer], dtype=torch.float32)
+                filled[g, j] = torch.tensor(vector_of[p, answer], dtype=torch.float32)
                 with with_note(f"Task.canonical of problem {problem.id!r}, answer {answer!r:.80}"):
                     form = str(task.canonical(problem, answer))
                 answer_mask[p, g, j] = True
                 repeat_mask[p, g, j] = form in forms
                 forms.add(form)
-        rewards[p, :, :, : sizes[p]] = own
-        scalars[p] = task_scalars(task, own)
+        rewards[p, :, :, : sizes[p]] = filled
+        scalars[p] = task_scalars(task, filled)
         missing_scalar[p] = task_scalars(task, missing)
     objective_mask = torch.arange(k) < sizes[:, None]  # (P, k)
     return Scored(

@@ -19,7 +19,6 @@ All flags are fields of `Config` in engine/config.py. All random numbers of step
 seeded by (seed, t). Weights, the optimizer's moments and t are all that a resume needs.
 """
 
-import math
 import random
 import sys
 import time
@@ -104,21 +103,20 @@ def train_step(
     gradient = backward if config.plain else fast.backward  # the same, sooner
     for _ in range(config.updates):
         metrics = gradient(policy, state.reference, rollouts, row_advantages, config)
-        metrics["grad_norm"] = torch.nn.utils.clip_grad_norm_(state.optimizer.weights, 1.0)
-        check_finite(metrics)
+        norm = torch.nn.utils.clip_grad_norm_(state.optimizer.weights, 1.0)
+        if not norm.isfinite():  # an update would ruin the weights
+            problem = f"diverged: loss {metrics['loss']:.3g}, gradient norm {norm:.3g}"
+            raise UserError(f"{problem}; try a lower --lr")
         state.optimizer.step(lr)
         policy.model.zero_grad()
     state.step += 1
+    metrics |= {"lr": lr, "grad_norm": norm}
     metrics |= step_metrics(task, problems, answers, rollouts, scored, advantages, config.m)
-    return metrics | {"lr": lr}, sample_record(prompts, problems, rollouts, scored, advantages)
+    return metrics, sample_record(prompts, problems, rollouts, scored, advantages)
 
 
 def train_method(method: str, config: Config, task: Task, position: int = 0) -> None:
-    """Train one method from its newest checkpoint, or from the start model.
-
-    Args:
-        position: of its bar on the screen.
-    """
+    """Train one method from its newest checkpoint, or from the start model. Its bar has a position."""
     folder = Path(config.out) / method
     policy, reference, optimizer, step = checkpoints.load(config, task, folder)
     state = TrainState(policy, reference, optimizer, peak_rate(config, method), step)
@@ -222,9 +220,9 @@ def step_metrics(
     """What the rollouts of a step say, before the update. W@m is what VPO maximises, for any method."""
     G = advantages.shape[1]
     forms = set()  # the distinct answers of each group
-    for row, own_answers in enumerate(answers):
+    for row, row_answers in enumerate(answers):
         p = row // G
-        forms |= {(p, str(task.canonical(problems[p], answer))) for answer in own_answers}
+        forms |= {(p, str(task.canonical(problems[p], answer))) for answer in row_answers}
     sets = scored.vectors.flatten(0, 1)  # (P * G, m, k) the answers of each rollout
     objective_mask = scored.objective_mask.repeat_interleave(G, 0)
     if sets.shape[1] == 1:  # single answers: m of a prompt's G rollouts form a set
@@ -241,7 +239,7 @@ def step_metrics(
         "W@m": weighted_best_at_k(sets, m, objective_mask).mean(),
         # the mean distance between the reward vectors of two answers to a prompt
         "diversity": diversity(scored.vectors.flatten(1, 2)).mean(),
-        # shares of the slots for answers: distinct in their rollout, in their group, with a reward
+        # shares of the places for answers: distinct in their rollout, in their group, with a reward
         "answers": is_distinct.float().mean(),
         "different": len(forms) / is_distinct.numel(),
         "earned": is_earning.any(-1).float().mean(),
@@ -264,14 +262,6 @@ def micro_batch_rows(rollouts: Rollouts, config: Config) -> int:
         return len(rollouts.tokens)
     width = rollouts.prompt_ids.shape[1] + rollouts.tokens.shape[1]  # padded tokens of a row
     return max(1, config.micro_batch_tokens // width)
-
-
-def check_finite(metrics: dict[str, Tensor]) -> None:
-    """Raise UserError before an update that would ruin the weights."""
-    loss = metrics["loss"].item()
-    norm = metrics["grad_norm"].item()
-    if not (math.isfinite(loss) and math.isfinite(norm)):
-        raise UserError(f"diverged: loss {loss}, gradient norm {norm}; try a lower --lr")
 
 
 def validation_measures(policy: Policy, task: Task, config: Config, m: int) -> dict[str, Tensor]:
@@ -364,8 +354,7 @@ def main(argv: list[str] | None = None) -> None:
     if config.eval_problems:
         evaluate([out], EvalFlags(device=config.device, jobs=jobs_of(config)))
         return
-    folders = [f"{out}/{method}/checkpoint-{config.steps:06d}" for method in config.method]
-    print(f"checkpoints: {', '.join(folders)}")
+    print(f"checkpoints: {out}/METHOD/checkpoint-{config.steps:06d}")
     print(f"table and figures: python eval.py {out}")
 
 

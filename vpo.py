@@ -169,10 +169,8 @@ def set_reward(
     Two specialists, r = (1, 0) and (0, 1), are worth E max(w_1, w_2) = 3/4 together. Two equal
     compromises, r = (1/2, 1/2), are worth 1/2. With the mean inside both sets would be worth 1/2.
 
-    Args:
-        subset: s, rollouts that form a set together; 1 is VPO, more Group VPO.
-
-    The other arguments are those of `set_scores`. Returns (P, G).
+    A set are the answers of s = `subset` rollouts; 1 is VPO, more Group VPO. The other arguments are
+    those of `set_scores`. Returns (P, G).
     """
     utilities = set_scores(rewards, weights, answer_mask, missing_answer_reward)  # (P, G, K)
     return subset_best(utilities, subset).mean(-1)
@@ -388,7 +386,6 @@ def policy_loss(  # noqa: PLR0913 - the public loss: every argument is one symbo
     """PPO-clip with dual clip, plus kl_coef times an estimate of KL(policy || reference policy).
 
     An entropy bonus, entropy_coef times the mean entropy of the policy, is subtracted from the loss.
-
     In the first update after sampling the ratios are 1 up to rounding, and nothing is clipped. Dual
     clip (arXiv 1912.09729) bounds the loss where the advantage is negative. The estimate of KL, k3,
     is x - log x - 1 with x = reference / policy. Its gradient is on average that of

@@ -4,7 +4,6 @@ import contextlib
 import functools
 import io
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,13 +28,10 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from engine.errors import did_you_mean, is_out_of_memory
+from engine.errors import is_out_of_memory
 from rewards import MAX_ANSWERS, Task, UserError
 
-FEW = 8  # tokens without a row that no text may hold, such as that of Gemma 3 for images
 ADAPTER_FILE = "adapter_config.json"  # tells a folder of peft from an ordinary checkpoint
-
-
 PAD = "<pad>"
 EOS = "<eos>"
 
@@ -43,17 +39,13 @@ EOS = "<eos>"
 def tiny_tokenizer(task: Task) -> PreTrainedTokenizerFast:
     """One token per word: special tokens, numbers of answers, tags, then the task's own words."""
     if not task.words:
-        raise UserError(
-            f"--model tiny: task {task.name} has no words for it; take --model FOLDER or a Hub id"
-        )
+        advice = "take --model FOLDER or a Hub id"
+        raise UserError(f"--model tiny: task {task.name} has no words for it; {advice}")
     words = [PAD, EOS]
     words += [f"answers={m}" for m in range(1, MAX_ANSWERS + 1)]
     for i in range(1, MAX_ANSWERS + 1):
         words += [f"<{task.tag}_{i}>", f"</{task.tag}_{i}>"]
     words += task.words
-    for word in words:
-        if not isinstance(word, str) or len(word.split()) != 1:
-            raise UserError(f"--model tiny: {word!r} of task {task.name} must be one word")
     vocabulary = {word: i for i, word in enumerate(dict.fromkeys(words))}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token=PAD))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -91,47 +83,41 @@ def load_hugging_face(name: str, dtype: str) -> tuple[PreTrainedModel, PreTraine
     An adapter's folder brings its start model along.
     """
     config, tokenizer = load_config_and_tokenizer(name)
-    model = _load_weights(name, config, dtype)
-    if is_adapter(name):
-        with _explained(name):
+    with _explained(name):
+        model, report = AutoModelForCausalLM.from_pretrained(
+            config.name_or_path,
+            config=config,
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **_hub_options(name),
+        )
+        if is_adapter(name):
             model.load_adapter(name, is_trainable=True)
-        for own in model.peft_config.values():
-            own.base_model_name_or_path = config.name_or_path  # peft looks into it as it saves
+            for adapter in model.peft_config.values():
+                adapter.base_model_name_or_path = config.name_or_path  # peft reads it to save
+    mismatched = [entry[0] for entry in report["mismatched_keys"]]
+    wrong = sorted([*report["missing_keys"], *mismatched])
+    if wrong:
+        problem = (
+            f"its files lack {wrong[0]} and {len(wrong) - 1} more, or have them in another size"
+        )
+        raise UserError(f"--model {name}: incomplete, {problem}; {_remedy(name)}")
     return model.eval(), tokenizer
 
 
 def load_config_and_tokenizer(name: str) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
     """The small files of a checkpoint. Raises UserError as `load_hugging_face` does."""
+    if (Path(name) / "start").is_dir():
+        advice = f"name a checkpoint in it, such as {name}/vpo/checkpoint-000200"
+        raise UserError(f"--model {name}: a run folder; {advice}")
     if _belongs_to_run(name):
         _check_files(name)
-    else:
-        _check_folder(name)
     source = str(Path(name).parent.parent / "start") if is_adapter(name) else name
     with _explained(name):
-        options = _hub_options(name)
-        fields, _ = PreTrainedConfig.get_config_dict(source, **options)
-        if _drop_wrong_padding(fields):
-            config = AutoConfig.for_model(**fields, name_or_path=source)
-        else:
-            config = AutoConfig.from_pretrained(source, **options)
-        tokenizer = AutoTokenizer.from_pretrained(name, config=config, **options)
-    rows = config.get_text_config().vocab_size
-    if tokenizer.vocab_size > rows + FEW:
-        sizes = f"its tokenizer has {len(tokenizer)} tokens, its embeddings have {rows} rows"
-        raise UserError(f"--model {name}: {sizes}; take the tokenizer that it was trained with")
+        config = AutoConfig.from_pretrained(source, **_hub_options(name))
+        tokenizer = AutoTokenizer.from_pretrained(name, config=config, **_hub_options(name))
     return config, tokenizer
-
-
-def _drop_wrong_padding(fields: dict) -> bool:
-    """Set a pad_token_id that is no row of the embeddings to None. Returns whether there was one."""
-    was_wrong = False
-    for part in (fields, fields.get("text_config") or {}):
-        padding = part.get("pad_token_id")
-        is_token = isinstance(padding, int) and 0 <= padding < part.get("vocab_size", math.inf)
-        if padding is not None and not is_token:
-            part["pad_token_id"] = None
-            was_wrong = True
-    return was_wrong
 
 
 def is_adapter(name: str) -> bool:
@@ -143,41 +129,6 @@ def _belongs_to_run(name: str) -> bool:
     folder = Path(name)
     is_checkpoint = folder.exists() and (folder.parent.parent / "config.json").exists()
     return is_checkpoint or folder.name == "start"
-
-
-def _check_folder(name: str) -> None:
-    """Raise UserError for a folder that holds no checkpoint."""
-    file = Path(name) / "config.json"
-    is_checkpoint = file.is_file() and '"flags"' not in file.read_text("utf-8", "replace")
-    exists = Path(name).exists()
-    is_path = Path(name).is_absolute() or name.startswith((".", "~", "/", "\\"))
-    if is_path and not exists:
-        beside = [other.name for other in Path(name).parent.glob("*")]
-        fix = did_you_mean(Path(name).name, beside) or "; name a folder or a Hub id"
-        raise UserError(f"--model {name}: there is no such folder{fix}")
-    if exists and not is_checkpoint and not is_adapter(name):
-        fix = f"of a run folder name a checkpoint in it, as {name}/vpo/checkpoint-000200"
-        raise UserError(f"--model {name}: no Hugging Face checkpoint; {fix}")
-
-
-def _load_weights(name: str, config: PreTrainedConfig, dtype: str) -> PreTrainedModel:
-    options = _hub_options(name)
-    generation = None
-    with _explained(name):
-        with contextlib.suppress(OSError):  # there is none
-            generation = GenerationConfig.from_pretrained(
-                config.name_or_path, pad_token_id=None, **options
-            )
-        options = options | {"config": config, "generation_config": generation, "dtype": dtype}
-        model, report = AutoModelForCausalLM.from_pretrained(
-            config.name_or_path, output_loading_info=True, ignore_mismatched_sizes=True, **options
-        )
-    mismatched = [entry[0] for entry in report["mismatched_keys"]]
-    wrong = sorted([*report["missing_keys"], *mismatched])
-    if wrong:
-        what = f"its files lack {wrong[0]} and {len(wrong) - 1} more, or have them in another size"
-        raise UserError(f"--model {name}: incomplete, {what}; {_remedy(name)}")
-    return model
 
 
 @functools.cache
@@ -207,42 +158,37 @@ def _explained(name: str) -> Iterator[None]:
         if is_out_of_memory(error):
             raise
         reason = " ".join(str(error).split())[:400] or type(error).__name__
-        fix = f"its files can be read, so try another transformers than {transformers.__version__}"
         if "trust_remote_code" in str(error):
-            reason = "auto_map: it needs code of its own, which is not run here"
-            fix = "choose a model whose code is in transformers"
+            reason = "it needs code of its own, which is not run here"
+            advice = "choose a model whose code is in transformers"
         elif not Path(name).exists():
-            fix = "no such model, no connection (HF_HUB_OFFLINE?), or it is gated: `hf auth login`"
-        elif isinstance(error, ImportError):
-            fix = "install what it lacks"
+            advice = "no such folder or Hub model, no connection, or it is gated: `hf auth login`"
         else:
             _check_files(name)
-        raise UserError(f"--model {name}: cannot be loaded ({reason}); {fix}") from error
+            version = transformers.__version__
+            advice = f"install what it lacks, or try another transformers than {version}"
+        raise UserError(f"--model {name}: cannot be loaded ({reason}); {advice}") from error
 
 
 def _check_files(name: str) -> None:
     """Raise UserError for a file of a checkpoint that is missing or damaged. The weights are not read."""
     folder = Path(name)
     kind = ADAPTER_FILE if is_adapter(name) else "config.json"
-    weights = list(folder.glob("*.safetensors")) or [folder / "model.safetensors"]
-    texts = {folder / kind, folder / "tokenizer_config.json", *folder.glob("*.json")}
-    start = folder.parent.parent / "start"  # of its run
-    texts |= {folder / path.name for path in start.glob("tokenizer*.json")}
-    for path in [*sorted(texts), *weights]:
-        if not path.exists() and not _belongs_to_run(name):
-            continue  # there are other formats
+    paths = {folder / kind}
+    if _belongs_to_run(name):  # it has the files of the run's start
+        start = folder.parent.parent / "start"
+        paths |= {folder / path.name for path in start.glob("tokenizer*.json")}
+    paths |= {*folder.glob("*.json"), *folder.glob("*.safetensors")}
+    for path in sorted(paths):
         try:
-            if path in texts:
+            if path.suffix == ".json":
                 json.loads(path.read_text("utf-8"))
             else:
                 with safe_open(path, "pt"):  # which looks at its size
                     pass
         except (FileNotFoundError, ValueError, SafetensorError) as error:
-            damage = f"damaged: {error}" if path.exists() else "missing"
-            reason = f"{path.name} is {damage}"
-            raise UserError(
-                f"--model {name}: cannot be loaded ({reason}); {_remedy(name)}"
-            ) from error
+            problem = f"cannot be loaded ({path.name} is missing or damaged: {error})"
+            raise UserError(f"--model {name}: {problem}; {_remedy(name)}") from error
 
 
 def _remedy(name: str) -> str:
@@ -262,9 +208,11 @@ def save_model(
     Of the base model's generation settings only the special tokens are kept: the policy was trained
     at a plain temperature, without top-p, top-k or penalties.
     """
-    own = model.generation_config
-    ids = {"bos_token_id": own.bos_token_id, "eos_token_id": own.eos_token_id}
-    model.generation_config = GenerationConfig(pad_token_id=tokenizer.pad_token_id, **ids)
+    model.generation_config = GenerationConfig(
+        bos_token_id=model.generation_config.bos_token_id,
+        eos_token_id=model.generation_config.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -308,8 +256,10 @@ def recompute_layers(model: PreTrainedModel) -> None:
     """Switch on gradient checkpointing that keeps the KV cache, which transformers' own drops."""
     layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
     if not layers:
-        what = f"{type(model).__name__}: cannot compute its layers again"
-        raise UserError(f"{what}; take --no-gradient-checkpointing")
+        kind = type(model).__name__
+        raise UserError(
+            f"{kind}: cannot compute its layers again; take --no-gradient-checkpointing"
+        )
     for layer in layers:
         layer.forward = functools.partial(_checkpointed, layer.forward)
 

@@ -29,8 +29,8 @@ def chat_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
         if text.strip() not in chat:
             raise ValueError("it leaves out what the user says")
     except Exception as error:  # Jinja has many kinds
-        what = f"its chat template cannot be used ({error!s:.200})"
-        raise UserError(f"--model {tokenizer.name_or_path}: {what}") from error
+        problem = f"its chat template cannot be used ({error!s:.200})"
+        raise UserError(f"--model {tokenizer.name_or_path}: {problem}") from error
     return chat
 
 
@@ -89,19 +89,17 @@ def check_context(model: PreTrainedModel, L: int, max_new_tokens: int) -> None:
     """Raise UserError if a prompt of L tokens and new ones are more than a model takes."""
     config = model.config.get_text_config()
     context = getattr(config, "max_position_embeddings", None) or math.inf
-    why = ""
     rope = getattr(config, "rope_parameters", None) or {}
-    for part in (rope, *rope.values()):
-        if isinstance(part, dict) and "long_factor" in part:
-            original = part.get("original_max_position_embeddings")
-            context = original or config.original_max_position_embeddings
-            why = " (beyond it the long RoPE turns all positions anew, those of the cache do not follow)"
+    if "long_factor" in rope:  # beyond it all positions are turned anew, but not those of the cache
+        original = rope.get("original_max_position_embeddings")
+        context = original or config.original_max_position_embeddings
     needed = L + max_new_tokens
     if needed > context:
-        what = f"a prompt of {L} tokens and {max_new_tokens} new ones need a context of {needed}"
-        fewer = "lower --max-new-tokens or --m, " if context > L else ""  # else that would not help
-        fix = f"shorten Task.prompt, {fewer}or take another --model"
-        raise UserError(f"{what}, the model's is {context}{why}; {fix}")
+        raise UserError(
+            f"a prompt of {L} tokens and {max_new_tokens} new ones need a context of {needed}, the "
+            f"model's is {context}; shorten Task.prompt, lower --max-new-tokens or --m, or take "
+            "another --model"
+        )
 
 
 def check_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> None:
@@ -109,5 +107,5 @@ def check_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: 
     rows = model.get_input_embeddings().weight.shape[0]
     if ids and max(ids) >= rows:
         token = tokenizer.convert_ids_to_tokens(max(ids))
-        what = f"a text holds the token {token!r}, which is none of the model's {rows}"
-        raise UserError(f"--model {tokenizer.name_or_path}: {what}; write it in another way")
+        problem = f"a text holds the token {token!r}, which is none of the model's {rows}"
+        raise UserError(f"--model {tokenizer.name_or_path}: {problem}; write it in another way")

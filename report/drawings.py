@@ -6,13 +6,6 @@ from torch import Tensor
 
 from rewards import Fence, Problem, Task
 
-LETTERS = 30  # of an objective's name in a figure
-
-
-def short(name: str) -> str:
-    """An objective's name as figures show it."""
-    return name if len(name) <= LETTERS else f"{name[: LETTERS - 3]}..."
-
 
 class Drawing:
     """Drawings of a task's answers: `class Maze(Drawing, Task)`."""
@@ -31,7 +24,7 @@ class Drawing:
         if not self.objectives:
             return f"mean reward {rewards.mean():.2f}"
         means = rewards.mean(0).tolist()
-        named = zip(map(short, self.objectives), means, strict=True)
+        named = zip(self.objectives, means, strict=True)
         return "mean reward: " + ", ".join(f"{name} {mean:.2f}" for name, mean in named)
 
     def marks(self, problem: Problem, answer: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.evaluations import ONE_ANSWER, Evaluation, Pool, method_of
 from engine.files import read_log
 from report import style
-from report.drawings import Drawing, drawing_of, short
+from report.drawings import Drawing, drawing_of
 from report.looks import Look, look_of, looks_of
 from report.table import Table, clusters_of, start_of
 from rewards import Problem, Task
@@ -206,7 +206,7 @@ def reward_vectors(
     """
     vectors = torch.stack([rewards[index] for rewards in pools.values()])  # (policies, n, k)
     n, k = vectors.shape[1:]
-    labels = [short(name) for name in objectives] or [f"objective {i + 1}" for i in range(k)]
+    labels = objectives or [f"objective {i + 1}" for i in range(k)]
     x = 0
     y = min(1, k - 1)
     if objectives:

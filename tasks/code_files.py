@@ -115,8 +115,8 @@ def _check_references(place: str, problems: list[dict], judge: Judge) -> None:
             continue
         test = problem["tests"][passed.index(False)]
         reason = "it may need a package, or more than --seconds or --memory-mb"
-        what = f"field reference: fails {test!r:.60}; {reason} (docs/sandbox.md)"
-        raise UserError(f"{place}, problem {problem['id']}, {what}")
+        message = f"field reference: fails {test!r:.60}; {reason} (docs/sandbox.md)"
+        raise UserError(f"{place}, problem {problem['id']}, {message}")
 
 
 def read_problems(path: str, flag: str = "--data") -> list[dict]:
@@ -195,12 +195,10 @@ def _check_function(name: Any, field: str) -> None:
 
 def _leetcode(record: dict) -> dict:
     """Fields of LeetCodeDataset that are not HumanEval's. Its prompt is source that stands above a class."""
-    meta = record.get("meta") or {}  # in versions before 0.3.1
-    text = optional_text(record, "problem_description") or optional_text(meta, "question_title")
     return {
-        "text": text or record["prompt"],
+        "text": optional_text(record, "problem_description") or record["prompt"],
         "entry_point": record["entry_point"].removeprefix("Solution()."),
-        "starter": optional_text(record, "starter_code") or optional_text(meta, "lang_code"),
+        "starter": optional_text(record, "starter_code"),
         "before": f"{record['prompt']}\n",
         "reference": optional_text(record, "completion"),
     }

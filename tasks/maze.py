@@ -197,7 +197,7 @@ class Maze(Drawing, Task):
             # Every route has an offset of its own, so that equal parts do not hide each other.
             right = rng.uniform(-0.28, 0.28)
             down = rng.uniform(-0.28, 0.28)
-            path = _without_loops(tiles, self.walk(problem, answer))
+            path = self.walk(problem, answer)
             xs = [cell % self.size + 0.5 + right for cell in path]
             ys = [cell // self.size + 0.5 + down for cell in path]
             axes.plot(xs, ys, color=color, alpha=0.35, lw=1.3, solid_joinstyle="round")
@@ -402,16 +402,3 @@ def _reward_at_exit(tiles: str, entered: Iterable[int]) -> list[float]:
     items = [tiles[cell] for cell in entered]
     gold, diamonds, lava = (items.count(tile) / max(1, tiles.count(tile)) for tile in "GDL")
     return [1.0, gold, diamonds, 1.0 - lava]
-
-
-def _without_loops(tiles: str, path: list[int]) -> list[int]:
-    """A path without its parts that return to a cell and pass no gold or diamond on the way."""
-    kept: list[int] = []
-    for cell in path:
-        if cell in kept:
-            loop_length = kept[::-1].index(cell) + 1
-            loop = [tiles[i] for i in kept[-loop_length:]]
-            if not {"G", "D"} & set(loop[1:]):
-                del kept[-loop_length:]
-        kept.append(cell)
-    return kept

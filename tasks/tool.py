@@ -5,6 +5,7 @@ The reward vector judges the format, the names of the functions, their arguments
 
 import decimal
 import hashlib
+import itertools
 import json
 import re
 
@@ -36,17 +37,16 @@ class Tool(FileTask):
         conversation = text_field(record, "input")
         text = text_field(record, "output")
         output = _without_thoughts(text)
-        calls, is_complete = calls_in(output)
-        if "<tool_call>" in output.lower() and not (calls and is_complete):
-            raise UserError(
-                f"field output: a call is cut off, or no JSON with name and parameters: {output[-60:]!r}"
-            )
+        blocks = all_tagged(output, "tool_call")
+        if output.lower().count("<tool_call>") != len(blocks) or not all(map(parse_calls, blocks)):
+            problem = "a call is cut off, or no JSON with name and parameters"
+            raise UserError(f"field output: {problem}: {output[-60:]!r}")
         digest = hashlib.sha256(f"{instruction}\0{conversation}\0{text}".encode())
         return {
             "id": digest.hexdigest()[:16],  # the file has none
             "instruction": instruction,
             "input": conversation,
-            "calls": calls,
+            "calls": calls_in(output),
         }
 
     def prompt(self, problem: Problem, m: int) -> str:
@@ -66,7 +66,7 @@ class Tool(FileTask):
     def reward(self, problem: Problem, answer: str) -> list[float]:
         gold = problem.data["calls"]
         output = _without_thoughts(answer)
-        ours, _ = calls_in(output)
+        ours = calls_in(output)
         has_thoughts = "</think>" in answer.partition("<think>")[2]
         calls_where_gold_does = bool(ours) if gold else not any(all_tagged(output, "tool_call"))
         well_formed = float(has_thoughts and calls_where_gold_does)
@@ -81,20 +81,14 @@ def _without_thoughts(text: str) -> str:
     return text.rpartition("</think>")[2]
 
 
-def calls_in(output: str) -> tuple[list[list], bool]:
-    """The calls of all <tool_call> blocks, see `parse_calls`, and whether no block holds or lacks more."""
+def calls_in(output: str) -> list[list]:
+    """The calls of all <tool_call> blocks, see `parse_calls`."""
     blocks = all_tagged(output, "tool_call")
-    calls = []
-    is_complete = output.lower().count("<tool_call>") == len(blocks)
-    for block in blocks:
-        block_calls, block_is_complete = parse_calls(block)
-        calls += block_calls
-        is_complete = is_complete and block_is_complete and bool(block_calls)
-    return calls, is_complete
+    return list(itertools.chain(*map(parse_calls, blocks)))
 
 
-def parse_calls(text: str) -> tuple[list[list], bool]:
-    """The calls in a text as [name, arguments], and whether the text holds nothing else.
+def parse_calls(text: str) -> list[list]:
+    """The calls in a text as [name, arguments].
 
     Calls are JSON objects, one after the other or in a list. Reading ends where the text is no
     JSON; it never raises.
@@ -111,18 +105,13 @@ def parse_calls(text: str) -> tuple[list[list], bool]:
     except (ValueError, RecursionError):
         pass
 
-    is_complete = position == len(text)
     calls = []
     for value in values:
-        if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-            is_complete = False
-            continue
-        arguments = value.get("parameters", value.get("arguments")) or {}
-        if not isinstance(arguments, dict):
-            is_complete = False
-            arguments = {}
-        calls.append([value["name"].strip(), arguments])
-    return calls, is_complete
+        if isinstance(value, dict) and isinstance(value.get("name"), str):
+            arguments = value.get("parameters", value.get("arguments"))
+            arguments = arguments if isinstance(arguments, dict) else {}
+            calls.append([value["name"].strip(), arguments])
+    return calls
 
 
 def _argument_scores(ours: list[list], gold: list[list]) -> list[float]:

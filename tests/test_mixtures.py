@@ -125,5 +125,5 @@ def test_what_cannot_be_mixed_is_named(trained, capsys):
     for flags, message in refused.items():
         fails(["run", *flags.split()], capsys, message, command=evaluation.main)
     shutil.rmtree("run/start")
-    missing = "run/start: cannot be loaded (config.json is missing)"
+    missing = "run/start: cannot be loaded (config.json is missing"
     fails(["run", "--mix", "0.5"], capsys, missing, command=evaluation.main)

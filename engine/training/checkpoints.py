@@ -1,14 +1,12 @@
 """Checkpoints of a method: ordinary Hugging Face checkpoints, with what training needs to go on."""
 
-import contextlib
-import os
 import shutil
-import zipfile
 from pathlib import Path
 
 import torch
 
 from engine.config import Config
+from engine.errors import is_out_of_memory
 from engine.files import write_folder
 from engine.models import add_adapter, name_start, recompute_layers, save_model
 from engine.optimizer import MasterWeightAdamW
@@ -52,26 +50,21 @@ def load(
     elif config.kl:
         reference = load_policy(str(start), task, device=config.device, dtype=config.dtype)
     optimizer = MasterWeightAdamW(policy.model)
-    step = load_optimizer(optimizer, newest, config.steps) if saved else 0
-    return policy, reference, optimizer, step
+    if saved:
+        load_optimizer(optimizer, newest)
+    return policy, reference, optimizer, steps_done(folder)
 
 
-def load_optimizer(optimizer: MasterWeightAdamW, folder: Path, steps: int) -> int:
-    """Read the optimizer's state in a checkpoint, if a step is left for it. Returns the steps done."""
+def load_optimizer(optimizer: MasterWeightAdamW, folder: Path) -> None:
+    """Read the optimizer's state in a checkpoint."""
     path = folder / "trainer.pt"
-    done = steps_done(folder.parent)
-    if done == steps and not path.exists():
-        return done
     try:
         optimizer.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     except Exception as error:  # of a damaged file there are many kinds
-        if zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip() is None:
+        if is_out_of_memory(error):
             raise
-        raise UserError(
-            f"{path}: missing or damaged ({error!s:.100}); delete the folder {folder}, and --resume "
-            "does without it"
-        ) from error
-    return done
+        advice = f"delete the folder {folder}, and --resume does without it"
+        raise UserError(f"{path}: missing or damaged ({error!s:.100}); {advice}") from error
 
 
 def save(
@@ -98,7 +91,4 @@ def save(
     write_folder(folder / f"checkpoint-{step:06d}", write)
     n_kept = 1 if is_finished or not config.save_every else 2
     for old in checkpoints(folder)[:-n_kept]:
-        leftover = old.with_name(f"{old.name}.tmp")  # half a checkpoint must not look like one
-        with contextlib.suppress(OSError):  # NFS and Windows keep files that are open
-            os.replace(old, leftover)
-            shutil.rmtree(leftover)
+        shutil.rmtree(old, ignore_errors=True)  # NFS and Windows keep files that are open

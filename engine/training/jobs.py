@@ -53,11 +53,9 @@ def train_methods(train_method: TrainMethod, config: Config, task: Task) -> None
     print(f"{', '.join(methods)} on {config.device}; gradient: {gradient}", file=sys.stderr)
     gc.collect()  # the start model: one whose layers are computed again refers to itself
     jobs = jobs_of(config)
-    work = {}
-    for position, method in enumerate(methods):
-        if jobs == 1:
-            work[method] = (train_method, method, config, task, 0)
-        else:  # the process loads the task itself
+    work = {method: (train_method, method, config, task, 0) for method in methods}
+    if jobs > 1:  # each process loads the task itself, and has its bar below the others
+        for position, method in enumerate(methods):
             work[method] = (train_method, method, config, None, position)
     way_on = f"go on with: python {sys.argv[0]} --resume --out {out}"
     try:
@@ -76,8 +74,9 @@ def train_one(
 ) -> None:
     """Train one method. What goes wrong names it."""
     if method not in ADVANTAGES:
-        fix = "add it to vpo.ADVANTAGES outside of __main__, or take --jobs 1"
-        raise UserError(f"--jobs {config.jobs}: a process does not know the method {method}; {fix}")
+        problem = f"a process does not know the method {method}"
+        advice = "add it to vpo.ADVANTAGES outside of __main__, or take --jobs 1"
+        raise UserError(f"--jobs {config.jobs}: {problem}; {advice}")
     try:
         with explain_machine():
             train_method(method, config, task or task_of(config), position)
@@ -101,10 +100,8 @@ def run_all(
 ) -> dict[str, Any]:
     """Call a function with each of several arguments, at most `jobs` at a time, each in a process.
 
-    Args:
-        arguments: name -> arguments of its call.
-        device: where the processes compute. They get equal shares of a card's free memory.
-        bar: advances with every call that a process has done.
+    Processes on a card get equal shares of its free memory. The bar advances with every call that
+    a process has done.
 
     Returns:
         name -> what the function returned.
@@ -125,8 +122,10 @@ def run_all(
         futures = {name: pool.submit(function, *own) for name, own in arguments.items()}
         try:
             for i, future in enumerate(as_completed(futures.values()), start=1):
-                if future.exception() and i < len(futures):
-                    tell_failure(future.exception())
+                error = future.exception()
+                is_killed = isinstance(error, BrokenProcessPool)  # which ends them all
+                if error and not is_killed and i < len(futures):
+                    tqdm.write(f"{error!r:.300}; the others go on", sys.stderr)
                 if bar is not None:
                     bar.update(bar.total // len(futures))
             return {name: future.result() for name, future in futures.items()}
@@ -137,24 +136,11 @@ def run_all(
             if isinstance(error, KeyboardInterrupt):
                 raise
             reason = "maybe for want of memory, or of open files (ulimit -n)"
-            told = f"a process was killed, {reason}; go on with --resume"
-            raise UserError(told) from error
-
-
-def tell_failure(error: BaseException) -> None:
-    """Say at once what one of several processes raised. A killed one ends them all."""
-    if isinstance(error, BrokenProcessPool):
-        raise error
-    text = str(error) if isinstance(error, UserError) else repr(error)
-    tqdm.write(f"{text:.300}; the others go on", sys.stderr)
+            raise UserError(f"a process was killed, {reason}; go on with --resume") from error
 
 
 def begin(lock: Any, device: str, share: float) -> None:
-    """What a process does first.
-
-    Args:
-        share: of the card's memory, which it may take.
-    """
+    """What a process does first. It may take a share of the card's memory."""
     # Both reach the parent, which ends its processes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

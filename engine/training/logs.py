@@ -19,17 +19,11 @@ from vpo import Scored
 
 LOGS = ("metrics", "samples", "snapshots", "evaluations")
 SHOWN = ("reward", "diversity", "W@m")  # metrics beside the progress bar
-FAR_LARGER = 100  # times another objective
-SILENT_STEPS = 10  # without a signal, after which a user is told
+SILENT_STEPS = 10  # without a signal, after which a user hears of it
 
 
 class MethodLog:
-    """The logs of one method's training.
-
-    Args:
-        step: the steps that its newest checkpoint has; later ones are cut off, so that none is logged
-            twice.
-    """
+    """The logs of one method's training, cut off after the step of its newest checkpoint."""
 
     def __init__(self, method: str, config: Config, task: Task, step: int):
         self.method = method
@@ -40,7 +34,7 @@ class MethodLog:
             cut_log(self.folder / f"{name}.jsonl", step or -1)  # at step 0 nothing is kept
         self.track = open_tracker(config.log, self.folder, step)
         self.silent_steps = 0
-        self.has_told = False
+        self.has_warned = False
         if config.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
 
@@ -52,8 +46,6 @@ class MethodLog:
         row["tokens_per_second"] = row["tokens"] / row["seconds"]
         if step == 1 and not self.config.is_tiny:
             show_first_step(self.method, self.config, self.task, example["best"], row)
-        if step == 1 and example:
-            tell_scales(self.method, example)
         self.tell_no_signal(step, row)
         append(self.folder / "metrics.jsonl", {"step": step} | row)
         if step % 10 == 1 or step == self.config.steps:
@@ -81,14 +73,11 @@ class MethodLog:
     def tell_no_signal(self, step: int, row: dict[str, float]) -> None:
         """Say once that learning has stopped."""
         self.silent_steps = 0 if row["signal"] else self.silent_steps + 1
-        if self.silent_steps == SILENT_STEPS and not self.has_told:
-            self.has_told = True
-            print(
-                f"\n{self.method}: no signal in {SILENT_STEPS} steps, step {step}: the rollouts of each group earn "
-                f"the same. Of all slots {row['answers']:.0%} hold a distinct answer, {row['earned']:.0%} earn "
-                "something (docs/faq.md)",
-                file=sys.stderr,
-            )
+        if self.silent_steps < SILENT_STEPS or self.has_warned:
+            return
+        self.has_warned = True
+        message = f"no signal in {SILENT_STEPS} steps, step {step}: the rollouts of each group earn the same"
+        print(f"\n{self.method}: {message}; {shares(row)} (docs/faq.md)", file=sys.stderr)
 
 
 def sample_record(
@@ -116,6 +105,11 @@ def snapshot_steps(config: Config) -> set[int]:
     return {config.steps - round(i * (config.steps - 1) / gaps) for i in range(n)}
 
 
+def shares(row: dict[str, float]) -> str:
+    """How many of the answers that were asked for are there, and earn something."""
+    return f"of all places {row['answers']:.0%} hold a distinct answer, {row['earned']:.0%} earn something"
+
+
 def show_first_step(
     method: str, config: Config, task: Task, best: dict, row: dict[str, float]
 ) -> None:
@@ -126,39 +120,23 @@ def show_first_step(
         f"the best of the first step's {row['rollouts']} rollouts:",
         best["text"][:1000],
     ]
-    names = task.objectives or [str(i + 1) for i in range(len(best["rewards"][0]))]
     for vector in best["rewards"]:
-        shown = [f"{name} {value:.2f}" for name, value in zip(names, vector, strict=True)]
-        lines.append(f"rewards: {', '.join(shown)}")
+        numbers = [f"{value:.2f}" for value in vector]
+        lines.append(f"rewards: {', '.join(numbers)}")
     lines.append(
-        f"of all slots {row['answers']:.0%} hold a distinct answer, {row['earned']:.0%} earn something; "
-        f"{row['cut_off']:.0%} of the rollouts were cut off (--max-new-tokens {config.max_new_tokens} "
-        "per answer)"
+        f"{shares(row)}; {row['cut_off']:.0%} of the rollouts were cut off (--max-new-tokens)"
     )
     for name in task.objectives:
         share = row[f"earned_{name}"]
-        what = f"{share:.0%} earn something" if share else "NO answer earns anything"
-        lines.append(f"{name}: {what}, mean {row[f'reward_{name}']:.3f}")
+        lines.append(f"{name}: {share:.0%} earn something, mean {row[f'reward_{name}']:.3f}")
     if not all(row[f"earned_{name}"] for name in task.objectives):
         lines.append(
-            "what no answer earns is not learnt: show an example that earns it in Task.prompt, or imitate some "
-            "first (Task.demonstration and --warm-steps)"
+            "what no answer earns is not learnt: show an example in Task.prompt, or imitate some first "
+            "(Task.demonstration and --warm-steps)"
         )
-    if not row["answers"]:
-        lines.append(f"{method}: no answer can be read; does the prompt ask for the form?")
     if config.device == "cuda":
         lines.append(f"the first step took {peak_memory():.1f} GiB at most")
     print("\n".join(lines), file=sys.stderr)
-
-
-def tell_scales(method: str, example: dict) -> None:
-    """Tell of rewards that are a hundred times smaller than others."""
-    vectors = torch.tensor([each["rewards"] for each in example["rollouts"]])  # (G, m, k)
-    largest = vectors.abs().amax((0, 1))  # (k)
-    ratio = largest.max() / largest[largest > 0].min() if largest.any() else 1
-    if ratio >= FAR_LARGER:
-        what = f"one reward is {ratio:.0f} times another, which hardly counts"
-        print(f"{method}: {what}; scale all objectives alike", file=sys.stderr)
 
 
 def peak_memory() -> float:
@@ -182,16 +160,12 @@ def open_tracker(name: str, folder: Path, done: int) -> Callable[[dict[str, floa
     if name == "wandb":
         import wandb
 
-        id_file = folder / "wandb-id"
-        if not (done and id_file.exists()):
+        name = f"{folder.parent.name}-{folder.name}"
+        id_file = folder / "wandb-id"  # by which a resume goes on with the run
+        if done == 0 or not id_file.exists():
             id_file.write_text(secrets.token_hex(4), "utf-8")
-        run = wandb.init(
-            project="vpo",
-            name=f"{folder.parent.name}-{folder.name}",
-            id=id_file.read_text("utf-8"),
-            resume="allow",
-            dir=str(folder),
-            reinit=True,
-        )
-        return run.log
+        id = id_file.read_text("utf-8")
+        return wandb.init(
+            project="vpo", name=name, id=id, resume="allow", dir=str(folder), reinit=True
+        ).log
     return lambda metrics, step: None

@@ -29,24 +29,18 @@ def free_memory() -> int:
 def fill_card(config: Config, policy: Policy, task: Task, free: int) -> None:
     """Give `auto` its numbers and --jobs its default. Raises UserError if the weights do not fit.
 
-    Args:
-        policy: the start model, which is on the card, but leaves before the training begins.
-        free: bytes of the card that are free beside it.
+    `free` bytes of the card are free beside the policy, the start model.
     """
     n = policy.model.num_parameters()
-    free += n * policy.model.dtype.itemsize
+    free += n * policy.model.dtype.itemsize  # it leaves before the training begins
     stays = resident(config, policy)
 
     # 1. methods side by side
     fitting = int(free // (stays + PROCESS_BYTES))
     if fitting < jobs_of(config):
         sizes = f"a method keeps {stays / GIB:.1f} GiB, {free / GIB:.1f} GiB of the card are free"
-        fix = "take a smaller --model"
-        if fitting:
-            fix = f"take --jobs {fitting}"
-        elif not config.lora_rank:
-            fix = "take --lora-rank 16 or a smaller --model"
-        raise UserError(f"--jobs {jobs_of(config)}, --model {config.model}: {sizes}; {fix}")
+        advice = f"take --jobs {fitting}" if fitting else "take --lora-rank 16 or a smaller --model"
+        raise UserError(f"--jobs {jobs_of(config)}, --model {config.model}: {sizes}; {advice}")
     if not config.jobs:
         roomy = int(free // (stays + PROCESS_BYTES + WORKING_BYTES))
         most = len(config.method) if n <= SMALL and are_known(config) else 1

@@ -33,11 +33,7 @@ from rollout import (
     token_logprobs,
 )
 
-# train.demonstrations: the prompts and texts that a step of the warm-up imitates
-Demonstrations = Callable[..., tuple[list[str], list[str]]]
-THIRTY = 30  # tokens that are tried of a model
 PROBES = ["Hi", "Paint it!"]  # prompts that differ in their lengths
-TOLERANCE = {torch.float32: 0.003}  # nats per token, of rounding; coarser types have more
 CHECKED = 3  # steps of the warm-up whose demonstrations are read before it begins
 
 
@@ -54,43 +50,39 @@ def load_start(
 @torch.no_grad()
 def check_model(policy: Policy, name: str) -> None:
     """Raise UserError for a model whose rollouts would never end, or would be scored wrongly."""
-    problem = ""
-    fix = "choose a decoder-only model such as Qwen, Llama, SmolLM, Gemma or GPT-2"
+    if not policy.eos_ids:
+        problem = f"its eos_token {policy.tokenizer.eos_token!r} has no row in its embeddings"
+        advice = "set eos_token in its tokenizer_config.json, or no rollout would end"
+        raise UserError(f"--model {name}: {problem}; {advice}")
+    if not encode(policy, PROBES[0], special=False):
+        kind = type(policy.tokenizer).__name__
+        raise UserError(f"--model {name}: its tokenizer, a {kind} here, makes no tokens of texts")
+    advice = "choose a decoder-only model such as Qwen, Llama, SmolLM, Gemma or GPT-2"
     try:
-        if not policy.eos_ids:
-            eos = policy.tokenizer.eos_token
-            problem = f"its eos_token {eos!r} has no row in its embeddings: no rollout would end"
-            fix = "set eos_token in its tokenizer_config.json"
-        elif not encode(policy, PROBES[0], special=False):
-            kind = type(policy.tokenizer).__name__
-            problem = f"its tokenizer, loaded as {kind}, makes no tokens of {PROBES[0]!r}"
-            fix = f"take one that {kind} can load"
-        elif not policy.model(torch.arange(4, device=policy.device)[None]).logits.isfinite().all():
-            problem = "its logits are not finite: its weights are damaged"
-            fix = "fetch or save it again"
-        elif nats_off(policy) > TOLERANCE.get(policy.model.dtype, 0.06):
-            problem = (
-                "other logits after a cached or padded prompt, or not those of its LM head alone"
-            )
+        difference = nats_off(policy)
     except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
         if is_out_of_memory(error):
             raise
         problem = f"{type(policy.model).__name__} takes no KV cache as others do ({error!s:.200})"
-    if problem:
-        raise UserError(f"--model {name}: {problem}; {fix}")
+        raise UserError(f"--model {name}: {problem}; {advice}") from error
+    tolerance = 0.003 if policy.model.dtype == torch.float32 else 0.06  # of rounding
+    if difference > tolerance:
+        problem = "other logits after a cached or padded prompt, or not those of its LM head alone"
+        raise UserError(f"--model {name}: {problem}; {advice}")
 
 
 def nats_off(policy: Policy) -> float:
-    """By how many nats log-probabilities of sampling and update differ, and those without cache and padding."""
+    """Nats per token between sampling and update, or between sampling and a plain forward pass."""
     endless = copy.copy(policy)
     endless.eos_ids = [-1]
-    options = SamplingOptions(THIRTY, torch.Generator().manual_seed(0))
+    options = SamplingOptions(max_new_tokens=30, generator=torch.Generator().manual_seed(0))
     rollouts = sample(endless, PROBES, 2, options)
     rows = torch.arange(4, device=policy.device)
     update, _ = token_logprobs(policy.model, rollouts, rows, temperature=1.0)  # (4, T)
     differences = [(update - rollouts.logprobs).abs()]
     for row, tokens in enumerate(rollouts.tokens):
-        prompt = rollouts.prompt_ids[row // 2][-rollouts.prompt_lengths[row // 2] :]
+        p = row // 2
+        prompt = rollouts.prompt_ids[p, -rollouts.prompt_lengths[p] :]
         logits = policy.model(torch.cat([prompt, tokens])[None]).logits[0].float()
         log_p = torch.log_softmax(logits[len(prompt) - 1 : -1], -1)  # (T, V)
         plain = log_p.gather(1, tokens[:, None])[:, 0]
@@ -98,7 +90,7 @@ def nats_off(policy: Policy) -> float:
     return max(difference.mean().item() for difference in differences)
 
 
-def start_policy(config: Config, task: Task, demonstrations: Demonstrations) -> Policy:
+def start_policy(config: Config, task: Task, demonstrations: Callable) -> Policy:
     """The model that all methods start from, before the SFT warm-up.
 
     It is tried with the task's longest prompts and first demonstrations, before minutes are spent.
@@ -109,34 +101,37 @@ def start_policy(config: Config, task: Task, demonstrations: Demonstrations) -> 
     )
     if config.gradient_checkpointing:
         recompute_layers(policy.model)
-    what = f"--model {config.model}:"
+    model = f"--model {config.model}"
     if policy.is_tiny != config.is_tiny:
-        raise UserError(f"{what} a tiny one, which knows one task; take --model tiny")
+        raise UserError(f"{model}: a tiny one, which knows one task; take --model tiny")
     if not policy.is_tiny and policy.tokenizer.chat_template is None:
-        print(what, "no chat template, so its prompts are plain text", file=sys.stderr)
+        print(f"{model}: no chat template, so its prompts are plain text", file=sys.stderr)
     if not has_plain_cache(policy.model) and not config.plain:
-        print(what, "--plain, as its cache is not keys and values alone", file=sys.stderr)
+        print(f"{model}: --plain, as its cache is not keys and values alone", file=sys.stderr)
         config.plain = True
+
+    # 1. the prompts
     n = 2000 if config.data else 32
     problems = held_out(task, "train", n) + held_out(task, "test", n)
     prompts = [build_prompt(policy, task, problem, config.m) for problem in problems]
     longest = sorted(prompts, key=len)[-64:]
     encode_prompts(policy, longest, rollout_length(task, config.m, config.max_new_tokens))
-    # Of a file every demonstration is read, of made-up problems one of each kind.
+
+    # 2. the demonstrations: of a file every one, of made-up problems one of each kind
     n_checked = config.warm_steps if config.data else min(config.warm_steps, CHECKED)
     for step in range(n_checked):
         rollouts = rollouts_of_texts(policy, *demonstrations(policy, task, config, step))
         n_tokens = max(rollouts.lengths)
         if policy.is_tiny and step == 0 and n_tokens > rollout_length(task, 1, 0):
-            what = f"takes {n_tokens} tokens, answer_words = {task.answer_words} and 3 are fewer"
-            raise UserError(f"task {task.name}: a demonstration {what}; raise answer_words")
+            problem = f"a demonstration takes {n_tokens} tokens, and answer_words + 3 are fewer"
+            raise UserError(f"task {task.name}: {problem}; raise answer_words")
     if config.device == "cuda":
         fill_card(config, policy, task, free_memory())
     return policy
 
 
 def write_start(
-    policy: Policy, task: Task, config: Config, warm_up: Callable, demonstrations: Demonstrations
+    policy: Policy, task: Task, config: Config, warm_up: Callable, demonstrations: Callable
 ) -> None:
     """Write the start of all methods, after the SFT warm-up, into the run.
 
@@ -173,7 +168,7 @@ def can_be_loaded(folder: Path, task: Task) -> bool:
 
 
 def warm_up_key(
-    policy: Policy, task: Task, config: Config, warm_up: Callable, demonstrations: Demonstrations
+    policy: Policy, task: Task, config: Config, warm_up: Callable, demonstrations: Callable
 ) -> str:
     """A digest of all that shapes a warm-up. The first demonstrations stand for a task without files."""
     recipe = [torch.__version__, torch.get_num_threads(), config.device, config.seed]
