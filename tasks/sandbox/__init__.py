@@ -322,28 +322,21 @@ class _Helper:
 
     def check(self) -> None:
         """Wait until the helper is ready; SandboxError unless programs can compute and no more."""
-        problem = "a harmless program does not run in the sandbox"
+        allowed = None  # what the probe could do; None: it did not run
         with contextlib.suppress(OSError):
-            problem = self._problem()
-        if problem:
-            python = sys.version.split()[0]
-            system = f"{sys.platform} {os.uname().machine}, user {os.geteuid()}"
-            raise SandboxError(
-                f"{problem} (Python {python}, {system}); use Linux on x86-64 or arm64, run as another user, or in a "
-                "container that allows seccomp filters, or accept the risk by unconfined=True or the flag --unconfined"
-            )
-
-    def _problem(self) -> str:
-        """Why this helper cannot be used, "" if it can."""
-        if self.control.recv(5) != b"ready":
-            return "programs cannot be confined here, or the helper did not start"
-        (output,) = self.outputs(Request(PROBE, "probe", ("[]",)))
-        if output is None:
-            return "a harmless program does not run in the sandbox"
-        allowed = ", ".join(json.loads(output))
-        if allowed and not self.unconfined:
-            return f"programs cannot be confined here, they can {allowed}"
-        return ""
+            if self.control.recv(5) == b"ready":
+                (output,) = self.outputs(Request(PROBE, "probe", ("[]",)))
+                allowed = json.loads(output or b"null")
+        if allowed == [] or (allowed and self.unconfined):
+            return
+        problem = f"they can {', '.join(allowed)}" if allowed else "a harmless program does not run"
+        python = sys.version.split()[0]
+        system = f"{sys.platform} {os.uname().machine}, user {os.geteuid()}"
+        raise SandboxError(
+            f"programs cannot be confined here: {problem} (Python {python}, {system}); use Linux on x86-64 or arm64, "
+            "run as another user, or in a container that allows seccomp filters, or accept the risk by unconfined=True "
+            "or the flag --unconfined"
+        )
 
     def outputs(self, request: Request) -> list[bytes | None]:
         """The program's answer to each input: a result as JSON, or a script's stdout.
@@ -431,32 +424,26 @@ def _judge(job: Job, outputs: list[bytes | None]) -> list[bool]:
 
 
 def _same_output(output: bytes, expected: str, rule: str = "") -> bool:
-    """Compare line by line without trailing blanks and trailing empty lines.
+    """Compare words as text or as numbers, and the blanks and line ends between them as text.
+
+    Blanks at the end of a line and empty lines at the end do not count.
 
     Args:
-        rule: "exact" compares text; else numbers are compared as numbers.
+        rule: "exact" compares words as text alone.
     """
-    lines = output.decode(errors="replace").rstrip().split("\n")
-    expected_lines = expected.rstrip().split("\n")
-    if len(lines) != len(expected_lines):
-        return False
-    same = _same_text if rule == EXACT else _same_line
-    return all(same(*pair) for pair in zip(lines, expected_lines, strict=True))
-
-
-def _same_text(line: str, expected: str) -> bool:
-    return line.rstrip() == expected.rstrip()
-
-
-def _same_line(line: str, expected: str) -> bool:
-    """Compare token by token; what stands between tokens must be equal."""
-    if _same_text(line, expected):
-        return True
-    tokens = re.split(r"(\s+)", line.rstrip())
-    expected_tokens = re.split(r"(\s+)", expected.rstrip())
+    text = _without_trailing_blanks(output.decode(errors="replace"))
+    expected = _without_trailing_blanks(expected)
+    if text == expected or rule == EXACT:
+        return text == expected
+    tokens = re.split(r"(\s+)", text)
+    expected_tokens = re.split(r"(\s+)", expected)
     if len(tokens) != len(expected_tokens):
         return False
     return all(_same_token(*pair) for pair in zip(tokens, expected_tokens, strict=True))
+
+
+def _without_trailing_blanks(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.rstrip().split("\n"))
 
 
 def _same_token(token: str, expected: str) -> bool:
