@@ -79,13 +79,15 @@ def geometry(rewards: Tensor, objective_mask: Tensor, scalars: Tensor, G: int) -
 def verdict(measures: dict[str, float]) -> str:
     """A forecast of training from the measures of `geometry`."""
     if measures["vector_signal"] < 0.05:
-        fix = "Start from a model that solves more, take easier problems, or a larger group."
-        return f"Hardly any group has a signal: no method will learn. {fix}"
+        advice = "Start from a model that solves more, take easier problems, or a larger group."
+        return f"Hardly any group has a signal: no method will learn. {advice}"
     if measures["regret_share"] < NO_CONFLICT:
-        fix = "Keep the scalar: GRPO for one answer, Max@K for a search."
-        return f"What the scalar prefers is about the best under all preferences. {fix}"
-    fix = "a vector may keep what a scalar averages away, at a loss at k = 1 and a gain at large k."
-    return f"Good answers trade one objective for another: {fix}"
+        advice = "Keep the scalar: GRPO for one answer, Max@K for a search."
+        return f"What the scalar prefers is about the best under all preferences. {advice}"
+    advice = (
+        "a vector may keep what a scalar averages away, at a loss at k = 1 and a gain at large k."
+    )
+    return f"Good answers trade one objective for another: {advice}"
 
 
 def geometry_report(rewards: Tensor, objective_mask: Tensor, scalars: Tensor, G: int) -> str:
@@ -114,9 +116,7 @@ def geometry_of(name: str, task_name: str, n_problems: int, device: str) -> str:
     try:
         policy = load_start(model, task, device=config.device, dtype=config.dtype)
     except UserError as error:
-        if Path(model).exists():
-            raise
-        raise UserError(f"{name}: there is no such run, and as a model: {error}") from error
+        raise UserError(f"{error}; {name} must be a run folder or a model") from error
     problems = held_out(task, "validation", n_problems)
     scored = score_start(policy, task, problems, config)
     rewards = scored.vectors.flatten(1, 2)  # (N, n, k)

@@ -296,7 +296,12 @@ def answers(
             for i, ax in zip(drawn, of_policy, strict=True):
                 parsed = [text for text in texts[i] if text is not None]
                 drawing.draw(ax, problems[i], parsed, look_of(name).color)
-                _finish_drawing(ax, drawing, rewards[i], width, two_lines=bool(heading))
+                ax.spines[:].set_visible(False)
+                summary = textwrap.fill(drawing.summary(rewards[i]), int(15 * width))
+                if heading and "\n" not in summary:
+                    summary = f"\n{summary}"
+                side = "left" if drawing.wide else "center"
+                ax.set_title(summary, loc=side, fontsize=style.SMALL)
         for row, text in zip(axes, texts_above or [], strict=False):
             for ax in row:
                 ax.set_title(f"\n\n{ax.get_title('left')}", loc="left", fontsize=style.SMALL)
@@ -309,24 +314,6 @@ def answers(
         if len(drawn) < len(distinct):
             caption = f"{len(drawn)} of {len(distinct)} problems, {caption}"
         style.finish(axes, path, f"{caption}; {drawing.legend}" if drawing.legend else caption)
-
-
-def _finish_drawing(
-    ax: Any, drawing: Drawing, rewards: Tensor, width: float, two_lines: bool
-) -> None:
-    """Take the frame from a drawing of answers, and write their summary above it.
-
-    Args:
-        rewards: (n, k), of the answers.
-        width: of the drawing, in inches.
-        two_lines: whether the title has the height of two lines at least.
-    """
-    ax.spines[:].set_visible(False)
-    summary = textwrap.fill(drawing.summary(rewards), int(15 * width))
-    if two_lines and "\n" not in summary:
-        summary = f"\n{summary}"
-    side = "left" if drawing.wide else "center"
-    ax.set_title(summary, loc=side, fontsize=style.SMALL)
 
 
 def distinct_problems(problems: list[Problem]) -> list[int]:

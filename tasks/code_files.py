@@ -1,5 +1,4 @@
-"""
-Code problems from local files: HumanEval, LeetCodeDataset, MBPP, LiveCodeBench and our own format.
+"""Code problems from local files: HumanEval, LeetCodeDataset, MBPP, LiveCodeBench and our own format.
 
 The fields of a record tell its format. A problem is a plain dictionary:
 
@@ -66,8 +65,7 @@ import operator, os, random, re, statistics, string, sys
 
 
 def load_problems(flag: str, path: str, judge: Judge) -> list[dict]:
-    """
-    Read a file, and say on stderr what it holds.
+    """Read a file, and say on stderr what it holds.
 
     Of equal problems the earliest counts, so that none is trained on and held out.
 
@@ -297,8 +295,7 @@ def plain(value):
 
 
 def _from_asserts(tree: ast.Module | ast.FunctionDef, candidate: str, name: str) -> dict:
-    """
-    Make tests of asserts, and the source that runs them: `_answer_(i)` evaluates expression i.
+    """Make tests of asserts, and the source that runs them: `_answer_(i)` evaluates expression i.
 
     Asserts in other loops and in conditions depend on more than a call. They are left out and
     counted, `assert True` is not.

@@ -366,7 +366,7 @@ def test_future_imports_of_every_form_come_first(head):
 def test_a_source_without_future_imports_stays_as_it_is():
     text = f"x = '''\r\n{FUTURE} annotations\n'''"
     for source in (text, f"{text} +", f"{text}\ud800", f"def f():\n    {FUTURE} annotations"):
-        assert code_module.split_future(source) == ([], source)
+        assert code_module.split_future(source) == ("", source)
 
 
 EVALPLUS = f"""def assertion(out, exp, atol):
