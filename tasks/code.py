@@ -70,7 +70,7 @@ class Code(Drawing, FileTask):
     def __init__(self, data: str = "", test_data: str = "", **limits: float):
         try:
             self.sandbox = Sandbox(cores(), **limits)
-        except (SandboxError, ValueError) as error:
+        except SandboxError as error:
             raise UserError(f"--task {self.name}: {error}") from error
         if data or test_data:
             super().__init__(data, test_data)

@@ -111,10 +111,9 @@ class Maze(Drawing, Task):
         return _reward_at_exit(tiles, set(path))
 
     def walk(self, problem: Problem, answer: str) -> list[int]:
-        """Follow a route until it reaches the exit or the budget is spent.
+        """The cells of a route up to the exit or the last step of the budget, the start first.
 
-        Returns:
-            The cell after each step, the start first; [] if a word is no move and no neighbour.
+        It is empty if a word is no move and no neighbour.
         """
         tiles = _tiles(problem)
         path = [tiles.index("S")]
@@ -255,15 +254,12 @@ class Maze(Drawing, Task):
         return None
 
     def _try_to_build(self, rng: Random, walled: bool) -> dict | None:
-        """Build one random maze.
+        """The data of one random maze, or None if the attempt breaks one of the rules.
 
         Args:
-            rng: the source of randomness. The order of its calls decides what the mazes are.
+            rng: the order of its calls decides what the mazes are.
             walled: whether the maze has many walls and need not hold the conflict of the two
-                corners, as the mazes of demonstrations do.
-
-        Returns:
-            The data of a problem, or None if the attempt breaks one of the rules.
+                corners, as those of demonstrations.
         """
         tiles = self._carve(rng)
         self._open_walls(tiles, rng, walled)
