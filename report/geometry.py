@@ -113,10 +113,7 @@ def geometry_of(name: str, task_name: str, n_problems: int, device: str) -> str:
         task_name: the task of a model.
     """
     config, task, model = start_of(name, task_name, device)
-    try:
-        policy = load_start(model, task, device=config.device, dtype=config.dtype)
-    except UserError as error:
-        raise UserError(f"{error}; {name} must be a run folder or a model") from error
+    policy = load_start(model, task, device=config.device, dtype=config.dtype)
     problems = held_out(task, "validation", n_problems)
     scored = score_start(policy, task, problems, config)
     rewards = scored.vectors.flatten(1, 2)  # (N, n, k)

@@ -38,9 +38,8 @@ def write_film(path: Path, snapshots: Snapshots) -> None:
     """Write a GIF with a picture of the answers per frame, of a task that draws."""
     drawing = drawing_of(snapshots.task)
     if drawing is None:
-        raise UserError(
-            f"film: task {snapshots.task.name} draws no answers; python -m report page shows their text"
-        )
+        problem = f"task {snapshots.task.name} draws no answers"
+        raise UserError(f"film: {problem}; python -m report page shows their text")
     pictures = []
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "picture.png"

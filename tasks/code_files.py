@@ -110,10 +110,9 @@ def _check_references(place: str, problems: list[dict], judge: Judge) -> None:
             problem["tests"] = list(itertools.compress(problem["tests"], passed))
             continue
         test = problem["tests"][passed.index(False)]
-        raise UserError(
-            f"{place}, problem {problem['id']}, field reference: fails {test!r:.60}; it may need a package, or more "
-            "than --seconds or --memory-mb (docs/sandbox.md)"
-        )
+        reason = "it may need a package, or more than --seconds or --memory-mb"
+        message = f"field reference: fails {test!r:.60}; {reason} (docs/sandbox.md)"
+        raise UserError(f"{place}, problem {problem['id']}, {message}")
 
 
 def read_problems(path: str, flag: str = "--data") -> list[dict]:

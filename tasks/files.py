@@ -109,9 +109,8 @@ def read_records(flag: str, path: str, read: Callable[[dict], dict]) -> list[dic
             lines = [json.dumps(item) for item in json.loads(text)]
             kind = "item"
     except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
-        raise UserError(
-            f"{flag} {path}: cannot be read ({error}); it must be a JSON Lines file, or one in gzip"
-        ) from error
+        message = f"cannot be read ({error}); it must be a JSON Lines file, or one in gzip"
+        raise UserError(f"{flag} {path}: {message}") from error
 
     problems: dict[str, dict] = {}
     for number, line in enumerate(lines, 1):

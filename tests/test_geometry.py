@@ -93,7 +93,7 @@ def test_of_a_run_and_of_a_model(capsys):
     assert "on 2 validation problems, 12 answers each" in own and "regret" in own
     main(["geometry", "run/start", "--task", "few.py", "--problems", "1"])
     assert "on 1 validation problems, 32 answers each" in capsys.readouterr().out
-    fails(["geometry", "runs/none"], capsys, "runs/none must be a run folder", command=main)
+    fails(["geometry", "runs/none"], capsys, "--model runs/none: cannot be loaded", command=main)
 
 
 def test_a_model_is_asked_with_the_defaults_of_a_language_model_and_its_task():
