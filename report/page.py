@@ -44,7 +44,10 @@ def write_film(path: Path, snapshots: Snapshots) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "picture.png"
         for frame in snapshots.frames:
-            pools = {name: _texts_and_rewards(records) for name, records in frame.pools.items()}
+            pools = {}
+            for name, records in frame.pools.items():
+                rewards = [torch.tensor(record["rewards"]) for record in records]
+                pools[name] = ([record["answers"] for record in records], rewards)
             heading = f"after training step {frame.step}\n{utilities(frame)}"
             plots.answers(pools, snapshots.problems, drawing, file, heading)
             picture = Image.open(file).convert("RGB")
@@ -117,9 +120,6 @@ def _problem(snapshots: Snapshots, drawing: Drawing, i: int) -> dict:
 
     Every distinct pair of answer and reward vector is held once and has a number. The pools of
     all frames and methods name their answers by these numbers. Routes are held as cells.
-
-    Args:
-        i: which of the problems.
     """
     task = snapshots.task
     config = snapshots.config
@@ -144,7 +144,6 @@ def _problem(snapshots: Snapshots, drawing: Drawing, i: int) -> dict:
             }
         pools.append(by_method)
 
-    vectors = [vector for _, vector in numbers]
     sizes = {vpo.answers_per_rollout(name, config.m) for name in snapshots.metrics}
     return {
         "text": "\n\n".join(_request(task, problem, m) for m in sorted(sizes)),
@@ -152,7 +151,7 @@ def _problem(snapshots: Snapshots, drawing: Drawing, i: int) -> dict:
         "pools": pools,
         "answers": [_shown_answer(task, problem, text) for text, _ in numbers],
         "marks": [drawing.marks(problem, text or "") for text, _ in numbers],
-        "vectors": vectors,
+        "vectors": [vector for _, vector in numbers],
         "weights": _rounded(weights[0, :5]),
     }
 
@@ -205,9 +204,3 @@ def _set_rewards(rewards: Tensor, m: int, weights: Tensor) -> dict[str, list]:
 
 def _rounded(numbers: Tensor) -> list:
     return numbers.double().round(decimals=4).tolist()
-
-
-def _texts_and_rewards(records: list[dict]) -> tuple[list, list[Tensor]]:
-    texts = [record["answers"] for record in records]
-    rewards = [torch.tensor(record["rewards"]) for record in records]
-    return texts, rewards

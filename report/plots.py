@@ -89,13 +89,10 @@ def curves_of(run: Path, methods: list[str], log: str, keys: list[str]) -> dict[
 
 
 def training(curves: dict[str, list[dict]], path: Path) -> None:
-    """Draw diversity, reward, different answers and W@m of the training rollouts by training step.
+    """Draw the records of metrics.jsonl: diversity, reward, different answers and W@m by training step.
 
     In step 1 every method still samples from the start model, so the methods' mean in that step is
     the level of the start model: one of methods with single answers, one of those with sets.
-
-    Args:
-        curves: of metrics.jsonl.
     """
     shortest = min(map(len, curves.values()))
     window = max(1, min(WINDOW, shortest // 3) - 1 | 1)
@@ -112,11 +109,9 @@ def training(curves: dict[str, list[dict]], path: Path) -> None:
 
 
 def progress(curves: dict[str, list[dict]], measures: list[str], path: Path) -> None:
-    """Draw the evaluations during training, a panel per measure, a curve per method.
+    """Draw the records of evaluations.jsonl, a panel per measure, a curve per method.
 
-    Args:
-        curves: of evaluations.jsonl; a record of step 0 is of the start model.
-        measures: keys of the records.
+    A record of step 0 is of the start model.
     """
     measures = list(dict.fromkeys(measures))  # a pool of one has best@1 twice
     from_start = {method: rows for method, rows in curves.items() if rows[0]["step"] == 0}

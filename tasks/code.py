@@ -187,10 +187,7 @@ def find_blocks(text: str, finished: bool = False) -> list[str]:
 
     A block is what stands between two fences, ``` or ~~~, also in a list. What all its lines are
     indented by is left out. A last block without a closing fence counts if the rollout ended by
-    itself: one that was cut off is no whole program.
-
-    Args:
-        finished: whether the rollout ended by itself.
+    itself (`finished`): one that was cut off is no whole program.
     """
     blocks = []
     opening = None  # the fence of the block in which a line stands
@@ -279,16 +276,11 @@ def split_future(source: str) -> tuple[str, str]:
 
 
 def pack(pairs: list[tuple[dict, str]]) -> list[tuple[list[int], Job]]:
-    """Make jobs for all answers that are Python.
+    """Jobs for all answers that are Python, with the indices of the (problem, answer) pairs that they judge.
 
     An answer has a process of its own unless it is arithmetic, which can do no harm. Arithmetic
-    answers share processes, since a tiny model writes thousands of them in a minute.
-
-    Args:
-        pairs: problems and answers.
-
-    Returns:
-        Indices of pairs and the job that judges them, test by test, one pair after the other.
+    answers share processes, since a tiny model writes thousands of them in a minute. Such a job
+    judges test by test, one pair after the other.
     """
     jobs = []
     arithmetic = []

@@ -268,11 +268,7 @@ def is_english(kinds: list[str]) -> bool:
 
 
 def draw_line(axes, row: int, count: str, headline: str, marks: dict[str, str]) -> None:
-    """Draw one headline; a word that tells a fact has the fact's color.
-
-    Args:
-        marks: word -> its color; empty if the headline earns nothing.
-    """
+    """Draw one headline, its marked words in their colors; grey if it has none and so earns nothing."""
     style = {
         "xy": (0, row),
         "textcoords": "offset points",

@@ -39,12 +39,7 @@ class Family:
     def problems(
         self, candidates: Iterable[tuple[str, ...]], known: set[tuple[int, ...]]
     ) -> Iterator[dict]:
-        """Make a problem of every candidate that behaves in a new way.
-
-        Args:
-            candidates: the pieces of programs.
-            known: behaviours that no problem shall have. Each new one is added.
-        """
+        """A problem of every candidate, the pieces of a program, whose behaviour is not known; it is added."""
         for pieces in candidates:
             outputs = self.outputs(self.form.format(*pieces))
             if outputs not in known:

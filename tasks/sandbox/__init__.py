@@ -39,7 +39,6 @@ CHILD = Path(__file__).resolve().with_name("child.py")
 MAX_OUTPUT = 4 * 2**20  # bytes that one child may write, besides what the tests expect
 MAX_CACHED = 50_000  # programs whose outputs are remembered
 MAX_CACHED_OUTPUT = 4096  # bytes of all outputs of such a program
-LARGEST = sys.float_info.max
 MAX_DIGITS = 4000  # of an integer; to convert longer ones takes long, or Python refuses
 NEEDED = {"LD_LIBRARY_PATH", "PYTHONHOME"}  # for an interpreter to start
 INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*+)")
@@ -85,11 +84,7 @@ class Request:
 
 
 def run_tests(
-    program: str,
-    tests: list[tuple],
-    *,
-    entry_point: str | None = None,
-    **limits: float,
+    program: str, tests: list[tuple], *, entry_point: str | None = None, **limits: float
 ) -> list[bool]:
     """One verdict per test of a program. `limits` and the exceptions are those of `Sandbox`."""
     with Sandbox(1, **limits) as sandbox:
@@ -512,7 +507,8 @@ def _is_close(
     result: float, expected: float, relative: float, absolute: float, share: float = 0.0
 ) -> bool:
     """Whether two numbers differ by no more than a tolerance, see `Job`."""
-    if max(abs(result), abs(expected)) >= LARGEST:  # an integer may be larger than a float
+    # An integer may be larger than a float.
+    if max(abs(result), abs(expected)) >= sys.float_info.max:
         return False
     absolute += share * abs(expected)
     return math.isclose(result, expected, rel_tol=relative, abs_tol=absolute)
