@@ -286,8 +286,7 @@ def _from_asserts(tree: ast.Module | ast.FunctionDef, candidate: str, name: str)
     counted, `assert True` is not.
 
     Args:
-        tree: the body holds the asserts.
-        candidate: the name by which they call the function.
+        candidate: the name by which the asserts in the tree's body call the function.
         name: the name of the function.
     """
     for node in ast.walk(tree):

@@ -96,10 +96,7 @@ def check_tests(tests: list[tuple], entry_point: str | None) -> None:
     wanted = "a pair of strings, stdin and stdout (for arguments name the entry_point)"
     if entry_point is not None:
         if not str(entry_point).isidentifier():
-            given = reprlib.repr(entry_point)
-            raise ValueError(
-                f"entry_point {given}: must be the name of a function, or None for a script"
-            )
+            raise ValueError(f"entry_point {entry_point!r:.60}: must be the name of a function")
         wanted = "a pair, a list of arguments and the expected output, all plain JSON values, at most 200 deep"
     for number, test in enumerate(tests):
         if not _is_test(test, entry_point):
