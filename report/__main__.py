@@ -79,20 +79,16 @@ def read_flags(command: Callable, flags_class: type, argv: list[str]) -> tuple[A
 COMMANDS = {"page": page, "film": film, "geometry": geometry}
 
 
-def run(argv: list[str]) -> None:
-    """Run the command that is named first."""
-    if not argv or argv[0] in ("-h", "--help"):
-        print(__doc__.strip())
-    elif argv[0] in COMMANDS:
-        COMMANDS[argv[0]](argv[1:])
-    else:
-        raise UserError(f"{argv[0]}: must be one of {', '.join(COMMANDS)}")
-
-
 def main(argv: list[str] | None = None) -> None:
-    arguments = sys.argv[1:] if argv is None else argv
+    """Run the command that is named first."""
+    argv = sys.argv[1:] if argv is None else argv
     with as_command("report"):
-        run(arguments)
+        if not argv or argv[0] in ("-h", "--help"):
+            print(__doc__.strip())
+        elif argv[0] in COMMANDS:
+            COMMANDS[argv[0]](argv[1:])
+        else:
+            raise UserError(f"{argv[0]}: must be one of {', '.join(COMMANDS)}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from rewards import Fence, Problem, Task
 class Drawing:
     """Drawings of a task's answers: `class Maze(Drawing, Task)`."""
 
-    objectives: tuple[str, ...]  # those of the task
+    objectives: tuple[str, ...] = ()  # those of the task
     wide = False  # whether a drawing is wider than high: policies then stand side by side
     width = 3.9  # inches of a wide one
     legend = ""  # what the letters and colors of a drawing mean

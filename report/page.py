@@ -44,7 +44,10 @@ def write_film(path: Path, snapshots: Snapshots) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "picture.png"
         for frame in snapshots.frames:
-            pools = {name: _texts_and_rewards(records) for name, records in frame.pools.items()}
+            pools = {}
+            for name, records in frame.pools.items():
+                rewards = [torch.tensor(record["rewards"]) for record in records]
+                pools[name] = ([record["answers"] for record in records], rewards)
             heading = f"after training step {frame.step}\n{utilities(frame)}"
             plots.answers(pools, snapshots.problems, drawing, file, heading)
             picture = Image.open(file).convert("RGB")
@@ -74,20 +77,22 @@ def _write_small(path: Path, frames: list, write: Callable[[list], None]) -> Non
 
 def _page(snapshots: Snapshots) -> str:
     config = snapshots.config
-    drawing = drawing_of(snapshots.task)
+    drawing = drawing_of(snapshots.task) or Drawing()
     data = {
         "task": snapshots.task.name,
         "model": Path(config.model).name,  # not where it lies
         "seed": config.seed,
         "objectives": snapshots.task.objectives,
-        "legend": drawing.legend if drawing else "",
+        "legend": drawing.legend,
         "paints": isinstance(drawing, FenceDrawing),  # answers are colors
-        "marks": drawing is not None and type(drawing).marks is not Drawing.marks,
+        "marks": type(drawing).marks is not Drawing.marks,
         "temperature": config.eval_temperature,
         "draws": config.n_weights,
         "steps": [frame.step for frame in snapshots.frames],
         "methods": [_method(name, rows, config.m) for name, rows in snapshots.metrics.items()],
-        "problems": [_problem(snapshots, i) for i in plots.distinct_problems(snapshots.problems)],
+        "problems": [
+            _problem(snapshots, drawing, i) for i in plots.distinct_problems(snapshots.problems)
+        ],
     }
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")  # holds no </script>
 
@@ -110,14 +115,11 @@ def _method(name: str, rows: list[dict], m: int) -> dict:
     }
 
 
-def _problem(snapshots: Snapshots, i: int) -> dict:
+def _problem(snapshots: Snapshots, drawing: Drawing, i: int) -> dict:
     """A problem on the page.
 
     Every distinct pair of answer and reward vector is held once and has a number. The pools of
     all frames and methods name their answers by these numbers. Routes are held as cells.
-
-    Args:
-        i: which of the problems.
     """
     task = snapshots.task
     config = snapshots.config
@@ -136,14 +138,12 @@ def _problem(snapshots: Snapshots, i: int) -> dict:
             pairs = zip(record["answers"], map(tuple, record["rewards"]), strict=True)
             rewards = torch.tensor(record["rewards"])  # (n, k)
             by_method[name] = {
-                "summary": _summary(task, rewards),
+                "summary": drawing.summary(rewards),
                 "answers": [numbers.setdefault(pair, len(numbers)) for pair in pairs],
                 **_set_rewards(rewards, vpo.answers_per_rollout(name, config.m), weights),
             }
         pools.append(by_method)
 
-    vectors = [vector for _, vector in numbers]
-    drawing = drawing_of(task) or Drawing()
     sizes = {vpo.answers_per_rollout(name, config.m) for name in snapshots.metrics}
     return {
         "text": "\n\n".join(_request(task, problem, m) for m in sorted(sizes)),
@@ -151,7 +151,7 @@ def _problem(snapshots: Snapshots, i: int) -> dict:
         "pools": pools,
         "answers": [_shown_answer(task, problem, text) for text, _ in numbers],
         "marks": [drawing.marks(problem, text or "") for text, _ in numbers],
-        "vectors": vectors,
+        "vectors": [vector for _, vector in numbers],
         "weights": _rounded(weights[0, :5]),
     }
 
@@ -160,15 +160,6 @@ def _request(task: Task, problem: Problem, m: int) -> str:
     """A problem in words, for rollouts of m answers."""
     answers = "one answer" if m == 1 else f"{m} answers"
     return f"[{answers} a rollout]\n{task.prompt(problem, m)[:3000]}"
-
-
-def _summary(task: Task, rewards: Tensor) -> str:
-    """A summary of the rewards (n, k) of a pool."""
-    drawing = drawing_of(task)
-    if drawing:
-        return drawing.summary(rewards)
-    n_earning = int((rewards > task.minimum).any(-1).sum())
-    return f"{n_earning} of {len(rewards)} earn something"
 
 
 def _is_maze(task: Task) -> bool:
@@ -213,9 +204,3 @@ def _set_rewards(rewards: Tensor, m: int, weights: Tensor) -> dict[str, list]:
 
 def _rounded(numbers: Tensor) -> list:
     return numbers.double().round(decimals=4).tolist()
-
-
-def _texts_and_rewards(records: list[dict]) -> tuple[list, list[Tensor]]:
-    texts = [record["answers"] for record in records]
-    rewards = [torch.tensor(record["rewards"]) for record in records]
-    return texts, rewards

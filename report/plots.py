@@ -89,13 +89,10 @@ def curves_of(run: Path, methods: list[str], log: str, keys: list[str]) -> dict[
 
 
 def training(curves: dict[str, list[dict]], path: Path) -> None:
-    """Draw diversity, reward, different answers and W@m of the training rollouts by training step.
+    """Draw the records of metrics.jsonl: diversity, reward, different answers and W@m by training step.
 
     In step 1 every method still samples from the start model, so the methods' mean in that step is
     the level of the start model: one of methods with single answers, one of those with sets.
-
-    Args:
-        curves: of metrics.jsonl.
     """
     shortest = min(map(len, curves.values()))
     window = max(1, min(WINDOW, shortest // 3) - 1 | 1)
@@ -112,11 +109,9 @@ def training(curves: dict[str, list[dict]], path: Path) -> None:
 
 
 def progress(curves: dict[str, list[dict]], measures: list[str], path: Path) -> None:
-    """Draw the evaluations during training, a panel per measure, a curve per method.
+    """Draw the records of evaluations.jsonl, a panel per measure, a curve per method.
 
-    Args:
-        curves: of evaluations.jsonl; a record of step 0 is of the start model.
-        measures: keys of the records.
+    A record of step 0 is of the start model.
     """
     measures = list(dict.fromkeys(measures))  # a pool of one has best@1 twice
     from_start = {method: rows for method, rows in curves.items() if rows[0]["step"] == 0}
@@ -296,7 +291,12 @@ def answers(
             for i, ax in zip(drawn, of_policy, strict=True):
                 parsed = [text for text in texts[i] if text is not None]
                 drawing.draw(ax, problems[i], parsed, look_of(name).color)
-                _finish_drawing(ax, drawing, rewards[i], width, two_lines=bool(heading))
+                ax.spines[:].set_visible(False)
+                summary = textwrap.fill(drawing.summary(rewards[i]), int(15 * width))
+                if heading and "\n" not in summary:
+                    summary = f"\n{summary}"
+                side = "left" if drawing.wide else "center"
+                ax.set_title(summary, loc=side, fontsize=style.SMALL)
         for row, text in zip(axes, texts_above or [], strict=False):
             for ax in row:
                 ax.set_title(f"\n\n{ax.get_title('left')}", loc="left", fontsize=style.SMALL)
@@ -309,24 +309,6 @@ def answers(
         if len(drawn) < len(distinct):
             caption = f"{len(drawn)} of {len(distinct)} problems, {caption}"
         style.finish(axes, path, f"{caption}; {drawing.legend}" if drawing.legend else caption)
-
-
-def _finish_drawing(
-    ax: Any, drawing: Drawing, rewards: Tensor, width: float, two_lines: bool
-) -> None:
-    """Take the frame from a drawing of answers, and write their summary above it.
-
-    Args:
-        rewards: (n, k), of the answers.
-        width: of the drawing, in inches.
-        two_lines: whether the title has the height of two lines at least.
-    """
-    ax.spines[:].set_visible(False)
-    summary = textwrap.fill(drawing.summary(rewards), int(15 * width))
-    if two_lines and "\n" not in summary:
-        summary = f"\n{summary}"
-    side = "left" if drawing.wide else "center"
-    ax.set_title(summary, loc=side, fontsize=style.SMALL)
 
 
 def distinct_problems(problems: list[Problem]) -> list[int]:

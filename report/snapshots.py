@@ -1,6 +1,5 @@
 """Snapshots: the answers of each method to a few held-out problems during training."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,10 +34,7 @@ class Snapshots:
 
 
 def read_snapshots(run: Path) -> Snapshots:
-    """The snapshots of a run, up to the last step that all methods with snapshots have reached.
-
-    A method without a snapshot at a frame's step is shown at its nearest one.
-    """
+    """The snapshots of a run, at the steps at which all methods with snapshots have one."""
     config = load_run(run).config
     task = task_of(config)
     problems = held_out(task)
@@ -53,18 +49,12 @@ def read_snapshots(run: Path) -> Snapshots:
         if by_step:
             pools[method] = by_step
             metrics[method] = read_log(run / method / "metrics.jsonl", "diversity", "reward")
-    if not pools:
+    steps = set.intersection(*map(set, pools.values())) if pools else set()
+    if not steps:
         raise UserError(f"{run}: no snapshots; training with --snapshots 20 keeps them")
-    last = min(max(by_step) for by_step in pools.values())
-    steps = set()
-    for by_step in pools.values():
-        steps |= {step for step in by_step if step <= last}
     frames = []
     for step in sorted(steps):
-        frame = Frame(step, {})
-        for method, by_step in pools.items():
-            frame.pools[method] = by_step[nearest(step, by_step)]
-        frames.append(frame)
+        frames.append(Frame(step, {method: by_step[step] for method, by_step in pools.items()}))
     return Snapshots(config, task, problems, frames, metrics)
 
 
@@ -80,7 +70,3 @@ def utilities(frame: Frame) -> str:
     # A few problems may order the methods otherwise than the evaluation.
     few = f" of these {len(records)} problems" if len(records) > 1 else ""
     return f"W@{len(rewards)}{few}: {', '.join(parts)}"
-
-
-def nearest(step: int, steps: Iterable[int]) -> int:
-    return min(steps, key=lambda other: abs(other - step))

@@ -44,8 +44,6 @@ def new_figure(rows: int, columns: int, size: tuple[float, float], **options: An
     The figure is not pyplot's: it opens no window and need not be closed.
 
     Args:
-        rows: number of rows of axes.
-        columns: number of columns of axes.
         size: width and height in inches.
         options: passed on to `Figure.subplots`.
     """

@@ -79,11 +79,11 @@ def joint_table(tables: dict[Path, Table], rows: list[Row]) -> Table:
     runs = [table.runs[0] for table in tables.values()]
     joint = Table(runs, first.settings, {}, first.clusters)
     for row in rows:
-        own = [tables[run].measures[row.policy] for run in row.runs.values()]
+        by_run = [tables[run].measures[row.policy] for run in row.runs.values()]
         joint.seeds[row.name] = list(row.runs)
-        joint.measures[row.name] = own[0]
-        if len(own) > 1:
-            stacks = {name: torch.stack([values[name] for values in own]) for name in own[0]}
+        joint.measures[row.name] = by_run[0]
+        if len(by_run) > 1:
+            stacks = {name: torch.stack([values[name] for values in by_run]) for name in by_run[0]}
             joint.measures[row.name] = stacks  # (runs, N)
     return joint
 

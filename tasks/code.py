@@ -26,7 +26,6 @@ LANGUAGE = re.compile(r"[\s{.]*(\w*)")  # of what follows: `python title="a.py"`
 # trying again with other parts, which would take for ever with a long number.
 ARITHMETIC = re.compile(r"(?!.*\*\*)(?:abs|if|else|x|\d{1,3}|//|[<>=!]=|[-+*%()<> ]){1,200}+")
 MAX_PER_PROCESS = 48  # arithmetic answers
-LINE_END = re.compile("\r\n|\r|\n")  # as Python reads them
 ARITHMETIC_PROGRAM = """
 FUNCTIONS = [{}]
 
@@ -44,8 +43,7 @@ LATE = "2025-02-01"  # problems from here on are held out (paper, set-up)
 
 
 class Code(Drawing, FileTask):
-    """
-    Programs, with a component for each test: 1.0 if the program passes it (paper, section 4).
+    """Programs, with a component for each test: 1.0 if the program passes it (paper, section 4).
 
     The number of components k may differ from problem to problem.
 
@@ -65,18 +63,14 @@ class Code(Drawing, FileTask):
     defaults = {"steps": 300, "eval_problems": 500}
     tiny_defaults = {
         "warm_steps": 1500,
-        "lr": [
-            "8e-4",  # the best of a grid on validation problems (study/README.md)
-            "grpo=5e-4",
-            "maxrl=1.2e-3",
-            "multi_rlvr=1.2e-3",
-        ],
+        # The best of a grid on validation problems (study/README.md).
+        "lr": ["8e-4", "grpo=5e-4", "maxrl=1.2e-3", "multi_rlvr=1.2e-3"],
     }
 
     def __init__(self, data: str = "", test_data: str = "", **limits: float):
         try:
             self.sandbox = Sandbox(cores(), **limits)
-        except (SandboxError, ValueError) as error:
+        except SandboxError as error:
             raise UserError(f"--task {self.name}: {error}") from error
         if data or test_data:
             super().__init__(data, test_data)
@@ -193,10 +187,7 @@ def find_blocks(text: str, finished: bool = False) -> list[str]:
 
     A block is what stands between two fences, ``` or ~~~, also in a list. What all its lines are
     indented by is left out. A last block without a closing fence counts if the rollout ended by
-    itself: one that was cut off is no whole program.
-
-    Args:
-        finished: whether the rollout ended by itself.
+    itself (`finished`): one that was cut off is no whole program.
     """
     blocks = []
     opening = None  # the fence of the block in which a line stands
@@ -254,8 +245,7 @@ def is_expression(source: str) -> bool:
 
 
 def job(problem: dict, answer: str) -> Job:
-    """
-    The sandbox's job for an answer, which stands between the source of its problem.
+    """The sandbox's job for an answer, which stands between the source of its problem.
 
     The answer to a small problem may be an expression, the value of f(x).
     """
@@ -264,43 +254,33 @@ def job(problem: dict, answer: str) -> Job:
 
     imports = "" if problem.get("small") else f"{code_files.IMPORTS}sys.setrecursionlimit(50_000)\n"
     future, source = split_future(problem["before"] + answer)
-    program = "".join([*future, imports, source, problem["after"]])
+    program = f"{future}{imports}{source}{problem['after']}"
     true_is_one = problem.get("true_is_one", False)
     return Job(program, problem["tests"], problem["call"], true_is_one=true_is_one)
 
 
-def split_future(source: str) -> tuple[list[str], str]:
-    """Each `from __future__ import`, which must come first in a program, and the rest of a source."""
-    statements: list[ast.stmt] = []
+def split_future(source: str) -> tuple[str, str]:
+    """The lines `from __future__ import ...`, which must come first in a program, and the rest of a source."""
     if "__future__" in source:
         with warnings.catch_warnings(action="ignore"), contextlib.suppress(Exception):
-            statements = ast.parse(source).body
-    future = []
-    lines = [line.encode(errors="replace") for line in LINE_END.split(source)]  # columns are bytes
-    for node in reversed(statements):  # what stands above a statement keeps its place
-        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
-            first, last = node.lineno - 1, node.end_lineno - 1
-            left = lines[first][: node.col_offset]
-            right = lines[last][node.end_col_offset :]
-            lines[first : last + 1] = [left + b"pass" + right]
-            future.append(f"{ast.unparse(node)}\n")
-    if not future:
-        return [], source
-    return future, b"\n".join(lines).decode()
+            future = []
+            rest = []
+            for node in ast.parse(source).body:
+                if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+                    future.append(ast.unparse(node))
+                else:
+                    rest.append(ast.unparse(node))
+            if future:
+                return "\n".join([*future, ""]), "\n".join([*rest, ""])
+    return "", source
 
 
 def pack(pairs: list[tuple[dict, str]]) -> list[tuple[list[int], Job]]:
-    """
-    Make jobs for all answers that are Python.
+    """Jobs for all answers that are Python, with the indices of the (problem, answer) pairs that they judge.
 
     An answer has a process of its own unless it is arithmetic, which can do no harm. Arithmetic
-    answers share processes, since a tiny model writes thousands of them in a minute.
-
-    Args:
-        pairs: problems and answers.
-
-    Returns:
-        Indices of pairs and the job that judges them, test by test, one pair after the other.
+    answers share processes, since a tiny model writes thousands of them in a minute. Such a job
+    judges test by test, one pair after the other.
     """
     jobs = []
     arithmetic = []

@@ -1,5 +1,4 @@
-"""
-Code problems from local files: HumanEval, LeetCodeDataset, MBPP, LiveCodeBench and our own format.
+"""Code problems from local files: HumanEval, LeetCodeDataset, MBPP, LiveCodeBench and our own format.
 
 The fields of a record tell its format. A problem is a plain dictionary:
 
@@ -33,11 +32,10 @@ import pickle
 import sys
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from rewards import UserError
 from tasks.files import field, optional_text, read_records, text_field, texts_field, unix_lines
-from tasks.sandbox import check_job
+from tasks.sandbox import check_tests
 
 ASSERTS_CALL = "_answer_"  # the function that tests made of asserts call
 Judge = Callable[[list[tuple[dict, str]]], list[list[bool]]]  # (problem, program) -> passed tests
@@ -66,8 +64,7 @@ import operator, os, random, re, statistics, string, sys
 
 
 def load_problems(flag: str, path: str, judge: Judge) -> list[dict]:
-    """
-    Read a file, and say on stderr what it holds.
+    """Read a file, and say on stderr what it holds.
 
     Of equal problems the earliest counts, so that none is trained on and held out.
 
@@ -81,18 +78,17 @@ def load_problems(flag: str, path: str, judge: Judge) -> list[dict]:
         if problem["tests"]:
             key = (problem["text"], problem["entry_point"], problem["starter"])
             distinct.setdefault(key, problem)
-    asserts = [max(0, problem["asserts"] - len(problem["tests"])) for problem in problems]
+    n_asserts = sum(max(0, problem["asserts"] - len(problem["tests"])) for problem in problems)
+    n_too_long = sum(problem["too_long"] for problem in problems)
     left_out = {
-        "asserts that their reference solution fails, or of another form (docs/own.md)": sum(
-            asserts
-        ),
-        f"tests of more than {MAX_BYTES} bytes": sum(problem["too_long"] for problem in problems),
+        "asserts that their reference solution fails, or of another form (docs/own.md)": n_asserts,
+        f"tests of more than {MAX_BYTES} bytes": n_too_long,
         "problems without any test or with the text of another": len(problems) - len(distinct),
     }
-    counts = [f"{n} {what}" for what, n in left_out.items() if n]
     message = f"{len(distinct)} problems"
-    if counts:
-        message += f"; left out: {'; '.join(counts)}"
+    for things, n in left_out.items():
+        if n:
+            message += f"; left out: {n} {things}"
     if not distinct:
         raise UserError(f"{flag} {path}: no problem with a test is left: {message}")
     print(f"{path}: {message}", file=sys.stderr)
@@ -129,78 +125,58 @@ def _read_problem(record: dict) -> dict:
         if record.keys() >= set(needed):
             texts = ("starter", "date", "before", "after", "reference")
             usual = {"asserts": 0, "too_long": 0, "true_is_one": True}
-            problem = dict.fromkeys(texts, "") | usual | read(record)
+            problem = dict.fromkeys(texts, "") | usual | _id(record) | read(record)
             problem.setdefault("call", problem["entry_point"])
-            try:
-                check_job("", problem["tests"], problem["call"])
-            except ValueError as error:
-                raise UserError(f"field {needed[-1]}: {error}") from error
+            check_tests(problem["tests"], problem["call"])
             return problem
     known = "; ".join(", ".join(needed) for needed in FORMATS)
     raise UserError(f"fields {', '.join(record)}: no known format; expected are {known}")
 
 
+def _id(record: dict) -> dict:
+    """The id in the first of these fields that is there. Without one the line stands in for it."""
+    for name in ("id", "task_id", "question_id"):
+        if record.get(name) is not None:
+            return {"id": str(field(record, name, str | int, "text or a number"))}
+    return {}
+
+
 def _own(record: dict) -> dict:
-    starter = optional_text(record, "starter")
-    entry_point = optional_text(record, "entry_point") or None
-    if entry_point:
-        _check_function(entry_point, "entry_point")
-    return _id(record, "id") | {
+    return {
         "text": text_field(record, "prompt"),
-        "entry_point": entry_point,
+        "entry_point": optional_text(record, "entry_point") or None,
         "tests": field(record, "tests", list, "a list of tests"),
         "true_is_one": False,
         "reference": optional_text(record, "reference"),
-        "starter": starter,
+        "starter": optional_text(record, "starter"),
     }
-
-
-def _id(record: dict, *names: str, prefix: str = "") -> dict:
-    """The id in the first of these fields that is there. Without one the line stands in for it."""
-    for name in names:
-        if record.get(name) is not None:
-            id = field(record, name, str | int, "text or a number")
-            return {"id": f"{prefix}{id}"}
-    return {}
 
 
 def _humaneval(record: dict) -> dict:
     prompt = text_field(record, "prompt")
     entry_point = text_field(record, "entry_point")
+    name = entry_point.removeprefix("Solution().")
     check = _find_function(text_field(record, "test"), "check", "test")
     candidate = check.args.args[0].arg if check.args.args else entry_point
-    id = _id(record, "task_id", "id")
-    if entry_point.startswith("Solution()."):
-        _check_function(entry_point.removeprefix("Solution()."), "entry_point")
-        return _from_asserts(check, candidate, entry_point) | _leetcode(record) | id
-    _check_function(entry_point, "entry_point")
+    problem = _from_asserts(check, candidate, entry_point)
+    if name != entry_point:
+        return problem | {  # LeetCodeDataset, whose prompt is source that stands above a class
+            "text": text_field(record, "problem_description"),
+            "entry_point": name,
+            "starter": optional_text(record, "starter_code"),
+            "before": f"{prompt}\n",
+            "reference": optional_text(record, "completion"),
+        }
     solution = optional_text(record, "canonical_solution")
     source = prompt + (solution or "    pass\n")
-    function = _find_function(source, entry_point, "prompt")
+    function = _find_function(source, name, "prompt")
     # Imports and helper functions stand above the function and its decorators.
     first_line = min(node.lineno for node in (function, *function.decorator_list))
     before = source.split("\n")[: first_line - 1]
-    return _from_asserts(check, candidate, entry_point) | {
+    return problem | {
         "text": "Complete this function:\n\n" + prompt,
         "before": "".join(f"{line}\n" for line in before),
         "reference": source if solution else "",
-        **id,
-    }
-
-
-def _check_function(name: Any, field: str) -> None:
-    if not isinstance(name, str) or not name.isidentifier():
-        raise UserError(f"field {field}: must be the name of a function, not {name!r:.60}")
-
-
-def _leetcode(record: dict) -> dict:
-    """Fields of LeetCodeDataset that are not HumanEval's. Its prompt is source that stands above a class."""
-    return {
-        "text": optional_text(record, "problem_description") or record["prompt"],
-        "entry_point": record["entry_point"].removeprefix("Solution()."),
-        "starter": optional_text(record, "starter_code"),
-        "before": f"{record['prompt']}\n",
-        "reference": optional_text(record, "completion"),
     }
 
 
@@ -214,13 +190,10 @@ def _find_function(source: str, name: str, field: str) -> ast.FunctionDef:
 def _mbpp(record: dict) -> dict:
     code = text_field(record, "code")
     text = optional_text(record, "text") or text_field(record, "prompt")
-    asserts = texts_field(record, "test_list", "a list of asserts")
+    asserts = texts_field(record, "test_list")
     setup = [optional_text(record, "test_setup_code")]
-    if isinstance(record.get("test_imports"), str):
-        setup.append(record["test_imports"])
-    elif record.get("test_imports"):
-        setup += texts_field(record, "test_imports", "text or a list of texts")
-
+    if record.get("test_imports"):
+        setup += texts_field(record, "test_imports")
     tests = ast.parse("\n".join(asserts), "test_list")
     called = {node.id for node in ast.walk(tests) if isinstance(node, ast.Name)}
     functions = [node for node in ast.parse(code, "code").body if isinstance(node, ast.FunctionDef)]
@@ -232,7 +205,9 @@ def _mbpp(record: dict) -> dict:
         "reference": code,
         "before": "".join(f"{source}\n" for source in setup if source),
     }
-    return problem | (_id(record, "task_id", prefix="MBPP/") or _id(record, "id"))
+    if record.get("task_id") is not None:
+        problem["id"] = f"MBPP/{record['task_id']}"
+    return problem
 
 
 def _livecodebench(record: dict) -> dict:
@@ -244,9 +219,8 @@ def _livecodebench(record: dict) -> dict:
 
     name = json.loads(text_field(record, "metadata")).get("func_name")  # None: a script
     if name:
-        _check_function(name, "metadata: func_name")
         tests = [_function_test(*test) for test in tests]
-    return _id(record, "question_id", "id") | {
+    return {
         "date": optional_text(record, "contest_date"),
         "text": text_field(record, "question_content"),
         "entry_point": name,
@@ -264,7 +238,6 @@ def _function_test(stdin: str, stdout: str) -> list:
 
 def _cases(record: dict, name: str) -> list[list[str]]:
     """The tests [stdin, stdout] in a field of LiveCodeBench: JSON, or the base64 of the zlib of its pickle."""
-    what = "a list of tests with input and output as JSON text, or the base64 of the zlib of its pickle"
     text = text_field(record, name)
     try:
         if not text.lstrip().startswith("["):
@@ -273,8 +246,10 @@ def _cases(record: dict, name: str) -> list[list[str]]:
         tests = [[case["input"], case["output"]] for case in unix_lines(json.loads(text))]
         "".join(itertools.chain(*tests))  # all must be text
     except Exception as error:  # whatever damaged bytes do to their readers
-        reason = f"{type(error).__name__}: {error}"
-        raise UserError(f"field {name}: must be {what}, not {text!r:.60} ({reason})") from error
+        raise UserError(
+            f"field {name}: must be a list of tests with input and output as JSON text, or the base64 of the zlib of "
+            f"its pickle, not {text!r:.60} ({type(error).__name__}: {error})"
+        ) from error
     return tests
 
 
@@ -287,8 +262,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 FORMATS = {  # the fields that tell the format
     ("prompt", "entry_point", "test"): _humaneval,
-    ("text", "code", "test_list"): _mbpp,
-    ("prompt", "code", "test_list"): _mbpp,
+    ("code", "test_list"): _mbpp,
     ("prompt", "tests"): _own,
     ("question_content", "public_test_cases", "private_test_cases"): _livecodebench,
 }
@@ -306,15 +280,13 @@ def plain(value):
 
 
 def _from_asserts(tree: ast.Module | ast.FunctionDef, candidate: str, name: str) -> dict:
-    """
-    Make tests of asserts, and the source that runs them: `_answer_(i)` evaluates expression i.
+    """Make tests of asserts, and the source that runs them: `_answer_(i)` evaluates expression i.
 
     Asserts in other loops and in conditions depend on more than a call. They are left out and
     counted, `assert True` is not.
 
     Args:
-        tree: the body holds the asserts.
-        candidate: the name by which they call the function.
+        candidate: the name by which the asserts in the tree's body call the function.
         name: the name of the function.
     """
     for node in ast.walk(tree):
@@ -456,24 +428,6 @@ def _convert(candidate: str, node: ast.stmt) -> tuple | None:
 
 def _comparison(test: ast.expr) -> tuple:
     """(left, right) of an equality; if it is approximate, with its tolerance, see `Job`."""
-    approximate = _approximation(test)
-    if approximate:
-        return approximate
-    match test:
-        case ast.Compare(left, [ast.Eq()], [right]):
-            return left, right
-        case ast.Compare(left, [ast.Is()], [ast.Constant(None) as right]):
-            return left, right
-        case ast.Compare(left, [ast.Is()], [right]):  # True is not 1
-            return ast.Call(ast.Name("repr"), [left], []), ast.Call(ast.Name("repr"), [right], [])
-        case ast.UnaryOp(ast.Not(), call):
-            return ast.Call(ast.Name("bool"), [call], []), ast.Constant(False)
-    # A truth value is all that `assert candidate(x)` asks for.
-    return ast.Call(ast.Name("bool"), [test], []), ast.Constant(True)
-
-
-def _approximation(test: ast.expr) -> tuple | None:
-    """(left, right, tolerance) of a comparison that allows a difference, None for all else."""
     match test:
         case ast.Compare(
             ast.Call(ast.Name("abs"), [ast.BinOp(left, ast.Sub(), right)]),
@@ -492,7 +446,16 @@ def _approximation(test: ast.expr) -> tuple | None:
             if absolute == 0 and _is_floats(_literal(right)):
                 absolute = 1e-6
             return left, right, (0.0, absolute, 1e-7 if absolute else 0.0)
-    return None
+        case ast.Compare(left, [ast.Eq()], [right]):
+            return left, right
+        case ast.Compare(left, [ast.Is()], [ast.Constant(None) as right]):
+            return left, right
+        case ast.Compare(left, [ast.Is()], [right]):  # True is not 1
+            return ast.Call(ast.Name("repr"), [left], []), ast.Call(ast.Name("repr"), [right], [])
+        case ast.UnaryOp(ast.Not(), call):
+            return ast.Call(ast.Name("bool"), [call], []), ast.Constant(False)
+    # A truth value is all that `assert candidate(x)` asks for.
+    return ast.Call(ast.Name("bool"), [test], []), ast.Constant(True)
 
 
 def _is_floats(value: object) -> bool:

@@ -21,19 +21,16 @@ class Eureqa(FileTask):
     source = "questions_normal_5 and --test-data questions_hard_5 of huggingface.co/datasets/vincentleebang/EUREQA"
 
     def read(self, record: dict) -> dict:
-        question = field(record, "question", str | list, "text or a list of texts")
-        if isinstance(question, list):
-            question = "\n".join(texts_field(record, "question"))
         masks = texts_field(record, "entity_masks")
         entities = texts_field(record, "entities")
         for name, texts in (("entity_masks", masks), ("entities", entities)):
             if len(texts) < len(NAMES) or not all(text.strip() for text in texts):
-                what = f"must be {len(NAMES)} or more texts, none of them empty"
-                raise UserError(f"field {name}: {what}, not {texts!r:.60}")
+                wanted = f"{len(NAMES)} or more texts, none of them empty"
+                raise UserError(f"field {name}: must be {wanted}, not {texts!r:.60}")
         index = field(record, "idx", int | str, "a number or text")
         return {
             "id": f"eureqa-{index}-{entities[0]}",
-            "question": question,
+            "question": "\n".join(texts_field(record, "question")),
             "masks": masks[: len(NAMES)],
             "entities": entities[: len(NAMES)],
         }

@@ -119,8 +119,6 @@ def read_records(flag: str, path: str, read: Callable[[dict], dict]) -> list[dic
         try:
             record = unix_lines(json.loads(line))
             json.dumps(record, ensure_ascii=False).encode()  # raises for half of a surrogate pair
-            if not isinstance(record, dict):
-                raise UserError(f"not a JSON object but {record!r:.60}: each must be one problem")
             problem = read(record)
             id = problem.setdefault("id", f"{Path(path).stem}-{number}")
             if problems.setdefault(id, problem) != problem:
@@ -152,32 +150,25 @@ def shuffled(problems: list[dict]) -> list[dict]:
     return sorted(problems, key=digest)
 
 
-def field(record: dict, name: str, kind: type, what: str, parent: str = "") -> Any:
-    """The field record[name]. UserError says `what` it must be if it is empty or of another kind.
-
-    Args:
-        parent: the field that holds the record, if it is a part of another one.
-    """
-    place = f"{parent}.{name}" if parent else name
-    has_fields = isinstance(record, dict)
-    value = record.get(name) if has_fields else record
-    is_right = has_fields and isinstance(value, kind) and value != []
-    if not is_right or not str(value).strip():
-        raise UserError(f"field {place}: must be {what}, not {value!r:.60}")
+def field(record: dict, name: str, kind: type, wanted: str) -> Any:
+    """The field record[name]. UserError says what is wanted if it is empty or of another kind."""
+    value = record.get(name) if isinstance(record, dict) else None
+    if not isinstance(value, kind) or value == [] or not str(value).strip():
+        raise UserError(f"field {name}: must be {wanted}, not {value!r:.60}")
     return value
 
 
-def text_field(record: dict, name: str, parent: str = "") -> str:
+def text_field(record: dict, name: str) -> str:
     """A field that must be text."""
-    return field(record, name, str, "text", parent)
+    return field(record, name, str, "text")
 
 
-def texts_field(record: dict, name: str, what: str = "a list of texts") -> list[str]:
-    """A field that must be a list of texts."""
-    texts = field(record, name, list, what)
-    for text in texts:
-        if not isinstance(text, str):
-            raise UserError(f"field {name}: must be {what}, but holds {text!r:.60}")
+def texts_field(record: dict, name: str) -> list[str]:
+    """A field that must be a list of texts, or one text, which counts as a list of one."""
+    value = field(record, name, list | str, "a list of texts")
+    texts = [value] if isinstance(value, str) else value
+    if not all(isinstance(text, str) for text in texts):
+        raise UserError(f"field {name}: must be a list of texts, not {texts!r:.60}")
     return texts
 
 

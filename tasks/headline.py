@@ -109,8 +109,7 @@ LETTER_WIDTH = 0.602 * FONT_SIZE  # of the monospaced font
 
 
 class Headline(Drawing, Task):
-    """
-    A headline of a few words.
+    """A headline of a few words.
 
     The reward vector has a 1 for every fact that the headline tells. It is zero if the headline is too long,
     is not plain English, or says what the text does not say.
@@ -169,8 +168,8 @@ class Headline(Drawing, Task):
         return f"{text}\nWrite {m} different headlines of {most} each, as a numbered list."
 
     def reward(self, problem: Problem, answer: str) -> list[float]:
-        told = facts_told(problem.data, answer, self.max_words)
-        return [float(name in told) for name in self.objectives]
+        names = facts_told(problem.data, answer, self.max_words)
+        return [float(name in names) for name in self.objectives]
 
     def canonical(self, problem: Problem, answer: str) -> str:
         return " ".join(words_of(answer))
@@ -187,13 +186,13 @@ class Headline(Drawing, Task):
 
     def marks(self, problem: Problem, answer: str) -> dict[str, str]:
         """The words that tell a fact, in the fact's color; none if the headline earns nothing."""
-        told = facts_told(problem.data, answer, self.max_words)
-        return {problem.data[name]: color for name, color in COLORS.items() if name in told}
+        names = facts_told(problem.data, answer, self.max_words)
+        return {problem.data[name]: color for name, color in COLORS.items() if name in names}
 
     def summary(self, rewards: Tensor) -> str:
         facts = rewards.sum(-1)  # (n)
-        told = int((rewards > 0).any(0).sum())
-        return f"{facts.mean():.1f} facts each, {told} of 6 in all"
+        n_distinct = int((rewards > 0).any(0).sum())
+        return f"{facts.mean():.1f} facts each, {n_distinct} of 6 in all"
 
     def demonstration(self, problem: Problem, rng: Random) -> str:
         """A headline that tells two facts."""
@@ -225,10 +224,10 @@ def facts_told(facts: dict[str, str], answer: str, max_words: int) -> set[str]:
     """The names of the facts that a headline tells; empty if it is not one."""
     words = words_of(answer)
     names = {facts[name]: name for name in Headline.objectives}
-    told = [names[word] for word in words if word in names]
-    is_headline = 2 <= len(words) <= max_words and len(told) == len(set(told))
+    found = [names[word] for word in words if word in names]
+    is_headline = 2 <= len(words) <= max_words and len(found) == len(set(found))
     if is_headline and is_english(kinds_of(words, names)):
-        return set(told)
+        return set(found)
     return set()
 
 
@@ -269,11 +268,7 @@ def is_english(kinds: list[str]) -> bool:
 
 
 def draw_line(axes, row: int, count: str, headline: str, marks: dict[str, str]) -> None:
-    """Draw one headline; a word that tells a fact has the fact's color.
-
-    Args:
-        marks: word -> its color; empty if the headline earns nothing.
-    """
+    """Draw one headline, its marked words in their colors; grey if it has none and so earns nothing."""
     style = {
         "xy": (0, row),
         "textcoords": "offset points",

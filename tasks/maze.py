@@ -20,7 +20,7 @@ from random import Random
 from torch import Tensor
 
 from report.drawings import Drawing
-from rewards import Problem, Task, UserError
+from rewards import Problem, Task
 
 DIRECTIONS = {"UP": (-1, 0), "DOWN": (1, 0), "LEFT": (0, -1), "RIGHT": (0, 1)}  # rows, columns
 HELD_OUT = 500  # training avoids so many mazes of "test" and "validation"; of size 5 some recur
@@ -35,8 +35,7 @@ TILE_COLORS = {
 
 
 class Maze(Drawing, Task):
-    """
-    A square maze.
+    """A square maze.
 
     The reward vector is zero unless the route reaches the exit in time. Else it is
     [1, share of the gold, share of the diamonds, 1 - share of the lava]. A tile counts once.
@@ -57,8 +56,6 @@ class Maze(Drawing, Task):
     slack = 7  # steps of the budget beyond the longer one of the two shortest one-corner routes
 
     def __init__(self, size: int = 7):
-        if not 5 <= size <= 9:
-            raise UserError(f"--size {size}: a maze has 5 to 9 rows")
         self.size = size
         self.max_budget = 2 * (size - 1) + self.slack + 4  # past a corner, with a few detours
         self.answer_words = self.max_budget  # a word per step
@@ -114,11 +111,9 @@ class Maze(Drawing, Task):
         return _reward_at_exit(tiles, set(path))
 
     def walk(self, problem: Problem, answer: str) -> list[int]:
-        """
-        Follow a route until it reaches the exit or the budget is spent.
+        """The cells of a route up to the exit or the last step of the budget, the start first.
 
-        Returns:
-            The cell after each step, the start first; [] if a word is no move and no neighbour.
+        It is empty if a word is no move and no neighbour.
         """
         tiles = _tiles(problem)
         path = [tiles.index("S")]
@@ -140,8 +135,7 @@ class Maze(Drawing, Task):
         return str([cell for cell, _ in itertools.groupby(path)])
 
     def reachable(self, problem: Problem) -> list[list[float]]:
-        """
-        Find the reward vectors of all routes that reach the exit within the budget.
+        """Find the reward vectors of all routes that reach the exit within the budget.
 
         The search is breadth first. A state is a cell and the gold, diamond and lava tiles entered.
         """
@@ -260,16 +254,12 @@ class Maze(Drawing, Task):
         return None
 
     def _try_to_build(self, rng: Random, walled: bool) -> dict | None:
-        """
-        Build one random maze.
+        """The data of one random maze, or None if the attempt breaks one of the rules.
 
         Args:
-            rng: the source of randomness. The order of its calls decides what the mazes are.
+            rng: the order of its calls decides what the mazes are.
             walled: whether the maze has many walls and need not hold the conflict of the two
-                corners, as the mazes of demonstrations do.
-
-        Returns:
-            The data of a problem, or None if the attempt breaks one of the rules.
+                corners, as those of demonstrations.
         """
         tiles = self._carve(rng)
         self._open_walls(tiles, rng, walled)

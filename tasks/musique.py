@@ -34,20 +34,17 @@ class Musique(FileTask):
             raise UserError("field answerable: is false; take the files of musique_ans")
         paragraphs = {}
         for paragraph in field(record, "paragraphs", list, "a list"):
-            index = field(paragraph, "idx", int, "a number", "paragraphs")
-            title = text_field(paragraph, "title", "paragraphs")
-            text = text_field(paragraph, "paragraph_text", "paragraphs")
+            index = field(paragraph, "idx", int, "a number")
+            title = text_field(paragraph, "title")
+            text = text_field(paragraph, "paragraph_text")
             paragraphs[index] = f"[{index}] {title}: {text}"
 
         support = []
-        what = "the idx of a paragraph"
-        decomposition = "question_decomposition"
-        for step in field(record, decomposition, list, "a list"):
-            support.append(field(step, "paragraph_support_idx", int, what, decomposition))
+        for step in field(record, "question_decomposition", list, "a list"):
+            support.append(field(step, "paragraph_support_idx", int, "a number"))
         if not paragraphs.keys() >= set(support) or len(support) > HOPS:
-            raise UserError(
-                f"field question_decomposition: {support} are not up to {HOPS} paragraphs of the record"
-            )
+            known = f"the idx of at most {HOPS} of the paragraphs"
+            raise UserError(f"field question_decomposition: must be {known}, not {support}")
 
         aliases = texts_field(record, "answer_aliases") if record.get("answer_aliases") else []
         answer = text_field(record, "answer")

@@ -1,5 +1,4 @@
-"""
-The small problems of the tiny model: guess a one-line function from a few of its values.
+"""The small problems of the tiny model: guess a one-line function from a few of its values.
 
 The function is `A if C else B`. The prompt shows f at four places. They leave f open, since three
 thresholds and often several A or B fit. The tests call f at eight other places.
@@ -13,27 +12,9 @@ from dataclasses import dataclass
 from random import Random
 
 RIGHT = 0.4  # how often a piece of a demonstration is the right one
-BRANCHES = (
-    "0",
-    "1",
-    "x",
-    "- x",
-    "x + 1",
-    "x + 2",
-    "x + 3",
-    "x - 1",
-    "x - 2",
-    "x - 3",
-    "x * 2",
-    "x * 3",
-    "x * x",
-    "1 - x",
-    "2 - x",
-    "3 - x",
-    "x // 2",
-    "x % 3",
-    "abs ( x )",
-)
+FORMULAS = """0, 1, x, - x, x + 1, x + 2, x + 3, x - 1, x - 2, x - 3, x * 2, x * 3, x * x, 1 - x, 2 - x, 3 - x,
+x // 2, x % 3, abs ( x )"""
+BRANCHES = tuple(formula.strip() for formula in FORMULAS.split(","))
 OPPOSITES = {"==": "!=", "<=": ">", "<": ">="}
 
 
@@ -58,13 +39,7 @@ class Family:
     def problems(
         self, candidates: Iterable[tuple[str, ...]], known: set[tuple[int, ...]]
     ) -> Iterator[dict]:
-        """
-        Make a problem of every candidate that behaves in a new way.
-
-        Args:
-            candidates: the pieces of programs.
-            known: behaviours that no problem shall have. Each new one is added.
-        """
+        """A problem of every candidate, the pieces of a program, whose behaviour is not known; it is added."""
         for pieces in candidates:
             outputs = self.outputs(self.form.format(*pieces))
             if outputs not in known:

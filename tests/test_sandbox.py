@@ -23,7 +23,7 @@ from programs import DOUBLE, RIGHT, STDIO
 
 from engine.cores import cores
 from tasks import sandbox as sandbox_module
-from tasks.sandbox import CHILD, Job, Sandbox, SandboxError, check_job, run_tests
+from tasks.sandbox import CHILD, Job, Sandbox, SandboxError, check_tests, run_tests
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.linux
@@ -310,17 +310,18 @@ def test_root_without_rights_is_confined():
 @pytest.mark.parametrize(
     ("tests", "entry_point", "message"),
     [
-        ([([1], 2, 3, 4)], "f", r"test 0: must be a pair.*not \(\[1\], 2, 3, 4\)"),
+        ([([1], 2, 3, 4)], "f", r"tests\[0\]: must be a pair.*not \(\[1\], 2, 3, 4\)"),
         ([("a", 3)], None, r"must be a pair of strings, .*, not \('a', 3\)"),
         ([(1, 2)], "f", r"must be a pair, a list of arguments.*not \(1, 2\)"),
         ([([1], {2})], "f", r"all plain JSON.*\{2\}"),
         ([([1], 2.0, (0.0, 0.1, "x"))], "f", r"must be a pair.*'x'"),
+        ([([1], 2)], "Solution.f", r"entry_point 'Solution.f': must be the name of a function"),
     ],
 )
 def test_malformed_tests(tests, entry_point, message):
     """The message shows what is wanted and what was given."""
     with pytest.raises(ValueError, match=message):
-        check_job("", tests, entry_point)
+        check_tests(tests, entry_point)
 
 
 @pytest.mark.parametrize(

@@ -398,7 +398,7 @@ CALL = '<tool_call>{"name": "f"}</tool_call>'
     [
         ("musique", {"answer": " "}),
         ("musique", {"question_decomposition": [{"paragraph_support_idx": 99}]}),
-        ("musique", {"paragraphs": [1]}),
+        ("musique", {"paragraphs": 1}),
         ("eureqa", {"entities": ["a", " ", *"cde"]}),
         ("tool", {"output": 3}),
         # With one true call less, a wrong answer would be paid.

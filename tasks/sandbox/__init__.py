@@ -39,10 +39,8 @@ CHILD = Path(__file__).resolve().with_name("child.py")
 MAX_OUTPUT = 4 * 2**20  # bytes that one child may write, besides what the tests expect
 MAX_CACHED = 50_000  # programs whose outputs are remembered
 MAX_CACHED_OUTPUT = 4096  # bytes of all outputs of such a program
-LARGEST = sys.float_info.max
 MAX_DIGITS = 4000  # of an integer; to convert longer ones takes long, or Python refuses
 NEEDED = {"LD_LIBRARY_PATH", "PYTHONHOME"}  # for an interpreter to start
-EXACT = "exact"  # third item of a script's test whose stdout must be this text
 INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*+)")
 NUMBER = re.compile(
     r"-?(?:(?:0|[1-9][0-9]*+)(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][-+]?[0-9]{1,3})?"
@@ -86,36 +84,30 @@ class Request:
 
 
 def run_tests(
-    program: str,
-    tests: list[tuple],
-    *,
-    entry_point: str | None = None,
-    **limits: float,
+    program: str, tests: list[tuple], *, entry_point: str | None = None, **limits: float
 ) -> list[bool]:
     """One verdict per test of a program. `limits` and the exceptions are those of `Sandbox`."""
     with Sandbox(1, **limits) as sandbox:
         return sandbox.run([Job(program, tests, entry_point)])[0]
 
 
-def check_job(program: str, tests: list[tuple], entry_point: str | None) -> None:
-    """Raise ValueError for a malformed job."""
-    is_function = entry_point is not None
-    if not isinstance(program, str) or is_function and not entry_point.isidentifier():
-        given = f"program {reprlib.repr(program)}, entry_point {reprlib.repr(entry_point)}"
-        raise ValueError(f"{given}: must be text, and the name of a function or None for a script")
+def check_tests(tests: list[tuple], entry_point: str | None) -> None:
+    """Raise ValueError for malformed tests of a job."""
     wanted = "a pair of strings, stdin and stdout (for arguments name the entry_point)"
-    if is_function:
+    if entry_point is not None:
+        if not str(entry_point).isidentifier():
+            raise ValueError(f"entry_point {entry_point!r:.60}: must be the name of a function")
         wanted = "a pair, a list of arguments and the expected output, all plain JSON values, at most 200 deep"
     for number, test in enumerate(tests):
         if not _is_test(test, entry_point):
-            raise ValueError(f"test {number}: must be {wanted}, not {reprlib.repr(test)}")
+            raise ValueError(f"tests[{number}]: must be {wanted}, not {reprlib.repr(test)}")
 
 
 class Sandbox(contextlib.AbstractContextManager):
     """A pool of helper processes that run programs.
 
     Raises SandboxError where programs cannot be confined, unless `unconfined`, and once it is
-    closed. Raises ValueError for limits out of range and for malformed jobs.
+    closed. Raises ValueError for malformed jobs.
     """
 
     def __init__(
@@ -133,12 +125,7 @@ class Sandbox(contextlib.AbstractContextManager):
         """
         if sys.platform != "linux":
             raise SandboxError("programs need Linux or WSL: a filter of Linux confines them")
-        self._workers = workers = workers or len(os.sched_getaffinity(0))
-        if not (0 < seconds < 1e6 and 64 <= memory_mb < 2**30 and workers >= 1):
-            raise ValueError(
-                f"seconds={seconds}, memory_mb={memory_mb}, workers={workers}: needs seconds > 0, "
-                "memory_mb >= 64 and workers >= 1"
-            )
+        self._workers = workers or len(os.sched_getaffinity(0))
         self._limits = (seconds, memory_mb, unconfined)
         self._cache: dict[bytes, list[bytes | None]] = {}
         self._restart = threading.Lock()
@@ -200,8 +187,10 @@ class Sandbox(contextlib.AbstractContextManager):
                     helper = self._new_helper()
                 with contextlib.suppress(OSError):
                     outputs = helper.outputs(request)
-                    if not helper.has_timed_out:  # which another time it may not do
-                        self._remember(digest, outputs)
+                    size = sum(len(output or b"") for output in outputs)
+                    is_small = size < MAX_CACHED_OUTPUT and len(self._cache) < MAX_CACHED
+                    if is_small and not helper.has_timed_out:  # which another time it may not do
+                        self._cache[digest] = outputs
                     return outputs
                 helper.close()
         finally:
@@ -219,11 +208,6 @@ class Sandbox(contextlib.AbstractContextManager):
         helper.check()
         return helper
 
-    def _remember(self, digest: bytes, outputs: list[bytes | None]) -> None:
-        size = sum(len(output or b"") for output in outputs)
-        if size < MAX_CACHED_OUTPUT and len(self._cache) < MAX_CACHED:
-            self._cache[digest] = outputs
-
 
 def _end(pid: int, threads: ThreadPoolExecutor, helpers: list["_Helper"]) -> None:
     """End a sandbox of the process `pid`: it was closed or forgotten, or the interpreter ends."""
@@ -236,7 +220,7 @@ def _end(pid: int, threads: ThreadPoolExecutor, helpers: list["_Helper"]) -> Non
 
 def _request(job: Job) -> Request:
     """The request for a job, without expected outputs. ValueError if the job is malformed."""
-    check_job(job.program, job.tests, job.entry_point)
+    check_tests(job.tests, job.entry_point)
     inputs = [test[0] for test in job.tests]
     if job.entry_point is not None:
         inputs = [json.dumps(arguments) for arguments in inputs]
@@ -322,28 +306,21 @@ class _Helper:
 
     def check(self) -> None:
         """Wait until the helper is ready; SandboxError unless programs can compute and no more."""
-        problem = "a harmless program does not run in the sandbox"
+        allowed = None  # what the probe could do; None: it did not run
         with contextlib.suppress(OSError):
-            problem = self._problem()
-        if problem:
-            python = sys.version.split()[0]
-            system = f"{sys.platform} {os.uname().machine}, user {os.geteuid()}"
-            raise SandboxError(
-                f"{problem} (Python {python}, {system}); use Linux on x86-64 or arm64, run as another user, or in a "
-                "container that allows seccomp filters, or accept the risk by unconfined=True or the flag --unconfined"
-            )
-
-    def _problem(self) -> str:
-        """Why this helper cannot be used, "" if it can."""
-        if self.control.recv(5) != b"ready":
-            return "programs cannot be confined here, or the helper did not start"
-        (output,) = self.outputs(Request(PROBE, "probe", ("[]",)))
-        if output is None:
-            return "a harmless program does not run in the sandbox"
-        allowed = ", ".join(json.loads(output))
-        if allowed and not self.unconfined:
-            return f"programs cannot be confined here, they can {allowed}"
-        return ""
+            if self.control.recv(5) == b"ready":
+                (output,) = self.outputs(Request(PROBE, "probe", ("[]",)))
+                allowed = json.loads(output or b"null")
+        if allowed == [] or (allowed and self.unconfined):
+            return
+        problem = f"they can {', '.join(allowed)}" if allowed else "a harmless program does not run"
+        python = sys.version.split()[0]
+        system = f"{sys.platform} {os.uname().machine}, user {os.geteuid()}"
+        raise SandboxError(
+            f"programs cannot be confined here: {problem} (Python {python}, {system}); use Linux on x86-64 or arm64, "
+            "run as another user, or in a container that allows seccomp filters, or accept the risk by unconfined=True "
+            "or the flag --unconfined"
+        )
 
     def outputs(self, request: Request) -> list[bytes | None]:
         """The program's answer to each input: a result as JSON, or a script's stdout.
@@ -431,32 +408,26 @@ def _judge(job: Job, outputs: list[bytes | None]) -> list[bool]:
 
 
 def _same_output(output: bytes, expected: str, rule: str = "") -> bool:
-    """Compare line by line without trailing blanks and trailing empty lines.
+    """Compare words as text or as numbers, and the blanks and line ends between them as text.
+
+    Blanks at the end of a line and empty lines at the end do not count.
 
     Args:
-        rule: "exact" compares text; else numbers are compared as numbers.
+        rule: "exact" compares words as text alone.
     """
-    lines = output.decode(errors="replace").rstrip().split("\n")
-    expected_lines = expected.rstrip().split("\n")
-    if len(lines) != len(expected_lines):
-        return False
-    same = _same_text if rule == EXACT else _same_line
-    return all(same(*pair) for pair in zip(lines, expected_lines, strict=True))
-
-
-def _same_text(line: str, expected: str) -> bool:
-    return line.rstrip() == expected.rstrip()
-
-
-def _same_line(line: str, expected: str) -> bool:
-    """Compare token by token; what stands between tokens must be equal."""
-    if _same_text(line, expected):
-        return True
-    tokens = re.split(r"(\s+)", line.rstrip())
-    expected_tokens = re.split(r"(\s+)", expected.rstrip())
+    text = _without_trailing_blanks(output.decode(errors="replace"))
+    expected = _without_trailing_blanks(expected)
+    if text == expected or rule == "exact":
+        return text == expected
+    tokens = re.split(r"(\s+)", text)
+    expected_tokens = re.split(r"(\s+)", expected)
     if len(tokens) != len(expected_tokens):
         return False
     return all(_same_token(*pair) for pair in zip(tokens, expected_tokens, strict=True))
+
+
+def _without_trailing_blanks(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.rstrip().split("\n"))
 
 
 def _same_token(token: str, expected: str) -> bool:
@@ -533,7 +504,8 @@ def _is_close(
     result: float, expected: float, relative: float, absolute: float, share: float = 0.0
 ) -> bool:
     """Whether two numbers differ by no more than a tolerance, see `Job`."""
-    if max(abs(result), abs(expected)) >= LARGEST:  # an integer may be larger than a float
+    # An integer may be larger than a float.
+    if max(abs(result), abs(expected)) >= sys.float_info.max:
         return False
     absolute += share * abs(expected)
     return math.isclose(result, expected, rel_tol=relative, abs_tol=absolute)

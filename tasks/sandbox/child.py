@@ -192,9 +192,9 @@ def _preload() -> None:
 def _become_nobody() -> None:
     """Give up the rights of root. In some containers root may not, and has none."""
     if os.geteuid() == 0:
-        for give_up, what in ((os.setgroups, []), (os.setgid, NOBODY), (os.setuid, NOBODY)):
+        for give_up, argument in ((os.setgroups, []), (os.setgid, NOBODY), (os.setuid, NOBODY)):
             with contextlib.suppress(OSError):
-                give_up(what)
+                give_up(argument)
 
 
 def _make_confine() -> Callable[[], int]:
@@ -488,17 +488,12 @@ def _status_of(program: str, module: types.ModuleType) -> int:
     try:
         exec(_compiled(program), module.__dict__)
     except SystemExit as stop:
-        return _exit_status(stop.code)
+        if isinstance(stop.code, int):
+            return stop.code & 255
+        return 0 if stop.code is None else 1
     except BaseException:
         return 1
     return 0
-
-
-def _exit_status(code: object) -> int:
-    """The status that `sys.exit(code)` gives."""
-    if code is None:
-        return 0
-    return code & 255 if isinstance(code, int) else 1
 
 
 if __name__ == "__main__":
