@@ -1,6 +1,4 @@
-"""Half-way weights in the study: rows, crossings, and what is measured word by word."""
-
-import math
+"""What the study measures word by word."""
 
 import pytest
 import torch
@@ -8,36 +6,6 @@ import torch
 from rewards import Fence
 from rollout import SamplingOptions, build_prompt, load_policy, read_answers, sample
 from study.collapse import distinct_prefixes, word_nats
-from study.entries import GRPO_KL, VPO, mixed
-from study.grid import cells, mixed_cells
-from study.mixing import crossing
-from study.tables import KS
-
-
-def test_a_mixed_policy_has_a_row_of_its_own():
-    """At t = 1 it is the trained policy."""
-    assert mixed(GRPO_KL, 0.5).title == "GRPO, KL 0.1 t = 0.5"
-    assert mixed(VPO, 1.0) == VPO and not mixed(GRPO_KL, 0.5).is_cure
-
-
-def test_a_mixed_cell_is_trained_by_the_command_of_its_policy():
-    own = mixed_cells()
-    assert {cell.method for cell in own if cell.task == "headline"} == {"grpo", "vpo"}
-    assert set(own) <= set(cells())
-
-
-@pytest.mark.parametrize(
-    ("gaps", "k"),
-    [
-        ([-0.2, -0.1, 0.1, 0.2, 0.3, 0.3], math.sqrt(2 * 3)),  # half-way in log k
-        ([-0.2, -0.1, -0.1, -0.1, -0.1, 0.0], math.inf),
-        ([0.1, 0.1, 0.1, 0.1, 0.1, 0.1], 1),
-        ([0.1, -0.1, 0.3, 0.1, 0.1, 0.1], 2 * 1.5**0.25),  # the last crossing counts
-    ],
-)
-def test_the_crossing_is_interpolated_in_log_k(gaps, k):
-    assert len(gaps) == len(KS)
-    assert crossing(torch.tensor(gaps, dtype=torch.float64)) == pytest.approx(k)
 
 
 def test_the_nats_of_a_word_are_those_of_its_tokens():
