@@ -47,9 +47,6 @@ def build_cases() -> list[Case]:
         cases.append(Case(f"script cheat: {name}", Job(program, STDIO), [False] * 2))
     for name, program in programs.ENDLESS.items():
         cases.append(Case(f"endless: {name}", Job(program, DOUBLE[:1], "f"), [False]))
-    signals = "import os, signal\ndef f(pid):\n    os.kill(pid, signal.SIGURG)\n    return pid"
-    job = Job(signals, [([os.getpid()], os.getpid())], "f")
-    cases.append(Case("cheat: signals the trainer by its number", job, [False]))
     for name, program in programs.HONEST_DOUBLES.items():
         cases.append(honest(f"honest: {name}", Job(program, DOUBLE, "f")))
     for name, program in programs.HONEST_ADDS.items():
@@ -67,17 +64,14 @@ def honest(name: str, job: Job, verdicts: list[bool] | None = None) -> Case:
 
 
 # Programs that use up the time of each test.
-ENDLESS = ("script cheat: flood", "honest: one loops", "honest script: loops in the third test")
-# Cheats that take long, and therefore get one test.
-LONG = (
-    "returns a lot",
-    "returns a huge integer",
-    "forged long integers",
-    "recursion without limit",
-    "recursion in C",
-    "memory in pieces",
-    "returns a gigantic integer",
+ENDLESS = (
+    "endless",
+    "script cheat: flood",
+    "honest: one loops",
+    "honest script: loops in the third",
 )
+# Cheats that take long, and therefore get one test.
+LONG = ("returns a lot", "returns a huge integer", "recursion in C")
 CASES = build_cases()
 
 
@@ -120,11 +114,11 @@ def graded() -> Iterator[Graded]:
         previous[number] = signal.signal(number, lambda number, frame: received.append(number))
     canary = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     os.environ["SECRET_TOKEN"] = "2"
-    endless = [case for case in CASES if case.name.startswith(("endless", *ENDLESS))]
+    endless = [case for case in CASES if case.name.startswith(ENDLESS)]
     others = [case for case in CASES if case not in endless]
     graded = Graded({}, [], received, canary_lives=False)
-    grade(graded, endless, workers=12, seconds=0.2)
-    grade(graded, others, workers=4, seconds=1)
+    grade(graded, endless, workers=5, seconds=0.2)
+    grade(graded, others, workers=2, seconds=1)
     graded.canary_lives = canary.poll() is None
     yield graded
 
@@ -278,10 +272,8 @@ def test_a_fork_has_helpers_of_its_own():
     """Guards against reward workers that wait for ever, and against their end that ends the parent's helpers."""
     program = "def f(x): return 2 * x  # "
     with Sandbox(1) as sandbox:
-        assert sandbox.run([Job(program, DOUBLE, "f")]) == [[True] * 3]
-        for number in range(2):
-            job = Job(f"{program}{number}", DOUBLE, "f")
-            assert run_in_a_fork(lambda job=job: sandbox.run([job, job])) == [[True] * 3] * 2
+        job = Job(f"{program}of a fork", DOUBLE, "f")
+        assert run_in_a_fork(lambda: sandbox.run([job, job])) == [[True] * 3] * 2
         assert sandbox._helpers[0].process.poll() is None
         assert sandbox.run([Job(f"{program}again", DOUBLE, "f")]) == [[True] * 3]
 
@@ -407,11 +399,8 @@ def test_a_busy_machine_fails_no_program():
     want the core of a program that needs more than half of its CPU time."""
     spins = "import time\ndef f(x):\n    while time.process_time() < 0.6: pass\n    return 2 * x"
     (core, *_) = os.sched_getaffinity(0)
-    command = [
-        sys.executable,
-        "-c",
-        f"import os\nos.sched_setaffinity(0, [{core}])\nwhile True: pass",
-    ]
+    busy = f"import os\nos.sched_setaffinity(0, [{core}])\nwhile True: pass"
+    command = [sys.executable, "-c", busy]
     others = [subprocess.Popen(command, start_new_session=True) for _ in range(3)]
     try:
         with Sandbox(1, seconds=0.2) as sandbox:
