@@ -272,6 +272,7 @@ def test_a_fork_has_helpers_of_its_own():
     """Guards against reward workers that wait for ever, and against their end that ends the parent's helpers."""
     program = "def f(x): return 2 * x  # "
     with Sandbox(1) as sandbox:
+        assert sandbox.run([Job(program, DOUBLE, "f")]) == [[True] * 3]
         job = Job(f"{program}of a fork", DOUBLE, "f")
         assert run_in_a_fork(lambda: sandbox.run([job, job])) == [[True] * 3] * 2
         assert sandbox._helpers[0].process.poll() is None
