@@ -29,10 +29,7 @@ sys.stdout = IOWrapper(sys.stdout)
 # Functions that do not double their argument, however they pretend to. None of their tests may pass.
 CHEATS = {
     "equal to everything": "class E:\n    def __eq__(self, o): return True\n    __hash__ = None\ndef f(x): return E()",
-    "forged frames": (
-        "import os\nfor fd in range(1, 20):\n    try: os.write(fd, b'=true\\n' * 3)\n    except OSError: pass\n"
-        "os._exit(0)"
-    ),
+    "forged frames": "import os\nfor fd in range(1, 20):\n    try: os.write(fd, b'=true\\n' * 3)\n    except OSError: pass\nos._exit(0)",
     "patched builtins": (
         "import builtins\nbuiltins.all = builtins.any = builtins.bool = lambda *a: True\n"
         "builtins.isinstance = lambda *a: True\nbuiltins.len = lambda *a: 1\ndef f(x): return 0"
@@ -82,34 +79,19 @@ CHEATS = {
     "asks whether a file exists": "import os\ndef f(x): return 2 * x if os.path.exists('/etc/passwd') else 'blind'",
     "network": "import socket\ndef f(x):\n    socket.socket().connect(('127.0.0.1', 9))\n    return 2 * x",
     "subprocess": "import subprocess\ndef f(x): return int(subprocess.check_output(['echo', str(2 * x)]))",
-    "daemon": (
-        "import os, time\ndef f(x):\n    if os.fork() == 0:\n        os.setsid()\n        time.sleep(30)\n"
-        "        os._exit(0)\n    return 2 * x"
-    ),
+    "daemon": "import os, time\ndef f(x):\n    if os.fork() == 0:\n        os.setsid()\n        time.sleep(30)\n        os._exit(0)\n    return 2 * x",
     "kill the trainer": "import os\ndef f(x):\n    os.kill(os.getppid(), 0)\n    return 2 * x",
     "signal through fcntl": "import fcntl, os, signal\ndef f(x):\n    fcntl.fcntl(0, fcntl.F_SETOWN, os.getppid())\n    return 2 * x",
     "exec": "import os\ndef f(x): os.execv('/bin/true', ['true'])",
-    "raw system call": (
-        "import ctypes\ndef f(x):\n    libc = ctypes.CDLL(None)\n"
-        "    return 2 * x if libc.syscall(57) >= 0 else 'refused'"
-    ),
+    "raw system call": "import ctypes\ndef f(x):\n    libc = ctypes.CDLL(None)\n    return 2 * x if libc.syscall(57) >= 0 else 'refused'",
     "raises its limits": "import resource\ndef f(x):\n    resource.setrlimit(resource.RLIMIT_AS, (-1, -1))\n    return 2 * x",
-    "limits of another": (
-        "import resource, os\ndef f(x):\n    resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))\n"
-        "    return 2 * x"
-    ),
+    "limits of another": "import resource, os\ndef f(x):\n    resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))\n    return 2 * x",
     "slower processes": "import os\ndef f(x):\n    os.sched_setaffinity(0, {0})\n    return 2 * x",
     "memory": "def f(x): return len(bytearray(10 ** 10))",
-    "recursion in C": (
-        "import sys\nsys.setrecursionlimit(10 ** 9)\ndef f(x):\n    class A:\n"
-        "        def __repr__(self): return repr([self])\n    return repr(A())"
-    ),
+    "recursion in C": "import sys\nsys.setrecursionlimit(10 ** 9)\ndef f(x):\n    class A:\n        def __repr__(self): return repr([self])\n    return repr(A())",
     "segmentation fault": "import ctypes\ndef f(x): return ctypes.string_at(0)",
     "closes every descriptor": "import os\nos.closerange(0, 99)\ndef f(x): return 2 * x",
-    "thread bomb": (
-        "import threading, time\ndef f(x):\n"
-        "    for _ in range(300): threading.Thread(target=time.sleep, args=(9,)).start()\n    return 3"
-    ),
+    "thread bomb": "import threading, time\ndef f(x):\n    for _ in range(300): threading.Thread(target=time.sleep, args=(9,)).start()\n    return 3",
 }
 
 # These never end by themselves; each test of theirs costs its whole time, so they are few and get one test.
@@ -123,14 +105,8 @@ ENDLESS = {
     "loop inside C": "def f(x): return sum(range(10 ** 15))",
     "sleep": "import time\ndef f(x): time.sleep(60)",
     "read forever": "import os\ndef f(x):\n    while not os.read(0, 10): pass",
-    "flood": (
-        "import os\ndef f(x):\n    while True:\n        for fd in range(30):\n"
-        "            try: os.write(fd, b'=3\\n' * 9999)\n            except OSError: pass"
-    ),
-    "threads that spin": (
-        "import threading\ndef spin():\n    while True: pass\ndef f(x):\n"
-        "    for _ in range(20): threading.Thread(target=spin).start()\n    spin()"
-    ),
+    "flood": "import os\ndef f(x):\n    while True:\n        for fd in range(30):\n            try: os.write(fd, b'=3\\n' * 9999)\n            except OSError: pass",
+    "threads that spin": "import threading\ndef spin():\n    while True: pass\ndef f(x):\n    for _ in range(20): threading.Thread(target=spin).start()\n    spin()",
 }
 
 # Scripts that do not add two numbers.
@@ -283,10 +259,7 @@ HONEST_ADDS = {
     ),
     "open(1) left open": "out = open(1, 'w')\na, b = map(int, input().split())\nout.write(str(a + b))",
     "fast streams": FAST_STREAMS + ADD,
-    "writes when it is deleted": (
-        "import os\nclass Out:\n    def __del__(self): os.write(1, self.kept)\nout = Out()\n"
-        "out.kept = b'%d' % sum(map(int, input().split()))"
-    ),
+    "writes when it is deleted": "import os\nclass Out:\n    def __del__(self): os.write(1, self.kept)\nout = Out()\nout.kept = b'%d' % sum(map(int, input().split()))",
     "stream over the buffer": f"import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.buffer)\n{ADD}",
     "devices": f"import sys\nsys.stdin, sys.stdout = open('/dev/stdin'), open('/dev/stdout', 'w')\n{ADD}",
     "waits for input": f"import select, sys\nselect.select([sys.stdin], [], [])\n{ADD}",

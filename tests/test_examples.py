@@ -25,13 +25,7 @@ from rewards import Fence, Problem, Task, parse_answers
 from rollout import StopRule, load_policy, random_generator, score
 from tasks.code import Code
 from tasks.code_files import read_problems
-from vpo import (
-    ADVANTAGES,
-    Options,
-    answers_per_rollout,
-    group_normalize,
-    set_reward,
-)
+from vpo import ADVANTAGES, Options, answers_per_rollout, group_normalize, set_reward
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"

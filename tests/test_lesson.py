@@ -43,33 +43,21 @@ HALF_WAY = (
     "    return {name: start[name] + t * (trained[name] - start[name]) for name in start}"
 )
 WRONG = {
-    1: [
-        "def best(answers, w):\n    return (answers @ w).mean()",
-    ],
-    2: [
-        'R = {"C and C": 0.6, "A and C": 0.8, "A and B": 0.75}\nwinner = "A and B"',
-    ],
-    3: [
-        "def advantage(scores):\n    return (scores - scores.mean()) / scores.std()",
-    ],
+    1: ["def best(answers, w):\n    return (answers @ w).mean()"],
+    2: ['R = {"C and C": 0.6, "A and C": 0.8, "A and B": 0.75}\nwinner = "A and B"'],
+    3: ["def advantage(scores):\n    return (scores - scores.mean()) / scores.std()"],
     4: [
         "def set_rewards(sets, weights):\n    return sets.mean((1, 2))\n\n" + USES,
         MEAN_OUTSIDE.replace("amax(1).mean(-1)", "mean(-1).amax(1)") + USES,
         MEAN_OUTSIDE + "def vpo_advantage(sets, weights):\n    return set_rewards(sets, weights)",
     ],
-    5: [
-        'earns = {"000 000 000": 0.8, "100 000 000": 0.9}\nbits_at_once = 3',
-    ],
-    6: [
-        "def distinct(pool):\n    return len(set(pool))",
-    ],
+    5: ['earns = {"000 000 000": 0.8, "100 000 000": 0.9}\nbits_at_once = 3'],
+    6: ["def distinct(pool):\n    return len(set(pool))"],
     7: [
         "def best_of(scores, k):\n    choices = list(itertools.product(scores, repeat=k))\n"
-        "    return sum(map(max, choices)) / len(choices)",
+        "    return sum(map(max, choices)) / len(choices)"
     ],
-    8: [
-        "def two_rewards(gold, diamond):\n    return 1 + gold - diamond, 1 + diamond - gold",
-    ],
+    8: ["def two_rewards(gold, diamond):\n    return 1 + gold - diamond, 1 + diamond - gold"],
     9: [
         "def solved_within(solved, budget):\n    return sum(n <= budget for n in solved) / len(solved)",
         "def solved_within(solved, budget):\n    return sum(0 < n <= budget for n in solved)",
@@ -79,10 +67,7 @@ WRONG = {
         "def half_way(start, trained, t):\n    for name in start:\n"
         "        start[name] += t * (trained[name] - start[name])\n    return start",
     ],
-    11: [
-        'bugs = {1: "d", 2: "a", 3: "e", 4: "c", 5: "b"}',
-        'bugs = {1: "d", 2: "a", 3: "e"}',
-    ],
+    11: ['bugs = {1: "d", 2: "a", 3: "e", 4: "c", 5: "b"}', 'bugs = {1: "d", 2: "a", 3: "e"}'],
 }
 
 
