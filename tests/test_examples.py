@@ -175,10 +175,9 @@ def test_the_advantages_of_micro_vpo_are_ours():
 def test_the_mean_of_a_groups_advantages_is_0(method):
     """What the reward function for TRL relies on: TRL subtracts the mean of a group."""
     m = answers_per_rollout(method, 3)
-    rewards = torch.rand(5, G, m, 3, generator=torch.Generator().manual_seed(0))
-    answer_mask = rewards[..., 0] > 0.1
-    objective_mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1], [1, 1, 0]]).bool()
-    scored = scored_of(rewards, answer_mask, objective_mask=objective_mask, minimum=-0.5)
+    rewards = torch.rand(3, G, m, 3, generator=torch.Generator().manual_seed(0))
+    objective_mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0]]).bool()
+    scored = scored_of(rewards, rewards[..., 0] > 0.1, objective_mask=objective_mask, minimum=-0.5)
     A = ADVANTAGES[method](scored, Options())
     assert A.abs().max() > 0.1
     assert A.mean(1).abs().max() < 1e-6
@@ -290,33 +289,28 @@ def check_advantages(task: Task, method: str, step: int, logs: list) -> None:
 
 @needs_trl
 @pytest.mark.parametrize(
-    "flags",
+    ("flags", "named"),
     [
-        "--scale_rewards batch",
-        '--generation_kwargs {"stop_strings":["</answer_1>"]}',
-        "--max_completion_length 18",
-        "--method goal_conditioned",
-        "--subset 8",
-        "--per_device_train_batch_size 10",
+        ("--scale_rewards batch", "--scale_rewards"),
+        ('--generation_kwargs {"stop_strings":["</answer_1>"]}', "--generation_kwargs"),
+        ("--max_completion_length 18", "--max_completion_length"),
+        ("--method goal_conditioned", "--method"),
+        ("--subset 8", "a set of s = 8"),
     ],
 )
-def test_settings_that_would_undo_vpo_are_refused_by_name(letters, tmp_path, capsys, flags):
+def test_settings_that_would_undo_vpo_are_refused_by_name(letters, tmp_path, capsys, flags, named):
     files = f"--task {letters / 'letters.py'} --model {letters / 'start'} --output_dir {tmp_path}"
-    named = {"--subset": "a set of s = 8", "--per_device_train_batch_size": "divisible"}
-    name = flags.split()[0]
     arguments = [*files.split(), *flags.split()]
-    fails(arguments, capsys, ": error: ", named.get(name, name), command=script("trl_vpo").main)
+    fails(arguments, capsys, ": error: ", named, command=script("trl_vpo").main)
 
 
 # What the recorded model answers in turn, and which of the eight tests each program passes.
-BODIES = {
-    "return []": "00000000",
-    "return sorted(scores)[::-1]": "00000010",
-    "return sorted(": "00000000",
-    "s = sorted(scores)[::-1]\n    return [x for x in s if x >= s[places - 1]]": "11111111",
-}
+HEAD = "def qualifiers(scores, places):\n    "
 PROGRAMS = {
-    f"def qualifiers(scores, places):\n    {body}": passed for body, passed in BODIES.items()
+    f"{HEAD}return []": "00000000",
+    f"{HEAD}return sorted(scores)[::-1]": "00000010",
+    f"{HEAD}return sorted(": "00000000",
+    f"{HEAD}s = sorted(scores)[::-1]\n    return [x for x in s if x >= s[places - 1]]": "11111111",
 }
 TESTS = [f"test_{number}" for number in range(1, 9)]
 
@@ -367,10 +361,15 @@ def test_openevolve_keeps_a_cell_per_set_of_passed_tests(tmp_path):
     assert "/v1: refuses the model n (HTTP Error 404: no such model" in unknown.stderr
     assert "http://127.0.0.1:9/v1: no model answers there" in nobody.stderr
     assert "Traceback" not in nobody.stderr
+    (problem,) = [
+        problem
+        for problem in read_problems(str(ROOT / "tasks/open_cases.jsonl"))
+        if problem["id"] == "lists-045"
+    ]
+    prompt = Code.prompt(None, Problem("lists-045", problem), 1)  # what a policy was trained on
     for request in RecordedModel.requests:
-        assert "seed" not in request
-        assert request["temperature"] == 1.0
-        assert request["messages"][0]["content"] == prompt_of("lists-045")
+        assert "seed" not in request and request["temperature"] == 1.0
+        assert request["messages"][0]["content"] == prompt
 
     database = tmp_path / "checkpoints/checkpoint_20"
     initial = (EXAMPLES / "openevolve/initial_program.py").read_text()
@@ -378,17 +377,12 @@ def test_openevolve_keeps_a_cell_per_set_of_passed_tests(tmp_path):
     metrics_of = {}
     for path in (database / "programs").iterdir():
         program = json.loads(path.read_text())
-        metrics = dict(program["metrics"])
-        metrics_of[program["id"]] = program["metrics"]
-        mean = metrics.pop("combined_score")
-        assert list(metrics) == TESTS
-        assert mean == sum(metrics.values()) / 8
-        assert [f"{metric:.0f}" for metric in metrics.values()] == list(passed_by[program["code"]])
-    check_cells(json.loads((database / "metadata.json").read_text()), metrics_of)
+        passed = [float(digit) for digit in passed_by[program["code"]]]
+        expected = dict(zip(TESTS, passed, strict=True)) | {"combined_score": sum(passed) / 8}
+        assert program["metrics"] == expected
+        metrics_of[program["id"]] = expected
 
-
-def check_cells(metadata: dict, metrics_of: dict[str, dict]) -> None:
-    """The database has a cell per set of passed tests, and the best program passes all of them."""
+    metadata = json.loads((database / "metadata.json").read_text())
     for island in metadata["island_feature_maps"]:
         for cell, program in island.items():
             for bin, test in zip(cell.split("-"), TESTS, strict=True):
@@ -396,13 +390,6 @@ def check_cells(metadata: dict, metrics_of: dict[str, dict]) -> None:
                 assert int(bin) in (1, 2 * metrics_of[program][test])
     assert len(metadata["island_feature_maps"][0]) >= 3
     assert metrics_of[metadata["best_program_id"]]["combined_score"] == 1
-
-
-def prompt_of(id: str) -> str:
-    """What a policy was trained on: the problem's prompt for one answer."""
-    problems = read_problems(str(ROOT / "tasks/open_cases.jsonl"))
-    (problem,) = (problem for problem in problems if problem["id"] == id)
-    return Code.prompt(None, Problem(id, problem), 1)
 
 
 def search(out: Path, port: int, model: str = "m") -> subprocess.CompletedProcess:
@@ -445,22 +432,20 @@ def test_groups_that_lost_rollouts_are_put_together_again(method):
     """Through a text and back; problems with two and with three objectives. A group of one gets 0."""
     m = answers_per_rollout(method, 2)
     parts = []
-    for i, k in enumerate([3, 2, 3]):
-        generator = torch.Generator().manual_seed(i)
-        rewards = torch.rand(G, 1, m, k, generator=generator)
-        parts.append([scored_of(own[None], own[None, ..., 0] > 0.1) for own in rewards])
-    parts[2] = parts[2][:1]
     groups = []
-    for p, part in enumerate(parts):
-        named = {f"{p}_{i}": of_text(as_text(scored)) for i, scored in enumerate(part)}
-        groups.append(named)
-    options = Options(generator=torch.Generator().manual_seed(0))
-    actual = group_advantages(groups, G, method, options)
+    for i, (k, size) in enumerate([(3, G), (2, G), (3, 1)]):
+        rewards = torch.rand(size, 1, m, k, generator=torch.Generator().manual_seed(i))
+        parts.append([scored_of(own[None], own[None, ..., 0] > 0.1) for own in rewards])
+        groups.append({f"{i}_{j}": of_text(as_text(own)) for j, own in enumerate(parts[i])})
+    actual = group_advantages(groups, G, method, seeded())
     scored = in_groups([*parts[0], *parts[1]], G)
     assert scored.objective_mask.tolist() == [[True] * 3, [True, True, False]]
-    options = Options(generator=torch.Generator().manual_seed(0))
-    expected = ADVANTAGES[method](scored, options).flatten().tolist()
+    expected = ADVANTAGES[method](scored, seeded()).flatten().tolist()
     assert list(actual.values()) == [*expected, 0]
+
+
+def seeded() -> Options:
+    return Options(generator=torch.Generator().manual_seed(0))
 
 
 def test_a_mistake_in_a_group_that_lost_rollouts_is_not_taken_for_its_size():
