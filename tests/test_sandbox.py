@@ -29,38 +29,31 @@ ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.linux
 
 
-@dataclass
-class Case:
-    """A program of tests/programs.py, and the verdicts that it must get."""
+# Of each table of tests/programs.py: what its programs are, the function's name, the tests, and whether they pass.
+TABLES = [
+    (programs.CHEATS, "cheat", "f", DOUBLE, False),
+    (programs.SCRIPT_CHEATS, "script cheat", None, STDIO, False),
+    (programs.ENDLESS, "endless", "f", DOUBLE[:1], False),
+    (programs.HONEST_DOUBLES, "honest", "f", DOUBLE, True),
+    (programs.HONEST_ADDS, "honest script", None, STDIO, True),
+    (programs.HONEST, "honest", "f", None, True),  # with tests of their own, and maybe verdicts
+    (programs.HONEST_SCRIPTS, "honest script", None, None, True),
+]
+# Cheats that take long, and therefore get one test.
+LONG = ("returns a lot", "returns a huge integer", "recursion in C")
 
-    name: str
-    job: Job
-    verdicts: list[bool]
 
-
-def build_cases() -> list[Case]:
-    cases = []
-    for name, program in programs.CHEATS.items():
-        tests = DOUBLE[:1] if name in LONG else DOUBLE
-        cases.append(Case(f"cheat: {name}", Job(program, tests, "f"), [False] * len(tests)))
-    for name, program in programs.SCRIPT_CHEATS.items():
-        cases.append(Case(f"script cheat: {name}", Job(program, STDIO), [False] * 2))
-    for name, program in programs.ENDLESS.items():
-        cases.append(Case(f"endless: {name}", Job(program, DOUBLE[:1], "f"), [False]))
-    for name, program in programs.HONEST_DOUBLES.items():
-        cases.append(honest(f"honest: {name}", Job(program, DOUBLE, "f")))
-    for name, program in programs.HONEST_ADDS.items():
-        cases.append(honest(f"honest script: {name}", Job(program, STDIO)))
-    for name, (program, tests, *verdicts) in programs.HONEST.items():
-        cases.append(honest(f"honest: {name}", Job(program, tests, "f"), *verdicts))
-    for name, (program, tests, *verdicts) in programs.HONEST_SCRIPTS.items():
-        cases.append(honest(f"honest script: {name}", Job(program, tests), *verdicts))
+def build_cases() -> dict[str, tuple[Job, list[bool]]]:
+    """Programs by name, and the verdicts that they must get."""
+    cases = {}
+    for table, kind, entry_point, usual_tests, passes in TABLES:
+        for name, row in table.items():
+            program, tests, *verdicts = row if usual_tests is None else (row, usual_tests)
+            if name in LONG:
+                tests = tests[:1]
+            expected = verdicts[0] if verdicts else [passes] * len(tests)
+            cases[f"{kind}: {name}"] = (Job(program, tests, entry_point), expected)
     return cases
-
-
-def honest(name: str, job: Job, verdicts: list[bool] | None = None) -> Case:
-    """A case that passes all tests unless other verdicts are given."""
-    return Case(name, job, verdicts or [True] * len(job.tests))
 
 
 # Programs that use up the time of each test.
@@ -70,8 +63,6 @@ ENDLESS = (
     "honest: one loops",
     "honest script: loops in the third",
 )
-# Cheats that take long, and therefore get one test.
-LONG = ("returns a lot", "returns a huge integer", "recursion in C")
 CASES = build_cases()
 
 
@@ -114,8 +105,8 @@ def graded() -> Iterator[Graded]:
         previous[number] = signal.signal(number, lambda number, frame: received.append(number))
     canary = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     os.environ["SECRET_TOKEN"] = "2"
-    endless = [case for case in CASES if case.name.startswith(ENDLESS)]
-    others = [case for case in CASES if case not in endless]
+    endless = [name for name in CASES if name.startswith(ENDLESS)]
+    others = [name for name in CASES if name not in endless]
     graded = Graded({}, [], received, canary_lives=False)
     grade(graded, endless, workers=5, seconds=0.2)
     grade(graded, others, workers=2, seconds=1)
@@ -129,17 +120,17 @@ def graded() -> Iterator[Graded]:
         signal.signal(number, handler)
 
 
-def grade(graded: Graded, cases: list[Case], workers: int, seconds: float) -> None:
+def grade(graded: Graded, names: list[str], workers: int, seconds: float) -> None:
     with Sandbox(workers, seconds=seconds) as sandbox:
-        verdicts = sandbox.run([case.job for case in cases])
-    for case, case_verdicts in zip(cases, verdicts, strict=True):
-        graded.verdicts[case.name] = case_verdicts
+        verdicts = sandbox.run([CASES[name][0] for name in names])
+    graded.verdicts |= zip(names, verdicts, strict=True)
     graded.left += left_by({helper.process.pid for helper in sandbox._helpers})
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_every_program_gets_the_right_verdict(graded, case):
-    assert graded.verdicts[case.name] == case.verdicts
+@pytest.mark.parametrize("name", CASES)
+def test_every_program_gets_the_right_verdict(graded, name):
+    _, expected = CASES[name]
+    assert graded.verdicts[name] == expected
 
 
 def test_nothing_is_left_behind(graded):

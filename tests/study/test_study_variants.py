@@ -1,4 +1,4 @@
-"""What the ablations of the study train, and what its benchmark compares."""
+"""What the ablations of the study train, and what it measures word by word."""
 
 import functools
 import json
@@ -18,8 +18,10 @@ import vpo
 from engine.config import Config
 from engine.optimizer import MasterWeightAdamW
 from engine.tasks import load_task
-from rollout import load_policy
+from rewards import Fence
+from rollout import SamplingOptions, build_prompt, load_policy, read_answers, sample
 from study import reward_to_go, shapley, variants
+from study.collapse import distinct_prefixes, word_nats
 from study.entries import LOW_RATE
 from vpo import Options
 
@@ -168,3 +170,27 @@ def test_grpo_at_a_low_rate_joins_a_run_and_is_searched_with(monkeypatch):
     run_script("low_rate.py", f"search run {search}", monkeypatch)
     found = json.loads(Path("search/search.json").read_text("utf-8"))
     assert list(found["policies"]) == ["start", "vpo", "grpo_low_rate"]
+
+
+def test_the_nats_of_a_word_are_those_of_its_tokens():
+    policy = load_policy("tiny", Fence(), seed=3)
+    prompts = [build_prompt(policy, Fence(), problem, 2) for problem in Fence().problems("test", 1)]
+    options = SamplingOptions(40, torch.Generator().manual_seed(0))
+    rollouts = sample(policy, prompts, 64, options)
+    n_read = 0
+    for row, answers in enumerate(read_answers(Fence(), rollouts, 2)):
+        found = word_nats(policy, rollouts, row, answers)
+        is_word = ~torch.isin(rollouts.tokens[row], policy.silent_ids)
+        logprobs = rollouts.logprobs[row][is_word].tolist()
+        words = rollouts.texts[row].split()
+        for answer, nats in zip(answers, found, strict=True):
+            n_read += len(nats)
+            own = answer.split()
+            starts = [i for i in range(len(words)) if words[i : i + len(own)] == own]
+            sums = [[-value for value in logprobs[i : i + len(own)]] for i in starts]
+            assert any(nats == pytest.approx(expected) for expected in sums)
+    assert n_read
+
+
+def test_distinct_beginnings_are_counted():
+    assert distinct_prefixes([["a b", "a c"], ["a b", "a b"]])[:3] == [1.0, 1.5, 1.5]
