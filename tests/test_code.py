@@ -122,12 +122,6 @@ OWN = {
     "reference": "def twice(x):\n    return 2 * x",
 }
 OWN_SCRIPT = {"prompt": "Print the line in upper case.", "tests": [["ab\n", "AB\n"], ["", "\n"]]}
-OWN_CLASS = {
-    "prompt": "Add all numbers.",
-    "entry_point": "total",
-    "starter": "class Solution:\n    def total(self, xs: List[int]) -> int:",
-    "tests": [[[[1, 2]], 3], [[[7]], 7]],
-}
 LEETCODE = {
     "task_id": "add-to-all",
     "problem_description": "Add y to each number.",
@@ -145,7 +139,6 @@ HALVES = "def halves(xs):\n    return "
 COUNT = "def count(words): return {}.fromkeys(map(len, words), 0) or {0: 0}"
 ADD_ALL = "class Solution:\n    def addAll(self, xs: List[int], y: int) -> int:\n        "
 BISECT = "assert bisect.bisect_left([1], 1) == 0\n        return sum(deque(xs)) + y"
-TOTAL = f"{OWN_CLASS['starter']} return "
 UPPER = "import sys\nprint(sys.stdin.read().strip().upper())"
 FORMATS = {
     "humaneval": (HUMANEVAL, 6, f"{HALVES}[helper(x) for x in xs]", f"{HALVES}[9, *xs]"),
@@ -154,7 +147,6 @@ FORMATS = {
     "lcb stdin": (LCB_STDIN, 16, "print(sum(map(int, input().split())))", "print(input())"),
     "lcb function": (LCB_FUNCTION, 2, ADD_ALL + BISECT, f"{ADD_ALL}return -1"),
     "own": (OWN, 2, "twice = lambda x: x + x", "def twice(x):\n    return x + 100"),
-    "own class": (OWN_CLASS, 2, f"{TOTAL}sum(deque(xs))", f"{TOTAL}-1"),
     "leetcode": (LEETCODE, 16, LEETCODE["completion"], LEETCODE["completion"] + " + [y]"),
     "own script": (OWN_SCRIPT, 2, UPPER, "print('ab')"),
 }
@@ -623,7 +615,7 @@ def test_real_formats_go_through_training_and_evaluation(capsys):
     report = json.loads(Path("run/eval.json").read_text("utf-8"))
     assert report["policies"]["vpo"]["pass@4"]["mean"] == 0
     told = capsys.readouterr()
-    assert "9 test problems" in told.out
+    assert "8 test problems" in told.out
     assert "vpo: no answer can be read" in told.err
     first = json.loads(Path("run/vpo/samples.jsonl").read_text("utf-8").splitlines()[0])
     assert first["problem"]["data"]["tests"]
