@@ -568,15 +568,10 @@ def test_a_last_block_without_fence_counts_where_the_rollout_ended_by_itself():
 
 def test_a_line_ends_with_a_newline_alone():
     """Guards against lines cut at a form feed or U+2028, which Python and JSON take for a blank or a letter."""
-    prompt = "# page\f one\u2028two\x1c\ndef help(x):\n    return x\n\n\ndef f(x):\n"
-    record = {
-        "prompt": prompt,
-        "entry_point": "f",
-        "canonical_solution": "    return help(x)\n",
-        "test": "def check(candidate):\n    assert candidate(1) == 1\n",
-    }
-    (problem,) = read_problems(write(record))
-    assert problem["before"] == prompt.removesuffix("def f(x):\n")
+    head = "# page\f one\u2028two\x1c\ndef help(x):\n    return x\n\n\n"
+    test = "def check(candidate):\n    assert candidate(1) == 2\n"
+    (problem,) = read_problems(write(DOUBLES | {"prompt": f"{head}def f(x):\n", "test": test}))
+    assert problem["before"] == head
     assert Code()._verdicts([(problem, problem["reference"])]) == [[True]]
     cases = json.dumps([{"input": '"a\u2028b"', "output": '"x\x85y"'}])
     (problem,) = read_problems(write(LCB_FUNCTION | {"public_test_cases": cases}))
@@ -586,15 +581,11 @@ def test_a_line_ends_with_a_newline_alone():
 def test_answers_meet_the_source_around_them():
     """A docstring that mentions the function, a decorator, and `from __future__`, which must stay the first line."""
     future = "from __future__ import annotations\n"
-    head = f"{future}import functools\n\nNOTE = 'def th('\n\n@functools.lru_cache\ndef th(x):\n"
-    record = {
-        "prompt": f"{head}    '''Like def th(y) of yore.'''\n",
-        "entry_point": "th",
-        "canonical_solution": "    return x + 1\n",
-        "test": "def check(candidate):\n    assert candidate(1) == 2\n",
-    }
-    (problem,) = read_problems(write(record))
-    right = f"{future}def th(x: int) -> Later:\n    return functools.reduce(max, [x]) + 1"
+    head = f"{future}import functools\n\nNOTE = 'def f('\n\n@functools.lru_cache\ndef f(x):\n"
+    prompt = f"{head}    '''Like def f(y) of yore.'''\n"
+    test = "def check(candidate):\n    assert candidate(1) == 2\n"
+    (problem,) = read_problems(write(DOUBLES | {"prompt": prompt, "test": test}))
+    right = f"{future}def f(x: int) -> Later:\n    return functools.reduce(max, [2 * x])"
     assert Code()._verdicts([(problem, right)]) == [[True]]
 
 

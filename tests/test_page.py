@@ -90,12 +90,10 @@ def made_record(task: Task, problem: Problem, kinds: int, size: int, rng: random
 def made_metrics(steps: int) -> dict[str, list[dict]]:
     """Metrics of every method."""
     rng = random.Random(1)
-    metrics = {}
-    for method in METHODS:
-        draws = [(rng.random(), rng.random()) for _ in range(steps)]
-        metrics[method] = [
-            {"step": step, "diversity": a, "reward": b} for step, (a, b) in enumerate(draws, 1)
-        ]
+    metrics = {method: [] for method in METHODS}
+    for rows in metrics.values():
+        for step in range(1, steps + 1):
+            rows.append({"step": step, "diversity": rng.random(), "reward": rng.random()})
     return metrics
 
 

@@ -231,16 +231,15 @@ def test_helpers_start_as_they_are_needed():
     ("files", "allowed"),
     [
         ({"cpu.max": "200000 100000\n"}, 2),
-        ({"cpu.max": "max 100000\n"}, 128),
         ({"cpu/cpu.cfs_quota_us": "250000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 128),
+        ({"cpu.max": "max 100000\n"}, 128),
         ({}, 128),
     ],
 )
 def test_a_containers_quota_counts(files, allowed, tmp_path, monkeypatch):
     """Guards against 128 helpers in a container that may use two of 128 cores."""
+    (tmp_path / "cpu").mkdir()
     for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr("engine.cores.CGROUP", tmp_path)
     monkeypatch.delattr(os, "sched_getaffinity")
@@ -296,7 +295,6 @@ def test_root_without_rights_is_confined():
     [
         ([([1], 2, 3, 4)], "f", r"test 0: must be a pair.*not \(\[1\], 2, 3, 4\)"),
         ([("a", 3)], None, r"must be a pair of strings, .*, not \('a', 3\)"),
-        ([(1, 2)], "f", r"must be a pair, a list of arguments.*not \(1, 2\)"),
         ([([1], {2})], "f", r"all plain JSON.*\{2\}"),
         ([([1], 2.0, (0.0, 0.1, "x"))], "f", r"must be a pair.*'x'"),
     ],
