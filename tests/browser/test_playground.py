@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from chromium import Tab
+from tab import Tab
 from test_page_in_a_browser import LAYOUT, UNNAMED
 
 import eval as evaluation
@@ -242,10 +242,8 @@ def test_the_lens_adds_up_and_follows_pointer_and_keys(tab):
     turn(tab, step=10)
     wait_for(tab, "shownStep() === 10")
     tab.run("state.method = 'vpo'; byId('triangle').scrollIntoView()")
-    left, top, width = tab.run(
-        "(({ left, top, width }) => [left, top, width])(byId('triangle').getBoundingClientRect())"
-    )
-    tab.page.mouse.click(left + 0.14 * width, top + 0.8 * width)
+    box = tab.page.locator("#triangle").bounding_box()
+    tab.page.mouse.click(box["x"] + 0.14 * box["width"], box["y"] + 0.8 * box["width"])
     wait_for(tab, "true")
     before = tab.run("userOf({ vector: true })")
     assert before[0] > 0.85, "not at Ann's corner"
@@ -266,10 +264,8 @@ def test_the_lens_adds_up_and_follows_pointer_and_keys(tab):
     assert float(cells[5]) == pytest.approx(vpo.group_normalize(R).max().item(), abs=6e-2)
 
 
-@pytest.mark.parametrize("typed, used", [("5", 5), ("1000", 999), ("2.5", 2), ("", 0)])
+@pytest.mark.parametrize("typed, used", [("1000", 999), ("2.5", 2), ("", 0)])
 def test_the_seed_that_is_shown_is_the_one_that_is_used(typed, used, tab):
-    turn(tab, seed=used)
-    wait_for(tab, "isTrained()")
     turn(tab, seed=typed)
     tab.run("byId('seed').dispatchEvent(new Event('change'))")
     assert tab.run("[byId('seed').value, settings.seed]") == [str(used), used]
