@@ -29,35 +29,17 @@ sys.stdout = IOWrapper(sys.stdout)
 # Functions that do not double their argument, however they pretend to. None of their tests may pass.
 CHEATS = {
     "equal to everything": "class E:\n    def __eq__(self, o): return True\n    __hash__ = None\ndef f(x): return E()",
-    "exit with 0 when called": "import os\ndef f(x): os._exit(0)",
-    "forged frames": (
-        "import os\nfor fd in range(1, 20):\n    try: os.write(fd, b'=true\\n' * 3)\n    except OSError: pass\n"
-        "os._exit(0)"
-    ),
-    "forged long integers": (
-        "import os\nfor fd in range(1, 20):\n"
-        "    try: os.write(fd, b'=[' + b','.join([b'9' * 99999] * 40) + b']\\n')\n    except OSError: pass\n"
-        "os._exit(0)"
-    ),
-    "patched json": "import json\njson.dumps = lambda *a, **k: 'true'\ndef f(x): return 0",
+    "forged frames": "import os\nfor fd in range(1, 20):\n    try: os.write(fd, b'=true\\n' * 3)\n    except OSError: pass\nos._exit(0)",
     "patched builtins": (
         "import builtins\nbuiltins.all = builtins.any = builtins.bool = lambda *a: True\n"
         "builtins.isinstance = lambda *a: True\nbuiltins.len = lambda *a: 1\ndef f(x): return 0"
     ),
-    "patched os.write": "import os\nos.write = lambda *a: 1\ndef f(x): return 0",
     "patched modules": (
         "import sys\nfor m in list(sys.modules.values()):\n"
         "    try: m._same = m._passes = m.run_tests = lambda *a, **k: True\n    except Exception: pass\n"
         "def f(x): return 0"
     ),
     "emptied modules": "import sys\nsys.modules.clear()\ndef f(x): return 0",
-    "stack walk": (
-        "import sys\ndef f(x):\n    frame, found = sys._getframe(), []\n    while frame:\n"
-        "        found += [v for v in frame.f_locals.values() if isinstance(v, (list, tuple, dict))]\n"
-        "        frame = frame.f_back\n    for v in found:\n"
-        "        for name in ('expected', 'tests', 'answer', 'outputs'):\n"
-        "            if isinstance(v, dict) and name in v: return v[name]\n    return len(found)"
-    ),
     "frame tampering": (
         "import sys\ndef f(x):\n    frame = sys._getframe().f_back\n    while frame:\n"
         "        frame.f_locals.update(answer='=true', value=True)\n        frame.f_globals['__builtins__'] = {}\n"
@@ -68,34 +50,23 @@ CHEATS = {
         "    pairs = [o for o in gc.get_objects() if isinstance(o, (list, tuple)) and len(o) == 2\n"
         "             and o[0] == [x] and type(o[1]) is int]\n    return pairs[0][1] if pairs else None"
     ),
-    "raw memory": "import ctypes\ndef f(x):\n    return ctypes.string_at(id(x), 64).hex()",
     "returns a generator": "def f(x): yield 2 * x",
-    "returns a set": "def f(x): return {2 * x}",
     "returns text": "def f(x): return str(2 * x)",
     "returns NaN": "def f(x): return float('nan')",
     "returns a huge integer": "def f(x): return 10 ** 90000",
-    "returns a gigantic integer": "def f(x): return 1 << 50_000_000",
     "returns a cycle": "def f(x):\n    a = []\n    a.append(a)\n    return a",
-    "returns deep nesting": "def f(x):\n    a = []\n    for _ in range(100000): a = [a]\n    return a",
     "returns nesting that parses": "def f(x):\n    a = 2 * x\n    for _ in range(500): a = [a]\n    return a",
     "returns a lot": "def f(x): return 'a' * 30_000_000",
-    "unpicklable": "def f(x):\n    class P:\n        def __reduce__(self): return (print, ('pickled',))\n    return P()",
     "almost": "def f(x): return 2 * x + 1e-9",
     "no such function": "def g(x): return 2 * x",
-    "raises": "def f(x): raise ValueError(2 * x)",
     "raises an exception that raises": "class E(BaseException):\n    def __str__(self): raise self\ndef f(x): raise E()",
     "syntax error": "def f(x) return 2 * x",
-    "empty": "",
     "null byte in source": "def f(x):\n    return 2 * x\0",
     "surrogate in source": "def f(x):\n    return '\ud800'",
     "deep source": "f = " + "(" * 5000 + ")" * 5000,
-    "deep operators": "f = " + "-" * 50000 + "1",
     "changes the arguments of the next test": "seen = []\ndef f(x):\n    seen.append(x)\n    return 2 * seen[-2]",
-    "reads a file": "def f(x): return open('/etc/passwd').read()",
-    "reads /proc": "def f(x): return open('/proc/self/environ').read()",
     "reads the trainer's memory": "import os\ndef f(x): return open(f'/proc/{os.getppid()}/mem', 'rb').read(9).hex()",
     "looks for secrets": "import os\ndef f(x): return [v for k, v in os.environ.items() if 'SECRET' in k][0]",
-    "imports this file": "import programs\ndef f(x): return programs.DOUBLE[0][1]",
     "imports the trainer": "import tasks.sandbox\ndef f(x): return 2 * x",
     "writes a file": (
         "def f(x):\n    for folder in ('/tmp', '/dev/shm', '/', '.'):\n        try:\n"
@@ -107,46 +78,24 @@ CHEATS = {
     "lists a folder": "import os\ndef f(x): return os.listdir('/')",
     "asks whether a file exists": "import os\ndef f(x): return 2 * x if os.path.exists('/etc/passwd') else 'blind'",
     "network": "import socket\ndef f(x):\n    socket.socket().connect(('127.0.0.1', 9))\n    return 2 * x",
-    "socket pair": "import socket\ndef f(x): return 2 * x if socket.socketpair() else 0",
     "subprocess": "import subprocess\ndef f(x): return int(subprocess.check_output(['echo', str(2 * x)]))",
-    "fork": "import os\ndef f(x):\n    if os.fork() == 0: os._exit(0)\n    return 2 * x",
-    "daemon": (
-        "import os, time\ndef f(x):\n    if os.fork() == 0:\n        os.setsid()\n        time.sleep(30)\n"
-        "        os._exit(0)\n    return 2 * x"
-    ),
+    "daemon": "import os, time\ndef f(x):\n    if os.fork() == 0:\n        os.setsid()\n        time.sleep(30)\n        os._exit(0)\n    return 2 * x",
     "kill the trainer": "import os\ndef f(x):\n    os.kill(os.getppid(), 0)\n    return 2 * x",
-    "kill the group": "import os\ndef f(x):\n    os.killpg(0, 0)\n    return 2 * x",
     "signal through fcntl": "import fcntl, os, signal\ndef f(x):\n    fcntl.fcntl(0, fcntl.F_SETOWN, os.getppid())\n    return 2 * x",
     "exec": "import os\ndef f(x): os.execv('/bin/true', ['true'])",
-    "raw system call": (
-        "import ctypes\ndef f(x):\n    libc = ctypes.CDLL(None)\n"
-        "    return 2 * x if libc.syscall(57) >= 0 else 'refused'"
-    ),
+    "raw system call": "import ctypes\ndef f(x):\n    libc = ctypes.CDLL(None)\n    return 2 * x if libc.syscall(57) >= 0 else 'refused'",
     "raises its limits": "import resource\ndef f(x):\n    resource.setrlimit(resource.RLIMIT_AS, (-1, -1))\n    return 2 * x",
-    "limits of another": (
-        "import resource, os\ndef f(x):\n    resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))\n"
-        "    return 2 * x"
-    ),
+    "limits of another": "import resource, os\ndef f(x):\n    resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))\n    return 2 * x",
     "slower processes": "import os\ndef f(x):\n    os.sched_setaffinity(0, {0})\n    return 2 * x",
     "memory": "def f(x): return len(bytearray(10 ** 10))",
-    "memory in pieces": "def f(x):\n    a = []\n    while True: a.append(bytearray(10 ** 7))",
-    "recursion without limit": "import sys\nsys.setrecursionlimit(10 ** 9)\ndef f(x): return f(x)",
-    "recursion in C": (
-        "import sys\nsys.setrecursionlimit(10 ** 9)\ndef f(x):\n    class A:\n"
-        "        def __repr__(self): return repr([self])\n    return repr(A())"
-    ),
+    "recursion in C": "import sys\nsys.setrecursionlimit(10 ** 9)\ndef f(x):\n    class A:\n        def __repr__(self): return repr([self])\n    return repr(A())",
     "segmentation fault": "import ctypes\ndef f(x): return ctypes.string_at(0)",
-    "illegal code": "f = (lambda: 0).__code__.replace(co_code=b'\\xff' * 20)\ndef f(x, c=f): return eval(c)",
     "closes every descriptor": "import os\nos.closerange(0, 99)\ndef f(x): return 2 * x",
-    "thread bomb": (
-        "import threading, time\ndef f(x):\n"
-        "    for _ in range(300): threading.Thread(target=time.sleep, args=(9,)).start()\n    return 3"
-    ),
+    "thread bomb": "import threading, time\ndef f(x):\n    for _ in range(300): threading.Thread(target=time.sleep, args=(9,)).start()\n    return 3",
 }
 
 # These never end by themselves; each test of theirs costs its whole time, so they are few and get one test.
 ENDLESS = {
-    "loop": "def f(x):\n    while True: pass",
     "loop at import": "while True: pass",
     "loop that ignores signals": (
         "import signal\nfor s in range(1, 65):\n    try: signal.signal(s, signal.SIG_IGN)\n"
@@ -154,25 +103,16 @@ ENDLESS = {
         "        except BaseException: pass"
     ),
     "loop inside C": "def f(x): return sum(range(10 ** 15))",
-    "lock": "import threading\ndef f(x):\n    l = threading.Lock()\n    l.acquire()\n    l.acquire()",
     "sleep": "import time\ndef f(x): time.sleep(60)",
     "read forever": "import os\ndef f(x):\n    while not os.read(0, 10): pass",
-    "flood": (
-        "import os\ndef f(x):\n    while True:\n        for fd in range(30):\n"
-        "            try: os.write(fd, b'=3\\n' * 9999)\n            except OSError: pass"
-    ),
-    "threads that spin": (
-        "import threading\ndef spin():\n    while True: pass\ndef f(x):\n"
-        "    for _ in range(20): threading.Thread(target=spin).start()\n    spin()"
-    ),
+    "flood": "import os\ndef f(x):\n    while True:\n        for fd in range(30):\n            try: os.write(fd, b'=3\\n' * 9999)\n            except OSError: pass",
+    "threads that spin": "import threading\ndef spin():\n    while True: pass\ndef f(x):\n    for _ in range(20): threading.Thread(target=spin).start()\n    spin()",
 }
 
 # Scripts that do not add two numbers.
 SCRIPT_CHEATS = {
     "silent": "",
-    "forged exit": "import os\nos._exit(0)",
     "right answer, wrong status": "import sys\na, b = map(int, input().split())\nprint(a + b)\nsys.exit(3)",
-    "right answer, then an exception": "a, b = map(int, input().split())\nprint(a + b, flush=True)\n1 / 0",
     "right answer, then a signal": "import ctypes\na, b = map(int, input().split())\nprint(a + b, flush=True)\nctypes.string_at(0)",
     "too much": "a, b = map(int, input().split())\nprint(a + b)\nprint(a + b)",
     "on stderr": "import sys\na, b = map(int, input().split())\nprint(a + b, file=sys.stderr)",
@@ -188,20 +128,15 @@ SCRIPT_CHEATS = {
         "            frame = frame.f_back\n            os.write(1, f'True\\nPASSED{mark}'.encode())\n        os._exit(0)\n"
         "sys.stdout = Out()"
     ),
-    "expected file": "print(open('expected.txt').read())",
     "needs more input": "input()\ninput()\nprint(5)",
-    "null": "print('\\0')",
 }
 
 # Functions that double their argument.
 HONEST_DOUBLES = {
     "plain": (RIGHT),
-    "lambda": ("f = lambda x: x + x"),
     "class Solution": "class Solution:\n    def f(self, x):\n        return self.g(x) * 2\n    def g(self, x):\n        return x",
     "main guard": (RIGHT + "if __name__ == '__main__':\n    print(f(int(input())))"),
     "prints": ("def f(x):\n    print('debug', x)\n    return 2 * x"),
-    "dataclass": "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\ndef f(x): return P(2 * x).x",
-    "closure": ("def make():\n    def f(x): return 2 * x\n    return f\nf = make()"),
     "future": ("from __future__ import annotations\ndef f(x: Unknown) -> Other: return 2 * x"),
     "looks for a file": "try:\n    data = open('input.txt')\nexcept FileNotFoundError:\n    data = None\ndef f(x): return 2 * x",
     "Solution beside an import of that name": "f = None\nclass Solution:\n    def f(self, x): return 2 * x",
@@ -258,20 +193,12 @@ HONEST = {
         ),
         [([50000], 50000)],
     ),
-    "pool of threads": (
-        (
-            "from concurrent.futures import ThreadPoolExecutor\ndef f(n):\n"
-            "    with ThreadPoolExecutor() as p: return sum(p.map(abs, range(n)))"
-        ),
-        [([10], 45)],
-    ),
     "standard library": (
         "import asyncio, bz2, configparser, email.message, gzip, html.parser, lzma, sqlite3, unittest.mock, zipfile, zoneinfo\n"
         "import xml.dom.minidom\nfrom datetime import datetime\nfrom decimal import Decimal\ndef f(s, codec):\n"
         "    return s.encode(codec).decode(codec), str(Decimal('.1')), datetime.strptime('2026', '%Y').weekday()",
         [(["é", codec], ["é", "0.1", 3]) for codec in CODECS],
     ),
-    "output above the usual limit": ("def f(n): return 'é' * n", [([10**6], "é" * 10**6)]),
     "no arguments": ("def f(): return 7", [([], 7)]),
     "some right": ("def f(x): return 2 * x if x > 0 else 0", DOUBLE, [True, True, False]),
     "one loops": (
@@ -300,8 +227,6 @@ HONEST_ADDS = {
     "input": (ADD),
     "stdin": "import sys\na, b = map(int, sys.stdin.read().split())\nsys.stdout.write(f'{a + b}  \\n\\n\\n')",
     "open(0)": ("a, b = map(int, open(0).read().split())\nprint(a + b)"),
-    "os.read": ("import os\na, b = map(int, os.read(0, 99).split())\nprint(a + b)"),
-    "sys.exit(0)": ("import sys\n" + ADD + "\nsys.exit(0)"),
     "os._exit": ("import os\n" + ADD + "\nimport sys\nsys.stdout.flush()\nos._exit(0)"),
     "thread": (
         "import sys, threading\nsys.setrecursionlimit(10 ** 6)\nthreading.stack_size(2 ** 30)\ndef main():\n"
@@ -334,10 +259,7 @@ HONEST_ADDS = {
     ),
     "open(1) left open": "out = open(1, 'w')\na, b = map(int, input().split())\nout.write(str(a + b))",
     "fast streams": FAST_STREAMS + ADD,
-    "writes when it is deleted": (
-        "import os\nclass Out:\n    def __del__(self): os.write(1, self.kept)\nout = Out()\n"
-        "out.kept = b'%d' % sum(map(int, input().split()))"
-    ),
+    "writes when it is deleted": "import os\nclass Out:\n    def __del__(self): os.write(1, self.kept)\nout = Out()\nout.kept = b'%d' % sum(map(int, input().split()))",
     "stream over the buffer": f"import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.buffer)\n{ADD}",
     "devices": f"import sys\nsys.stdin, sys.stdout = open('/dev/stdin'), open('/dev/stdout', 'w')\n{ADD}",
     "waits for input": f"import select, sys\nselect.select([sys.stdin], [], [])\n{ADD}",
@@ -349,17 +271,12 @@ HONEST_ADDS = {
 # With tests of their own, and verdicts where not all pass.
 HONEST_SCRIPTS = {
     "does not read": ("print(5)", [("1 4\n" * 200000, "5")]),
-    "echo": (
-        "import sys\nfor line in sys.stdin: print(line, end='')",
-        [("ab\n" * 200000, "ab\n" * 200000)],
-    ),
     "prints first": (
         "print('x' * 500000, flush=True)\nprint(len(input()))",
         [("y" * 500000, "x" * 500000 + "\n500000")],
     ),
     "unicode": ("print(input()[::-1])", [("é😀", "😀é")]),
     "blank lines": ("print()\nprint('a ')\nprint()\nprint('b')\nprint()", [("", "\na\n\nb")]),
-    "no output": ("pass", [("", "")]),
     "many tests": (ADD, [(f"{i} 1\n", f"{i + 1}\n") for i in range(20)]),
     "loops in the third test": (
         "n = int(input())\nwhile n == 2: pass\nprint(n)",

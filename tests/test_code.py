@@ -122,12 +122,6 @@ OWN = {
     "reference": "def twice(x):\n    return 2 * x",
 }
 OWN_SCRIPT = {"prompt": "Print the line in upper case.", "tests": [["ab\n", "AB\n"], ["", "\n"]]}
-OWN_CLASS = {
-    "prompt": "Add all numbers.",
-    "entry_point": "total",
-    "starter": "class Solution:\n    def total(self, xs: List[int]) -> int:",
-    "tests": [[[[1, 2]], 3], [[[7]], 7]],
-}
 LEETCODE = {
     "task_id": "add-to-all",
     "problem_description": "Add y to each number.",
@@ -145,7 +139,6 @@ HALVES = "def halves(xs):\n    return "
 COUNT = "def count(words): return {}.fromkeys(map(len, words), 0) or {0: 0}"
 ADD_ALL = "class Solution:\n    def addAll(self, xs: List[int], y: int) -> int:\n        "
 BISECT = "assert bisect.bisect_left([1], 1) == 0\n        return sum(deque(xs)) + y"
-TOTAL = f"{OWN_CLASS['starter']} return "
 UPPER = "import sys\nprint(sys.stdin.read().strip().upper())"
 FORMATS = {
     "humaneval": (HUMANEVAL, 6, f"{HALVES}[helper(x) for x in xs]", f"{HALVES}[9, *xs]"),
@@ -154,7 +147,6 @@ FORMATS = {
     "lcb stdin": (LCB_STDIN, 16, "print(sum(map(int, input().split())))", "print(input())"),
     "lcb function": (LCB_FUNCTION, 2, ADD_ALL + BISECT, f"{ADD_ALL}return -1"),
     "own": (OWN, 2, "twice = lambda x: x + x", "def twice(x):\n    return x + 100"),
-    "own class": (OWN_CLASS, 2, f"{TOTAL}sum(deque(xs))", f"{TOTAL}-1"),
     "leetcode": (LEETCODE, 16, LEETCODE["completion"], LEETCODE["completion"] + " + [y]"),
     "own script": (OWN_SCRIPT, 2, UPPER, "print('ab')"),
 }
@@ -201,9 +193,7 @@ def test_a_problem_of_each_format_is_read_asked_and_judged(name, capsys):
 
 def test_what_is_left_out_is_counted(capsys):
     """A loop and a helper in HumanEval, one wrong test in MBPP: none of them is silently dropped or kept."""
-    problems = read_problems(write(HUMANEVAL, MBPP))
-    assert [(len(problem["tests"]), problem["asserts"]) for problem in problems] == [(6, 8), (4, 4)]
-    task = Code("problems.jsonl", "problems.jsonl")
+    task = Code(write(HUMANEVAL, MBPP), "problems.jsonl")
     assert sorted(len(problem["tests"]) for problem in task.parts["test"]) == [3, 6]
     assert "left out: 3 asserts" in capsys.readouterr().err
     Code(write(LCB_STDIN), "problems.jsonl")
@@ -212,26 +202,20 @@ def test_what_is_left_out_is_counted(capsys):
     assert "left out" not in capsys.readouterr().err
 
 
-# Two of those that tests/programs.py has against the sandbox itself.
-CHEATS = [
-    "class E(list):\n    def __eq__(self, o): return True\n    def __len__(self): return 1\n"
-    "def halves(xs): return E([9])",
-    "import builtins\nbuiltins.set = builtins.len = lambda v: 1\ndef halves(xs): return 0",
-]
-
-
 NO_PAIRS = """f(1) != 2; f(1) == f(2); f(1) == g(2); (f(1) == 2) == True; f(1) == 2 == 2; f(1) > 2; g(1) == 2;
 f(1).issubset({2}); f(helper) == 1; f(1) == 1j; f(1) == 2 and True; f(x=1) == open('x'); abs() < 3;
 f(1) == sorted([3, 1], reverse=True); f(1) == dict(a=1); torch.isclose(f(1), 3.0)"""
 
 
-@pytest.mark.parametrize("program", CHEATS)
-def test_asserts_cannot_be_forged(program):
+def test_asserts_cannot_be_forged():
     """Guards against grading HumanEval by running its asserts beside the answer, where equality can be redefined."""
-    task = Code(write(HUMANEVAL), "problems.jsonl")
-    (problem,) = task.problems("test", 1)
-    assert not any(task.reward(problem, program))
-    source = job(problem.data, program).program
+    equal = (
+        "class E(list):\n    def __eq__(self, o): return True\n    def __len__(self): return 1\n"
+    )
+    program = f"{equal}def halves(xs): return E([9])"
+    (problem,) = read_problems(write(HUMANEVAL))
+    assert not any(*Code()._verdicts([(problem, program)]))
+    source = job(problem, program).program
     assert "1e-06" not in source and "0.5]" not in source.split("def halves")[-1]
 
 
@@ -303,7 +287,7 @@ def test_a_judge_of_livecodebench_takes_one_for_true():
     assert Code()._verdicts(list(zip(problems, programs, strict=True))) == [[True], [False]]
 
 
-HIDING = ("{} = [1, 2]\n", "class {}: pass\n", "def {}(*x): return 7\n", "{} = 1\ndel {}\n")
+HIDING = ("{} = [1, 2]\n", "{} = 1\ndel {}\n")
 
 
 def test_a_program_may_hide_builtin_functions():
@@ -351,10 +335,8 @@ TWICE = "\ndef twice(x: Unknown) -> Other: return 2 * x\n"
     "head",
     [
         f"{FUTURE} (\n    annotations,  # of later names\n    division,\n)",
-        f"{FUTURE} \\\n    annotations",
         f"{FUTURE} annotations; import math; e = 'é'",
         f"'''é\n{FUTURE} braces\n'''\n# é\n{FUTURE} division\r\nfrom  __future__  import\tannotations",
-        f"'é'; {FUTURE} annotations, division as d; {FUTURE} generator_stop  # all\x0c",
     ],
 )
 def test_future_imports_of_every_form_come_first(head):
@@ -427,13 +409,10 @@ class Bomb:
 BOMB = base64.b64encode(zlib.compress(pickle.dumps(Bomb()))).decode()
 BAD_FIELDS = [
     (OWN, "tests", []),
-    (OWN, "tests", [[1], 2]),
     (OWN_SCRIPT, "tests", [[[1], "2"]]),
-    (OWN, "prompt", None),
     (HUMANEVAL, "test", "assert 1"),
     (OWN, "entry_point", "Solution.twice"),
     (MBPP, "test_list", ["assert other(1) == 2"]),
-    (LCB_FUNCTION, "metadata", {}),
     (LCB_STDIN, "public_test_cases", "[?"),
     (LCB_STDIN, "private_test_cases", BOMB),
 ]
@@ -451,7 +430,6 @@ BAD_FILES = [
     ([OWN, "{oops"], "line 2, cannot be used .JSONDecodeError"),
     ([MBPP | {"code": "def f("}], "line 1, cannot be used .SyntaxError: .*code, line 1"),
     ([{"question": "?", "answer": 1}], "line 1, fields question, answer: no known format"),
-    ([OWN, OWN | {"prompt": "?"}], "line 2, field id: 'own-1' stands there twice"),
     ([HUMANEVAL | {"entry_point": "thirds"}], "field prompt: no function 'thirds' is defined"),
     ([OWN | {"prompt": "\ud800"}], "line 1, cannot be used .*surrogates not allowed"),
     ([OWN | {"reference": "import numpy"}], "problem own-1, field reference: fails .* a package"),
@@ -494,56 +472,31 @@ def test_held_out_problems_are_held_out():
         dated.problems("validation", 1)
 
 
-def test_functions_of_one_text_are_different_problems():
-    """Guards against all but one problem of a file whose texts say only "complete the function"."""
-    records = []
-    for i, record in enumerate(several(20)):
-        source = record["reference"].replace("def twice", f"def f{i}")
-        own = {"prompt": "Complete the function.", "entry_point": f"f{i}", "reference": source}
-        records.append(record | own)
-    parts = splits(Code(write(*records)), "entry_point")
-    assert sum(map(len, parts.values())) == 20
-
-
 def test_no_text_stands_on_both_sides(capsys):
-    """Guards against a text under two ids that is trained on under one and tested under the other."""
+    """Guards against a text under two ids that is trained on under one and tested under the other. Functions of one text
+    are different problems."""
     records = [record | {"prompt": f"Double {i // 3}."} for i, record in enumerate(several(60))]
     parts = splits(Code(write(*records)), "text")
     assert [len(parts[name]) for name in ("train", "validation", "test")] == [15, 1, 4]
     assert len({text for part in parts.values() for text in part}) == 20
     assert "40 problems without any test or with the text of another" in capsys.readouterr().err
-    dates = ["2024-01-01", "2025-03-01", "2025-02-01", "2025-01-31", "2025-06-01", "2025-02-01"]
-    records = [
-        LCB_STDIN
-        | {"question_id": f"q{i}", "contest_date": date, "question_content": f"Sum {i // 2}"}
-        for i, date in enumerate(dates)
-    ]
+    for i, record in enumerate(records):
+        record |= {"prompt": "Complete it.", "entry_point": f"f{i}", "reference": ""}
+    assert sum(map(len, splits(Code(write(*records))).values())) == 60
+
+    records = []
+    dates = ("2024-01-01", "2025-03-01", "2025-02-01", "2025-01-31", "2025-06-01", "2025-02-01")
+    for i, date in enumerate(dates):
+        own = {"question_id": f"q{i}", "contest_date": date, "question_content": f"Sum {i // 2}"}
+        records.append(LCB_STDIN | own)
     parts = splits(Code(write(*records)))
     assert {*parts["train"]} == {"q0", "q3"} and parts["test"] == ["q5"], "the earliest counts"
 
 
-def test_small_problems_hide_what_they_test():
-    """The prompt shows none of the tested places, no prompt of a held-out problem is trained on, and there are 500."""
-    parts = small_problems()
-    assert len(parts["test"]) >= 500
-    assert not {*SMALL.shown} & {*SMALL.hidden}
-    prompts = {}
-    for name, part in parts.items():
-        prompts[name] = {problem["tiny_prompt"] for problem in part}
-    assert prompts["train"].isdisjoint(prompts["test"] | prompts["validation"])
-    assert prompts["validation"].isdisjoint(prompts["test"])
-    assert len(prompts["test"]) < 0.6 * len(parts["test"]), "examples should leave the program open"
-    every = [problem for part in parts.values() for problem in part]
-    behaviours = {json.dumps([problem["tiny_prompt"], problem["tests"]]) for problem in every}
-    assert len(behaviours) == len(every)
-    pairs = []
-    for problem in parts["test"][::10]:
-        pairs.append((Problem(problem["id"], problem), problem["reference"]))
-    assert all(all(vector) for vector in Code().rewards(pairs))
-
-
 def test_small_problems_and_their_words_are_those_of_the_published_tables():
-    """Guards against a change to problems, demonstrations or vocabulary: another order of words is another model."""
+    """Guards against a change to problems, demonstrations or vocabulary: another order of words is another model.
+    The tested places are not shown."""
+    assert not {*SMALL.shown} & {*SMALL.hidden}
     task = Code()
     shown = []
     for i, problem in enumerate(task.problems("demonstrations", 50)):
@@ -585,7 +538,6 @@ def test_expressions_that_share_a_process_are_judged_as_if_alone():
     ("text", "blocks"),
     [
         ("```python\na\n```", ["a\n"]),
-        ("```\na\n```", ["a\n"]),
         ('```python title="a.py"\na\n```', ["a\n"]),
         ("```{.python}\na\n```\r\n", ["a\n"]),
         ("~~~py\na\n```\n~~~", ["a\n```\n"]),
@@ -596,9 +548,7 @@ def test_expressions_that_share_a_process_are_judged_as_if_alone():
         ("```bash\na\n```", []),
         ("text ```python\na\n```", []),
         ("Input:\n```\n3 4\n```\n```python\na\n```\n```\n>>> f(2)\n2\n```", ["a\n"]),
-        ("```python```\na", []),
         ("```python\nx = '```'\n```", ["x = '```'\n"]),
-        ("```python\n```", [""]),
     ],
 )
 def test_blocks_by_hand(text, blocks):
@@ -617,15 +567,10 @@ def test_a_last_block_without_fence_counts_where_the_rollout_ended_by_itself():
 
 def test_a_line_ends_with_a_newline_alone():
     """Guards against lines cut at a form feed or U+2028, which Python and JSON take for a blank or a letter."""
-    prompt = "# page\f one\u2028two\x1c\ndef help(x):\n    return x\n\n\ndef f(x):\n"
-    record = {
-        "prompt": prompt,
-        "entry_point": "f",
-        "canonical_solution": "    return help(x)\n",
-        "test": "def check(candidate):\n    assert candidate(1) == 1\n",
-    }
-    (problem,) = read_problems(write(record))
-    assert problem["before"] == prompt.removesuffix("def f(x):\n")
+    head = "# page\f one\u2028two\x1c\ndef help(x):\n    return x\n\n\n"
+    test = "def check(candidate):\n    assert candidate(1) == 2\n"
+    (problem,) = read_problems(write(DOUBLES | {"prompt": f"{head}def f(x):\n", "test": test}))
+    assert problem["before"] == head
     assert Code()._verdicts([(problem, problem["reference"])]) == [[True]]
     cases = json.dumps([{"input": '"a\u2028b"', "output": '"x\x85y"'}])
     (problem,) = read_problems(write(LCB_FUNCTION | {"public_test_cases": cases}))
@@ -634,24 +579,13 @@ def test_a_line_ends_with_a_newline_alone():
 
 def test_answers_meet_the_source_around_them():
     """A docstring that mentions the function, a decorator, and `from __future__`, which must stay the first line."""
-    prompt = (
-        "from __future__ import annotations\nimport functools\n\nNOTE = 'def th('\n\n@functools.lru_cache\ndef th(x):\n"
-        "    '''Like def th(y) of yore.'''\n"
-    )
-    record = {
-        "task_id": "x",
-        "prompt": prompt,
-        "entry_point": "th",
-        "canonical_solution": "    return x + 1\n",
-        "test": "def check(candidate):\n    assert candidate(1) == 2\n    assert abs(candidate(300) - 301) < 1\n",
-    }
-    task = Code(write(record), "problems.jsonl")
-    (problem,) = task.problems("test", 1)
-    right = "from __future__ import annotations\ndef th(x: int) -> Later:\n    return functools.reduce(max, [x]) + 1"
-    assert task.reward(problem, right) == [1.0, 1.0]
-    # A tolerance is that of one test alone, and absolute.
-    assert task.reward(problem, "def th(x): return x + 1.5") == [0.0, 1.0]
-    assert task.reward(problem, "def th(x): return 10 ** 9") == [0.0, 0.0]
+    future = "from __future__ import annotations\n"
+    head = f"{future}import functools\n\nNOTE = 'def f('\n\n@functools.lru_cache\ndef f(x):\n"
+    prompt = f"{head}    '''Like def f(y) of yore.'''\n"
+    test = "def check(candidate):\n    assert candidate(1) == 2\n"
+    (problem,) = read_problems(write(DOUBLES | {"prompt": prompt, "test": test}))
+    right = f"{future}def f(x: int) -> Later:\n    return functools.reduce(max, [2 * x])"
+    assert Code()._verdicts([(problem, right)]) == [[True]]
 
 
 def test_equal_syntax_trees_are_equal_programs():
@@ -671,7 +605,7 @@ def test_real_formats_go_through_training_and_evaluation(capsys):
     report = json.loads(Path("run/eval.json").read_text("utf-8"))
     assert report["policies"]["vpo"]["pass@4"]["mean"] == 0
     told = capsys.readouterr()
-    assert "9 test problems" in told.out
+    assert "8 test problems" in told.out
     assert "of all places 0% hold a distinct answer" in told.err
     first = json.loads(Path("run/vpo/samples.jsonl").read_text("utf-8").splitlines()[0])
     assert first["problem"]["data"]["tests"]
@@ -688,30 +622,22 @@ def test_a_language_model_imitates_the_one_reference_once():
         assert parse_answers(text, task, 3) == [OWN["reference"]]
 
 
-def without_reference(lines: list[dict]) -> None:
-    shown = Code(data=write(*lines)).problems("demonstrations", 24)[-1].id  # of step 3
-    next(line for line in lines if line["id"] == shown)["reference"] = ""
-
-
-def too_long(lines: list[dict]) -> None:
-    lines[47]["prompt"] += " It is long." * 9000
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (without_reference, "has no reference that --warm-steps could show"),
-        (too_long, "need a context .*shorten Task.prompt, or take another --model"),
-    ],
-)
-def test_a_problem_that_cannot_be_trained_on_is_found_before_minutes_are_spent(spoil, message):
-    lines = several(60)
-    spoil(lines)
-    task = Code(data=write(*lines))
+def test_a_problem_that_cannot_be_trained_on_is_found_before_minutes_are_spent():
+    """The one of step 3 that lacks its reference, and a prompt among sixty that is too long."""
     config = Config(task="code", model=save_random_model("model", "llama"), warm_steps=3)
     config.device, config.dtype, config.max_new_tokens = "cpu", "float32", 9
-    with pytest.raises(UserError, match=message):
-        start_policy(config, task, train.demonstrations)
+
+    def starts(lines: list[dict], message: str) -> None:
+        with pytest.raises(UserError, match=message):
+            start_policy(config, Code(data=write(*lines)), train.demonstrations)
+
+    lines = several(60)
+    lines[47]["prompt"] += " It is long." * 9000
+    starts(lines, "need a context .*shorten Task.prompt, .*or take another --model")
+    lines = several(60)
+    shown = Code(data=write(*lines)).problems("demonstrations", 24)[-1].id
+    next(line for line in lines if line["id"] == shown)["reference"] = ""
+    starts(lines, "has no reference that --warm-steps could show")
 
 
 def test_a_file_in_gzip_is_read_and_a_damaged_one_named():

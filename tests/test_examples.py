@@ -25,13 +25,7 @@ from rewards import Fence, Problem, Task, parse_answers
 from rollout import StopRule, load_policy, random_generator, score
 from tasks.code import Code
 from tasks.code_files import read_problems
-from vpo import (
-    ADVANTAGES,
-    Options,
-    answers_per_rollout,
-    group_normalize,
-    set_reward,
-)
+from vpo import ADVANTAGES, Options, answers_per_rollout, group_normalize, set_reward
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
@@ -44,12 +38,11 @@ G = 4  # rollouts per prompt
 P = 3  # prompts per step
 STEPS = 3
 LAUNCH = {
-    "one": "",
     "two": "--multi_gpu --num_processes 2",
     "fsdp": "--num_processes 2 --use_fsdp --fsdp_version 2 --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP",
 }
 SEED = 3
-METHODS = ("vpo", "multi_rlvr", "group_vpo", "max_at_k", "gdpo", "maxrl")
+METHODS = ("multi_rlvr", "max_at_k", "vpo", "group_vpo")
 
 # A task on which an untrained model finds answers, with two or three objectives and rewards below 0.
 TASK = """
@@ -181,10 +174,9 @@ def test_the_advantages_of_micro_vpo_are_ours():
 def test_the_mean_of_a_groups_advantages_is_0(method):
     """What the reward function for TRL relies on: TRL subtracts the mean of a group."""
     m = answers_per_rollout(method, 3)
-    rewards = torch.rand(5, G, m, 3, generator=torch.Generator().manual_seed(0))
-    answer_mask = rewards[..., 0] > 0.1
-    objective_mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1], [1, 1, 0]]).bool()
-    scored = scored_of(rewards, answer_mask, objective_mask=objective_mask, minimum=-0.5)
+    rewards = torch.rand(3, G, m, 3, generator=torch.Generator().manual_seed(0))
+    objective_mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0]]).bool()
+    scored = scored_of(rewards, rewards[..., 0] > 0.1, objective_mask=objective_mask, minimum=-0.5)
     A = ADVANTAGES[method](scored, Options())
     assert A.abs().max() > 0.1
     assert A.mean(1).abs().max() < 1e-6
@@ -219,20 +211,23 @@ def test_the_reward_function_returns_advantages_and_logs_rewards():
         assert logged["scalar"] == pytest.approx(scalar)
 
 
-def trained(folder: Path, engine: str, methods: tuple[str, ...], ranks: int = 2) -> Path:
+def trained(folder: Path, engine: str, methods: tuple[str, ...]) -> Path:
     """Train with each method, STEPS updates, with the worker; the last one is resumed, too."""
-    launch = f"-m accelerate.commands.launch {LAUNCH[engine]} --main_process_port 0".split()
+    ranks = 2 if engine in LAUNCH else 1
+    launch = []
+    if ranks == 2:
+        words = f"-m accelerate.commands.launch {LAUNCH[engine]} --main_process_port 0"
+        launch = words.split()
     arguments = [folder, EXAMPLES, engine, ",".join(methods), P * G // ranks]
-    done = command(sys.executable, *(launch if ranks > 1 else []), folder / "worker.py", *arguments)
+    done = command(sys.executable, *launch, folder / "worker.py", *arguments)
     assert done.returncode == 0, done.stderr[-3000:]
     task = load_task(str(folder / "letters.py"))
     for method in methods:
         logs = []
         for rank in range(ranks):
             logs.append(json.loads((folder / f"{engine}-{method}-{rank}.json").read_text()))
-        if ranks == 2:
-            prompts, other_prompts = (set(log[0][0]) for log in logs)
-            assert prompts & other_prompts, "no group is split"
+        prompts = [set(log[0][0]) for log in logs]
+        assert prompts[0] & prompts[-1], "no group is split"
         for step in range(STEPS):
             check_advantages(task, method, step, [log[step] for log in logs])
     return folder
@@ -241,13 +236,11 @@ def trained(folder: Path, engine: str, methods: tuple[str, ...], ranks: int = 2)
 @pytest.fixture(scope="module")
 def one_rank(letters) -> Path:
     """The folder, after training on one rank with all methods whose advantages are compared."""
-    return trained(letters, "one", METHODS, ranks=1)
+    return trained(letters, "one", METHODS)
 
 
 @needs_trl
-@pytest.mark.parametrize(
-    "engine, methods", [("two", METHODS), ("fsdp", ("vpo", "group_vpo", "max_at_k"))]
-)
+@pytest.mark.parametrize("engine, methods", [("two", METHODS), ("fsdp", METHODS[2:])])
 def test_the_advantages_and_the_weights_of_two_ranks_are_those_of_one(one_rank, engine, methods):
     """Data parallel and FSDP2. Guards against preference weights that differ between ranks, rewards
     normalised twice, and checkpoints in shards. Of three groups of four, two ranks split the second
@@ -296,33 +289,28 @@ def check_advantages(task: Task, method: str, step: int, logs: list) -> None:
 
 @needs_trl
 @pytest.mark.parametrize(
-    "flags",
+    ("flags", "named"),
     [
-        "--scale_rewards batch",
-        '--generation_kwargs {"stop_strings":["</answer_1>"]}',
-        "--max_completion_length 18",
-        "--method goal_conditioned",
-        "--subset 8",
-        "--per_device_train_batch_size 10",
+        ("--scale_rewards batch", "--scale_rewards"),
+        ('--generation_kwargs {"stop_strings":["</answer_1>"]}', "--generation_kwargs"),
+        ("--max_completion_length 18", "--max_completion_length"),
+        ("--method goal_conditioned", "--method"),
+        ("--subset 8", "a set of s = 8"),
     ],
 )
-def test_settings_that_would_undo_vpo_are_refused_by_name(letters, tmp_path, capsys, flags):
+def test_settings_that_would_undo_vpo_are_refused_by_name(letters, tmp_path, capsys, flags, named):
     files = f"--task {letters / 'letters.py'} --model {letters / 'start'} --output_dir {tmp_path}"
-    named = {"--subset": "a set of s = 8", "--per_device_train_batch_size": "divisible"}
-    name = flags.split()[0]
     arguments = [*files.split(), *flags.split()]
-    fails(arguments, capsys, ": error: ", named.get(name, name), command=script("trl_vpo").main)
+    fails(arguments, capsys, ": error: ", named, command=script("trl_vpo").main)
 
 
 # What the recorded model answers in turn, and which of the eight tests each program passes.
-BODIES = {
-    "return []": "00000000",
-    "return sorted(scores)[::-1]": "00000010",
-    "return sorted(": "00000000",
-    "s = sorted(scores)[::-1]\n    return [x for x in s if x >= s[places - 1]]": "11111111",
-}
+HEAD = "def qualifiers(scores, places):\n    "
 PROGRAMS = {
-    f"def qualifiers(scores, places):\n    {body}": passed for body, passed in BODIES.items()
+    f"{HEAD}return []": "00000000",
+    f"{HEAD}return sorted(scores)[::-1]": "00000010",
+    f"{HEAD}return sorted(": "00000000",
+    f"{HEAD}s = sorted(scores)[::-1]\n    return [x for x in s if x >= s[places - 1]]": "11111111",
 }
 TESTS = [f"test_{number}" for number in range(1, 9)]
 
@@ -373,10 +361,15 @@ def test_openevolve_keeps_a_cell_per_set_of_passed_tests(tmp_path):
     assert "/v1: refuses the model n (HTTP Error 404: no such model" in unknown.stderr
     assert "http://127.0.0.1:9/v1: no model answers there" in nobody.stderr
     assert "Traceback" not in nobody.stderr
+    (problem,) = [
+        problem
+        for problem in read_problems(str(ROOT / "tasks/open_cases.jsonl"))
+        if problem["id"] == "lists-045"
+    ]
+    prompt = Code.prompt(None, Problem("lists-045", problem), 1)  # what a policy was trained on
     for request in RecordedModel.requests:
-        assert "seed" not in request
-        assert request["temperature"] == 1.0
-        assert request["messages"][0]["content"] == prompt_of("lists-045")
+        assert "seed" not in request and request["temperature"] == 1.0
+        assert request["messages"][0]["content"] == prompt
 
     database = tmp_path / "checkpoints/checkpoint_20"
     initial = (EXAMPLES / "openevolve/initial_program.py").read_text()
@@ -384,17 +377,12 @@ def test_openevolve_keeps_a_cell_per_set_of_passed_tests(tmp_path):
     metrics_of = {}
     for path in (database / "programs").iterdir():
         program = json.loads(path.read_text())
-        metrics = dict(program["metrics"])
-        metrics_of[program["id"]] = program["metrics"]
-        mean = metrics.pop("combined_score")
-        assert list(metrics) == TESTS
-        assert mean == sum(metrics.values()) / 8
-        assert [f"{metric:.0f}" for metric in metrics.values()] == list(passed_by[program["code"]])
-    check_cells(json.loads((database / "metadata.json").read_text()), metrics_of)
+        passed = [float(digit) for digit in passed_by[program["code"]]]
+        expected = dict(zip(TESTS, passed, strict=True)) | {"combined_score": sum(passed) / 8}
+        assert program["metrics"] == expected
+        metrics_of[program["id"]] = expected
 
-
-def check_cells(metadata: dict, metrics_of: dict[str, dict]) -> None:
-    """The database has a cell per set of passed tests, and the best program passes all of them."""
+    metadata = json.loads((database / "metadata.json").read_text())
     for island in metadata["island_feature_maps"]:
         for cell, program in island.items():
             for bin, test in zip(cell.split("-"), TESTS, strict=True):
@@ -402,13 +390,6 @@ def check_cells(metadata: dict, metrics_of: dict[str, dict]) -> None:
                 assert int(bin) in (1, 2 * metrics_of[program][test])
     assert len(metadata["island_feature_maps"][0]) >= 3
     assert metrics_of[metadata["best_program_id"]]["combined_score"] == 1
-
-
-def prompt_of(id: str) -> str:
-    """What a policy was trained on: the problem's prompt for one answer."""
-    problems = read_problems(str(ROOT / "tasks/open_cases.jsonl"))
-    (problem,) = (problem for problem in problems if problem["id"] == id)
-    return Code.prompt(None, Problem(id, problem), 1)
 
 
 def search(out: Path, port: int, model: str = "m") -> subprocess.CompletedProcess:
@@ -451,22 +432,20 @@ def test_groups_that_lost_rollouts_are_put_together_again(method):
     """Through a text and back; problems with two and with three objectives. A group of one gets 0."""
     m = answers_per_rollout(method, 2)
     parts = []
-    for i, k in enumerate([3, 2, 3]):
-        generator = torch.Generator().manual_seed(i)
-        rewards = torch.rand(G, 1, m, k, generator=generator)
-        parts.append([scored_of(own[None], own[None, ..., 0] > 0.1) for own in rewards])
-    parts[2] = parts[2][:1]
     groups = []
-    for p, part in enumerate(parts):
-        named = {f"{p}_{i}": of_text(as_text(scored)) for i, scored in enumerate(part)}
-        groups.append(named)
-    options = Options(generator=torch.Generator().manual_seed(0))
-    actual = group_advantages(groups, G, method, options)
+    for i, (k, size) in enumerate([(3, G), (2, G), (3, 1)]):
+        rewards = torch.rand(size, 1, m, k, generator=torch.Generator().manual_seed(i))
+        parts.append([scored_of(own[None], own[None, ..., 0] > 0.1) for own in rewards])
+        groups.append({f"{i}_{j}": of_text(as_text(own)) for j, own in enumerate(parts[i])})
+    actual = group_advantages(groups, G, method, seeded())
     scored = in_groups([*parts[0], *parts[1]], G)
     assert scored.objective_mask.tolist() == [[True] * 3, [True, True, False]]
-    options = Options(generator=torch.Generator().manual_seed(0))
-    expected = ADVANTAGES[method](scored, options).flatten().tolist()
+    expected = ADVANTAGES[method](scored, seeded()).flatten().tolist()
     assert list(actual.values()) == [*expected, 0]
+
+
+def seeded() -> Options:
+    return Options(generator=torch.Generator().manual_seed(0))
 
 
 def test_a_mistake_in_a_group_that_lost_rollouts_is_not_taken_for_its_size():

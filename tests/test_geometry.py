@@ -18,16 +18,12 @@ QUICK = shlex.split(
 )
 
 
-def measures(
-    rewards: torch.Tensor, objective_mask: torch.Tensor | None = None, G: int = 4
-) -> dict[str, float]:
+def measures(rewards: torch.Tensor, mask: torch.Tensor | None = None, G: int = 4) -> dict:
     """Of rewards (N, n, k) whose task scalar is the mean, in groups of G."""
-    N, _, k = rewards.shape
-    if objective_mask is None:
-        objective_mask = torch.ones(N, k, dtype=torch.bool)
-    sums = (rewards * objective_mask[:, None]).sum(-1)
-    scalars = sums / objective_mask.sum(1, keepdim=True)
-    return geometry(rewards, objective_mask, scalars, G)
+    if mask is None:
+        mask = torch.ones(len(rewards), rewards.shape[-1], dtype=torch.bool)
+    scalars = (rewards * mask[:, None]).sum(-1) / mask.sum(1, keepdim=True)
+    return geometry(rewards, mask, scalars, G)
 
 
 @pytest.mark.parametrize(
@@ -48,9 +44,8 @@ def test_the_regret_of_the_scalar_for_rewards_where_it_is_known(table, regret, s
     assert result["regret"] == pytest.approx(regret, abs=1e-3)
     assert result["regret_share"] == pytest.approx(share, abs=5e-3)
     assert (result["regret_share"] < NO_CONFLICT) == (regret == 0)
-    assert measures(7 - 3 * (1 - rewards), G=len(table))["regret"] == pytest.approx(
-        3 * regret, abs=3e-3
-    )
+    larger = measures(7 - 3 * (1 - rewards), G=len(table))["regret"]
+    assert larger == pytest.approx(3 * regret, abs=3e-3)
 
 
 def test_a_trade_gives_a_signal_to_vectors_alone():
@@ -71,10 +66,9 @@ def test_objectives_that_a_problem_lacks_count_for_nothing():
 
 def test_no_signal_is_said():
     rewards = torch.zeros(5, 16, 3)
-    result = measures(rewards)
-    assert not any(result.values())
-    objective_mask = torch.ones(5, 3, dtype=torch.bool)
-    assert "nan" not in geometry_report(rewards, objective_mask, rewards.mean(-1), 4)
+    assert not any(measures(rewards).values())
+    mask = torch.ones(5, 3, dtype=torch.bool)
+    assert "nan" not in geometry_report(rewards, mask, rewards.mean(-1), 4)
 
 
 def test_of_a_run_and_of_a_model(capsys):

@@ -24,7 +24,6 @@ STORY = {
 }
 RATS = STORY | {"cause": "rats"}
 
-
 # None of these looks at English, or at the truth, as it must: keywords, seven words, what is not in the text, another
 # number, the names of the facts, who did not light it, two facts in one, the other way round, two headlines.
 NOTHING = """Crash|fire market Monday nurse twelve lightning|Fire at market on Monday: nurse|Fire, market, Monday|
@@ -54,9 +53,9 @@ def test_what_a_headline_tells(headline, told):
 
 def test_verbs_agree_with_their_cause():
     assert facts_told(RATS, "Rats cause fire at the market", 6) == {"cause", "event", "place"}
-    assert not facts_told(RATS, "Rats causes fire", 6)
+    for headline in ("Rats causes fire", "A rats at the market"):
+        assert not facts_told(RATS, headline, 6)
     assert not facts_told(STORY, "Lightning cause fire", 6)
-    assert not facts_told(RATS, "A rats at the market", 6)
 
 
 def accepted_headlines(words: list[str]) -> list[str]:
@@ -117,14 +116,13 @@ def test_the_splits_share_no_word_but_the_days():
     assert task.problems("train", 3, start=5)[0] == task.problems("train", 8)[5]
 
 
-def test_demonstrations_tell_two_facts():
-    """Each of them two: sets of a model's own answers, before it had learnt any, earned a tenth."""
+def test_demonstrations_tell_two_facts_of_the_text():
     task = load_task("headline", "some/model")
     for problem in task.problems("demonstrations", 50):
+        text = problem.data["text"].lower()
+        assert all(problem.data[name] in text for name in task.objectives)
         for seed in range(10):
             assert sum(task.reward(problem, task.demonstration(problem, Random(seed)))) == 2
-            text = problem.data["text"].lower()
-            assert all(problem.data[name] in text for name in task.objectives)
 
 
 def test_sets_that_a_language_model_imitates(tmp_path):

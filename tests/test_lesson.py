@@ -43,54 +43,31 @@ HALF_WAY = (
     "    return {name: start[name] + t * (trained[name] - start[name]) for name in start}"
 )
 WRONG = {
-    1: [
-        "def best(answers, w):\n    return (answers @ w).mean()",
-    ],
-    2: [
-        'R = {"C and C": 0.6, "A and C": 0.8, "A and B": 0.75}\nwinner = "A and B"',
-        'R = {"C and C": 0.6, "A and C": 0.68, "A and B": 0.75}\nwinner = "C and C"',
-    ],
-    3: [
-        "def advantage(scores):\n    return (scores - scores.mean()) / scores.std()",
-        "def advantage(scores):\n    return (scores - scores.mean()) / scores.std(correction=0)",
-    ],
+    1: ["def best(answers, w):\n    return (answers @ w).mean()"],
+    2: ['R = {"C and C": 0.6, "A and C": 0.8, "A and B": 0.75}\nwinner = "A and B"'],
+    3: ["def advantage(scores):\n    return (scores - scores.mean()) / scores.std()"],
     4: [
         "def set_rewards(sets, weights):\n    return sets.mean((1, 2))\n\n" + USES,
         MEAN_OUTSIDE.replace("amax(1).mean(-1)", "mean(-1).amax(1)") + USES,
         MEAN_OUTSIDE + "def vpo_advantage(sets, weights):\n    return set_rewards(sets, weights)",
     ],
-    5: [
-        'earns = {"000 000 000": 0.8, "100 000 000": 0.9}\nbits_at_once = 3',
-        'earns = {"000 000 000": 0.8}\nbits_at_once = 3',
-    ],
-    6: [
-        "def distinct(pool):\n    return len(set(pool))",
-        "def distinct(pool):\n    return max(1, len(set(pool) - {None}))",
-    ],
+    5: ['earns = {"000 000 000": 0.8, "100 000 000": 0.9}\nbits_at_once = 3'],
+    6: ["def distinct(pool):\n    return len(set(pool))"],
     7: [
-        "def best_of(scores, k):\n    return sum(sorted(scores)[-k:]) / k",
         "def best_of(scores, k):\n    choices = list(itertools.product(scores, repeat=k))\n"
-        "    return sum(map(max, choices)) / len(choices)",
+        "    return sum(map(max, choices)) / len(choices)"
     ],
-    8: [
-        "def two_rewards(gold, diamond):\n    return gold, diamond",
-        "def two_rewards(gold, diamond):\n    return 1 + gold - diamond, 1 + diamond - gold",
-    ],
+    8: ["def two_rewards(gold, diamond):\n    return 1 + gold - diamond, 1 + diamond - gold"],
     9: [
         "def solved_within(solved, budget):\n    return sum(n <= budget for n in solved) / len(solved)",
         "def solved_within(solved, budget):\n    return sum(0 < n <= budget for n in solved)",
     ],
     10: [
         HALF_WAY.replace("start[name] + t *", "t *"),
-        HALF_WAY.replace("t *", "(1 - t) *"),
         "def half_way(start, trained, t):\n    for name in start:\n"
         "        start[name] += t * (trained[name] - start[name])\n    return start",
     ],
-    11: [
-        'bugs = {1: "d", 2: "a", 3: "e", 4: "c", 5: "b"}',
-        'bugs = {1: "a", 2: "b", 3: "c", 4: "d", 5: "e"}',
-        'bugs = {1: "d", 2: "a", 3: "e"}',
-    ],
+    11: ['bugs = {1: "d", 2: "a", 3: "e", 4: "c", 5: "b"}', 'bugs = {1: "d", 2: "a", 3: "e"}'],
 }
 
 
@@ -255,9 +232,8 @@ def test_a_skipped_exercise_is_named_by_the_cell_that_uses_it(in_a_folder, monke
 def test_each_silent_bug_breaks_its_own_property():
     """Guards against a bug of exercise 11 that cannot be told from another, and a wrong version 0."""
     rewards = torch.rand(2, 4, 3, 2, generator=torch.Generator().manual_seed(0))
-    specialists = torch.eye(2)
     compromises = torch.full((2, 2), 0.6)
-    two_sets = torch.stack([specialists, compromises])[None]
+    two_sets = torch.stack([torch.eye(2), compromises])[None]  # the first of specialists
     equal_sets = rewards[:, :1].expand_as(rewards)
     without_first = rewards.clone()
     without_first[0] = 0
@@ -266,7 +242,6 @@ def test_each_silent_bug_breaks_its_own_property():
     objective_mask = torch.tensor([[True, False], [True, True]])
     hidden = rewards.clone()
     hidden[0, ..., 1] = rewards[1, ..., 1]
-    assert sorted(BUGS.values()) == list("abcde")
     for number in range(6):
         advantages = partial(version, number)
         ahead, behind = advantages(two_sets)[0]
@@ -278,8 +253,8 @@ def test_each_silent_bug_breaks_its_own_property():
             "d": advantages(rewards, answer_mask)[0, 1] >= 0,
             "e": not torch.equal(changed, advantages(rewards, objective_mask=objective_mask)),
         }
-        letters = [letter for letter, broken in is_broken.items() if broken]
-        assert "".join(letters) == BUGS.get(number, "")
+        broken = [letter for letter in is_broken if is_broken[letter]]
+        assert "".join(broken) == BUGS.get(number, "")
     generator = torch.Generator().manual_seed(0)
     right = vpo_advantage(rewards, answer_mask, objective_mask=objective_mask, generator=generator)
     torch.testing.assert_close(version(0, rewards, answer_mask, objective_mask), right)

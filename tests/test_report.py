@@ -17,10 +17,6 @@ from rewards import Problem, Task
 from vpo import ADVANTAGES
 
 
-def problems(n: int) -> list[Problem]:
-    return [Problem(str(i), i) for i in range(n)]
-
-
 class Squares(Drawing, Task):
     """A task whose answers can be drawn."""
 
@@ -40,11 +36,6 @@ class Plain(Task):
 
     def prompt(self, problem, m):
         return "Name a color\nthat costs $2, then $3."
-
-
-def make_pools(names=("start", "grpo", "vpo"), N=5, n=8, k=3):
-    generator = torch.Generator().manual_seed(0)
-    return {name: torch.rand(N, n, k, generator=generator).mul(3).round() / 3 for name in names}
 
 
 @pytest.fixture
@@ -74,10 +65,12 @@ def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task):
     (tmp_path / "my_method").mkdir()
     for log in ("metrics", "evaluations"):
         append(tmp_path / f"my_method/{log}.jsonl", row)
+    problems = [Problem(str(i), i) for i in range(2)]
     mask = torch.ones(2, 2, dtype=torch.bool)
     pools = {}
-    for name, rewards in make_pools(("start", "start_sets", "my_method"), 2, 4, 2).items():
-        pools[name] = Pool(problems(2), [["x"] * 4] * 2, rewards, rewards.mean(-1), mask)
+    for seed, name in enumerate(("start", "start_sets", "my_method")):
+        rewards = torch.rand(2, 4, 2, generator=torch.Generator().manual_seed(seed))
+        pools[name] = Pool(problems, [["x"] * 4] * 2, rewards, rewards.mean(-1), mask)
     measures = {name: {"diversity": torch.arange(2.0)} for name in pools}
     evaluation = Evaluation(tmp_path, Config(pool=4), Settings("test", 2, 4, 0.7), tmp_path)
     written = []
@@ -88,44 +81,37 @@ def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task):
     if isinstance(task, Drawing):  # texts are read on the page
         expected.append("answers.svg")
     assert [path.name for path in paths] == expected and written[0] == written[1]
-    own = [line for line in drawn[0].axes[0].lines if line.get_label() == "my_method"]
-    assert own[0].get_color() == look_of("my_method").color
+    (own,) = [line for line in drawn[0].axes[0].lines if line.get_label() == "my_method"]
+    assert own.get_color() == look_of("my_method").color
 
     shutil.rmtree(tmp_path / "my_method")  # a run without its logs is evaluated, too
     paths = plots.run_figures(evaluation, task, pools, measures, "svg")
     assert [path.name for path in paths] == expected[2:]
 
 
-@pytest.mark.parametrize("steps, window, first", [(40, 11, 6), (20, 5, 3), (10, 3, 2), (2, 1, 1)])
+@pytest.mark.parametrize("steps, window, first", [(40, 11, 6), (10, 3, 2), (2, 1, 1)])
 def test_training_smooths_around_whole_steps(steps, window, first, tmp_path, drawn):
-    """Guards against a mean that lies at step 5.5, and ticks at step 1.25."""
-    rows = [
-        dict.fromkeys(plots.TRAINING_PANELS, 2.0 * i) | {"step": i} for i in range(1, steps + 1)
-    ]
-    plots.training({"vpo": rows, "new": rows}, tmp_path / "training.png")
-    ax = drawn[0].axes[0]
-    line = next(line for line in ax.lines if line.get_label() == "VPO")
-    assert line.get_xydata()[0].tolist() == [first, 2 * first]
-    assert len(line.get_xdata()) == steps - window + 1
-    assert all(ax.get_ylim()[0] == 0 for ax in drawn[0].axes), "0.35 would tower above 0.34"
-    assert all(tick == int(tick) for tick in ax.get_xticks())
+    """Guards against a mean that lies at step 5.5."""
+    rows = []
+    for step in range(1, steps + 1):
+        rows.append(dict.fromkeys(plots.TRAINING_PANELS, 2.0 * step) | {"step": step})
+    plots.training({"vpo": rows}, tmp_path / "training.png")
+    (line,) = [line for line in drawn[0].axes[0].lines if line.get_label() == "VPO"]
+    points = line.get_xydata().tolist()
+    assert points[0] == [first, 2 * first] and len(points) == steps - window + 1
 
 
 def test_reward_vectors_show_the_conflict(tmp_path, drawn):
-    """The first and the last objective exclude each other; a minimum of their own changes nothing. Objectives that
-    problems lack, that are constant, or stand alone have no correlation."""
+    """The first and the last objective exclude each other, with another minimum, too. Objectives that problems lack or
+    that are constant have no correlation."""
     gold = torch.tensor([[1.0, 0.0, 0.5], [0.0, 1.0, 0.5], [1.0, 0.0, 0.0], [1.0, 0.0, 0.5]])
     rewards = gold[:, [0, 2, 1]].expand(4, 4, 3)
     lower = torch.cat([rewards - 5, torch.full((4, 20, 3), -5.0)], 1)  # and many empty slots
-    padded = torch.zeros(2, 4, 4)  # the first problem has but two objectives
-    padded[0, :, :2] = torch.tensor([[1, 0], [0, 1], [1, 1], [0, 1]])
-    padded[1, :, :2] = padded[1, :2, 2] = padded[1, 2:, 3] = 1
-    names = ["gold", "lava", "gems"]
+    padded = torch.nn.functional.pad(rewards[..., :2], (0, 2))
     cases = [
-        (rewards, names, 0.0, {"gold", "gems"}),
-        (lower, names, -5.0, {"gold", "gems"}),
+        (rewards, ["gold", "lava", "gems"], 0.0, {"gold", "gems"}),
+        (lower, ["gold", "lava", "gems"], -5.0, {"gold", "gems"}),
         (padded, [], 0.0, {"objective 1", "objective 2"}),
-        (torch.ones(2, 4, 2), ["one", "two"], 0.0, {"one", "two"}),
     ]
     for pool, objectives, minimum, shown in cases:
         pools = dict.fromkeys("abcde", pool)

@@ -29,54 +29,39 @@ ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.linux
 
 
-@dataclass
-class Case:
-    """A program of tests/programs.py, and the verdicts that it must get."""
+# Of each table of tests/programs.py: what its programs are, the function's name, the tests, and whether they pass.
+TABLES = [
+    (programs.CHEATS, "cheat", "f", DOUBLE, False),
+    (programs.SCRIPT_CHEATS, "script cheat", None, STDIO, False),
+    (programs.ENDLESS, "endless", "f", DOUBLE[:1], False),
+    (programs.HONEST_DOUBLES, "honest", "f", DOUBLE, True),
+    (programs.HONEST_ADDS, "honest script", None, STDIO, True),
+    (programs.HONEST, "honest", "f", None, True),  # with tests of their own, and maybe verdicts
+    (programs.HONEST_SCRIPTS, "honest script", None, None, True),
+]
+# Cheats that take long, and therefore get one test.
+LONG = ("returns a lot", "returns a huge integer", "recursion in C")
 
-    name: str
-    job: Job
-    verdicts: list[bool]
 
-
-def build_cases() -> list[Case]:
-    cases = []
-    for name, program in programs.CHEATS.items():
-        tests = DOUBLE[:1] if name in LONG else DOUBLE
-        cases.append(Case(f"cheat: {name}", Job(program, tests, "f"), [False] * len(tests)))
-    for name, program in programs.SCRIPT_CHEATS.items():
-        cases.append(Case(f"script cheat: {name}", Job(program, STDIO), [False] * 2))
-    for name, program in programs.ENDLESS.items():
-        cases.append(Case(f"endless: {name}", Job(program, DOUBLE[:1], "f"), [False]))
-    signals = "import os, signal\ndef f(pid):\n    os.kill(pid, signal.SIGURG)\n    return pid"
-    job = Job(signals, [([os.getpid()], os.getpid())], "f")
-    cases.append(Case("cheat: signals the trainer by its number", job, [False]))
-    for name, program in programs.HONEST_DOUBLES.items():
-        cases.append(honest(f"honest: {name}", Job(program, DOUBLE, "f")))
-    for name, program in programs.HONEST_ADDS.items():
-        cases.append(honest(f"honest script: {name}", Job(program, STDIO)))
-    for name, (program, tests, *verdicts) in programs.HONEST.items():
-        cases.append(honest(f"honest: {name}", Job(program, tests, "f"), *verdicts))
-    for name, (program, tests, *verdicts) in programs.HONEST_SCRIPTS.items():
-        cases.append(honest(f"honest script: {name}", Job(program, tests), *verdicts))
+def build_cases() -> dict[str, tuple[Job, list[bool]]]:
+    """Programs by name, and the verdicts that they must get."""
+    cases = {}
+    for table, kind, entry_point, usual_tests, passes in TABLES:
+        for name, row in table.items():
+            program, tests, *verdicts = row if usual_tests is None else (row, usual_tests)
+            if name in LONG:
+                tests = tests[:1]
+            expected = verdicts[0] if verdicts else [passes] * len(tests)
+            cases[f"{kind}: {name}"] = (Job(program, tests, entry_point), expected)
     return cases
 
 
-def honest(name: str, job: Job, verdicts: list[bool] | None = None) -> Case:
-    """A case that passes all tests unless other verdicts are given."""
-    return Case(name, job, verdicts or [True] * len(job.tests))
-
-
 # Programs that use up the time of each test.
-ENDLESS = ("script cheat: flood", "honest: one loops", "honest script: loops in the third test")
-# Cheats that take long, and therefore get one test.
-LONG = (
-    "returns a lot",
-    "returns a huge integer",
-    "forged long integers",
-    "recursion without limit",
-    "recursion in C",
-    "memory in pieces",
-    "returns a gigantic integer",
+ENDLESS = (
+    "endless",
+    "script cheat: flood",
+    "honest: one loops",
+    "honest script: loops in the third",
 )
 CASES = build_cases()
 
@@ -120,11 +105,11 @@ def graded() -> Iterator[Graded]:
         previous[number] = signal.signal(number, lambda number, frame: received.append(number))
     canary = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     os.environ["SECRET_TOKEN"] = "2"
-    endless = [case for case in CASES if case.name.startswith(("endless", *ENDLESS))]
-    others = [case for case in CASES if case not in endless]
+    endless = [name for name in CASES if name.startswith(ENDLESS)]
+    others = [name for name in CASES if name not in endless]
     graded = Graded({}, [], received, canary_lives=False)
-    grade(graded, endless, workers=12, seconds=0.2)
-    grade(graded, others, workers=4, seconds=1)
+    grade(graded, endless, workers=5, seconds=0.2)
+    grade(graded, others, workers=2, seconds=1)
     graded.canary_lives = canary.poll() is None
     yield graded
 
@@ -135,17 +120,17 @@ def graded() -> Iterator[Graded]:
         signal.signal(number, handler)
 
 
-def grade(graded: Graded, cases: list[Case], workers: int, seconds: float) -> None:
+def grade(graded: Graded, names: list[str], workers: int, seconds: float) -> None:
     with Sandbox(workers, seconds=seconds) as sandbox:
-        verdicts = sandbox.run([case.job for case in cases])
-    for case, case_verdicts in zip(cases, verdicts, strict=True):
-        graded.verdicts[case.name] = case_verdicts
+        verdicts = sandbox.run([CASES[name][0] for name in names])
+    graded.verdicts |= zip(names, verdicts, strict=True)
     graded.left += left_by({helper.process.pid for helper in sandbox._helpers})
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_every_program_gets_the_right_verdict(graded, case):
-    assert graded.verdicts[case.name] == case.verdicts
+@pytest.mark.parametrize("name", CASES)
+def test_every_program_gets_the_right_verdict(graded, name):
+    _, expected = CASES[name]
+    assert graded.verdicts[name] == expected
 
 
 def test_nothing_is_left_behind(graded):
@@ -246,16 +231,15 @@ def test_helpers_start_as_they_are_needed():
     ("files", "allowed"),
     [
         ({"cpu.max": "200000 100000\n"}, 2),
-        ({"cpu.max": "max 100000\n"}, 128),
         ({"cpu/cpu.cfs_quota_us": "250000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 128),
+        ({"cpu.max": "max 100000\n"}, 128),
         ({}, 128),
     ],
 )
 def test_a_containers_quota_counts(files, allowed, tmp_path, monkeypatch):
     """Guards against 128 helpers in a container that may use two of 128 cores."""
+    (tmp_path / "cpu").mkdir()
     for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr("engine.cores.CGROUP", tmp_path)
     monkeypatch.delattr(os, "sched_getaffinity")
@@ -279,9 +263,8 @@ def test_a_fork_has_helpers_of_its_own():
     program = "def f(x): return 2 * x  # "
     with Sandbox(1) as sandbox:
         assert sandbox.run([Job(program, DOUBLE, "f")]) == [[True] * 3]
-        for number in range(2):
-            job = Job(f"{program}{number}", DOUBLE, "f")
-            assert run_in_a_fork(lambda job=job: sandbox.run([job, job])) == [[True] * 3] * 2
+        job = Job(f"{program}of a fork", DOUBLE, "f")
+        assert run_in_a_fork(lambda: sandbox.run([job, job])) == [[True] * 3] * 2
         assert sandbox._helpers[0].process.poll() is None
         assert sandbox.run([Job(f"{program}again", DOUBLE, "f")]) == [[True] * 3]
 
@@ -312,7 +295,6 @@ def test_root_without_rights_is_confined():
     [
         ([([1], 2, 3, 4)], "f", r"tests\[0\]: must be a pair.*not \(\[1\], 2, 3, 4\)"),
         ([("a", 3)], None, r"must be a pair of strings, .*, not \('a', 3\)"),
-        ([(1, 2)], "f", r"must be a pair, a list of arguments.*not \(1, 2\)"),
         ([([1], {2})], "f", r"all plain JSON.*\{2\}"),
         ([([1], 2.0, (0.0, 0.1, "x"))], "f", r"must be a pair.*'x'"),
         ([([1], 2)], "Solution.f", r"entry_point 'Solution.f': must be the name of a function"),
@@ -408,11 +390,8 @@ def test_a_busy_machine_fails_no_program():
     want the core of a program that needs more than half of its CPU time."""
     spins = "import time\ndef f(x):\n    while time.process_time() < 0.6: pass\n    return 2 * x"
     (core, *_) = os.sched_getaffinity(0)
-    command = [
-        sys.executable,
-        "-c",
-        f"import os\nos.sched_setaffinity(0, [{core}])\nwhile True: pass",
-    ]
+    busy = f"import os\nos.sched_setaffinity(0, [{core}])\nwhile True: pass"
+    command = [sys.executable, "-c", busy]
     others = [subprocess.Popen(command, start_new_session=True) for _ in range(3)]
     try:
         with Sandbox(1, seconds=0.2) as sandbox:

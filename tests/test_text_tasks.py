@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from engine.tasks import load_task
 from rewards import Problem, Task, UserError, parse_answers
 from tasks import code
 from tasks.code import find_blocks, job
-from tasks.files import tagged, word_f1
+from tasks.files import word_f1
 from tasks.tool import Tool, match, parse_calls
 
 
@@ -77,65 +77,54 @@ def task_and_problem(name: str, record: dict) -> tuple[Task, Problem]:
     return task, task.problems("test", 1)[0]
 
 
-@contextlib.contextmanager
-def cpu_limit(seconds: float = 3):
-    """End what takes far too long. It is CPU time of this process: a busy machine does not count."""
-
-    def stop(*_) -> None:
-        raise AssertionError(f"not done after {seconds} s of CPU time")
-
-    if not hasattr(signal, "setitimer"):  # on Windows
-        yield
-        return
-
-    previous = signal.signal(signal.SIGVTALRM, stop)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, previous)
-
-
 BLANKS = " " * 64_000
-# That make a careless regular expression try every place.
 LONG_TEXTS = [
     f" a{BLANKS}b\n",
     f"1. a{BLANKS}b\n2. c",
     f"{BLANKS}1",
     f"1.{BLANKS}x",
     "1. " * 32_000,
+    "<answer_1>" * 10_000,
+    "9" * 64_000,
+    "**1." + "*" * 64_000,
+    "**1.\n" * 16_000,
+    f"{BLANKS}`",
+    f"```{BLANKS}`",
+    f"```\n{BLANKS}x\n```",
+    f"```\n```{BLANKS}x",
+    "`" * 64_000 + "x",
+    "~" * 64_000 + "`",
+    "```\n" * 16_000,
+    "1 " * 100_000,
+    "<answer>" * 30_000,
+    "<tool_call>" * 30_000,
+    "a," * 30_000,
+    "from __future__ import x\n# x\n" * 16_000,
+    "x\n# x\n" * 16_000,
 ]
-LONG_TEXTS += ["<answer_1>" * 10_000, "9" * 64_000, "**1." + "*" * 64_000, "**1.\n" * 16_000]
-LONG_TEXTS += [f"{BLANKS}`", f"```{BLANKS}`", f"```\n{BLANKS}x\n```", f"```\n```{BLANKS}x"]
-LONG_TEXTS += ["`" * 64_000 + "x", "~" * 64_000 + "`", "```\n" * 16_000, "1 " * 100_000]
-LONG_TEXTS += ["<answer>" * 30_000, "<tool_call>" * 30_000, "a," * 30_000]
-LONG_TEXTS += [f"{line}\n# x\n" * 16_000 for line in ("from __future__ import x", "x")]
 
 
-def test_reading_takes_time_in_proportion_to_the_text():
+@pytest.fixture(scope="module")
+def tasks_and_problems(tmp_path_factory) -> list[tuple[Task, Problem]]:
+    with contextlib.chdir(tmp_path_factory.mktemp("files")):
+        return [task_and_problem(name, record(0)) for name, record in RECORDS.items()]
+
+
+@pytest.mark.parametrize("text", LONG_TEXTS, ids=lambda text: repr(text[:20]))
+def test_reading_takes_time_in_proportion_to_the_text(text, tasks_and_problems):
     """Guards against a search that goes on to the end of the text from every tag, call or blank: two minutes."""
-    nothing = {"before": "", "after": "", "tests": [], "call": None}
-    readers = [
-        lambda text: [parse_answers(text, task_in("tags"), 1, own) for own in (True, False)],
-        lambda text: [parse_answers(text, task_in("lines"), 1, own) for own in (True, False)],
-        lambda text: find_blocks(text, finished=True),
-        lambda text: job(nothing, text),
-        code._is_arithmetic,
-        lambda text: tagged(text, "answer"),
-        parse_calls,
-    ]
-    for name, record in RECORDS.items():
-        task, problem = task_and_problem(name, record(0))
+    start = time.process_time()  # of this process: a busy machine does not count
+    for form in ("tags", "lines"):
+        for finished in (True, False):
+            parse_answers(text, task_in(form), 1, finished)
+    find_blocks(text, finished=True)
+    job({"before": "", "after": "", "tests": [], "call": None}, text)
+    code._is_arithmetic(text)
+    parse_calls(text)
+    for task, problem in tasks_and_problems:
         for tag in ("answer", "tool_call"):
-            form = f"<{tag}>{{}}</{tag}>"
-            readers.append(
-                lambda text, own=(task, problem, form): own[0].reward(own[1], own[2].format(text))
-            )
-    for reader in readers:
-        with cpu_limit():
-            for text in LONG_TEXTS:
-                reader(text)
+            task.reward(problem, f"<{tag}>{text}</{tag}>")
+    assert time.process_time() - start < 3
 
 
 @pytest.mark.parametrize(
@@ -144,7 +133,6 @@ def test_reading_takes_time_in_proportion_to_the_text():
         ("the", "a", 0),  # what has no other word keeps its article
         ("A.", "a", 1),
         ("...", "a", 0),
-        ("x", "", 0),
         ("river Thames", "The Thames!", 2 / 3),
         ("  The U.S.  Army, an ally ", "us army ally", 1),
         ("Theatre", "atre", 0),  # an article is a word
@@ -155,37 +143,120 @@ def test_texts_are_compared_without_case_articles_and_punctuation(ours, gold, sc
     assert word_f1(ours, gold) == pytest.approx(score)
 
 
+ALL_FIVE = (
+    "<entity_A>ann 0</entity_A><entity_B> book </entity_B><entity_C>ROME</entity_C>\n"
+    "<entity_D>Alien_film</entity_D><ENTITY_E>\u00c9mile Zola</ENTITY_E>"
+)
+WANTED = [
+    {"name": "book", "parameters": {"seats": 2, "vip": True, "name": "Ann Lee", "price": "1.5"}},
+    {"name": "mail", "parameters": {"to": ["Ann", "Bob"], "options": {"html": False, "copies": 1}}},
+]
+
+
+def output(calls: list | str, think: str = "<think>so</think>") -> str:
+    """What a policy writes: thoughts and calls."""
+    text = calls
+    if isinstance(calls, list):
+        text = "\n".join(json.dumps(call) for call in calls)
+    return f"{think}<tool_call>{text}</tool_call>"
+
+
+def booked(parameters: str) -> str:
+    return output(f'{{"name": "book", "parameters": {{{parameters}}}}}')
+
+
+def changed(**values) -> list[dict]:
+    """WANTED with other values in the first call."""
+    first, second = WANTED
+    return [first | {"parameters": first["parameters"] | values}, second]
+
+
+TAGS = [{"tag": tag} for tag in ("xbox", "android", "mac")]
+
+
+def found(*parameters: dict) -> list[dict]:
+    """Calls of one function with these parameters."""
+    return [{"name": "find", "parameters": own} for own in parameters]
+
+
+DEEP = "[" * 990 + "]" * 990
+# A task and a record of its file.
+MUSIQUE = ("musique", musique(0))
+EUREQA = ("eureqa", eureqa(0))
+ODD_NAME = ("eureqa", eureqa(0) | {"entities": ["!!!", *"bcdef"]})
+CALLS = ("tool", tool(0, WANTED))
+NO_CALL = ("tool", tool(0, []))
+FIND_TWO = ("tool", tool(0, found(*TAGS[:2])))
+FIND_AND_SORT = ("tool", tool(0, found(TAGS[0], {"sort": "new"})))
+
+
 @pytest.mark.parametrize(
-    "answer, vector",
+    "asked, answer, vector",
     [
-        ("<support>3, 5</support><answer>River Thames</answer>", [1, 1, 1, 1, 1]),
-        ("<support>5</support><answer>isis</answer>", [0, 1, 1, 1, 1]),  # an alias
+        (MUSIQUE, "<support>3, 5</support><answer>River Thames</answer>", [1, 1, 1, 1, 1]),
+        (MUSIQUE, "<support>5</support><answer>isis</answer>", [0, 1, 1, 1, 1]),  # an alias
         # Brackets, officially dropped; a superscript, officially a crash; the first four distinct ones.
-        ("<support>[3], [5]</support><answer>Rhine</answer>", [1, 1, 1, 1, 0]),
-        ("<support>\u00b3, 5</support><answer>Thames</answer>", [0, 1, 1, 1, 1]),
-        ("<support>1, 1, 2, 4, 3, 5</support><answer>Thames</answer>", [1, 0, 1, 1, 1]),
-        ("<support>35</support><answer>x</answer>", [0, 0, 1, 1, 0]),  # not 3 and 5
-        (f"<support>{'9' * 5000}</support><answer>x</answer>", [0, 0, 1, 1, 0]),
-        ("<support>3, 5</support><answer>  </answer>", [0] * 5),
-        ("<support>3, 5</support>", [0] * 5),
-        ("", [0] * 5),
-        ("<answer>the</answer>", [0, 0, 1, 1, 0]),
-        ("<answer>Thames</answer><answer>x</answer>", [0, 0, 1, 1, 1]),
+        (MUSIQUE, "<support>[3], [5]</support><answer>Rhine</answer>", [1, 1, 1, 1, 0]),
+        (MUSIQUE, "<support>\u00b3, 5</support><answer>Thames</answer>", [0, 1, 1, 1, 1]),
+        (MUSIQUE, "<support>1, 1, 2, 4, 3, 5</support><answer>Thames</answer>", [1, 0, 1, 1, 1]),
+        (MUSIQUE, "<support>35</support><answer>x</answer>", [0, 0, 1, 1, 0]),  # not 3 and 5
+        (MUSIQUE, f"<support>{'9' * 5000}</support><answer>x</answer>", [0, 0, 1, 1, 0]),
+        (MUSIQUE, "<support>3, 5</support><answer>  </answer>", [0] * 5),
+        (MUSIQUE, "", [0] * 5),
+        (MUSIQUE, "<answer>the</answer>", [0, 0, 1, 1, 0]),
+        (EUREQA, ALL_FIVE, [1, 1, 1, 1, 1]),
+        (EUREQA, "<entity_A>Ann_0</entity_A><entity_B></entity_B>", [1, 0, 0, 0, 0]),
+        (EUREQA, "<entity_C>Roma</entity_C>", [0] * 5),
+        (EUREQA, "<entity_E>Emile Zola</entity_E>", [0] * 5),
+        (EUREQA, "<entity_C>the</entity_C>", [0] * 5),
+        (EUREQA, "", [0] * 5),
+        (ODD_NAME, "<entity_A>!!!</entity_A>", [1, 0, 0, 0, 0]),
+        (CALLS, output(WANTED), [1, 1, 1, 1]),
+        (CALLS, output(WANTED[::-1]), [1, 1, 1, 1]),
+        (CALLS, output(json.dumps(WANTED)), [1, 1, 1, 1]),
+        (CALLS, output(WANTED, ""), [0, 1, 1, 1]),
+        (CALLS, output(WANTED[:1]), [1, 2 / 3, 0.5, 0.5]),
+        (CALLS, "<think>so</think>", [0, 0, 0, 0]),
+        (CALLS, "", [0, 0, 0, 0]),
+        (CALLS, output(changed(vip="false")), [1, 1, 1, 7 / 8]),  # truthiness: officially a match
+        (CALLS, output(changed(price="15")), [1, 1, 1, 7 / 8]),  # 1.5 without its point: likewise
+        (CALLS, output(changed(price=1.5, seats="2")), [1, 1, 1, 1]),
+        (CALLS, output(changed(name="Ann")), [1, 1, 1, (3 + 2 / 3) / 4 / 2 + 0.5]),
+        # A key too many, officially free; the wrong function, officially paid.
+        (CALLS, output(changed(extra=0)), [1, 1, (8 / 9 + 1) / 2, (4 / 5 + 1) / 2]),
+        (CALLS, output([WANTED[0] | {"name": "cook"}, WANTED[1]]), [1, 0.5, 0.5, 0.5]),
+        (CALLS, output(WANTED + WANTED[:1]), [1, 0.8, 2 / 3, 2 / 3]),
+        (CALLS, output('{"name": "book"} nonsense'), [1, 2 / 3, 0, 0]),
+        # Each call in a block of its own, as Qwen and Hermes write them.
+        (CALLS, output(WANTED[:1]) + "\n" + output(WANTED[1:], ""), [1, 1, 1, 1]),
+        (CALLS, output(WANTED[:1]) + output(WANTED[:1], ""), [1, 0.5, 0.5, 0.5]),
+        (CALLS, output(WANTED[:1]) + output(WANTED[1:], "")[:-30], [1, 2 / 3, 0.5, 0.5]),
+        (CALLS, output("[" * 100_000), [0, 0, 0, 0]),
+        (CALLS, booked('"seats": NaN, "price": 1e999'), [1, 2 / 3, 1 / 3, 0]),
+        (CALLS, booked(f'"seats": 1{"0" * 400}'), [1, 2 / 3, 0.2, 0]),
+        (CALLS, output(f'{{"name": "mail", "parameters": {{"to": {DEEP}}}}}'), [0, 0, 0, 0]),
+        (CALLS, f"<think>{output(WANTED, '')}</think>", [0, 0, 0, 0]),  # a thought is no call
+        (CALLS, "<think>a <tool_call> it is</think>" + output(WANTED, ""), [1, 1, 1, 1]),
+        (NO_CALL, "<think>no need</think><response>Hello</response>", [1, 1, 1, 1]),
+        (NO_CALL, "Hello", [0, 1, 1, 1]),
+        (NO_CALL, "<think>so</think><tool_call></tool_call>", [1, 1, 1, 1]),
+        (NO_CALL, output(WANTED), [0, 0, 0, 0]),
+        (NO_CALL, output("nonsense"), [0, 1, 1, 1]),
+        # Calls of one function are paired by keys and values; a call is a partner once.
+        (FIND_TWO, output(found(TAGS[1], TAGS[0])), [1, 1, 1, 1]),
+        (FIND_TWO, output(found(TAGS[0])), [1, 2 / 3, 0.5, 0.5]),
+        (FIND_TWO, output(found(TAGS[0], TAGS[0])), [1, 1, 1, 0.5]),
+        (FIND_AND_SORT, output(found({"sort": "new"}, TAGS[0])), [1, 1, 1, 1]),
     ],
 )
-def test_musique(answer, vector):
-    task, problem = task_and_problem("musique", musique(0))
-    assert task.reward(problem, answer) == vector
-    *hops, answer_f1 = vector
-    scalar = task.scalar(torch.tensor(vector).float())
-    assert scalar.item() == pytest.approx((sum(hops) + 3 * answer_f1) / 7)
+def test_what_an_answer_earns(asked, answer, vector):
+    task, problem = task_and_problem(*asked)
+    assert task.reward(problem, answer) == pytest.approx(vector)
 
 
-def test_an_alias_that_is_no_word_pays_nothing():
-    """Two texts without words are equal: an alias "The" paid for "<answer>!</answer>"."""
-    record = musique(0) | {"answer_aliases": ["", "The"]}
-    task, problem = task_and_problem("musique", record)
-    assert task.reward(problem, "<answer>!</answer>")[-1] == 0
+def test_the_answer_weighs_three_hops():
+    task, _ = task_and_problem(*MUSIQUE)
+    assert task.scalar(torch.tensor([0.0, 1.0, 1.0, 1.0, 0.5])).item() == pytest.approx(4.5 / 7)
 
 
 def test_musique_holds_out_as_many_of_each_kind():
@@ -207,32 +278,6 @@ def ids_of(task: Task, split: str, n: int) -> set[str]:
     return {problem.id for problem in task.problems(split, n)}
 
 
-ALL_FIVE = (
-    "<entity_A>ann 0</entity_A><entity_B> book </entity_B><entity_C>ROME</entity_C>\n"
-    "<entity_D>Alien_film</entity_D><ENTITY_E>\u00c9mile Zola</ENTITY_E>"
-)
-
-
-@pytest.mark.parametrize(
-    "answer, vector",
-    [
-        (ALL_FIVE, [1, 1, 1, 1, 1]),
-        (
-            "<entity_A>Ann_0</entity_A><entity_B></entity_B><entity_C>Roma</entity_C>",
-            [1, 0, 0, 0, 0],
-        ),
-        ("<entity_E>Emile Zola</entity_E>", [0] * 5),
-        ("<entity_C>the</entity_C>", [0] * 5),
-        ("", [0] * 5),
-    ],
-)
-def test_eureqa(answer, vector):
-    task, problem = task_and_problem("eureqa", eureqa(0))
-    assert task.reward(problem, answer) == vector
-    task, problem = task_and_problem("eureqa", eureqa(0) | {"entities": ["!!!", *"bcdef"]})
-    assert task.reward(problem, "<entity_A>!!!</entity_A>") == [1, 0, 0, 0, 0]
-
-
 def test_eureqa_trains_on_half_of_the_hard_file():
     hard = [eureqa(i) | {"entities": ["Hard", *"bcdef"]} for i in range(9)]
     Path("hard.json").write_text(json.dumps(hard), "utf-8")
@@ -242,12 +287,6 @@ def test_eureqa_trains_on_half_of_the_hard_file():
     training = first["train"] + first["validation"]
     assert len(training) == 15
     assert training.count("Hard") == 4
-
-
-WANTED = [
-    {"name": "book", "parameters": {"seats": 2, "vip": True, "name": "Ann Lee", "price": "1.5"}},
-    {"name": "mail", "parameters": {"to": ["Ann", "Bob"], "options": {"html": False, "copies": 1}}},
-]
 
 
 def test_an_attempt_keeps_its_thoughts():
@@ -260,106 +299,12 @@ def test_an_attempt_keeps_its_thoughts():
     assert parse_answers("<think> <attempt_1> no </attempt_1>", task, 1) == []
 
 
-def output(calls: list | str, think: str = "<think>so</think>") -> str:
-    """What a policy writes: thoughts and calls."""
-    text = calls
-    if isinstance(calls, list):
-        text = "\n".join(json.dumps(call) for call in calls)
-    return f"{think}<tool_call>{text}</tool_call>"
-
-
-def booked(parameters: str) -> str:
-    return output(f'{{"name": "book", "parameters": {{{parameters}}}}}')
-
-
-DEEP = "[" * 990 + "]" * 990
-
-
-def changed(**values) -> list[dict]:
-    """WANTED with other values in the first call."""
-    first, second = WANTED
-    return [first | {"parameters": first["parameters"] | values}, second]
-
-
-@pytest.mark.parametrize(
-    "answer, vector",
-    [
-        (output(WANTED), [1, 1, 1, 1]),
-        (output(WANTED[::-1]), [1, 1, 1, 1]),
-        (output(json.dumps(WANTED)), [1, 1, 1, 1]),
-        (output(WANTED, ""), [0, 1, 1, 1]),
-        (output(WANTED, "<think>so"), [0, 1, 1, 1]),
-        (output(WANTED[:1]), [1, 2 / 3, 0.5, 0.5]),
-        ("<think>so</think>", [0, 0, 0, 0]),
-        ("", [0, 0, 0, 0]),
-        (output(changed(vip="false")), [1, 1, 1, 7 / 8]),  # truthiness: officially a match
-        (output(changed(vip=1)), [1, 1, 1, 7 / 8]),
-        (output(changed(price="15")), [1, 1, 1, 7 / 8]),  # without its point: officially a match
-        (output(changed(price=1.5, seats="2")), [1, 1, 1, 1]),
-        (output(changed(seats=2.0)), [1, 1, 1, 1]),
-        (output(changed(name="Ann")), [1, 1, 1, (3 + 2 / 3) / 4 / 2 + 0.5]),
-        # A key too many, officially free; the wrong function, officially paid.
-        (output(changed(extra=0)), [1, 1, (8 / 9 + 1) / 2, (4 / 5 + 1) / 2]),
-        (output([WANTED[0] | {"name": "cook"}, WANTED[1]]), [1, 0.5, 0.5, 0.5]),
-        (output(WANTED + WANTED[:1]), [1, 0.8, 2 / 3, 2 / 3]),
-        (output('{"name": "book"} nonsense'), [1, 2 / 3, 0, 0]),
-        # Each call in a block of its own, as Qwen and Hermes write them.
-        (output(WANTED[:1]) + "\n" + output(WANTED[1:], ""), [1, 1, 1, 1]),
-        (output(WANTED[:1]) + output(WANTED[:1], ""), [1, 0.5, 0.5, 0.5]),
-        (output(WANTED[:1]) + output(WANTED[1:], "")[:-30], [1, 2 / 3, 0.5, 0.5]),
-        (output("[" * 100_000), [0, 0, 0, 0]),
-        (output('{"name": "book", "parameters": [NaN, 1e999]}'), [1, 2 / 3, 0, 0]),
-        (booked('"seats": NaN, "price": 1e999'), [1, 2 / 3, 1 / 3, 0]),
-        (booked(f'"seats": 1{"0" * 400}'), [1, 2 / 3, 0.2, 0]),
-        (output(f'{{"name": "mail", "parameters": {{"to": {DEEP}}}}}'), [0, 0, 0, 0]),
-        (f"<think>{output(WANTED, '')}</think>", [0, 0, 0, 0]),  # a thought is no call
-        ("<think>a <tool_call> it is</think>" + output(WANTED, ""), [1, 1, 1, 1]),
-    ],
-)
-def test_tool(answer, vector):
-    task, problem = task_and_problem("tool", tool(0, WANTED))
-    assert task.reward(problem, answer) == pytest.approx(vector)
-
-
 def test_all_blocks_of_a_true_answer_count():
     """Guards against a true answer of one call where the model should make two."""
     blocks = "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in WANTED)
     task, problem = task_and_problem("tool", tool(0) | {"output": blocks})
     assert problem.data["calls"] == [[call["name"], call["parameters"]] for call in WANTED]
     assert task.reward(problem, output(WANTED)) == [1, 1, 1, 1]
-
-
-@pytest.mark.parametrize(
-    "answer, vector",
-    [
-        ("<think>no need</think><response>Hello</response>", [1, 1, 1, 1]),
-        ("Hello", [0, 1, 1, 1]),
-        ("<think>so</think><tool_call></tool_call>", [1, 1, 1, 1]),
-        (output(WANTED), [0, 0, 0, 0]),
-        (output("nonsense"), [0, 1, 1, 1]),
-    ],
-)
-def test_tool_where_no_call_is_right(answer, vector):
-    task, problem = task_and_problem("tool", tool(0, []))
-    assert task.reward(problem, answer) == vector
-
-
-TAGS = [{"tag": tag} for tag in ("xbox", "android", "mac")]
-
-
-@pytest.mark.parametrize(
-    "ours, wanted, rest",
-    [
-        ([TAGS[1], TAGS[0]], TAGS[:2], [1, 1, 1]),
-        ([TAGS[0]], TAGS[:2], [2 / 3, 0.5, 0.5]),
-        ([TAGS[0], TAGS[0]], TAGS[:2], [1, 1, 0.5]),  # a call is a partner once
-        ([{"sort": "new"}, TAGS[0]], [TAGS[0], {"sort": "new"}], [1, 1, 1]),
-    ],
-)
-def test_calls_of_one_function_are_paired_by_keys_and_values(ours, wanted, rest):
-    calls = [[{"name": "find", "parameters": own} for own in part] for part in (ours, wanted)]
-    task, problem = task_and_problem("tool", tool(0, calls[1]))
-    assert task.reward(problem, output(calls[0])) == pytest.approx([1, *rest])
 
 
 SAME = """"==" "==" | [1.50, "x"] ["1.5", "X"] | 0.1 "0.10" | [[1]] [[1]] | true true | {} {} | null null |
@@ -441,13 +386,13 @@ def test_the_form_that_a_prompt_shows_can_be_parsed(name):
     assert len(task.reward(problem, answers[0])) == len(task.objectives)
 
 
-@pytest.mark.parametrize("name", RECORDS)
-def test_one_step_of_training(name, capsys):
+def test_one_step_of_training(capsys):
     """One step and an evaluation with a small random model."""
     flags = (
         "--out run --device cpu --method vpo --m 2 --steps 1 --prompts-per-step 1 --group-size 2 "
         "--eval-problems 1 --pool 2 --max-new-tokens 4"
     )
-    data = ["--task", name, "--data", write(name, 30), "--model", save_random_model("m", "llama")]
+    model = save_random_model("model", "llama")
+    data = ["--task", "musique", "--data", write("musique", 30), "--model", model]
     train.main([*data, *flags.split()])
     assert "1 test problems" in capsys.readouterr().out

@@ -136,16 +136,14 @@ def test_rollouts_from_vllm(folder, method):
         for _, ids, _ in rows:
             has_ended = len(ids) < room or ids[-1] in policy.eos_ids
             answers.append(parse_answers(policy.decode(torch.tensor(ids)), task, m, has_ended))
-            stops = [
-                bool(stop(torch.tensor([ids[:end]]), torch.tensor([True])))
-                for end in range(1, len(ids) + 1)
-            ]
+            is_alive = torch.tensor([True])
+            ends = range(1, len(ids) + 1)
+            stops = [bool(stop(torch.tensor([ids[:end]]), is_alive)) for end in ends]
             assert not any(stops[:-1])  # nothing follows the m-th answer
             n_cut += stops[-1]
         scored = score(task, take_problems(task, "train", P, start=P * step), answers, m)
         generator = random_generator(42, P * step, "weights")
         expected = ADVANTAGES[method](scored, Options(generator=generator))
-        assert torch.allclose(
-            torch.tensor([row[2] for row in rows]).view(P, G), expected, atol=1e-5, rtol=0
-        )
+        actual = torch.tensor([row[2] for row in rows]).view(P, G)
+        assert torch.allclose(actual, expected, atol=1e-5, rtol=0)
     assert n_cut > 0

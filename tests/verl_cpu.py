@@ -43,13 +43,13 @@ device.__dict__.update(vars(torch.cpu))
 for name in ("memory_allocated", "memory_reserved"):
     setattr(device, name, zero)
     setattr(device, f"max_{name}", zero)
-for name in (
+for name in [
     "empty_cache",
     "reset_peak_memory_stats",
     "manual_seed",
     "manual_seed_all",
     "set_device",
-):
+]:
     setattr(device, name, nothing)
 device.ipc_collect = nothing
 device.is_available = lambda: True

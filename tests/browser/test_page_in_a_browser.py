@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from chromium import Tab
+from tab import Tab
 from test_page import METHODS, data_of, made_snapshots
 
 import vpo
@@ -106,10 +106,8 @@ def test_the_slider_the_keys_and_the_film_change_the_picture(tab, tmp_path):
     tab.page.keyboard.press("ArrowLeft")
     assert tab.run("byId('now').textContent") == "21 of 31" and tab.run(drawn) != last
     assert tab.run(cursor) < place
-    left, top, height = tab.run(
-        "(({ left, top, height }) => [left, top, height])(byId('step').getBoundingClientRect())"
-    )
-    tab.page.mouse.click(left + 6, top + height / 2)
+    box = tab.page.locator("#step").bounding_box()
+    tab.page.mouse.click(box["x"] + 6, box["y"] + box["height"] / 2)
     assert tab.run("byId('now').textContent") == "1 of 31"
     tab.run("byId('play').click()")
     assert "Pause" in tab.run("byId('play').textContent")

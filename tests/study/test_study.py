@@ -6,22 +6,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch
 
 import eval as evaluation
 import train
 from engine.config import Config, Parser, peak_rate, task_defaults
 from engine.tasks import load_task
-from rewards import UserError
-from study import documents, exhibit, reproduce, searches, store, stored, tables, validation
+from study import documents, exhibit, reproduce, validation
 from study.entries import GROUP_VPO, GRPO, VPO, Entry
 from study.grid import (
-    EIGHT_WORDS,
     HEADLINE,
     HEADLINES,
     LR,
     LR_AT_30,
-    MAIN_METHODS,
     PAPERS_KL,
     VERSION,
     Cell,
@@ -29,7 +25,7 @@ from study.grid import (
     tuning_rates,
 )
 from study.store import RESULTS, Store, load_stored, result_of
-from study.stored import Difference, Result, Stored, TaskResults, t_test
+from study.stored import Stored, TaskResults
 from vpo import ADVANTAGES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,11 +60,8 @@ def test_the_minute_of_the_readme_is_the_measured_one(results):
         row = " | ".join(f"{mean:.3f}" for mean in means)
         assert f"\n| {policy.title} | {row} |" in text
         if policy in starts:
-            ours, theirs = [
-                fence.values(entry, "diversity", seeds=[0]).mean()
-                for entry in (policy, starts[policy])
-            ]
-            ratio = ours / theirs
+            ours = fence.values(policy, "diversity", seeds=[0]).mean()
+            ratio = ours / fence.values(starts[policy], "diversity", seeds=[0]).mean()
             collapsed = ", collapsed" if ratio < 1 / 3 else ""
             assert f"| {row} | {ratio:.1f}x{collapsed} |\n" in text
 
@@ -89,23 +82,18 @@ def test_the_grid_is_sound():
     assert {cell.method for cell in grid} == set(ADVANTAGES)
 
 
-def test_eight_words_are_trained_as_six_are():
-    """Guards against a flag that one of the two has besides, such as another KL weight."""
-    for method in MAIN_METHODS:
-        six = Cell(HEADLINE, method, 1).command
-        eight = Cell(EIGHT_WORDS, method, 1).command
-        assert eight == [*six[: six.index("--lr")], "--max-words", "8", *six[six.index("--lr") :]]
-
-
-def test_all_results_are_found(results):
-    assert len(results.results) == len(cells()) == 786
-
-
-def test_versions_do_not_mix(results):
+def test_every_cell_is_stored_and_versions_do_not_mix(results):
     """Guards against a lead of what version 1 measured over what version 3 did."""
+    assert len(results.results) == len(cells()) == 786
     for run in results.results:
         if not run.tuning:
             assert (run.version < 3) == run.task.endswith("_v1"), run.task
+
+
+def test_the_page_of_headlines_follows_from_the_stored_answers(tmp_path):
+    exhibit.write_exhibit(Store(ROOT / RESULTS), tmp_path / "page.html")
+    stored = (ROOT / exhibit.PAGE).read_text("utf-8")
+    assert (tmp_path / "page.html").read_text("utf-8") == stored, "run: reproduce.py --write"
 
 
 @pytest.mark.parametrize("task", ["maze", "code", HEADLINE])
@@ -114,6 +102,7 @@ def test_the_program_has_the_rates_that_validation_chose(task):
     model = "some model" if task == HEADLINE else "tiny"
     defaults = task_defaults(load_task("headline" if task == HEADLINE else task), model)
     config = Config(lr=defaults.get("lr", Config().lr))
+    assert task == HEADLINE or defaults.get("kl", config.kl) == PAPERS_KL
     for method, rate in LR[task].items():
         if method in ADVANTAGES:
             assert peak_rate(config, method) == rate, method
@@ -144,30 +133,6 @@ def test_default_rates_are_those_that_validation_chose(task, results):
             assert found.mean(usual, "best@30") >= highest - validation.NOISE
 
 
-@pytest.mark.parametrize("task", ["maze", "code", "headline"])
-def test_the_default_kl_is_the_one_of_the_main_table(task):
-    """Guards against a first run that does not show what README tells of GRPO."""
-    assert (Config().kl, PAPERS_KL) == (0.001, 0.001)
-    assert "kl" not in task_defaults(load_task(task), "tiny")
-
-
-def test_each_method_has_its_own_cure(results):
-    """For few candidates the weakest that is as good as the best, for thirty the best; of GRPO any kind of cure."""
-    titles = {}
-    for method in MAIN_METHODS:
-        chosen = [
-            validation.own(results, "code", method, key) for key in ("best@1", "best@3", "W@30")
-        ]
-        titles[method] = [entry.setting for entry in chosen]
-    assert titles == {
-        "grpo": ["", "KL 0.1", "KL 0.3"],
-        "max_at_k": ["", "", "KL 0.1"],
-        "vpo": ["", "", "KL 0.03"],
-        "group_vpo": ["", "", "KL 0.3"],
-    }
-    assert validation.own(results, HEADLINE, "vpo", "W@30") == VPO
-
-
 class Small(Cell):
     """A cell that trains for moments."""
 
@@ -194,21 +159,6 @@ def small(monkeypatch):
 
 
 STORE = Store(RESULTS)  # of the folder in which a test runs
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_cell_of_the_real_model_takes_a_small_part_of_a_card(device, monkeypatch):
-    commands = []
-
-    def call(command, **rest):
-        commands.append(command)
-        return subprocess.CompletedProcess(command, 1)
-
-    monkeypatch.setattr(reproduce.subprocess, "run", call)
-    monkeypatch.setattr(reproduce, "device_of", lambda flag, is_tiny: device)
-    with pytest.raises(UserError, match="training failed"):
-        reproduce.measure_cell(Cell(HEADLINE, "vpo", 0), STORE)
-    assert ("--sampling-batch" in commands[0]) == (device == "cuda")
 
 
 def test_a_cell_is_measured_once_and_kept(small):
@@ -268,7 +218,7 @@ def test_a_cell_that_fails_does_not_stop_the_others(failing_grid, capsys):
         reproduce.main(["--only", "toy-", "--jobs", "1"])
     printed = capsys.readouterr()
     assert stop.value.code == 2 and "5 cells failed" in printed.err
-    assert "toy-max_at_k-seed0  FAILED, see runs/reproduce/toy-max_at_k-seed0.log" in printed.out
+    assert "toy-max_at_k-seed0  FAILED, see runs/reproduce/toy-max_at_k-seed0-" in printed.out
     reproduce.main(["--only", "toy-", "--list"])
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()].count("missing") == 5
 
@@ -279,119 +229,3 @@ def test_a_list_names_all_cells_and_a_bare_command_trains_no_real_model():
     trained = reproduce.grid_of(reproduce.ReproduceFlags())
     assert listed == cells()
     assert trained == [cell for cell in cells() if cell.task not in HEADLINES]
-
-
-def result(task: str, policy: Entry, seed: int, **values: object) -> Result:
-    """A result with made-up defaults for what a test does not look at."""
-    defaults = {
-        "version": VERSION,
-        "tuning": False,
-        "measures": {},
-        "prompt_ids": None,
-        "training": {},
-        "tokens": 1000,
-        "step_seconds": 0.5,
-        "answers": {},
-    }
-    return Result(task, policy, seed, **(defaults | values))
-
-
-def record_of(cell: Cell, score: int, version: int) -> dict:
-    """A record with one number for every measure, in thousandths."""
-    values = dict.fromkeys(("best@1", "best@30", "W@30", "diversity"), [score] * 3)
-    policies = {cell.method: values | {"passed": [0] * 3}}
-    record = {"command": cell.command, "version": version, "size": 30, "steps": 2, "tokens": 10}
-    temperatures = dict.fromkeys(("0.7", "1"), policies)
-    return record | {"seconds": {"training": 1.0}, "training": {}, "at": temperatures}
-
-
-def test_differences_are_paired():
-    """A constant gain on problems that differ a lot: the interval is narrow, though those of the means overlap."""
-    values = (1000 * torch.rand(50, generator=torch.Generator().manual_seed(0))).round()
-    data = []
-    for method, gain in (("vpo", 20), ("grpo", 0)):
-        for seed in range(3):
-            thousandths = (values + gain + seed).long().tolist()
-            stored_values = {"best@1": thousandths, "passed": [3] * 50}
-            at = {method: store.measures_of(stored_values, 30, tuning=False)}
-            measures = {"0.7": at, "1": at}
-            data.append(result("maze", Entry(method), seed, measures=measures))
-    data = TaskResults("maze", data)
-    vpo = Entry("vpo")
-    difference = data.difference(vpo, Entry("grpo"), "best@1")
-    close = pytest.approx(0.02)
-    assert difference == Difference(close, close, close, pytest.approx(0, abs=1e-6), n_seeds=3)
-    assert difference.firm
-    assert data.mean(vpo, "pass@30") == 1
-    assert data.mean(vpo, "pass@1") == pytest.approx(0.1)
-
-
-def test_each_policy_is_compared_at_its_best_temperature():
-    """VPO is best at 1 and GRPO at 1.3: neither the same temperature for both nor 0.7 gives this lead."""
-    runs = []
-    for policy, scores in ((VPO, (0.5, 0.8, 0.1)), (GRPO, (0.4, 0.2, 0.6))):
-        for seed in range(2):
-            measures = {}
-            for temperature, score in zip(stored.TEMPERATURES, scores, strict=True):
-                measures[temperature] = {policy.method: {"W@30": torch.full((4,), score).double()}}
-            runs.append(result(HEADLINE, policy, seed, measures=measures))
-    task = TaskResults(HEADLINE, runs)
-    lead = tables.lead_of(tables.Column(task, "W@30", tables.BEST), (VPO, GRPO))
-    assert lead.mean == pytest.approx(0.8 - 0.6) and lead.n_seeds == 2
-
-
-@pytest.mark.parametrize(("n", "t", "p"), [(3, 4.303, 0.05), (5, 2.776, 0.05), (5, 4.604, 0.01)])
-def test_the_t_test_has_the_values_of_the_printed_tables(n, t, p):
-    """Critical values of Student's distribution with n - 1 degrees of freedom."""
-    values = torch.linspace(-1, 1, n).double()
-    values = values / (values.std() / n**0.5) + t  # a standard error of 1 and a mean of t
-    assert t_test(values) == pytest.approx(p, abs=2e-4)
-    assert t_test(-values) == pytest.approx(p, abs=2e-4)
-
-
-def test_a_difference_is_firm_only_if_the_t_test_says_so_too():
-    """Three seeds whose differences vary: the bootstrap of few seeds is too narrow, t is not."""
-    assert Difference(0.02, 0.01, 0.03, p=0.04, n_seeds=3).firm
-    assert not Difference(0.02, 0.01, 0.03, p=0.06, n_seeds=3).firm
-    assert not Difference(0.02, -0.01, 0.05, p=0.01, n_seeds=5).firm
-    assert not Difference(0.02, 0.01, 0.03, p=0.01, n_seeds=2).firm
-    assert t_test(torch.tensor([0.3])) == 1
-    assert str(Difference(0.02, 0.01, 0.03, p=0.04, n_seeds=5)) == "**+0.020 [+0.010, +0.030]**"
-    assert str(Difference(0.02, 0.01, 0.03, p=0.06, n_seeds=5)) == "+0.020 [+0.010, +0.030]"
-
-
-def test_what_neither_grpo_nor_the_start_solves():
-    """GRPO's second run solves problem 3, its start problem 1: that leaves less, most of all beside all runs."""
-    found = {
-        "start": [{"solved": [0, 0, 0]}, {"solved": [9, 0, 0]}],
-        "vpo": [{"solved": [4, 4, 4]}] * 2,
-        "grpo": [{"solved": [0, 0, 0]}, {"solved": [0, 0, 1]}],
-    }
-    alone = searches.counts_alone
-    assert alone(found, ("vpo",), ("grpo", "start")) == [3, 1]
-    assert alone(found, ("grpo",), ("grpo", "start")) == [0, 0]
-    assert tables.counts_of_other_runs(found, ("grpo",)) == [1, 0]  # what chance gives
-
-
-def test_the_page_of_headlines_shows_the_training_from_its_start(tmp_path):
-    """Step 0 is the start model; then come the stored answers, with rewards that are computed anew."""
-    store = Store(tmp_path)
-    texts = [["fire at the station"] * 5] * 4
-    sets = [["Market fire", None, "fire", "A teacher saw rain", "no"]] * 4
-    during = {1: sets, 11: texts}
-    for cell in exhibit.cells_shown():
-        record = record_of(cell, 500, VERSION)
-        record["training"] = {"diversity": [1.0, 0.5], "reward": [0.1, 0.4]}
-        record["answers"] = {"start": texts, "start_sets": sets}
-        store.add(cell, record | {"during": during})
-    snapshots = exhibit.snapshots_of(store)
-    assert [frame.step for frame in snapshots.frames] == [0, 1, 11]
-    assert snapshots.frames[0].pools["vpo"][0]["answers"] == sets[0]
-    assert snapshots.frames[0].pools["grpo"][0]["answers"] == texts[0]
-    assert len(snapshots.problems) == len(exhibit.TEXTS) and snapshots.config.m == 3
-    for pool in snapshots.frames[2].pools.values():
-        for problem, record in zip(snapshots.problems, pool, strict=True):
-            expected = snapshots.task.reward(problem, "fire at the station")
-            assert record["rewards"] == [expected] * 5
-    exhibit.write_exhibit(store, tmp_path / "page.html")
-    assert "fire at the station" in (tmp_path / "page.html").read_text()

@@ -1,10 +1,9 @@
-"""What the ablations of the study train, and what its benchmark compares."""
+"""What the ablations of the study train, and what it measures word by word."""
 
 import functools
 import json
 import random
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,8 +18,11 @@ import vpo
 from engine.config import Config
 from engine.optimizer import MasterWeightAdamW
 from engine.tasks import load_task
-from rollout import load_policy
+from rewards import Fence
+from rollout import SamplingOptions, build_prompt, load_policy, read_answers, sample
 from study import variants
+from study.collapse import distinct_prefixes, word_nats
+from study.entries import LOW_RATE
 from vpo import Options
 
 STUDY = Path(__file__).resolve().parents[2] / "study"
@@ -35,14 +37,8 @@ def generator() -> torch.Generator:
 
 
 def test_a_share_of_nothing_for_the_mean_is_vpo():
-    """Half a share prefers the set without a bad answer; a repeated answer is a bad one."""
+    """With VPO's flags, and without the objectives that a prompt lacks; a share of one is the mean alone."""
     rewards = rewards_of(2, 4, 3, 2)
-    expected = vpo.vpo_advantage(rewards, generator=generator())
-    estimator = Options(generator=generator())
-    A = variants.shared_mean(scored_of(rewards), estimator, mean_share=0.0)
-    assert torch.allclose(A, expected)
-
-    # With the flags of VPO, and without the objectives that a prompt lacks.
     options = {"alpha": 0.3, "subset": 2}
     mask = torch.tensor([[True, False], [True, True]])
     expected = vpo.vpo_advantage(rewards, objective_mask=mask, **options, generator=generator())
@@ -54,11 +50,12 @@ def test_a_share_of_nothing_for_the_mean_is_vpo():
     expected = vpo.group_normalize(rewards[:1, :, :, 0].mean(-1))
     assert torch.allclose(A[:1], expected)
 
-    scored = scored_of(torch.ones(1, 2, 2, 1))
-    scored.repeat_mask[0, 1, 1] = True
-    A = variants.shared_mean(scored, Options(n_weights=10), mean_share=0.5)
-    assert A[0, 0] > 0 > A[0, 1]
-    scored = scored_of(torch.tensor([[[[1.0], [1.0]], [[1.0], [0.0]]]]))
+
+@pytest.mark.parametrize("second", [0.0, 1.0])
+def test_half_a_share_prefers_the_set_without_a_bad_answer(second):
+    """A repeated answer is a bad one."""
+    scored = scored_of(torch.tensor([[[[1.0], [1.0]], [[1.0], [second]]]]))
+    scored.repeat_mask[0, 1, 1] = second == 1
     A = variants.shared_mean(scored, Options(n_weights=10), mean_share=0.5)
     assert A[0, 0] > 0 > A[0, 1]
 
@@ -67,16 +64,14 @@ def test_a_compromise_is_best_by_tchebycheff_utilities():
     """A linear utility prefers a specialist there."""
     weights = torch.tensor([[[0.5, 0.5]]])
     rewards = torch.tensor([[1.0, 0.0], [0.45, 0.45]])[None, :, None]  # (P, G, m, k)
-    linear = vpo.set_scores(rewards, weights)[0, :, 0]
-    tchebycheff = variants.tchebycheff(rewards, weights)[0, :, 0]
-    assert linear[0] > linear[1] and tchebycheff[0] < tchebycheff[1]
+    specialist, compromise = variants.tchebycheff(rewards, weights)[0, :, 0]
+    assert specialist < compromise
     missing = torch.zeros(1, 2, 1, dtype=torch.bool)
     assert (variants.tchebycheff(rewards, weights, missing) == -1).all()
 
 
 def test_a_pass_is_a_full_reward_in_the_objectives_that_a_problem_has():
-    rewards = torch.tensor([[1.0, 0.0], [0.9, 1.0]])[None, :, None]
-    scored = scored_of(rewards)
+    scored = scored_of(torch.tensor([[1.0, 0.0], [0.9, 1.0]])[None, :, None])
     assert not variants.passes(scored, Options()).any()
     scored.objective_mask = torch.tensor([[True, False]])
     assert variants.passes(scored, Options())[0, 0] > 0
@@ -132,12 +127,16 @@ def test_a_variant_trains(variant, monkeypatch):
     """Guards against a change that train.py does not see: its log would be that of train.py."""
     usual = train.train_step
     monkeypatch.setattr(train, "train_step", usual)  # restored after the script has replaced it
-    argv = ["variants.py", variant, "--method", "vpo", *SMALL.split()]
-    monkeypatch.setattr(sys, "argv", argv)
-    runpy.run_path(str(STUDY / "variants.py"), run_name="__main__")
+    run_script("variants.py", f"{variant} --method vpo {SMALL}", monkeypatch)
     rows = Path("run/vpo/metrics.jsonl").read_text("utf-8").splitlines()
     assert [json.loads(row)["step"] for row in rows] == [1, 2]
     assert train.train_step is not usual
+
+
+def run_script(script: str, flags: str, monkeypatch) -> None:
+    """A script of the study as a command, in this process."""
+    monkeypatch.setattr(sys, "argv", [script, *flags.split()])
+    runpy.run_path(str(STUDY / script), run_name="__main__")
 
 
 @pytest.mark.parametrize("name", ["copies", "noisy", "halfway", "gems", "tradeoff"])
@@ -160,17 +159,38 @@ def test_a_blended_reward_is_made_of_the_mazes(name):
     assert task.reward(problem, "") == [0.0] * len(task.objectives)
 
 
-def test_grpo_at_a_low_rate_joins_a_run_and_is_searched_with(tmp_path):
+def test_grpo_at_a_low_rate_joins_a_run_and_is_searched_with(monkeypatch):
     """Guards against a search that compares with GRPO at one rate alone."""
-    run = str(tmp_path / "run")
-    flags = (
-        "--task toy --warm-steps 2 --steps 1 --prompts-per-step 2 --group-size 2 --eval-problems 0"
-    )
-    train.main([*flags.split(), "--method", "vpo", "--out", run])
-    script = [sys.executable, str(STUDY / "low_rate.py")]
-    own = ["--method", "grpo_low_rate", "--lr", "grpo_low_rate=1e-4", "--out", run]
-    subprocess.run([*script, "train", *flags.split(), *own], check=True)
-    search = ["--budget", "6", "--problems", "1", "--screen", "0", "--device", "cpu", "--out"]
-    subprocess.run([*script, "search", run, *search, str(tmp_path / "search")], check=True)
-    found = json.loads((tmp_path / "search/search.json").read_text())
+    monkeypatch.setitem(vpo.ADVANTAGES, LOW_RATE, vpo.grpo)  # and out again
+    flags = SMALL.replace("--task maze --size 5", "--task toy")
+    train.main(["--method", "vpo", *flags.split()])
+    own = "--method grpo_low_rate --lr grpo_low_rate=1e-4"
+    run_script("low_rate.py", f"train {flags} {own}", monkeypatch)
+    search = "--budget 6 --problems 1 --screen 0 --device cpu --out search"
+    run_script("low_rate.py", f"search run {search}", monkeypatch)
+    found = json.loads(Path("search/search.json").read_text("utf-8"))
     assert list(found["policies"]) == ["start", "vpo", "grpo_low_rate"]
+
+
+def test_the_nats_of_a_word_are_those_of_its_tokens():
+    policy = load_policy("tiny", Fence(), seed=3)
+    prompts = [build_prompt(policy, Fence(), problem, 2) for problem in Fence().problems("test", 1)]
+    options = SamplingOptions(40, torch.Generator().manual_seed(0))
+    rollouts = sample(policy, prompts, 64, options)
+    n_read = 0
+    for row, answers in enumerate(read_answers(Fence(), rollouts, 2)):
+        found = word_nats(policy, rollouts, row, answers)
+        is_word = ~torch.isin(rollouts.tokens[row], policy.silent_ids)
+        logprobs = rollouts.logprobs[row][is_word].tolist()
+        words = rollouts.texts[row].split()
+        for answer, nats in zip(answers, found, strict=True):
+            n_read += len(nats)
+            own = answer.split()
+            starts = [i for i in range(len(words)) if words[i : i + len(own)] == own]
+            sums = [[-value for value in logprobs[i : i + len(own)]] for i in starts]
+            assert any(nats == pytest.approx(expected) for expected in sums)
+    assert n_read
+
+
+def test_distinct_beginnings_are_counted():
+    assert distinct_prefixes([["a b", "a c"], ["a b", "a b"]])[:3] == [1.0, 1.5, 1.5]
