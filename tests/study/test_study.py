@@ -218,7 +218,7 @@ def test_a_cell_that_fails_does_not_stop_the_others(failing_grid, capsys):
         reproduce.main(["--only", "toy-", "--jobs", "1"])
     printed = capsys.readouterr()
     assert stop.value.code == 2 and "5 cells failed" in printed.err
-    assert "toy-max_at_k-seed0  FAILED, see runs/reproduce/toy-max_at_k-seed0-" in printed.out
+    assert "toy-max_at_k-seed0  FAILED, see runs/reproduce/toy-max_at_k-seed0.log" in printed.out
     reproduce.main(["--only", "toy-", "--list"])
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()].count("missing") == 5
 
