@@ -255,6 +255,9 @@ def resolve(config: Config) -> None:
         is_half = has_bfloat16 and not config.is_tiny and not config.warms_up_all
         config.dtype = "bfloat16" if is_half else "float32"
     open_device(config.device, config.dtype)
+    for name in ("micro_batch_tokens", "sampling_batch"):
+        if not is_cuda and getattr(config, name) == AUTO:  # there is no card to fill
+            setattr(config, name, getattr(Config, name))
     if is_cuda and config.dtype == "bfloat16" and not has_bfloat16:
         raise UserError("--dtype bfloat16: this card only emulates it; take --dtype float32")
 

@@ -197,6 +197,13 @@ def test_a_card_computes_in_what_it_has(has_bfloat16, dtype, monkeypatch):
 # What `auto` means on a card.
 
 
+def test_without_a_card_auto_is_the_default():
+    """Guards against a run of a card that goes on elsewhere with one rollout at a time."""
+    config = Config(device="cpu", micro_batch_tokens=AUTO, sampling_batch=AUTO)
+    resolve(config)
+    assert (config.micro_batch_tokens, config.sampling_batch) == (2048, 0)
+
+
 def planned(free: float, **flags) -> Config:
     """The flags of a run of a small random model on a card with this many free bytes."""
     options = {"micro_batch_tokens": AUTO, "sampling_batch": AUTO, "max_new_tokens": 16}
