@@ -1,13 +1,10 @@
 """Training from end to end: train, evaluate, kill, resume, join, and what becomes of damaged files."""
 
-import contextlib
 import json
+import re
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
-import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from test_rollout import save_random_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import eval as evaluation
 import fast
@@ -124,32 +121,6 @@ def test_methods_spend_equal_answers():
     assert 3 * double["rollouts"] < double["tokens"] <= 6 * double["rollouts"]
 
 
-def test_a_killed_run_resumes_bit_for_bit():
-    """SIGKILL at any step; guards against state that a resume forgets, such as the float32 weights
-    behind bfloat16 ones."""
-    arguments = [*LEARNING, *shlex.split("--method vpo --steps 10 --dtype bfloat16")]
-    train.main(["--out", "whole", *arguments])
-    signals = [row["signal"] for row in metrics(Path("whole/vpo"))]
-    assert sum(signals) > 6, "the test wants steps that learn something"
-    log = Path("killed/vpo/metrics.jsonl")
-    # No fork of this process: what its threads held would stay held for ever.
-    child = subprocess.Popen([sys.executable, ROOT / "train.py", "--out", "killed", *arguments])
-    while not (log.exists() and len(log.read_text("utf-8").splitlines()) >= 5):
-        assert child.poll() is None, "the child ended before it could be killed"
-        time.sleep(0.005)
-    child.kill()
-    child.wait()
-    with log.open("a", encoding="utf-8") as file:
-        file.write('{"step": 99, "rew')  # a line that the kill cut off
-    assert not Path("killed/vpo/checkpoint-000010").exists(), "the kill came too late"
-    train.main(["--out", "killed", "--resume"])
-    checkpoint = Path("vpo/checkpoint-000010")
-    assert_equal_weights(weights("whole" / checkpoint), weights("killed" / checkpoint))
-    assert metrics(Path("whole/vpo")) == metrics(Path("killed/vpo"))
-    samples = [Path(run, "vpo/samples.jsonl").read_text("utf-8") for run in ("whole", "killed")]
-    assert samples[0] == samples[1], "other problems, or other texts"
-
-
 def test_bfloat16_weights_take_small_steps():
     """Guards against an optimizer that rounds: steps of 1e-5 from 1.0 would move no such weight."""
     model = torch.nn.Linear(1, 1, bias=False).bfloat16()
@@ -167,23 +138,21 @@ def test_bfloat16_weights_take_small_steps():
     assert model.weight.item() < 1
 
 
-def test_a_finished_run_goes_on(capsys, monkeypatch):
+def test_a_finished_run_goes_on(toy_run, capsys, monkeypatch):
     """More steps, told what becomes of the learning rate; fewer are refused and change nothing."""
-    flags = [*QUICK, "--method", "vpo", "--out", "run", "--eval-problems", "0"]
-    train.main([*flags, "--steps", "2", "--keep-optimizer"])
     with monkeypatch.context() as patch:
         patch.setattr(train, "train_method", None)  # no model is loaded for it
         train.main(["--resume", "--out", "run"])
-    assert "all 2 steps are done" in capsys.readouterr().err
-    fails(["--resume", "--out", "run", "--steps", "1"], capsys, "--steps 1: vpo has 2 already")
-    train.main(["--resume", "--out", "run", "--steps", "4"])
-    assert "the learning rate now falls over 4 steps" in capsys.readouterr().err
-    assert [row["step"] for row in metrics(Path("run/vpo"))] == [1, 2, 3, 4]
-    assert load_run(Path("run")).config.steps == 4
-    shutil.rmtree("run/vpo/checkpoint-000003")
-    Path("run/vpo/checkpoint-000004/trainer.pt").unlink()  # as without --keep-optimizer
-    kept = "--steps 5: vpo has finished its 4 steps"
-    fails(["--resume", "--out", "run", "--steps", "5"], capsys, kept)
+    assert "all 4 steps are done" in capsys.readouterr().err
+    fails(["--resume", "--out", "run", "--steps", "3"], capsys, "--steps 3: grpo has 4 already")
+    train.main(["--resume", "--out", "run", "--steps", "6", "--eval-problems", "0"])
+    assert "the learning rate now falls over 6 steps" in capsys.readouterr().err
+    for method in ("grpo", "vpo"):
+        assert [row["step"] for row in metrics(toy_run / method)] == [1, 2, 3, 4, 5, 6]
+        (toy_run / method / "checkpoint-000006/trainer.pt").unlink()  # as without --keep-optimizer
+    assert load_run(toy_run).config.steps == 6
+    finished = "--steps 7: grpo has finished its 6 steps"
+    fails(["--resume", "--out", "run", "--steps", "7"], capsys, finished)
 
 
 def test_plain_runs_nothing_of_fast(monkeypatch, capsys):
@@ -198,12 +167,10 @@ def test_plain_runs_nothing_of_fast(monkeypatch, capsys):
     evaluation.main(["run"])
 
 
-def test_ctrl_c_and_sigterm_say_how_to_go_on(monkeypatch, capsys, request):
-    """In the middle of a step: nothing that was saved is lost, and the run goes on to the same weights."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" ignores it
-    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
-    arguments = ["--method", "grpo", *LEARNING]
-    train.main(["--out", "whole", *arguments])
+def test_ctrl_c_and_sigterm_say_how_to_go_on(monkeypatch, capsys):
+    """In the middle of a step: nothing that was saved is lost."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" ignores it
+    arguments = ["--method", "grpo", *QUICK, "--steps", "8", "--eval-problems", "0"]
     score = train.score
     signals = {4: signal.SIGINT, 6: signal.SIGTERM}  # after so many steps
 
@@ -222,40 +189,28 @@ def test_ctrl_c_and_sigterm_say_how_to_go_on(monkeypatch, capsys, request):
         assert stop.value.code == 130
         assert "--resume --out run" in capsys.readouterr().err.splitlines()[-1]
         assert checkpoints(Path("run/grpo"))[-1].name == kept
-    train.main(["--out", "run", "--resume"])
-    checkpoint = Path("grpo/checkpoint-000008")
-    assert_equal_weights(weights("whole" / checkpoint), weights("run" / checkpoint))
 
 
 def test_a_language_model_goes_through_the_same_code(capsys):
-    """A random model from disk: text prompts, its first rollout is shown, and a page is written."""
+    """A random model from disk: text prompts, a page is written, and its first rollouts are shown.
+    Guards against a list that seems to begin with the text of its first line."""
     model = save_random_model("model", "llama")
-    flags = shlex.split("--method grpo vpo --steps 2 --max-new-tokens 30 --eval-problems 2")
-    train.main(["--out", "run", "--model", model, *QUICK, *flags])
+    flags = "--task fence --method grpo vpo --steps 2 --max-new-tokens 30 --eval-problems 2"
+    train.main(["--out", "run", "--model", model, *QUICK, *flags.split()])
     assert "start" in json.loads(Path("run/eval.json").read_text("utf-8"))["policies"]
     assert "<html" in Path("run/report.html").read_text("utf-8")
     told = capsys.readouterr().err
-    assert "prompts are plain text" in told
     for text in (
-        "vpo, the end of the prompt of problem 'toy-train-0':",
-        "the first step's 6 rollouts",
+        "prompts are plain text",
+        "first rollouts:",  # a bar, before the first step has ended
+        "token/s",
+        "vpo, the end of the prompt of problem 'train-0':",
+        "\n1.\nthe best of the first step's 6 rollouts",
+        "rewards: ann 0.00, bob 0.00, cid 0.00",
+        "ann: NO answer earns anything, mean 0.000",
+        "Task.demonstration and --warm-steps",
     ):
         assert text in told
-    assert "rewards: block_1 0.00, block_2 0.00, block_3 0.00" in told
-    assert "block_1: NO answer earns anything, mean 0.000" in told
-    assert "Task.demonstration and --warm-steps" in told
-    assert "first rollouts:" in told and "token/s" in told, (
-        "a bar shows life before the first step has ended"
-    )
-
-
-def test_the_first_look_shows_the_prompt_as_the_model_sees_it(capsys):
-    """Guards against a list that seems to begin with the text of its first line."""
-    model = save_random_model("model", "llama")
-    flags = shlex.split("--task fence --method vpo --steps 1 --max-new-tokens 9 --eval-problems 0")
-    train.main(["--out", "run", "--model", model, *QUICK, *flags])
-    shown, _, rest = capsys.readouterr().err.partition("\nthe best of the first step's")
-    assert rest and shown.endswith("\n1.")
 
 
 def test_an_adapter_goes_through_the_same_code():
@@ -409,43 +364,58 @@ def test_several_updates_per_batch():
 # What was written before.
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> Path:
-    """A finished run of VPO, to be copied."""
-    folder = tmp_path_factory.mktemp("trained")
-    with contextlib.chdir(folder):
-        flags = "--method vpo --eval-problems 0 --keep-optimizer"
-        train.main(["--out", "run", *QUICK, *flags.split()])
-    return folder / "run"
-
-
 def cut(path: Path) -> None:
     """Leave the first half of a file."""
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
 
 
+def change_width(path: Path) -> None:
+    """Another random model in place of a tiny one."""
+    config = AutoConfig.from_pretrained(path.parent)
+    config.n_embd = 32
+    AutoModelForCausalLM.from_config(config).save_pretrained(path.parent)
+
+
+LAST = "vpo/checkpoint-000004"
+RESUME = "train --out run --resume --steps 5"
+JOIN = "train --out run --method multi_rlvr"
+MIX = "eval run --mix 0.5"
+START = "run/start: cannot be loaded"
+
+
 @pytest.mark.parametrize(
-    ("name", "damage"),
+    ("file", "damage", "command", "words"),
     [
-        ("model.safetensors", cut),
-        ("config.json", Path.unlink),
-        ("tokenizer_config.json", Path.unlink),
-        ("tokenizer.json", Path.unlink),
-        ("tokenizer.json", cut),
-        ("trainer.pt", cut),
+        (f"{LAST}/model.safetensors", cut, RESUME, f"delete the folder run/{LAST}"),
+        (f"{LAST}/config.json", Path.unlink, RESUME, f"delete the folder run/{LAST}"),
+        (f"{LAST}/tokenizer_config.json", Path.unlink, RESUME, f"delete the folder run/{LAST}"),
+        (f"{LAST}/tokenizer.json", Path.unlink, RESUME, f"delete the folder run/{LAST}"),
+        (f"{LAST}/tokenizer.json", cut, RESUME, f"delete the folder run/{LAST}"),
+        (f"{LAST}/trainer.pt", cut, RESUME, f"delete the folder run/{LAST}"),
+        ("start/model.safetensors", cut, JOIN, f"{START} .*restore it from a copy"),
+        ("start/model.safetensors", cut, "eval run", START),
+        ("start", shutil.rmtree, JOIN, rf"{START} .config.json is missing.; restore it"),
+        ("start", shutil.rmtree, MIX, rf"{START} .config.json is missing"),
+        ("start/config.json", change_width, MIX, "run/start: its weights have other shapes than"),
     ],
 )
-def test_a_damaged_checkpoint_is_named(name, damage, trained, capsys):
-    """The checkpoint before it is offered, and works."""
-    shutil.copytree(trained, "run")
-    last = Path("run/vpo/checkpoint-000004")
-    damage(last / name)
-    fails(["--out", "run", "--resume", "--steps", "5"], capsys, f"delete the folder {last}")
-    good = weights(Path("run/vpo/checkpoint-000003"))
-    shutil.rmtree(last)
+def test_a_damaged_model_is_named(file, damage, command, words, toy_run, capsys):
+    damage(toy_run / file)
+    script, *arguments = command.split()
+    with pytest.raises(SystemExit) as stop:
+        {"train": train.main, "eval": evaluation.main}[script](arguments)
+    assert stop.value.code == 2
+    assert re.search(words, capsys.readouterr().err.splitlines()[-1])
+    assert (toy_run / "vpo/checkpoint-000003/trainer.pt").exists()
+
+
+def test_a_run_goes_on_from_the_checkpoint_before(toy_run):
+    """As the line about a damaged one advises."""
+    shutil.rmtree(toy_run / LAST)
+    good = weights(toy_run / "vpo/checkpoint-000003")
     train.main(["--out", "run", "--resume", "--eval-problems", "0"])
-    new = weights(Path("run/vpo/checkpoint-000005"))
+    new = weights(toy_run / LAST)
     assert any(not torch.equal(good[key], value) for key, value in new.items())
 
 
@@ -463,36 +433,20 @@ LOAD_MODEL = "transformers.AutoModelForCausalLM.from_pretrained"
     ],
 )
 def test_a_whole_checkpoint_is_not_to_be_deleted(
-    broken, error, message, trained, capsys, monkeypatch
+    broken, error, message, toy_run, capsys, monkeypatch
 ):
     """What fails lies elsewhere, and the line says what to do about it."""
-    shutil.copytree(trained, "run")
-    with monkeypatch.context() as patch:
-        patch.setattr(broken, Mock(side_effect=error))
-        fails(["--out", "run", "--resume", "--steps", "5"], capsys, message)
-    train.main(["--out", "run", "--resume", "--steps", "5"])
+    monkeypatch.setattr(broken, Mock(side_effect=error))
+    fails(["--out", "run", "--resume", "--steps", "5"], capsys, message)
 
 
-def test_a_checkpoint_says_what_to_install_for_it(trained, capsys, monkeypatch):
-    shutil.copytree(trained, "run")
-    path = Path("run/vpo/checkpoint-000004/config.json")
+def test_a_checkpoint_says_what_to_install_for_it(toy_run, capsys, monkeypatch):
+    path = toy_run / LAST / "config.json"
     path.write_text(path.read_text("utf-8").replace('"gpt2"', '"gpt9"'), "utf-8")
     fails(["run"], capsys, "gpt9", "try another transformers than", command=evaluation.main)
-    change_config(Path("run"), lora_rank=2)
+    change_config(toy_run, lora_rank=2)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     fails(["run"], capsys, "adapters, which need peft; pip", command=evaluation.main)
-
-
-def test_a_damaged_start_is_named_and_costs_no_trained_method(trained, capsys):
-    """It is the reference policy, and every later method's start."""
-    shutil.copytree(trained, "run")
-    cut(Path("run/start/model.safetensors"))
-    join = ["--out", "run", *QUICK, "--method", "grpo"]
-    fails(join, capsys, "--model run/start: cannot be loaded", "restore it from a copy")
-    fails(["run"], capsys, "--model run/start: cannot be loaded", command=evaluation.main)
-    shutil.rmtree("run/start")
-    fails(join, capsys, "--model run/start: cannot be loaded (config.json is missing); restore it")
-    assert Path("run/vpo/checkpoint-000004/trainer.pt").exists()
 
 
 def test_the_start_model_is_kept_for_other_runs(capsys):
@@ -529,9 +483,17 @@ def break_at(monkeypatch, step: int, broken: Callable[[torch.Tensor], torch.Tens
     monkeypatch.setitem(vpo.ADVANTAGES, "vpo", method)
 
 
+def without_memory(A: torch.Tensor) -> torch.Tensor:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has")
+
+
 @pytest.mark.parametrize(
     ("broken", "message"),
-    [(lambda A: A * float("nan"), "diverged: loss nan"), (lambda A: A + 1e30, "gradient norm inf")],
+    [
+        (lambda A: A * float("nan"), "diverged: loss nan"),
+        (lambda A: A + 1e30, "gradient norm inf"),
+        (without_memory, "2.50 GiB. GPU 0 has); lower --micro-batch-tokens"),
+    ],
 )
 def test_a_step_that_goes_wrong_is_named(broken, message, capsys, monkeypatch):
     """With the way on. Guards against NaN in every weight."""
@@ -557,15 +519,6 @@ def test_a_model_that_diverges_stops_the_run(n_steps, capsys, monkeypatch):
     flags = ["--out", "run", *QUICK, "--method", "vpo", "--snapshots", "0", "--save-every", "2"]
     fails(flags, capsys, "finite" if n_steps == "0" else "vpo, step 4")
     assert [path.name for path in checkpoints(Path("run/vpo"))] == ["checkpoint-000002"]
-
-
-def test_running_out_of_memory_names_step_amount_and_flags(capsys, monkeypatch):
-    def fail(A: torch.Tensor) -> torch.Tensor:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has")
-
-    break_at(monkeypatch, 4, fail)
-    texts = ["vpo, step 4: out", "2.50 GiB", "--micro-batch-tokens", "--resume --out run"]
-    fails(["--out", "run", *QUICK, "--method", "vpo"], capsys, *texts)
 
 
 # The warm-up.
