@@ -17,7 +17,6 @@ from unittest.mock import Mock
 import matplotlib
 import pytest
 import torch
-from test_rollout import save_random_model
 from test_train import (
     change_config,
     fails,
@@ -522,18 +521,3 @@ def test_the_words_of_a_tiny_task_are_checked_when_the_run_starts(old, new, mess
     )
     fails([*TOY, "--task", "letters.py"], capsys, message)
     assert not Path("runs").exists()
-
-
-def test_checkpoints_carry_no_sampling_settings():
-    """A base model's top-p would change what a trained policy answers elsewhere."""
-    model = save_random_model("model", "llama")
-    path = Path("model/generation_config.json")
-    path.write_text(
-        json.dumps(json.loads(path.read_text("utf-8")) | {"top_p": 0.8, "temperature": 0.7}),
-        "utf-8",
-    )
-    flags = "--steps 1 --method grpo --warm-steps 0 --max-new-tokens 8 --eval-problems 0 --out run"
-    train.main([*TOY, "--model", model, *flags.split()])
-    saved = json.loads(Path("run/grpo/checkpoint-000001/generation_config.json").read_text("utf-8"))
-    assert "top_p" not in saved and "temperature" not in saved
-    assert saved["eos_token_id"] == [0, 1]
