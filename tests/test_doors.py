@@ -30,50 +30,35 @@ from engine.config import Config, check_ranges, flag_of
 from engine.errors import as_command, explain_machine
 from engine.owner import owned
 from engine.runs import checkpoints, load_run
-from engine.tasks import load_task
 from rewards import UserError
-from rollout import score
 
 TOY = shlex.split(
     "--task toy --method grpo vpo --m 2 --warm-steps 4 --steps 2 --group-size 4 "
     "--prompts-per-step 2 --eval-problems 2 --pool 4 --save-every 1 --device cpu"
 )
 JOIN = ["--out", "run", "--method", "multi_rlvr"]
-LETTERS = """
-from report.drawings import Drawing
-from rewards import Problem, Task
-
-class Letters(Drawing, Task):
-    name = "letters"
-    objectives = ("a", "b")
-    words = ("red", "green")
-    answer_words = 2
-
-    def problems(self, split, n, seed=0, start=0):
-        return [Problem(f"{split}-{start + i}", None) for i in range(n)]
-
-    def prompt(self, problem, m):
-        return "paint"
+WITH_DATA = "flags = ('data',)\n    def __init__(self, data=''): pass"
+UNLUCKY = """
+    def reward(self, problem, answer):
+        if Path("run/vpo/checkpoint-000001").exists():
+            raise ValueError("no luck")
+        return super().reward(problem, answer)
+"""
+WITH_UMLAUTS = """
+    objectives = ("änn", "bob", "cid")
+    words = ("zäun", *Fence.words[1:])
 
     def tiny_prompt(self, problem):
-        return "red"
-
-    def reward(self, problem, answer):
-        return [float("red" in answer), float("green" in answer)]
-
-    def demonstration(self, problem, rng):
-        return rng.choice(self.words)
-
-    def draw(self, axes, problem, answers, color):
-        pass
+        return "zäun"
 """
 
-WITH_DATA = """    flags = ("data",)
 
-    def __init__(self, data=""):
-        pass
-
-    def problems"""
+def write_fence(members: str, path: str = "mine.py") -> None:
+    """A task of one's own: the fence, but for these members."""
+    source = (
+        "from pathlib import Path\nfrom rewards import Fence\nclass Mine(Fence):\n    name = 'mine'"
+    )
+    Path(path).write_text(f"{source}\n    {members}\n", "utf-8")
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -226,9 +211,8 @@ def test_a_method_joins_with_the_flags_of_the_run(toy_run, capsys):
     out = capsys.readouterr().out
     assert "run/multi_rlvr/checkpoint-000004" in out and "python eval.py run" in out
     assert load_run(toy_run).config.method == ["grpo", "vpo", "multi_rlvr"]
-    assert metrics(toy_run / "multi_rlvr")[0]["lr"] == pytest.approx(
-        2e-3
-    )  # of so few steps none rises
+    first = metrics(toy_run / "multi_rlvr")[0]
+    assert first["lr"] == pytest.approx(2e-3)  # of so few steps none rises
     assert files(toy_run / "start") == start
     train.main(["--out", "run", "--resume", "--lr", "vpo=1e-3", "--eval-problems", "0"])
 
@@ -256,18 +240,17 @@ def test_a_config_that_was_edited_is_named(toy_run, capsys):
 def test_an_own_task_is_found_from_another_folder(capsys, monkeypatch):
     """And its absence is named."""
     Path("own").mkdir()
-    Path("own/letters.py").write_text(LETTERS.replace("    def problems", WITH_DATA), "utf-8")
+    write_fence(WITH_DATA, "own/mine.py")
     Path("own/data").touch()
-    flags = "--task own/letters.py --data own/data --method vpo --eval-problems 0 --out run"
+    flags = "--task own/mine.py --data own/data --method vpo --eval-problems 0 --out run"
     train.main([*TOY, *flags.split()])
     Path("elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
     train.main(["--out", "../run", "--method", "grpo", "--data", "../own/data"])
-    evaluation.main(["../run", "--problems", "1"])
-    Path("../own/letters.py").rename("letters.py")
-    fails(["../run"], capsys, "own/letters.py: is not there", command=evaluation.main)
+    Path("../own/mine.py").rename("mine.py")
+    fails(["../run"], capsys, "own/mine.py: is not there", command=evaluation.main)
     config = Path("../run/config.json")
-    text = config.read_text("utf-8").replace("own/letters.py", "elsewhere/letters.py")
+    text = config.read_text("utf-8").replace("own/mine.py", "elsewhere/mine.py")
     config.write_text(text, "utf-8")
     evaluation.main(["../run", "--problems", "1"])
 
@@ -344,8 +327,8 @@ def test_a_machine_with_settings_of_its_own():
     """ASCII everywhere, LaTeX asked for that is not there, nothing to be written here. Guards
     against a warm-up or an evaluation that is lost at its end."""
     Path("runs").touch()  # so that runs/start cannot be made, as in a folder that is read-only
-    Path("dots.py").write_text(LETTERS.replace("green", "grün"), "utf-8")
-    flags = "--task dots.py --method vpo --warm-steps 1 --steps 1 --out run --jobs 1"
+    write_fence(WITH_UMLAUTS)
+    flags = "--task mine.py --method vpo --warm-steps 1 --steps 1 --out run --jobs 1"
     usual = locale.setlocale(locale.LC_CTYPE)
     locale.setlocale(locale.LC_CTYPE, "C")
     try:
@@ -386,21 +369,19 @@ def test_results_are_written_before_they_are_printed(toy_run, monkeypatch):
 
 def test_a_file_of_problems_must_stay_what_it_was(capsys):
     """Guards against two sets of problems in one curve."""
-    Path("letters.py").write_text(LETTERS.replace("    def problems", WITH_DATA), encoding="utf-8")
-    flags = [*TOY, "--task", "letters.py", "--method", "grpo", "--out", "run"]
-    Path("data").write_text("one", encoding="utf-8")
-    train.main([*flags, "--data", "data"])
-    evaluation.main(["run"])
-    kept = set(Path("runs/start").iterdir())
-    Path("data").write_text("two", encoding="utf-8")
+    write_fence(WITH_DATA)
+    flags = "--task mine.py --data data --method grpo --eval-problems 0 --out"
+    Path("data").write_text("one", "utf-8")
+    train.main([*TOY, *flags.split(), "run"])
+    evaluation.main(["run", "--problems", "1"])
+    Path("data").write_text("two", "utf-8")
     changed = "data: is not there, or not the file that run was trained on"
     fails(["--out", "run", "--resume"], capsys, changed)
     fails(["run"], capsys, changed, command=evaluation.main)
-    train.main([*flags, "--data", "data", "--out", "other", "--eval-problems", "0"])
-    with Path("letters.py").open("a", encoding="utf-8") as file:
-        file.write("\n# other demonstrations\n")
-    train.main([*flags, "--data", "data", "--out", "third", "--eval-problems", "0"])
-    assert len(set(Path("runs/start").iterdir()) - kept) == 2, "the warm-up of other problems"
+    train.main([*TOY, *flags.split(), "other"])
+    write_fence(f"{WITH_DATA}  # and other demonstrations")
+    train.main([*TOY, *flags.split(), "third"])
+    assert len(list(Path("runs/start").iterdir())) == 3, "the warm-up of other problems"
 
 
 # The door of memory.
@@ -462,62 +443,18 @@ def test_a_run_that_is_not_finished_or_has_damaged_logs_is_evaluated(toy_run, ca
 # Tasks, in a run.
 
 
-def test_the_minimum_of_a_task_reaches_rewards_and_advantages(monkeypatch):
-    """Guards against an empty rollout that beats real answers where rewards are negative."""
-    source = LETTERS.replace("[float(", "[-1.0 + float(")
-    source += (
-        "\n    minimum = -1.0\n\n    def scalar(self, rewards):\n        return rewards.sum(-1)\n"
-    )
-    Path("letters.py").write_text(source, "utf-8")
-    task = load_task("letters.py")
-    scored = score(task, task.problems("train", 1), [["red"], []], 2)
-    assert scored.vectors.tolist() == [[[[0, 0], [-1, -1]], [[-1, -1], [-1, -1]]]]
-    assert scored.scalars.tolist() == [[[0, -2], [-2, -2]]]
-    minima = []
-
-    def record(x, e):
-        minima.append((x.minimum, x.missing_scalar.tolist()))
-        return vpo.vpo(x, e)
-
-    monkeypatch.setitem(vpo.ADVANTAGES, "mine", record)
-    train.main([*TOY, "--task", "letters.py", "--method", "mine", "--eval-problems", "0"])
-    assert minima[1:] == [(-1.0, [[-2.0]] * 4)] * 2  # the first is that of the check
-
-
 def test_a_reward_that_raises_shows_its_traceback_and_where(capsys):
     """And the run goes on after the task was mended, once a user has said that all other rewards stay."""
-    broken = """        if Path("run/vpo/checkpoint-000001").exists():
-            raise ValueError("no luck")
-        return [float"""
-    source = "from pathlib import Path\n" + LETTERS.replace("        return [float", broken)
-    Path("letters.py").write_text(source, "utf-8")
+    write_fence(UNLUCKY)
     with pytest.raises(ValueError, match="no luck") as raised:
-        train.main([*TOY, "--task", "letters.py", "--out", "run", "--method", "vpo"])
+        train.main([*TOY, "--task", "mine.py", "--out", "run", "--method", "vpo"])
     notes = " ".join(raised.value.__notes__)
     assert "method vpo, step 2" in notes and "train-2" in notes and "--resume --out run" in notes
-    Path("letters.py").write_text(LETTERS, encoding="utf-8")
+    write_fence("")
     told = "delete its line in run/config.json"
-    fails(["--resume", "--out", "run"], capsys, "letters.py: is not there, or not the file", told)
-    record = json.loads(Path("run/config.json").read_text(encoding="utf-8"))
-    del record["data"][str(Path("letters.py").absolute())]
-    Path("run/config.json").write_text(json.dumps(record), encoding="utf-8")
+    fails(["--resume", "--out", "run"], capsys, "mine.py: is not there, or not the file", told)
+    record = json.loads(Path("run/config.json").read_text("utf-8"))
+    del record["data"][str(Path("mine.py").absolute())]
+    Path("run/config.json").write_text(json.dumps(record), "utf-8")
     train.main(["--resume", "--out", "run"])
     assert len(metrics(Path("run/vpo"))) == 2
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ('("red", "green")', '("red", "blue")', "the word 'green' of"),
-        ('"green")\n    answer', '"red apple")\n    answer', "'red apple' of task letters must be"),
-        ('return "red"', 'return "rad"', "the word 'rad' of"),
-    ],
-)
-def test_the_words_of_a_tiny_task_are_checked_when_the_run_starts(old, new, message, capsys):
-    """Guards against words that silently become padding."""
-    assert old in LETTERS
-    Path("letters.py").write_text(
-        LETTERS.replace(old, new).replace("rng.choice(self.words)", '"green"'), encoding="utf-8"
-    )
-    fails([*TOY, "--task", "letters.py"], capsys, message)
-    assert not Path("runs").exists()

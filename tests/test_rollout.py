@@ -606,6 +606,7 @@ def test_an_answer_is_scored_once():
     assert scored.answer_mask.tolist() == there
     assert scored.vectors[0, 1].tolist() == [[2, 1], [-2, -2], [-2, -2]]
     assert scored.scalars[1].tolist() == [[-2, -2, -2], [1, 1.5, -2]]
+    assert scored.minimum == -2 and scored.missing_scalar.tolist() == [[-2], [-2]]
     torch.set_default_dtype(torch.bfloat16)  # as trainers do that load a model
     assert rollout.score(Length(), problems, answers, 3).vectors.dtype == torch.float32
 
