@@ -259,28 +259,26 @@ def test_an_adapter_goes_through_the_same_code():
     assert list(report) == ["start", "start_sets", "vpo", "vpo, one answer"]
 
 
-@pytest.mark.parametrize("start", ["a folder", "someone/a-model"])
+@pytest.mark.parametrize("start", ["run/start", "someone/a-model"])
 def test_an_adapter_is_an_ordinary_folder_of_peft(start):
     """Plain transformers loads it where it was made, and we do where its run was moved."""
     pytest.importorskip("peft")
-    model = save_random_model("run/start", "qwen2")
+    policy = load_policy(save_random_model("run/start", "qwen2"), load_task("toy"))
     Path("run/config.json").touch()
-    policy = load_policy(model, load_task("toy"))
     models.add_adapter(policy.model, rank=2)
     for name, weight in policy.model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weight)
-    source = model if start == "a folder" else start
-    config = Config(model=source, lora_rank=2, steps=2, warm_steps=0)
+    config = Config(model=start, lora_rank=2, steps=2, warm_steps=0)
     train.checkpoints.save(policy, MasterWeightAdamW(policy.model), 2, config, Path("run/vpo"))
-    checkpoint = Path("run/vpo/checkpoint-000002")
-    named = json.loads((checkpoint / "adapter_config.json").read_text("utf-8"))
+    checkpoint = "run/vpo/checkpoint-000002"
     ids = torch.tensor([[5, 6, 7]])
     expected = policy.model(ids).logits
-    if start == "a folder":
+    if start == "run/start":
         plain = AutoModelForCausalLM.from_pretrained(checkpoint)
         assert torch.equal(plain(ids).logits, expected)
     else:
+        named = json.loads(Path(checkpoint, "adapter_config.json").read_text("utf-8"))
         assert named["base_model_name_or_path"] == start
     Path("run").rename("moved")
     ours, _ = models.load_hugging_face("moved/vpo/checkpoint-000002", "float32")
@@ -325,12 +323,6 @@ def test_learning_that_has_stopped_is_said_once(capsys):
     assert told_at == [20]
 
 
-def rollouts_with(texts: list[str]) -> Rollouts:
-    """Rollouts of one token, of which only the texts are looked at."""
-    n = len(texts)
-    return Rollouts(None, [], None, None, [1] * n, texts, [True] * n)
-
-
 def test_the_objective_is_logged():
     """W@m by brute force: of sets their own best, of single answers the best of m rollouts of a group.
     And what earns in each objective: guards against one that is 0 in every answer, unseen.
@@ -346,7 +338,7 @@ def test_the_objective_is_logged():
 
     def logged(answers: list[list[str]], m: int, per_rollout: int) -> dict[str, torch.Tensor]:
         scored = score(task, problems, answers, per_rollout)
-        rollouts = rollouts_with([""] * 4)
+        rollouts = Rollouts(None, [], None, None, [1] * 4, [""] * 4, [True] * 4)
         return train.step_metrics(task, problems, answers, rollouts, scored, torch.zeros(2, 2), m)
 
     sets = [[red, blue], [red], [grey, grey], []]
@@ -559,8 +551,7 @@ def test_a_language_model_imitates_every_token_alike(monkeypatch):
     assert any(gradient.any() for gradient in together)
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
-def test_the_start_model_leaves_its_memory_before_the_training(jobs, monkeypatch):
+def test_the_start_model_leaves_its_memory_before_the_training(monkeypatch):
     """Also one that refers to itself, as a model does whose layers are computed again."""
     found = []
     start_policy = train.start_policy
@@ -578,6 +569,4 @@ def test_the_start_model_leaves_its_memory_before_the_training(jobs, monkeypatch
     monkeypatch.setattr(train, "start_policy", circular)
     monkeypatch.setattr("engine.training.jobs.run_all", look)
     with pytest.raises(RuntimeError, match="looked"):
-        train.main(
-            ["--task", "toy", "--warm-steps", "1", "--steps", "1", "--jobs", jobs, "--out", "run"]
-        )
+        train.main([*QUICK, "--out", "run"])
