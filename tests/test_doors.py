@@ -97,7 +97,7 @@ def files(folder: Path) -> dict[str, bytes]:
         ("--task headline", "--model tiny: task headline has no words for it"),
         ("--task musique", "--task musique: needs --data FILE"),
         ("--model m --max-new-tokens 0", "--max-new-tokens 0: a language model needs a number"),
-        ("--model m --device mps", "--device mps: cannot compute in float32 here"),
+        ("--model m --device mps", "--device mps: cannot compute in float32 here ("),
     ],
 )
 def test_a_wrong_flag_is_named_before_any_minute_is_spent(arguments, message, capsys, monkeypatch):

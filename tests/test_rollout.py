@@ -427,26 +427,29 @@ def policy_with(folder: Path, template: str | None, marks: list[str], **options)
     return Policy(policy.model, policy.tokenizer)
 
 
-def test_marks_that_are_special_tokens_stay_in_the_text(tmp_path):
-    """Guards against drafts that are graded: without their marks thoughts look like answers."""
-    marks = ["<think>", "</think>", "<answer_1>", "</answer_1>"]
-    policy = policy_with(tmp_path, None, marks)
-    for text in ("<think>1. no\n2. nope\n</think>1. red\n2. blue\n", "<answer_1> red </answer_1>"):
-        ids = policy.tokenizer(text)["input_ids"]
-        assert policy.decode(torch.tensor([*ids, 0])) == text
-        assert parse_answers(text, Task(), 2) == ["red", "blue"][: text.count("red\n") + 1]
+MARKS = ["<think>", "</think>", "<answer_1>", "</answer_1>"]
+FRAME = ["<|START_RESPONSE|>", "<|END_RESPONSE|>"]
 
 
-def test_what_a_chat_template_writes_around_texts_is_no_text(tmp_path):
-    """Guards against a last answer that ends in <|END_RESPONSE|>, as Command A closes a reply before its EOS."""
-    control = ["<|START_RESPONSE|>", "<|END_RESPONSE|>"]
-    marks = ["<|START_THINKING|>", "<|END_THINKING|>", "<answer_1>"]
-    template = "<|START_THINKING|><|START_RESPONSE|>{{ x }}<|END_RESPONSE|>"
-    policy = policy_with(tmp_path, template, control + marks)
-    text = "<|START_THINKING|>no<|END_THINKING|><|START_RESPONSE|>1. red\n2. blue<|END_RESPONSE|>"
-    read = policy.decode(torch.tensor(policy.tokenizer(text)["input_ids"]))
-    assert read == "<|START_THINKING|>no<|END_THINKING|>1. red\n2. blue"
-    assert policy.decode(torch.tensor(policy.tokenizer("<answer_1>")["input_ids"])) == "<answer_1>"
+@pytest.mark.parametrize(
+    ("template", "text", "read"),
+    [
+        (None, "<think>1. no\n</think>1. red\n", "<think>1. no\n</think>1. red\n"),
+        (None, "<answer_1> red </answer_1><eos>", "<answer_1> red </answer_1>"),
+        # As Command A closes a reply before its EOS.
+        (
+            "<think>".join(FRAME),
+            "<think>no</think>1. red<|END_RESPONSE|>",
+            "<think>no</think>1. red",
+        ),
+        ("<think>".join(FRAME), "<answer_1>", "<answer_1>"),
+    ],
+)
+def test_special_tokens_that_are_marks_stay_in_the_text(template, text, read, tmp_path):
+    """Guards against drafts that are graded: without their marks thoughts look like answers. But what a
+    chat template writes around texts is no text."""
+    policy = policy_with(tmp_path, template and f"{template}{{{{ x }}}}", MARKS + FRAME)
+    assert policy.decode(torch.tensor(policy.tokenizer(text)["input_ids"])) == read
 
 
 ONE_TURN = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"

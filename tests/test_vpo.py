@@ -299,8 +299,6 @@ def test_corners_of_the_family():
     torch.testing.assert_close(advantages_of("group_vpo", rewards), best_of_sets, atol=1e-4, rtol=0)
     alone = advantages_of("max_at_k", rewards, subset=1)
     torch.testing.assert_close(alone, advantages_of("grpo", rewards))
-    expected = torch.stack([plain_subset_best(r, 3) for r in rewards[..., 0, 0]])
-    torch.testing.assert_close(best_of_sets, vpo.group_normalize(expected), atol=1e-4, rtol=0)
     assert [vpo.default_subset(G) for G in (2, 3, 8)] == [2, 2, 4]
 
 
