@@ -17,11 +17,7 @@ from unittest.mock import Mock
 import matplotlib
 import pytest
 import torch
-from test_train import (
-    change_config,
-    fails,
-    metrics,
-)
+from test_train import change_config, fails, metrics
 
 import eval as evaluation
 import train
@@ -55,10 +51,8 @@ WITH_UMLAUTS = """
 
 def write_fence(members: str, path: str = "mine.py") -> None:
     """A task of one's own: the fence, but for these members."""
-    source = (
-        "from pathlib import Path\nfrom rewards import Fence\nclass Mine(Fence):\n    name = 'mine'"
-    )
-    Path(path).write_text(f"{source}\n    {members}\n", "utf-8")
+    imports = "from pathlib import Path\nfrom rewards import Fence\n"
+    Path(path).write_text(f"{imports}class Mine(Fence):\n    name = 'mine'\n    {members}", "utf-8")
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -73,28 +67,21 @@ def files(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--task maz", "--task maz: unknown; choose from code,"),
         ("--metod vpo", "--help lists all flags; did you mean --method?"),
-        ("--method ppo", "--method ppo: unknown; one of grpo, dr_grpo"),
         ("--method VPO", "did you mean vpo?"),
         ("--method grpo,vpo", "or several with blanks between"),
         ("--method grpo --subset 2", "--subset 2: not used by grpo; leave it out"),
         ("--subset 4", "a set of s = 4 rollouts needs a group of more, and G is 4"),
-        ("--m 2.5", "--m: invalid int value: '2.5'"),
         ("--pool 1", "--pool 1: must hold at least one rollout of --m 2 answers"),
         ("--lr fast", "--lr fast: must be a rate of 1e-12 to 1, or METHOD=RATE"),
         ("--lr vpo=0.1", "--lr vpo=0.1: names no rate for grpo; add grpo=RATE"),
         ("--log wandb", "--log wandb: not installed; pip install wandb"),
-        ("--resume", "--resume: runs/toy-seed0 holds no run; name the folder of one with --out"),
-        ("--data x.jsonl", "--data x.jsonl: task toy has no such flag, unlike code"),
         ("--size 5", "task toy has no such flag, unlike maze; drop it, or name it in Task.flags"),
         ("--task headline --model m --test-data x", "--test-data x: task headline has no such"),
         pytest.param(
             "--task code --test-data x", "--task code: needs --data", marks=pytest.mark.linux
         ),
-        ("--max-new-tokens 4000", "need a context of 8002, the model's is 512"),
         ("--model no/such/model", "--model no/such/model: cannot be loaded"),
-        ("--task headline", "--model tiny: task headline has no words for it"),
         ("--task musique", "--task musique: needs --data FILE"),
         ("--model m --max-new-tokens 0", "--max-new-tokens 0: a language model needs a number"),
         ("--model m --device mps", "--device mps: cannot compute in float32 here ("),
