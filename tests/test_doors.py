@@ -17,7 +17,7 @@ from unittest.mock import Mock
 import matplotlib
 import pytest
 import torch
-from test_train import change_config, fails, metrics
+from test_train import SCRIPTS, change_config, fails, metrics
 
 import eval as evaluation
 import train
@@ -147,8 +147,7 @@ def test_a_refused_command_changes_nothing(toy_run, capsys):
     }
     for command, message in refused.items():
         script, *arguments = command.split()
-        main = {"train": train.main, "eval": evaluation.main}[script]
-        fails(arguments, capsys, f"{script}.py: error: ", message, command=main)
+        fails(arguments, capsys, f"{script}.py: error: ", message, command=SCRIPTS[script])
     assert files(toy_run) == before and not Path("new").exists()
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -32,6 +31,7 @@ from engine.tasks import load_task
 from engine.training.logs import MethodLog
 from rollout import Rollouts, load_policy, rollouts_of_texts, score, token_logprobs
 
+SCRIPTS = {"train": train.main, "eval": evaluation.main}
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = shlex.split(
     "--task toy --m 2 --warm-steps 3 --steps 4 --prompts-per-step 2 --group-size 3 --eval-problems 3 "
@@ -388,20 +388,17 @@ START = "run/start: cannot be loaded"
         (f"{LAST}/tokenizer.json", Path.unlink, RESUME, f"delete the folder run/{LAST}"),
         (f"{LAST}/tokenizer.json", cut, RESUME, f"delete the folder run/{LAST}"),
         (f"{LAST}/trainer.pt", cut, RESUME, f"delete the folder run/{LAST}"),
-        ("start/model.safetensors", cut, JOIN, f"{START} .*restore it from a copy"),
+        ("start/model.safetensors", cut, JOIN, "restore it from a copy"),
         ("start/model.safetensors", cut, "eval run", START),
-        ("start", shutil.rmtree, JOIN, rf"{START} .config.json is missing.; restore it"),
-        ("start", shutil.rmtree, MIX, rf"{START} .config.json is missing"),
+        ("start", shutil.rmtree, JOIN, f"{START} (config.json is missing); restore it"),
+        ("start", shutil.rmtree, MIX, f"{START} (config.json is missing)"),
         ("start/config.json", change_width, MIX, "run/start: its weights have other shapes than"),
     ],
 )
 def test_a_damaged_model_is_named(file, damage, command, words, toy_run, capsys):
     damage(toy_run / file)
     script, *arguments = command.split()
-    with pytest.raises(SystemExit) as stop:
-        {"train": train.main, "eval": evaluation.main}[script](arguments)
-    assert stop.value.code == 2
-    assert re.search(words, capsys.readouterr().err.splitlines()[-1])
+    fails(arguments, capsys, words, command=SCRIPTS[script])
     assert (toy_run / "vpo/checkpoint-000003/trainer.pt").exists()
 
 
