@@ -174,6 +174,7 @@ def test_a_pool_is_sampled_in_rollouts_of_m(m, batch):
     pool = evaluation.sample_pool(policy, task, problems, config, m=m, size=10)
     assert [len(own) for own in pool.answers] == [10, 10]
     assert pool.rewards.shape == (2, 10, 3)
+    config.temperature = 9.0  # that of the training
     again = evaluation.sample_pool(policy, task, problems, config, m=m, size=10)
     assert again.answers == pool.answers
 

@@ -20,6 +20,7 @@ from test_rollout import (
     save_random_model,
 )
 from torch import Tensor, nn
+from torch.nn.functional import rms_norm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers.models.glm4 import modeling_glm4 as glm4
@@ -441,9 +442,11 @@ def test_only_what_a_trial_proves_is_swapped(monkeypatch):
     """Guards against norms that know another epsilon, and RoPE of neighbours or of a part of the width."""
     model = copy_of(load_random_model("llama")).model
     assert len([*lean.find_norms(model)]) == 5
-    norm = type(model.base_model.norm)
-    theirs = norm.forward
-    monkeypatch.setattr(norm, "forward", lambda self, x: theirs(self, x + 0.1))
+
+    def forward(norm: nn.Module, x: Tensor) -> Tensor:
+        return rms_norm(x, x.shape[-1:], norm.weight, 10 * norm.variance_epsilon)
+
+    monkeypatch.setattr(type(model.base_model.norm), "forward", forward)
     assert not [*lean.find_norms(model)]
 
     assert [*lean.find_rope(model)]

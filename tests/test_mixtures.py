@@ -43,7 +43,7 @@ def test_both_ends_are_todays_numbers_to_the_digit(toy_run):
     assert today == {name: values for name, values in mix.items() if "--mix" not in name}
     assert mix["grpo, --mix 0"] == mix["vpo, one answer, --mix 0"] == mix["start"]
     assert mix["vpo, --mix 0"] == mix["start_sets"]
-    assert len({str(mix[name]) for name in ("start_sets", "vpo, --mix 0.5", "vpo")}) == 3
+    assert len({str(mix[name]) for name in ("start", "start_sets", "vpo, --mix 0.5", "vpo")}) == 4
     evaluation.main([*settings, "--mix", "0.5"])
     half = policies_of("run/eval-test-5x6-T0.7-mix0.5")
     expected = [name for name in mix if name.startswith("start") or "0.5" in name]
