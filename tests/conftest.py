@@ -1,6 +1,8 @@
 """The scripts lie one folder up and import one another by name, wherever pytest is started; no network."""
 
+import contextlib
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -48,20 +50,31 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _own_signals() -> Iterator[None]:
-    """A command sets its handler of SIGTERM for good: left here, it would keep the next test's forks alive."""
-    handler = signal.getsignal(signal.SIGTERM)
+def _usual_signals() -> None:
+    """A command sets its handler of SIGTERM for good, which would keep a test's forks alive."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True)
+def _usual_types() -> Iterator[None]:
+    import torch
+
     yield
-    signal.signal(signal.SIGTERM, handler)
+    torch.set_default_dtype(torch.float32)
+    torch.set_float32_matmul_precision("highest")
 
 
 @pytest.fixture(autouse=True)
 def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are made up to their rendering, which would take a third of the tests' time."""
     if not request.node.get_closest_marker("draws"):
-        monkeypatch.setattr(
-            "matplotlib.figure.Figure.savefig", lambda figure, path, **options: Path(path).touch()
-        )
+        leave_undrawn(monkeypatch)
+
+
+def leave_undrawn(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        "matplotlib.figure.Figure.savefig", lambda figure, path, **options: Path(path).touch()
+    )
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -70,3 +83,26 @@ def _one_job() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("engine.training.jobs.cores", lambda: 1)
         yield
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of the toy, GRPO and VPO, which has learnt something. `toy_run` is a copy."""
+    import train
+
+    flags = (
+        "--task toy --method grpo vpo --m 2 --warm-steps 40 --steps 4 --lr 0.001 --save-every 3 "
+    )
+    flags += "--prompts-per-step 2 --group-size 4 --eval-problems 2 --pool 4 --keep-optimizer "
+    folder = tmp_path_factory.mktemp("trained")
+    with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
+        leave_undrawn(patch)
+        train.main([*flags.split(), "--device", "cpu", "--out", "run"])
+    return folder / "run"
+
+
+@pytest.fixture
+def toy_run(trained: Path) -> Path:
+    """A copy of the trained run as ./run, which a test may change."""
+    shutil.copytree(trained, "run")
+    return Path("run")

@@ -10,7 +10,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from unittest.mock import Mock
@@ -18,13 +17,7 @@ from unittest.mock import Mock
 import matplotlib
 import pytest
 import torch
-from test_rollout import save_random_model
-from test_train import (
-    ROOT,
-    change_config,
-    fails,
-    metrics,
-)
+from test_train import SCRIPTS, change_config, fails, metrics
 
 import eval as evaluation
 import train
@@ -33,67 +26,33 @@ from engine.config import Config, check_ranges, flag_of
 from engine.errors import as_command, explain_machine
 from engine.files import owned
 from engine.runs import checkpoints, load_run
-from engine.tasks import load_task
 from rewards import UserError
-from rollout import score
 
 TOY = shlex.split(
     "--task toy --method grpo vpo --m 2 --warm-steps 4 --steps 2 --group-size 4 "
     "--prompts-per-step 2 --eval-problems 2 --pool 4 --save-every 1 --device cpu"
 )
-LETTERS = """
-from report.drawings import Drawing
-from rewards import Problem, Task
-
-class Letters(Drawing, Task):
-    name = "letters"
-    objectives = ("a", "b")
-    words = ("red", "green")
-    answer_words = 2
-
-    def problems(self, split, n, seed=0, start=0):
-        return [Problem(f"{split}-{start + i}", None) for i in range(n)]
-
-    def prompt(self, problem, m):
-        return "paint"
+JOIN = ["--out", "run", "--method", "multi_rlvr"]
+WITH_DATA = "flags = ('data',)\n    def __init__(self, data=''): pass"
+UNLUCKY = """
+    def reward(self, problem, answer):
+        if Path("run/vpo/checkpoint-000001").exists():
+            raise ValueError("no luck")
+        return super().reward(problem, answer)
+"""
+WITH_UMLAUTS = """
+    objectives = ("änn", "bob", "cid")
+    words = ("zäun", *Fence.words[1:])
 
     def tiny_prompt(self, problem):
-        return "red"
-
-    def reward(self, problem, answer):
-        return [float("red" in answer), float("green" in answer)]
-
-    def demonstration(self, problem, rng):
-        return rng.choice(self.words)
-
-    def draw(self, axes, problem, answers, color):
-        pass
+        return "zäun"
 """
 
-WITH_DATA = """    flags = ("data",)
 
-    def __init__(self, data=""):
-        pass
-
-    def problems"""
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> Path:
-    """A finished run of the toy, to be copied."""
-    folder = tmp_path_factory.mktemp("trained")
-    before = os.getcwd()
-    os.chdir(folder)
-    train.main(["--out", "run", "--jobs", "1", *TOY])
-    os.chdir(before)
-    return folder / "run"
-
-
-@pytest.fixture
-def run(trained) -> Path:
-    """A copy of it as ./run."""
-    shutil.copytree(trained, "run")
-    return Path("run")
+def write_fence(members: str, path: str = "mine.py") -> None:
+    """A task of one's own: the fence, but for these members."""
+    imports = "from pathlib import Path\nfrom rewards import Fence\n"
+    Path(path).write_text(f"{imports}class Mine(Fence):\n    name = 'mine'\n    {members}", "utf-8")
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -108,32 +67,22 @@ def files(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--task maz", "--task maz: unknown; choose from code,"),
         ("--metod vpo", "--help lists all flags; did you mean --method?"),
-        ("--method ppo", "--method ppo: unknown; one of grpo, dr_grpo"),
         ("--method VPO", "did you mean vpo?"),
         ("--method grpo,vpo", "or several with blanks between"),
         ("--subset 4", "a set of s = 4 rollouts needs a group of more, and G is 4"),
-        ("--m 2.5", "--m: invalid int value: '2.5'"),
         ("--lr fast", "--lr fast: must be a rate of 1e-12 to 1, or METHOD=RATE"),
         ("--lr vpo=0.1", "--lr vpo=0.1: names no rate for grpo; add grpo=RATE"),
         ("--log wandb", "--log wandb: not installed; pip install wandb"),
-        ("--resume", "--resume: runs/toy-seed0 holds no run; name the folder of one with --out"),
-        ("--data x.jsonl", "--data x.jsonl: task toy has no such flag"),
-        ("--data x.jsonl", "or name it in Task.flags of your own task"),
-        ("--max-words 8", "--max-words 8: task toy has no such flag"),
-        ("--size 5", "--size 5: task toy has no such flag"),
-        ("--unconfined", "--unconfined True: task toy has no such flag"),
+        ("--size 5", "task toy has no such flag; drop it, or name it in Task.flags"),
         ("--task headline --model m --test-data x", "--test-data x: task headline has no such"),
         pytest.param(
             "--task code --test-data x", "--task code: needs --data", marks=pytest.mark.linux
         ),
-        ("--max-new-tokens 4000", "need a context of 8002, the model's is 512"),
         ("--model no/such/model", "--model no/such/model: cannot be loaded"),
-        ("--task headline", "--model tiny: task headline has no words for it"),
         ("--task musique", "--task musique: needs --data FILE"),
         ("--model m --max-new-tokens 0", "--max-new-tokens 0: a language model needs a number"),
-        ("--model m --device mps", "--device mps: cannot compute in float32 here"),
+        ("--model m --device mps", "--device mps: cannot compute in float32 here ("),
     ],
 )
 def test_a_wrong_flag_is_named_before_any_minute_is_spent(arguments, message, capsys, monkeypatch):
@@ -162,40 +111,51 @@ def test_a_wrong_method_is_named_before_any_minute_is_spent(method, monkeypatch,
 # Run folders.
 
 
-def test_a_refused_command_changes_nothing(run, capsys):
+def test_a_refused_command_changes_nothing(toy_run, capsys):
     """Whatever is refused, and whenever: no folder, no config, no file of the run is touched."""
-    before = files(run)
+    before = files(toy_run)
+    Path("a-file").touch()
+    Path("saved/vpo-0.5").mkdir(parents=True)
     refused = {
-        "--out run --method multi_rlvr --lr 0.5": "grpo has --lr 0.00025, not 0.5; drop",
-        "--out run --method multi_rlvr --steps 3": "with --steps 2, not 3",
-        "--out run --task toy": "already holds grpo, vpo; --resume goes on with it",
-        "--out run --resume --steps 3": "--steps 3: grpo has finished its 2 steps",
-        "--resume --out run/vpo": "run/vpo holds no run; name the folder of one",
-        "--out run/vpo --task toy": "no run of train.py; take another name",
-        "--resume --out run/start": "run/start/config.json: cannot be read as that of a run",
-        "--resume --out run/grp": "run/grp holds no run; name the folder of one with --out",
-        "--out run --resume --m 3": "with --m 2, not 3; drop the flag, or take another --out",
-        "--out run --resume --data x": "holds another run, with --data '', not ",
-        "--out run --resume --jobs 99": "--jobs 99: must be",
-        "--out run/config.json": "--out run/config.json: not empty, and no run of train.py",
-        "--out new --max-new-tokens 4000 --task toy": "need a context",
-        "--out new --model run": "--model run: a run folder; name a checkpoint in it",
-        "--out new --model ./rum": "--model ./rum: cannot be loaded",
-        "--out new --model /no/such": "no such folder or Hub model",
+        "train --out run --method multi_rlvr --lr 0.5": "grpo has --lr 0.001, not 0.5; drop",
+        "train --out run --method multi_rlvr --steps 3": "with --steps 4, not 3",
+        "train --out run --task toy": "already holds grpo, vpo; --resume goes on with it",
+        "train --resume --out run/vpo": "run/vpo holds no run; name the folder of one",
+        "train --resume --out run/start": "run/start/config.json: cannot be read as that of a run",
+        "train --resume --out run/grp": "run/grp holds no run; name the folder of one with --out",
+        "train --out run --resume --m 3": "with --m 2, not 3; drop the flag, or take another --out",
+        "train --out run --resume --data x": "holds another run, with --data '', not ",
+        "train --out run --resume --jobs 99": "--jobs 99: must be",
+        "train --out run/config.json": "--out run/config.json: not empty, and no run of train.py",
+        "train --out new --max-new-tokens 4000 --task toy": "need a context",
+        "train --out new --model run": "--model run: a run folder; name a checkpoint in it",
+        "train --out new --model ./rum": "--model ./rum: cannot be loaded",
+        "train --out new --model /no/such": "no such folder or Hub model",
+        "eval run ./run": "run: differs from run in nothing",
+        "eval run --temperature 0": "--temperature 0.0: must be 0.001 to 1000",
+        "eval run --pool 0": "--pool 0: must be 1 to 10000",
+        "eval run --mix 2": "--mix 2.0: must be 0 to 1",
+        "eval run --mix 0.5 nan": "--mix nan: must be 0 to 1",
+        "eval run --mix 0.5 --save-mixed saved": "--save-mixed saved: holds vpo-0.5; name another",
+        "eval run --out a-file": "--out a-file: must be a folder, and is a file",
+        "eval runs/none": "runs/none: there is no such run",
+        "eval rum": "rum: there is no such run; did you mean run?",
+        "eval run/vpo": "run/vpo/config.json: cannot be read as that of a run",
     }
-    for arguments, message in refused.items():
-        fails(arguments.split(), capsys, message)
-    assert files(run) == before and not Path("new").exists()
+    for command, message in refused.items():
+        script, *arguments = command.split()
+        fails(arguments, capsys, f"{script}.py: error: ", message, command=SCRIPTS[script])
+    assert files(toy_run) == before and not Path("new").exists()
 
 
-def test_a_second_command_is_refused_while_the_first_trains(run, capsys):
+def test_a_second_command_is_refused_while_the_first_trains(toy_run, capsys):
     """An evaluation is not: it reads. Guards against two curves in one log."""
-    with owned(run):
-        before = files(run)
+    before = files(toy_run)
+    with owned(toy_run):
         for flags in ("--resume", "--method multi_rlvr", ""):
             fails(["--out", "run", *flags.split()], capsys, "--out run: another process trains")
         evaluation.main(["run", "--out", "table"])
-    assert files(run) == before
+    assert files(toy_run) == before
 
 
 def test_a_crash_before_the_first_checkpoint_leaves_the_folder_reusable(monkeypatch, capsys):
@@ -216,54 +176,55 @@ def test_a_crash_before_the_first_checkpoint_leaves_the_folder_reusable(monkeypa
     assert len(metrics(Path("run/vpo"))) == len(metrics(Path("run/grpo"))) == 2
 
 
-def test_a_method_joins_with_the_flags_of_the_run(run, capsys):
-    """None of them is repeated; and without evaluation the checkpoints are named."""
-    train.main(["--out", "run", "--method", "multi_rlvr", "--eval-problems", "0"])
+def test_a_method_joins_with_the_flags_of_the_run(toy_run, capsys):
+    """From the same start, and none of them is repeated; without evaluation the checkpoints are named."""
+    start = files(toy_run / "start")
+    train.main([*JOIN, "--lr", "multi_rlvr=2e-3", "--eval-problems", "0"])
     out = capsys.readouterr().out
-    assert "run/METHOD/checkpoint-000002" in out and "python eval.py run" in out
-    assert load_run(run).config.method == ["grpo", "vpo", "multi_rlvr"]
-    same = ["--lr", "vpo=2.5e-4", "--eval-problems", "0"]
-    train.main(["--out", "run", "--resume", *same])
+    assert "run/METHOD/checkpoint-000004" in out and "python eval.py run" in out
+    assert load_run(toy_run).config.method == ["grpo", "vpo", "multi_rlvr"]
+    first = metrics(toy_run / "multi_rlvr")[0]
+    assert first["lr"] == pytest.approx(2e-3)  # of so few steps none rises
+    assert files(toy_run / "start") == start
+    train.main(["--out", "run", "--resume", "--lr", "vpo=1e-3", "--eval-problems", "0"])
 
 
-def test_a_run_of_another_version_goes_on_without_the_flags_that_are_gone(run, capsys):
+def test_a_run_of_another_version_goes_on_without_the_flags_that_are_gone(toy_run, capsys):
     """They are named once."""
-    change_config(run, sampler="iid", beam_width=3)
-    train.main(["--out", "run", "--resume"])
+    change_config(toy_run, sampler="iid", beam_width=3)
+    train.main(["--out", "run", "--resume", "--eval-problems", "0"])
     told = "run: flags of another version are ignored: --beam-width 3, --sampler iid\n"
     assert capsys.readouterr().err.count(told) == 1
-    assert "sampler" not in (run / "config.json").read_text()
+    assert "sampler" not in (toy_run / "config.json").read_text()
 
 
-def test_a_config_that_was_edited_is_named(run, capsys):
-    change_config(run, m="two")
-    message = "--m 'two': must be of type int"
-    told = "run/config.json: cannot be read as that of a run"
-    fails(["run"], capsys, told, message, command=evaluation.main)
-    fails(["--out", "run", "--resume"], capsys, told, message)
-    for text in ("{", "{}", '{"flags": []}'):
-        (run / "config.json").write_text(text)
+def test_a_config_that_was_edited_is_named(toy_run, capsys):
+    change_config(toy_run, m="two")
+    path = toy_run / "config.json"
+    told = f"{path}: cannot be read as that of a run"
+    edited = [path.read_text(), "{", "{}", '{"flags": []}']
+    for text in edited:
+        path.write_text(text)
         fails(["run"], capsys, told, command=evaluation.main)
+        fails(["--out", "run", "--resume"], capsys, told)
 
 
-def test_an_own_task_is_found_from_another_folder(capsys):
-    """By a process that does not look for modules beside its script, too; and its absence is named."""
+def test_an_own_task_is_found_from_another_folder(capsys, monkeypatch):
+    """And its absence is named."""
     Path("own").mkdir()
-    Path("own/letters.py").write_text(LETTERS.replace("    def problems", WITH_DATA), "utf-8")
+    write_fence(WITH_DATA, "own/mine.py")
     Path("own/data").touch()
-    flags = "--task own/letters.py --data own/data --method vpo --out run --jobs 1"
-    command = [sys.executable, ROOT / "train.py", *TOY, *flags.split()]
-    subprocess.run(command, env=os.environ | {"PYTHONSAFEPATH": "1"}, check=True)
+    flags = "--task own/mine.py --data own/data --method vpo --eval-problems 0 --out run"
+    train.main([*TOY, *flags.split()])
     Path("elsewhere").mkdir()
-    os.chdir("elsewhere")
-    evaluation.main(["../run"])
+    monkeypatch.chdir("elsewhere")
     train.main(["--out", "../run", "--method", "grpo", "--data", "../own/data"])
-    Path("../own/letters.py").rename("letters.py")
-    fails(["../run"], capsys, "own/letters.py: is not there", command=evaluation.main)
+    Path("../own/mine.py").rename("mine.py")
+    fails(["../run"], capsys, "own/mine.py: is not there", command=evaluation.main)
     config = Path("../run/config.json")
-    text = config.read_text("utf-8").replace("own/letters.py", "elsewhere/letters.py")
+    text = config.read_text("utf-8").replace("own/mine.py", "elsewhere/mine.py")
     config.write_text(text, "utf-8")
-    evaluation.main(["../run"])
+    evaluation.main(["../run", "--problems", "1"])
 
 
 # A disk that is full, or cannot be written.
@@ -328,8 +289,8 @@ def test_a_machine_with_settings_of_its_own():
     """ASCII everywhere, LaTeX asked for that is not there, nothing to be written here. Guards
     against a warm-up or an evaluation that is lost at its end."""
     Path("runs").touch()  # so that runs/start cannot be made, as in a folder that is read-only
-    Path("dots.py").write_text(LETTERS.replace("green", "grün"), "utf-8")
-    flags = "--task dots.py --method vpo --warm-steps 1 --steps 1 --out run --jobs 1"
+    write_fence(WITH_UMLAUTS)
+    flags = "--task mine.py --method vpo --warm-steps 1 --steps 1 --out run --jobs 1"
     usual = locale.setlocale(locale.LC_CTYPE)
     locale.setlocale(locale.LC_CTYPE, "C")
     try:
@@ -359,32 +320,30 @@ def test_a_stop_outside_of_the_training_is_told(capsys):
     assert stop.value.code == 130 and "give the same command again" in capsys.readouterr().err
 
 
-def test_results_are_written_before_they_are_printed(run, monkeypatch):
+def test_results_are_written_before_they_are_printed(toy_run, monkeypatch):
     """Guards against an evaluation that is lost where its reader, such as `head`, has gone."""
-    (run / "eval.json").unlink()
+    (toy_run / "eval.json").unlink()
     monkeypatch.setattr(evaluation, "print_table", None)
     with pytest.raises(TypeError):
         evaluation.main(["run"])
-    assert (run / "eval.json").exists()
+    assert (toy_run / "eval.json").exists()
 
 
 def test_a_file_of_problems_must_stay_what_it_was(capsys):
     """Guards against two sets of problems in one curve."""
-    Path("letters.py").write_text(LETTERS.replace("    def problems", WITH_DATA), encoding="utf-8")
-    flags = [*TOY, "--task", "letters.py", "--method", "grpo", "--out", "run"]
-    Path("data").write_text("one", encoding="utf-8")
-    train.main([*flags, "--data", "data"])
-    evaluation.main(["run"])
-    kept = set(Path("runs/start").iterdir())
-    Path("data").write_text("two", encoding="utf-8")
+    write_fence(WITH_DATA)
+    flags = "--task mine.py --data data --method grpo --eval-problems 0 --out"
+    Path("data").write_text("one", "utf-8")
+    train.main([*TOY, *flags.split(), "run"])
+    evaluation.main(["run", "--problems", "1"])
+    Path("data").write_text("two", "utf-8")
     changed = "data: is not there, or not the file that run was trained on"
     fails(["--out", "run", "--resume"], capsys, changed)
     fails(["run"], capsys, changed, command=evaluation.main)
-    train.main([*flags, "--data", "data", "--out", "other", "--eval-problems", "0"])
-    with Path("letters.py").open("a", encoding="utf-8") as file:
-        file.write("\n# other demonstrations\n")
-    train.main([*flags, "--data", "data", "--out", "third", "--eval-problems", "0"])
-    assert len(set(Path("runs/start").iterdir()) - kept) == 2, "the warm-up of other problems"
+    train.main([*TOY, *flags.split(), "other"])
+    write_fence(f"{WITH_DATA}  # and other demonstrations")
+    train.main([*TOY, *flags.split(), "third"])
+    assert len(list(Path("runs/start").iterdir())) == 3, "the warm-up of other problems"
 
 
 # The door of memory.
@@ -412,135 +371,52 @@ def test_errors_of_memory_are_explained(message):
 # The evaluation.
 
 
-def test_evaluations_do_not_overwrite_one_another(run):
+def test_evaluations_do_not_overwrite_one_another(toy_run):
     """Other settings, or --out: the run's own table and figures stay."""
-    before = files(run)
+    before = files(toy_run)
     evaluation.main(["run", "--split", "validation", "--problems", "3", "--figure-format", "svg"])
     assert Path("run/eval-validation-3x4-T0.7/best_at_k.svg").exists()
     evaluation.main(["run", "--out", "elsewhere"])
-    assert json.loads(Path("elsewhere/eval.json").read_text("utf-8")) == json.loads(
-        before["run/eval.json"]
-    )
-    assert {name: data for name, data in files(run).items() if "eval-" not in name} == before
+    assert Path("elsewhere/eval.json").read_bytes() == before["run/eval.json"]
+    assert {name: data for name, data in files(toy_run).items() if "eval-" not in name} == before
 
 
-def test_eval_names_what_it_cannot_evaluate(run, capsys):
-    Path("a-file").touch()
-    refused = {
-        "run ./run": "run: differs from run in nothing",
-        "run --temperature 0": "--temperature 0.0: must be 0.001 to 1000",
-        "run --pool 0": "--pool 0: must be 1 to 10000",
-        "run --jobs 0": "--jobs 0: must be 1 to 64",
-        "run --out a-file": "--out a-file: must be a folder, and is a file",
-        "": "the following arguments are required: RUN",
-        "runs/none": "runs/none: there is no such run",
-        "rum": "rum: there is no such run; did you mean run?",
-        "run/vpo": "run/vpo/config.json: cannot be read as that of a run",
-    }
-    before = files(run)
-    for arguments, message in refused.items():
-        fails(arguments.split(), capsys, "eval.py: error: ", message, command=evaluation.main)
-    assert files(run) == before
-    train.main([*TOY, "--task", "fence", "--method", "vpo", "--out", "other"])
+def test_eval_names_a_run_that_fits_no_table(toy_run, capsys):
+    shutil.copytree(toy_run, "other")
+    change_config(Path("other"), task="fence")
     message = "other: differs from run in --task: fence, not toy"
     fails(["run", "other"], capsys, message, command=evaluation.main)
-    shutil.rmtree("other/vpo")
+    for method in ("grpo", "vpo"):
+        shutil.rmtree(f"other/{method}")
     fails(["other"], capsys, "other: holds no checkpoint yet", command=evaluation.main)
 
 
-def test_a_run_that_is_not_finished_or_has_damaged_logs_is_evaluated(run, capsys):
+def test_a_run_that_is_not_finished_or_has_damaged_logs_is_evaluated(toy_run, capsys):
     """Lost, cut off or with a field that is missing: the curves lack a point, the table does not."""
-    change_config(run, steps=300)
-    (run / "grpo" / "metrics.jsonl").unlink()
-    log = run / "vpo" / "metrics.jsonl"
-    first, second = log.read_text().splitlines()
+    change_config(toy_run, steps=300)
+    (toy_run / "grpo" / "metrics.jsonl").unlink()
+    log = toy_run / "vpo" / "metrics.jsonl"
+    first, second, *_ = log.read_text().splitlines()
     log.write_text(f'{first.replace("answers", "answrs")}\n{second}\n{{"step": 3, "rew')
     evaluation.main(["run"])
-    assert "vpo: step 2 of 300" in capsys.readouterr().out
+    assert "vpo: step 4 of 300" in capsys.readouterr().out
 
 
 # Tasks, in a run.
 
 
-def test_the_minimum_of_a_task_reaches_rewards_and_advantages(monkeypatch):
-    """Guards against an empty rollout that beats real answers where rewards are negative."""
-    source = LETTERS.replace("[float(", "[-1.0 + float(")
-    source += (
-        "\n    minimum = -1.0\n\n    def scalar(self, rewards):\n        return rewards.sum(-1)\n"
-    )
-    Path("letters.py").write_text(source, "utf-8")
-    task = load_task("letters.py")
-    scored = score(task, task.problems("train", 1), [["red"], []], 2)
-    assert scored.vectors.tolist() == [[[[0, 0], [-1, -1]], [[-1, -1], [-1, -1]]]]
-    assert scored.scalars.tolist() == [[[0, -2], [-2, -2]]]
-    minima = []
-
-    def record(x, e):
-        minima.append((x.minimum, x.missing_scalar.tolist()))
-        return vpo.vpo(x, e)
-
-    monkeypatch.setitem(vpo.ADVANTAGES, "mine", record)
-    train.main([*TOY, "--task", "letters.py", "--method", "mine", "--eval-problems", "0"])
-    assert minima[1:] == [(-1.0, [[-2.0]] * 4)] * 2  # the first is that of the check
-
-
 def test_a_reward_that_raises_shows_its_traceback_and_where(capsys):
     """And the run goes on after the task was mended, once a user has said that all other rewards stay."""
-    broken = """        if Path("run/vpo/checkpoint-000001").exists():
-            raise ValueError("no luck")
-        return [float"""
-    source = "from pathlib import Path\n" + LETTERS.replace("        return [float", broken)
-    Path("letters.py").write_text(source, "utf-8")
+    write_fence(UNLUCKY)
     with pytest.raises(ValueError, match="no luck") as raised:
-        train.main([*TOY, "--task", "letters.py", "--out", "run", "--method", "vpo"])
+        train.main([*TOY, "--task", "mine.py", "--out", "run", "--method", "vpo"])
     notes = " ".join(raised.value.__notes__)
     assert "method vpo, step 2" in notes and "train-2" in notes and "--resume --out run" in notes
-    Path("letters.py").write_text(LETTERS, encoding="utf-8")
+    write_fence("")
     told = "delete its line in run/config.json"
-    fails(["--resume", "--out", "run"], capsys, "letters.py: is not there, or not the file", told)
-    record = json.loads(Path("run/config.json").read_text(encoding="utf-8"))
-    del record["data"][str(Path("letters.py").absolute())]
-    Path("run/config.json").write_text(json.dumps(record), encoding="utf-8")
+    fails(["--resume", "--out", "run"], capsys, "mine.py: is not there, or not the file", told)
+    record = json.loads(Path("run/config.json").read_text("utf-8"))
+    del record["data"][str(Path("mine.py").absolute())]
+    Path("run/config.json").write_text(json.dumps(record), "utf-8")
     train.main(["--resume", "--out", "run"])
     assert len(metrics(Path("run/vpo"))) == 2
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ('("red", "green")', '("red", "blue")', "the word 'green' of"),
-        ('"green")\n    answer', '"green apple")\n    answer', "the word 'green' of"),
-        ('return "red"', 'return "rad"', "the word 'rad' of"),
-    ],
-)
-def test_the_words_of_a_tiny_task_are_checked_when_the_run_starts(old, new, message, capsys):
-    """Guards against words that silently become padding."""
-    assert old in LETTERS
-    Path("letters.py").write_text(
-        LETTERS.replace(old, new).replace("rng.choice(self.words)", '"green"'), encoding="utf-8"
-    )
-    fails([*TOY, "--task", "letters.py"], capsys, message)
-    assert not Path("runs").exists()
-
-
-def test_checkpoints_carry_no_sampling_settings():
-    """A base model's top-p would change what a trained policy answers elsewhere."""
-    model = save_random_model("model", "llama")
-    path = Path("model/generation_config.json")
-    path.write_text(
-        json.dumps(json.loads(path.read_text("utf-8")) | {"top_p": 0.8, "temperature": 0.7}),
-        "utf-8",
-    )
-    flags = "--steps 1 --method grpo --warm-steps 0 --max-new-tokens 8 --eval-problems 0 --out run"
-    train.main([*TOY, "--model", model, *flags.split()])
-    saved = json.loads(Path("run/grpo/checkpoint-000001/generation_config.json").read_text("utf-8"))
-    assert "top_p" not in saved and "temperature" not in saved
-    assert saved["eos_token_id"] == [0, 1]
-
-
-def test_help_shows_a_default_of_0(tmp_path, capsys):
-    """Guards against a headline run whose missing KL term nobody sees."""
-    with pytest.raises(SystemExit):
-        train.main(["--task", "headline", "--model", "m", "--help"])
-    text = " ".join(capsys.readouterr().out.split())
-    assert "0: none (default: 0.0)" in text

@@ -85,6 +85,9 @@ def test_an_unknown_task_is_told_the_known_ones(name):
         (NAME, f"    def scalar(self, r): return r\n{NAME}", "scalar must be finite numbers (...)"),
         ('words = ("menu", *LIGHT)', "", "--model tiny: task menu has no words for it"),
         ("def demonstration", "def another", "task menu has no demonstrations, which --model tiny"),
+        # Words that would silently become padding.
+        ('words = ("menu", *LIGHT)', 'words = ("menu", "cake")', "the word 'salad' of"),
+        ('return "menu"', 'return "card"', "the word 'card' of"),
     ],
 )
 def test_what_a_task_gets_wrong_is_one_line(old, new, message, capsys):

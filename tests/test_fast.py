@@ -20,6 +20,7 @@ from test_rollout import (
     save_random_model,
 )
 from torch import Tensor, nn
+from torch.nn.functional import rms_norm
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -36,6 +37,7 @@ from fast import graphs, lean, update
 from rollout import Policy, Rollouts, StopRule, load_policy
 
 TOLERANCE = 1e-5
+PLAIN = ("qwen3_5", "falcon_h1")  # train the plain way
 both_kinds = pytest.mark.parametrize("name", ["tiny", "llama"])
 
 
@@ -126,14 +128,10 @@ def test_both_have_the_gradient_of_single_rollouts(name, with_kl, monkeypatch):
     options["advantages"] = torch.linspace(-1, 1, 12)
     options["advantages"][3:6] = 0.0  # KL and bonus have a gradient all the same
     expected, numbers = gradient(backward_of_single_rollouts, policy, rollouts, **options)
-    fast_too = name not in ("qwen3_5", "falcon_h1")  # they train the plain way
-    for backward in (train.backward, fast.backward)[: 1 + fast_too]:
+    for backward in [train.backward] if name in PLAIN else [train.backward, fast.backward]:
         ours, metrics = gradient(backward, policy, rollouts, **options)
         assert_same_gradient(ours, expected, TOLERANCE)
         assert metrics == pytest.approx(numbers, rel=1e-3, abs=1e-5)
-    other, _ = gradient(train.backward, copy_of(policy, 0.01), rollouts, **options)
-    with pytest.raises(AssertionError):
-        assert_same_gradient(other, expected, TOLERANCE)
 
 
 @pytest.mark.parametrize("name", ["tiny", "qwen3", "gemma3"])
@@ -188,17 +186,17 @@ def test_layers_that_are_computed_again_give_the_same_gradient(name):
     expected, _ = gradient(train.backward, policy, rollouts)
     lean = copy_of(policy)
     recompute_layers(lean.model)
-    saved = {}
-    for key, own in (("all", policy), ("lean", lean)):
-        saved[key] = 0
+    kept = []
 
-        def count(x: Tensor, key=key) -> Tensor:
-            saved[key] += x.nbytes
-            return x
+    def count(x: Tensor) -> Tensor:
+        kept[-1] += x.nbytes
+        return x
 
+    for own in (policy, lean):
+        kept.append(0)
         with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
             rollout.token_logprobs(own.model, rollouts, torch.arange(12), 0.7)
-    assert saved["lean"] < 0.7 * saved["all"], "nothing was saved"
+    assert kept[1] < 0.7 * kept[0], "nothing was saved"
     assert_same_gradient(gradient(train.backward, lean, rollouts)[0], expected, TOLERANCE)
     assert_plain_is_fast(lean, rollouts)
 
@@ -332,9 +330,7 @@ def assert_same_tokens(policy: Policy, **options) -> None:
     torch.testing.assert_close(ours.logprobs, plain.logprobs, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "name", ["tiny", "llama", "qwen2", "qwen3", "smollm3", "gemma2", "gemma3", "gpt2", "phi"]
-)
+@pytest.mark.parametrize("name", ["tiny", *(name for name in ARCHITECTURES if name not in PLAIN)])
 def test_a_graph_draws_the_same_tokens(name, monkeypatch):
     """Guards against a place, a window or a random number that is that of the captured token. The
     same graphs serve other prompts, and weights that have changed where they are. Weights that are
@@ -364,10 +360,9 @@ def test_a_graph_draws_the_same_tokens(name, monkeypatch):
     assert policy.model not in graphs.refused
 
 
-@pytest.mark.parametrize("look_every", [7, 64])
-def test_a_stop_that_is_noticed_late_is_the_same_stop(look_every, monkeypatch):
+def test_a_stop_that_is_noticed_late_is_the_same_stop(monkeypatch):
     """Guards against tokens after the end that would be trained on."""
-    monkeypatch.setattr(graphs, "LOOK_EVERY", look_every)
+    monkeypatch.setattr(graphs, "LOOK_EVERY", 7)
     policy = load_random_model("llama")
     for m in (1, 3):
         assert_same_tokens(policy, n=6, stop=StopRule(policy, MarkedWords(), m))
@@ -456,62 +451,45 @@ def test_a_model_has_its_own_functions_again(name, tmp_path):
 
 
 def test_only_what_a_trial_proves_is_swapped(monkeypatch):
-    """Guards against norms that add 1 to the weight or know another epsilon, and RoPE of neighbours."""
+    """Guards against norms that know another epsilon, and RoPE of neighbours or of a part of the width."""
     model = copy_of(load_random_model("llama")).model
-    n = len([*lean.find_norms(model)])
-    assert n == 5
-    norm = type(model.base_model.norm)
-    theirs = norm.forward
-    monkeypatch.setattr(norm, "forward", lambda self, x: theirs(self, x) * (1 + 1 / self.weight))
+    assert len([*lean.find_norms(model)]) == 5
+
+    def forward(norm: nn.Module, x: Tensor) -> Tensor:
+        return rms_norm(x, x.shape[-1:], norm.weight, 10 * norm.variance_epsilon)
+
+    monkeypatch.setattr(type(model.base_model.norm), "forward", forward)
     assert not [*lean.find_norms(model)]
-    monkeypatch.setattr(norm, "forward", lambda self, x: theirs(self, x + 0.1))
-    assert not [*lean.find_norms(model)]
-    monkeypatch.setattr(norm, "forward", theirs)
-    model.base_model.norm.variance_epsilon = None
-    assert len([*lean.find_norms(model)]) == n - 1
 
     assert [*lean.find_rope(model)]
     module = sys.modules[type(model).__module__]
-    rope = module.apply_rotary_pos_emb
-    for other in (glm4.apply_rotary_pos_emb, lambda q, k, cos, sin: rope(q, k, sin, cos)):
-        monkeypatch.setattr(module, "apply_rotary_pos_emb", other)
-        assert not [*lean.find_rope(model)]
-    # A part of the width is turned: the model's own function does it.
+    monkeypatch.setattr(module, "apply_rotary_pos_emb", glm4.apply_rotary_pos_emb)
+    assert not [*lean.find_rope(model)]
     x = torch.randn(1, 2, 3, 8)
     angles = torch.randn(1, 3, 4)
     calls = []
     lean.rope(lambda *inputs: calls.append(inputs), x, x, angles, angles)
-    assert len(calls) == 1
+    assert len(calls) == 1, "the model's own function turns a part of the width"
 
 
 # Adapters.
 
 
-def adapted(name: str, folder) -> Policy:
-    """A policy with an adapter that already changes it."""
+def test_both_train_an_adapter_alike(tmp_path):
+    """The adapter alone has gradients, and the reference policy is the model with the adapter off."""
     pytest.importorskip("peft")
-    path = name if name == "tiny" else save_random_model(folder, name)
-    policy = load_policy(path, TASK, seed=1)
+    policy = load_policy(save_random_model(tmp_path, "gemma3"), TASK)
     torch.manual_seed(0)
     add_adapter(policy.model, 4)
-    with torch.no_grad():
-        for weight in policy.model.parameters():
-            if weight.requires_grad:
-                weight.add_(0.01 * torch.randn_like(weight))
-    return policy
-
-
-@pytest.mark.parametrize("name", ["tiny", "gemma3"])
-def test_both_train_an_adapter_alike(name, tmp_path):
-    """The adapter alone has gradients, and the reference policy is the model with the adapter off."""
-    policy = adapted(name, tmp_path)
-    assert_same_tokens(policy)
-    trained = [key for key, weight in policy.model.named_parameters() if weight.requires_grad]
+    trained = {key: x for key, x in policy.model.named_parameters() if x.requires_grad}
     assert trained and all("lora" in key for key in trained)
-    rollouts = rollouts_of(name)  # of the model without the adapter
+    with torch.no_grad():
+        for weight in trained.values():
+            weight.add_(0.01 * torch.randn_like(weight))
+    assert_same_tokens(policy)
+    start = load_random_model("gemma3")
+    rollouts = draw(start)
     assert_plain_is_fast(policy, rollouts)
-    assert_plain_is_fast(policy, rollouts, reference=policy)
-    start = load_random_model(name)
     for backward in (train.backward, fast.backward):
         own, metrics = gradient(backward, policy, rollouts, reference=policy)
         expected, expected_metrics = gradient(backward, policy, rollouts, reference=start)

@@ -246,15 +246,6 @@ def test_what_a_fence_pays(answer, vector):
     assert fence.reward(Problem("fence", None), answer) == pytest.approx(vector)
 
 
-def test_grey_is_best_on_average_and_no_fence_is_best_for_anybody():
-    """The conflict on which the whole example rests: GRPO's best answer is nobody's."""
-    means = {}
-    for color in ("red", "blue", "green", "grey"):
-        vector = Fence().reward(Problem("fence", None), " ".join([color] * 6))
-        means[color] = sum(vector) / 3
-    assert max(means, key=means.get) == "grey"
-
-
 def test_toy_is_a_deceptive_valley():
     """Every bit that is set costs, until the block is full; the other blocks do not matter."""
     toy = Toy()

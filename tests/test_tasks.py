@@ -4,13 +4,11 @@ import collections
 import hashlib
 import itertools
 import json
-import math
 import random
 from pathlib import Path
 
 import pytest
 
-import train
 from engine.tasks import load_task
 from rewards import Problem, parse_answers
 from rollout import score
@@ -56,13 +54,8 @@ def test_a_file_that_was_changed_is_read_again_and_may_import_its_neighbours():
 # The examples.
 
 
-def test_the_task_to_copy_trains(capsys):
-    """Guards against a first task that nobody can run, and one without the conflict that it tells of."""
-    Path("mine.py").write_text((EXAMPLES / "my_task.py").read_text(), "utf-8")
-    flags = "--method grpo vpo --steps 2 --warm-steps 20 --eval-problems 2 --pool 6 --out run"
-    train.main(["--task", "mine.py", *flags.split()])
-    assert "VPO" in capsys.readouterr().out
-    task = load_task("mine.py", "some model")
+def test_the_task_to_copy_has_the_conflict_that_it_tells_of():
+    task = load_task(str(EXAMPLES / "my_task.py"), "some model")
     (problem,) = task.problems("test", 1)
     assert len(parse_answers(task.prompt(problem, 4), task, 4)) == 3  # the examples
     means = {}
@@ -101,8 +94,6 @@ def test_mazes_keep_the_papers_promises(size):
         end = tiles.index("E")
         assert {start, end} in diagonals
         (corners,) = [diagonal for diagonal in diagonals if start not in diagonal]
-        for tile in "GD":
-            assert any(lies_around(tiles, tile, divmod(corner, size)) for corner in corners)
 
         one, other = corners
         past_one = steps_through(task, tiles, [start, one, end])
@@ -111,13 +102,6 @@ def test_mazes_keep_the_papers_promises(size):
         assert steps_through(task, tiles, [start, one, other, end]) > budget
         assert steps_through(task, tiles, [start, other, one, end]) > budget
         assert task.distances(tiles, start, blocked="#L")[end] <= budget
-
-
-def lies_around(tiles: str, item: str, corner: tuple[int, int]) -> bool:
-    """Whether all tiles of this kind are at most two steps from a corner (row, column)."""
-    size = math.isqrt(len(tiles))
-    cells = [divmod(cell, size) for cell, tile in enumerate(tiles) if tile == item]
-    return all(abs(row - corner[0]) + abs(column - corner[1]) <= 2 for row, column in cells)
 
 
 def test_splits_and_indices_are_stable():

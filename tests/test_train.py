@@ -1,7 +1,7 @@
 """Training from end to end: train, evaluate, kill, resume, join, and what becomes of damaged files."""
 
-import contextlib
 import json
+import os
 import shlex
 import shutil
 import signal
@@ -31,6 +31,7 @@ from engine.tasks import load_task
 from engine.training.logs import MethodLog
 from rollout import Rollouts, load_policy, rollouts_of_texts, score, token_logprobs
 
+SCRIPTS = {"train": train.main, "eval": evaluation.main}
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = shlex.split(
     "--task toy --m 2 --warm-steps 3 --steps 4 --prompts-per-step 2 --group-size 3 --eval-problems 3 "
@@ -77,15 +78,18 @@ def fails(
         assert text in error.splitlines()[-1], error
 
 
-def test_the_main_job(capsys):
-    """Warm-up, three methods, table, figures; then one more joins the same folder and the same start."""
-    maze = [*QUICK, "--task", "maze", "--size", "5", "--max-new-tokens", "10"]
-    train.main(["--out", "run", *maze, "--eval-every", "2"])
+def test_the_main_job():
+    """Warm-up, three methods, table, figures. Guards against more candidates for one method: a step
+    of each has G * P * m answers, --max-new-tokens is per answer, what ran into it is a metric."""
+    maze = "--task maze --size 5 --max-new-tokens 10 --eval-every 2 --out run"
+    train.main([*QUICK, *maze.split()])
     run = Path("run")
-    for method in ("grpo", "vpo", "group_vpo"):
+    for method, n_rollouts, m in (("grpo", 12, 1), ("vpo", 6, 2), ("group_vpo", 12, 1)):
         rows = metrics(run / method)
         assert [row["step"] for row in rows] == list(range(1, 5))
         assert all(set(row) == set(rows[0]) for row in rows)
+        assert rows[0]["rollouts"] == n_rollouts and 0 < rows[0]["cut_off"] <= 1
+        assert 10 * (m - 1) < rows[0]["tokens"] / n_rollouts <= 10 * m
         assert [path.name for path in checkpoints(run / method)] == ["checkpoint-000004"]
         assert not list(run.rglob("trainer.pt")), "the optimizer's state is for --keep-optimizer"
         assert json.loads((run / method / "samples.jsonl").read_text().splitlines()[0])["rollouts"]
@@ -97,31 +101,12 @@ def test_the_main_job(capsys):
     for name in ("best_at_k", "diversity", "progress", "reward_vectors", "answers"):
         assert (run / f"{name}.png").exists()
 
-    start = weights(run / "start")
-    train.main(["--out", "run", *maze, "--method", "multi_rlvr", "--lr", "multi_rlvr=1e-3"])
-    assert "Multi-RLVR" in capsys.readouterr().out
-    assert_equal_weights(start, weights(run / "start"))
-    assert metrics(run / "multi_rlvr")[0]["lr"] == pytest.approx(1e-3)  # of so few steps none rises
-    report = json.loads((run / "eval.json").read_text())["policies"]
-    assert "multi_rlvr, one answer" in report
 
-    shutil.copytree(run, "other")
+def test_several_runs_stand_in_one_table(toy_run, capsys):
+    shutil.copytree(toy_run, "other")
     change_config(Path("other"), seed=1)
-    flags = "--split validation --problems 3 --pool 4 --out both"
-    evaluation.main(["run", "other", *flags.split()])
+    evaluation.main(["run", "other", "--problems", "2", "--out", "both"])
     assert "\n2 runs: " in capsys.readouterr().out and Path("both/best_at_k.png").exists()
-
-
-def test_methods_spend_equal_answers():
-    """Guards against more candidates for one method: a step of each has G * P * m answers.
-    --max-new-tokens is per answer; what ran into the limit is a metric."""
-    flags = "--method grpo vpo --steps 1 --eval-problems 0 --max-new-tokens 3"
-    train.main(["--out", "run", *QUICK, *flags.split()])
-    (single,), (double,) = metrics(Path("run/grpo")), metrics(Path("run/vpo"))
-    assert (single["rollouts"], double["rollouts"]) == (2 * 2 * 3, 2 * 3)
-    assert 0 < single["cut_off"] <= 1
-    assert single["tokens"] <= 3 * single["rollouts"]
-    assert 3 * double["rollouts"] < double["tokens"] <= 6 * double["rollouts"]
 
 
 def test_a_killed_run_resumes_bit_for_bit():
@@ -132,8 +117,9 @@ def test_a_killed_run_resumes_bit_for_bit():
     signals = [row["signal"] for row in metrics(Path("whole/vpo"))]
     assert sum(signals) > 6, "the test wants steps that learn something"
     log = Path("killed/vpo/metrics.jsonl")
+    command = [sys.executable, ROOT / "train.py", "--out", "killed", *arguments]
     # No fork of this process: what its threads held would stay held for ever.
-    child = subprocess.Popen([sys.executable, ROOT / "train.py", "--out", "killed", *arguments])
+    child = subprocess.Popen(command, env=os.environ | {"PYTHONSAFEPATH": "1"})
     while not (log.exists() and len(log.read_text("utf-8").splitlines()) >= 5):
         assert child.poll() is None, "the child ended before it could be killed"
         time.sleep(0.005)
@@ -143,11 +129,9 @@ def test_a_killed_run_resumes_bit_for_bit():
         file.write('{"step": 99, "rew')  # a line that the kill cut off
     assert not Path("killed/vpo/checkpoint-000010").exists(), "the kill came too late"
     train.main(["--out", "killed", "--resume"])
-    checkpoint = Path("vpo/checkpoint-000010")
-    assert_equal_weights(weights("whole" / checkpoint), weights("killed" / checkpoint))
     assert metrics(Path("whole/vpo")) == metrics(Path("killed/vpo"))
-    samples = [Path(run, "vpo/samples.jsonl").read_text("utf-8") for run in ("whole", "killed")]
-    assert samples[0] == samples[1], "other problems, or other texts"
+    for file in ("checkpoint-000010/model.safetensors", "samples.jsonl"):
+        assert Path("whole/vpo", file).read_bytes() == Path("killed/vpo", file).read_bytes()
 
 
 def test_bfloat16_weights_take_small_steps():
@@ -167,23 +151,21 @@ def test_bfloat16_weights_take_small_steps():
     assert model.weight.item() < 1
 
 
-def test_a_finished_run_goes_on(capsys, monkeypatch):
+def test_a_finished_run_goes_on(toy_run, capsys, monkeypatch):
     """More steps, told what becomes of the learning rate; fewer are refused and change nothing."""
-    flags = [*QUICK, "--method", "vpo", "--out", "run", "--eval-problems", "0"]
-    train.main([*flags, "--steps", "2", "--keep-optimizer"])
     with monkeypatch.context() as patch:
         patch.setattr(train, "train_method", None)  # no model is loaded for it
         train.main(["--resume", "--out", "run"])
-    assert "all 2 steps are done" in capsys.readouterr().err
-    fails(["--resume", "--out", "run", "--steps", "1"], capsys, "--steps 1: vpo has 2 already")
-    train.main(["--resume", "--out", "run", "--steps", "4"])
-    assert "the learning rate now falls over 4 steps" in capsys.readouterr().err
-    assert [row["step"] for row in metrics(Path("run/vpo"))] == [1, 2, 3, 4]
-    assert load_run(Path("run")).config.steps == 4
-    shutil.rmtree("run/vpo/checkpoint-000003")
-    Path("run/vpo/checkpoint-000004/trainer.pt").unlink()  # as without --keep-optimizer
-    kept = "--steps 5: vpo has finished its 4 steps"
-    fails(["--resume", "--out", "run", "--steps", "5"], capsys, kept)
+    assert "all 4 steps are done" in capsys.readouterr().err
+    fails(["--resume", "--out", "run", "--steps", "3"], capsys, "--steps 3: grpo has 4 already")
+    train.main(["--resume", "--out", "run", "--steps", "6", "--eval-problems", "0"])
+    assert "the learning rate now falls over 6 steps" in capsys.readouterr().err
+    for method in ("grpo", "vpo"):
+        assert [row["step"] for row in metrics(toy_run / method)] == [1, 2, 3, 4, 5, 6]
+        (toy_run / method / "checkpoint-000006/trainer.pt").unlink()  # as without --keep-optimizer
+    assert load_run(toy_run).config.steps == 6
+    finished = "--steps 7: grpo has finished its 6 steps"
+    fails(["--resume", "--out", "run", "--steps", "7"], capsys, finished)
 
 
 def test_plain_runs_nothing_of_fast(monkeypatch, capsys):
@@ -198,12 +180,10 @@ def test_plain_runs_nothing_of_fast(monkeypatch, capsys):
     evaluation.main(["run"])
 
 
-def test_ctrl_c_and_sigterm_say_how_to_go_on(monkeypatch, capsys, request):
-    """In the middle of a step: nothing that was saved is lost, and the run goes on to the same weights."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" ignores it
-    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
-    arguments = ["--method", "grpo", *LEARNING]
-    train.main(["--out", "whole", *arguments])
+def test_ctrl_c_and_sigterm_say_how_to_go_on(monkeypatch, capsys):
+    """In the middle of a step: nothing that was saved is lost."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" ignores it
+    arguments = ["--method", "grpo", *QUICK, "--steps", "8", "--eval-problems", "0"]
     score = train.score
     signals = {4: signal.SIGINT, 6: signal.SIGTERM}  # after so many steps
 
@@ -222,96 +202,34 @@ def test_ctrl_c_and_sigterm_say_how_to_go_on(monkeypatch, capsys, request):
         assert stop.value.code == 130
         assert "--resume --out run" in capsys.readouterr().err.splitlines()[-1]
         assert checkpoints(Path("run/grpo"))[-1].name == kept
-    train.main(["--out", "run", "--resume"])
-    checkpoint = Path("grpo/checkpoint-000008")
-    assert_equal_weights(weights("whole" / checkpoint), weights("run" / checkpoint))
 
 
 def test_a_language_model_goes_through_the_same_code(capsys):
-    """A random model from disk: text prompts, its first rollout is shown, and a page is written."""
+    """A random model from disk: text prompts, a page is written, and its first rollouts are shown.
+    Guards against a list that seems to begin with the text of its first line."""
     model = save_random_model("model", "llama")
-    flags = shlex.split("--method grpo vpo --steps 2 --max-new-tokens 30 --eval-problems 2")
-    train.main(["--out", "run", "--model", model, *QUICK, *flags])
+    flags = "--task fence --method grpo vpo --steps 2 --max-new-tokens 30 --eval-problems 2"
+    train.main(["--out", "run", "--model", model, *QUICK, *flags.split()])
     assert "start" in json.loads(Path("run/eval.json").read_text("utf-8"))["policies"]
     assert "<html" in Path("run/report.html").read_text("utf-8")
     told = capsys.readouterr().err
-    assert "prompts are plain text" in told
     for text in (
-        "vpo, the end of the prompt of problem 'toy-train-0':",
-        "the first step's 6 rollouts",
+        "prompts are plain text",
+        "first rollouts:",  # a bar, before the first step has ended
+        "token/s",
+        "vpo, the end of the prompt of problem 'train-0':",
+        "\n1.\nthe best of the first step's 6 rollouts",
+        "rewards: 0.00, 0.00, 0.00",
+        "ann: 0% earn something, mean 0.000",
+        "Task.demonstration and --warm-steps",
     ):
         assert text in told
-    assert "rewards: 0.00, 0.00, 0.00" in told
-    assert "block_1: 0% earn something, mean 0.000" in told
-    assert "Task.demonstration and --warm-steps" in told
-    assert "first rollouts:" in told and "token/s" in told, (
-        "a bar shows life before the first step has ended"
-    )
 
 
-def test_the_first_look_shows_the_prompt_as_the_model_sees_it(capsys):
-    """Guards against a list that seems to begin with the text of its first line."""
-    model = save_random_model("model", "llama")
-    flags = shlex.split("--task fence --method vpo --steps 1 --max-new-tokens 9 --eval-problems 0")
-    train.main(["--out", "run", "--model", model, *QUICK, *flags])
-    shown, _, rest = capsys.readouterr().err.partition("\nthe best of the first step's")
-    assert rest and shown.endswith("\n1.")
-
-
-def test_an_adapter_goes_through_the_same_code():
-    """LoRA: checkpoints hold the adapter alone, a killed run goes on from it, so does the
-    evaluation. Guards against an adapter that is drawn anew where a run was killed before its first
-    checkpoint."""
-    pytest.importorskip("peft")
-    model = save_random_model("model", "qwen2")
-    flags = "--lora-rank 2 --method vpo --steps 2 --save-every 1 --max-new-tokens 20 --lr 0.01"
-    flags += " --eval-problems 1 --pool 2"
-    arguments = ["--model", model, *QUICK, *shlex.split(flags), "--keep-optimizer"]
-    train.main(["--out", "whole", *arguments])
-    folder = Path("whole/vpo/checkpoint-000002")
-    assert (folder / "adapter_model.safetensors").exists()
-    adapter = "vpo/checkpoint-000002/adapter_model.safetensors"
-    shutil.copytree("whole", "run")
-    for lost in ("checkpoint-000002", "checkpoint-00000[12]"):
-        for checkpoint in Path("run/vpo").glob(lost):
-            shutil.rmtree(checkpoint)
-        train.main(["--out", "run", "--resume"])
-        assert_equal_weights(load_file(f"whole/{adapter}"), load_file(f"run/{adapter}"))
-        assert metrics(Path("whole/vpo")) == metrics(Path("run/vpo"))
-    report = json.loads(Path("run/eval.json").read_text("utf-8"))["policies"]
-    assert list(report) == ["start", "start_sets", "vpo", "vpo, one answer"]
-
-
-@pytest.mark.parametrize("start", ["a folder", "someone/a-model"])
-def test_an_adapter_is_an_ordinary_folder_of_peft(start):
-    """Plain transformers loads it where it was made, and we do where its run was moved."""
-    pytest.importorskip("peft")
-    model = save_random_model("run/start", "qwen2")
-    Path("run/config.json").touch()
-    policy = load_policy(model, load_task("toy"))
-    models.add_adapter(policy.model, rank=2)
-    for name, weight in policy.model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(weight)
-    source = model if start == "a folder" else start
-    config = Config(model=source, lora_rank=2, steps=2, warm_steps=0)
-    train.checkpoints.save(policy, MasterWeightAdamW(policy.model), 2, config, Path("run/vpo"))
-    checkpoint = Path("run/vpo/checkpoint-000002")
-    named = json.loads((checkpoint / "adapter_config.json").read_text("utf-8"))
-    ids = torch.tensor([[5, 6, 7]])
-    expected = policy.model(ids).logits
-    if start == "a folder":
-        plain = AutoModelForCausalLM.from_pretrained(checkpoint)
-        assert torch.equal(plain(ids).logits, expected)
-    else:
-        assert named["base_model_name_or_path"] == start
-    Path("run").rename("moved")
-    ours, _ = models.load_hugging_face("moved/vpo/checkpoint-000002", "float32")
-    assert torch.equal(ours(ids).logits, expected)
-
-
-def test_a_warm_up_with_an_adapter_trains_the_adapter_alone(monkeypatch):
-    """And the start model is what it comes to. Guards against 16 bytes for each weight of a model."""
+def test_an_adapter_goes_through_the_same_code(monkeypatch):
+    """LoRA: the warm-up and the training train the adapter alone, checkpoints hold it alone, and a
+    killed run goes on from it. Guards against 16 bytes for each weight of a model, and an adapter
+    that is drawn anew where a run was killed before its first checkpoint."""
     pytest.importorskip("peft")
     trained = []
 
@@ -322,15 +240,53 @@ def test_a_warm_up_with_an_adapter_trains_the_adapter_alone(monkeypatch):
 
     monkeypatch.setattr(train.checkpoints, "MasterWeightAdamW", Recorded)
     model = save_random_model("model", "qwen2")
-    flags = "--lora-rank 2 --dtype bfloat16 --method vpo --steps 1 --max-new-tokens 8"
-    train.main(["--out", "run", "--model", model, *QUICK, *flags.split(), "--eval-problems", "0"])
-    adapter = load_file("run/vpo/checkpoint-000001/adapter_model.safetensors")
-    assert trained == 2 * [sum(weight.numel() for weight in adapter.values())]
-    before, start = weights(Path(model)), weights(Path("run/start"))
+    flags = "--lora-rank 2 --dtype bfloat16 --method vpo --steps 2 --save-every 1 --lr 0.01"
+    flags += " --max-new-tokens 20 --eval-problems 1 --pool 2 --keep-optimizer"
+    train.main(["--out", "whole", "--model", model, *QUICK, *flags.split()])
+    adapter = "vpo/checkpoint-000002/adapter_model.safetensors"
+    whole = load_file(f"whole/{adapter}")
+    assert trained == 2 * [sum(weight.numel() for weight in whole.values())]
+    before, start = weights(Path(model)), weights(Path("whole/start"))
     changed = {name for name in start if not torch.equal(start[name], before[name].bfloat16())}
     assert start.keys() == before.keys() and changed
     assert all("proj.weight" in name for name in changed)
-    assert metrics(Path("run/vpo"))[0]["kl"] == 0, "the reference policy is another model"
+    assert metrics(Path("whole/vpo"))[0]["kl"] == 0, "the reference policy is another model"
+    report = json.loads(Path("whole/eval.json").read_text("utf-8"))["policies"]
+    assert list(report) == ["start", "start_sets", "vpo", "vpo, one answer"]
+
+    shutil.copytree("whole", "run")
+    for lost in ("checkpoint-000002", "checkpoint-00000[12]"):
+        for checkpoint in Path("run/vpo").glob(lost):
+            shutil.rmtree(checkpoint)
+        train.main(["--out", "run", "--resume"])
+        assert_equal_weights(whole, load_file(f"run/{adapter}"))
+        assert metrics(Path("whole/vpo")) == metrics(Path("run/vpo"))
+
+
+@pytest.mark.parametrize("start", ["run/start", "someone/a-model"])
+def test_an_adapter_is_an_ordinary_folder_of_peft(start):
+    """Plain transformers loads it where it was made, and we do where its run was moved."""
+    pytest.importorskip("peft")
+    policy = load_policy(save_random_model("run/start", "qwen2"), load_task("toy"))
+    Path("run/config.json").touch()
+    models.add_adapter(policy.model, rank=2)
+    for name, weight in policy.model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight)
+    config = Config(model=start, lora_rank=2, steps=2, warm_steps=0)
+    train.checkpoints.save(policy, MasterWeightAdamW(policy.model), 2, config, Path("run/vpo"))
+    checkpoint = "run/vpo/checkpoint-000002"
+    ids = torch.tensor([[5, 6, 7]])
+    expected = policy.model(ids).logits
+    if start == "run/start":
+        plain = AutoModelForCausalLM.from_pretrained(checkpoint)
+        assert torch.equal(plain(ids).logits, expected)
+    else:
+        named = json.loads(Path(checkpoint, "adapter_config.json").read_text("utf-8"))
+        assert named["base_model_name_or_path"] == start
+    Path("run").rename("moved")
+    ours, _ = models.load_hugging_face("moved/vpo/checkpoint-000002", "float32")
+    assert torch.equal(ours(ids).logits, expected)
 
 
 def test_learning_that_has_stopped_is_said_once(capsys):
@@ -348,12 +304,6 @@ def test_learning_that_has_stopped_is_said_once(capsys):
     assert told_at == [20]
 
 
-def rollouts_with(texts: list[str]) -> Rollouts:
-    """Rollouts of one token, of which only the texts are looked at."""
-    n = len(texts)
-    return Rollouts(None, [], None, None, [1] * n, texts, [True] * n)
-
-
 def test_the_objective_is_logged():
     """W@m by brute force: of sets their own best, of single answers the best of m rollouts of a group.
     And what earns in each objective: guards against one that is 0 in every answer, unseen.
@@ -369,7 +319,7 @@ def test_the_objective_is_logged():
 
     def logged(answers: list[list[str]], m: int, per_rollout: int) -> dict[str, torch.Tensor]:
         scored = score(task, problems, answers, per_rollout)
-        rollouts = rollouts_with([""] * 4)
+        rollouts = Rollouts(None, [], None, None, [1] * 4, [""] * 4, [True] * 4)
         return train.step_metrics(task, problems, answers, rollouts, scored, torch.zeros(2, 2), m)
 
     sets = [[red, blue], [red], [grey, grey], []]
@@ -409,44 +359,39 @@ def test_several_updates_per_batch():
 # What was written before.
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> Path:
-    """A finished run of VPO, to be copied."""
-    folder = tmp_path_factory.mktemp("trained")
-    with contextlib.chdir(folder):
-        flags = "--method vpo --eval-problems 0 --keep-optimizer"
-        train.main(["--out", "run", *QUICK, *flags.split()])
-    return folder / "run"
-
-
 def cut(path: Path) -> None:
     """Leave the first half of a file."""
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
 
 
+LAST = "vpo/checkpoint-000004"
+RESUME = "train --out run --resume --steps 5"
+JOIN = "train --out run --method multi_rlvr"
+MIX = "eval run --mix 0.5"
+START = "run/start: cannot be loaded"
+
+
 @pytest.mark.parametrize(
-    ("name", "damage"),
+    ("file", "damage", "command", "words"),
     [
-        ("model.safetensors", cut),
-        ("config.json", Path.unlink),
-        ("tokenizer_config.json", Path.unlink),
-        ("tokenizer.json", Path.unlink),
-        ("tokenizer.json", cut),
-        ("trainer.pt", cut),
+        (f"{LAST}/model.safetensors", cut, RESUME, f"delete the folder run/{LAST}"),
+        (f"{LAST}/config.json", Path.unlink, RESUME, f"delete the folder run/{LAST}"),
+        (f"{LAST}/tokenizer_config.json", Path.unlink, RESUME, f"delete the folder run/{LAST}"),
+        (f"{LAST}/tokenizer.json", Path.unlink, RESUME, f"delete the folder run/{LAST}"),
+        (f"{LAST}/tokenizer.json", cut, RESUME, f"delete the folder run/{LAST}"),
+        (f"{LAST}/trainer.pt", cut, RESUME, f"delete the folder run/{LAST}"),
+        ("start/model.safetensors", cut, JOIN, "restore it from a copy"),
+        ("start/model.safetensors", cut, "eval run", START),
+        ("start", shutil.rmtree, JOIN, f"{START} (config.json is missing"),
+        ("start", shutil.rmtree, MIX, f"{START} (config.json is missing"),
     ],
 )
-def test_a_damaged_checkpoint_is_named(name, damage, trained, capsys):
-    """The checkpoint before it is offered, and works."""
-    shutil.copytree(trained, "run")
-    last = Path("run/vpo/checkpoint-000004")
-    damage(last / name)
-    fails(["--out", "run", "--resume", "--steps", "5"], capsys, f"delete the folder {last}")
-    good = weights(Path("run/vpo/checkpoint-000003"))
-    shutil.rmtree(last)
-    train.main(["--out", "run", "--resume", "--eval-problems", "0"])
-    new = weights(Path("run/vpo/checkpoint-000005"))
-    assert any(not torch.equal(good[key], value) for key, value in new.items())
+def test_a_damaged_model_is_named(file, damage, command, words, toy_run, capsys):
+    damage(toy_run / file)
+    script, *arguments = command.split()
+    fails(arguments, capsys, words, command=SCRIPTS[script])
+    assert (toy_run / "vpo/checkpoint-000003/trainer.pt").exists()
 
 
 LOAD_MODEL = "transformers.AutoModelForCausalLM.from_pretrained"
@@ -462,36 +407,17 @@ LOAD_MODEL = "transformers.AutoModelForCausalLM.from_pretrained"
     ],
 )
 def test_a_whole_checkpoint_is_not_to_be_deleted(
-    broken, error, message, trained, capsys, monkeypatch
+    broken, error, message, toy_run, capsys, monkeypatch
 ):
     """What fails lies elsewhere, and the line says what to do about it."""
-    shutil.copytree(trained, "run")
-    with monkeypatch.context() as patch:
-        patch.setattr(broken, Mock(side_effect=error))
-        fails(["--out", "run", "--resume", "--steps", "5"], capsys, message)
-    train.main(["--out", "run", "--resume", "--steps", "5"])
+    monkeypatch.setattr(broken, Mock(side_effect=error))
+    fails(["--out", "run", "--resume", "--steps", "5"], capsys, message)
 
 
-def test_a_checkpoint_says_what_to_install_for_it(trained, capsys, monkeypatch):
-    shutil.copytree(trained, "run")
-    path = Path("run/vpo/checkpoint-000004/config.json")
-    path.write_text(path.read_text("utf-8").replace('"gpt2"', '"gpt9"'), "utf-8")
-    fails(["run"], capsys, "gpt9", "try another transformers than", command=evaluation.main)
-    change_config(Path("run"), lora_rank=2)
+def test_a_checkpoint_says_what_to_install_for_it(toy_run, capsys, monkeypatch):
+    change_config(toy_run, lora_rank=2)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     fails(["run"], capsys, "adapters, which need peft; pip", command=evaluation.main)
-
-
-def test_a_damaged_start_is_named_and_costs_no_trained_method(trained, capsys):
-    """It is the reference policy, and every later method's start."""
-    shutil.copytree(trained, "run")
-    cut(Path("run/start/model.safetensors"))
-    join = ["--out", "run", *QUICK, "--method", "grpo"]
-    fails(join, capsys, "--model run/start: cannot be loaded", "restore it from a copy")
-    fails(["run"], capsys, "--model run/start: cannot be loaded", command=evaluation.main)
-    shutil.rmtree("run/start")
-    fails(join, capsys, "--model run/start: cannot be loaded (config.json is missing", "restore it")
-    assert Path("run/vpo/checkpoint-000004/trainer.pt").exists()
 
 
 def test_the_start_model_is_kept_for_other_runs(capsys):
@@ -528,9 +454,17 @@ def break_at(monkeypatch, step: int, broken: Callable[[torch.Tensor], torch.Tens
     monkeypatch.setitem(vpo.ADVANTAGES, "vpo", method)
 
 
+def without_memory(A: torch.Tensor) -> torch.Tensor:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has")
+
+
 @pytest.mark.parametrize(
     ("broken", "message"),
-    [(lambda A: A * float("nan"), "diverged: loss nan"), (lambda A: A + 1e30, "gradient norm inf")],
+    [
+        (lambda A: A * float("nan"), "diverged: loss nan"),
+        (lambda A: A + 1e30, "gradient norm inf"),
+        (without_memory, "2.50 GiB. GPU 0 has); lower --micro-batch-tokens"),
+    ],
 )
 def test_a_step_that_goes_wrong_is_named(broken, message, capsys, monkeypatch):
     """With the way on. Guards against NaN in every weight."""
@@ -558,15 +492,6 @@ def test_a_model_that_diverges_stops_the_run(n_steps, capsys, monkeypatch):
     assert [path.name for path in checkpoints(Path("run/vpo"))] == ["checkpoint-000002"]
 
 
-def test_running_out_of_memory_names_step_amount_and_flags(capsys, monkeypatch):
-    def fail(A: torch.Tensor) -> torch.Tensor:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has")
-
-    break_at(monkeypatch, 4, fail)
-    texts = ["vpo, step 4: out", "2.50 GiB", "--micro-batch-tokens", "--resume --out run"]
-    fails(["--out", "run", *QUICK, "--method", "vpo"], capsys, *texts)
-
-
 # The warm-up.
 
 
@@ -592,8 +517,7 @@ def test_a_language_model_imitates_every_token_alike(monkeypatch):
     assert any(gradient.any() for gradient in together)
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
-def test_the_start_model_leaves_its_memory_before_the_training(jobs, monkeypatch):
+def test_the_start_model_leaves_its_memory_before_the_training(monkeypatch):
     """Also one that refers to itself, as a model does whose layers are computed again."""
     found = []
     start_policy = train.start_policy
@@ -611,6 +535,4 @@ def test_the_start_model_leaves_its_memory_before_the_training(jobs, monkeypatch
     monkeypatch.setattr(train, "start_policy", circular)
     monkeypatch.setattr("engine.training.jobs.run_all", look)
     with pytest.raises(RuntimeError, match="looked"):
-        train.main(
-            ["--task", "toy", "--warm-steps", "1", "--steps", "1", "--jobs", jobs, "--out", "run"]
-        )
+        train.main([*QUICK, "--out", "run"])

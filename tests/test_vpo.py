@@ -78,34 +78,6 @@ def test_weights_are_dirichlet(alpha, k):
     torch.testing.assert_close(weights.var(0), variances, atol=1e-4, rtol=0.08)
 
 
-@pytest.mark.parametrize("alpha", [1.0, 0.5])
-def test_weights_follow_their_seed(alpha):
-    """Guards against draws from a global or fixed generator, and prompts that share their draws."""
-    first, again, other = [
-        vpo.sample_weights(2, 50, 4, alpha=alpha, generator=generator(seed)) for seed in (1, 1, 2)
-    ]
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-    assert not torch.equal(first[0], first[1])
-
-
-def test_sharing_weights_within_a_group_cancels_noise():
-    """Guards against one draw per rollout, a bug that a published re-implementation had. Objectives
-    of unequal difficulty, as in every real task: which of them a draw favours moves all rollouts
-    alike. Measured ratio of the errors: 0.2."""
-    rewards = 0.3 * random_rewards(1, 8, 8, 3, 4) + torch.tensor([0.7, 0.3, 0.1, 0.0])
-    truth = vpo.vpo_advantage(rewards, n_weights=50_000, generator=generator())
-    shared = 0.0
-    independent = 0.0
-    for seed in range(20):
-        A = vpo.vpo_advantage(rewards, generator=generator(seed))
-        shared += (A - truth).abs().mean()
-        weights = vpo.sample_weights(64, 100, 4, generator=generator(seed))
-        R = vpo.set_reward(rewards.view(64, 1, 3, 4), weights).view(8, 8)
-        independent += (vpo.group_normalize(R) - truth).abs().mean()
-    assert shared < 0.5 * independent
-
-
 # The reward of a set.
 
 
@@ -155,17 +127,6 @@ def test_missing_answers_are_not_zero_rewards():
     mask = torch.tensor([True, False]).expand(2, 3, 2)
     R = vpo.set_reward(rewards, shared_weights(100, 2, 4), mask)
     assert (R < -1).all()
-
-
-@pytest.mark.parametrize("floor, silence_is_best", [(0.0, True), (-1.0, False)])
-def test_an_empty_rollout_never_beats_an_answer(floor, silence_is_best):
-    """With negative rewards: at the least that the task states silence is the worst, not the best."""
-    rewards = -random_rewards(20, 3, 4, 2, 3)
-    mask = all_there(rewards)
-    mask[:, 2] = False
-    A = vpo.vpo_advantage(rewards, mask, missing_answer_reward=floor, generator=generator())
-    extreme = A.argmax(1) if silence_is_best else A.argmin(1)
-    assert (extreme == 2).all()
 
 
 # Sets of rollouts.
@@ -223,13 +184,6 @@ def test_equal_rewards_have_no_advantage(method, value):
     assert (advantages_of(method, rewards, generator=generator()) == 0).all()
 
 
-def permuted(vector: list[float], G: int, m: int, seed: int) -> Tensor:
-    """Rewards (1, G, m, k) in which every answer is a permutation of one vector."""
-    vectors = torch.tensor(vector).expand(1, G, m, -1)
-    order = random_rewards(seed, *vectors.shape).argsort(-1)
-    return vectors.gather(-1, order)
-
-
 @pytest.mark.parametrize("method, m", [("grpo", 1), ("max_at_k", 1), ("multi_rlvr", 3)])
 def test_rounding_is_no_signal(method, m):
     """The sum of four percents depends on their order in the last digit: guards against advantages of +-1."""
@@ -238,7 +192,8 @@ def test_rounding_is_no_signal(method, m):
     groups = [one_pair[[0, 0, 1, 0]].view(1, 4, 1, 4).expand(-1, -1, m, -1)]
     for seed in range(200):
         percents = (random_rewards(seed, 4) * 1000).round() / 10
-        groups.append(permuted(percents.tolist(), G=8, m=m, seed=seed))
+        order = random_rewards(seed, 1, 8, m, 4).argsort(-1)
+        groups.append(percents[order])  # in which every answer is a permutation of one vector
     for rewards in groups:
         assert (advantages_of(method, rewards) == 0).all()
 
@@ -281,9 +236,10 @@ def test_a_shift_and_a_scale_change_nothing(method):
     turned = advantages_of(method, rewards[:, order], generator=generator())
     torch.testing.assert_close(turned, A[:, order], atol=1e-4, rtol=1e-4)
     if method not in NOT_NORMALISED:
-        moved = advantages_of(method, 3 * rewards + 2, generator=generator())
         message = "the advantages change with the scale of the rewards: see NOT_NORMALISED"
-        torch.testing.assert_close(moved, A, atol=1e-3, rtol=0, msg=message)
+        for other in (3 * rewards + 2, rewards * 2.0**90):  # whose square overflows
+            moved = advantages_of(method, other, generator=generator())
+            torch.testing.assert_close(moved, A, atol=1e-3, rtol=0, msg=message)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -301,10 +257,10 @@ def test_rewards_that_are_no_numbers_show(method, value):
 # The options and the methods.
 
 
-def plain_advantage(rewards: Tensor, weights: Tensor, mask: Tensor, s: int = 1) -> Tensor:
+def plain_advantage(rewards: Tensor, weights: Tensor, mask: Tensor, s: int, floor: float) -> Tensor:
     """The definition as loops, in float64: rewards (P, G, m, k), weights (P, K, k) -> (P, G)."""
     P, G, m, _ = rewards.shape
-    utilities = torch.zeros(P, G, weights.shape[1], dtype=torch.float64)
+    utilities = torch.full((P, G, weights.shape[1]), floor, dtype=torch.float64)
     for p, g, j in itertools.product(range(P), range(G), range(weights.shape[1])):
         answers = [rewards[p, g, i].double() for i in range(m) if mask[p, g, i]]
         if answers:
@@ -313,17 +269,19 @@ def plain_advantage(rewards: Tensor, weights: Tensor, mask: Tensor, s: int = 1) 
     return (R - R.mean(1, keepdim=True)) / (R.std(1, correction=0, keepdim=True) + 1e-6)
 
 
+@pytest.mark.parametrize("floor", [0.0, -1.0])
 @pytest.mark.parametrize("s", [1, 3])
 @pytest.mark.parametrize("method", ["vpo", "group_vpo"])
-def test_the_estimator_equals_plain_loops(method, s):
-    """VPO and Group VPO with several answers, masks and negative rewards, on the very same draws."""
+def test_the_estimator_equals_plain_loops(method, s, floor):
+    """VPO and Group VPO with several answers, masks and negative rewards, on the very same draws.
+    Guards against one draw per rollout, whose noise does not cancel, and silence that beats an answer."""
     rewards = random_rewards(7, 3, 5, 3, 4) * 2 - 1
     mask = random_rewards(8, 3, 5, 3) > 0.3
     mask[0, 0] = False  # a rollout without answers stays in the group
     weights = vpo.sample_weights(3, 32, 4, generator=generator(9))
-    expected = plain_advantage(rewards, weights, mask, s)
+    expected = plain_advantage(rewards, weights, mask, s, floor)
     options = {"n_weights": 32, "subset": s, "generator": generator(9)}
-    A = advantages_of(method, scored_of(rewards, mask), **options)
+    A = advantages_of(method, scored_of(rewards, mask, minimum=floor), **options)
     torch.testing.assert_close(A.double(), expected, atol=1e-4, rtol=1e-4)
 
 
@@ -341,8 +299,6 @@ def test_corners_of_the_family():
     torch.testing.assert_close(advantages_of("group_vpo", rewards), best_of_sets, atol=1e-4, rtol=0)
     alone = advantages_of("max_at_k", rewards, subset=1)
     torch.testing.assert_close(alone, advantages_of("grpo", rewards))
-    expected = torch.stack([plain_subset_best(r, 3) for r in rewards[..., 0, 0]])
-    torch.testing.assert_close(best_of_sets, vpo.group_normalize(expected), atol=1e-4, rtol=0)
     assert [vpo.default_subset(G) for G in (2, 3, 8)] == [2, 2, 4]
 
 
@@ -426,42 +382,34 @@ def test_autocast_and_rounded_matrix_products_change_nothing(method):
     """Guards against utilities in bfloat16 or TF32, where an answer of 0.501 ties with one of 0.5."""
     rewards = 0.5 + 0.01 * random_rewards(23, 64, 8, 1, 16)
     outside = advantages_of(method, rewards, generator=generator())
-    usual = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")  # TF32
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = advantages_of(method, rewards, generator=generator())
-    torch.set_float32_matmul_precision(usual)
     assert torch.equal(inside, outside)
 
 
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("alpha", [1.0, 0.5])
 @pytest.mark.parametrize("method", vpo.ADVANTAGES)
-def test_types_follow_the_arguments_not_the_default(method):
+def test_types_follow_the_arguments_not_the_default(method, alpha, default):
     """Guards against weights in bfloat16, whose sum is not 1, and against a product of two types."""
-    usual = torch.get_default_dtype()
-    found = {}
     for kind in (torch.float32, torch.float64):
+        torch.set_default_dtype(torch.float32)
         rewards = random_rewards(26, 3, 8, 1, 2).to(kind)
         scored = scored_of(rewards, scalars=rewards.mean(-1))
-        for default in (torch.float32, torch.float64, torch.bfloat16):
-            torch.set_default_dtype(default)
-            try:
-                for alpha in (1.0, 0.5):
-                    A = advantages_of(method, scored, alpha=alpha, generator=generator())
-                    assert A.dtype == kind
-                    assert torch.equal(A, found.setdefault((kind, alpha), A))
-                    weights = vpo.sample_weights(2, 9, 3, alpha=alpha, generator=generator())
-                    assert weights.dtype == torch.float32
-            finally:
-                torch.set_default_dtype(usual)
+        usual = advantages_of(method, scored, alpha=alpha, generator=generator())
+        torch.set_default_dtype(default)
+        A = advantages_of(method, scored, alpha=alpha, generator=generator())
+        assert A.dtype == kind
+        assert torch.equal(A, usual)
 
 
 @pytest.mark.parametrize("method", vpo.ADVANTAGES)
 def test_shapes_are_known_without_numbers(method):
     """Tensors on the meta device have none; trainers plan memory with them."""
     scored = scored_of(random_rewards(27, 3, 8, 1, 2))
-    fields = vars(scored) | {"minimum": torch.zeros(())}
-    fields = {name: tensor.to("meta") for name, tensor in fields.items()} | {"minimum": 0.0}
-    A = advantages_of(method, Scored(**fields))
+    tensors = {name: x.to("meta") for name, x in vars(scored).items() if isinstance(x, Tensor)}
+    A = advantages_of(method, replace(scored, **tensors))
     assert A.is_meta and A.shape == (3, 8)
 
 
@@ -555,12 +503,13 @@ def loss_inputs(B: int = 4, T: int = 6) -> tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def test_on_policy_gradient_is_reinforce():
-    """At ratio 1 nothing is clipped: a sampled token's gradient is -A / n_tokens, any other's 0."""
+    """At ratio 1 nothing is clipped: a sampled token's gradient is -A / n_tokens, any other's 0.
+    Guards against a denominator per micro-batch: n_tokens is that of the whole batch."""
     _, old, A, mask = loss_inputs()
     new = old.clone().requires_grad_()
-    loss, metrics = vpo.policy_loss(new, old, A, mask, mask.sum())
+    loss, metrics = vpo.policy_loss(new, old, A, mask, 50)
     loss.backward()
-    torch.testing.assert_close(new.grad, -A[:, None] * mask / mask.sum())
+    torch.testing.assert_close(new.grad, -A[:, None] * mask / 50)
     assert metrics["clip_fraction"] == 0
 
 
@@ -598,18 +547,6 @@ def test_kl_is_k3(log_x):
     assert kl_of(torch.tensor([log_x])).item() == pytest.approx(expected, rel=1e-5, abs=1e-7)
 
 
-def test_the_gradient_of_kl_brings_rare_tokens_back():
-    """On average over the policy's tokens: policy - reference. The lesson says so, and what an entropy bonus lacks."""
-    logits = torch.tensor([3.0, 0.0, -4.0], requires_grad=True)
-    reference = torch.tensor([0.2, 0.3, 0.5])
-    policy = logits.softmax(0)
-    average = 0.0
-    for token, chance in enumerate(policy.tolist()):
-        average = average + chance * kl_of(reference.log()[token : token + 1] - policy.log()[token])
-    (gradient,) = torch.autograd.grad(average, logits)
-    torch.testing.assert_close(gradient, policy.detach() - reference, atol=1e-3, rtol=0)
-
-
 def test_kl_stays_finite_where_the_policy_has_lost_a_token():
     """The policy gives a token -101 nats, the reference -1: guards against exp(100), which ends a
     run. Beyond 10 nats the term goes on as a straight line, without a jump in value or slope."""
@@ -621,30 +558,6 @@ def test_kl_stays_finite_where_the_policy_has_lost_a_token():
     assert log_x.grad.item() == pytest.approx(slope, rel=1e-5)
     below, above = (kl_of(torch.tensor([x])).item() for x in (9.999, 10.001))
     assert (above - below) / 0.002 == pytest.approx(slope, rel=1e-2)
-
-
-def test_the_loss_is_independent_of_micro_batches():
-    """Guards against a denominator per micro-batch: rows hold unequal numbers of tokens."""
-    new, old, A, mask = loss_inputs()
-
-    def loss_of(rows: slice) -> Tensor:
-        tensors = [tensor[rows] for tensor in (new, old, A, mask)]
-        loss, _ = vpo.policy_loss(*tensors, mask.sum(), ref_logprobs=old[rows], kl_coef=0.1)
-        return loss
-
-    parts = loss_of(slice(0, 1)) + loss_of(slice(1, 4))
-    whole = loss_of(slice(0, 4))
-    torch.testing.assert_close(parts, whole)
-    (of_parts,) = torch.autograd.grad(parts, new)
-    (of_whole,) = torch.autograd.grad(whole, new)
-    torch.testing.assert_close(of_parts, of_whole)
-
-
-def test_rewards_of_any_size_have_the_same_advantages():
-    """The square of a large reward overflows in float32."""
-    scores = random_rewards(0, 2, 4)
-    A = vpo.group_normalize(scores * 2.0**90)
-    torch.testing.assert_close(A, vpo.group_normalize(scores), atol=1e-4, rtol=1e-4)
 
 
 def test_no_advantage_is_no_loss_even_where_the_ratio_overflows():

@@ -1,6 +1,5 @@
 """What a CPU cannot show: captured graphs, numbers of a card, its memory, and processes that share it."""
 
-import functools
 import json
 import shlex
 import shutil
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_fast import copy_of, ends_soon, gradient
+from test_fast import copy_of, ends_soon, gradient, with_graphs
 from test_rollout import assert_same_gradient, draw, load_random_model
 from test_train import ROOT, metrics
 
@@ -27,7 +26,6 @@ RUN = shlex.split(
     "--keep-optimizer --eval-problems 1 --pool 5 --method grpo vpo --device"
 )
 architectures = pytest.mark.parametrize("name", ["tiny", "llama", "qwen3", "gemma2", "gemma3"])
-with_graphs = functools.partial(rollout.sample, decode=graphs.decode)
 
 
 def on_device(name: str) -> Policy:

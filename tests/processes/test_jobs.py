@@ -74,20 +74,13 @@ def wait_for(is_running: Callable[[], bool], log: Path, steps: int) -> None:
         time.sleep(0.01)
 
 
-def descendants(pid: int) -> set[int]:
+def descendants(pid: int) -> list[int]:
     """The processes that a process has begun, and those that they have begun."""
-    parents = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue  # it has just ended
-    found = {pid}
-    while True:
-        more = {child for child, parent in parents.items() if parent in found} - found
-        if not more:
-            return found - {pid}
-        found |= more
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in path.read_text().split():
+            found += [int(child), *descendants(int(child))]
+    return found
 
 
 def is_alive(pid: int) -> bool:
@@ -96,18 +89,6 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def wait_until_dead(pids: set[int]) -> None:
-    deadline = time.monotonic() + 20
-    while any(map(is_alive, pids)):
-        assert time.monotonic() < deadline, "a process outlived its parent"
-        time.sleep(0.05)
-
-
-def policies_of(run: Path) -> dict[str, dict]:
-    """What an evaluation measured of each policy, in the order of the table."""
-    return json.loads((run / "eval.json").read_text())["policies"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -122,14 +103,19 @@ def test_a_killed_run_ends_bit_for_bit_the_same():
     assert len(others) >= 2
     child.kill()
     child.wait()
-    wait_until_dead(others)
+    deadline = time.monotonic() + 20
+    while any(map(is_alive, others)):
+        assert time.monotonic() < deadline, "a process outlived its parent"
+        time.sleep(0.05)
     assert not Path("run/vpo/checkpoint-000008").exists(), "the kill came too late"
     train.main(["--resume", "--out", "run", "--jobs", "2"])
     for method in ("grpo", "vpo"):
         assert metrics(Path("alone", method)) == metrics(Path("run", method))
         weights = f"{method}/checkpoint-000008/model.safetensors"
         assert Path("alone", weights).read_bytes() == Path("run", weights).read_bytes()
-    assert list(policies_of(Path("run")).items()) == list(policies_of(Path("alone")).items())
+    tables = [json.loads(Path(run, "eval.json").read_text("utf-8")) for run in ("alone", "run")]
+    alone, side_by_side = [list(table["policies"].items()) for table in tables]
+    assert alone == side_by_side
 
 
 def test_a_task_and_a_method_of_ones_own_reach_the_processes(capsys):
