@@ -171,9 +171,6 @@ GRID = (
     # No flags, but scripts of study/ in place of train.py.
     Row("maze_v1", "vpo", 2, {"credit": "answer"}),
     Row("maze_v1", "vpo", 2, {"credit": "shapley"}),
-    Row("maze_v1 code_v1", "vpo", 5, {"variant": "shared_mean"}),
-    Row("maze_v1", "vpo", 2, {"variant": "half_mean"}),
-    Row("maze_v1", "group_vpo", 2, {"variant": "tchebycheff"}),
     Row("code_v1", "maxrl", 3, {"variant": "passes"}),
     # Other cures, at what validation chose for few or for thirty candidates (study/validation.py).
     Row("maze", "grpo", 5, {"kl": 0.1}),

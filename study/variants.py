@@ -1,13 +1,10 @@
 """Variants of the methods that were tried: one name, then the flags of train.py.
 
-    python study/variants.py shared_mean --method vpo
+    python study/variants.py shapley --method vpo
 
-    shared_mean   vpo          R = 3/4 E_w max w.r + 1/4 of the mean over the m answers
-    half_mean     vpo          the same with 1/2 and 1/2
-    tchebycheff   group_vpo    utility -max_i w_i (1 - r_i) instead of w.r, for rewards up to 1
-    passes        maxrl        r = 1 where an answer is perfect in every objective, else 0
-    reward_to_go  vpo          credit per answer: what it and the later ones add to the set
-    shapley       vpo          credit per answer: its Shapley value in the set
+    passes        maxrl  r = 1 where an answer is perfect in every objective, else 0
+    reward_to_go  vpo    credit per answer: what it and the later ones add to the set
+    shapley       vpo    credit per answer: its Shapley value in the set
 
 Each replaces one function in this process, so methods go one by one. `python study/reproduce.py --only
 variant` measures them beside the method that they vary. Credit per answer needs the tiny model, in the
@@ -38,43 +35,6 @@ from vpo import Options, Scored
 maxrl = vpo.maxrl
 usual_train_step = train.train_step
 usual_backward = train.backward
-
-
-def shared_mean(scored: Scored, options: Options, *, mean_share: float) -> Tensor:
-    """VPO whose set reward also holds the mean of its answers, so that invalid ones cost something.
-
-    An answer that repeats an earlier one of its rollout counts as a missing one in the mean.
-    """
-    P, _, _, k = scored.vectors.shape
-    weights = vpo.sample_weights(
-        P, options.n_weights, k, alpha=options.alpha, generator=options.generator
-    )
-    rewards, weights = vpo._without_absent(scored.vectors, weights, scored.objective_mask)
-    best = vpo.set_reward(
-        rewards, weights, scored.answer_mask, scored.minimum, options.subset or 1
-    )  # (P, G)
-    n_objectives = scored.objective_mask.sum(-1).clamp_min(1)  # (P)
-    means = rewards.sum(-1) / n_objectives[:, None, None]  # (P, G, m)
-    is_counted = scored.answer_mask & ~scored.repeat_mask
-    mean = torch.where(is_counted, means, scored.minimum).mean(-1)  # (P, G)
-    return vpo.group_normalize((1 - mean_share) * best + mean_share * mean)
-
-
-def tchebycheff(
-    rewards: Tensor,
-    weights: Tensor,
-    answer_mask: Tensor | None = None,
-    missing_answer_reward: float = 0.0,
-) -> Tensor:
-    """`vpo.set_scores` with Tchebycheff utilities, (P, G, K).
-
-    A linear utility is best at a corner of the front's convex hull. This one reaches every point of it.
-    """
-    shortfall = 1 - rewards[:, :, :, None]  # (P, G, m, 1, k)
-    utilities = -(weights[:, None, None] * shortfall).amax(-1)  # (P, G, m, K)
-    if answer_mask is not None:
-        utilities = utilities.masked_fill(~answer_mask[..., None], -1.0)  # of a reward of 0
-    return utilities.amax(2)
 
 
 def passes(scored: Scored, options: Options) -> Tensor:
@@ -185,9 +145,6 @@ def shapley_values(utilities: Tensor) -> Tensor:
 
 # variant -> object, name in it, what stands there instead
 CHANGES = {
-    "shared_mean": (vpo.ADVANTAGES, "vpo", functools.partial(shared_mean, mean_share=0.25)),
-    "half_mean": (vpo.ADVANTAGES, "vpo", functools.partial(shared_mean, mean_share=0.5)),
-    "tchebycheff": (vars(vpo), "set_scores", tchebycheff),
     "passes": (vpo.ADVANTAGES, "maxrl", passes),
     "reward_to_go": (vars(train), "train_step", functools.partial(train_step, credit=reward_to_go)),
     "shapley": (vars(train), "train_step", functools.partial(train_step, credit=shapley)),

@@ -11,7 +11,6 @@ import pytest
 import torch
 from test_device import Words
 from test_vpo import scored_of
-from torch import Tensor
 
 import train
 import vpo
@@ -26,48 +25,6 @@ from study.entries import LOW_RATE
 from vpo import Options
 
 STUDY = Path(__file__).resolve().parents[2] / "study"
-
-
-def rewards_of(*shape: int) -> Tensor:
-    return torch.rand(*shape, generator=torch.Generator().manual_seed(0))
-
-
-def generator() -> torch.Generator:
-    return torch.Generator().manual_seed(1)
-
-
-def test_a_share_of_nothing_for_the_mean_is_vpo():
-    """With VPO's flags, and without the objectives that a prompt lacks; a share of one is the mean alone."""
-    rewards = rewards_of(2, 4, 3, 2)
-    options = {"alpha": 0.3, "subset": 2}
-    mask = torch.tensor([[True, False], [True, True]])
-    expected = vpo.vpo_advantage(rewards, objective_mask=mask, **options, generator=generator())
-    scored = scored_of(rewards, objective_mask=mask)
-    estimator = Options(**options, generator=generator())
-    A = variants.shared_mean(scored, estimator, mean_share=0.0)
-    assert torch.allclose(A, expected)
-    A = variants.shared_mean(scored, Options(), mean_share=1.0)
-    expected = vpo.group_normalize(rewards[:1, :, :, 0].mean(-1))
-    assert torch.allclose(A[:1], expected)
-
-
-@pytest.mark.parametrize("second", [0.0, 1.0])
-def test_half_a_share_prefers_the_set_without_a_bad_answer(second):
-    """A repeated answer is a bad one."""
-    scored = scored_of(torch.tensor([[[[1.0], [1.0]], [[1.0], [second]]]]))
-    scored.repeat_mask[0, 1, 1] = second == 1
-    A = variants.shared_mean(scored, Options(n_weights=10), mean_share=0.5)
-    assert A[0, 0] > 0 > A[0, 1]
-
-
-def test_a_compromise_is_best_by_tchebycheff_utilities():
-    """A linear utility prefers a specialist there."""
-    weights = torch.tensor([[[0.5, 0.5]]])
-    rewards = torch.tensor([[1.0, 0.0], [0.45, 0.45]])[None, :, None]  # (P, G, m, k)
-    specialist, compromise = variants.tchebycheff(rewards, weights)[0, :, 0]
-    assert specialist < compromise
-    missing = torch.zeros(1, 2, 1, dtype=torch.bool)
-    assert (variants.tchebycheff(rewards, weights, missing) == -1).all()
 
 
 def test_a_pass_is_a_full_reward_in_the_objectives_that_a_problem_has():
