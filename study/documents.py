@@ -20,7 +20,7 @@ TABLES = {  # name of a block -> what makes it of the stored results and the blo
     "leads": tables.headline_leads,
     "main_leads": tables.main_leads,
     "mean": tables.means,
-    "thirty_candidates": tables.thirty_candidates,
+    "real_model": tables.real_model,
     "own_leads": tables.own_leads,
     "own_settings": tables.own_settings,
     "rewards": tables.rewards,

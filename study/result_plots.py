@@ -7,10 +7,10 @@ import torch
 from examples.search_report import solved_at
 from report import style
 from report.looks import look_of
-from study.entries import CURVES, GROUP_VPO, GRPO, LOW_RATE, MAX_AT_K, VPO, Entry, mixed
+from study.entries import CURVES, GROUP_VPO, GRPO, GRPO_KL, MAX_AT_K, VPO, Entry, mixed
 from study.grid import HEADLINE, MIXES
 from study.stored import Stored, TaskResults
-from study.tables import KS, collapse_records, compared, geometry_tasks, regret
+from study.tables import KS, collapse_records, geometry_tasks, regret
 
 KINDS = {  # task -> the measures of its figure
     "maze": ("best", "W"),
@@ -97,7 +97,7 @@ def two_halves(tasks: list[TaskResults], path: Path) -> None:
 
 
 def frontier(stored: Stored, path: Path) -> None:
-    """Draw best@1 against W@30, a line per method along t, and GRPO's other cures as points."""
+    """Draw best@1 against W@30, a line per method along t, and GRPO with a KL weight of 0.1 as a point."""
     panels = {"maze": "Maze", "code": "Programs", "fence": "Fence", HEADLINE: "Headlines"}
     with style.new_figure(2, 2, (10.4, 8.4)) as axes:
         for ax, (name, title) in zip(axes.flat, panels.items(), strict=True):
@@ -105,13 +105,15 @@ def frontier(stored: Stored, path: Path) -> None:
             for policy in (GRPO, MAX_AT_K, VPO, GROUP_VPO):
                 if task.runs(policy):
                     draw_line(ax, task, policy)
-            others = stored.task(name)
-            for entry in compared(others):
-                if entry.method in ("grpo", LOW_RATE) and entry != GRPO:
-                    mark = {"color": look_of("grpo").color, "mfc": "white", "ms": 7}
-                    ax.plot(*point(others, entry), "s", label="GRPO, other cures", **mark)
+            trained = task if task.runs(GRPO_KL) else stored.task(name)
+            if trained.runs(GRPO_KL):
+                mark = {"color": look_of("grpo").color, "mfc": "white", "ms": 10, "mew": 2}
+                ax.plot(*point(trained, GRPO_KL), "s", label=GRPO_KL.title, **mark)
             ax.set(title=title, xlabel="best@1", ylabel="W@30")
-        caption = "Five seeds. A line goes from the start model (t = 0) to the trained policy (large, t = 1)."
+        caption = (
+            "Five seeds. A line goes from the start model (t = 0; of VPO it is asked for three answers) "
+            "to the trained policy (large, t = 1)."
+        )
         style.finish(axes, path, caption)
 
 
