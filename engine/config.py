@@ -313,7 +313,7 @@ def check_methods(config: Config) -> None:
     for name in config.method:
         if name not in ADVANTAGES:
             known = f"one of {', '.join(ADVANTAGES)}, or several with blanks between them"
-            hint = did_you_mean(name, ADVANTAGES)
+            hint = did_you_mean(name, [] if "," in name else ADVANTAGES)
             raise UserError(f"--method {name}: unknown; {known}{hint}")
         peak_rate(config, name)
         try_method(name, config)

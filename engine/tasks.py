@@ -170,7 +170,7 @@ def check_task(task: Task, m: int) -> None:
         prompts[split] = {prompt_of(task, problem, m) for problem in problems}
         for problem in problems[:2]:
             prompt = prompt_of(task, problem, m)
-            vectors = reward_vectors(task, [(problem, "")])
+            vectors = reward_vectors(task, [(problem, ""), (problem, "Two: 10 red.")])
             task_scalars(task, torch.tensor(vectors, dtype=torch.float32))
             check_find_answers(task, f"Two: 10 red.\n{prompt[-500:]}")
     n_test = len(prompts["test"])
