@@ -81,7 +81,7 @@ def test_an_unknown_task_is_told_the_known_ones(name):
         (WORST, "return [-0.1, 0.5]", "finite numbers of at least minimum = 0.0"),
         (WORST, "return [0.5]", "answer '', [0.5], must be 2 finite numbers"),
         ('("ann", "bob")', '"ann"', "objectives must be a tuple"),
-        (NAME, f"    def rewards(self, pairs): pass\n{NAME}", "rewards must return 1 vectors"),
+        (NAME, f"    def rewards(self, pairs): pass\n{NAME}", "rewards must return 2 vectors"),
         (NAME, f"    def scalar(self, r): return r\n{NAME}", "scalar must be finite numbers (...)"),
         ('words = ("menu", *LIGHT)', "", "--model tiny: task menu has no words for it"),
         ("def demonstration", "def another", "task menu has no demonstrations, which --model tiny"),
