@@ -33,7 +33,7 @@ def explain_machine() -> Iterator[None]:
             raise
         if is_out_of_memory(error):
             raise UserError(
-                f"out of memory ({error!r:.200}); lower --micro-batch-tokens, --sampling-batch or --jobs, "
+                f"out of memory ({error!s:.200}); lower --micro-batch-tokens, --sampling-batch or --jobs, "
                 "or begin a new run with --lora-rank 16 (docs/hardware.md)"
             ) from error
         if isinstance(error, OSError) and error.errno in REFUSED:
