@@ -75,6 +75,8 @@ def save(
     The last two are kept. With --save-every 0 it is the last one, and so it is when all steps are
     done; then the optimizer's state is left out, unless --keep-optimizer.
     """
+    if not all(weight.isfinite().all() for weight in policy.model.parameters()):
+        raise UserError("diverged: the weights are not finite; try a lower --lr")
     is_finished = step == config.steps and not config.keep_optimizer
     is_from_hub = not config.warm_steps and not Path(config.model).exists()
 
