@@ -37,7 +37,7 @@ from engine.evaluations import (
     rows_of,
     summary_folder,
 )
-from engine.files import writing
+from engine.files import read_log, writing
 from engine.mixtures import mixed, save_mixed
 from engine.models import load_config_and_tokenizer
 from engine.runs import load_run, progress, task_of
@@ -281,7 +281,8 @@ def evaluate_run(evaluation: Evaluation, flags: EvalFlags) -> Table:
         figures = write(table, evaluation.folder, flags)
         if len(settings.mix) == 1:
             figures += plots.run_figures(evaluation, task, pools, measures, flags.figure_format)
-        if not config.is_tiny and any(run.glob("*/snapshots.jsonl")):  # texts are to be read
+        logs = [run / name / "snapshots.jsonl" for name in config.method]
+        if not config.is_tiny and any(map(read_log, logs)):  # texts are to be read
             write_page(evaluation.folder / "report.html", read_snapshots(run))
     print_table(table)
     methods = dict.fromkeys(method_of(name) for name in names)

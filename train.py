@@ -55,9 +55,6 @@ from rollout import (
 )
 from vpo import ADVANTAGES, Scored, answers_per_rollout, policy_loss
 
-RISE = 10  # steps until the learning rate has its peak, but at most a sixth of the run
-SET_EVERY = 3  # of so many steps of the warm-up one shows sets of answers
-
 
 @dataclass
 class TrainState:
@@ -204,7 +201,7 @@ def learning_rate(peak: float, t: int, config: Config) -> float:
     decay = 1.0
     if config.lr_schedule == "linear":
         decay = 1.0 - 0.9 * t / config.steps
-    n_rising = max(1, min(RISE, config.steps // 6))  # in a short run the decay would eat the peak
+    n_rising = max(1, min(10, config.steps // 6))  # in a short run the decay would eat the peak
     return peak * min(1.0, (t + 1) / n_rising) * decay
 
 
@@ -305,7 +302,7 @@ def demonstrations(
     single answers alone where a task has one reference per problem: m copies would teach copies.
     """
     P, G = (16, 3) if policy.is_tiny else (8, 1)
-    m = config.m if step % SET_EVERY == SET_EVERY - 1 else 1
+    m = config.m if step % 3 == 2 else 1
     rng = random.Random(f"demonstrations-{config.seed}-{step}")
     problems = task.problems("demonstrations", P, config.seed, start=step * P)
     sets = []  # P * G lists of m answers

@@ -258,8 +258,6 @@ def resolve(config: Config) -> None:
     for name in ("micro_batch_tokens", "sampling_batch"):
         if not is_cuda and getattr(config, name) == AUTO:  # there is no card to fill
             setattr(config, name, getattr(Config, name))
-    if is_cuda and config.dtype == "bfloat16" and not has_bfloat16:
-        raise UserError("--dtype bfloat16: this card only emulates it; take --dtype float32")
 
 
 def device_of(flag: str, is_tiny: bool) -> str:

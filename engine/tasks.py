@@ -114,7 +114,7 @@ def reward_vectors(task: Task, pairs: list[tuple[Problem, str]]) -> list[list[fl
     for (problem, answer), vector in zip(pairs, vectors, strict=True):
         place = f"the reward of problem {problem.id!r}, answer {answer!r:.80}"
         checked.append(numbers_of(task, vector, sizes.get(problem.id, 0), place))
-        sizes[problem.id] = len(vector)
+        sizes[problem.id] = len(checked[-1])
     return checked
 
 
@@ -129,7 +129,7 @@ def numbers_of(task: Task, vector: Any, k: int, place: str) -> list[float]:
     k = len(task.objectives) or k
     try:
         values = [float(value) for value in vector]
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last one is torch's
         values = []
     has_size = len(values) == k if k else values
     if has_size and all(task.minimum <= value < 1e30 for value in values):  # no NaN either

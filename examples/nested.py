@@ -1,5 +1,4 @@
-"""
-Programs of two nested conditions, `A if C else B if D else E`: too many for brute force.
+"""Programs of two nested conditions, `A if C else B if D else E`: too many for brute force.
 
     python train.py --task examples/nested.py --method grpo vpo --lr 8e-4
     python examples/search.py runs/nested-seed0 --budget 1000

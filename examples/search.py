@@ -12,7 +12,6 @@ candidates.
 """
 
 import copy
-import dataclasses
 import itertools
 import json
 import math
@@ -33,13 +32,7 @@ from engine.evaluations import Evaluation, check_comparable, evaluation_of
 from engine.files import write_text, writing
 from engine.runs import StoredPolicy, policies, task_of
 from engine.tasks import held_out, reachable_vectors
-from examples.map_elites import (
-    ISLANDS,
-    SELECTIONS,
-    Candidate,
-    Population,
-    weighted_sum,
-)
+from examples.map_elites import ISLANDS, SELECTIONS, Candidate, Population, weighted_sum
 from examples.search_report import draw, search_table
 from rewards import Problem, Task, UserError
 from rollout import (
@@ -398,13 +391,14 @@ def report(
     print(f"written: {out}/search.json, search.png and candidates.jsonl")
 
 
-def run(argv: list[str] | None) -> None:
+@as_command("examples/search.py")
+def main(argv: list[str] | None = None) -> None:
     """Search with the policies of some runs."""
     parser = Parser(SearchFlags, "examples/search.py", __doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders of one task")
     flags, rest = parser.parse_args_into_dataclass(argv)
     folders = [Path(name) for name in rest.runs]
-    settings = dataclasses.asdict(evaluation_of(folders[0], {}).settings)
+    settings = vars(evaluation_of(folders[0], {}).settings)
     evaluations = [evaluation_of(folder, settings) for folder in folders]
     check_comparable(evaluations)
     config = evaluations[0].config
@@ -430,11 +424,6 @@ def run(argv: list[str] | None) -> None:
         problems = problems[: flags.problems]
         found = search_all(flags, goal, problems, evaluations)
         report(flags, goal, problems, [str(folder) for folder in folders], found)
-
-
-def main(argv: list[str] | None = None) -> None:
-    with as_command("examples/search.py"):
-        run(argv)
 
 
 if __name__ == "__main__":

@@ -46,14 +46,7 @@ def search_table(policies: dict[str, list[dict]], budget: int, has_targets: bool
 
 
 def draw(policies: dict[str, list[dict]], ticks: list[int], has_targets: bool, path: Path) -> None:
-    """Draw the finds of each policy against the candidates scored for a problem.
-
-    Args:
-        policies: by policy the curves of every run, as in search.json.
-        ticks: numbers of candidates, the x coordinates.
-        has_targets: whether it is known when a problem is solved.
-        path: the file that is written.
-    """
+    """Draw what `search_table` tells against the numbers of candidates scored for a problem (`ticks`)."""
     keys = [key for key in PANELS if has_targets or key != "solved"]
     with style.new_figure(1, len(keys), (4.4 * len(keys), 4.2)) as axes:
         for ax, key in zip(axes[0], keys, strict=True):
@@ -74,11 +67,7 @@ def draw(policies: dict[str, list[dict]], ticks: list[int], has_targets: bool, p
 
 
 def run_curves(runs: list[dict], key: str, ticks: list[int]) -> Tensor:
-    """The finds of each run, means over problems: (runs, ticks).
-
-    Args:
-        ticks: numbers of candidates, for "solved". The other curves have those of search.json.
-    """
+    """The finds of each run, means over problems: (runs, ticks). Only "solved" needs the ticks."""
     if key == "solved":
         after = solved_at(runs)[..., None]  # (runs, N, 1), 0: never
         values = (after > 0) & (after <= torch.tensor(ticks))  # (runs, N, ticks)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from engine.config import Config, Parser, check_ranges, device_of, flag, open_device, task_defaults
+from engine.config import Config, Parser, device_of, flag, open_device, task_defaults
 from engine.errors import as_command
 from engine.evaluations import Evaluation, Settings
 from engine.files import read_log
@@ -229,16 +229,11 @@ def grid_of(flags: ReproduceFlags) -> list[Cell]:
     return grid
 
 
+@as_command("study/reproduce.py")
 def main(argv: list[str] | None = None) -> None:
-    with as_command("study/reproduce.py"):
-        run(argv)
-
-
-def run(argv: list[str] | None) -> None:
     """Do what the flags ask for: measure cells, or say or write what is stored."""
     parser = Parser(ReproduceFlags, "study/reproduce.py", __doc__)
     flags = parser.parse_args_into_dataclass(argv)[0]
-    check_ranges(flags)
     own = MIXED if flags.mixed else RESULTS
     store = Store(Path(flags.out or own))
     if store.folder.is_file():

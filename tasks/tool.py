@@ -38,7 +38,7 @@ class Tool(FileTask):
         text = text_field(record, "output")
         output = _without_thoughts(text)
         blocks = all_tagged(output, "tool_call")
-        if output.lower().count("<tool_call>") != len(blocks) or not all(map(parse_calls, blocks)):
+        if output.lower().count("<tool_call>") != len(blocks) or not all(map(is_whole, blocks)):
             problem = "a call is cut off, or no JSON with name and parameters"
             raise UserError(f"field output: {problem}: {output[-60:]!r}")
         digest = hashlib.sha256(f"{instruction}\0{conversation}\0{text}".encode())
@@ -87,11 +87,28 @@ def calls_in(output: str) -> list[list]:
     return list(itertools.chain(*map(parse_calls, blocks)))
 
 
-def parse_calls(text: str) -> list[list]:
-    """The calls in a text as [name, arguments].
+def is_whole(block: str) -> bool:
+    """Whether a block holds calls and nothing else, so that none of the data's calls is lost."""
+    values, rest = json_values(block)
+    return bool(values) and not rest and len(parse_calls(block)) == len(values)
 
-    Calls are JSON objects, one after the other or in a list. Reading ends where the text is no
-    JSON; it never raises.
+
+def parse_calls(text: str) -> list[list]:
+    """The calls in a text as [name, arguments]: JSON objects, one after the other or in a list."""
+    values, _ = json_values(text)
+    calls = []
+    for value in values:
+        if isinstance(value, dict) and isinstance(value.get("name"), str):
+            arguments = value.get("parameters", value.get("arguments"))
+            arguments = arguments if isinstance(arguments, dict) else {}
+            calls.append([value["name"].strip(), arguments])
+    return calls
+
+
+def json_values(text: str) -> tuple[list, str]:
+    """The JSON values with which a text begins, those of a list one by one, and what follows them.
+
+    Reading ends where the text is no JSON; it never raises.
     """
     decoder = json.JSONDecoder(parse_constant=str)
     values = []
@@ -104,14 +121,7 @@ def parse_calls(text: str) -> list[list]:
             position = SEPARATORS.match(text, end).end()
     except (ValueError, RecursionError):
         pass
-
-    calls = []
-    for value in values:
-        if isinstance(value, dict) and isinstance(value.get("name"), str):
-            arguments = value.get("parameters", value.get("arguments"))
-            arguments = arguments if isinstance(arguments, dict) else {}
-            calls.append([value["name"].strip(), arguments])
-    return calls
+    return values, text[position:]
 
 
 def _argument_scores(ours: list[list], gold: list[list]) -> list[float]:

@@ -350,6 +350,7 @@ CALL = '<tool_call>{"name": "f"}</tool_call>'
         ("tool", {"output": "<tool_call>{</tool_call>"}),
         ("tool", {"output": "<tool_call></tool_call>"}),
         ("tool", {"output": '<tool_call>{"name": "f"}'}),
+        ("tool", {"output": CALL.replace("}", '} {"name":')}),
         ("tool", {"output": CALL + CALL.removesuffix("</tool_call>")}),
     ],
 )

@@ -160,12 +160,12 @@ def open_tracker(name: str, folder: Path, done: int) -> Callable[[dict[str, floa
     if name == "wandb":
         import wandb
 
-        name = f"{folder.parent.name}-{folder.name}"
+        title = f"{folder.parent.name}-{folder.name}"
         id_file = folder / "wandb-id"  # by which a resume goes on with the run
         if done == 0 or not id_file.exists():
             id_file.write_text(secrets.token_hex(4), "utf-8")
         id = id_file.read_text("utf-8")
         return wandb.init(
-            project="vpo", name=name, id=id, resume="allow", dir=str(folder), reinit=True
+            project="vpo", name=title, id=id, resume="allow", dir=str(folder), reinit=True
         ).log
     return lambda metrics, step: None

@@ -37,8 +37,7 @@ from tasks.code import job
 from tasks.code_files import read_problems
 from tasks.sandbox import Sandbox
 
-HERE = Path(__file__).resolve().parent
-DATA = HERE.parents[1] / "tasks/open_cases.jsonl"
+DATA = Path(__file__).resolve().parents[2] / "tasks/open_cases.jsonl"
 PROBLEM = "lists-045"  # held out by train.py --task code --data tasks/open_cases.jsonl
 PROBLEMS = {problem["id"]: problem for problem in read_problems(str(DATA))}
 

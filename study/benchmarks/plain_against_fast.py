@@ -36,7 +36,6 @@ from engine.training.start import start_policy, write_start
 from rewards import Task
 from rollout import load_policy
 
-MIB = 2**20
 Function = Callable[[], object]
 
 
