@@ -21,7 +21,6 @@ from test_rollout import (
 )
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers.models.glm4 import modeling_glm4 as glm4
@@ -405,28 +404,6 @@ def test_a_batch_without_memory_for_graphs_goes_on_without_them(monkeypatch, cap
 
 
 # Fewer kernels.
-
-
-class Calls(TorchFunctionMode):
-    """Counts the calls of torch's functions."""
-
-    count = 0
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        self.count += 1
-        return function(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize(("name", "most"), [("llama", 150), ("qwen3", 158), ("gemma3", 298)])
-@torch.no_grad()
-def test_a_token_takes_few_calls(name, most):
-    """Guards against norms, RoPE and masks that are computed in many small steps again."""
-    policy = load_random_model(name)
-    draw(policy, sample=with_graphs)
-    space = graphs.workspaces[policy.model]
-    with Calls() as calls:
-        space.logits(policy.model, 12)
-    assert calls.count <= most
 
 
 def own_functions(model: nn.Module) -> dict[str, object]:
