@@ -29,7 +29,7 @@ pytest.importorskip(
 ROOT = Path(__file__).resolve().parent.parent
 LESSON = ROOT / "docs/lesson.ipynb"
 PROJECT = "vpo.py rollout.py rewards.py train.py eval.py tasks engine fast report examples"
-SIZE = "--steps 2 --warm-steps 2 --prompts-per-step 2 --group-size 2 --eval-problems 4 --pool 8 --snapshots 2"
+SIZE = "--steps 2 --warm-steps 2 --prompts-per-step 2 --group-size 2 --eval-problems 4 --pool 8 --snapshots 2 --jobs 1"
 SMALL = f"""
 MAZE = "train.py --task maze --method grpo vpo {SIZE}"
 TOY = "train.py --task toy --method grpo vpo {SIZE} --eval-problems 0"
