@@ -106,29 +106,6 @@ def test_set_reward_matches_the_closed_form():
         assert R[p, g].item() == pytest.approx(envelope_area(rewards[p, g].tolist()), abs=5e-3)
 
 
-def test_what_a_set_is_worth():
-    """Duplicates add nothing, more answers never hurt, order does not matter, an empty set is worth 0."""
-    rewards = random_rewards(4, 5, 3, 4, 3) - 0.5
-    more = random_rewards(5, 5, 3, 1, 3) - 0.5
-    weights = shared_weights(100, 5, 3)
-    R = vpo.set_reward(rewards, weights)
-    repeated = torch.cat([rewards, rewards[:, :, :1]], 2)
-    torch.testing.assert_close(vpo.set_reward(repeated, weights), R)
-    assert (vpo.set_reward(torch.cat([rewards, more], 2), weights) >= R - 1e-6).all()
-    torch.testing.assert_close(vpo.set_reward(rewards[:, :, [2, 0, 3, 1]], weights), R)
-    nothing = torch.zeros(5, 3, 4, dtype=torch.bool)
-    assert (vpo.set_reward(rewards, weights, nothing) == 0).all()
-
-
-def test_missing_answers_are_not_zero_rewards():
-    """Guards against masking by zeros, which would beat negative rewards, and a NaN that spreads."""
-    rewards = -1 - random_rewards(6, 2, 3, 2, 4)
-    rewards[:, :, 1] = math.nan
-    mask = torch.tensor([True, False]).expand(2, 3, 2)
-    R = vpo.set_reward(rewards, shared_weights(100, 2, 4), mask)
-    assert (R < -1).all()
-
-
 # Sets of rollouts.
 
 
@@ -274,10 +251,12 @@ def plain_advantage(rewards: Tensor, weights: Tensor, mask: Tensor, s: int, floo
 @pytest.mark.parametrize("method", ["vpo", "group_vpo"])
 def test_the_estimator_equals_plain_loops(method, s, floor):
     """VPO and Group VPO with several answers, masks and negative rewards, on the very same draws.
-    Guards against one draw per rollout, whose noise does not cancel, and silence that beats an answer."""
+    Guards against one draw per rollout, whose noise does not cancel, silence that beats an answer, and a
+    missing answer whose zero beats a negative reward, or whose NaN spreads."""
     rewards = random_rewards(7, 3, 5, 3, 4) * 2 - 1
     mask = random_rewards(8, 3, 5, 3) > 0.3
     mask[0, 0] = False  # a rollout without answers stays in the group
+    rewards[~mask] = math.nan
     weights = vpo.sample_weights(3, 32, 4, generator=generator(9))
     expected = plain_advantage(rewards, weights, mask, s, floor)
     options = {"n_weights": 32, "subset": s, "generator": generator(9)}

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from test_device import Words
-from test_vpo import scored_of
-from torch import Tensor
+from test_vpo import generator, random_rewards, scored_of
 
 import train
 import vpo
@@ -28,22 +27,14 @@ from vpo import Options
 STUDY = Path(__file__).resolve().parents[2] / "study"
 
 
-def rewards_of(*shape: int) -> Tensor:
-    return torch.rand(*shape, generator=torch.Generator().manual_seed(0))
-
-
-def generator() -> torch.Generator:
-    return torch.Generator().manual_seed(1)
-
-
 def test_a_share_of_nothing_for_the_mean_is_vpo():
     """With VPO's flags, and without the objectives that a prompt lacks; a share of one is the mean alone."""
-    rewards = rewards_of(2, 4, 3, 2)
+    rewards = random_rewards(0, 2, 4, 3, 2)
     options = {"alpha": 0.3, "subset": 2}
     mask = torch.tensor([[True, False], [True, True]])
-    expected = vpo.vpo_advantage(rewards, objective_mask=mask, **options, generator=generator())
+    expected = vpo.vpo_advantage(rewards, objective_mask=mask, **options, generator=generator(1))
     scored = scored_of(rewards, objective_mask=mask)
-    estimator = Options(**options, generator=generator())
+    estimator = Options(**options, generator=generator(1))
     A = variants.shared_mean(scored, estimator, mean_share=0.0)
     assert torch.allclose(A, expected)
     A = variants.shared_mean(scored, Options(), mean_share=1.0)
