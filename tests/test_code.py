@@ -446,7 +446,6 @@ def test_a_bad_file_is_named_in_one_line(records, message):
 
 
 def several(n: int) -> list[dict]:
-    """Problems with different ids and texts."""
     return [OWN | {"id": f"p{i}", "prompt": f"Double {i}."} for i in range(n)]
 
 

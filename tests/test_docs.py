@@ -43,7 +43,6 @@ def without_code(text: str) -> str:
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """The code blocks of a page in a language."""
     pattern = rf"^```{language}\n(.*?)^```"
     return re.findall(pattern, page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
 

@@ -5,7 +5,6 @@ import errno
 import io
 import json
 import locale
-import os
 import re
 import shlex
 import shutil
@@ -57,7 +56,6 @@ def write_fence(members: str, path: str = "mine.py") -> None:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """Everything below a folder."""
     paths = [path for path in folder.rglob("*") if path.is_file()]
     return {str(path): path.read_bytes() for path in paths}
 
@@ -123,7 +121,6 @@ def test_a_refused_command_changes_nothing(toy_run, capsys):
         "train --out run --task toy": "already holds grpo, vpo; --resume goes on with it",
         "train --resume --out run/vpo": "run/vpo holds no run; name the folder of one",
         "train --resume --out run/start": "run/start/config.json: cannot be read as that of a run",
-        "train --resume --out run/grp": "run/grp holds no run; name the folder of one with --out",
         "train --out run --resume --m 3": "with --m 2, not 3; drop the flag, or take another --out",
         "train --out run --resume --data x": "holds another run, with --data '', not ",
         "train --out run --resume --jobs 99": "--jobs 99: must be",
@@ -131,15 +128,12 @@ def test_a_refused_command_changes_nothing(toy_run, capsys):
         "train --out new --max-new-tokens 4000 --task toy": "need a context",
         "train --out new --model run": "--model run: a run folder; name a checkpoint in it",
         "train --out new --model ./rum": "--model ./rum: cannot be loaded",
-        "train --out new --model /no/such": "no such folder or Hub model",
         "eval run ./run": "run: differs from run in nothing",
         "eval run --temperature 0": "--temperature 0.0: must be 0.001 to 1000",
-        "eval run --pool 0": "--pool 0: must be 1 to 10000",
         "eval run --mix 2": "--mix 2.0: must be 0 to 1",
         "eval run --mix 0.5 nan": "--mix nan: must be 0 to 1",
         "eval run --mix 0.5 --save-mixed saved": "--save-mixed saved: holds vpo-0.5; name another",
         "eval run --out a-file": "--out a-file: must be a folder, and is a file",
-        "eval runs/none": "runs/none: there is no such run",
         "eval rum": "rum: there is no such run; did you mean run?",
         "eval run/vpo": "run/vpo/config.json: cannot be read as that of a run",
     }
@@ -233,7 +227,6 @@ def test_a_method_joins_with_the_flags_of_the_run(toy_run, capsys):
 
 
 def test_a_run_of_another_version_goes_on_without_the_flags_that_are_gone(toy_run, capsys):
-    """They are named once."""
     change_config(toy_run, sampler="iid", beam_width=3)
     train.main(["--out", "run", "--resume", "--eval-problems", "0"])
     told = "run: flags of another version are ignored: --beam-width 3, --sampler iid\n"
@@ -285,13 +278,12 @@ def test_a_folder_that_the_system_refuses_is_named(name, message, capsys, monkey
     fails(["--out", name, *TOY], capsys, message)
 
 
-@pytest.mark.parametrize("number", [errno.EMFILE, errno.EROFS])
-def test_what_the_system_refuses_is_one_line(number, capsys):
+def test_what_the_system_refuses_is_one_line(capsys):
     """But for what a user's own code was refused, and for errors that a user cannot mend."""
-    error = OSError(number, os.strerror(number), "a-file")
+    error = OSError(errno.EROFS, "Read-only file system", "a-file")
     command = as_command("eval.py")(Mock(side_effect=error, __name__="main"))
-    fails([], capsys, f"{os.strerror(number)}: 'a-file'", command=command)
-    own = OSError(number, "mine")
+    fails([], capsys, "Read-only file system: 'a-file'", command=command)
+    own = OSError(errno.EROFS, "mine")
     own.add_note("Task.reward of problem 'a', answer ''")
     for error in (own, OSError(errno.ESPIPE, "seek")):
         with pytest.raises(OSError, match="mine|seek"), as_command("eval.py"):

@@ -201,7 +201,6 @@ def table_of(seed: int = 0) -> Table:
 
 
 def printed(table: Table, capsys) -> list[str]:
-    """The lines of a table, with single blanks."""
     evaluation.print_table(table)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100

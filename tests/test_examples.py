@@ -231,7 +231,6 @@ def trained(folder: Path, engine: str) -> Path:
 
 @pytest.fixture(scope="module")
 def one_rank(letters, trl_vpo) -> Path:
-    """The folder, after training on one rank."""
     return trained(letters, "one")
 
 

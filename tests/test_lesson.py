@@ -129,7 +129,6 @@ def check_verdict(attempt: Attempt) -> None:
 
 
 def solutions_of(notebook) -> dict[str, str]:
-    """The solutions in the appendix, by the number of their exercise."""
     pattern = r"<summary>Exercise (\d+)</summary>\n\n```python\n(.*?)\n```"
     return dict(re.findall(pattern, notebook.cells[-1].source, re.DOTALL))
 

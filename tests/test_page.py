@@ -80,7 +80,6 @@ def made_record(task: Task, problem: Problem, kinds: int, size: int, rng: random
 
 
 def made_metrics(steps: int) -> dict[str, list[dict]]:
-    """Metrics of every method."""
     rng = random.Random(1)
     metrics = {method: [] for method in METHODS}
     for rows in metrics.values():

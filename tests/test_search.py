@@ -22,7 +22,6 @@ QUICK = "--problems 3 --among 3 --screen 0 --budget 26 --temperature 1 --out out
 
 
 def run_search(run: Path, flags: str, out: str = "out") -> tuple[dict, list[dict]]:
-    """What a search of a run wrote: search.json, and all candidates."""
     search.main([str(run), *flags.split()])
     lines = Path(out, "candidates.jsonl").read_text("utf-8").splitlines()
     report = json.loads(Path(out, "search.json").read_text("utf-8"))
@@ -195,7 +194,6 @@ def test_the_table_and_the_figure():
 
 
 def test_a_task_that_does_not_say_what_can_be_reached(trained):
-    """No problem counts as solved."""
     report, _ = run_search(trained, "--problems 2 --among 3 --budget 9 --goal block_1=1 --out out")
     assert report["targets"] == [None, None]
 

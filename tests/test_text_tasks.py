@@ -64,7 +64,6 @@ def write_records(path: str, records: list[dict]) -> str:
 
 
 def write(name: str, n: int, path: str = "data.jsonl") -> str:
-    """A file of n different records for a task."""
     return write_records(path, [RECORDS[name](i) for i in range(n)])
 
 
@@ -152,7 +151,6 @@ WANTED = [
 
 
 def output(calls: list | str, think: str = "<think>so</think>") -> str:
-    """What a policy writes: thoughts and calls."""
     text = calls
     if isinstance(calls, list):
         text = "\n".join(json.dumps(call) for call in calls)

@@ -55,7 +55,6 @@ def metrics(folder: Path) -> list[dict]:
 
 
 def change_config(run: Path, **flags: object) -> None:
-    """Write other flags into the config.json of a run."""
     record = json.loads((run / "config.json").read_text())
     record["flags"] |= flags
     (run / "config.json").write_text(json.dumps(record))
@@ -360,7 +359,6 @@ def test_several_updates_per_batch():
 
 
 def cut(path: Path) -> None:
-    """Leave the first half of a file."""
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
 

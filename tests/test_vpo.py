@@ -55,7 +55,6 @@ def advantages_of(method: str, scored: Scored | Tensor, **options) -> Tensor:
 
 
 def shared_weights(n: int, P: int, k: int) -> Tensor:
-    """The same n preference weights for each of P prompts."""
     return vpo.sample_weights(1, n, k, generator=generator()).expand(P, -1, -1)
 
 

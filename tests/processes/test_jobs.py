@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_doors import write_fence
 from test_train import ROOT, fails, metrics
 
 import train
@@ -122,9 +123,7 @@ def test_a_task_and_a_method_of_ones_own_reach_the_processes(capsys):
     """A file given by its path, and a script that adds a method as docs/own.md does. SIGTERM, which
     Slurm sends to all of them, as a terminal sends Ctrl-C: no traceback of a child, and the way
     on."""
-    Path("my_task.py").write_text(
-        "from rewards import Fence\n\n\nclass Mine(Fence):\n    name = 'mine'\n", encoding="utf-8"
-    )
+    write_fence("", "my_task.py")
     Path("my_method.py").write_text(
         f"import sys\n\nsys.path.append({str(ROOT)!r})\nfrom vpo import ADVANTAGES, grpo\n\n\n"
         "def mine(x, e):\n    return 2 * grpo(x, e)\n\n\n"
