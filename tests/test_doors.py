@@ -17,7 +17,7 @@ from unittest.mock import Mock
 import matplotlib
 import pytest
 import torch
-from test_train import ROOT, SCRIPTS, change_config, fails, metrics
+from test_train import QUICK, ROOT, SCRIPTS, change_config, fails, metrics
 
 import eval as evaluation
 import train
@@ -28,10 +28,7 @@ from engine.files import check_free, owned
 from engine.runs import checkpoints, load_run
 from rewards import UserError
 
-TOY = shlex.split(
-    "--task toy --method grpo vpo --m 2 --warm-steps 4 --steps 2 --group-size 4 "
-    "--prompts-per-step 2 --eval-problems 2 --pool 4 --save-every 1 --device cpu"
-)
+TOY = [*QUICK, *shlex.split("--method grpo vpo --steps 2 --save-every 1")]
 JOIN = ["--out", "run", "--method", "multi_rlvr"]
 WITH_DATA = "flags = ('data',)\n    def __init__(self, data=''): pass"
 UNLUCKY = """
@@ -69,7 +66,7 @@ def files(folder: Path) -> dict[str, bytes]:
         ("--metod vpo", "--help lists all flags; did you mean --method?"),
         ("--method VPO", "did you mean vpo?"),
         ("--method grpo,vpo", "or several with blanks between"),
-        ("--subset 4", "a set of s = 4 rollouts needs a group of more, and G is 4"),
+        ("--subset 4", "a set of s = 4 rollouts needs a group of more, and G is 3"),
         ("--lr fast", "--lr fast: must be a rate of 1e-12 to 1, or METHOD=RATE"),
         ("--lr vpo=0.1", "--lr vpo=0.1: names no rate for grpo; add grpo=RATE"),
         ("--log wandb", "--log wandb: not installed; pip install wandb"),

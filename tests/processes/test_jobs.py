@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from test_doors import write_fence
-from test_train import ROOT, fails, metrics
+from test_train import LEARNING, ROOT, fails, metrics
 
 import train
 import vpo
@@ -22,10 +22,7 @@ from engine.training import jobs
 from engine.training.jobs import jobs_of, run_all
 from rewards import UserError
 
-QUICK = shlex.split(
-    "--task toy --warm-steps 8 --steps 8 --prompts-per-step 2 --group-size 4 --save-every 2 "
-    "--eval-problems 2 --pool 5 --device cpu --method grpo vpo"
-)
+QUICK = [*LEARNING, *shlex.split("--save-every 2 --eval-problems 2 --method grpo vpo")]
 
 
 # Functions for other processes, which import them from here.
