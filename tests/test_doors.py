@@ -443,7 +443,9 @@ def test_a_reward_that_raises_shows_its_traceback_and_where(capsys):
     with pytest.raises(ValueError, match="no luck") as raised:
         train.main([*TOY, "--task", "mine.py", "--out", "run", "--method", "vpo"])
     notes = " ".join(raised.value.__notes__)
-    assert "method vpo, step 2" in notes and "train-2" in notes and "--resume --out run" in notes
+    assert "method vpo, step 2" in notes and "--resume --out run" in notes
+    assert "Task.reward of problem 'train-2', answer '" in notes
+    assert str(raised.traceback[-1].path).endswith("mine.py")
     write_fence("")
     told = "delete its line in run/config.json"
     fails(["--resume", "--out", "run"], capsys, "mine.py: is not there, or not the file", told)

@@ -84,15 +84,6 @@ def test_a_file_is_named_with_its_ending(capsys):
     fails(["--task", "mine"], capsys, "--task mine: unknown;", "did you mean mine.py?")
 
 
-def test_what_ones_own_code_raises_keeps_its_traceback():
-    """Guards against a traceback that does not say which answer it came from."""
-    task = load_task(write(WORST, "return [1 / len(answer), 0]"))
-    with pytest.raises(ZeroDivisionError) as error:
-        check_task(task, 3)
-    assert str(error.traceback[-1].path).endswith("mine.py")
-    assert error.value.__notes__ == ["Task.reward of problem 'train-0', answer ''"]
-
-
 @pytest.mark.parametrize("error", ["MemoryError('mine')", "RuntimeError('quota out of memory')"])
 def test_an_error_of_ones_own_is_not_taken_for_a_lack_of_memory(error):
     path = write(WORST, f"raise {error}")
