@@ -29,7 +29,6 @@ from engine.runs import checkpoints, load_run
 from rewards import UserError
 
 TOY = [*QUICK, *shlex.split("--method grpo vpo --steps 2 --save-every 1")]
-JOIN = ["--out", "run", "--method", "multi_rlvr"]
 WITH_DATA = "flags = ('data',)\n    def __init__(self, data=''): pass"
 UNLUCKY = """
     def reward(self, problem, answer):
@@ -213,7 +212,8 @@ def test_a_crash_before_the_first_checkpoint_leaves_the_folder_reusable(monkeypa
 def test_a_method_joins_with_the_flags_of_the_run(toy_run, capsys):
     """From the same start, and none of them is repeated; without evaluation the checkpoints are named."""
     start = files(toy_run / "start")
-    train.main([*JOIN, "--lr", "multi_rlvr=2e-3", "--eval-problems", "0"])
+    flags = "--out run --method multi_rlvr --lr multi_rlvr=2e-3 --eval-problems 0"
+    train.main(flags.split())
     out = capsys.readouterr().out
     assert "run/METHOD/checkpoint-000004" in out and "python eval.py run" in out
     assert load_run(toy_run).config.method == ["grpo", "vpo", "multi_rlvr"]

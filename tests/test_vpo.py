@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,10 +53,6 @@ def advantages_of(method: str, scored: Scored | Tensor, **options) -> Tensor:
     return vpo.ADVANTAGES[method](scored, Options(**options))
 
 
-def shared_weights(n: int, P: int, k: int) -> Tensor:
-    return vpo.sample_weights(1, n, k, generator=generator()).expand(P, -1, -1)
-
-
 # Preference weights.
 
 
@@ -100,7 +95,8 @@ def test_set_reward_matches_the_closed_form():
     """Guards against the mean inside, where two specialists are worth 1/2 and not 3/4. 200,000 draws leave an error of about 0.001."""
     assert envelope_area([[1.0, 0.0], [0.0, 1.0]]) == pytest.approx(0.75)
     rewards = random_rewards(2, 6, 4, 5, 2) * 2 - 0.7  # negative rewards too
-    R = vpo.set_reward(rewards, shared_weights(200_000, 6, 2))
+    weights = vpo.sample_weights(1, 200_000, 2, generator=generator()).expand(6, -1, -1)
+    R = vpo.set_reward(rewards, weights)
     for p, g in itertools.product(range(6), range(4)):
         assert R[p, g].item() == pytest.approx(envelope_area(rewards[p, g].tolist()), abs=5e-3)
 
@@ -392,17 +388,14 @@ def test_shapes_are_known_without_numbers(method):
 
 
 class LargestTensor(TorchDispatchMode):
-    """Notes the number of elements of the largest tensor, of those that count, that any operation makes."""
+    """Notes the number of elements of the largest tensor that any operation makes."""
 
-    def __init__(self, counts: Callable[[Tensor], bool] = lambda tensor: True):
-        super().__init__()
-        self.counts = counts
-        self.n = 0
+    n = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and self.counts(tensor):
+            if isinstance(tensor, Tensor):
                 self.n = max(self.n, tensor.numel())
         return result
 
