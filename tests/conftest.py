@@ -18,7 +18,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # no card: what the tests compare are n
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
-SLOW_FILES = "lesson examples jobs train fast sandbox device rollout doors search page playground"
+SLOW_FILES = "lesson examples jobs sandbox train fast doors device search code rollout playground"
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -152,10 +152,10 @@ FORMATS = {
 }
 
 
-def write(*records: dict | str, name: str = "problems.jsonl") -> str:
+def write(*records: dict | str) -> str:
     lines = [record if isinstance(record, str) else json.dumps(record) for record in records]
-    Path(name).write_text("".join(line + "\n" for line in lines), "utf-8")
-    return name
+    Path("problems.jsonl").write_text("".join(line + "\n" for line in lines), "utf-8")
+    return "problems.jsonl"
 
 
 @pytest.mark.parametrize("name", FORMATS)

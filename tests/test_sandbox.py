@@ -378,8 +378,8 @@ def test_helpers_end_with_the_trainer():
     assert wait_until(lambda: not left_by({helper}))
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 20) -> bool:
-    deadline = time.monotonic() + seconds
+def wait_until(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 20
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.05)
     return condition()

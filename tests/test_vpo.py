@@ -466,11 +466,11 @@ def test_golden_values():
 # The loss.
 
 
-def loss_inputs(B: int = 4, T: int = 6) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def loss_inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """logprobs and old_logprobs (B, T), advantages (B), token_mask (B, T)."""
-    old = -random_rewards(15, B, T) * 3
-    new = (old + 0.8 * (random_rewards(16, B, T) - 0.5)).requires_grad_()
-    return new, old, torch.tensor([1.0, -1.0, 2.0, -0.5]), random_rewards(17, B, T) > 0.3
+    old = -random_rewards(15, 4, 6) * 3
+    new = (old + 0.8 * (random_rewards(16, 4, 6) - 0.5)).requires_grad_()
+    return new, old, torch.tensor([1.0, -1.0, 2.0, -0.5]), random_rewards(17, 4, 6) > 0.3
 
 
 def test_on_policy_gradient_is_reinforce():
