@@ -233,9 +233,6 @@ HONEST_ADDS = {
         "    a, b = map(int, input().split())\n    print(a + b)\nthreading.Thread(target=main).start()"
     ),
     "atexit": "import atexit\na, b = map(int, input().split())\natexit.register(lambda: print(a + b))",
-    "leaves a builtin": (
-        f"import builtins\nfirst = not hasattr(builtins, 'x')\nbuiltins.x = 1\nif first:\n    {ADD.replace(chr(10), chr(10) + '    ')}"
-    ),
     "fails over what it left": f"import heapq\nassert not hasattr(heapq, 'x')\nheapq.x = 1\n{ADD}",
     "random numbers": (
         f"import random\nif random.random() > 0.84 and random.random() > 0.75:\n    {ADD.replace(chr(10), chr(10) + '    ')}"

@@ -8,12 +8,12 @@ import hashlib
 import json
 import pickle
 import random
-import shlex
 import zlib
 from pathlib import Path
 
 import pytest
 from test_rollout import save_random_model
+from test_train import QUICK
 
 import train
 from engine.config import Config
@@ -152,16 +152,10 @@ FORMATS = {
 }
 
 
-TRAIN = shlex.split(
-    "--task code --out run --method vpo --m 2 --steps 1 --device cpu --prompts-per-step 1 "
-    "--group-size 2 --pool 4 --max-new-tokens 9"
-)
-
-
-def write(*records: dict | str, name: str = "problems.jsonl") -> str:
+def write(*records: dict | str) -> str:
     lines = [record if isinstance(record, str) else json.dumps(record) for record in records]
-    Path(name).write_text("".join(line + "\n" for line in lines), "utf-8")
-    return name
+    Path("problems.jsonl").write_text("".join(line + "\n" for line in lines), "utf-8")
+    return "problems.jsonl"
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -446,7 +440,6 @@ def test_a_bad_file_is_named_in_one_line(records, message):
 
 
 def several(n: int) -> list[dict]:
-    """Problems with different ids and texts."""
     return [OWN | {"id": f"p{i}", "prompt": f"Double {i}."} for i in range(n)]
 
 
@@ -601,7 +594,8 @@ def test_real_formats_go_through_training_and_evaluation(capsys):
     hold no program: guards against a run that learnt nothing and ends like a success."""
     data = write(*(record for record, *_ in FORMATS.values()))
     files = ["--data", data, "--test-data", data, "--model", save_random_model("model", "llama")]
-    train.main([*TRAIN, *files, "--eval-problems", "20"])
+    flags = "--task code --out run --method vpo --warm-steps 0 --steps 1 --max-new-tokens 9"
+    train.main([*QUICK, *files, *flags.split(), "--eval-problems", "20"])
     report = json.loads(Path("run/eval.json").read_text("utf-8"))
     assert report["policies"]["vpo"]["pass@4"]["mean"] == 0
     told = capsys.readouterr()

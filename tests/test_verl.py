@@ -58,7 +58,6 @@ def trainer_of(*settings: str):
 
 @pytest.fixture(scope="module")
 def queue():
-    """veRL's queue of rollouts."""
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
     import ray
 
@@ -77,7 +76,6 @@ def letters(tmp_path) -> str:
 
 
 def rows_of(task: str, n: int, m: int) -> list[dict]:
-    """A data set, as the command writes it."""
     with contextlib.redirect_stdout(io.StringIO()) as stdout:
         verl_vpo.write_rows(task, "train", n, m)
     return [json.loads(line) for line in stdout.getvalue().splitlines()]

@@ -15,7 +15,6 @@ from report.snapshots import Snapshots
 
 
 def open_page(tab, folder: Path, snapshots: Snapshots, width: int) -> None:
-    """Write the page of these snapshots and open it."""
     page.write_page(folder / "report.html", snapshots)
     tab.open(folder / "report.html", width)
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_train import ROOT, fails, metrics
+from test_doors import write_fence
+from test_train import LEARNING, ROOT, fails, metrics
 
 import train
 import vpo
@@ -21,10 +22,7 @@ from engine.training import jobs
 from engine.training.jobs import jobs_of, run_all
 from rewards import UserError
 
-QUICK = shlex.split(
-    "--task toy --warm-steps 8 --steps 8 --prompts-per-step 2 --group-size 4 --save-every 2 "
-    "--eval-problems 2 --pool 5 --device cpu --method grpo vpo"
-)
+QUICK = [*LEARNING, *shlex.split("--save-every 2 --eval-problems 2 --method grpo vpo")]
 
 
 # Functions for other processes, which import them from here.
@@ -122,9 +120,7 @@ def test_a_task_and_a_method_of_ones_own_reach_the_processes(capsys):
     """A file given by its path, and a script that adds a method as docs/own.md does. SIGTERM, which
     Slurm sends to all of them, as a terminal sends Ctrl-C: no traceback of a child, and the way
     on."""
-    Path("my_task.py").write_text(
-        "from rewards import Fence\n\n\nclass Mine(Fence):\n    name = 'mine'\n", encoding="utf-8"
-    )
+    write_fence("", "my_task.py")
     Path("my_method.py").write_text(
         f"import sys\n\nsys.path.append({str(ROOT)!r})\nfrom vpo import ADVANTAGES, grpo\n\n\n"
         "def mine(x, e):\n    return 2 * grpo(x, e)\n\n\n"

@@ -8,7 +8,7 @@ import torch
 from engine.config import AUTO, Config
 from engine.tasks import load_task_class
 from engine.training.jobs import PROCESS_BYTES
-from engine.training.memory import GIB, fill_card, free_memory
+from engine.training.memory import GIB, fill_card
 from study.benchmarks import one_gpu
 from study.benchmarks.memory_table import LAPTOPS
 
@@ -42,15 +42,3 @@ def test_a_laptops_row_fits_by_plan(row):
     fill_card(config, policy, load_task_class("headline")(), int(free))
     assert config.sampling_batch >= 48
     assert config.micro_batch_tokens > 2000
-
-
-def test_a_large_card_looks_like_a_small_one(monkeypatch):
-    """Guards against a plan for the whole card, and memory beyond the small one's."""
-    shares = []
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (70 * GIB, 80 * GIB))
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", shares.append)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 2 * GIB)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: GIB)
-    one_gpu.pretend_small(8)
-    assert shares == [pytest.approx((8 - 0.6) / 80)]
-    assert free_memory() / GIB == pytest.approx(8 - 0.6 - 1)

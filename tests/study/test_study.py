@@ -33,7 +33,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def results() -> Stored:
-    """What lies in study/results/."""
     return load_stored(Store(ROOT / RESULTS))
 
 

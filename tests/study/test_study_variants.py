@@ -91,7 +91,6 @@ def test_a_variant_trains(variant, monkeypatch):
 
 
 def run_script(script: str, flags: str, monkeypatch) -> None:
-    """A script of the study as a command, in this process."""
     monkeypatch.setattr(sys, "argv", [script, *flags.split()])
     runpy.run_path(str(STUDY / script), run_name="__main__")
 
