@@ -329,11 +329,10 @@ def try_method(name: str, config: Config) -> None:
     scored = Scored(rewards, rewards.mean(-1), present, ~present, objectives, torch.zeros(2, 1))
     try:
         advantages = ADVANTAGES[name](scored, options_of(config, generator))
-    except ValueError as error:  # a flag does not fit
-        if ADVANTAGES[name].__module__ != "vpo":  # or a fault in a user's own code
-            raise
+    except ValueError as error:  # a flag does not fit, or a user's own code has a fault
+        is_own = ADVANTAGES[name].__module__ != "vpo"
         flags = f"--group-size {G} --subset {config.subset}"
-        raise UserError(f"--method {name} {flags}: {error}") from error
+        raise error if is_own else UserError(f"--method {name} {flags}: {error}") from None
     has_shape = isinstance(advantages, torch.Tensor) and advantages.shape == (2, G)
     if not has_shape or not advantages.isfinite().all() or advantages[1].any():
         rule = "must return finite advantages (P, G), exactly 0 for equal rewards (see vpo.center)"

@@ -256,24 +256,28 @@ def claimed(config: Config, argv: list[str], stored: StoredRun | None) -> Iterat
     Args:
         stored: the run that the command goes on with.
     """
-    command = {
-        "command": " ".join(["python", sys.argv[0], *argv]),
-        "date": time.strftime("%Y-%m-%d"),
-        "vpo": __version__,
-        "python": sys.version.split()[0],
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if config.device == "cuda" else None,
-    }
-    flags = dataclasses.asdict(config)
-    del flags["resume"], flags["out"]
-    history = [command]
-    if stored is not None:
-        flags["method"] = list(dict.fromkeys([*stored.config.method, *config.method]))
-        history = [*stored.history, command]
-    record = {"flags": flags, "history": history, "data": file_digests(config)}
     out = Path(config.out)
     with owned(out):
+        present = find_run(out, config.resume)
+        if present and present != stored:  # another command has trained here in the meantime
+            check_joins(config, present)
+            stored = present
+        command = {
+            "command": " ".join(["python", sys.argv[0], *argv]),
+            "date": time.strftime("%Y-%m-%d"),
+            "vpo": __version__,
+            "python": sys.version.split()[0],
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "gpu": torch.cuda.get_device_name() if config.device == "cuda" else None,
+        }
+        flags = dataclasses.asdict(config)
+        del flags["resume"], flags["out"]
+        history = [command]
+        if stored is not None:
+            flags["method"] = list(dict.fromkeys([*stored.config.method, *config.method]))
+            history = [*stored.history, command]
+        record = {"flags": flags, "history": history, "data": file_digests(config)}
         with writing(out):
             write_text(out / "config.json", json.dumps(record, indent=1))
         yield

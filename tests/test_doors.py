@@ -166,6 +166,20 @@ def test_a_second_command_is_refused_while_the_first_trains(toy_run, capsys):
     assert files(toy_run) == before
 
 
+def test_a_run_that_another_command_trained_in_the_meantime_stays(monkeypatch, capsys):
+    """Guards against its weights under the flags of the command that was slower to begin."""
+
+    def slow_start(*arguments):
+        monkeypatch.setattr(train, "start_policy", start_policy)
+        train.main(["--out", "run", *TOY, "--eval-problems", "0"])
+        return start_policy(*arguments)
+
+    start_policy = train.start_policy
+    monkeypatch.setattr(train, "start_policy", slow_start)
+    fails(["--out", "run", *TOY, "--seed", "1"], capsys, "another run, with --seed 0, not 1")
+    assert load_run(Path("run")).config.seed == 0
+
+
 def test_a_crash_before_the_first_checkpoint_leaves_the_folder_reusable(monkeypatch, capsys):
     """With other methods, and with one that had begun."""
 
