@@ -15,6 +15,7 @@ In names such as best@k the letter k counts candidates. In shapes n is the pool,
 import dataclasses
 import math
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -242,6 +243,9 @@ def evaluate(runs: list[Path], flags: EvalFlags) -> None:
     evaluations = evaluations_of(runs, flags)
     for run in runs:
         load_config_and_tokenizer(str(run / "start"))
+    for evaluation in evaluations:  # tried before minutes are spent
+        with writing(evaluation.folder), tempfile.TemporaryFile(dir=evaluation.folder):
+            pass
     if flags.save_mixed:
         folders = output_folders(runs, flags.save_mixed)
         for evaluation, folder in zip(evaluations, folders, strict=True):

@@ -228,7 +228,8 @@ def peak_rate(config: Config, method: str) -> float:
         except ValueError:
             rate = math.nan  # which is in no range
         if name not in ("", *ADVANTAGES) or not 1e-12 <= rate <= 1:
-            raise UserError(f"--lr {entry}: must be a rate of 1e-12 to 1, or METHOD=RATE")
+            rule = "must be a rate of 1e-12 to 1, or METHOD=RATE of a known method"
+            raise UserError(f"--lr {entry}: {rule}")
         if name in ("", method):
             found = rate
     if found is None:
@@ -328,11 +329,12 @@ def try_method(name: str, config: Config) -> None:
     scored = Scored(rewards, rewards.mean(-1), present, ~present, objectives, torch.zeros(2, 1))
     try:
         advantages = ADVANTAGES[name](scored, options_of(config, generator))
-    except ValueError as error:  # a flag does not fit
+    except ValueError as error:  # a flag does not fit, or a user's own code has a fault
+        is_own = ADVANTAGES[name].__module__ != "vpo"
         flags = f"--group-size {G} --subset {config.subset}"
-        raise UserError(f"--method {name} {flags}: {error}") from error
-    is_finite = advantages.shape == (2, G) and advantages.isfinite().all()
-    if not is_finite or advantages[1].any():
+        raise error if is_own else UserError(f"--method {name} {flags}: {error}") from None
+    has_shape = isinstance(advantages, torch.Tensor) and advantages.shape == (2, G)
+    if not has_shape or not advantages.isfinite().all() or advantages[1].any():
         rule = "must return finite advantages (P, G), exactly 0 for equal rewards (see vpo.center)"
         raise UserError(f"--method {name}: {rule}, not {advantages!r:.80}")
 

@@ -45,7 +45,7 @@ def writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         problem = f"{folder}: cannot be written ({error.strerror})"
-        raise UserError(f"{problem}; name another folder with --out") from error
+        raise UserError(f"{problem}; name another folder with --out, or make room") from error
 
 
 @contextlib.contextmanager

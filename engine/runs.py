@@ -32,9 +32,11 @@ from engine.config import (
 from engine.errors import did_you_mean
 from engine.files import LOCK, check_free, owned, write_text, writing
 from engine.models import load_config_and_tokenizer
-from engine.tasks import load_task, load_task_class
+from engine.tasks import check_text, load_task, load_task_class
 from rewards import Task, UserError
 from vpo import ADVANTAGES, answers_per_rollout
+
+LEFTOVERS = {LOCK, "config.json.tmp"}  # of a run that could not begin, as on a full disk
 
 
 @dataclass
@@ -70,13 +72,17 @@ def read_config(argv: list[str], doc: str) -> tuple[Config, Task, StoredRun | No
     # The flags on which the other flags' defaults depend.
     first = Parser(Config, "train.py", doc, add_help=False).parse_known_args(argv)[0]
     out = Path(first.out or f"runs/{Path(first.task).stem}-seed{first.seed}")
+    check_text(str(out), "--out")
     check_free(out)
     stored = find_run(out, first.resume)
 
     parser = Parser(Config, "train.py", doc)
     if stored is None:
         device = device_of(first.device, first.model == "tiny")
-        base = Config(**task_defaults(load_task_class(first.task), first.model, device))
+        defaults = task_defaults(load_task_class(first.task), first.model, device)
+        for name in defaults.keys() - vars(Config()):
+            parser.error(f"--task {first.task}: its default {name!r} is no flag")
+        base = Config(**defaults)
     elif first.resume:
         base = stored.config
     else:
@@ -139,7 +145,7 @@ def find_run(out: Path, resume: bool) -> StoredRun | None:
         return stored if resume or stored.has_checkpoint else None  # else nothing is lost
     if resume:
         raise UserError(f"--resume: {out} holds no run; name the folder of one with --out")
-    if out.exists() and (not out.is_dir() or any(path.name != LOCK for path in out.iterdir())):
+    if out.exists() and (not out.is_dir() or set(os.listdir(out)) - LEFTOVERS):
         raise UserError(f"--out {out}: not empty, and no run of train.py; take another name")
     return None
 
@@ -157,6 +163,8 @@ def load_run(run: Path) -> StoredRun:
         known = {name: value for name, value in flags.items() if name not in gone}
         config = Config(**known, out=str(run))
         check_ranges(config)
+        history = list(record.get("history", []))
+        digests = dict(record.get("data", {}))
     except (OSError, UserError, ValueError, TypeError, LookupError, AttributeError) as error:
         problem = f"{path}: cannot be read as that of a run ({error!s:.200})"
         raise UserError(f"{problem}; name a run folder, restore it or train again") from error
@@ -166,12 +174,12 @@ def load_run(run: Path) -> StoredRun:
     vars(config).update(files_of(config))
     has_checkpoint = any(checkpoints(run / method) for method in config.method)
     if has_checkpoint:
-        check_files(config, record.get("data", {}))
+        check_files(config, digests)
     for method in config.method:
         if method not in ADVANTAGES:
             advice = "give the command from the file that defines it (docs/own.md)"
             raise UserError(f"{run}: has the method {method}, unknown here; {advice}")
-    return StoredRun(config, record.get("history", []), has_checkpoint)
+    return StoredRun(config, history, has_checkpoint)
 
 
 def check_files(config: Config, digests: dict[str, str]) -> None:
@@ -248,24 +256,28 @@ def claimed(config: Config, argv: list[str], stored: StoredRun | None) -> Iterat
     Args:
         stored: the run that the command goes on with.
     """
-    command = {
-        "command": " ".join(["python", sys.argv[0], *argv]),
-        "date": time.strftime("%Y-%m-%d"),
-        "vpo": __version__,
-        "python": sys.version.split()[0],
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if config.device == "cuda" else None,
-    }
-    flags = dataclasses.asdict(config)
-    del flags["resume"], flags["out"]
-    history = [command]
-    if stored is not None:
-        flags["method"] = list(dict.fromkeys([*stored.config.method, *config.method]))
-        history = [*stored.history, command]
-    record = {"flags": flags, "history": history, "data": file_digests(config)}
     out = Path(config.out)
     with owned(out):
+        present = find_run(out, config.resume)
+        if present and present != stored:  # another command has trained here in the meantime
+            check_joins(config, present)
+            stored = present
+        command = {
+            "command": " ".join(["python", sys.argv[0], *argv]),
+            "date": time.strftime("%Y-%m-%d"),
+            "vpo": __version__,
+            "python": sys.version.split()[0],
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "gpu": torch.cuda.get_device_name() if config.device == "cuda" else None,
+        }
+        flags = dataclasses.asdict(config)
+        del flags["resume"], flags["out"]
+        history = [command]
+        if stored is not None:
+            flags["method"] = list(dict.fromkeys([*stored.config.method, *config.method]))
+            history = [*stored.history, command]
+        record = {"flags": flags, "history": history, "data": file_digests(config)}
         with writing(out):
             write_text(out / "config.json", json.dumps(record, indent=1))
         yield

@@ -128,13 +128,13 @@ def numbers_of(task: Task, vector: Any, k: int, place: str) -> list[float]:
     """A vector of k numbers, of any k if it is 0 and no objective has a name. Raises UserError for another."""
     k = len(task.objectives) or k
     try:
-        values = [float(value) for value in vector]
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last one is torch's
+        values = [value.__float__() for value in vector[:]]  # neither text nor a set has both
+    except (AttributeError, LookupError, TypeError, ValueError, OverflowError, RuntimeError):
         values = []
     has_size = len(values) == k if k else values
     if has_size and all(task.minimum <= value < 1e30 for value in values):  # no NaN either
         return values
-    rule = f"must be {k or 'some'} finite numbers of at least minimum = {task.minimum}"
+    rule = f"must be a list of {k or 'some'} finite numbers of at least minimum = {task.minimum}"
     raise UserError(f"task {task.name}: {place}, {vector!r:.80}, {rule}")
 
 
@@ -155,7 +155,7 @@ def check_text(text: Any, name: str) -> None:
 
 def task_scalars(task: Task, rewards: Tensor) -> Tensor:
     """task.scalar of rewards (..., k), checked: (...)."""
-    scalars = task.scalar(rewards)
+    scalars = torch.as_tensor(task.scalar(rewards))
     if scalars.shape != rewards.shape[:-1] or not scalars.isfinite().all():
         raise UserError(f"task {task.name}: scalar must be finite numbers (...), not {scalars}")
     return scalars

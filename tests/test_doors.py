@@ -25,7 +25,7 @@ import vpo
 from engine.config import Config, check_ranges, flag_of
 from engine.errors import as_command, explain_machine
 from engine.files import check_free, owned
-from engine.runs import checkpoints, load_run
+from engine.runs import checkpoints, find_run, load_run
 from rewards import UserError
 
 TOY = [*QUICK, *shlex.split("--method grpo vpo --steps 2 --save-every 1")]
@@ -96,11 +96,19 @@ def test_every_number_has_a_range():
                     check_ranges(Config(**{field.name: value}))
 
 
-@pytest.mark.parametrize("method", [lambda x, e: x.scalars, lambda x, e: x.scalars.sum(-1) / 0])
+@pytest.mark.parametrize(
+    "method", [lambda x, e: x.scalars, lambda x, e: x.scalars.sum(-1) / 0, lambda x, e: None]
+)
 def test_a_wrong_method_is_named_before_any_minute_is_spent(method, monkeypatch, capsys):
     monkeypatch.setitem(vpo.ADVANTAGES, "mine", method)
     fails([*TOY, "--method", "mine"], capsys, "must return finite advantages (P, G), exactly 0")
     assert not Path("runs").exists()
+
+
+def test_what_ones_own_method_raises_keeps_its_traceback(monkeypatch):
+    monkeypatch.setitem(vpo.ADVANTAGES, "mine", lambda scored, options: int("mine"))
+    with pytest.raises(ValueError, match="mine"):
+        train.main([*TOY, "--method", "mine"])
 
 
 # Run folders.
@@ -191,6 +199,20 @@ def test_a_second_command_is_refused_while_the_first_trains(toy_run, capsys):
     assert files(toy_run) == before
 
 
+def test_a_run_that_another_command_trained_in_the_meantime_stays(monkeypatch, capsys):
+    """Guards against its weights under the flags of the command that was slower to begin."""
+
+    def slow_start(*arguments):
+        monkeypatch.setattr(train, "start_policy", start_policy)
+        train.main(["--out", "run", *TOY, "--eval-problems", "0"])
+        return start_policy(*arguments)
+
+    start_policy = train.start_policy
+    monkeypatch.setattr(train, "start_policy", slow_start)
+    fails(["--out", "run", *TOY, "--seed", "1"], capsys, "another run, with --seed 0, not 1")
+    assert load_run(Path("run")).config.seed == 0
+
+
 def test_a_crash_before_the_first_checkpoint_leaves_the_folder_reusable(monkeypatch, capsys):
     """With other methods, and with one that had begun."""
 
@@ -235,7 +257,7 @@ def test_a_config_that_was_edited_is_named(toy_run, capsys):
     change_config(toy_run, m="two")
     path = toy_run / "config.json"
     told = f"{path}: cannot be read as that of a run"
-    edited = [path.read_text(), "{", "{}", '{"flags": []}']
+    edited = [path.read_text(), "{", "{}", '{"flags": []}', '{"flags": {}, "data": null}']
     for text in edited:
         path.write_text(text)
         fails(["run"], capsys, told, command=evaluation.main)
@@ -267,12 +289,19 @@ def test_an_own_task_is_found_from_another_folder(capsys, monkeypatch):
     ("name", "message"),
     [
         ("a" * 20_000, "File name too long: 'aaa"),
+        ("r\udcff", "--out 'r\\udcff' must be text"),
         ("/proc/run", "/proc/run: cannot be written (No such file or directory); name another"),
     ],
 )
 def test_a_folder_that_the_system_refuses_is_named(name, message, capsys, monkeypatch):
     monkeypatch.setattr(train, "warm_up", lambda *args: pytest.fail("minutes are spent"))
     fails(["--out", name, *TOY], capsys, message)
+
+
+def test_a_folder_that_cannot_hold_an_evaluation_is_named(toy_run, capsys, monkeypatch):
+    monkeypatch.setattr(evaluation, "run_all", lambda *args: pytest.fail("minutes are spent"))
+    told = "/proc/table: cannot be written"
+    fails(["run", "--out", "/proc/table"], capsys, told, command=evaluation.main)
 
 
 def test_what_the_system_refuses_is_one_line(capsys):
@@ -311,6 +340,13 @@ def test_a_full_disk_is_named_and_leaves_nothing_half(capsys, monkeypatch):
     text = "run/grpo/checkpoint-000001: cannot be written ([enforce fail"
     fails(["--out", "run", *TOY], capsys, text, "make room and --resume")
     assert not list(Path("run").rglob("*.tmp*")) and not list(Path("run/grpo").glob("checkpoint-*"))
+
+
+def test_a_folder_in_which_no_run_could_begin_is_reusable():
+    """Guards against a full disk whose user has made room, and is told to take another folder."""
+    Path("run").mkdir()
+    Path("run/config.json.tmp").touch()
+    assert find_run(Path("run"), resume=False) is None
 
 
 # A machine that is not ours.

@@ -47,13 +47,26 @@ def test_an_unknown_task_is_told_the_known_ones(name):
         (
             WORST,
             "return [float('nan'), 0]",
-            "problem 'train-0', answer '', [nan, 0], must be 2 finite",
+            "problem 'train-0', answer '', [nan, 0], must be a list of 2 finite",
         ),
         (WORST, "return [-0.1, 0.5]", "finite numbers of at least minimum = 0.0"),
-        (WORST, "return [0.5]", "answer '', [0.5], must be 2 finite numbers"),
+        (WORST, "return [0.5]", "answer '', [0.5], must be a list of 2 finite numbers"),
+        # Text would be read digit by digit, a set has no order.
+        (WORST, "return '10'", "answer '', '10', must be a list of 2 finite numbers"),
+        (WORST, "return {0.0, 0.5}", "must be a list of 2 finite numbers"),
         ('("ann", "bob")', '"ann"', "objectives must be a tuple"),
         (NAME, f"    def rewards(self, pairs): pass\n{NAME}", "rewards must return 2 vectors"),
         (NAME, f"    def scalar(self, r): return r\n{NAME}", "scalar must be finite numbers (...)"),
+        (
+            NAME,
+            f"    def scalar(self, r): return 0.5\n{NAME}",
+            "scalar must be finite numbers (...)",
+        ),
+        (
+            '"warm_steps": 60',
+            '"warm_step": 60',
+            "--task mine.py: its default 'warm_step' is no flag",
+        ),
         ('words = ("menu", *LIGHT)', "", "--model tiny: task menu has no words for it"),
         ("def demonstration", "def another", "task menu has no demonstrations, which --model tiny"),
         # Words that would silently become padding.

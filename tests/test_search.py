@@ -67,7 +67,7 @@ def test_the_best_that_can_be_reached_solves_a_problem(text, monkeypatch):
         population.add(Candidate(problem.id, 1, 0, 0, "answer", rewards, goal.score(rewards)))
         assert population.solved_after() == 1
     monkeypatch.setattr(task, "reachable", Mock(return_value=[1.0, 0.0, 0.0]))
-    with pytest.raises(UserError, match="reachable .* 1.0, must be 3 finite numbers"):
+    with pytest.raises(UserError, match="reachable .* 1.0, must be a list of 3 finite numbers"):
         search.make_goal(text, task).target_of(problem)
 
 
