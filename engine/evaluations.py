@@ -1,6 +1,7 @@
 """Evaluations: their settings and pools, and the rows of a table of several runs."""
 
 import dataclasses
+import importlib.util
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +85,8 @@ def evaluations_of(runs: list[Path], flags: Any) -> list[Evaluation]:
 def evaluation_of(run: Path, changes: dict) -> Evaluation:
     """How to evaluate a run: by its own flags, but for the changes that are not None."""
     config = load_run(run).config
+    if config.lora_rank and not importlib.util.find_spec("peft"):
+        raise UserError(f"{run}: holds adapters, which need peft; pip install peft")
     n = config.eval_problems or Config.eval_problems
     own = Settings("test", n, config.pool, config.eval_temperature)
     changed = {name: value for name, value in changes.items() if value is not None}
