@@ -97,7 +97,7 @@ def train_step(
 
     # 4. gradient and update
     lr = learning_rate(state.peak_lr, t, config)
-    gradient = backward if config.plain else fast.backward  # the same, sooner
+    gradient = backward if config.plain else fast.backward  # the same gradient, sooner
     for _ in range(config.updates):
         metrics = gradient(policy, state.reference, rollouts, row_advantages, config)
         norm = torch.nn.utils.clip_grad_norm_(state.optimizer.weights, 1.0)
