@@ -28,7 +28,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from engine.errors import is_out_of_memory
+from engine.errors import did_you_mean, is_out_of_memory
 from rewards import MAX_ANSWERS, Task, UserError
 
 ADAPTER_FILE = "adapter_config.json"  # tells a folder of peft from an ordinary checkpoint
@@ -163,6 +163,8 @@ def _explained(name: str) -> Iterator[None]:
             advice = "choose a model whose code is in transformers"
         elif not Path(name).exists():
             advice = "no such folder or Hub model, no connection, or it is gated: `hf auth login`"
+            beside = [path.name for path in Path(name).parent.glob("*")]
+            advice += did_you_mean(Path(name).name, beside)
         else:
             _check_files(name)
             version = transformers.__version__
@@ -186,7 +188,7 @@ def _check_files(name: str) -> None:
             else:
                 with safe_open(path, "pt"):  # which looks at its size
                     pass
-        except (FileNotFoundError, ValueError, SafetensorError) as error:
+        except (FileNotFoundError, NotADirectoryError, ValueError, SafetensorError) as error:
             problem = f"cannot be loaded ({path.name} is missing or damaged: {error})"
             raise UserError(f"--model {name}: {problem}; {_remedy(name)}") from error
 
