@@ -3,7 +3,7 @@
     python study/reproduce.py --write      documents, tables and figures from what is stored
     python study/reproduce.py --list       what is stored, and what is missing
     python study/reproduce.py              trains the cells of the tiny model that are not stored yet
-    python study/reproduce.py --out again  trains all of them anew on your machine, into a folder
+    python study/reproduce.py --out runs/again  trains all of them anew on your machine, into a folder
     python study/reproduce.py --mixed      half-way weights, into study/results/mixed or --out
     python study/reproduce.py --only toy   the cells whose names contain a text, here all of the toy
 
