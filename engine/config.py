@@ -17,6 +17,7 @@ from vpo import ADVANTAGES, ALPHAS, Options, Scored, answers_per_rollout
 
 TASKS = ("maze", "fence", "toy", "code", "headline", "musique", "eureqa", "tool")
 AUTO = -1  # the default of some numbers on cuda: what the card's memory holds
+IGNORE_SUBSET = {"grpo", "dr_grpo", "maxrl", "gdpo", "random_weighting", "multi_rlvr"}
 # Peak learning rates of the tiny model: the best of a grid on validation mazes (study/pages/learning_rates.md).
 TINY_RATES = (
     "5e-4 grpo=1.2e-3 dr_grpo=8e-4 maxrl=8e-4 gdpo=1.2e-3 max_at_k=1.2e-3 multi_rlvr=1.2e-3 "
@@ -194,7 +195,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         _, _, unknown = message.partition("unrecognized arguments: ")
-        hint = did_you_mean(unknown.partition(" ")[0], map(flag_of, vars(self.flags())))
+        first = unknown.partition(" ")[0]
+        hint = did_you_mean(first, map(flag_of, vars(self.flags())))
         self.exit(2, f"{self.prog}: error: {message}; --help lists all flags{hint}\n")
 
 
@@ -256,9 +258,12 @@ def resolve(config: Config) -> None:
         is_half = has_bfloat16 and not config.is_tiny and not config.warms_up_all
         config.dtype = "bfloat16" if is_half else "float32"
     open_device(config.device, config.dtype)
+    if is_cuda and config.dtype == "bfloat16" and not has_bfloat16:
+        raise UserError("--dtype bfloat16: this card only emulates it; take --dtype float32")
+    defaults = vars(Config()) if config.is_tiny else LANGUAGE_DEFAULTS
     for name in ("micro_batch_tokens", "sampling_batch"):
         if not is_cuda and getattr(config, name) == AUTO:  # there is no card to fill
-            setattr(config, name, getattr(Config, name))
+            setattr(config, name, defaults[name])
 
 
 def device_of(flag: str, is_tiny: bool) -> str:
@@ -295,6 +300,8 @@ def mistakes(config: Config, task: Task) -> Iterator[str]:
         yield f"--lora-rank {config.lora_rank}: needs peft; pip install peft"
     if (Path(config.model) / "adapter_config.json").is_file():
         yield f"--model {config.model}: an adapter; merge it first (merge_and_unload of peft)"
+    if config.pool < config.m:
+        yield f"--pool {config.pool}: must hold at least one rollout of --m {config.m} answers"
     for name in TASK_FLAGS:
         value = getattr(config, name)
         if value != getattr(Config(), name) and name not in task.flags:

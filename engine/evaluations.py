@@ -91,6 +91,9 @@ def evaluation_of(run: Path, changes: dict) -> Evaluation:
     own = Settings("test", n, config.pool, config.eval_temperature)
     changed = {name: value for name, value in changes.items() if value is not None}
     settings = dataclasses.replace(own, **changed)
+    if settings.pool < config.m:
+        message = f"must hold one rollout of the run's {config.m} answers"
+        raise UserError(f"--pool {settings.pool}: {message}")
     return Evaluation(run, config, settings, run if settings == own else run / settings.folder_name)
 
 

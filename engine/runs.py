@@ -20,6 +20,7 @@ import torch
 
 from engine import __version__
 from engine.config import (
+    IGNORE_SUBSET,
     MAY_DIFFER,
     Config,
     Parser,
@@ -92,6 +93,8 @@ def read_config(argv: list[str], doc: str) -> tuple[Config, Task, StoredRun | No
     config.out = str(out)
     config.method = list(dict.fromkeys(config.method))
     vars(config).update(files_of(config))
+    if stored is None and config.subset and set(config.method) <= IGNORE_SUBSET:
+        parser.error(f"--subset {config.subset}: not used by {', '.join(config.method)}")
     if stored is not None:
         old_rates = [entry for entry in stored.config.lr if entry not in config.lr]
         config.lr = old_rates + config.lr  # what is new may be the rate of a method that joins

@@ -238,6 +238,8 @@ def main(argv: list[str] | None = None) -> None:
     store = Store(Path(flags.out or own))
     if store.folder.is_file():
         raise UserError(f"--out {store.folder}: a file; name a folder")
+    if flags.mixed and flags.out and not flags.cell:  # cells have the same names as without --mixed
+        store = Store(store.folder / MIXED.name)
     if flags.cell:
         cell = next(cell for cell in cells() + mixed_cells() if cell.name == flags.cell)
         measure_cell(cell, store, flags.mixed)

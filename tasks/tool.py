@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import json
 import re
+from typing import Any
 
 from engine.answers import THOUGHTS
 from rewards import Problem, UserError
@@ -90,7 +91,13 @@ def calls_in(output: str) -> list[list]:
 def is_whole(block: str) -> bool:
     """Whether a block holds calls and nothing else, so that none of the data's calls is lost."""
     values, rest = json_values(block)
-    return bool(values) and not rest and len(parse_calls(block)) == len(values)
+    has_calls = len(parse_calls(block)) == len(values) > 0
+    return has_calls and not rest and all(isinstance(_arguments(value), dict) for value in values)
+
+
+def _arguments(call: dict) -> Any:
+    """What a call says of its arguments."""
+    return call.get("parameters", call.get("arguments")) or {}
 
 
 def parse_calls(text: str) -> list[list]:
@@ -99,9 +106,9 @@ def parse_calls(text: str) -> list[list]:
     calls = []
     for value in values:
         if isinstance(value, dict) and isinstance(value.get("name"), str):
-            arguments = value.get("parameters", value.get("arguments"))
-            arguments = arguments if isinstance(arguments, dict) else {}
-            calls.append([value["name"].strip(), arguments])
+            arguments = _arguments(value)
+            given = arguments if isinstance(arguments, dict) else {}
+            calls.append([value["name"].strip(), given])
     return calls
 
 

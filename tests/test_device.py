@@ -179,6 +179,9 @@ def test_a_card_computes_in_what_it_has(has_bfloat16, dtype, monkeypatch):
         config = Config(model="m", warm_steps=9, lora_rank=lora_rank)
         resolve(config)
         assert config.dtype == own
+    if not has_bfloat16:
+        with pytest.raises(UserError, match="--dtype bfloat16: this card only emulates it"):
+            resolve(Config(model="m", dtype="bfloat16"))
     assert (tiny.device, tiny.dtype) == ("cpu", "float32")
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
@@ -188,9 +191,10 @@ def test_a_card_computes_in_what_it_has(has_bfloat16, dtype, monkeypatch):
 
 def test_without_a_card_auto_is_the_default():
     """Guards against a run of a card that goes on elsewhere with one rollout at a time."""
-    config = Config(device="cpu", micro_batch_tokens=AUTO, sampling_batch=AUTO)
-    resolve(config)
-    assert (config.micro_batch_tokens, config.sampling_batch) == (2048, 0)
+    for model, defaults in (("tiny", (2048, 0)), ("m", (4096, 96))):
+        config = Config(model=model, device="cpu", micro_batch_tokens=AUTO, sampling_batch=AUTO)
+        resolve(config)
+        assert (config.micro_batch_tokens, config.sampling_batch) == defaults
 
 
 def planned(free: float, **flags) -> Config:

@@ -290,6 +290,12 @@ def test_root_without_rights_is_confined():
     assert "LD_LIBRARY_PATH=/libraries" in done.stdout
 
 
+@pytest.mark.parametrize("limits", [{"seconds": 0}, {"memory_mb": 1}, {"workers": -1}])
+def test_limits_that_cannot_work(limits):
+    with pytest.raises(ValueError, match="needs seconds > 0, memory_mb >= 64 and workers >= 1"):
+        Sandbox(**limits)
+
+
 @pytest.mark.parametrize(
     ("tests", "entry_point", "message"),
     [

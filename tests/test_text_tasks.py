@@ -348,6 +348,7 @@ CALL = '<tool_call>{"name": "f"}</tool_call>'
         ("tool", {"output": '<tool_call>{"name": "f"}'}),
         ("tool", {"output": CALL.replace("}", '} {"name":')}),
         ("tool", {"output": CALL + CALL.removesuffix("</tool_call>")}),
+        ("tool", {"output": CALL.replace("}", ', "parameters": [1]}')}),
     ],
 )
 def test_a_bad_line_is_named(name, change):

@@ -107,7 +107,7 @@ class Sandbox(contextlib.AbstractContextManager):
     """A pool of helper processes that run programs.
 
     Raises SandboxError where programs cannot be confined, unless `unconfined`, and once it is
-    closed. Raises ValueError for malformed jobs.
+    closed. Raises ValueError for limits out of range and for malformed jobs.
     """
 
     def __init__(
@@ -126,6 +126,9 @@ class Sandbox(contextlib.AbstractContextManager):
         if sys.platform != "linux":
             raise SandboxError("programs need Linux or WSL: a filter of Linux confines them")
         self._workers = workers or len(os.sched_getaffinity(0))
+        if not (0 < seconds < 1e6 and 64 <= memory_mb < 2**30 and self._workers >= 1):
+            given = f"seconds={seconds}, memory_mb={memory_mb}, workers={workers}"
+            raise ValueError(f"{given}: needs seconds > 0, memory_mb >= 64 and workers >= 1")
         self._limits = (seconds, memory_mb, unconfined)
         self._cache: dict[bytes, list[bytes | None]] = {}
         self._restart = threading.Lock()
