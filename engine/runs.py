@@ -207,7 +207,8 @@ def files_of(config: Config) -> dict[str, str]:
     """The flags that name an own task or data, with full paths, which are found from any folder."""
     files = {"task": config.task} if config.task.endswith(".py") else {}
     files |= {"data": config.data, "test_data": config.test_data}
-    return {name: os.path.abspath(file) for name, file in files.items() if os.path.isfile(file)}
+    found = {name: file for name, file in files.items() if os.path.isfile(file)}
+    return {name: os.path.abspath(file) for name, file in found.items()}
 
 
 def file_digests(config: Config) -> dict[str, str]:

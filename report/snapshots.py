@@ -65,7 +65,8 @@ def utilities(frame: Frame) -> str:
         total = 0.0
         for record in records:
             rewards = torch.tensor(record["rewards"], dtype=torch.float64)  # (n, k)
-            total += (rewards @ spread_weights(rewards.shape[1]).T).amax(0).mean().item()
+            utilities = rewards @ spread_weights(rewards.shape[1]).T  # (n, weights)
+            total += utilities.amax(0).mean().item()
         parts.append(f"{look_of(name).title} {total / len(records):.2f}")
     # A few problems may order the methods otherwise than the evaluation.
     few = f" of these {len(records)} problems" if len(records) > 1 else ""

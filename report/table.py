@@ -149,8 +149,12 @@ def start_of(table: Table, row: str) -> str:
     _, *parts = row.split(", ")
     has_sets = method_of(row) in SEVERAL_ANSWERS and ONE_ANSWER not in parts
     start = "start_sets" if has_sets else "start"
-    rows = [each for each in table.measures if method_of(each) == start]
-    return next(each for each in rows if set(each.split(", ")[1:]) <= set(parts))
+    fitting = []
+    for candidate in table.measures:
+        name, *flags = candidate.split(", ")
+        if name == start and set(flags) <= set(parts):
+            fitting.append(candidate)
+    return fitting[0]
 
 
 def print_costs(run: Path, methods: list[str], m: int) -> None:
@@ -165,5 +169,6 @@ def print_costs(run: Path, methods: list[str], m: int) -> None:
         text += f", {seconds:.0f} s" if seconds < 120 else f", {seconds / 60:.0f} min"
         memory = run / method / "memory.json"
         if memory.exists():
-            text += f", {json.loads(memory.read_text('utf-8'))['peak_gib']:.1f} GiB at most"
+            peak = json.loads(memory.read_text("utf-8"))["peak_gib"]
+            text += f", {peak:.1f} GiB at most"
         print(f"  {text}")
