@@ -293,7 +293,7 @@ def decode(
     on_device = rows.to(device)
     is_alive = torch.ones(B, dtype=torch.bool)  # (b) those of them that go on
     bar = tqdm(
-        total=B * T, desc="first rollouts", unit="token", leave=False, disable=not options.shows_bar
+        total=B * T, desc="rollouts", unit="token", leave=False, disable=not options.shows_bar
     )
     for t in range(T):
         # 2. a token of each rollout
@@ -393,7 +393,8 @@ def rollouts_of_texts(policy: Policy, prompts: list[str], texts: list[str]) -> R
 def write_rollout(task: Task, prompt: str, answers: list[str]) -> str:
     """The text of a rollout that gives these answers to a prompt, as `read_answers` reads it."""
     _, closing = open_thought(prompt)
-    return write_answers(task, answers, closing)
+    with with_note("Task.demonstration must return a text"):
+        return write_answers(task, answers, closing)
 
 
 def draw(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:

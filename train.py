@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # left out with PYTHONSAFEPATH
 import fast
-from engine.config import Config, check, options_of, peak_rate, resolve
+from engine.config import Config, check, check_advantages, options_of, peak_rate, resolve
 from engine.errors import as_command
 from engine.runs import claimed, read_config
 from engine.training import checkpoints
@@ -93,6 +93,7 @@ def train_step(
     # 3. advantages
     method_options = options_of(config, random_generator(config.seed, t, "weights"))
     advantages = ADVANTAGES[method](scored, method_options)  # (P, G)
+    check_advantages(method, advantages, scored)
     row_advantages = advantages.flatten().to(policy.device)  # (P * G), row p * G + g
 
     # 4. gradient and update

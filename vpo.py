@@ -32,7 +32,7 @@ from torch import Tensor
 
 # Below, gamma draws underflow in float32. Above, every w is nearly the centre of the simplex.
 ALPHAS = (0.05, 100.0)
-EPS = 1e-6  # a group whose standard deviation is smaller, relative to its scores, has no signal
+EPS = 1e-6  # a group whose standard deviation is smaller, of scores scaled to 1, has no signal
 KL_LINEAR = 10.0  # nats; beyond this log-ratio the estimate of the KL is a straight line
 
 
@@ -277,7 +277,8 @@ def gdpo(scored: Scored, options: Options) -> Tensor:
     by_objective = scored.vectors[:, :, 0].transpose(1, 2).flatten(0, 1)  # (P * k, G)
     normalized = group_normalize(by_objective).view(P, -1, G)  # (P, k, G)
     total = normalized.masked_fill(~scored.objective_mask[..., None], 0.0).sum(1)  # (P, G)
-    return group_normalize(total.view(1, P * G)).view(P, G)
+    advantages = group_normalize(total.view(1, P * G)).view(P, G)
+    return torch.where(total == 0, 0.0, advantages)  # the batch's mean is 0 but for rounding
 
 
 def max_at_k(scored: Scored, options: Options) -> Tensor:
@@ -394,7 +395,7 @@ def policy_loss(  # noqa: PLR0913 - the public loss: every argument is one symbo
 
     Args:
         logprobs, old_logprobs, ref_logprobs: (B, T) of the sampled tokens, in nats.
-        entropy: (B, T) of the distributions that they were drawn from, in nats.
+        entropy: (B, T) of the distributions that they were drawn from, in nats; for entropy_coef.
         advantages: (B,), or (B, T) where each token has its own.
         token_mask: (B, T) bool, which tokens were sampled. A row may have none.
         n_tokens: sampled tokens in the WHOLE batch, so that micro-batches add up to one gradient.

@@ -224,7 +224,7 @@ def peak_rate(config: Config, method: str) -> float:
     """The peak learning rate of a method: the last entry of --lr that fits it."""
     found = None
     for entry in config.lr:
-        name, _, text = entry.rpartition("=")
+        name, _, text = str(entry).rpartition("=")
         try:
             rate = float(text)
         except ValueError:
@@ -235,7 +235,7 @@ def peak_rate(config: Config, method: str) -> float:
         if name in ("", method):
             found = rate
     if found is None:
-        rates = " ".join(config.lr)
+        rates = " ".join(map(str, config.lr))
         raise UserError(f"--lr {rates}: names no rate for {method}; add {method}=RATE")
     return found
 
@@ -294,6 +294,8 @@ def check(config: Config, task: Task) -> None:
 
 def mistakes(config: Config, task: Task) -> Iterator[str]:
     """The flags that do not fit, each with the reason and what to do."""
+    if config.subset >= config.group_size:
+        yield f"--subset {config.subset}: must be less than --group-size {config.group_size}"
     if config.log and not importlib.util.find_spec(config.log):
         yield f"--log {config.log}: not installed; pip install {config.log}"
     if config.lora_rank and not importlib.util.find_spec("peft"):
@@ -326,7 +328,7 @@ def check_methods(config: Config) -> None:
 
 
 def try_method(name: str, config: Config) -> None:
-    """Raise UserError if a method cannot use the flags, tried on two made-up groups."""
+    """Raise UserError for a method of no use, tried on two made-up groups."""
     G = config.group_size
     generator = torch.Generator().manual_seed(0)
     rewards = torch.rand(2, G, answers_per_rollout(name, config.m), 2, generator=generator)
@@ -334,15 +336,19 @@ def try_method(name: str, config: Config) -> None:
     present = torch.ones(rewards.shape[:3], dtype=torch.bool)
     objectives = torch.ones(2, 2, dtype=torch.bool)
     scored = Scored(rewards, rewards.mean(-1), present, ~present, objectives, torch.zeros(2, 1))
-    try:
-        advantages = ADVANTAGES[name](scored, options_of(config, generator))
-    except ValueError as error:  # a flag does not fit, or a user's own code has a fault
-        is_own = ADVANTAGES[name].__module__ != "vpo"
-        flags = f"--group-size {G} --subset {config.subset}"
-        raise error if is_own else UserError(f"--method {name} {flags}: {error}") from None
-    has_shape = isinstance(advantages, torch.Tensor) and advantages.shape == (2, G)
-    if not has_shape or not advantages.isfinite().all() or advantages[1].any():
-        rule = "must return finite advantages (P, G), exactly 0 for equal rewards (see vpo.center)"
+    advantages = ADVANTAGES[name](scored, options_of(config, generator))
+    check_advantages(name, advantages, scored)
+    if advantages[1].any():
+        rule = "must return advantages of exactly 0 for equal rewards (see vpo.center)"
+        raise UserError(f"--method {name}: {rule}, not {advantages[1]!r:.80}")
+
+
+def check_advantages(name: str, advantages: Any, scored: Scored) -> None:
+    """Raise UserError unless a method has given each rollout a finite number."""
+    is_real = isinstance(advantages, torch.Tensor) and advantages.is_floating_point()
+    P, G = scored.scalars.shape[:2]
+    if not is_real or advantages.shape != (P, G) or not advantages.isfinite().all():
+        rule = f"must return {P} x {G} finite advantages (P, G)"
         raise UserError(f"--method {name}: {rule}, not {advantages!r:.80}")
 
 

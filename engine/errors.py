@@ -86,6 +86,6 @@ def as_command(script: str) -> Iterator[None]:
         print(f"{script}: error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt as stop:
-        message = str(stop) or "stopped; give the same command again, or --resume"
+        message = str(stop) or "stopped; give the same command again"
         print(f"\n{message}", file=sys.stderr)
         sys.exit(130)

@@ -74,7 +74,7 @@ def evaluations_of(runs: list[Path], flags: Any) -> list[Evaluation]:
     changes["mix"] = tuple(flags.mix)
     settings = vars(evaluation_of(runs[0], changes).settings)
     evaluations = [evaluation_of(run, settings) for run in runs]
-    check_overlay(evaluations)
+    rows_of(evaluations)  # raises if they do not fit into one table
     if flags.out:
         folders = output_folders(runs, flags.out)
         for evaluation, folder in zip(evaluations, folders, strict=True):
@@ -107,18 +107,6 @@ def check_comparable(evaluations: list[Evaluation]) -> None:
         raise UserError(f"{names}: must differ in the seed, and in nothing else ({differing})")
 
 
-def check_overlay(evaluations: list[Evaluation]) -> None:
-    """Raise UserError if several runs do not fit into one table."""
-    first, *others = evaluations
-    for other in others:
-        for name in PROBLEM_FLAGS:
-            value, expected = getattr(other.config, name), getattr(first.config, name)
-            if value != expected:
-                problem = f"differs from {first.run} in {flag_of(name)}: {value}, not {expected}"
-                raise UserError(f"{other.run}: {problem}; one table is of the same problems")
-    rows_of(evaluations)
-
-
 def evaluated(evaluation: Evaluation) -> dict[str, StoredPolicy]:
     """What is evaluated of a run, by row: its policies, those of several answers asked for one, too.
 
@@ -144,8 +132,14 @@ def method_of(row: str) -> str:
 def rows_of(evaluations: list[Evaluation]) -> list[Row]:
     """The rows of a table of several runs: a policy of runs that differ in their seeds alone.
 
-    Runs that differ in more have rows of their own, named by what differs.
+    Runs that differ in more have rows of their own, named by what differs. Raises UserError if they
+    differ in their problems.
     """
+    for name in PROBLEM_FLAGS:
+        values = {str(getattr(evaluation.config, name)) for evaluation in evaluations}
+        if len(values) > 1:
+            problem = f"the runs differ in {flag_of(name)}: {', '.join(sorted(values))}"
+            raise UserError(f"{problem}; one table is of the same problems")
     rows: dict[str, Row] = {}
     for policy in dict.fromkeys(itertools.chain(*map(evaluated, evaluations))):
         traits = [traits_of(evaluation, policy) for evaluation in evaluations]
@@ -185,8 +179,6 @@ def output_folders(runs: list[Path], out: str) -> list[Path]:
     """The folders for what is made of each run: the run, or `out`, which holds one for each of several."""
     if not out:
         return runs
-    if Path(out).is_file():
-        raise UserError(f"--out {out}: must be a folder, and is a file")
     if len(runs) == 1:
         return [Path(out)]
     folders = [Path(out) / run.name for run in runs]

@@ -55,17 +55,14 @@ def owned(run: Path) -> Iterator[None]:
     The system frees the lock when its process ends, killed or not, and the file stays. Where a file
     system has no locks the file itself is one, which a process that was killed leaves behind.
     """
-    lock = FileLock(run / LOCK)
     with writing(run):
         try:
-            lock.acquire(timeout=0)
+            lock = FileLock(run / LOCK).acquire(timeout=0)
         except Timeout:
             advice = f"wait, or take another --out; after a crash elsewhere delete {run / LOCK}"
             raise UserError(f"--out {run}: another process trains in it; {advice}") from None
-    try:
+    with lock:
         yield
-    finally:
-        lock.release()
 
 
 def check_free(run: Path) -> None:

@@ -108,7 +108,7 @@ def load_hugging_face(name: str, dtype: str) -> tuple[PreTrainedModel, PreTraine
 
 def load_config_and_tokenizer(name: str) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
     """The small files of a checkpoint. Raises UserError as `load_hugging_face` does."""
-    if (Path(name) / "start").is_dir():
+    if (Path(name) / "start").is_dir() and (Path(name) / "config.json").exists():
         advice = f"name a checkpoint in it, such as {name}/vpo/checkpoint-000200"
         raise UserError(f"--model {name}: a run folder; {advice}")
     if _belongs_to_run(name):

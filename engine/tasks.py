@@ -66,8 +66,9 @@ def load_task(name: str, model: str = "tiny", **flags: Any) -> Task:
     task = task_class(**{flag: flags[flag] for flag in task_class.flags if flag in flags})
     if task.form not in ("tags", "lines"):
         raise UserError(f'--task {name}: form must be "tags" or "lines", not {task.form!r:.60}')
-    if isinstance(task.objectives, str):
-        raise UserError(f'--task {name}: objectives must be a tuple such as ("a",)')
+    if isinstance(task.objectives, str) or len(set(task.objectives)) < len(task.objectives):
+        rule = 'must be a tuple of different names, such as ("a",)'
+        raise UserError(f"--task {name}: objectives {rule}, not {task.objectives!r:.60}")
     if model == "tiny":
         task.form = "tags"
         task.reads_untagged = False
@@ -79,7 +80,8 @@ def take_problems(task: Task, split: str, n: int, seed: int = 0, start: int = 0)
     """Exactly n problems of a split, checked."""
     problems = task.problems(split, n, seed, start)
     call = f"task {task.name}: problems({split!r}, n={n}, start={start})"
-    if not isinstance(problems, list) or len(problems) != n:
+    is_list = isinstance(problems, list) and len(problems) == n
+    if not is_list or not all(isinstance(problem, Problem) for problem in problems):
         raise UserError(f"{call} must be a list of {n} Problem, not {problems!r:.80}")
     by_id = {problem.id: problem for problem in problems}
     for problem in problems:

@@ -145,6 +145,7 @@ def score_start(policy: Policy, task: Task, problems: list[Problem], config: Con
     generator = random_generator(config.seed, 0, "evaluation")
     options = sampling_options(policy, task, config, 1, generator)
     options.batch = config.sampling_batch or AT_ONCE
+    options.shows_bar = not policy.is_tiny
     prompts = []
     for problem in problems:
         prompts += [build_prompt(policy, task, problem, 1)] * GROUPS

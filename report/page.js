@@ -424,7 +424,7 @@ function setProblem(index) {
 
 const titles = methods.map((method) => method.title).join(", "), count = data.problems.length;
 byId("asked").textContent = data.model === "tiny" ?
-  "The problem in words, as a language model would be asked" : "What the model is asked";
+  "The problem in words" : "What the model is asked";
 byId("about").textContent = `Task ${data.task}, model ${data.model}, seed ${data.seed}; ${titles}, grown from the same start. ` +
   `${count === 1 ? "One held-out problem" : `${count} held-out problems`}, ${pool(methods[0]).length} answers of each policy at every step shown, sampled at temperature ${data.temperature}.`;
 byId("marks").textContent = problem().grid ?

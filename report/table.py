@@ -141,7 +141,7 @@ def times_start(table: Table, row: str) -> str:
     if method_of(row) not in ADVANTAGES or start < 1e-6:
         return ""
     share = table.mean(row, "diversity") / start
-    return f"{share:.1f}x, collapsed" if share < 1 / 3 else f"{share:.1f}x"
+    return f"{share:.2f}x collapsed" if share < 1 / 3 else f"{share:.2f}x"
 
 
 def start_of(table: Table, row: str) -> str:

@@ -67,7 +67,7 @@ def files(folder: Path) -> dict[str, bytes]:
         ("--method grpo,vpo", "or several with blanks between"),
         ("--method grpo --subset 2", "--subset 2: not used by grpo"),
         ("--pool 1", "--pool 1: must hold at least one rollout of --m 2 answers"),
-        ("--subset 4", "a set of s = 4 rollouts needs a group of more, and G is 3"),
+        ("--subset 4", "--subset 4: must be less than --group-size 3"),
         ("--lr fast", "--lr fast: must be a rate of 1e-12 to 1, or METHOD=RATE"),
         ("--lr vpo=0.1", "--lr vpo=0.1: names no rate for grpo; add grpo=RATE"),
         ("--log wandb", "--log wandb: not installed; pip install wandb"),
@@ -99,12 +99,25 @@ def test_every_number_has_a_range():
 
 
 @pytest.mark.parametrize(
-    "method", [lambda x, e: x.scalars, lambda x, e: x.scalars.sum(-1) / 0, lambda x, e: None]
+    ("method", "message"),
+    [
+        (lambda x, e: x.scalars, "2 x 3 finite advantages (P, G), not tensor"),
+        (lambda x, e: x.scalars.sum(-1) / 0, "2 x 3 finite advantages (P, G), not tensor"),
+        (lambda x, e: x.scalars[..., 0] > 0, "2 x 3 finite advantages (P, G), not tensor"),
+        (lambda x, e: None, "2 x 3 finite advantages (P, G), not None"),
+        (lambda x, e: x.scalars[..., 0], "advantages of exactly 0 for equal rewards"),
+    ],
 )
-def test_a_wrong_method_is_named_before_any_minute_is_spent(method, monkeypatch, capsys):
+def test_a_wrong_method_is_named_before_any_minute_is_spent(method, message, monkeypatch, capsys):
     monkeypatch.setitem(vpo.ADVANTAGES, "mine", method)
-    fails([*TOY, "--method", "mine"], capsys, "must return finite advantages (P, G), exactly 0")
+    fails([*TOY, "--method", "mine"], capsys, "--method mine: must return", message)
     assert not Path("runs").exists()
+
+
+def test_a_method_that_gives_some_groups_nothing_is_named(monkeypatch, capsys):
+    """Guards against a training on the first groups alone, which the two that are tried do not show."""
+    monkeypatch.setitem(vpo.ADVANTAGES, "mine", lambda x, e: vpo.center(x.scalars[:2, :, 0]))
+    fails([*TOY, "--method", "mine"], capsys, "mine, step 1: --method mine: must return")
 
 
 def test_what_ones_own_method_raises_keeps_its_traceback(monkeypatch):
@@ -141,7 +154,7 @@ def test_a_refused_command_changes_nothing(toy_run, capsys):
         "eval run --mix 2": "--mix 2.0: must be 0 to 1",
         "eval run --mix 0.5 nan": "--mix nan: must be 0 to 1",
         "eval run --mix 0.5 --save-mixed saved": "--save-mixed saved: holds vpo-0.5; name another",
-        "eval run --out a-file": "--out a-file: must be a folder, and is a file",
+        "eval run --out a-file": "a-file: cannot be written (File exists); name another",
         "eval rum": "rum: there is no such run; did you mean run?",
         "eval run/vpo": "run/vpo/config.json: cannot be read as that of a run",
     }
@@ -456,7 +469,7 @@ def test_evaluations_do_not_overwrite_one_another(toy_run):
 def test_eval_names_a_run_that_fits_no_table(toy_run, capsys):
     shutil.copytree(toy_run, "other")
     change_config(Path("other"), task="fence")
-    message = "other: differs from run in --task: fence, not toy"
+    message = "the runs differ in --task: fence, toy"
     fails(["run", "other"], capsys, message, command=evaluation.main)
     for method in ("grpo", "vpo"):
         shutil.rmtree(f"other/{method}")

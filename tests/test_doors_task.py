@@ -42,6 +42,7 @@ def test_an_unknown_task_is_told_the_known_ones(name):
         ('form = "lines"', 'form = "list"', "not 'list'"),
         ("return self.request", "self.request", "the prompt None must be text"),
         (PROBLEMS, "None", "problems('train', n=200, start=0) must be a list of 200 Problem"),
+        (PROBLEMS, "[{'id': i} for i in range(n)]", "must be a list of 200 Problem, not [{'id'"),
         (PROBLEMS, "[Problem('a', i) for i in range(n)]", "two with the id 'a' and different data"),
         # A NaN would ruin every weight, another length pair the wrong objectives.
         (
@@ -54,7 +55,9 @@ def test_an_unknown_task_is_told_the_known_ones(name):
         # Text would be read digit by digit, a set has no order.
         (WORST, "return '10'", "answer '', '10', must be a list of 2 finite numbers"),
         (WORST, "return {0.0, 0.5}", "must be a list of 2 finite numbers"),
-        ('("ann", "bob")', '"ann"', "objectives must be a tuple"),
+        ('("ann", "bob")', '"ann"', "objectives must be a tuple of different names"),
+        ('("ann", "bob")', '("ann", "ann")', "objectives must be a tuple of different names"),
+        ('["1.5e-3"]', "[2]", "--lr 2: must be a rate of 1e-12 to 1"),
         (NAME, f"    def rewards(self, pairs): pass\n{NAME}", "rewards must return 2 vectors"),
         (NAME, f"    def scalar(self, r): return r\n{NAME}", "scalar must be finite numbers (...)"),
         (

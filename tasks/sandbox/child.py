@@ -431,7 +431,8 @@ def _compiled(program: str) -> types.CodeType:
 def _run_script(program: str, inputs: list[int], channel: int, mark: str) -> None:
     """Run a script once per test, and write the mark after each run that ends with status 0.
 
-    A run that could change the next one is the last of this process. The trainer starts another.
+    A run that leaves builtins, threads or exit callbacks is the last of this process. The trainer
+    starts another.
 
     Args:
         inputs: descriptors of stdin in every test.
