@@ -8,8 +8,6 @@ import dataclasses
 import importlib
 import json
 import re
-import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +30,7 @@ GUIDES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 PAGES = [*GUIDES, *sorted((ROOT / "study").rglob("*.md"))]
 FLAGS = {"train.py": Config, "eval.py": EvalFlags, "examples/search.py": SearchFlags}
 OTHER_FLAGS = ("--list", "--write", "--index-url")  # of study/reproduce.py and pip
+FLAG = r"(?<![\w-])--[a-z][\w-]*"
 FOLDERS = "tasks|engine|fast|report|examples|study|tests|docs"
 
 guides = pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
@@ -122,44 +121,24 @@ def test_links_lead_somewhere(page):
 
 @guides
 def test_files_that_are_named_exist(page):
-    """Every path in backticks that begins with a folder of the project, and every script."""
+    """Every path in code that begins with a folder of the project, and every script."""
     text = page.read_text("utf-8")
-    for path in re.findall(rf"`((?:{FOLDERS})/[\w./]*)`", text):
-        assert (ROOT / path).exists(), f"{page.name}: {path} does not exist"
-    for path in re.findall(r"`(\w+\.py)`", text):
-        is_there = (ROOT / path).exists() or any(ROOT.glob(f"*/{path}"))
-        assert is_there or path.startswith("my_"), f"{page.name}: {path} does not exist"
-
-
-def commands(page: Path) -> Iterator[list[str]]:
-    """The words of every command with python on a page, in blocks and in backticks."""
-    text = page.read_text("utf-8")
-    lines = re.findall(r"`(python [^`]+)`", without_code(text))
-    for block in blocks(page, "sh") + blocks(page, "powershell"):
-        lines += block.replace(".venv\\Scripts\\python", "python").splitlines()
-    for line in lines:
-        for part in line.split("&&"):
-            words = shlex.split(part, comments=True)
-            if words[:1] == ["python"]:
-                yield words[1:]
+    for code in re.findall(r"^```.*?^```|`[^`\n]+`", text, re.DOTALL | re.MULTILINE):
+        for path in re.findall(rf"(?<![\w/.-])(?:{FOLDERS})/[\w./]*", code):
+            assert (ROOT / path).exists(), f"{page.name}: {path} does not exist"
+        for path in re.findall(r"(?<![\w/.-])\w+\.py\b", code):
+            is_there = (ROOT / path).exists() or any(ROOT.glob(f"*/{path}"))
+            assert is_there or path.startswith("my_"), f"{page.name}: {path} does not exist"
 
 
 @guides
-def test_commands_name_files_and_flags_that_exist(page):
-    """Guards against a flag that was renamed, and a script that was moved."""
-    for words in commands(page):
-        script = words[0]
-        if script in ("-m", "-c") or script.startswith("my_"):
-            paths = [word for word in words if word.startswith("tests/")]
-        else:
-            paths = [script]
-        for path in paths:
-            assert (ROOT / path).exists(), f"{page.name}: {' '.join(words)}: {path} does not exist"
-        if script in FLAGS:
-            known = flag_names(FLAGS[script])
-            for word in words:
-                is_flag = word.startswith("--")
-                assert not is_flag or word in known, f"{page.name}: {script} has no {word}"
+def test_commands_name_flags_that_exist(page):
+    """Guards against a flag that was renamed."""
+    text = page.read_text("utf-8")
+    for script, flags in FLAGS.items():
+        for command in re.findall(rf"python {script}([^`&#\n]*)", text):
+            unknown = set(re.findall(FLAG, command)) - flag_names(flags)
+            assert not unknown, f"{page.name}: {script} has no {unknown}"
 
 
 def flag_names(flags: type) -> set[str]:
@@ -177,7 +156,7 @@ def test_flags_that_are_named_exist(page):
     """Every flag in backticks in the text. Those of other trainers have underscores."""
     known = set(OTHER_FLAGS).union(*map(flag_names, FLAGS.values()))
     for code in re.findall(r"`([^`\n]+)`", without_code(page.read_text("utf-8"))):
-        for name in re.findall(r"(?<![\w-])--[a-z][\w-]*", code):
+        for name in re.findall(FLAG, code):
             assert name in known or "_" in name, f"{page.name}: {name} is no flag"
 
 
