@@ -59,11 +59,11 @@ def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task):
         monkeypatch.setitem(ADVANTAGES, name, ADVANTAGES["grpo"])
     colors = [look_of(name).color for name in (*LOOKS, "my_method", "other_method")]
     assert len(set(colors)) == len(colors)
-    row = {"step": 1, "best@1": 0.1, "best@4": 0.2, "W@4": 0.3}
-    row |= dict.fromkeys(plots.TRAINING_PANELS, 0.5)
+    row = {"best@1": 0.1, "best@4": 0.2, "W@4": 0.3} | dict.fromkeys(plots.TRAINING_PANELS, 0.5)
     (tmp_path / "my_method").mkdir()
-    for log in ("metrics", "evaluations"):
-        append(tmp_path / f"my_method/{log}.jsonl", row)
+    for step in range(1, 13):
+        for log in ("metrics", "evaluations"):
+            append(tmp_path / f"my_method/{log}.jsonl", row | {"step": step})
     problems = [Problem(str(i), i) for i in range(2)]
     mask = torch.ones(2, 2, dtype=torch.bool)
     pools = {}
@@ -82,22 +82,11 @@ def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task):
     assert [path.name for path in paths] == expected and written[0] == written[1]
     (own,) = [line for line in drawn[0].axes[0].lines if line.get_label() == "my_method"]
     assert own.get_color() == look_of("my_method").color
+    assert own.get_xdata()[0] == 2, "the first mean of three steps lies at a whole one"
 
     shutil.rmtree(tmp_path / "my_method")  # a run without its logs is evaluated, too
     paths = plots.run_figures(evaluation, task, pools, measures, "svg")
     assert [path.name for path in paths] == expected[2:]
-
-
-@pytest.mark.parametrize("steps, window, first", [(40, 11, 6), (10, 3, 2), (2, 1, 1)])
-def test_training_smooths_around_whole_steps(steps, window, first, tmp_path, drawn):
-    """Guards against a mean that lies at step 5.5."""
-    rows = []
-    for step in range(1, steps + 1):
-        rows.append(dict.fromkeys(plots.TRAINING_PANELS, 2.0 * step) | {"step": step})
-    plots.training({"vpo": rows}, tmp_path / "training.png")
-    (line,) = [line for line in drawn[0].axes[0].lines if line.get_label() == "VPO"]
-    points = line.get_xydata().tolist()
-    assert points[0] == [first, 2 * first] and len(points) == steps - window + 1
 
 
 def test_reward_vectors_show_the_conflict(tmp_path, drawn):

@@ -66,9 +66,8 @@ ENDLESS = (
 CASES = build_cases()
 
 
-def left_by(helpers: set[int]) -> list[str]:
-    """The processes of these helpers and their children that still run, and zombies of ours. Each
-    helper is a session of its own."""
+def left_by(sessions: set[int]) -> list[str]:
+    """The processes of these sessions that still run, and zombies of ours. A helper has its own."""
     listing = subprocess.run(
         ["ps", "-eo", "ppid=,sid=,stat=,args="], capture_output=True, text=True, check=True
     ).stdout
@@ -76,7 +75,7 @@ def left_by(helpers: set[int]) -> list[str]:
     for line in listing.splitlines():
         parent, session, state, _ = line.split(None, 3)
         is_our_zombie = state.startswith("Z") and int(parent) == os.getpid()
-        runs_on = not state.startswith("Z") and int(session) in helpers
+        runs_on = not state.startswith("Z") and int(session) in sessions
         if is_our_zombie or runs_on:
             left.append(line)
     return left

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from test_doors import write_fence
+from test_sandbox import left_by, wait_until
 from test_train import LEARNING, ROOT, fails, metrics
 
 import train
@@ -72,39 +73,19 @@ def wait_for(is_running: Callable[[], bool], log: Path, steps: int) -> None:
         time.sleep(0.01)
 
 
-def descendants(pid: int) -> list[int]:
-    """The processes that a process has begun, and those that they have begun."""
-    found = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in path.read_text().split():
-            found += [int(child), *descendants(int(child))]
-    return found
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="asks ps")
 def test_a_killed_run_ends_bit_for_bit_the_same():
     """SIGKILL of the parent: its processes die with it, so that a resume has the folder for itself.
     Two methods at a time, trained and evaluated, come to what they come to one by one."""
     train.main([*QUICK, "--jobs", "1", "--out", "alone"])
     flags = [*QUICK, "--jobs", "2", "--out", "run"]
-    child = subprocess.Popen([sys.executable, ROOT / "train.py", *flags])
+    command = [sys.executable, ROOT / "train.py", *flags]
+    child = subprocess.Popen(command, start_new_session=True)
     wait_for(lambda: child.poll() is None, Path("run/vpo/metrics.jsonl"), 3)
-    others = descendants(child.pid)
-    assert len(others) >= 2
+    assert len(left_by({child.pid})) >= 3, "the parent and a process for each method"
     child.kill()
     child.wait()
-    deadline = time.monotonic() + 20
-    while any(map(is_alive, others)):
-        assert time.monotonic() < deadline, "a process outlived its parent"
-        time.sleep(0.05)
+    assert wait_until(lambda: not left_by({child.pid})), "a process outlived its parent"
     assert not Path("run/vpo/checkpoint-000008").exists(), "the kill came too late"
     train.main(["--resume", "--out", "run", "--jobs", "2"])
     for method in ("grpo", "vpo"):
