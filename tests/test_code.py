@@ -30,21 +30,12 @@ from tasks.small_programs import SMALL, small_problems
 pytestmark = pytest.mark.linux
 
 
-@pytest.fixture(scope="module")
-def helpers():
-    with Sandbox() as sandbox:
-        yield sandbox
-
-
-@pytest.fixture(autouse=True)
-def shared_helpers(helpers, monkeypatch):
-    """Most tests need no sandbox of their own, whose helpers take half a second to start."""
-    usual = {"seconds": 2.0, "memory_mb": 512, "unconfined": False}
-
-    def shared(workers, **limits):
-        return helpers if usual | limits == usual else Sandbox(workers, **limits)
-
-    monkeypatch.setattr(code_module, "Sandbox", shared)
+@pytest.fixture(autouse=True, scope="module")
+def shared_sandbox():
+    """No test needs a sandbox of its own, whose helpers take half a second to start."""
+    with Sandbox() as sandbox, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(code_module, "Sandbox", lambda workers, **limits: sandbox)
+        yield
 
 
 def pickled(cases: list) -> str:

@@ -594,17 +594,6 @@ def test_a_chat_template_that_cannot_be_used_is_named(template, why, monkeypatch
         rollout.build_prompt(policy, TASK, TASK.problems("train", 1)[0], 2)
 
 
-def test_checkpoints_carry_no_sampling_settings():
-    """A base model's top-p would change what a trained policy answers elsewhere."""
-    folder = save_random_model("m", "llama")
-    change_json(Path(folder, "generation_config.json"), top_p=0.8, temperature=0.7)
-    policy = load_policy(folder, TASK)
-    save_model(policy.model, policy.tokenizer, "saved")
-    saved = json.loads(Path("saved/generation_config.json").read_text("utf-8"))
-    assert "top_p" not in saved and "temperature" not in saved
-    assert saved["eos_token_id"] == [0, 1]
-
-
 @pytest.mark.parametrize("policy", ["tiny", "qwen2", "phi"], indirect=True)
 def test_checkpoints_are_ordinary_ones(policy, tmp_path):
     """A saved policy loads in plain transformers, weights and words unchanged."""
@@ -676,12 +665,17 @@ def test_a_long_rope_is_refused_beyond_its_first_length(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
-def test_a_padding_that_is_no_token_is_ignored(file):
-    """Guards against a model that is refused or not saved."""
+def test_settings_that_do_not_fit_are_left_behind(file):
+    """A base model's top-p would change what a trained policy answers elsewhere. With a padding that is no token a model
+    would be refused, or not saved."""
     folder = save_random_model("m", "llama")
+    change_json(Path(folder, "generation_config.json"), top_p=0.8, temperature=0.7)
     change_json(Path(folder, file), pad_token_id=-1)
     policy = load_start(folder, TASK)
     save_model(policy.model, policy.tokenizer, "saved")
+    saved = json.loads(Path("saved/generation_config.json").read_text("utf-8"))
+    assert "top_p" not in saved and "temperature" not in saved
+    assert saved["eos_token_id"] == [0, 1]
 
 
 OWN_CLASSES = {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}

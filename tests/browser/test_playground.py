@@ -32,15 +32,6 @@ def tab(browser):
     assert set(tab.requests) == {PAGE.as_uri()}
 
 
-@pytest.fixture
-def in_double(monkeypatch):
-    """vpo.py in double precision, as JavaScript computes."""
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 def wait_for(tab, condition: str) -> None:
     """Let the page train and draw until a condition holds, at most two minutes."""
     tab.page.wait_for_function(condition, timeout=120_000)
@@ -70,8 +61,10 @@ def advantages(tab, method: str, group: dict) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_advantages_are_those_of_vpo(method, tab, in_double):
-    """On the golden groups, under the golden weights."""
+def test_advantages_are_those_of_vpo(method, tab, monkeypatch):
+    """On the golden groups, under the golden weights, in double precision, as JavaScript computes."""
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    torch.set_default_dtype(torch.float64)
     several = method in vpo.SEVERAL_ANSWERS
     inputs = GOLDEN["inputs"]["three answers" if several else "one answer"]
     weights = torch.tensor(GOLDEN["cases"]["vpo, given weights"]["weights"])  # (P, K, k)

@@ -106,27 +106,19 @@ class Small(Cell):
         return [*super().command, *flags.split()]
 
 
-@pytest.fixture
-def small(monkeypatch):
-    """One small cell measured in this process, in an empty folder."""
+STORE = Store(RESULTS)  # of the folder in which a test runs
+
+
+def test_a_cell_is_measured_once_and_kept(monkeypatch):
+    """The stored numbers are those of eval.py to a thousandth."""
 
     def call(command, **rest):
-        try:
-            train.main(command[2:])
-        except SystemExit as stop:
-            return subprocess.CompletedProcess(command, stop.code)
+        train.main(command[2:])
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(reproduce.subprocess, "run", call)
     monkeypatch.setattr("tasks.maze.Maze.tiny_defaults", {"eval_problems": 3})
-    return Small("maze", "grpo", 0)
-
-
-STORE = Store(RESULTS)  # of the folder in which a test runs
-
-
-def test_a_cell_is_measured_once_and_kept(small):
-    """The stored numbers are those of eval.py to a thousandth."""
+    small = Small("maze", "grpo", 0)
     assert not STORE.current([small])
     reproduce.measure_cell(small, STORE)
     record = STORE.current([small])[small]
@@ -162,11 +154,11 @@ def test_writers_that_store_at_once_lose_nothing(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"lock", "toy.json.gz"}
 
 
-@pytest.fixture
-def failing_grid(monkeypatch):
-    """An empty folder in which every cell but those of Max@K is measured at once."""
+def test_a_cell_that_fails_does_not_stop_the_others(monkeypatch, capsys):
+    """It is named with its log; what was stored stays; the next call tries it alone."""
 
     def call(command, **rest):
+        """Measure every cell at once, but those of Max@K."""
         cell = next(cell for cell in cells() if cell.name == command[-1])
         has_failed = "max_at_k" in cell.name
         if not has_failed:
@@ -174,10 +166,6 @@ def failing_grid(monkeypatch):
         return subprocess.CompletedProcess(command, int(has_failed))
 
     monkeypatch.setattr(reproduce.subprocess, "run", call)
-
-
-def test_a_cell_that_fails_does_not_stop_the_others(failing_grid, capsys):
-    """It is named with its log; what was stored stays; the next call tries it alone."""
     with pytest.raises(SystemExit) as stop:
         reproduce.main(["--only", "toy-", "--jobs", "1"])
     printed = capsys.readouterr()
