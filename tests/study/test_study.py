@@ -97,28 +97,21 @@ def test_the_program_has_the_rates_that_validation_chose(task):
             assert peak_rate(config, method) == rate, method
 
 
-class Small(Cell):
-    """A cell that trains for moments."""
-
-    @property
-    def command(self) -> list[str]:
-        flags = "--size 5 --warm-steps 3 --steps 2 --prompts-per-step 1 --group-size 4 --device cpu"
-        return [*super().command, *flags.split()]
-
-
 STORE = Store(RESULTS)  # of the folder in which a test runs
 
 
 def test_a_cell_is_measured_once_and_kept(monkeypatch):
     """The stored numbers are those of eval.py to a thousandth."""
 
+    flags = "--size 5 --warm-steps 3 --steps 2 --prompts-per-step 1 --group-size 4 --device cpu"
+
     def call(command, **rest):
-        train.main(command[2:])
+        train.main([*command[2:], *flags.split()])
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(reproduce.subprocess, "run", call)
     monkeypatch.setattr("tasks.maze.Maze.tiny_defaults", {"eval_problems": 3})
-    small = Small("maze", "grpo", 0)
+    small = Cell("maze", "grpo", 0)
     assert not STORE.current([small])
     reproduce.measure_cell(small, STORE)
     record = STORE.current([small])[small]
