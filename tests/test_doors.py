@@ -9,7 +9,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from unittest.mock import Mock
@@ -17,14 +16,14 @@ from unittest.mock import Mock
 import matplotlib
 import pytest
 import torch
-from test_train import QUICK, ROOT, SCRIPTS, change_config, fails, metrics
+from test_train import QUICK, SCRIPTS, change_config, fails, metrics
 
 import eval as evaluation
 import train
 import vpo
 from engine.config import Config, check_ranges, flag_of
 from engine.errors import as_command, explain_machine
-from engine.files import check_free, owned
+from engine.files import owned
 from engine.runs import checkpoints, find_run, load_run
 from rewards import UserError
 
@@ -80,6 +79,9 @@ def files(folder: Path) -> dict[str, bytes]:
         ("--task musique", "--task musique: needs --data FILE"),
         ("--model m --max-new-tokens 0", "--max-new-tokens 0: a language model needs a number"),
         ("--model m --device mps", "--device mps: cannot compute in float32 here ("),
+        (f"--out {'a' * 20_000}", "File name too long: 'aaa"),
+        ("--out r\udcff", "--out 'r\\udcff' must be text"),
+        ("--out /proc/run", "/proc/run: cannot be written (No such file or directory)"),
     ],
 )
 def test_a_wrong_flag_is_named_before_any_minute_is_spent(arguments, message, capsys, monkeypatch):
@@ -129,8 +131,9 @@ def test_what_ones_own_method_raises_keeps_its_traceback(monkeypatch):
 # Run folders.
 
 
-def test_a_refused_command_changes_nothing(toy_run, capsys):
-    """Whatever is refused, and whenever: no folder, no config, no file of the run is touched."""
+def test_a_refused_command_changes_nothing(toy_run, capsys, monkeypatch):
+    """Whatever is refused: no folder, no config, no file of the run is touched, and no minutes are spent."""
+    monkeypatch.setattr(evaluation, "run_all", lambda *args: pytest.fail("minutes are spent"))
     before = files(toy_run)
     Path("a-file").touch()
     Path("saved/vpo-0.5").mkdir(parents=True)
@@ -155,6 +158,7 @@ def test_a_refused_command_changes_nothing(toy_run, capsys):
         "eval run --mix 0.5 nan": "--mix nan: must be 0 to 1",
         "eval run --mix 0.5 --save-mixed saved": "--save-mixed saved: holds vpo-0.5; name another",
         "eval run --out a-file": "a-file: cannot be written (File exists); name another",
+        "eval run --out /proc/table": "/proc/table: cannot be written",
         "eval rum": "rum: there is no such run; did you mean run?",
         "eval run/vpo": "run/vpo/config.json: cannot be read as that of a run",
     }
@@ -162,48 +166,6 @@ def test_a_refused_command_changes_nothing(toy_run, capsys):
         script, *arguments = command.split()
         fails(arguments, capsys, f"{script}.py: error: ", message, command=SCRIPTS[script])
     assert files(toy_run) == before and not Path("new").exists()
-
-
-# A process that says whether it has the folder, and keeps it until all have said so.
-TRY = f"""
-import sys
-from pathlib import Path
-sys.path.insert(0, {str(ROOT)!r})
-from engine.files import owned
-from rewards import UserError
-print("ready", flush=True)
-input()
-try:
-    with owned(Path("run")):
-        print("has it", flush=True)
-        input()
-except UserError as error:
-    print(error, flush=True)
-    input()
-"""
-
-
-def test_of_several_that_begin_at_once_one_has_the_folder():
-    """Guards against 129 log lines of 90 steps. And a killed process does not block."""
-    pipe = subprocess.PIPE
-    processes = []
-    for _ in range(4):
-        child = subprocess.Popen([sys.executable, "-c", TRY], stdin=pipe, stdout=pipe, text=True)
-        processes.append(child)
-    for process in processes:
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        print(file=process.stdin, flush=True)
-    lines = [process.stdout.readline() for process in processes]
-    refused = [line for line in lines if line.startswith("--out run: another process")]
-    assert lines.count("has it\n") == 1 and len(refused) == 3, lines
-    with pytest.raises(UserError, match="^--out run: another process trains in it"):
-        check_free(Path("run"))
-    for process in processes:
-        process.kill()
-        process.communicate()
-    with owned(Path("run")):
-        pass
 
 
 def test_a_second_command_is_refused_while_the_first_trains(toy_run, capsys):
@@ -300,25 +262,6 @@ def test_an_own_task_is_found_from_another_folder(capsys, monkeypatch):
 
 
 # A disk that is full, or cannot be written.
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("a" * 20_000, "File name too long: 'aaa"),
-        ("r\udcff", "--out 'r\\udcff' must be text"),
-        ("/proc/run", "/proc/run: cannot be written (No such file or directory); name another"),
-    ],
-)
-def test_a_folder_that_the_system_refuses_is_named(name, message, capsys, monkeypatch):
-    monkeypatch.setattr(train, "warm_up", lambda *args: pytest.fail("minutes are spent"))
-    fails(["--out", name, *TOY], capsys, message)
-
-
-def test_a_folder_that_cannot_hold_an_evaluation_is_named(toy_run, capsys, monkeypatch):
-    monkeypatch.setattr(evaluation, "run_all", lambda *args: pytest.fail("minutes are spent"))
-    told = "/proc/table: cannot be written"
-    fails(["run", "--out", "/proc/table"], capsys, told, command=evaluation.main)
 
 
 def test_what_the_system_refuses_is_one_line(capsys):
