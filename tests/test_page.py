@@ -128,7 +128,8 @@ def test_snapshots_are_evenly_spaced(steps, n, expected):
 
 
 def test_the_page_of_a_run(toy_run, capsys):
-    """The answers of a real run, and the rewards that its task gives them; set rewards and advantages as of vpo.py."""
+    """The answers of a real run, and the rewards that its task gives them; set rewards and advantages as of vpo.py. A line
+    that a kill cut off counts as missing, and only steps that all methods share are shown."""
     capsys.readouterr()
     main(["page", "run"])
     assert capsys.readouterr().out == "written: run/report.html\n"
@@ -137,7 +138,8 @@ def test_the_page_of_a_run(toy_run, capsys):
     assert [method["title"] for method in data["methods"]] == ["GRPO", "VPO"]
     assert len(data["problems"]) == 1, "the toy's one problem is not offered four times"
     (problem,) = data["problems"]
-    record = read_log(toy_run / "vpo/snapshots.jsonl")[-1]["problems"][0]
+    log = toy_run / "vpo/snapshots.jsonl"
+    record = read_log(log)[-1]["problems"][0]
     pool = problem["pools"][-1]["vpo"]
     assert [problem["answers"][n] for n in pool["answers"]] == record["answers"]
     rewards = [problem["vectors"][n] for n in pool["answers"]]
@@ -151,6 +153,11 @@ def test_the_page_of_a_run(toy_run, capsys):
     R = vpo.set_reward(sets, weights)  # an empty slot has rewards of 0
     assert pool["R"] == pytest.approx(R[0].tolist(), abs=1e-4)
     assert pool["A"] == pytest.approx(vpo.group_normalize(R)[0].tolist(), abs=1e-3)
+
+    first, _, _ = log.read_text("utf-8").partition("\n")
+    log.write_text(first + '\n{"step": 4, "prob', "utf-8")
+    main(["page", "run"])
+    assert data_of(Path("run/report.html"))["steps"] == [1]
 
 
 def test_a_long_page_leaves_out_frames(tmp_path, monkeypatch):
@@ -213,15 +220,6 @@ def test_what_is_missing_is_named(toy_run, capsys):
     methods = data_of(Path("pages/run/report.html"))["methods"]
     assert [method["name"] for method in methods] == ["vpo"]
     assert len(data_of(Path("pages/other/report.html"))["methods"]) == 2
-
-
-def test_a_log_that_ends_early(toy_run):
-    """Only steps that all methods share are shown; a line that a kill cut off counts as missing."""
-    log = Path("run/vpo/snapshots.jsonl")
-    first, _, _ = log.read_text("utf-8").partition("\n")
-    log.write_text(first + '\n{"step": 4, "prob', "utf-8")
-    main(["page", "run"])
-    assert data_of(Path("run/report.html"))["steps"] == [1]
 
 
 def test_a_task_and_a_method_of_ones_own_have_a_page(tmp_path, monkeypatch):

@@ -34,14 +34,6 @@ def test_the_tiny_model_writes_tags_whatever_the_form():
     assert parse_answers(text, load_task("mine.py", "some model"), 2) == [text]
 
 
-def test_the_constructor_gets_the_flags_that_it_names():
-    """Guards against options that reach no task, or one that did not ask for them."""
-    constructor = "def __init__(self, size=1): self.n = size"
-    Path("mine.py").write_text(toy_with(f"flags = ('size',)\n    {constructor}"), "utf-8")
-    assert load_task("mine.py", size=5, data="x").n == 5
-    assert load_task("mine.py").n == 1
-
-
 def test_a_file_that_was_changed_is_read_again_and_may_import_its_neighbours():
     """Guards against a notebook that goes on with the rewards of before."""
     Path("mine.py").write_text(toy_with("name = 'one'"), "utf-8")
@@ -104,25 +96,19 @@ def test_mazes_keep_the_papers_promises(size):
         assert task.distances(tiles, start, blocked="#L")[end] <= budget
 
 
-def test_splits_and_indices_are_stable():
-    """Guards against problems that depend on how many are asked for, and against seeds that change nothing."""
-    task = Maze(7)
-    train = task.problems("train", 30)
-    assert task.problems("train", 5, start=7) == train[7:12]
-    assert task.problems("train", 3, seed=1) != train[:3]
-
-
 @pytest.mark.parametrize(
     ("size", "expected"),
     [(6, "bbd59039012c2b04"), (7, "f1927a538420fe59"), (9, "cfa35f2cdf66478a")],
 )
 def test_mazes_and_their_words_are_those_of_the_published_tables(size, expected):
-    """Guards against a change to the generator or to the vocabulary: another order of words is another model."""
+    """Guards against a change to the generator or to the vocabulary: another order of words is another model. The
+    problems do not depend on how many are asked for."""
     task = Maze(size)
     mazes = []
     for split in ("train", "demonstrations", "test", "validation"):
         for seed in (0, 1):
-            mazes.append([problem.data for problem in task.problems(split, 20, seed)])
+            problems = task.problems(split, 7, seed) + task.problems(split, 13, seed, start=7)
+            mazes.append([problem.data for problem in problems])
     text = json.dumps([task.words, mazes])
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == expected
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -67,9 +66,9 @@ def test_what_a_process_raises_is_told(capsys):
     assert capsys.readouterr().err.count("the others go on") == 1, "also after the last"
 
 
-def wait_for(is_running: Callable[[], bool], log: Path, steps: int) -> None:
+def wait_for(child: subprocess.Popen, log: Path, steps: int) -> None:
     while not log.exists() or log.read_text("utf-8").count("\n") < steps:
-        assert is_running(), "the run ended too early"
+        assert child.poll() is None, "the run ended too early"
         time.sleep(0.01)
 
 
@@ -81,7 +80,7 @@ def test_a_killed_run_ends_bit_for_bit_the_same():
     flags = [*QUICK, "--jobs", "2", "--out", "run"]
     command = [sys.executable, ROOT / "train.py", *flags]
     child = subprocess.Popen(command, start_new_session=True)
-    wait_for(lambda: child.poll() is None, Path("run/vpo/metrics.jsonl"), 3)
+    wait_for(child, Path("run/vpo/metrics.jsonl"), 3)
     assert len(left_by({child.pid})) >= 3, "the parent and a process for each method"
     child.kill()
     child.wait()
@@ -115,7 +114,7 @@ def test_a_task_and_a_method_of_ones_own_reach_the_processes(capsys):
     # In a group of its own, as a terminal begins it.
     child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     for method in ("grpo", "mine"):
-        wait_for(lambda: child.poll() is None, Path("run", method, "metrics.jsonl"), 3)
+        wait_for(child, Path("run", method, "metrics.jsonl"), 3)
     os.killpg(child.pid, signal.SIGTERM)
     told = child.communicate()[1]
     assert child.returncode == 130, told
