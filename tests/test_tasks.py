@@ -185,13 +185,6 @@ def test_a_route_is_the_cells_that_it_enters(one, other, same):
     assert scored.repeat_mask.tolist() == [[[False, same]]]
 
 
-def test_items_count_once_and_lava_by_share():
-    """Guards against counting a tile at every visit: back and forth over gold is still all of it."""
-    problem = Problem("long", EXAMPLE.data | {"budget": 99})
-    route = "DOWN UP DOWN RIGHT UP DOWN UP DOWN DOWN DOWN RIGHT RIGHT DOWN RIGHT"
-    assert Maze(5).reward(problem, route) == [1, 1, 0, 0]
-
-
 def test_random_routes_never_break_the_scorer():
     """Random words, good and bad: k numbers in [0, 1], all zero exactly where E was not reached."""
     task = Maze(6)
