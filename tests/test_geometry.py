@@ -20,32 +20,26 @@ def measures(rewards: torch.Tensor, mask: torch.Tensor | None = None, G: int = 4
 
 
 @pytest.mark.parametrize(
-    ("table", "regret", "share"),
+    ("table", "regret", "share", "signal"),  # of the scalar
     [
-        ([[0.2, 0.4], [0.5, 0.4], [1.0, 0.4]], 0, 0),  # one objective is constant
-        ([[0.0, 0.0], [0.5, 0.15], [1.0, 0.3]], 0, 0),  # b = .3 a
-        ([[0.0, 0.0], [1.0, 1.0], [1.0, 0.0], [0.0, 1.0]], 0, 0),  # one answer has all
-        ([[1.0, 0.0], [0.0, 1.0]], 1 / 4, 1),  # E max(w, 1 - w) = 3/4, and level scalars
-        ([[0.6, 0.6], [1.0, 0.0], [0.0, 1.0]], 0.16, 0.16 / (0.76 - 1.6 / 3)),  # as in the fence
-        ([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], 5 / 18, 1),  # E max w = 11/18
+        ([[0.2, 0.4], [0.5, 0.4], [1.0, 0.4]], 0, 0, 1),  # one objective is constant
+        ([[0.0, 0.0], [0.5, 0.15], [1.0, 0.3]], 0, 0, 1),  # b = .3 a
+        ([[0.0, 0.0], [1.0, 1.0], [1.0, 0.0], [0.0, 1.0]], 0, 0, 1),  # one answer has all
+        ([[1.0, 0.0], [0.0, 1.0]], 1 / 4, 1, 0),  # E max(w, 1 - w) = 3/4, and level scalars
+        ([[0.6, 0.6], [1.0, 0.0], [0.0, 1.0]], 0.16, 0.16 / (0.76 - 1.6 / 3), 1),  # as in the fence
+        ([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], 5 / 18, 1, 0),  # E max w = 11/18
     ],
 )
-def test_the_regret_of_the_scalar_for_rewards_where_it_is_known(table, regret, share):
-    """Guards against a conflict that is seen where objectives differ in size alone."""
+def test_the_geometry_of_rewards_where_it_is_known(table, regret, share, signal):
+    """Guards against a conflict seen where objectives differ in size alone. A trade is no signal to the scalar."""
     rewards = torch.tensor([table] * 20)  # (20 problems, n, k)
     result = measures(rewards, G=len(table))
     assert result["regret"] == pytest.approx(regret, abs=1e-3)
     assert result["regret_share"] == pytest.approx(share, abs=5e-3)
     assert (result["regret_share"] < NO_CONFLICT) == (regret == 0)
+    assert (result["scalar_signal"], result["vector_signal"]) == (signal, 1)
     larger = measures(7 - 3 * (1 - rewards), G=len(table))["regret"]
     assert larger == pytest.approx(3 * regret, abs=3e-3)
-
-
-def test_a_trade_gives_a_signal_to_vectors_alone():
-    """Of a trade the scalar is constant."""
-    one = random_rewards(0, 20, 32, 1)
-    result = measures(torch.cat([one, 1 - one], -1))
-    assert (result["scalar_signal"], result["vector_signal"]) == (0, 1)
 
 
 def test_objectives_that_a_problem_lacks_count_for_nothing():
