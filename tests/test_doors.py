@@ -135,6 +135,11 @@ def test_a_refused_command_changes_nothing(toy_run, capsys, monkeypatch):
     """Whatever is refused: no folder, no config, no file of the run is touched, and no minutes are spent."""
     monkeypatch.setattr(evaluation, "run_all", lambda *args: pytest.fail("minutes are spent"))
     before = files(toy_run)
+    for name in ("other", "empty"):
+        shutil.copytree(toy_run, name)
+    change_config(Path("other"), task="fence")
+    for method in ("grpo", "vpo"):
+        shutil.rmtree(f"empty/{method}")
     Path("a-file").touch()
     Path("saved/vpo-0.5").mkdir(parents=True)
     refused = {
@@ -152,6 +157,8 @@ def test_a_refused_command_changes_nothing(toy_run, capsys, monkeypatch):
         "train --out new --model ./rum": "did you mean run?",
         "train --out new --model a-file": "--model a-file: cannot be loaded",
         "eval run ./run": "run: differs from run in nothing",
+        "eval run other": "the runs differ in --task: fence, toy; one table is",
+        "eval empty": "empty: holds no checkpoint yet",
         "eval run --temperature 0": "--temperature 0.0: must be 0.001 to 1000",
         "eval run --pool 1": "--pool 1: must hold one rollout of the run's 2 answers",
         "eval run --mix 2": "--mix 2.0: must be 0 to 1",
@@ -407,16 +414,6 @@ def test_evaluations_do_not_overwrite_one_another(toy_run):
     evaluation.main(["run", "--out", "elsewhere"])
     assert Path("elsewhere/eval.json").read_bytes() == before["run/eval.json"]
     assert {name: data for name, data in files(toy_run).items() if "eval-" not in name} == before
-
-
-def test_eval_names_a_run_that_fits_no_table(toy_run, capsys):
-    shutil.copytree(toy_run, "other")
-    change_config(Path("other"), task="fence")
-    message = "the runs differ in --task: fence, toy"
-    fails(["run", "other"], capsys, message, command=evaluation.main)
-    for method in ("grpo", "vpo"):
-        shutil.rmtree(f"other/{method}")
-    fails(["other"], capsys, "other: holds no checkpoint yet", command=evaluation.main)
 
 
 def test_a_run_that_is_not_finished_or_has_damaged_logs_is_evaluated(toy_run, capsys):
