@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from unittest.mock import Mock
@@ -16,14 +17,14 @@ from unittest.mock import Mock
 import matplotlib
 import pytest
 import torch
-from test_train import QUICK, SCRIPTS, change_config, fails, metrics
+from test_train import QUICK, ROOT, SCRIPTS, change_config, fails, metrics
 
 import eval as evaluation
 import train
 import vpo
 from engine.config import Config, check_ranges, flag_of
 from engine.errors import as_command, explain_machine
-from engine.files import owned
+from engine.files import check_free, owned
 from engine.runs import checkpoints, find_run, load_run
 from rewards import UserError
 
@@ -173,6 +174,48 @@ def test_a_refused_command_changes_nothing(toy_run, capsys, monkeypatch):
         script, *arguments = command.split()
         fails(arguments, capsys, f"{script}.py: error: ", message, command=SCRIPTS[script])
     assert files(toy_run) == before and not Path("new").exists()
+
+
+# A process that says whether it has the folder, and keeps it until all have said so.
+TRY = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(ROOT)!r})
+from engine.files import owned
+from rewards import UserError
+print("ready", flush=True)
+input()
+try:
+    with owned(Path("run")):
+        print("has it", flush=True)
+        input()
+except UserError as error:
+    print(error, flush=True)
+    input()
+"""
+
+
+def test_of_several_that_begin_at_once_one_has_the_folder():
+    """Guards against 129 log lines of 90 steps. And a killed process does not block."""
+    pipe = subprocess.PIPE
+    processes = []
+    for _ in range(4):
+        child = subprocess.Popen([sys.executable, "-c", TRY], stdin=pipe, stdout=pipe, text=True)
+        processes.append(child)
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        print(file=process.stdin, flush=True)
+    lines = [process.stdout.readline() for process in processes]
+    refused = [line for line in lines if line.startswith("--out run: another process")]
+    assert lines.count("has it\n") == 1 and len(refused) == 3, lines
+    with pytest.raises(UserError, match="^--out run: another process trains in it"):
+        check_free(Path("run"))
+    for process in processes:
+        process.kill()
+        process.communicate()
+    with owned(Path("run")):
+        pass
 
 
 def test_a_second_command_is_refused_while_the_first_trains(toy_run, capsys):

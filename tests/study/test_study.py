@@ -11,9 +11,19 @@ import eval as evaluation
 import train
 from engine.config import Config, Parser, peak_rate, task_defaults
 from engine.tasks import load_task
-from study import documents, exhibit, reproduce
+from study import documents, exhibit, reproduce, validation
 from study.entries import GROUP_VPO, GRPO, VPO, Entry
-from study.grid import HEADLINE, HEADLINES, LR, PAPERS_KL, VERSION, Cell, cells
+from study.grid import (
+    HEADLINE,
+    HEADLINES,
+    LR,
+    LR_AT_30,
+    PAPERS_KL,
+    VERSION,
+    Cell,
+    cells,
+    tuning_rates,
+)
 from study.store import RESULTS, Store, load_stored, result_of
 from study.stored import Stored, TaskResults
 from vpo import ADVANTAGES
@@ -95,6 +105,31 @@ def test_the_program_has_the_rates_that_validation_chose(task):
     for method, rate in LR[task].items():
         if method in ADVANTAGES:
             assert peak_rate(config, method) == rate, method
+
+
+@pytest.mark.parametrize("task", LR)
+def test_default_rates_are_those_that_validation_chose(task, results):
+    """For few candidates the lowest within the noise of the best, for thirty the highest within 0.002.
+
+    For thirty it is that for few, if that is within the noise.
+    """
+    found = results.task(task, tuning=True)
+    for method, rate in LR[task].items():
+        compared = [policy for policy in found.policies() if policy.method == method]
+        if {policy.lr for policy in compared} < set(tuning_rates(task, method)):
+            continue
+        chooser = validation.CHOSEN_BY.get(method, "best@1")
+        usual = validation.first_close(found, compared, chooser)
+        assert usual.lr == rate, method
+        highest = max(found.mean(policy, "best@30") for policy in compared)
+        many = LR_AT_30.get(task, {}).get(method)
+        if many:
+            best = [
+                policy for policy in compared if found.mean(policy, "best@30") >= highest - 0.002
+            ]
+            assert best[-1].lr == many, method
+        else:
+            assert found.mean(usual, "best@30") >= highest - validation.NOISE
 
 
 STORE = Store(RESULTS)  # of the folder in which a test runs
