@@ -34,7 +34,6 @@ from engine.evaluations import (
     evaluated,
     evaluations_of,
     method_of,
-    output_folders,
     rows_of,
     summary_folder,
 )
@@ -247,9 +246,7 @@ def evaluate(runs: list[Path], flags: EvalFlags) -> None:
         with writing(evaluation.folder), tempfile.TemporaryFile(dir=evaluation.folder):
             pass
     if flags.save_mixed:
-        folders = output_folders(runs, flags.save_mixed)
-        for evaluation, folder in zip(evaluations, folders, strict=True):
-            save_mixed(evaluation, folder)
+        save_mixed(evaluations, flags.save_mixed)
     tables = {evaluation.run: evaluate_run(evaluation, flags) for evaluation in evaluations}
     if len(runs) > 1:
         joint = joint_table(tables, rows_of(evaluations))

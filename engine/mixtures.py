@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from engine.config import Config
-from engine.evaluations import ONE_ANSWER, Evaluation, evaluated, method_of
+from engine.evaluations import ONE_ANSWER, Evaluation, evaluated, method_of, output_folders
 from engine.files import write_folder
 from engine.models import load_hugging_face, save_model
 from engine.runs import policies, task_of
@@ -48,8 +48,15 @@ def mix_weights(trained: PreTrainedModel, start: PreTrainedModel, t: float) -> N
         trained_weight.copy_(weight.to(trained_weight.device).lerp(trained_weight, t))
 
 
-def save_mixed(evaluation: Evaluation, folder: Path) -> None:
-    """Write the trained policies of a run, mixed as they are evaluated, as ordinary checkpoints."""
+def save_mixed(evaluations: list[Evaluation], out: str) -> None:
+    """Write the trained policies of runs, mixed as they are evaluated, as ordinary checkpoints."""
+    folders = output_folders([evaluation.run for evaluation in evaluations], out)
+    for evaluation, folder in zip(evaluations, folders, strict=True):
+        save_mixed_run(evaluation, folder)
+
+
+def save_mixed_run(evaluation: Evaluation, folder: Path) -> None:
+    """Write those of one run."""
     run = evaluation.run
     config = evaluation.config
     for row, stored in evaluated(evaluation).items():
