@@ -424,7 +424,7 @@ def policy_loss(  # noqa: PLR0913 - the public loss: every argument is one symbo
         return loss, metrics
     log_x = (ref_logprobs - logprobs).masked_fill(~token_mask, 0.0)
     curved = log_x.clamp_max(KL_LINEAR)
-    beyond = (log_x - curved) * (math.exp(KL_LINEAR) - 1)
+    beyond = (log_x - KL_LINEAR).clamp_min(0.0) * (math.exp(KL_LINEAR) - 1)
     kl = (curved.exp() - curved - 1 + beyond).sum() / n_tokens
     metrics["kl"] = kl.detach()
     return loss + kl_coef * kl, metrics

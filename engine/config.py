@@ -294,8 +294,6 @@ def check(config: Config, task: Task) -> None:
 
 def mistakes(config: Config, task: Task) -> Iterator[str]:
     """The flags that do not fit, each with the reason and what to do."""
-    if config.subset >= config.group_size:
-        yield f"--subset {config.subset}: must be less than --group-size {config.group_size}"
     if config.log and not importlib.util.find_spec(config.log):
         yield f"--log {config.log}: not installed; pip install {config.log}"
     if config.lora_rank and not importlib.util.find_spec("peft"):
@@ -336,7 +334,12 @@ def try_method(name: str, config: Config) -> None:
     present = torch.ones(rewards.shape[:3], dtype=torch.bool)
     objectives = torch.ones(2, 2, dtype=torch.bool)
     scored = Scored(rewards, rewards.mean(-1), present, ~present, objectives, torch.zeros(2, 1))
-    advantages = ADVANTAGES[name](scored, options_of(config, generator))
+    try:
+        advantages = ADVANTAGES[name](scored, options_of(config, generator))
+    except ValueError as error:  # a flag does not fit, or a user's own code has a fault
+        is_own = ADVANTAGES[name].__module__ != "vpo"
+        flags = f"--group-size {G} --subset {config.subset}"
+        raise error if is_own else UserError(f"--method {name} {flags}: {error}") from None
     check_advantages(name, advantages, scored)
     if advantages[1].any():
         rule = "must return advantages of exactly 0 for equal rewards (see vpo.center)"

@@ -1,6 +1,6 @@
 """The lesson, run from top to bottom in a small size: every solution is right, every wrong answer is told so.
 
-python tests/test_lesson.py    runs it in full (twelve minutes) and stores its figures and numbers in it
+python -m tests.test_lesson    runs it in full (twelve minutes) and stores its figures and numbers in it
 """
 
 import copy
@@ -55,7 +55,8 @@ WRONG = {
     6: ["def distinct(pool):\n    return len(set(pool))"],
     7: [
         "def best_of(scores, k):\n    choices = list(itertools.product(scores, repeat=k))\n"
-        "    return sum(map(max, choices)) / len(choices)"
+        "    return sum(map(max, choices)) / len(choices)",
+        "def best_of(scores, k):\n    return sum(sorted(scores)[-k:]) / k",
     ],
     8: ["def two_rewards(gold, diamond):\n    return 1 + gold - diamond, 1 + diamond - gold"],
     9: [

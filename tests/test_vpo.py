@@ -513,11 +513,16 @@ def kl_of(log_x: Tensor) -> Tensor:
     return 2 * loss
 
 
-@pytest.mark.parametrize("log_x", [-30.0, -2.0, 0.0, 0.5, 3.0, 9.9])
+@pytest.mark.parametrize("log_x", [-30.0, -2.0, -1e-3, 0.0, 1e-3, 0.5, 3.0, 9.9])
 def test_kl_is_k3(log_x):
-    """x - log x - 1 with x = reference / policy; guards against k1 and a flipped sign."""
+    """x - log x - 1 with x = reference / policy; guards against k1, a flipped sign, and a slope that the straight
+    line beyond 10 nats rounds."""
     expected = math.exp(log_x) - log_x - 1
-    assert kl_of(torch.tensor([log_x])).item() == pytest.approx(expected, rel=1e-5, abs=1e-7)
+    log_ratio = torch.tensor([log_x], requires_grad=True)
+    kl = kl_of(log_ratio)
+    kl.backward()
+    assert kl.item() == pytest.approx(expected, rel=1e-5, abs=1e-7)
+    assert log_ratio.grad.item() == pytest.approx(math.expm1(log_x), rel=1e-3)
 
 
 def test_kl_stays_finite_where_the_policy_has_lost_a_token():

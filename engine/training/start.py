@@ -113,6 +113,8 @@ def start_policy(config: Config, task: Task, demonstrations: Callable) -> Policy
     # 1. the prompts
     n = 2000 if config.data else 32
     problems = held_out(task, "train", n) + held_out(task, "test", n)
+    if config.eval_every:
+        problems += held_out(task, "validation", n)
     prompts = [build_prompt(policy, task, problem, config.m) for problem in problems]
     longest = sorted(prompts, key=len)[-64:]
     encode_prompts(policy, longest, rollout_length(task, config.m, config.max_new_tokens))
