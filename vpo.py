@@ -147,14 +147,14 @@ def subset_best(scores: Tensor, s: int) -> Tensor:
     own = torch.tensor(own, dtype=scores.dtype, device=scores.device)  # (G)
     above = torch.tensor(above, dtype=scores.dtype, device=scores.device)  # (G)
 
-    lowest = scores.amin(1, keepdim=True)  # subtracted so that equal scores become exact zeros
-    ranked, order = (scores - lowest).sort(1)
+    highest = scores.amax(1, keepdim=True)  # subtracted so that equal scores become exact zeros
+    ranked, order = (scores - highest).sort(1)
     ranked = ranked.transpose(1, -1)  # (P, ..., G)
     weighted = ranked * above
     higher = weighted.flip(-1).cumsum(-1).flip(-1) - weighted  # the sum over j > i
     best_by_rank = (ranked * own + higher).transpose(1, -1)
     best = torch.empty_like(scores).scatter(1, order, best_by_rank)
-    return best + lowest
+    return best + highest
 
 
 def set_reward(
@@ -424,8 +424,8 @@ def policy_loss(  # noqa: PLR0913 - the public loss: every argument is one symbo
         return loss, metrics
     log_x = (ref_logprobs - logprobs).masked_fill(~token_mask, 0.0)
     curved = log_x.clamp_max(KL_LINEAR)
-    beyond = (log_x - KL_LINEAR).clamp_min(0.0) * (math.exp(KL_LINEAR) - 1)
-    kl = (curved.exp() - curved - 1 + beyond).sum() / n_tokens
+    beyond = (log_x - KL_LINEAR).relu() * (math.exp(KL_LINEAR) - 1)
+    kl = (curved.expm1() - curved + beyond).sum() / n_tokens
     metrics["kl"] = kl.detach()
     return loss + kl_coef * kl, metrics
 

@@ -11,6 +11,8 @@ class MasterWeightAdamW:
         self.masters = self.weights
         if any(weight.dtype != torch.float32 for weight in self.weights):
             self.masters = [weight.detach().float().clone() for weight in self.weights]
+            for weight in self.weights:  # a sum of many in bfloat16 would stop growing
+                weight.grad_dtype = torch.float32
         can_fuse = self.weights[0].device.type in ("cpu", "cuda")
         fused = can_fuse if may_fuse else None  # None: torch decides
         self.adamw = torch.optim.AdamW(
@@ -25,14 +27,13 @@ class MasterWeightAdamW:
         """
         for weight in self.weights:
             if weight.grad is None:  # it took no part, such as an expert that no token chose
-                weight.grad = torch.zeros_like(weight)
+                weight.grad = torch.zeros_like(weight, dtype=torch.float32)
         self.adamw.param_groups[0]["lr"] = lr
         if self.masters is self.weights:
             self.adamw.step()
             return
         for weight, master in zip(self.weights, self.masters, strict=True):
-            master.grad = weight.grad.float()
-            weight.grad = None  # so that only one of them takes memory
+            master.grad = weight.grad
         self.adamw.step()
         for weight, master in zip(self.weights, self.masters, strict=True):
             master.grad = None

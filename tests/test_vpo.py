@@ -144,6 +144,13 @@ def test_subset_best_of_a_large_group(s):
     assert B.double().mean().item() == pytest.approx(s * (G + 1) / (s + 1) - 1, rel=1e-4)
 
 
+def test_a_very_low_score_leaves_no_rounding():
+    """Every set of four holds one of the best: guards against advantages of 2 where a penalty is -1000."""
+    scores = torch.ones(1, 8)
+    scores[0, 3] = -1000.0
+    assert (vpo.group_normalize(vpo.subset_best(scores, 4)) == 0).all()
+
+
 # Normalisation.
 
 

@@ -83,8 +83,8 @@ def resident(config: Config, policy: Policy) -> float:
     """Bytes that a method keeps: weights, gradients, AdamW's moments, master weights, the reference."""
     size = policy.model.dtype.itemsize
     n = policy.model.num_parameters()
-    # An update makes float32 gradients of bfloat16 ones.
-    per_trained = 4 + 8 if size == 4 else 2 + 8 + 4 + 2
+    # float32 gradients and moments, and of bfloat16 weights a float32 copy
+    per_trained = 4 + 8 if size == 4 else 4 + 8 + 4
     if config.lora_rank:
         shapes = [weight.shape for weight in policy.model.parameters() if weight.ndim == 2]
         return size * n + per_trained * config.lora_rank * sum(map(sum, shapes))

@@ -32,14 +32,13 @@ def gib(model: Model, trained: float, reference: float, rollouts: int, micro_bat
         trained, reference: weights that are trained, and those of the reference policy.
         micro_batch: tokens.
     """
-    # bfloat16 weights and gradients, float32 master weights and two moments: 2 + 2 + 4 + 8
-    stays = 2 * model.weights + 14 * trained + 2 * reference
+    # bfloat16 weights; float32 gradients, master weights and two moments: 4 + 4 + 8
+    stays = 2 * model.weights + 16 * trained + 2 * reference
     kv_cache = 2 * rollouts * 1024 * model.layers * model.kept  # on a card it stays
     # the input of each layer, of as many tokens of prompts, too; one layer that is computed again,
     # and six chunks of the LM head
     activations = 2 * micro_batch * model.width * (2 * model.layers + 34) + 6 * 2**27
-    update = 2 * trained  # the optimizer's gradients are float32, too
-    return (stays + kv_cache + max(activations, update)) / GIB
+    return (stays + kv_cache + activations) / GIB
 
 
 def fits() -> str:
