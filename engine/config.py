@@ -326,7 +326,7 @@ def check_methods(config: Config) -> None:
 
 
 def try_method(name: str, config: Config) -> None:
-    """Raise UserError for a method of no use, tried on two made-up groups."""
+    """Raise UserError for a method that cannot be used, tried on two made-up groups."""
     G = config.group_size
     generator = torch.Generator().manual_seed(0)
     rewards = torch.rand(2, G, answers_per_rollout(name, config.m), 2, generator=generator)
