@@ -28,7 +28,8 @@ def mixed(
     folder = policies(run, config.m)[method].folder
     policy = load_policy(str(folder), task, device=device, dtype=config.dtype)
     if t < 1:
-        mix_weights(policy.model, load_hugging_face(str(run / "start"), config.dtype)[0], t)
+        start, _ = load_hugging_face(str(run / "start"), config.dtype)
+        mix_weights(policy.model, start, t)
     return policy
 
 

@@ -66,7 +66,8 @@ def load_task(name: str, model: str = "tiny", **flags: Any) -> Task:
     task = task_class(**{flag: flags[flag] for flag in task_class.flags if flag in flags})
     if task.form not in ("tags", "lines"):
         raise UserError(f'--task {name}: form must be "tags" or "lines", not {task.form!r:.60}')
-    if isinstance(task.objectives, str) or len(set(task.objectives)) < len(task.objectives):
+    has_equal_names = len(set(task.objectives)) < len(task.objectives)
+    if isinstance(task.objectives, str) or has_equal_names:
         rule = 'must be a tuple of different names, such as ("a",)'
         raise UserError(f"--task {name}: objectives {rule}, not {task.objectives!r:.60}")
     if model == "tiny":
