@@ -39,7 +39,10 @@ class Problem:
 
 
 class Task:
-    """What a task offers. A reward is a list of k floats, higher is better, none below `minimum`.
+    """What a task offers. A reward is a list of d floats, higher is better, none below `minimum`.
+
+    Let rewards differ by 0.01 or more: differences below 1e-5 count as rounding, and those of 1e-4
+    train with advantages that are a tenth too small.
 
     A language model needs `problems`, `prompt` and `reward`. `--model tiny` starts from nothing and
     needs `words`, `answer_words`, `tiny_prompt` and `demonstration`, too. The rest has defaults.

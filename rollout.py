@@ -169,6 +169,19 @@ class Rollouts:
         columns = torch.arange(self.tokens.shape[1], device=device)
         return columns < torch.tensor(self.lengths, device=device)[:, None]
 
+    def groups(self, first: int, end: int) -> "Rollouts":
+        """The groups first .. end - 1 alone."""
+        rows = slice(first * self.group_size, end * self.group_size)
+        return Rollouts(
+            self.prompt_ids[first:end],
+            self.prompt_lengths[first:end],
+            self.tokens[rows],
+            self.logprobs[rows],
+            self.lengths[rows],
+            self.texts[rows],
+            self.ended[rows],
+        )
+
 
 @dataclass
 class SamplingOptions:

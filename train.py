@@ -74,8 +74,7 @@ def train_step(
     t = state.step
     policy = state.policy
     m = answers_per_rollout(method, config.m)
-    # Every method samples equally many answers: by default P is 12 for VPO and 36 for GRPO.
-    P = config.prompts_per_step * config.m // m
+    P = config.groups_per_step(method)
 
     # 1. rollouts: G of each prompt
     problems = task.problems("train", P, config.seed, start=t * P)
@@ -94,13 +93,15 @@ def train_step(
     method_options = options_of(config, random_generator(config.seed, t, "weights"))
     advantages = ADVANTAGES[method](scored, method_options)  # (P, G)
     check_advantages(method, advantages, scored)
-    row_advantages = advantages.flatten().to(policy.device)  # (P * G), row p * G + g
 
-    # 4. gradient and update
+    # 4. gradient and update; of several updates each takes its own part of the groups
     lr = learning_rate(state.peak_lr, t, config)
     gradient = backward if config.plain else fast.backward  # the same gradient, sooner
-    for _ in range(config.updates):
-        metrics = gradient(policy, state.reference, rollouts, row_advantages, config)
+    n_groups = P // config.updates
+    for first in range(0, P, n_groups):
+        part = rollouts.groups(first, first + n_groups)
+        row_advantages = advantages[first : first + n_groups].flatten()  # row p * G + g
+        metrics = gradient(policy, state.reference, part, row_advantages.to(policy.device), config)
         norm = torch.nn.utils.clip_grad_norm_(state.optimizer.weights, 1.0)
         if not norm.isfinite():  # an update would ruin the weights
             problem = f"diverged: loss {metrics['loss']:.3g}, gradient norm {norm:.3g}"
@@ -198,10 +199,10 @@ def backward(
 
 
 def learning_rate(peak: float, t: int, config: Config) -> float:
-    """Of step t, counted from 0: the peak, times a rise over the first steps, times the decay."""
-    decay = 1.0
-    if config.lr_schedule == "linear":
-        decay = 1.0 - 0.9 * t / config.steps
+    """Of step t, counted from 0: the peak; if it is linear, times a rise at first, times the decay."""
+    if config.lr_schedule == "constant":
+        return peak
+    decay = 1.0 - 0.9 * t / config.steps
     n_rising = max(1, min(10, config.steps // 6))  # in a short run the decay would eat the peak
     return peak * min(1.0, (t + 1) / n_rising) * decay
 
@@ -243,6 +244,8 @@ def step_metrics(
         "earned": is_earning.any(-1).float().mean(),
         # shares of the groups with an advantage, and of the rollouts that were cut off
         "signal": (advantages != 0).any(1).float().mean(),
+        # the largest difference between two rewards in a group; below 1e-5 it counts as rounding
+        "gap": (scored.vectors.amax((1, 2)) - scored.vectors.amin((1, 2))).max(),
         "cut_off": 1 - sum(rollouts.ended) / len(rollouts.ended),
         "rollouts": len(rollouts.texts),
         "tokens": sum(rollouts.lengths),

@@ -174,6 +174,8 @@ def load_run(run: Path) -> StoredRun:
     if gone:
         shown = ", ".join(f"{flag_of(name)} {flags[name]}" for name in gone)
         tell_once(f"{run}: flags of another version are ignored: {shown}")
+    if history and int(str(history[0].get("vpo", "0")).partition(".")[0]) < 4:
+        tell_old_meanings(run, config)
     vars(config).update(files_of(config))
     has_checkpoint = any(checkpoints(run / method) for method in config.method)
     if has_checkpoint:
@@ -183,6 +185,15 @@ def load_run(run: Path) -> StoredRun:
             advice = "give the command from the file that defines it (docs/own.md)"
             raise UserError(f"{run}: has the method {method}, unknown here; {advice}")
     return StoredRun(config, history, has_checkpoint)
+
+
+def tell_old_meanings(run: Path, config: Config) -> None:
+    """Say which flags of a run of version 3 meant something else than they do now."""
+    if config.updates > 1:
+        meaning = f"--updates {config.updates} took the whole batch in each, not a part"
+        tell_once(f"{run}: trained by version 3, in which {meaning}")
+    if config.lr_schedule == "constant":
+        tell_once(f"{run}: trained by version 3, in which --lr-schedule constant rose at first")
 
 
 def check_files(config: Config, digests: dict[str, str]) -> None:

@@ -41,6 +41,7 @@ def reward_vectors(boards: Tensor) -> Tensor:
 
 def group_normalize(scores: Tensor) -> Tensor:
     """(P, G) -> (P, G): how much better than its group a rollout is, in standard deviations."""
+    scores = scores - scores[:, :1]  # so that rounding cannot make equal scores differ
     centered = scores - scores.mean(1, keepdim=True)
     return centered / (centered.square().mean(1, keepdim=True).sqrt() + 1e-6)
 

@@ -165,9 +165,14 @@ def test_equal_rewards_have_no_advantage(method, value):
         assert (A[0] != 0).any() and (A[1:] == 0).all()
 
 
-@pytest.mark.parametrize("method, m", [("grpo", 1), ("max_at_k", 1), ("multi_rlvr", 3)])
-def test_rounding_is_no_signal(method, m):
+@pytest.mark.parametrize("minimum", [0.0, -1000.0])
+@pytest.mark.parametrize(
+    "method, m",
+    [("grpo", 1), ("max_at_k", 1), ("multi_rlvr", 3), ("dr_grpo", 1), ("maxrl", 1)],
+)
+def test_rounding_is_no_signal(method, m, minimum):
     """The sum of four percents depends on their order in the last digit: guards against advantages of +-1."""
+    missing = torch.full((1, 1), minimum)
     one_pair = torch.tensor([[9.4, 2.8, 83.6, 43.3], [9.4, 2.8, 43.3, 83.6]])
     assert len(one_pair.mean(-1).unique()) == 2, "the test wants sums that differ"
     groups = [one_pair[[0, 0, 1, 0]].view(1, 4, 1, 4).expand(-1, -1, m, -1)]
@@ -176,7 +181,8 @@ def test_rounding_is_no_signal(method, m):
         order = random_rewards(seed, 1, 8, m, 4).argsort(-1)
         groups.append(percents[order])  # in which every answer is a permutation of one vector
     for rewards in groups:
-        assert (advantages_of(method, rewards) == 0).all()
+        scored = scored_of(rewards, missing_scalar=missing, minimum=minimum)
+        assert (advantages_of(method, scored) == 0).all()
 
 
 @pytest.mark.parametrize("kind", [torch.bool, torch.int64, torch.float16, torch.bfloat16])
@@ -206,6 +212,15 @@ def test_small_differences_are_a_signal(method, size, gap, k):
     A = advantages_of(method, rewards, generator=generator())[0]
     assert A.argmax() == 3 and A[3] > 1
     assert (A[[0, 1, 2, 4, 5, 6, 7]] < 0).all()
+
+
+@pytest.mark.parametrize("method", ["vpo", "group_vpo"])
+def test_small_differences_of_large_rewards_count(method):
+    """Guards against w . r in float32, which changed the direction of the advantages by 2%."""
+    rewards = 10 + 0.001 * random_rewards(3, 16, 8, 1, 4)
+    A = advantages_of(method, rewards, generator=generator())
+    exact = advantages_of(method, rewards.double(), generator=generator())
+    torch.testing.assert_close(A, exact.float(), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("method", vpo.ADVANTAGES)
@@ -442,11 +457,12 @@ ZEROS = torch.zeros(2, 4, 1, 3)  # (P, G, m, k)
         (lambda: vpo.sample_weights(2, 5, 3, alpha=0.04), "alpha = 0.04: must be 0.05 to 100"),
         (lambda: vpo.vpo_advantage(ZEROS, subset=4), "a set of s = 4 rollouts"),
         (lambda: vpo.vpo_advantage(ZEROS, torch.ones(2, 3)), "answer_mask"),
+        (lambda: vpo.vpo_advantage(ZEROS.numpy()), r"a tensor \(P, G, m, d\), not ndarray"),
         (lambda: advantages_of("grpo", torch.zeros(2, 4, 2, 3)), "takes one answer per rollout"),
     ],
 )
 def test_what_cannot_be_computed_is_refused(call, text):
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises((ValueError, TypeError), match=text):
         call()
 
 
@@ -552,6 +568,18 @@ def test_no_advantage_is_no_loss_even_where_the_ratio_overflows():
     loss, _ = vpo.policy_loss(logprobs, torch.full((1, 2), -200.0), torch.zeros(1), mask, 2)
     loss.backward()
     assert loss.item() == 0 and not logprobs.grad.any()
+
+
+def test_nothing_times_infinity_is_nothing():
+    """Without a weight of the KL term a token that the reference excludes, or a batch without tokens, has no loss."""
+    new, old, A, mask = loss_inputs()
+    expected, _ = vpo.policy_loss(new, old, A, mask, mask.sum())
+    excluded = torch.full_like(old, -math.inf)
+    loss, _ = vpo.policy_loss(new, old, A, mask, mask.sum(), ref_logprobs=excluded, kl_coef=0.0)
+    torch.testing.assert_close(loss, expected)
+    for n_tokens in (0, torch.tensor(0)):
+        loss, metrics = vpo.policy_loss(new, old, A, torch.zeros_like(mask), n_tokens)
+        assert loss.item() == 0 and metrics["clip_fraction"].item() == 0
 
 
 def test_padding_cannot_poison_the_loss():

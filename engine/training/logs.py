@@ -33,7 +33,7 @@ class MethodLog:
         for name in LOGS:
             cut_log(self.folder / f"{name}.jsonl", step or -1)  # at step 0 nothing is kept
         self.track = open_tracker(config.log, self.folder, step)
-        self.silent_steps = 0
+        self.gaps: list[float] = []  # of the steps without a signal until now
         self.has_warned = False
         if config.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
@@ -72,12 +72,13 @@ class MethodLog:
 
     def tell_no_signal(self, step: int, row: dict[str, float]) -> None:
         """Say once that learning has stopped."""
-        self.silent_steps = 0 if row["signal"] else self.silent_steps + 1
-        if self.silent_steps < SILENT_STEPS or self.has_warned:
+        self.gaps = [] if row["signal"] else [*self.gaps, row["gap"]]
+        if len(self.gaps) < SILENT_STEPS or self.has_warned:
             return
         self.has_warned = True
         message = f"no signal in {SILENT_STEPS} steps, step {step}: the rollouts of each group earn the same"
-        print(f"\n{self.method}: {message}; {shares(row)} (docs/faq.md)", file=sys.stderr)
+        gap = f"in a group rewards differ by {max(self.gaps):.2g} at most"
+        print(f"\n{self.method}: {message}; {gap}; {shares(row)} (docs/faq.md)", file=sys.stderr)
 
 
 def sample_record(
