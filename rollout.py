@@ -13,8 +13,10 @@ A prompt of the fence for the tiny model, and a rollout of two answers:
 
 Tokens are drawn from the whole distribution at a temperature, and scored at the same temperature.
 Masks come from positions, never from pad ids, and the first EOS counts as sampled. The model stays
-in eval mode, in the update too: with dropout the update would score another policy than the one that
-was sampled.
+in eval mode, in the update too: dropout would make it another policy than the one that was sampled.
+
+Beside the paper read `sample`, `token_logprobs` and `score`. Skip `StopRule` and `decode` (when a
+rollout ends, with a KV cache) and `head_logprobs` (logits in chunks, to save memory).
 """
 
 import contextlib
