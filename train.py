@@ -7,13 +7,14 @@
 
 One step: problems -> prompts -> rollouts -> answers -> reward vectors -> advantages -> loss -> update.
 
-Departures from the paper:
+Departures from the paper that matter here; docs/paper.md has all of them:
 1. Every method samples the same number of answers per step: a single-answer method gets m times as
    many prompts.
-2. The learning rate falls linearly to a tenth. In the paper it is constant: `--lr-schedule constant`.
+2. The learning rate rises and then falls linearly. In the paper it is constant: `--lr-schedule constant`.
 3. `--model tiny` has no pre-training, so it first imitates demonstrations. The result is the start of
    all methods, and their reference policy.
-4. There is one update per batch of rollouts, so nothing is clipped. The paper makes two: `--updates 2`.
+4. There is one update per batch of rollouts, so nothing is clipped. The paper makes two, each on half
+   of the prompts: `--updates 2`.
 
 All flags are fields of `Config` in engine/config.py. All random numbers of step t come from generators
 seeded by (seed, t). Weights, the optimizer's moments and t are all that a resume needs.

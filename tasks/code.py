@@ -39,7 +39,7 @@ def f(number, places):
         outputs.append(output if isinstance(output, int) else None)
     return outputs
 """
-LATE = "2025-02-01"  # problems from here on are held out (paper, set-up)
+LATE = "2025-02-01"  # problems from here on are held out, as in the paper's code
 
 
 class Code(Drawing, FileTask):

@@ -8,6 +8,7 @@ import dataclasses
 import importlib
 import json
 import re
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ FLAGS = {"train.py": Config, "eval.py": EvalFlags, "examples/search.py": SearchF
 OTHER_FLAGS = ("--list", "--write", "--index-url")  # of study/reproduce.py and pip
 FLAG = r"(?<![\w-])--[a-z][\w-]*"
 FOLDERS = "tasks|engine|fast|report|examples|study|tests|docs"
+SCRIPTS = "vpo|rewards|rollout|train|eval"
 
 guides = pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
 
@@ -121,7 +123,7 @@ def test_links_lead_somewhere(page):
 
 @guides
 def test_files_that_are_named_exist(page):
-    """Every path in code that begins with a folder of the project, and every script."""
+    """Every path in code that begins with a folder of the project, every script, and every function of one."""
     text = page.read_text("utf-8")
     for code in re.findall(r"^```.*?^```|`[^`\n]+`", text, re.DOTALL | re.MULTILINE):
         for path in re.findall(rf"(?<![\w/.-])(?:{FOLDERS})/[\w./]*", code):
@@ -129,6 +131,8 @@ def test_files_that_are_named_exist(page):
         for path in re.findall(r"(?<![\w/.-])\w+\.py\b", code):
             is_there = (ROOT / path).exists() or any(ROOT.glob(f"*/{path}"))
             assert is_there or path.startswith("my_"), f"{page.name}: {path} does not exist"
+        for module, name in re.findall(rf"^`({SCRIPTS})\.(?!py`|json`)([\w.]+)`", code):
+            attrgetter(name)(importlib.import_module(module))
 
 
 @guides
