@@ -55,7 +55,7 @@ from vpo import ADVANTAGES
 
 BUDGETS = (1, 2, 3, 5, 8, 10, 15, 20, 30, 50, 100)
 ROLLOUTS_AT_ONCE = 750  # of the tiny model
-UTILITIES_AT_ONCE = 10_000  # candidates under 256 weights, which take 20 MB
+UTILITIES_AT_ONCE = 2**16  # of candidates under weights, about
 
 
 # Measures and pools.
@@ -85,28 +85,47 @@ def best_at_k(scores: Tensor, k: int) -> Tensor:
     return (ranked * shares).sum(-1)
 
 
-def weighted_best_at_k(rewards: Tensor, k: int, objective_mask: Tensor | None = None) -> Tensor:
-    """W@k: best@k of the utility w . r, averaged over w ~ Dirichlet(1).
+def ranked_utilities(
+    rewards: Tensor, objective_mask: Tensor | None = None, n_weights: int = 4096
+) -> Tensor:
+    """The lowest, second lowest, ... utility w . r of a pool, each averaged over w ~ Dirichlet(1).
 
-    This is what a pool is worth to a user whose preferences were unknown in training, whatever its
-    --alpha was: rewards (N, n, objectives) -> (N).
+    Their best@k is W@k: what a pool is worth to a user whose preferences were unknown in training,
+    whatever its --alpha was: rewards (N, n, objectives) -> (N, n).
 
     Args:
         objective_mask: (N, objectives) bool, those that a problem has, which come first. None: all.
+        n_weights: the number of w.
     """
     rewards = rewards.cpu().double()
     if objective_mask is None:
         objective_mask = torch.ones(len(rewards), rewards.shape[-1], dtype=torch.bool)
     sizes = objective_mask.cpu().sum(1)
-    values = torch.zeros(len(rewards), dtype=torch.float64)
+    n = rewards.shape[1]
+    means = torch.zeros(len(rewards), n, dtype=torch.float64)
     for size in sizes.unique().tolist():
+        weights = spread_weights(size, n_weights)  # (n_weights, size)
         own = rewards[sizes == size][..., :size]  # (N', n, size)
-        means = []
-        for some in own.split(1 + UTILITIES_AT_ONCE // own.shape[1]):
-            utilities = some @ spread_weights(size).T  # (N'', n, 256)
-            means.append(best_at_k(utilities.mT, k).mean(-1))
-        values[sizes == size] = torch.cat(means)
-    return values
+        sums = []
+        for problems in own.split(1 + UTILITIES_AT_ONCE // (n * n_weights)):
+            total = torch.zeros(len(problems), n, dtype=torch.float64)
+            for some in weights.split(1 + UTILITIES_AT_ONCE // n):
+                utilities = problems @ some.T  # (N'', n, some of the weights)
+                total += utilities.sort(1).values.sum(2)
+            sums.append(total)
+        means[sizes == size] = torch.cat(sums) / n_weights
+    return means
+
+
+def weighted_best_at_k(
+    rewards: Tensor, k: int, objective_mask: Tensor | None = None, n_weights: int = 4096
+) -> Tensor:
+    """W@k: best@k of the utility w . r, averaged over w: rewards (N, n, objectives) -> (N).
+
+    Args:
+        objective_mask, n_weights: as of `ranked_utilities`.
+    """
+    return best_at_k(ranked_utilities(rewards, objective_mask, n_weights), k)
 
 
 def diversity(rewards: Tensor) -> Tensor:
@@ -176,12 +195,13 @@ def measure(pool: Pool, task: Task) -> dict[str, Tensor]:
     n = pool.scalars.shape[1]
     mask = pool.objective_mask  # (N, k)
     passes = ((pool.rewards >= 1) | ~mask[:, None]).all(-1)  # (N, n)
+    utilities = ranked_utilities(pool.rewards, mask)  # (N, n)
     values = {}
     for k in [*(k for k in BUDGETS if k < n), n]:
         values[f"best@{k}"] = best_at_k(pool.scalars, k)
         chances = [pass_at_k(n, c, k) for c in passes.sum(1).tolist()]
         values[f"pass@{k}"] = torch.tensor(chances)
-        values[f"W@{k}"] = weighted_best_at_k(pool.rewards, k, mask)
+        values[f"W@{k}"] = best_at_k(utilities, k)
     is_earning = (pool.rewards > task.minimum) & mask[:, None]  # (N, n, k)
     values["earned"] = is_earning.any(-1).double().mean(1)
     values["diversity"] = diversity(pool.rewards)

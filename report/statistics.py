@@ -30,12 +30,9 @@ def half_width(values: Tensor, clusters: Tensor | None = None) -> float:
     return errors * error
 
 
-def spread_weights(k: int, n: int = 256) -> Tensor:
-    """n preference weights (n, k) spread evenly over the simplex: the gaps between k - 1 cuts of [0, 1]."""
-    if k == 1:
-        return torch.ones(n, 1, dtype=torch.float64)
-    # A scrambled Sobol net, always the same one.
-    net = torch.quasirandom.SobolEngine(k - 1, scramble=True, seed=0)
-    cuts = net.draw(n, dtype=torch.float64).sort(-1).values  # (n, k - 1)
-    zeros = torch.zeros(n, 1, dtype=torch.float64)
-    return torch.diff(cuts, prepend=zeros, append=zeros + 1)
+def spread_weights(k: int, n: int = 4096) -> Tensor:
+    """n preference weights (n, k) spread as Dirichlet(1) is, always the same: exponentials, divided by their sum."""
+    net = torch.quasirandom.SobolEngine(k, scramble=True, seed=0)
+    uniform = net.draw(n, dtype=torch.float64) + 2**-31  # the middle of a cell of 2**-30: never 0
+    exponentials = -torch.log1p(-uniform)  # (n, k)
+    return exponentials / exponentials.sum(1, keepdim=True)
