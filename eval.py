@@ -176,17 +176,25 @@ def sample_pool(
 def pool_of(
     task: Task, problems: list[Problem], answers: list[list[str]], m: int, size: int
 ) -> Pool:
-    """Score the answers of P * G rollouts, and cut those of each problem to `size` candidates."""
-    scored = score(task, problems, answers, m)
-    G = len(answers) // len(problems)
+    """Score the answers of P * G rollouts, and cut those of each problem to `size` candidates.
+
+    Which places of its last rollout count is drawn: the first answers may be unlike the others.
+    """
+    P = len(problems)
+    n_whole = size - size % m  # candidates of the whole rollouts
+    order = torch.rand(P, m, generator=random_generator(0, 0, "pools")).argsort(1)
+    last = n_whole + order[:, : size % m]
+    places = torch.cat([torch.arange(n_whole).expand(P, -1), last], 1)  # (P, size)
+    G = len(answers) // P
     candidates = []
-    for first in range(0, len(answers), G):
+    for p, own_places in enumerate(places.tolist()):
         slots = []
-        for parsed in answers[first : first + G]:
+        for parsed in answers[p * G : (p + 1) * G]:
             slots += [*parsed, *[None] * (m - len(parsed))]
-        candidates.append(slots[:size])
-    rewards = scored.vectors.flatten(1, 2)[:, :size]
-    scalars = scored.scalars.flatten(1, 2)[:, :size]
+        candidates.append([slots[i] for i in own_places])
+    scored = score(task, problems, answers, m)
+    rewards = scored.vectors.flatten(1, 2).take_along_dim(places[..., None], 1)
+    scalars = scored.scalars.flatten(1, 2).take_along_dim(places, 1)
     return Pool(problems, candidates, rewards, scalars, scored.objective_mask)
 
 

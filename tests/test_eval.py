@@ -140,14 +140,29 @@ def test_a_pool_counts_what_was_paid_for():
     """An empty slot is a candidate with the least reward, a duplicate one like any other; the rest is cut."""
     problems = [Problem("a", 3), Problem("b", 2)]
     answers = [["good", "good"], [], ["bad"], ["bad", "good"], ["good"], ["bad"]]
-    pool = evaluation.pool_of(Kinds(), problems, answers, m=2, size=5)
-    assert pool.answers[0] == ["good", "good", None, None, "bad"]
-    assert pool.answers[1] == ["bad", "good", "good", None, "bad"]
-    assert pool.rewards[0].tolist() == [[1, 0.5, 0]] * 2 + [[-1] * 3] * 2 + [[0, 1, 1]]
-    assert pool.scalars[1].tolist() == [0.5, 0.75, 0.75, -1, 0.5]
+    pool = evaluation.pool_of(Kinds(), problems, answers, m=2, size=4)
+    assert pool.answers[0] == ["good", "good", None, None]
+    assert pool.answers[1] == ["bad", "good", "good", None]
+    assert pool.rewards[0].tolist() == [[1, 0.5, 0]] * 2 + [[-1] * 3] * 2
+    assert pool.scalars[1].tolist() == [0.5, 0.75, 0.75, -1]
     values = measure(pool, Kinds())
-    assert values["best@5"].tolist() == pytest.approx([2 / 3, 0.75])
-    assert values["earned"].tolist() == pytest.approx([3 / 5, 4 / 5])
+    assert values["best@4"].tolist() == pytest.approx([0.5, 0.75])
+    assert values["earned"].tolist() == pytest.approx([2 / 4, 3 / 4])
+
+
+def test_no_place_of_a_rollout_is_preferred():
+    """Of 10 candidates in rollouts of 3 the first place gave .40. Answers and rewards are of one candidate."""
+    problems = [Problem(str(i), 3) for i in range(2000)]
+    answers = [["good", "bad"]] * 4 * len(problems)
+    pool = evaluation.pool_of(Kinds(), problems, answers, m=3, size=10)
+    reward_of = {"good": 1.0, "bad": 0.0, None: -1.0}
+    for answer, reward in reward_of.items():
+        shares = [own.count(answer) / 10 for own in pool.answers]
+        assert set(shares) == {0.3, 0.4}
+        assert sum(shares) / len(shares) == pytest.approx(1 / 3, abs=0.003)
+        assert [own.count(reward) / 10 for own in pool.rewards[..., 0].tolist()] == shares
+    again = evaluation.pool_of(Kinds(), problems, answers, m=3, size=10)
+    assert again.answers == pool.answers
 
 
 def test_a_large_pool_takes_little_memory(monkeypatch):
