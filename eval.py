@@ -230,7 +230,8 @@ def draw_best_at_k(table: Table, path: Path) -> None:
                 budgets = {*BUDGETS, table.settings.pool}
                 ks = sorted(k for k in budgets if f"{prefix}{k}" in table.measures[row])
                 means = torch.tensor([table.mean(row, f"{prefix}{k}") for k in ks])
-                margins = torch.tensor([table.margin(row, f"{prefix}{k}") or 0.0 for k in ks])
+                margins = [table.margin(row, f"{prefix}{k}") or math.nan for k in ks]
+                margins = torch.tensor(margins)  # no band where there is no interval
                 ax.plot(ks, means, **style.curve_style(look))
                 ax.fill_between(ks, means - margins, means + margins, color=look.color, alpha=0.12)
             ax.set(title=title, xscale="log", xlabel="candidates k", xticks=ks, xticklabels=ks)
