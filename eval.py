@@ -55,7 +55,7 @@ from vpo import ADVANTAGES
 
 BUDGETS = (1, 2, 3, 5, 8, 10, 15, 20, 30, 50, 100)
 ROLLOUTS_AT_ONCE = 750  # of the tiny model
-UTILITIES_AT_ONCE = 10_000  # candidates under 256 weights, which take 20 MB
+UTILITIES_AT_ONCE = 2**16  # of candidates under weights, about
 
 
 # Measures and pools.
@@ -85,28 +85,47 @@ def best_at_k(scores: Tensor, k: int) -> Tensor:
     return (ranked * shares).sum(-1)
 
 
-def weighted_best_at_k(rewards: Tensor, k: int, objective_mask: Tensor | None = None) -> Tensor:
-    """W@k: best@k of the utility w . r, averaged over w ~ Dirichlet(1).
+def ranked_utilities(
+    rewards: Tensor, objective_mask: Tensor | None = None, n_weights: int = 4096
+) -> Tensor:
+    """The lowest, second lowest, ... utility w . r of a pool, each averaged over w ~ Dirichlet(1).
 
-    This is what a pool is worth to a user whose preferences were unknown in training, whatever its
-    --alpha was: rewards (N, n, objectives) -> (N).
+    Their best@k is W@k: what a pool is worth to a user whose preferences were unknown in training,
+    whatever its --alpha was: rewards (N, n, objectives) -> (N, n).
 
     Args:
         objective_mask: (N, objectives) bool, those that a problem has, which come first. None: all.
+        n_weights: the number of w.
     """
     rewards = rewards.cpu().double()
     if objective_mask is None:
         objective_mask = torch.ones(len(rewards), rewards.shape[-1], dtype=torch.bool)
     sizes = objective_mask.cpu().sum(1)
-    values = torch.zeros(len(rewards), dtype=torch.float64)
+    n = rewards.shape[1]
+    means = torch.zeros(len(rewards), n, dtype=torch.float64)
     for size in sizes.unique().tolist():
+        weights = spread_weights(size, n_weights)  # (n_weights, size)
         own = rewards[sizes == size][..., :size]  # (N', n, size)
-        means = []
-        for some in own.split(1 + UTILITIES_AT_ONCE // own.shape[1]):
-            utilities = some @ spread_weights(size).T  # (N'', n, 256)
-            means.append(best_at_k(utilities.mT, k).mean(-1))
-        values[sizes == size] = torch.cat(means)
-    return values
+        sums = []
+        for problems in own.split(1 + UTILITIES_AT_ONCE // (n * n_weights)):
+            total = torch.zeros(len(problems), n, dtype=torch.float64)
+            for some in weights.split(1 + UTILITIES_AT_ONCE // n):
+                utilities = problems @ some.T  # (N'', n, some of the weights)
+                total += utilities.sort(1).values.sum(2)
+            sums.append(total)
+        means[sizes == size] = torch.cat(sums) / n_weights
+    return means
+
+
+def weighted_best_at_k(
+    rewards: Tensor, k: int, objective_mask: Tensor | None = None, n_weights: int = 4096
+) -> Tensor:
+    """W@k: best@k of the utility w . r, averaged over w: rewards (N, n, objectives) -> (N).
+
+    Args:
+        objective_mask, n_weights: as of `ranked_utilities`.
+    """
+    return best_at_k(ranked_utilities(rewards, objective_mask, n_weights), k)
 
 
 def diversity(rewards: Tensor) -> Tensor:
@@ -157,17 +176,25 @@ def sample_pool(
 def pool_of(
     task: Task, problems: list[Problem], answers: list[list[str]], m: int, size: int
 ) -> Pool:
-    """Score the answers of P * G rollouts, and cut those of each problem to `size` candidates."""
-    scored = score(task, problems, answers, m)
-    G = len(answers) // len(problems)
+    """Score the answers of P * G rollouts, and cut those of each problem to `size` candidates.
+
+    Which places of its last rollout count is drawn: the first answers may be unlike the others.
+    """
+    P = len(problems)
+    n_whole = size - size % m  # candidates of the whole rollouts
+    order = torch.rand(P, m, generator=random_generator(0, 0, "pools")).argsort(1)
+    last = n_whole + order[:, : size % m]
+    places = torch.cat([torch.arange(n_whole).expand(P, -1), last], 1)  # (P, size)
+    G = len(answers) // P
     candidates = []
-    for first in range(0, len(answers), G):
+    for p, own_places in enumerate(places.tolist()):
         slots = []
-        for parsed in answers[first : first + G]:
+        for parsed in answers[p * G : (p + 1) * G]:
             slots += [*parsed, *[None] * (m - len(parsed))]
-        candidates.append(slots[:size])
-    rewards = scored.vectors.flatten(1, 2)[:, :size]
-    scalars = scored.scalars.flatten(1, 2)[:, :size]
+        candidates.append([slots[i] for i in own_places])
+    scored = score(task, problems, answers, m)
+    rewards = scored.vectors.flatten(1, 2).take_along_dim(places[..., None], 1)
+    scalars = scored.scalars.flatten(1, 2).take_along_dim(places, 1)
     return Pool(problems, candidates, rewards, scalars, scored.objective_mask)
 
 
@@ -176,12 +203,13 @@ def measure(pool: Pool, task: Task) -> dict[str, Tensor]:
     n = pool.scalars.shape[1]
     mask = pool.objective_mask  # (N, k)
     passes = ((pool.rewards >= 1) | ~mask[:, None]).all(-1)  # (N, n)
+    utilities = ranked_utilities(pool.rewards, mask)  # (N, n)
     values = {}
     for k in [*(k for k in BUDGETS if k < n), n]:
         values[f"best@{k}"] = best_at_k(pool.scalars, k)
         chances = [pass_at_k(n, c, k) for c in passes.sum(1).tolist()]
         values[f"pass@{k}"] = torch.tensor(chances)
-        values[f"W@{k}"] = weighted_best_at_k(pool.rewards, k, mask)
+        values[f"W@{k}"] = best_at_k(utilities, k)
     is_earning = (pool.rewards > task.minimum) & mask[:, None]  # (N, n, k)
     values["earned"] = is_earning.any(-1).double().mean(1)
     values["diversity"] = diversity(pool.rewards)
@@ -202,7 +230,8 @@ def draw_best_at_k(table: Table, path: Path) -> None:
                 budgets = {*BUDGETS, table.settings.pool}
                 ks = sorted(k for k in budgets if f"{prefix}{k}" in table.measures[row])
                 means = torch.tensor([table.mean(row, f"{prefix}{k}") for k in ks])
-                margins = torch.tensor([table.margin(row, f"{prefix}{k}") or 0.0 for k in ks])
+                margins = [table.margin(row, f"{prefix}{k}") or math.nan for k in ks]
+                margins = torch.tensor(margins)  # no band where there is no interval
                 ax.plot(ks, means, **style.curve_style(look))
                 ax.fill_between(ks, means - margins, means + margins, color=look.color, alpha=0.12)
             ax.set(title=title, xscale="log", xlabel="candidates k", xticks=ks, xticklabels=ks)

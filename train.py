@@ -236,7 +236,7 @@ def step_metrics(
         "reward": scored.scalars.mean(),
         "best_in_rollout": scored.scalars.amax(-1).mean(),
         # the expected utility of the best of m answers under random preferences
-        "W@m": weighted_best_at_k(sets, m, objective_mask).mean(),
+        "W@m": weighted_best_at_k(sets, m, objective_mask, n_weights=512).mean(),
         # the mean distance between the reward vectors of two answers to a prompt
         "diversity": diversity(scored.vectors.flatten(1, 2)).mean(),
         # shares of the places for answers: distinct in their rollout, in their group, with a reward

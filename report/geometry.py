@@ -32,7 +32,9 @@ FEW = 20  # problems, too few for a verdict
 NO_CONFLICT = 0.05  # share of regret; below it no vector gained firmly (study/pages/ablations.md)
 
 
-def geometry(rewards: Tensor, objective_mask: Tensor, scalars: Tensor, G: int) -> dict[str, float]:
+def geometry(
+    rewards: Tensor, objective_mask: Tensor, scalars: Tensor, G: int
+) -> dict[str, float | None]:
     """Measures of a reward from rollouts of the start model.
 
     Args:
@@ -44,7 +46,7 @@ def geometry(rewards: Tensor, objective_mask: Tensor, scalars: Tensor, G: int) -
     Returns:
         regret: what the answer y* that the scalar prefers lacks for a user of random preferences,
             E_w max_y w . r(y) - E_w w . r(y*) with w ~ Dirichlet(1), a mean over the problems.
-        margin: half of its 95% interval.
+        margin: half of its 95% interval, None where too few problems differ.
         regret_share: the regret as a share of what the best answer under each w gains over the
             average answer.
         scalar_signal: the share of groups whose scalars differ, where GRPO learns.
@@ -94,7 +96,7 @@ def geometry_report(rewards: Tensor, objective_mask: Tensor, scalars: Tensor, G:
     """The measures and the verdict as text. Arguments are those of `geometry`."""
     measures = geometry(rewards, objective_mask, scalars, G)
     N = len(rewards)
-    margin = f" ± {measures['margin']:.3f}" if N > 1 else ""
+    margin = "" if measures["margin"] is None else f" ± {measures['margin']:.3f}"
     share = f"{measures['regret_share']:.0%} of the best answers' gain over the average one"
     lines = [f"regret of the scalar: {measures['regret']:.3f}{margin}, {share}"]
     signals = "{scalar_signal:.0%} for a scalar, {vector_signal:.0%} for a vector"

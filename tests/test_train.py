@@ -317,7 +317,7 @@ def test_the_objective_is_logged():
     task = load_task("fence")
     problems = task.problems("train", 2)
     red, blue, grey = (" ".join([color] * 6) for color in ("red", "blue", "grey"))
-    w = evaluation.spread_weights(3)
+    w = evaluation.spread_weights(3, 512)
 
     def best(*answers: str) -> float:
         rewards = [torch.tensor(task.reward(None, answer)).double() for answer in answers]
