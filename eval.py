@@ -55,7 +55,7 @@ from vpo import ADVANTAGES
 
 BUDGETS = (1, 2, 3, 5, 8, 10, 15, 20, 30, 50, 100)
 ROLLOUTS_AT_ONCE = 750  # of the tiny model
-UTILITIES_AT_ONCE = 2**16  # of candidates under weights, about
+UTILITIES_AT_ONCE = 2**20  # 8 MiB
 
 
 # Measures and pools.
@@ -91,40 +91,28 @@ def ranked_utilities(
     """The lowest, second lowest, ... utility w . r of a pool, each averaged over w ~ Dirichlet(1).
 
     Their best@k is W@k: what a pool is worth to a user whose preferences were unknown in training,
-    whatever its --alpha was: rewards (N, n, objectives) -> (N, n).
+    whatever its --alpha was: rewards (N, n, d) -> (N, n).
 
     Args:
-        objective_mask: (N, objectives) bool, those that a problem has, which come first. None: all.
-        n_weights: the number of w.
+        objective_mask: (N, d) bool, the objectives that each problem has. None: all.
     """
-    rewards = rewards.cpu().double()
+    N, n, d = rewards.shape
     if objective_mask is None:
-        objective_mask = torch.ones(len(rewards), rewards.shape[-1], dtype=torch.bool)
-    sizes = objective_mask.cpu().sum(1)
-    n = rewards.shape[1]
-    means = torch.zeros(len(rewards), n, dtype=torch.float64)
-    for size in sizes.unique().tolist():
-        weights = spread_weights(size, n_weights)  # (n_weights, size)
-        own = rewards[sizes == size][..., :size]  # (N', n, size)
-        sums = []
-        for problems in own.split(1 + UTILITIES_AT_ONCE // (n * n_weights)):
-            total = torch.zeros(len(problems), n, dtype=torch.float64)
-            for some in weights.split(1 + UTILITIES_AT_ONCE // n):
-                utilities = problems @ some.T  # (N'', n, some of the weights)
-                total += utilities.sort(1).values.sum(2)
-            sums.append(total)
-        means[sizes == size] = torch.cat(sums) / n_weights
-    return means
+        objective_mask = torch.ones(N, d, dtype=torch.bool)
+    sums = torch.zeros(N, n, dtype=torch.float64)
+    for p in range(N):
+        own = rewards[p][:, objective_mask[p]].cpu().double()  # (n, d of the problem)
+        weights = spread_weights(own.shape[1], n_weights)
+        for some in weights.split(1 + UTILITIES_AT_ONCE // n):
+            utilities = some @ own.T  # (some of the weights, n)
+            sums[p] += utilities.sort(1).values.sum(0)
+    return sums / n_weights
 
 
 def weighted_best_at_k(
     rewards: Tensor, k: int, objective_mask: Tensor | None = None, n_weights: int = 4096
 ) -> Tensor:
-    """W@k: best@k of the utility w . r, averaged over w: rewards (N, n, objectives) -> (N).
-
-    Args:
-        objective_mask, n_weights: as of `ranked_utilities`.
-    """
+    """W@k: best@k of the utility w . r, averaged over w, see `ranked_utilities`: (N, n, d) -> (N)."""
     return best_at_k(ranked_utilities(rewards, objective_mask, n_weights), k)
 
 

@@ -1,5 +1,7 @@
 """Confidence intervals and preference weights of an evaluation."""
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -44,9 +46,10 @@ def half_width(values: Tensor, clusters: Tensor | None = None) -> float | None:
     return errors * error
 
 
-def spread_weights(k: int, n: int = 4096) -> Tensor:
-    """n preference weights (n, k) spread as Dirichlet(1) is, always the same: exponentials, divided by their sum."""
-    net = torch.quasirandom.SobolEngine(k, scramble=True, seed=0)
+@functools.cache
+def spread_weights(d: int, n: int = 4096) -> Tensor:
+    """n preference weights (n, d) spread as Dirichlet(1) is, always the same: exponentials, divided by their sum."""
+    net = torch.quasirandom.SobolEngine(d, scramble=True, seed=0)
     uniform = net.draw(n, dtype=torch.float64) + 2**-31  # the middle of a cell of 2**-30: never 0
-    exponentials = -torch.log1p(-uniform)  # (n, k)
+    exponentials = -torch.log1p(-uniform)  # (n, d)
     return exponentials / exponentials.sum(1, keepdim=True)

@@ -213,7 +213,7 @@ def test_a_large_pool_takes_little_memory(monkeypatch):
     mask = torch.ones(8, 3, dtype=torch.bool)
     with LargestTensor() as largest:
         values = measure(Pool([], [], rewards, rewards.mean(-1), mask), Kinds())
-    assert largest.n == 4096 * 3, "the weights themselves"
+    assert largest.n <= 4096 * 3, "more than the weights themselves"
     alone = evaluation.weighted_best_at_k(rewards[-1:], 5)
     torch.testing.assert_close(values["W@5"][-1:], alone)
 
