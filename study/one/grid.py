@@ -1,7 +1,7 @@
 """The grid: every run of the study, as rows of tasks, methods, seeds and flags of train.py.
 
-All of it was written down before the first run: rows, their order, the rule that chooses a KL weight,
-and in tables.py what is compared, by which measures and with which words.
+All of it was written down before the first run: rows, their order, the rule that chooses a KL weight, what
+is compared, by which measures and with which words.
 """
 
 from collections.abc import Iterable
@@ -32,6 +32,22 @@ KL = {"maze": 0.1, "code": 0.1, HEADLINE: 0.1}
 KL_WEIGHTS = (0.03, 0.1, 0.3)
 VALIDATION_SEED = 100  # it and those above are measured on validation problems
 KL_TERM = "kl-term"  # a flag that train.py does not have: the KL terms of variants.py
+
+# What is compared: ours minus theirs. GRPO_KL stands for GRPO with the KL weight of the task.
+GRPO_KL = "grpo-kl"
+CONTRASTS = (
+    ("vpo", "grpo"),
+    ("vpo", GRPO_KL),
+    ("vpo", "max_at_k"),
+    ("group_vpo", "max_at_k"),
+    ("max_at_k", GRPO_KL),
+)
+# Measures whose differences get a word, best@30 and pass@30 stand beside them without one. A 95% interval is
+# the wider of a bootstrap over seeds and problems and Student's t over seeds. The word is "equal within 0.02"
+# where the interval lies inside it, "ahead" or "behind" where it excludes 0 and the t-test does too after Holm's
+# correction over the contrasts and measures of a task, else "open".
+JUDGED = ("best@1", "W@30")
+ALIKE = 0.02
 
 
 @dataclass(frozen=True)
@@ -112,12 +128,12 @@ def cells() -> list[Cell]:
     """All cells in the order in which they are trained. If time ends, it ends after a whole block."""
     grid = []
     for weight in KL_WEIGHTS:
-        grid += row("KL weight", "maze code", "grpo", range(100, 103), kl=weight)
+        grid += row("kl-weight", "maze code", "grpo", range(100, 103), kl=weight)
     for task in ("maze", "code"):
         grid += main_row("main", task, range(6))
     for task in ("maze", "code"):
         for term in ("clamped", "k2"):
-            grid += row("KL term", task, "grpo", FIVE, kl=KL[task], kl_term=term)
+            grid += row("kl-term", task, "grpo", FIVE, kl=KL[task], kl_term=term)
     grid += row("toy", "toy", f"{MAIN} multi_rlvr random_weighting", FIVE)
     for task in ("maze", "code"):
         rate = LR[task]["grpo"]
@@ -140,6 +156,6 @@ def cells() -> list[Cell]:
     grid += row("settings", "maze", "vpo", three, n_weights=10)
     grid += row("settings", "maze", "vpo", three, n_weights=1000)
     grid += row("settings", "maze", "group_vpo max_at_k", three, subset=2)
-    grid += main_row("main", "maze", range(6, 12))
-    grid += main_row("main", "code", range(6, 8))
+    grid += main_row("more-seeds", "maze", range(6, 12))
+    grid += main_row("more-seeds", "code", range(6, 8))
     return grid + main_row("headlines", HEADLINE, FIVE)

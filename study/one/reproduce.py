@@ -36,6 +36,7 @@ from engine.runs import load_run, policies, task_of
 from engine.tasks import held_out
 from engine.training.jobs import run_all
 from eval import measure, sample_pool
+from examples.markdown import markdown
 from rewards import Problem, Task, UserError
 from study.one.grid import HEADLINE, REAL_MODEL, Cell, cells
 from study.one.store import RESULTS, Store
@@ -44,30 +45,32 @@ from study.one.variants import kl_term
 RUNS = Path("runs/study")
 KS = (1, 2, 3, 5, 10, 30)  # of best@k and W@k; 30 is the pool
 MEANS = [*(f"{kind}@{k}" for kind in ("best", "W") for k in KS), "pass@30", "diversity"]
-PER_PROBLEM = ("best@1", "best@30", "W@30", "pass@30")
 TRAINING = ("diversity", "reward", "answers", "entropy")
 PROBLEMS = {HEADLINE: 100, "fence": 200, "toy": 200}  # held out; the last two have one, that often
 ALL_PROBLEMS = 500  # of the other tasks, of which each text counts once
 VALIDATION_PROBLEMS = 100
-FEWER_PROBLEMS = 200  # the first ones, for other temperatures than that of the tables
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How a policy is sampled: weights start + t (trained - start), temperature, problems, candidates."""
+    """How a policy is sampled, and of which measures the values per problem are stored beside all means.
 
-    t: float = 1.0
+    In a maze all settings take a quarter of the seconds that training takes, and a record 4.5 kB.
+    """
+
+    t: float = 1.0  # of the weights start + t (trained - start)
     temperature: float = 0.7
-    problems: int = ALL_PROBLEMS
-    pool: int = KS[-1]
+    problems: int = ALL_PROBLEMS  # the first ones
+    pool: int = KS[-1]  # candidates per problem
+    per_problem: tuple[str, ...] = ("W@30",)
 
 
 SETTINGS = {
-    "0.7": Setting(),
-    "half": Setting(t=0.5),
-    "1": Setting(temperature=1.0, problems=FEWER_PROBLEMS),
-    "1.3": Setting(temperature=1.3, problems=FEWER_PROBLEMS),
-    "greedy": Setting(temperature=0.001, pool=1),
+    "0.7": Setting(per_problem=("best@1", "best@30", "W@30", "pass@30")),
+    "half": Setting(t=0.5, per_problem=("best@1", "W@30")),
+    "1": Setting(temperature=1.0, problems=200),
+    "1.3": Setting(temperature=1.3, problems=200),
+    "greedy": Setting(temperature=0.001, pool=1, per_problem=()),  # of a set the first answer
 }
 FLAGS = "--eval-problems 0 --snapshots 0 --save-every 0 --jobs 1"
 CARD = "--micro-batch-tokens 1024 --sampling-batch 240"  # of a real model, a dozen share a card
@@ -92,7 +95,9 @@ def measure_cell(cell: Cell, store: Store, model: str) -> bool:
             record = record_of(cell, run)
             record["seconds"]["measuring"] = round(time.perf_counter() - trained, 1)
             record["seconds"]["cpu"] = round(time.process_time() - cpu_began, 1)  # of both
-        except (Exception, SystemExit):  # a process goes on with other cells
+        except (Exception, SystemExit) as error:  # the process goes on with other cells
+            if isinstance(error, SystemExit) and error.code == 130:  # train.py was stopped
+                raise KeyboardInterrupt from None
             traceback.print_exc()
             failed = True
     if failed:
@@ -163,8 +168,10 @@ def measured(cell: Cell, run: Path, config: Config) -> dict[str, dict[str, dict]
             policy = mixed(run, name, setting.t, task, own, device)
             m = policies(run, config.m)[name].m
             pool = sample_pool(policy, task, problems[: setting.problems], own, m, setting.pool)
-            is_mean = cell.is_validation or task.name in ("fence", "toy")
-            found[name][title] = condensed(measure(pool, task), is_mean)
+            per_problem = setting.per_problem
+            if cell.is_validation or cell.task in ("fence", "toy"):  # means; all problems are one
+                per_problem = ()
+            found[name][title] = condensed(measure(pool, task), per_problem)
     return found
 
 
@@ -187,16 +194,14 @@ def problems_of(cell: Cell, task: Task, config: Config) -> list[Problem]:
     return list(by_text.values()) if len(by_text) > 1 else problems
 
 
-def condensed(values: dict[str, Tensor], is_mean: bool) -> dict:
-    """Means, and unless they are all, thousandths per problem of the measures that have intervals."""
+def condensed(values: dict[str, Tensor], per_problem: tuple[str, ...]) -> dict:
+    """Means of measures (N), and thousandths per problem of some."""
     record = {}
     for name in MEANS:
         if name in values:  # of a single candidate not all are
             record[name] = round(values[name].double().mean().item(), 4)
-    if not is_mean:
-        for name in PER_PROBLEM:
-            if name in values:
-                record[f"{name} of each"] = (1000 * values[name]).round().long().tolist()
+    for name in per_problem:
+        record[f"{name} of each"] = (1000 * values[name]).round().long().tolist()
     return record
 
 
@@ -239,34 +244,39 @@ def main(argv: list[str] | None = None) -> None:
     stored = store.records()
     if flags.list:
         for cell in grid:
-            status = "stored " if cell in stored else "missing"
-            print(f"{status}  {cell.name}  ({cell.block})")
+            status = "missing"
+            if cell in stored:
+                means = stored[cell]["policies"][cell.method]["0.7"]
+                status = f"best@1 {means['best@1']:.3f} W@30 {means['W@30']:.3f}"
+            print(f"{cell.block:12} {cell.name:40} {status}")
         return
     pending = [cell for cell in grid if cell not in stored]
     with writing(store.folder), writing(RUNS):  # tried before minutes are spent
         pass
+    of_project = Store(RESULTS).records() if flags.out else {}
+    for cell in pending:
+        if cell in of_project:
+            old = of_project[cell]
+            print(f"{cell.name}: took {old['seconds']['cpu']:.0f} s of a core ({old['machine']})")
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes
     is_real = any(cell.task == HEADLINE for cell in pending)
     device = device_of("auto", is_tiny=not is_real)
     work = {cell.name: (cell, store, flags.model) for cell in pending}
     failed = sum(run_all(measure_cell, work, flags.jobs, device).values())
-    if flags.out:
-        compare(grid, store)
+    ours = store.records()
+    for cell in grid:
+        if cell in ours and cell in of_project:
+            compare(cell, ours[cell], of_project[cell])
     if failed:
         raise UserError(f"{failed} cells failed; the same command tries them again")
 
 
-def compare(grid: list[Cell], store: Store) -> None:
-    """Print means that were measured anew beside the stored ones."""
-    ours = store.records()
-    theirs = Store(RESULTS).records()
-    for cell in grid:
-        if cell not in ours or cell not in theirs:
-            continue
-        print(f"{cell.name}: stored in {theirs[cell]['seconds']} s on {theirs[cell]['machine']}")
-        new, old = [record["policies"][cell.method]["0.7"] for record in (ours[cell], theirs[cell])]
-        for name in MEANS:
-            print(f"  {name:10} stored {old[name]:.4f}  new {new[name]:.4f}")
+def compare(cell: Cell, new: dict, stored: dict) -> None:
+    """Print the means of a cell that was measured anew beside the stored ones."""
+    ours, theirs = [record["policies"][cell.method]["0.7"] for record in (new, stored)]
+    print(
+        markdown([cell.name, "stored", "new"], [[name, theirs[name], ours[name]] for name in MEANS])
+    )
 
 
 if __name__ == "__main__":
