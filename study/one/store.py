@@ -1,0 +1,58 @@
+"""The stored records: one file per run, written once, as a whole, equal bytes for equal numbers."""
+
+import gzip
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from study.one.grid import VERSION, Cell, cells
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Store:
+    """Records in a folder, one file per cell."""
+
+    folder: Path
+
+    def path(self, cell: Cell) -> Path:
+        return self.folder / f"{cell.name}.json.gz"
+
+    def add(self, cell: Cell, record: dict) -> None:
+        """Store a record. The file appears whole or not at all."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(record, separators=(",", ":"))
+        temporary = self.path(cell).with_suffix(".tmp")
+        temporary.write_bytes(gzip.compress(text.encode(), mtime=0))
+        os.replace(temporary, self.path(cell))
+
+    def records(self) -> dict[Cell, dict]:
+        """The records of the grid's cells that are stored. Of a file that is no use one line says why."""
+        grid = cells()
+        known = {self.path(cell): cell for cell in grid}
+        found = {}
+        for path in sorted(self.folder.glob("*.json.gz")):
+            problem = "the grid has no such cell"
+            if path in known:
+                record, problem = read(path)
+            if problem:
+                print(f"{path}: left out, {problem}", file=sys.stderr)
+            else:
+                found[known[path]] = record
+        return {cell: found[cell] for cell in grid if cell in found}
+
+
+def read(path: Path) -> tuple[dict, str]:
+    """The record of a file, and why it cannot be used, if so."""
+    try:
+        record = json.loads(gzip.decompress(path.read_bytes()))
+        version = record["version"]
+        record["policies"]
+    except (OSError, EOFError, ValueError, LookupError, TypeError) as error:
+        return {}, f"it cannot be read ({error!s:.80}); delete it, and it is measured anew"
+    if version.partition(".")[0] != VERSION:
+        return {}, f"of version {version}, not {VERSION}; delete it, and it is measured anew"
+    return record, ""
