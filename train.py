@@ -71,7 +71,7 @@ class TrainState:
 def train_step(
     method: str, state: TrainState, task: Task, config: Config
 ) -> tuple[dict[str, float | Tensor], dict]:
-    """One training step of a method. Returns its metrics, and rollouts to look at."""
+    """One step of a method, Vector Policy Optimization if it is vpo: its metrics, and rollouts to look at."""
     t = state.step
     policy = state.policy
     m = answers_per_rollout(method, config.m)

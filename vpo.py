@@ -2,13 +2,12 @@
 
     w_1..w_K ~ Dirichlet(alpha)              sample_weights     once per prompt, shared by its G rollouts
     u_j(g) = max_{y in S} w_j . r(y)         set_scores         S = the m answers of rollout g
-    R_g = 1/K sum_j u_j(g)                   set_reward
+    R_g = 1/K sum_j u_j(g)                   set_reward         Eq. 2, which estimates Eq. 1, E_w u(g)
     A_g = (R_g - mean R) / (std R + eps)     group_normalize    over the G rollouts of one prompt
     loss = PPO-clip(A) + c k3(pi, ref)       policy_loss        mean over all sampled tokens
 
-Letters in shapes: P prompts, G rollouts per prompt (the group), m answers per rollout,
-d objectives (components of a reward vector), K preference weights, B rollouts of a micro-batch,
-T tokens.
+Letters in shapes: P prompts, G rollouts of each (its group), m answers per rollout, d objectives
+(components of a reward vector), K preference weights, B rollouts of a micro-batch, T tokens.
 
 Four methods form one family. They differ in what a set S is and in its utility:
 
@@ -80,16 +79,13 @@ def set_scores(
     answer_mask: Tensor | None = None,
     empty_rollout_utility: float = 0.0,
 ) -> Tensor:
-    """The utility of every rollout's best answer: u_j(g) = max_{y in S} w_j . r(y).
+    """The utility of every rollout's best answer, u_j(g) = max_{y in S} w_j . r(y): (P, G, K).
 
     Args:
         rewards: (P, G, m, d) reward vectors.
         weights: (P, K, d) preference weights of each prompt.
         answer_mask: (P, G, m) bool, False where an answer is missing. None: all are there.
         empty_rollout_utility: the least that a reward can be, so that silence never beats an answer.
-
-    Returns:
-        (P, G, K) in the type of `rewards`, in float32 at least.
     """
     P, _, _, d = _check_rewards(rewards, answer_mask)
     if weights.ndim != 3 or weights.shape[0] != P or weights.shape[2] != d:
@@ -127,8 +123,7 @@ def subset_best(scores: Tensor, s: int) -> Tensor:
     n_sets = math.comb(G - 1, s - 1)
     scores = _precise(scores)
     own = scores.new_tensor([math.comb(i, s - 1) / n_sets for i in range(G)])  # (G)
-    above = [math.comb(j - 1, s - 2) / n_sets for j in range(1, G)]
-    above = scores.new_tensor([0.0, *above])  # (G)
+    above = scores.new_tensor([0.0] + [math.comb(j - 1, s - 2) / n_sets for j in range(1, G)])
 
     highest = scores.amax(1, keepdim=True)  # subtracted so that equal scores become exact zeros
     ranked, order = (scores - highest).sort(1)
@@ -147,7 +142,7 @@ def set_reward(
     empty_rollout_utility: float = 0.0,
     subset: int = 1,
 ) -> Tensor:
-    """R_g = 1/K sum_j u_j(g): the mean over w is outside, the maximum over the answers inside.
+    """R_g = 1/K sum_j u_j(g) (Eq. 2), which estimates R(S) = E_w max_{y in S} w . r(y) (Eq. 1).
 
     Two specialists, r = (1, 0) and (0, 1), are worth E max(w_1, w_2) = 3/4 together. Two equal
     compromises, r = (1/2, 1/2), are worth 1/2. With the mean inside both sets would be worth 1/2.
@@ -162,8 +157,7 @@ def set_reward(
 def group_normalize(scores: Tensor, eps: float = EPS) -> Tensor:
     """A_g = (R_g - mean R) / (std R + eps) over each prompt's group (P, G), as in GRPO.
 
-    The standard deviation is the population's. Groups that differ by rounding alone get exactly 0,
-    see `center`.
+    std is the population's. Groups that differ by rounding alone get exactly 0, see `center`.
     """
     centered = center(scores, eps)  # R_g - mean R
     return centered / (_std(centered) + eps)
@@ -180,7 +174,7 @@ def vpo_advantage(  # noqa: PLR0913 - the public estimator: every argument is on
     subset: int = 1,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """The advantage of VPO, and of Group VPO where subset > 1: (P, G, m, d) -> (P, G).
+    """The advantage of VPO, Eq. 2 normalised in the group; of Group VPO where subset > 1: (P, G).
 
     The G rollouts of a prompt share its preference weights. Only then do the errors of the random
     weights cancel in R_g - mean R. A NaN in a reward makes its whole group's advantages NaN.
@@ -199,7 +193,7 @@ def vpo_advantage(  # noqa: PLR0913 - the public estimator: every argument is on
         P, n_weights, d, alpha=alpha, generator=generator, device=rewards.device
     )
     if objective_mask is not None:
-        rewards, weights = _without_absent(rewards, weights, objective_mask)
+        rewards, weights = _present(rewards, weights, objective_mask)
     set_rewards = set_reward(rewards, weights, answer_mask, empty_rollout_utility, subset)  # (P, G)
     return group_normalize(set_rewards).to(kind)
 
@@ -266,7 +260,7 @@ def max_at_k(scored: Scored, options: Options) -> Tensor:
 
 def random_weighting(scored: Scored, options: Options) -> Tensor:
     """Random weighting (arXiv 2605.22817, baselines): w . r under one w per prompt and step."""
-    single(scored)  # raises for sets
+    check_single(scored)
     return vpo(scored, replace(options, n_weights=1, subset=1))
 
 
@@ -281,10 +275,7 @@ def multi_rlvr(scored: Scored, options: Options) -> Tensor:
 
 
 def vpo(scored: Scored, options: Options) -> Tensor:
-    """VPO (arXiv 2605.22817): the sets are the m answers of one rollout; of s rollouts if s is given.
-
-    A repeated answer does not raise the maximum, so it needs no mask.
-    """
+    """VPO (arXiv 2605.22817): the sets are the m answers of one rollout; of s rollouts if s is given."""
     return vpo_advantage(
         scored.vectors,
         scored.answer_mask,
@@ -329,10 +320,15 @@ def default_subset(G: int) -> int:
 
 def single(scored: Scored) -> Tensor:
     """The task scalars (P, G) of rollouts that hold one answer each."""
+    check_single(scored)
+    return _precise(scored.scalars[..., 0])
+
+
+def check_single(scored: Scored) -> None:
+    """Raise ValueError unless each rollout holds one answer."""
     m = scored.scalars.shape[-1]
     if m != 1:
         raise ValueError(f"takes one answer per rollout, not m = {m}; vpo takes several")
-    return _precise(scored.scalars[..., 0])
 
 
 def center(scores: Tensor, eps: float = EPS) -> Tensor:
@@ -369,11 +365,10 @@ def policy_loss(  # noqa: PLR0913 - the public loss: every argument is one symbo
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO-clip with dual clip, plus kl_coef times an estimate of KL(policy || reference policy).
 
-    An entropy bonus, entropy_coef times the mean entropy of the policy, is subtracted from the loss.
-    Dual clip (arXiv 1912.09729) bounds the loss where the advantage is negative. The estimate of KL,
-    k3, is x - log x - 1 with x = reference / policy. Its gradient is on average that of
-    KL(reference || policy), which brings rare tokens back. Beyond log x = KL_LINEAR it goes on as a
-    straight line with the same slope, so that loss and gradient stay finite.
+    A bonus, entropy_coef times the policy's mean entropy, is subtracted. Dual clip (arXiv 1912.09729)
+    bounds the loss where the advantage is negative. The estimate of KL, k3, is x - log x - 1 with
+    x = reference / policy. Its gradient is on average that of KL(reference || policy), which brings
+    rare tokens back. Beyond log x = KL_LINEAR it is a straight line, so that it stays finite.
 
     Args:
         logprobs, old_logprobs, ref_logprobs: (B, T) of the sampled tokens, in nats.
@@ -458,9 +453,7 @@ def _check_rewards(rewards: Tensor, answer_mask: Tensor | None = None) -> torch.
     return rewards.shape
 
 
-def _without_absent(
-    rewards: Tensor, weights: Tensor, objective_mask: Tensor
-) -> tuple[Tensor, Tensor]:
+def _present(rewards: Tensor, weights: Tensor, objective_mask: Tensor) -> tuple[Tensor, Tensor]:
     """Rewards (P, G, m, d) and weights (P, K, d) without the objectives that a prompt lacks.
 
     A Dirichlet draw that loses some components and is rescaled is one of the others' Dirichlet. A
