@@ -1,8 +1,8 @@
 """Evaluation: what a policy is worth to a search that takes the best of k candidates.
 
     python eval.py runs/maze-seed0                       table and figures of one run of train.py
-    python eval.py runs/maze-seed0 runs/maze-seed1 ...   the same for each, then all in one table: means over
-                                                         the seeds, a row for each value of another flag
+    python eval.py runs/maze-seed0 runs/maze-seed1 ...   all in one table: means over the seeds, a row for each
+                                                         value of another flag; figures of each, too
 
 Every policy answers the same held-out problems with the same number of candidates (the pool): single
 answers, or rollouts of m. The budget counts candidates, not rollouts. A slot that a rollout left empty
@@ -26,9 +26,11 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # left out with PYTHONSAFEPATH
 import fast
+from engine.bars import progress_bar
 from engine.config import Config, Parser, device_of, flag, open_device
 from engine.errors import as_command, with_note
 from engine.evaluations import (
+    ONE_ANSWER,
     Evaluation,
     Pool,
     evaluated,
@@ -55,6 +57,7 @@ from vpo import ADVANTAGES
 
 BUDGETS = (1, 2, 3, 5, 8, 10, 15, 20, 30, 50, 100)
 ROLLOUTS_AT_ONCE = 750  # of the tiny model
+CROWDED = 6  # curves of a figure
 UTILITIES_AT_ONCE = 10_000  # candidates under 256 weights, which take 20 MB
 
 
@@ -194,20 +197,28 @@ def measure(pool: Pool, task: Task) -> dict[str, Tensor]:
 
 
 def draw_best_at_k(table: Table, path: Path) -> None:
-    """Draw best@k and W@k against k, a curve per policy with its 95% band."""
+    """Draw best@k and W@k against k, a curve per policy with its 95% band; of many the main ones without it."""
+    rows = list(table.measures)
+    bands = f"bands: {table.interval}" if table.interval else "no bands: there is only one problem"
+    is_crowded = len(rows) > CROWDED
+    if is_crowded:
+        rows = [row for row in rows if ONE_ANSWER not in row]
+        bands = "rows of one answer and bands are left out"
     panels = {"best@": "best@k: the task scalar", "W@": "W@k: random preference weights"}
     with style.new_figure(1, 2, (9, 4.2), sharey=True) as axes:
         for ax, (prefix, title) in zip(axes[0], panels.items(), strict=True):
-            for row, look in looks_of(table.measures).items():
+            for row, look in looks_of(rows).items():
                 budgets = {*BUDGETS, table.settings.pool}
                 ks = sorted(k for k in budgets if f"{prefix}{k}" in table.measures[row])
                 means = torch.tensor([table.mean(row, f"{prefix}{k}") for k in ks])
                 margins = torch.tensor([table.margin(row, f"{prefix}{k}") or 0.0 for k in ks])
                 ax.plot(ks, means, **style.curve_style(look))
-                ax.fill_between(ks, means - margins, means + margins, color=look.color, alpha=0.12)
+                if not is_crowded:
+                    low, high = means - margins, means + margins
+                    ax.fill_between(ks, low, high, color=look.color, alpha=0.12)
             ax.set(title=title, xscale="log", xlabel="candidates k", xticks=ks, xticklabels=ks)
             ax.minorticks_off()
-        style.finish(axes, path, f"{table.asked}; bands: {table.interval}")
+        style.finish(axes, path, f"{table.asked}; {bands}")
 
 
 # The evaluation of runs.
@@ -236,7 +247,7 @@ class EvalFlags:
 
 
 def evaluate(runs: list[Path], flags: EvalFlags) -> None:
-    """Evaluate run folders: print tables, write eval.json and figures. Of several runs the means, too."""
+    """Evaluate run folders: write eval.json and figures of each, print its table, of several that of all."""
     flags.device = device_of(flags.device, all(load_run(run).config.is_tiny for run in runs))
     open_device(flags.device)
     evaluations = evaluations_of(runs, flags)
@@ -247,8 +258,9 @@ def evaluate(runs: list[Path], flags: EvalFlags) -> None:
             pass
     if flags.save_mixed:
         save_mixed(evaluations, flags.save_mixed)
-    tables = {evaluation.run: evaluate_run(evaluation, flags) for evaluation in evaluations}
-    if len(runs) > 1:
+    is_alone = len(runs) == 1
+    tables = {each.run: evaluate_run(each, flags, tells=is_alone) for each in evaluations}
+    if not is_alone:
         joint = joint_table(tables, rows_of(evaluations))
         print_table(joint)
         folder = summary_folder(evaluations, flags.out)
@@ -257,8 +269,8 @@ def evaluate(runs: list[Path], flags: EvalFlags) -> None:
         print(f"figures in {folder}: {', '.join(path.name for path in figures)}")
 
 
-def evaluate_run(evaluation: Evaluation, flags: EvalFlags) -> Table:
-    """Evaluate one run, print its table, and write its eval.json and figures."""
+def evaluate_run(evaluation: Evaluation, flags: EvalFlags, tells: bool) -> Table:
+    """Evaluate one run, and write its eval.json and figures; its table is printed if it `tells`."""
     run = evaluation.run
     config = evaluation.config
     if config.is_tiny:
@@ -268,7 +280,7 @@ def evaluate_run(evaluation: Evaluation, flags: EvalFlags) -> Table:
     # A finite data set may hold fewer problems than asked for.
     problems = held_out(task, evaluation.settings.split, evaluation.settings.problems)
     settings = dataclasses.replace(evaluation.settings, problems=len(problems))
-    with tqdm(total=len(names) * len(problems), desc="evaluation", unit="problem") as bar:
+    with progress_bar(total=len(names) * len(problems), desc="evaluation", unit="problem") as bar:
         # A process of its own loads the task itself.
         shared = (task, bar) if flags.jobs == 1 else ()
         work = {name: (name, evaluation, flags.device, *shared) for name in names}
@@ -285,10 +297,11 @@ def evaluate_run(evaluation: Evaluation, flags: EvalFlags) -> Table:
         logs = [run / name / "snapshots.jsonl" for name in config.method]
         if not config.is_tiny and any(map(read_log, logs)):  # texts are to be read
             write_page(evaluation.folder / "report.html", read_snapshots(run))
-    print_table(table)
-    methods = dict.fromkeys(method_of(name) for name in names)
-    print_costs(run, [name for name in methods if name in ADVANTAGES], config.m)
-    print(f"figures in {evaluation.folder}: {', '.join(path.name for path in figures)}")
+    if tells:
+        print_table(table)
+        methods = dict.fromkeys(method_of(name) for name in names)
+        print_costs(run, [name for name in methods if name in ADVANTAGES], config.m)
+        print(f"figures in {evaluation.folder}: {', '.join(path.name for path in figures)}")
     return table
 
 

@@ -58,7 +58,9 @@ def run_figures(
 
     curves = curves_of(evaluation.run, methods, "metrics", list(TRAINING_PANELS))
     if curves:
-        training(curves, path_of("diversity"))
+        T, T_eval = evaluation.config.temperature, evaluation.settings.temperature
+        temperatures = f"at temperature {T:g}, the table's candidates at {T_eval:g}"
+        training(curves, path_of("diversity"), temperatures)
 
     n = evaluation.config.pool
     shown = ["best@1", f"best@{n}", f"W@{n}"]
@@ -88,7 +90,7 @@ def curves_of(run: Path, methods: list[str], log: str, keys: list[str]) -> dict[
     return {method: rows for method, rows in logs.items() if rows}
 
 
-def training(curves: dict[str, list[dict]], path: Path) -> None:
+def training(curves: dict[str, list[dict]], path: Path, temperatures: str) -> None:
     """Draw the records of metrics.jsonl: diversity, reward, different answers and W@m by training step.
 
     In step 1 every method still samples from the start model, so the methods' mean in that step is
@@ -105,7 +107,8 @@ def training(curves: dict[str, list[dict]], path: Path) -> None:
             ax.set_ylim(bottom=min(0.0, ax.dataLim.y0))
             ax.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         means = f", running means of {window} steps" if window > 1 else ""
-        style.finish(axes, path, f"Training's own rollouts{means}")
+        sets = "W@m: of a rollout's m answers, or of any m of a group's single answers"
+        style.finish(axes, path, f"Training's own rollouts, {temperatures}{means}; {sets}")
 
 
 def progress(curves: dict[str, list[dict]], measures: list[str], path: Path) -> None:
@@ -229,8 +232,9 @@ def reward_vectors(
         for ax in axes[:, 0]:
             ax.set_ylabel(labels[y])
         caption = f"Reward vectors for problem {index + 1}, {n} candidates per policy"
-        if len(objectives) > 2:
-            caption += f"; 2 of {k} objectives are shown"
+        hidden = [name for i, name in enumerate(objectives) if i not in (x, y)]
+        if hidden:
+            caption += f"; not shown: {', '.join(hidden)}, which answers at 0, 0 may earn"
         style.finish(axes, path, caption)
 
 
