@@ -59,7 +59,7 @@ def run_figures(
     curves = curves_of(evaluation.run, methods, "metrics", list(TRAINING_PANELS))
     if curves:
         T, T_eval = evaluation.config.temperature, evaluation.settings.temperature
-        temperatures = f"at temperature {T:g}, the table's candidates at {T_eval:g}"
+        temperatures = f"at temperature {T:g} (the table's candidates: {T_eval:g})"
         training(curves, path_of("diversity"), temperatures)
 
     n = evaluation.config.pool
@@ -108,7 +108,7 @@ def training(curves: dict[str, list[dict]], path: Path, temperatures: str) -> No
             ax.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         means = f", running means of {window} steps" if window > 1 else ""
         sets = "W@m: of a rollout's m answers, or of any m of a group's single answers"
-        style.finish(axes, path, f"Training's own rollouts, {temperatures}{means}; {sets}")
+        style.finish(axes, path, f"Training's own rollouts {temperatures}{means}; {sets}")
 
 
 def progress(curves: dict[str, list[dict]], measures: list[str], path: Path) -> None:
