@@ -1,8 +1,8 @@
 """Evaluation: what a policy is worth to a search that takes the best of k candidates.
 
     python eval.py runs/maze-seed0                       table and figures of one run of train.py
-    python eval.py runs/maze-seed0 runs/maze-seed1 ...   the same for each, then all in one table: means over
-                                                         the seeds, a row for each value of another flag
+    python eval.py runs/maze-seed0 runs/maze-seed1 ...   all in one table: means over the seeds, a row for each
+                                                         value of another flag; figures of each, too
 
 Every policy answers the same held-out problems with the same number of candidates (the pool): single
 answers, or rollouts of m. The budget counts candidates, not rollouts. A slot that a rollout left empty
@@ -26,6 +26,7 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # left out with PYTHONSAFEPATH
 import fast
+from engine.bars import progress_bar
 from engine.config import Config, Parser, device_of, flag, open_device
 from engine.errors import as_command, with_note
 from engine.evaluations import (
@@ -43,8 +44,7 @@ from engine.models import load_config_and_tokenizer
 from engine.runs import load_run, progress, task_of
 from engine.tasks import held_out
 from engine.training.jobs import run_all
-from report import plots, style
-from report.looks import looks_of
+from report import plots
 from report.page import write_page
 from report.snapshots import read_snapshots
 from report.statistics import spread_weights
@@ -206,27 +206,6 @@ def measure(pool: Pool, task: Task) -> dict[str, Tensor]:
     return values
 
 
-# The picture.
-
-
-def draw_best_at_k(table: Table, path: Path) -> None:
-    """Draw best@k and W@k against k, a curve per policy with its 95% band."""
-    panels = {"best@": "best@k: the task scalar", "W@": "W@k: random preference weights"}
-    with style.new_figure(1, 2, (9, 4.2), sharey=True) as axes:
-        for ax, (prefix, title) in zip(axes[0], panels.items(), strict=True):
-            for row, look in looks_of(table.measures).items():
-                budgets = {*BUDGETS, table.settings.pool}
-                ks = sorted(k for k in budgets if f"{prefix}{k}" in table.measures[row])
-                means = torch.tensor([table.mean(row, f"{prefix}{k}") for k in ks])
-                margins = [table.margin(row, f"{prefix}{k}") or math.nan for k in ks]
-                margins = torch.tensor(margins)  # no band where there is no interval
-                ax.plot(ks, means, **style.curve_style(look))
-                ax.fill_between(ks, means - margins, means + margins, color=look.color, alpha=0.12)
-            ax.set(title=title, xscale="log", xlabel="candidates k", xticks=ks, xticklabels=ks)
-            ax.minorticks_off()
-        style.finish(axes, path, f"{table.asked}; bands: {table.interval}")
-
-
 # The evaluation of runs.
 
 
@@ -253,7 +232,7 @@ class EvalFlags:
 
 
 def evaluate(runs: list[Path], flags: EvalFlags) -> None:
-    """Evaluate run folders: print tables, write eval.json and figures. Of several runs the means, too."""
+    """Evaluate run folders: write eval.json and figures of each, print its table, of several that of all."""
     flags.device = device_of(flags.device, all(load_run(run).config.is_tiny for run in runs))
     open_device(flags.device)
     evaluations = evaluations_of(runs, flags)
@@ -264,8 +243,9 @@ def evaluate(runs: list[Path], flags: EvalFlags) -> None:
             pass
     if flags.save_mixed:
         save_mixed(evaluations, flags.save_mixed)
-    tables = {evaluation.run: evaluate_run(evaluation, flags) for evaluation in evaluations}
-    if len(runs) > 1:
+    is_alone = len(runs) == 1
+    tables = {each.run: evaluate_run(each, flags, tells=is_alone) for each in evaluations}
+    if not is_alone:
         joint = joint_table(tables, rows_of(evaluations))
         print_table(joint)
         folder = summary_folder(evaluations, flags.out)
@@ -274,8 +254,8 @@ def evaluate(runs: list[Path], flags: EvalFlags) -> None:
         print(f"figures in {folder}: {', '.join(path.name for path in figures)}")
 
 
-def evaluate_run(evaluation: Evaluation, flags: EvalFlags) -> Table:
-    """Evaluate one run, print its table, and write its eval.json and figures."""
+def evaluate_run(evaluation: Evaluation, flags: EvalFlags, tells: bool) -> Table:
+    """Evaluate one run, and write its eval.json and figures; its table is printed if it `tells`."""
     run = evaluation.run
     config = evaluation.config
     if config.is_tiny:
@@ -285,7 +265,7 @@ def evaluate_run(evaluation: Evaluation, flags: EvalFlags) -> Table:
     # A finite data set may hold fewer problems than asked for.
     problems = held_out(task, evaluation.settings.split, evaluation.settings.problems)
     settings = dataclasses.replace(evaluation.settings, problems=len(problems))
-    with tqdm(total=len(names) * len(problems), desc="evaluation", unit="problem") as bar:
+    with progress_bar(total=len(names) * len(problems), desc="evaluation", unit="problem") as bar:
         # A process of its own loads the task itself.
         shared = (task, bar) if flags.jobs == 1 else ()
         work = {name: (name, evaluation, flags.device, *shared) for name in names}
@@ -302,10 +282,11 @@ def evaluate_run(evaluation: Evaluation, flags: EvalFlags) -> Table:
         logs = [run / name / "snapshots.jsonl" for name in config.method]
         if not config.is_tiny and any(map(read_log, logs)):  # texts are to be read
             write_page(evaluation.folder / "report.html", read_snapshots(run))
-    print_table(table)
-    methods = dict.fromkeys(method_of(name) for name in names)
-    print_costs(run, [name for name in methods if name in ADVANTAGES], config.m)
-    print(f"figures in {evaluation.folder}: {', '.join(path.name for path in figures)}")
+    if tells:
+        print_table(table)
+        methods = dict.fromkeys(method_of(name) for name in names)
+        print_costs(run, [name for name in methods if name in ADVANTAGES], config.m)
+        print(f"figures in {evaluation.folder}: {', '.join(path.name for path in figures)}")
     return table
 
 
@@ -313,7 +294,7 @@ def write(table: Table, folder: Path, flags: EvalFlags) -> list[Path]:
     """Write eval.json and the pictures of a table, whose paths are returned."""
     write_table(table, folder / "eval.json", flags.device)
     pictures = [folder / f"best_at_k.{flags.figure_format}"]
-    draw_best_at_k(table, pictures[0])
+    plots.best_at_k(table, pictures[0])
     if len(table.settings.mix) > 1:
         pictures.append(folder / f"mix.{flags.figure_format}")
         plots.mix(table, pictures[1])

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_ANSWERS = 8  # of one rollout; the tiny model's vocabulary has a tag for each
+EXAMPLES = "\nFor example:\n"  # stands before the examples of a prompt
 
 
 @dataclass
@@ -80,7 +81,7 @@ class Task:
         shown = "\n".join(number_answers(self, examples))
         others = "1 other answer" if m == 1 else f"{m} other answers"
         form = "as a numbered list" if self.form == "lines" else "in this form"
-        return f"{question}\nFor example:\n{shown}\nGive {others} {form}, and nothing else."
+        return f"{question}{EXAMPLES}{shown}\nGive {others} {form}, and nothing else."
 
     def reward(self, problem: Problem, answer: str) -> list[float]:
         """The reward vector (k) of one answer. It must not raise, whatever the text."""
@@ -151,6 +152,12 @@ def parse_answers(text: str, task: Task, m: int, finished: bool = True) -> list[
     if not found and m == 1 and finished and rest.strip():
         return [rest.strip()]
     return found
+
+
+def shown_examples(prompt: str, task: Task) -> list[str]:
+    """The examples that `Task.request` wrote into a prompt."""
+    _, begin, shown = prompt.rpartition(EXAMPLES)
+    return parse_answers(shown, task, m=shown.count("\n")) if begin else []
 
 
 # Two whole tasks.

@@ -28,7 +28,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from tqdm import tqdm
 from transformers import (
     AutoModelForCausalLM,
     DynamicCache,
@@ -37,6 +36,7 @@ from transformers import (
 )
 
 from engine.answers import FIRST_NUMBER, open_thought, write_answers
+from engine.bars import progress_bar
 from engine.config import Config
 from engine.errors import with_note
 from engine.models import load_hugging_face, tiny_config, tiny_tokenizer
@@ -307,7 +307,7 @@ def decode(
     rows = torch.arange(B)  # those in the batch, b of them
     on_device = rows.to(device)
     is_alive = torch.ones(B, dtype=torch.bool)  # (b) those of them that go on
-    bar = tqdm(
+    bar = progress_bar(
         total=B * T, desc="rollouts", unit="token", leave=False, disable=not options.shows_bar
     )
     for t in range(T):

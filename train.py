@@ -28,16 +28,16 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # left out with PYTHONSAFEPATH
 import fast
+from engine.bars import progress_bar
 from engine.config import Config, check, check_advantages, options_of, peak_rate, resolve
 from engine.errors import as_command
 from engine.runs import claimed, read_config
 from engine.training import checkpoints
 from engine.training.jobs import jobs_of, train_methods
-from engine.training.logs import MethodLog, sample_record, snapshot_steps
+from engine.training.logs import MethodLog, sample_record, share_of_copies, snapshot_steps
 from engine.training.start import start_policy, write_start
 from eval import EvalFlags, diversity, evaluate, measure, sample_held_out, weighted_best_at_k
 from rewards import Problem, Task, UserError
@@ -112,7 +112,8 @@ def train_step(
     state.step += 1
     metrics |= {"lr": lr, "grad_norm": norm}
     metrics |= step_metrics(task, problems, answers, rollouts, scored, advantages, config.m)
-    return metrics, sample_record(prompts, problems, rollouts, scored, advantages)
+    record = sample_record(prompts, problems, rollouts, scored, advantages)
+    return metrics, record | {"copied": share_of_copies(task, prompts, answers)}
 
 
 def train_method(method: str, config: Config, task: Task, position: int = 0) -> None:
@@ -125,12 +126,14 @@ def train_method(method: str, config: Config, task: Task, position: int = 0) -> 
     if config.eval_every and step == 0:
         log.write_evaluation(0, validation_measures(policy, task, config, m))
     steps = range(step, config.steps)
-    bar = tqdm(steps, method, initial=step, total=config.steps, unit="step", position=position)
+    bar = progress_bar(
+        steps, method, initial=step, total=config.steps, unit="step", position=position
+    )
     for _ in bar:
         began = time.perf_counter()
         metrics, example = train_step(method, state, task, config)
         metrics["seconds"] = time.perf_counter() - began
-        bar.set_postfix(log.write(state.step, metrics, example))
+        bar.set_postfix(log.write(state.step, metrics, example), refresh=False)
         if state.step in snapshot_steps(config):
             pool = sample_held_out(policy, task, config, m, "test", 4, min(30, config.pool))
             log.write_snapshot(state.step, pool)
@@ -282,7 +285,7 @@ def warm_up(policy: Policy, task: Task, config: Config) -> None:
         peak = 2e-4  # of an adapter
     logprobs_of = token_logprobs if config.plain else fast.token_logprobs
     optimizer = checkpoints.MasterWeightAdamW(policy.model, may_fuse=False)
-    for step in tqdm(range(config.warm_steps), "SFT warm-up", unit="step"):
+    for step in progress_bar(range(config.warm_steps), "SFT warm-up", unit="step"):
         prompts, texts = demonstrations(policy, task, config, step)
         rollouts = rollouts_of_texts(policy, prompts, texts)
         policy.model.zero_grad()

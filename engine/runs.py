@@ -170,7 +170,10 @@ def load_run(run: Path) -> StoredRun:
         digests = dict(record.get("data", {}))
     except (OSError, UserError, ValueError, TypeError, LookupError, AttributeError) as error:
         problem = f"{path}: cannot be read as that of a run ({error!s:.200})"
-        raise UserError(f"{problem}; name a run folder, restore it or train again") from error
+        advice = "name a run folder, restore it or train again"
+        if any(run.glob("*.safetensors")) or any(run.glob("*-*/*.safetensors")):
+            advice = "it holds models: name their run, for those of --save-mixed with --mix"
+        raise UserError(f"{problem}; {advice}") from error
     if gone:
         shown = ", ".join(f"{flag_of(name)} {flags[name]}" for name in gone)
         tell_once(f"{run}: flags of another version are ignored: {shown}")

@@ -138,7 +138,7 @@ def numbers_of(task: Task, vector: Any, k: int, place: str) -> list[float]:
     if has_size and all(task.minimum <= value < 1e30 for value in values):  # no NaN either
         return values
     rule = f"must be a list of {k or 'some'} finite numbers of at least minimum = {task.minimum}"
-    raise UserError(f"task {task.name}: {place}, {vector!r:.80}, {rule}")
+    raise UserError(f"task {task.name}: {vector!r:.80} {rule}: {place}")
 
 
 def prompt_of(task: Task, problem: Problem, m: int) -> str:

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import fast
+from engine.bars import progress_bar
 from engine.config import Parser, device_of, flag, open_device
 from engine.errors import as_command
 from engine.evaluations import Evaluation, check_comparable, evaluation_of
@@ -297,7 +297,8 @@ def search_all(
 ) -> Found:
     """Search with all policies of all runs."""
     found = {name: [] for name in flags.policies}
-    for name, evaluation in tqdm(list(itertools.product(found, evaluations)), unit="policy"):
+    pairs = list(itertools.product(found, evaluations))
+    for name, evaluation in progress_bar(pairs, unit="policy"):
         stored = policies(evaluation.run, evaluation.config.m)[name]
         found[name].append(Search(flags, goal, evaluation, stored).run(problems))
     return found

@@ -29,6 +29,7 @@ from vpo import Scored
 GROUPS = 4  # of the start model's rollouts for each problem
 AT_ONCE = 750  # rollouts of the tiny model
 FEW = 20  # problems, too few for a verdict
+RARE = 0.05  # share of the groups or answers that is too small to tell anything
 NO_CONFLICT = 0.05  # share of regret; below it no vector gained firmly (study/pages/ablations.md)
 
 
@@ -78,21 +79,36 @@ def geometry(
     }
 
 
-def verdict(measures: dict[str, float]) -> str:
-    """A forecast of training from the measures of `geometry`."""
-    if measures["vector_signal"] < 0.05:
+def verdict(measures: dict[str, float], rare: str = "") -> str:
+    """A forecast of training from the measures of `geometry`, and from the objectives that are rarely earned."""
+    if measures["vector_signal"] < RARE:
         advice = "Start from a model that solves more, take easier problems, or a larger group."
         return f"Hardly any group has a signal: no method will learn. {advice}"
+    unknown = f"Hardly any answer earns {rare}: this tells nothing about a conflict with these."
     if measures["regret_share"] < NO_CONFLICT:
         advice = "Keep the scalar: GRPO for one answer, Max@K for a search."
-        return f"What the scalar prefers is about the best under all preferences. {advice}"
+        known = f"What the scalar prefers is about the best under all preferences. {advice}"
+        return unknown if rare else known
     advice = (
         "a vector may keep what a scalar averages away, at a loss at k = 1 and a gain at large k."
     )
-    return f"Good answers trade one objective for another: {advice}"
+    known = f"Good answers trade one objective for another: {advice}"
+    return f"{known} {unknown}" if rare else known
 
 
-def geometry_report(rewards: Tensor, objective_mask: Tensor, scalars: Tensor, G: int) -> str:
+def rare_objectives(rewards: Tensor, objective_mask: Tensor, task: Task) -> str:
+    """The objectives that hardly any answer earns, such as "pro (2%), con (0%)": rewards (N, n, k)."""
+    is_earning = (rewards > task.minimum) & objective_mask[:, None]  # (N, n, k)
+    n_answers = objective_mask.sum(0) * rewards.shape[1]  # (k) to problems that have the objective
+    shares = (is_earning.sum((0, 1)) / n_answers).tolist()
+    names = task.objectives or [f"objective {i}" for i in range(1, len(shares) + 1)]
+    rare = [(name, share) for name, share in zip(names, shares, strict=True) if share < RARE]
+    return ", ".join(f"{name} ({share:.0%})" for name, share in rare)
+
+
+def geometry_report(
+    rewards: Tensor, objective_mask: Tensor, scalars: Tensor, G: int, task: Task
+) -> str:
     """The measures and the verdict as text. Arguments are those of `geometry`."""
     measures = geometry(rewards, objective_mask, scalars, G)
     N = len(rewards)
@@ -101,9 +117,9 @@ def geometry_report(rewards: Tensor, objective_mask: Tensor, scalars: Tensor, G:
     lines = [f"regret of the scalar: {measures['regret']:.3f}{margin}, {share}"]
     signals = "{scalar_signal:.0%} for a scalar, {vector_signal:.0%} for a vector"
     lines.append(f"groups of {G} with a signal: {signals.format(**measures)}")
-    lines.append(verdict(measures))
+    lines.append(verdict(measures, rare_objectives(rewards, objective_mask, task)))
     if N < FEW:
-        lines.append(f"This rests on few problems ({N}), so it may be wrong; see --problems.")
+        lines.append(f"This rests on few problems ({N}), so it may be wrong.")
     return "\n".join(lines)
 
 
@@ -120,8 +136,9 @@ def geometry_of(name: str, task_name: str, n_problems: int, device: str) -> str:
     scored = score_start(policy, task, problems, config)
     rewards = scored.vectors.flatten(1, 2)  # (N, n, k)
     scalars = scored.scalars.flatten(1, 2)  # (N, n)
-    heading = f"{name}: the start model on {len(problems)} validation problems, {scalars.shape[1]} answers each"
-    text = geometry_report(rewards, scored.objective_mask, scalars, config.group_size)
+    N = f"all {len(problems)}" if len(problems) < n_problems else n_problems
+    heading = f"{name}: the start model on {N} validation problems, {scalars.shape[1]} answers each"
+    text = geometry_report(rewards, scored.objective_mask, scalars, config.group_size, task)
     return f"{heading}\n{text}"
 
 

@@ -19,7 +19,7 @@ import vpo
 from report import plots
 from report.drawings import Drawing, FenceDrawing, drawing_of
 from report.looks import look_of
-from report.snapshots import Snapshots, utilities
+from report.snapshots import Snapshots, utilities, utility
 from rewards import Problem, Task, UserError
 
 MAX_BYTES = 1_900_000  # of a page or a film; one that is larger leaves out every other frame
@@ -78,6 +78,11 @@ def _write_small(path: Path, frames: list, write: Callable[[list], None]) -> Non
 def _page(snapshots: Snapshots) -> str:
     config = snapshots.config
     drawing = drawing_of(snapshots.task) or Drawing()
+    shown = plots.distinct_problems(snapshots.problems)
+    gaps = []  # of each problem that is shown, between the best and the worst method's W@n at the end
+    for i in shown:
+        worths = [utility(records[i]) for records in snapshots.frames[-1].pools.values()]
+        gaps.append(max(worths) - min(worths))
     data = {
         "task": snapshots.task.name,
         "model": Path(config.model).name,  # not where it lies
@@ -90,9 +95,8 @@ def _page(snapshots: Snapshots) -> str:
         "draws": config.n_weights,
         "steps": [frame.step for frame in snapshots.frames],
         "methods": [_method(name, rows, config.m) for name, rows in snapshots.metrics.items()],
-        "problems": [
-            _problem(snapshots, drawing, i) for i in plots.distinct_problems(snapshots.problems)
-        ],
+        "problems": [_problem(snapshots, drawing, i) for i in shown],
+        "opens": gaps.index(max(gaps)),
     }
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")  # holds no </script>
 

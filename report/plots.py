@@ -23,6 +23,7 @@ from rewards import Problem, Task
 from vpo import ADVANTAGES, SEVERAL_ANSWERS
 
 COLUMNS = 4  # problems in a figure of answers; policies side by side in one of reward vectors
+CROWDED = 6  # curves of a figure
 WINDOW = 11  # steps of a running mean, fewer of a short run; odd, so that it lies at a whole step
 BOLD = {"fontsize": 12, "fontweight": "bold"}
 TRAINING_PANELS = {  # key in metrics.jsonl: title, label of the y axis
@@ -31,6 +32,32 @@ TRAINING_PANELS = {  # key in metrics.jsonl: title, label of the y axis
     "different": ("different answers", "share of a group's answers"),
     "W@m": ("W@m", "utility of the best of m answers"),
 }
+
+
+def best_at_k(table: Table, path: Path) -> None:
+    """Draw best@k and W@k against k, a curve per policy with its 95% band; of many the main ones without it."""
+    rows = list(table.measures)
+    bands = f"bands: {table.interval}" if table.interval else "no bands: there is only one problem"
+    is_crowded = len(rows) > CROWDED
+    if is_crowded:
+        rows = [row for row in rows if ONE_ANSWER not in row]
+        bands = "rows of one answer and bands are left out"
+    panels = {"best@": "best@k: the task scalar", "W@": "W@k: random preference weights"}
+    with style.new_figure(1, 2, (9, 4.2), sharey=True) as axes:
+        for ax, (prefix, title) in zip(axes[0], panels.items(), strict=True):
+            for row, look in looks_of(rows).items():
+                names = [name for name in table.measures[row] if name.startswith(prefix)]
+                ks = [int(name.removeprefix(prefix)) for name in names]
+                means = torch.tensor([table.mean(row, name) for name in names])
+                margins = [table.margin(row, name) or math.nan for name in names]
+                margins = torch.tensor(margins)  # no band where there is no interval
+                ax.plot(ks, means, **style.curve_style(look))
+                if not is_crowded:
+                    low, high = means - margins, means + margins
+                    ax.fill_between(ks, low, high, color=look.color, alpha=0.12)
+            ax.set(title=title, xscale="log", xlabel="candidates k", xticks=ks, xticklabels=ks)
+            ax.minorticks_off()
+        style.finish(axes, path, f"{table.asked}; {bands}")
 
 
 def run_figures(
@@ -58,7 +85,9 @@ def run_figures(
 
     curves = curves_of(evaluation.run, methods, "metrics", list(TRAINING_PANELS))
     if curves:
-        training(curves, path_of("diversity"))
+        T, T_eval = evaluation.config.temperature, evaluation.settings.temperature
+        temperatures = f"at temperature {T:g} (the table's candidates: {T_eval:g})"
+        training(curves, path_of("diversity"), temperatures)
 
     n = evaluation.config.pool
     shown = ["best@1", f"best@{n}", f"W@{n}"]
@@ -88,7 +117,7 @@ def curves_of(run: Path, methods: list[str], log: str, keys: list[str]) -> dict[
     return {method: rows for method, rows in logs.items() if rows}
 
 
-def training(curves: dict[str, list[dict]], path: Path) -> None:
+def training(curves: dict[str, list[dict]], path: Path, temperatures: str) -> None:
     """Draw the records of metrics.jsonl: diversity, reward, different answers and W@m by training step.
 
     In step 1 every method still samples from the start model, so the methods' mean in that step is
@@ -105,7 +134,8 @@ def training(curves: dict[str, list[dict]], path: Path) -> None:
             ax.set_ylim(bottom=min(0.0, ax.dataLim.y0))
             ax.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         means = f", running means of {window} steps" if window > 1 else ""
-        style.finish(axes, path, f"Training's own rollouts{means}")
+        sets = "W@m: of a rollout's m answers, or of any m of a group's single answers"
+        style.finish(axes, path, f"Training's own rollouts {temperatures}{means}; {sets}")
 
 
 def progress(curves: dict[str, list[dict]], measures: list[str], path: Path) -> None:
@@ -229,8 +259,9 @@ def reward_vectors(
         for ax in axes[:, 0]:
             ax.set_ylabel(labels[y])
         caption = f"Reward vectors for problem {index + 1}, {n} candidates per policy"
-        if len(objectives) > 2:
-            caption += f"; 2 of {k} objectives are shown"
+        hidden = [name for i, name in enumerate(objectives) if i not in (x, y)]
+        if hidden:
+            caption += f"; not shown: {', '.join(hidden)}, which answers at 0, 0 may earn"
         style.finish(axes, path, caption)
 
 

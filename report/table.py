@@ -49,8 +49,10 @@ class Table:
         settings = self.settings
         n = self.n_problems
         problems = f"{settings.problems} {settings.split} problems"
-        if n < settings.problems:
-            problems += f", {n} of which differ" if n > 1 else ", all the same one"
+        if n == 1 < settings.problems:
+            problems = f"the same {settings.split} problem {settings.problems} times"
+        elif n < settings.problems:
+            problems += f", {n} of which differ"
         pool = f"pool of {settings.pool} candidates"
         return f"{problems}, {pool}, temperature {settings.temperature:g}"
 
@@ -61,10 +63,10 @@ class Table:
 
     @property
     def interval(self) -> str:
-        """The values that the 95% intervals are over."""
+        """The values that the 95% intervals are over; empty if there are none."""
         if any(self.n_runs(row) > 1 for row in self.measures):
             return "95% over seeds, of one seed over problems"
-        return "95% over problems" if self.n_problems > 1 else "none, for one problem"
+        return "95% over problems" if self.n_problems > 1 else ""
 
 
 def joint_table(tables: dict[Path, Table], rows: list[Row]) -> Table:
@@ -134,6 +136,8 @@ def print_table(table: Table) -> None:
         print(" ".join(padded).rstrip())
     if is_unknown:
         print("±?: too few problems or seeds differ for an interval")
+    if any("collapsed" in cell for cell in columns["x start"]):
+        print("collapsed: the diversity is below a third of the start model's")
 
 
 def times_start(table: Table, row: str) -> str:

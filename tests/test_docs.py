@@ -19,7 +19,7 @@ from engine.config import TASKS, Config, flag_of
 from engine.tasks import check_task, load_task, load_task_class
 from eval import EvalFlags
 from examples.search import SearchFlags
-from rewards import Task
+from rewards import Task, shown_examples
 from rollout import build_prompt, load_policy
 from study.benchmarks import memory_table
 from vpo import ADVANTAGES
@@ -199,6 +199,8 @@ def test_the_task_that_one_copies_asks_for_what_it_pays(first_task):
     complete = task.reward(problem, f"Come on {', '.join(problem.data)}.")
     assert short[0] > complete[0] and short[1] < complete[1] == 1
     assert task.reward(problem, "") == [0, 0]
+    examples = shown_examples(task.prompt(problem, 3), task)
+    assert [task.reward(problem, example) for example in examples] == 3 * [[0, 0]]
     facts = {split: {str(p.data) for p in task.problems(split, 200)} for split in ("train", "test")}
     assert not facts["train"] & facts["test"], "it tests on what it has trained"
 
@@ -229,6 +231,8 @@ def test_the_task_with_a_data_file_tells_what_stands_in_both_files(capsys):
     assert "2 of 102 held-out problems stand in training too" in capsys.readouterr().err
     problem = task.problems("test", 1)[0]
     assert task.reward(problem, problem.data["title"]) == [1, 0.25]
+    examples = shown_examples(task.prompt(problem, 3), task)
+    assert len(examples) == 3 and all(sum(task.reward(problem, each)) < 0.3 for each in examples)
     assert task.reward(problem, "") == [0, 0]
 
 

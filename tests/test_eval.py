@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -278,6 +279,7 @@ def test_the_table_says_what_has_collapsed(capsys):
     assert "best@1 ± best@3 best@8 W@8 ± diversity x start" in lines
     assert "GRPO 0.800 ±0.001 0.600 0.800 0.800 ±0.001 0.100 0.10x collapsed" in lines
     assert "VPO 0.700 ±0.001 0.600 0.900 0.900 ±0.001 1.100 0.92x" in lines
+    assert lines[-1] == "collapsed: the diversity is below a third of the start model's"
     (sets,) = [line for line in lines if line.startswith("start model, sets 0.300 ")]
     assert sets.endswith(" 1.200")
     table.measures["multi_rlvr, one answer"] = table.measures["grpo"] | {"pass@8": torch.ones(20)}
@@ -300,7 +302,7 @@ def test_what_does_not_vary_has_no_interval(capsys):
     assert lines[-1] == "±?: too few problems or seeds differ for an interval"
     table.clusters = torch.zeros(20, dtype=torch.long)
     lines = printed(table, capsys)
-    assert "all the same one" in lines[1] and "±" not in "".join(lines)
+    assert "the same test problem 20 times" in lines[1] and "±" not in "".join(lines)
     for values in table.measures.values():
         values |= {name: value[:1] for name, value in values.items()}
     table.settings = Settings("test", 1, 8, 0.7)
@@ -329,6 +331,17 @@ def test_means_of_several_runs(capsys):
     half = 4.30 * 0.1 / 3**0.5
     assert best["mean"] == pytest.approx(0.8)
     assert best["interval"] == pytest.approx([0.8 - half, 0.8 + half])
+
+
+def test_several_runs_print_one_table(toy_run, capsys):
+    """Guards against a table that many others hide. Each run has its own in eval.json."""
+    other = Path(shutil.copytree(toy_run, "other"), "config.json")
+    other.write_text(other.read_text("utf-8").replace('"seed": 0', '"seed": 1'), "utf-8")
+    evaluation.main(["run", "other", "--problems", "1"])
+    printed = capsys.readouterr().out
+    assert printed.startswith("\n2 runs: ") and printed.count(" x start") == 1
+    for folder in (toy_run, other.parent):
+        assert (folder / "eval-test-1x4-T0.7/eval.json").exists()
 
 
 def evaluation_with(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from test_rollout import save_random_model
-from test_train import LEARNING
+from test_train import LEARNING, fails
 from transformers import AutoModelForCausalLM
 
 import eval as evaluation
@@ -63,8 +63,8 @@ def test_a_mixture_is_a_weighted_mean(trained, dtype):
         torch.testing.assert_close(quarter.double(), mean, atol=1e-6, rtol=rtol)
 
 
-def test_a_saved_mixture_is_an_ordinary_checkpoint(trained):
-    """It samples the same tokens; nothing is written over."""
+def test_a_saved_mixture_is_an_ordinary_checkpoint(trained, capsys):
+    """It samples the same tokens; nothing is written over. Who evaluates it is told how."""
     evaluation.main([str(trained), *SAVE, "--out", "out"])
     config = load_run(trained).config
     own = mixed(trained, "vpo", 0.5, task_of(config), config)
@@ -73,6 +73,8 @@ def test_a_saved_mixture_is_an_ordinary_checkpoint(trained):
     ids = torch.tensor([[5, 6, 7]])
     assert torch.equal(plain(ids).logits, own.model(ids).logits)
     assert sampled(load_policy("saved/vpo-0.5", task_of(config)), trained) == sampled(own, trained)
+    for folder in ("saved", "saved/vpo-0.5"):
+        fails([folder], capsys, "it holds models: name their run", command=evaluation.main)
 
 
 def test_a_mixture_of_an_adapter_scales_it():

@@ -12,7 +12,7 @@ import torch
 
 from engine.answers import THOUGHTS, write_answers
 from engine.tasks import check_task, load_task
-from rewards import Fence, Problem, Task, Toy, UserError, parse_answers
+from rewards import Fence, Problem, Task, Toy, UserError, parse_answers, shown_examples
 from rollout import score
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -156,6 +156,9 @@ def test_what_is_written_is_read(form):
         text = write_answers(task, answers)
         assert parse_answers(text, task, 2) == answers
         assert text.startswith("<answer_1>" if form == "tags" else " red")
+        prompt = task.request("1. Paint!\nFor example:\n", 3, answers)
+        assert shown_examples(f"{prompt}<|im_end|>\n<think>\n\n</think>\n\n1.", task) == answers
+    assert shown_examples("1. Paint!\n2. Sing!", task) == []
     assert parse_answers(write_answers(task, ["red\n"]), task, 1) == ["red"]
     if form == "lines":
         for write in (write_answers, lambda task, answers: task.request("Paint!", 3, answers)):

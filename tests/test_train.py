@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -212,9 +213,13 @@ def test_ctrl_c_and_sigterm_say_how_to_go_on(monkeypatch, capsys):
         assert checkpoints(Path("run/grpo"))[-1].name == kept
 
 
-def test_a_language_model_goes_through_the_same_code(capsys):
-    """A random model from disk: text prompts, a page is written, and its first rollouts are shown.
-    Guards against a list that seems to begin with the text of its first line."""
+def test_a_language_model_goes_through_the_same_code(capsys, monkeypatch):
+    """A random model from disk: text prompts, a page is written, and its first rollouts are shown, and how many of the
+    answers, made up here, copy an example. Guards against a list that seems to begin with the text of its first line."""
+    answers = ["red", "grey red blue blue green red"]
+    monkeypatch.setattr(
+        train, "read_answers", lambda task, rollouts, m: [answers[:m]] * len(rollouts.texts)
+    )
     model = save_random_model("model", "llama")
     flags = "--task fence --method grpo vpo --steps 2 --max-new-tokens 30 --eval-problems 2"
     train.main(["--out", "run", "--model", model, *QUICK, *flags.split()])
@@ -226,8 +231,13 @@ def test_a_language_model_goes_through_the_same_code(capsys):
         "vpo, the end of the prompt of problem 'train-0':",
         "\n1.\nthe best of the first step's 6 rollouts",
         "rewards: 0.00, 0.00, 0.00",
+        "\n50% of the answers copy an example of the prompt: these should earn little",
     ):
         assert text in told
+    assert "\n0% of the answers copy" not in told
+    assert len(re.findall(r"[\r\n]vpo: +\d+%", told)) == 2, (
+        "a line for each step of a bar in a file"
+    )
 
 
 def test_an_adapter_goes_through_the_same_code(monkeypatch):

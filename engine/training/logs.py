@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.config import Config
 from engine.evaluations import Pool
 from engine.files import append, cut_log, write_text
-from rewards import Problem, Task
+from rewards import Problem, Task, shown_examples
 from vpo import Scored
 
 LOGS = ("metrics", "samples", "snapshots", "evaluations")
@@ -45,7 +45,7 @@ class MethodLog:
             row[name] = value.item() if isinstance(value, Tensor) else value
         row["tokens_per_second"] = row["tokens"] / row["seconds"]
         if step == 1 and not self.config.is_tiny:
-            show_first_step(self.method, self.config, self.task, example["best"], row)
+            show_first_step(self.method, self.config, self.task, example, row)
         self.tell_no_signal(step, row)
         append(self.folder / "metrics.jsonl", {"step": step} | row)
         if step % 10 == 1 or step == self.config.steps:
@@ -99,6 +99,17 @@ def sample_record(
     return {"problem": asdict(problems[0]), "rollouts": records, "best": best_record}
 
 
+def share_of_copies(task: Task, prompts: list[str], answers: list[list[str]]) -> float:
+    """The share of the answers of P * G rollouts that are examples of their prompts (P)."""
+    G = len(answers) // len(prompts)
+    is_copy = []
+    for p, prompt in enumerate(prompts):
+        examples = shown_examples(prompt, task)
+        for own in answers[p * G : (p + 1) * G]:
+            is_copy += [answer in examples for answer in own]
+    return sum(is_copy) / max(1, len(is_copy))
+
+
 def snapshot_steps(config: Config) -> set[int]:
     """The steps after which answers are kept, six steps or more apart."""
     n = min(config.snapshots, max(2, config.steps // 6), config.steps)
@@ -112,9 +123,10 @@ def shares(row: dict[str, float]) -> str:
 
 
 def show_first_step(
-    method: str, config: Config, task: Task, best: dict, row: dict[str, float]
+    method: str, config: Config, task: Task, example: dict, row: dict[str, float]
 ) -> None:
     """Show the best rollout of a language model's first step, and what each objective earned."""
+    best = example["best"]
     lines = [
         f"\n{method}, the end of the prompt of problem {best['problem']['id']!r}:",
         best["prompt"][-500:],
@@ -127,6 +139,11 @@ def show_first_step(
     lines.append(
         f"{shares(row)}; {row['cut_off']:.0%} of the rollouts were cut off (--max-new-tokens)"
     )
+    if example["copied"]:
+        rule = "these should earn little (docs/own.md)"
+        lines.append(
+            f"{example['copied']:.0%} of the answers copy an example of the prompt: {rule}"
+        )
     for name in task.objectives:
         share = row[f"earned_{name}"]
         lines.append(f"{name}: {share:.0%} earn something, mean {row[f'reward_{name}']:.3f}")
