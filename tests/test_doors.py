@@ -165,6 +165,7 @@ def test_a_refused_command_changes_nothing(toy_run, capsys, monkeypatch):
         "eval run --pool 1": "--pool 1: must hold one rollout of the run's 2 answers",
         "eval run --mix 2": "--mix 2.0: must be 0 to 1",
         "eval run --mix 0.5 nan": "--mix nan: must be 0 to 1",
+        "eval run --mix 0.3333333 0.33333334": "two are equal to six digits; drop one",
         "eval run --mix 0.5 --save-mixed saved": "--save-mixed saved: holds vpo-0.5; name another",
         "eval run --out a-file": "a-file: cannot be written (File exists); name another",
         "eval run --out /proc/table": "/proc/table: cannot be written",
