@@ -607,6 +607,14 @@ def test_checkpoints_are_ordinary_ones(policy, tmp_path):
     assert words(text)["input_ids"] == policy.tokenizer(text)["input_ids"]
 
 
+@pytest.mark.parametrize("attention", ["flash_attention_2", "flex_attention", "kernels-x/y"])
+def test_attention_that_does_not_run_here_becomes_sdpa(attention, capsys):
+    folder = save_random_model("m", "llama")
+    change_json(Path(folder, "config.json"), attn_implementation=attention)
+    assert load_start(folder, TASK).model.config._attn_implementation == "sdpa"
+    assert f"m: attention by sdpa, not by {attention}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "configuration, shape, why",
     [
@@ -686,6 +694,21 @@ OWN_CLASSES = {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}
     [
         ({}, "config", {"model_type": "own", "auto_map": OWN_CLASSES}, "needs code of its own"),
         ({}, "config", {"vocab_size": 2000}, "incomplete, its files lack .* in another size"),
+        (
+            {},
+            "config",
+            {"vocab_size": 9, "architectures": ["LlamaForX"]},
+            "are of a LlamaForX; choose",
+        ),
+        ({}, "config", {"model_type": "t5", "architectures": None}, "is a t5; choose a decoder"),
+        ({}, "config", {"model_type": "whisper", "architectures": None}, "is a whisper; choose"),
+        ({}, "config", {"model_type": "vit", "architectures": ["ViT"]}, "is a ViT; choose"),
+        (
+            {},
+            "config",
+            {"model_type": "bert", "architectures": ["BertForMaskedLM"]},
+            "MaskedLM; ch",
+        ),
         ({"eos_token_id": None}, "tokenizer_config", {"eos_token": None}, "eos_token None has no"),
         (
             {"eos_token_id": None, "vocab_size": 400},
@@ -718,6 +741,12 @@ def test_weights_that_are_missing_or_no_numbers_are_named():
         save_file(changed, file, {"format": "pt"})
         with pytest.raises(UserError, match=words):
             load_start(folder, TASK)
+    file.rename("m/model.q4.GGUF")
+    for name in (folder, "m/model.q4.GGUF", "someone/m-GGUF"):
+        with pytest.raises(
+            UserError, match="GGUF files .*; take the model that they were made from"
+        ):
+            load_start(name, TASK)
 
 
 def test_a_tokenizer_that_makes_no_tokens_is_named():
