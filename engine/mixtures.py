@@ -79,5 +79,8 @@ def save_mixed_run(evaluation: Evaluation, folder: Path) -> None:
             adapted = PeftModel.from_pretrained(start, stored.folder)
             mix_weights(adapted, start, stored.t)
             model = adapted.merge_and_unload()
-        write_folder(target, functools.partial(save_model, model, policy.tokenizer))
+        save = functools.partial(
+            save_model, model, policy.tokenizer, temperature=config.temperature
+        )
+        write_folder(target, save)
         print(f"saved: {target}")

@@ -5,7 +5,7 @@ import functools
 import io
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from rewards import MAX_ANSWERS, Task, UserError
 ADAPTER_FILE = "adapter_config.json"  # tells a folder of peft from an ordinary checkpoint
 FILE_KINDS = (".json", ".safetensors", ".bin", ".jinja", ".model", ".txt")  # of a checkpoint
 OTHER_MODEL = "choose a decoder-only model such as Qwen, Llama, SmolLM, Gemma or GPT-2"
+TWO_ROPES = ("gemma3_text", "gemma3n_text", "olmo3")  # one for layers with a window
 PAD = "<pad>"
 EOS = "<eos>"
 
@@ -246,20 +247,66 @@ def _remedy(name: str) -> str:
 
 
 def save_model(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str | Path
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: str | Path,
+    temperature: float = 1.0,
 ) -> None:
     """An ordinary Hugging Face checkpoint: AutoModelForCausalLM and AutoTokenizer load it.
 
-    Of the base model's generation settings only the special tokens are kept: the policy was trained
-    at a plain temperature, without top-p, top-k or penalties.
+    Of the base model's generation settings only the special tokens are kept: `generate` samples as
+    the training did, at this temperature, without top-p, top-k or penalties.
     """
     model.generation_config = GenerationConfig(
         bos_token_id=model.generation_config.bos_token_id,
         eos_token_id=model.generation_config.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
+        do_sample=True,
+        temperature=temperature,
+        top_k=0,
+        top_p=1.0,
     )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    _change(Path(folder, "config.json"), _name_rope)
+    _change(Path(folder, "tokenizer_config.json"), _name_tokenizer)
+
+
+def _name_rope(config: dict) -> None:
+    """Add to a config.json what transformers 4, and engines that follow it, read for rope_parameters."""
+    for part in (config, config.get("text_config") or {}):
+        kind = part.get("model_type")
+        rope = part.get("rope_parameters") or {}
+        if kind in TWO_ROPES:
+            part["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+            rope = rope["full_attention"]
+        if "rope_theta" not in rope:  # as of models that transformers 4 has not got
+            continue
+        names = {"rope_theta": "rope_theta", "partial_rotary_factor": "partial_rotary_factor"}
+        if kind == "gpt_neox":
+            names = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
+        part |= {names[name]: rope[name] for name in rope.keys() & names}
+        scaling = {name: value for name, value in rope.items() if name not in names}
+        if kind == "phi3":  # it takes three fields alone
+            scaling["type"] = scaling.pop("rope_type")
+            scaling.pop("original_max_position_embeddings", None)
+        part["rope_scaling"] = None if rope["rope_type"] == "default" else scaling
+
+
+def _name_tokenizer(config: dict) -> None:
+    """Change what transformers 4 refuses in a tokenizer_config.json."""
+    if config["tokenizer_class"] == "TokenizersBackend":
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(config.get("extra_special_tokens"), list):
+        config["additional_special_tokens"] = config.pop("extra_special_tokens")
+
+
+def _change(path: Path, change: Callable[[dict], None]) -> None:
+    """Change a file of JSON, if there is one: an adapter has no config.json."""
+    if path.exists():
+        record = json.loads(path.read_text("utf-8"))
+        change(record)
+        path.write_text(json.dumps(record, indent=2), "utf-8")
 
 
 def add_adapter(model: PreTrainedModel, rank: int) -> None:
@@ -292,9 +339,7 @@ def adapter_config(model: PreTrainedModel, rank: int) -> Any:
 
 def name_start(checkpoint: Path, start: str) -> None:
     """Let an adapter's folder name its start model, a folder or a Hub id, as peft does."""
-    path = checkpoint / ADAPTER_FILE
-    record = json.loads(path.read_text("utf-8")) | {"base_model_name_or_path": start}
-    path.write_text(json.dumps(record, indent=2), "utf-8")
+    _change(checkpoint / ADAPTER_FILE, lambda record: record.update(base_model_name_or_path=start))
 
 
 def recompute_layers(model: PreTrainedModel) -> None:

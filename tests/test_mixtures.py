@@ -82,7 +82,8 @@ def test_a_mixture_of_an_adapter_scales_it(dtype):
     all of a small change to weights of bfloat16."""
     pytest.importorskip("peft")
     model = save_random_model("model", "qwen2")
-    flags = "--lora-rank 2 --method grpo --max-new-tokens 20 --warm-steps 0 --steps 2 --out run"
+    flags = "--lora-rank 2 --method grpo --max-new-tokens 20 --warm-steps 0 --steps 2 --out run "
+    flags += "--temperature 0.9"
     train.main(["--model", model, "--dtype", dtype, *LEARNING, *flags.split()])
     run = Path("run")
     config = load_run(run).config
@@ -102,6 +103,9 @@ def test_a_mixture_of_an_adapter_scales_it(dtype):
     torch.testing.assert_close(half.model(ids).logits, scaled.model(ids).logits)
     evaluation.main(["run", *SAVE])
     assert not Path("saved/grpo-0.5/adapter_config.json").exists()
+    for folder in (run / "start", adapter.parent, Path("saved/grpo-0.5")):
+        settings = json.loads((folder / "generation_config.json").read_text("utf-8"))
+        assert settings["do_sample"] and settings["temperature"] == 0.9
     saved = AutoModelForCausalLM.from_pretrained("saved/grpo-0.5")
     torch.testing.assert_close(saved(ids).logits, half.model(ids).logits)
     assert sampled(load_policy("saved/grpo-0.5", task_of(config)), run) == sampled(half, run)

@@ -83,7 +83,7 @@ def save(
     is_from_hub = not config.warm_steps and not Path(config.model).exists()
 
     def write(path: Path) -> None:
-        save_model(policy.model, policy.tokenizer, path)
+        save_model(policy.model, policy.tokenizer, path, config.temperature)
         if config.lora_rank:
             start = str((folder.parent / "start").resolve())
             name_start(path, config.model if is_from_hub else start)

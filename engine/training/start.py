@@ -147,7 +147,9 @@ def write_start(
     """
     folder = Path(config.out) / "start"
     shutil.rmtree(folder, ignore_errors=True)
-    save = functools.partial(save_model, policy.model, policy.tokenizer)
+    save = functools.partial(
+        save_model, policy.model, policy.tokenizer, temperature=config.temperature
+    )
     if config.warm_steps:
         key = warm_up_key(policy, task, config, warm_up, demonstrations)
         kept = Path("runs/start") / f"{task.name}-{key}"
