@@ -71,6 +71,10 @@ class Row:
 def evaluations_of(runs: list[Path], flags: Any) -> list[Evaluation]:
     """How eval.py's flags evaluate runs: a flag that is not given is as in the first run."""
     changes = {field.name: getattr(flags, field.name) for field in dataclasses.fields(Settings)}
+    names = [f"{t:g}" for t in flags.mix]  # of rows and folders
+    if len(set(names)) < len(names):
+        given = " ".join(map(str, flags.mix))
+        raise UserError(f"--mix {given}: two are equal to six digits; drop one")
     changes["mix"] = tuple(flags.mix)
     settings = vars(evaluation_of(runs[0], changes).settings)
     evaluations = [evaluation_of(run, settings) for run in runs]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine.config import TASKS
 from engine.errors import did_you_mean, with_note
+from engine.files import listed
 from rewards import Fence, Problem, Task, Toy, UserError
 
 BUILT_IN = {"fence": Fence, "toy": Toy}
@@ -30,7 +31,7 @@ def load_task_class(name: str) -> type[Task]:
     else:
         problem = "there is no such file" if path.suffix == ".py" else "unknown"
         known = sorted(TASKS)
-        hint = did_you_mean(name, [*known, *map(str, Path().glob("*.py"))])
+        hint = did_you_mean(name, [*known, *map(str, listed(Path(), "*.py"))])
         advice = f"choose from {', '.join(known)}, or name a Python file"
         raise UserError(f"--task {name}: {problem}; {advice}{hint}")
     classes = []

@@ -167,6 +167,7 @@ def test_a_refused_command_changes_nothing(toy_run, capsys, monkeypatch):
         "eval run --pool 1": "--pool 1: must hold one rollout of the run's 2 answers",
         "eval run --mix 2": "--mix 2.0: must be 0 to 1",
         "eval run --mix 0.5 nan": "--mix nan: must be 0 to 1",
+        "eval run --mix 0.3333333 0.33333334": "two are equal to six digits; drop one",
         "eval run --mix 0.5 --save-mixed saved": "--save-mixed saved: holds vpo-0.5; name another",
         "eval run --out a-file": "a-file: cannot be written (File exists); name another",
         "eval run --out /proc/table": "/proc/table: cannot be written",
@@ -366,7 +367,20 @@ def test_a_folder_in_which_no_run_could_begin_is_reusable():
     """Guards against a full disk whose user has made room, and is told to take another folder."""
     Path("run").mkdir()
     Path("run/config.json.tmp").touch()
+    Path("run/.DS_Store").touch()
     assert find_run(Path("run"), resume=False) is None
+
+
+def test_what_other_systems_leave_beside_files_is_no_part_of_a_run(toy_run):
+    """A Mac's "._config.json" is 4 KiB of bytes. Guards against a good run that is called damaged."""
+    folders = [toy_run, toy_run / "start", *checkpoints(toy_run / "vpo")]
+    for path in [file for folder in folders for file in folder.iterdir()]:
+        path.with_name(f"._{path.name}").write_bytes(b"\x00\x05\x16\x07\xff" * 800)
+    train.main(["--out", "run", "--resume", "--steps", "5", "--eval-problems", "0"])
+    evaluation.main(["run", "--problems", "1", "--pool", "2"])
+    Path("._zebra").mkdir()
+    with pytest.raises(UserError, match="no such run$"):
+        load_run(Path("zebra"))
 
 
 # A machine that is not ours.

@@ -414,6 +414,11 @@ def cut(path: Path) -> None:
     path.write_bytes(content[: len(content) // 2])
 
 
+def replace_by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
 LAST = "vpo/checkpoint-000004"
 RESUME = "train --out run --resume --steps 5"
 JOIN = "train --out run --method multi_rlvr"
@@ -430,6 +435,11 @@ START = "run/start: cannot be loaded"
         (f"{LAST}/tokenizer.json", Path.unlink, RESUME, f"delete the folder run/{LAST}"),
         (f"{LAST}/tokenizer.json", cut, RESUME, f"delete the folder run/{LAST}"),
         (f"{LAST}/trainer.pt", cut, RESUME, f"delete the folder run/{LAST}"),
+        (f"{LAST}/model.safetensors", Path.unlink, RESUME, f"delete the folder run/{LAST}"),
+        (f"{LAST}/model.safetensors", replace_by_folder, RESUME, "a folder, not a file); delete"),
+        (f"{LAST}/generation_config.json", replace_by_folder, RESUME, "not a file); delete"),
+        (f"{LAST}/tokenizer.json", replace_by_folder, "eval run", "a folder, not a file); delete"),
+        ("start/tokenizer_config.json", replace_by_folder, "eval run", f"{START} (tokenizer_conf"),
         ("start/model.safetensors", cut, JOIN, "restore it from a copy"),
         ("start/model.safetensors", cut, "eval run", START),
         ("start", shutil.rmtree, JOIN, f"{START} (config.json is missing"),
