@@ -5,11 +5,11 @@
                                                          value of another flag; figures of each, too
 
 Every policy answers the same held-out problems with the same number of candidates (the pool): single
-answers, or rollouts of m. The budget counts candidates, not rollouts. A slot that a rollout left empty
-is a candidate with the minimal reward, and a duplicate is a candidate like any other, because both have
-cost the search an evaluation.
+answers, or rollouts of m. A budget counts candidates, not rollouts. A slot that a rollout left empty is
+a candidate with the minimal reward, and a duplicate one like any other: both have cost the search an
+evaluation.
 
-In names such as best@k the letter k counts candidates. In shapes n is the pool, and k the objectives.
+k is a budget. In shapes N counts the problems, n the candidates of a pool, and d the objectives.
 """
 
 import dataclasses
@@ -40,7 +40,6 @@ from engine.evaluations import (
 )
 from engine.files import read_log, writing
 from engine.mixtures import mixed, save_mixed
-from engine.models import load_config_and_tokenizer
 from engine.runs import load_run, progress, task_of
 from engine.tasks import held_out
 from engine.training.jobs import run_all
@@ -189,7 +188,7 @@ def pool_of(
 def measure(pool: Pool, task: Task) -> dict[str, Tensor]:
     """Every measure of a pool, per problem: name -> (N)."""
     n = pool.scalars.shape[1]
-    mask = pool.objective_mask  # (N, k)
+    mask = pool.objective_mask  # (N, d)
     passes = ((pool.rewards >= 1) | ~mask[:, None]).all(-1)  # (N, n)
     utilities = ranked_utilities(pool.rewards, mask)  # (N, n)
     values = {}
@@ -198,7 +197,7 @@ def measure(pool: Pool, task: Task) -> dict[str, Tensor]:
         chances = [pass_at_k(n, c, k) for c in passes.sum(1).tolist()]
         values[f"pass@{k}"] = torch.tensor(chances)
         values[f"W@{k}"] = best_at_k(utilities, k)
-    is_earning = (pool.rewards > task.minimum) & mask[:, None]  # (N, n, k)
+    is_earning = (pool.rewards > task.minimum) & mask[:, None]  # (N, n, d)
     values["earned"] = is_earning.any(-1).double().mean(1)
     values["diversity"] = diversity(pool.rewards)
     for i, name in enumerate(task.objectives):
@@ -236,8 +235,6 @@ def evaluate(runs: list[Path], flags: EvalFlags) -> None:
     flags.device = device_of(flags.device, all(load_run(run).config.is_tiny for run in runs))
     open_device(flags.device)
     evaluations = evaluations_of(runs, flags)
-    for run in runs:
-        load_config_and_tokenizer(str(run / "start"))
     for evaluation in evaluations:  # tried before minutes are spent
         with writing(evaluation.folder), tempfile.TemporaryFile(dir=evaluation.folder):
             pass

@@ -6,15 +6,14 @@
     python train.py --resume                 go on where a killed run stopped, bit for bit on a CPU
 
 One step: problems -> prompts -> rollouts -> answers -> reward vectors -> advantages -> loss -> update.
+Sampling and gradient are those of fast/, sooner; the same ones are plain here and in rollout.py, and
+run with --plain.
 
 Departures from the paper that matter here; docs/paper.md has all of them:
-1. Every method samples the same number of answers per step: a single-answer method gets m times as
-   many prompts.
+1. All methods sample equally many answers: a single-answer method gets m times as many prompts.
 2. The learning rate rises and then falls linearly. In the paper it is constant: `--lr-schedule constant`.
-3. `--model tiny` has no pre-training, so it first imitates demonstrations. The result is the start of
-   all methods, and their reference policy.
-4. There is one update per batch of rollouts, so nothing is clipped. The paper makes two, each on half
-   of the prompts: `--updates 2`.
+3. The tiny model first imitates demonstrations: the start of all methods, and their reference policy.
+4. One update takes the whole batch. The paper's two take half of the prompts each: `--updates 2`.
 
 All flags are fields of `Config` in engine/config.py. All random numbers of step t come from generators
 seeded by (seed, t). Weights, the optimizer's moments and t are all that a resume needs.
@@ -37,7 +36,7 @@ from engine.errors import as_command
 from engine.runs import claimed, read_config
 from engine.training import checkpoints
 from engine.training.jobs import jobs_of, train_methods
-from engine.training.logs import MethodLog, sample_record, share_of_copies, snapshot_steps
+from engine.training.logs import MethodLog, sample_record, snapshot_steps
 from engine.training.start import start_policy, write_start
 from eval import EvalFlags, diversity, evaluate, measure, sample_held_out, weighted_best_at_k
 from rewards import Problem, Task, UserError
@@ -82,13 +81,12 @@ def train_step(
     prompts = [build_prompt(policy, task, problem, m) for problem in problems]
     generator = random_generator(config.seed, t, "rollouts")
     options = sampling_options(policy, task, config, m, generator)
-    options.shows_bar = t == 0 and not policy.is_tiny  # their first step may take a minute
     sampler = sample if config.plain else fast.sample  # the same, on a card sooner
     rollouts = sampler(policy, prompts, config.group_size, options)  # P * G
 
     # 2. reward vectors
     answers = read_answers(task, rollouts, m)  # P * G lists of up to m
-    scored = score(task, problems, answers, m)  # (P, G, m, k)
+    scored = score(task, problems, answers, m)  # (P, G, m, d)
 
     # 3. advantages
     method_options = options_of(config, random_generator(config.seed, t, "weights"))
@@ -112,8 +110,7 @@ def train_step(
     state.step += 1
     metrics |= {"lr": lr, "grad_norm": norm}
     metrics |= step_metrics(task, problems, answers, rollouts, scored, advantages, config.m)
-    record = sample_record(prompts, problems, rollouts, scored, advantages)
-    return metrics, record | {"copied": share_of_copies(task, prompts, answers)}
+    return metrics, sample_record(task, prompts, problems, answers, rollouts, scored, advantages)
 
 
 def train_method(method: str, config: Config, task: Task, position: int = 0) -> None:
@@ -226,10 +223,10 @@ def step_metrics(
     for row, row_answers in enumerate(answers):
         p = row // G
         forms |= {(p, str(task.canonical(problems[p], answer))) for answer in row_answers}
-    sets = scored.vectors.flatten(0, 1)  # (P * G, m, k) the answers of each rollout
+    sets = scored.vectors.flatten(0, 1)  # (P * G, m, d) the answers of each rollout
     objective_mask = scored.objective_mask.repeat_interleave(G, 0)
     if sets.shape[1] == 1:  # single answers: m of a prompt's G rollouts form a set
-        sets = scored.vectors[:, :, 0]  # (P, G, k)
+        sets = scored.vectors[:, :, 0]  # (P, G, d)
         objective_mask = scored.objective_mask
     m = min(m, sets.shape[1])
     is_distinct = scored.answer_mask & ~scored.repeat_mask
@@ -254,9 +251,9 @@ def step_metrics(
         "rollouts": len(rollouts.texts),
         "tokens": sum(rollouts.lengths),
     }
-    means = scored.vectors.mean((0, 1, 2))  # (k)
-    earning = is_earning.float().mean((0, 1, 2))  # (k)
-    for i, name in enumerate(task.objectives):  # without names k may differ
+    means = scored.vectors.mean((0, 1, 2))  # (d)
+    earning = is_earning.float().mean((0, 1, 2))  # (d)
+    for i, name in enumerate(task.objectives):  # without names d may differ
         metrics |= {f"reward_{name}": means[i], f"earned_{name}": earning[i]}
     return metrics
 

@@ -26,7 +26,7 @@ K = 100  # preference weights per group
 STEPS = 150
 
 
-# 1. The reward. It is a vector: a number for each of the k = 3 people, not their mean.
+# 1. The reward. It is a vector: a number for each of the d = 3 people, not their mean.
 
 
 def reward_vectors(boards: Tensor) -> Tensor:
@@ -47,12 +47,12 @@ def group_normalize(scores: Tensor) -> Tensor:
 
 
 def grpo_advantage(rewards: Tensor) -> Tensor:
-    """The mean of the reward vector (P, G, 1, k), normalised in the group: (P, G)."""
+    """The mean of the reward vector (P, G, 1, d), normalised in the group: (P, G)."""
     return group_normalize(rewards.mean((2, 3)))
 
 
 def vpo_advantage(rewards: Tensor, weights: Tensor) -> Tensor:
-    """The set reward, normalised in the group: (P, G, m, k), (P, K, k) -> (P, G).
+    """The set reward, normalised in the group: (P, G, m, d), (P, K, d) -> (P, G).
 
     A user with preference weights w has the utility w . r in an answer with reward vector r, and
     takes the best answer of the set: R = mean over w of (max over the m answers of w . r).
@@ -105,7 +105,7 @@ def train(painter: Painter, method: str) -> None:
     groups = P * m // fences
     for _ in range(STEPS):
         boards, logprobs = painter.paint(groups * G, fences)  # (P * G, m * 6)
-        rewards = reward_vectors(boards.view(groups, G, fences, BOARDS))  # (P, G, m, k)
+        rewards = reward_vectors(boards.view(groups, G, fences, BOARDS))  # (P, G, m, d)
         if method == "VPO":
             advantages = vpo_advantage(rewards, random_users(groups, K))  # (P, G)
         else:

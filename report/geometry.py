@@ -39,8 +39,8 @@ def geometry(
     """Measures of a reward from rollouts of the start model.
 
     Args:
-        rewards: (N, n, k).
-        objective_mask: (N, k) bool, the objectives that each problem has.
+        rewards: (N, n, d).
+        objective_mask: (N, d) bool, the objectives that each problem has.
         scalars: (N, n), the task's own scalar.
         G: the size of a training group.
 
@@ -65,10 +65,10 @@ def geometry(
     regret = torch.stack(regrets).mean().item()
     gain = torch.stack(gains).mean().item()
 
-    k = rewards.shape[-1]
+    d = rewards.shape[-1]
     grouped = rewards.shape[1] // G * G  # answers that fill whole groups
-    vectors = rewards[:, :grouped].reshape(-1, G, k)
-    differ = vectors != vectors[:, :1]  # (groups, G, k)
+    vectors = rewards[:, :grouped].reshape(-1, G, d)
+    differ = vectors != vectors[:, :1]  # (groups, G, d)
     scalars = scalars[:, :grouped].reshape(-1, G)
     return {
         "regret": regret,
@@ -97,9 +97,9 @@ def verdict(measures: dict[str, float], rare: str = "") -> str:
 
 
 def rare_objectives(rewards: Tensor, objective_mask: Tensor, task: Task) -> str:
-    """The objectives that hardly any answer earns, such as "pro (2%), con (0%)": rewards (N, n, k)."""
-    is_earning = (rewards > task.minimum) & objective_mask[:, None]  # (N, n, k)
-    n_answers = objective_mask.sum(0) * rewards.shape[1]  # (k) to problems that have the objective
+    """The objectives that hardly any answer earns, such as "pro (2%), con (0%)": rewards (N, n, d)."""
+    is_earning = (rewards > task.minimum) & objective_mask[:, None]  # (N, n, d)
+    n_answers = objective_mask.sum(0) * rewards.shape[1]  # (d) to problems that have the objective
     shares = (is_earning.sum((0, 1)) / n_answers).tolist()
     names = task.objectives or [f"objective {i}" for i in range(1, len(shares) + 1)]
     rare = [(name, share) for name, share in zip(names, shares, strict=True) if share < RARE]
@@ -134,7 +134,7 @@ def geometry_of(name: str, task_name: str, n_problems: int, device: str) -> str:
     policy = load_start(model, task, device=config.device, dtype=config.dtype)
     problems = held_out(task, "validation", n_problems)
     scored = score_start(policy, task, problems, config)
-    rewards = scored.vectors.flatten(1, 2)  # (N, n, k)
+    rewards = scored.vectors.flatten(1, 2)  # (N, n, d)
     scalars = scored.scalars.flatten(1, 2)  # (N, n)
     N = f"all {len(problems)}" if len(problems) < n_problems else n_problems
     heading = f"{name}: the start model on {N} validation problems, {scalars.shape[1]} answers each"
@@ -164,7 +164,6 @@ def score_start(policy: Policy, task: Task, problems: list[Problem], config: Con
     generator = random_generator(config.seed, 0, "evaluation")
     options = sampling_options(policy, task, config, 1, generator)
     options.batch = config.sampling_batch or AT_ONCE
-    options.shows_bar = not policy.is_tiny
     prompts = []
     for problem in problems:
         prompts += [build_prompt(policy, task, problem, 1)] * GROUPS

@@ -107,7 +107,7 @@ def run_figures(
 
 
 def present_rewards(pool: Pool) -> list[Tensor]:
-    """The rewards (n, k) of each problem of a pool, without the objectives that it lacks."""
+    """The rewards (n, d) of each problem of a pool, without the objectives that it lacks."""
     return [pool.rewards[i][:, mask] for i, mask in enumerate(pool.objective_mask)]
 
 
@@ -224,16 +224,16 @@ def reward_vectors(
     their objectives, they are the first two of the problem's own.
 
     Args:
-        pools: rewards (N, n, k) by policy.
+        pools: rewards (N, n, d) by policy.
         index: which of the N problems.
-        objectives: names of the k objectives; empty if problems differ in them.
+        objectives: names of the d objectives; empty if problems differ in them.
         minimum: the task's, which candidates without an answer have in all objectives.
     """
-    vectors = torch.stack([rewards[index] for rewards in pools.values()])  # (policies, n, k)
-    n, k = vectors.shape[1:]
-    labels = objectives or [f"objective {i + 1}" for i in range(k)]
+    vectors = torch.stack([rewards[index] for rewards in pools.values()])  # (policies, n, d)
+    n, d = vectors.shape[1:]
+    labels = objectives or [f"objective {i + 1}" for i in range(d)]
     x = 0
-    y = min(1, k - 1)
+    y = min(1, d - 1)
     if objectives:
         x, y = _conflicting_pair(torch.cat(list(pools.values())), minimum)
 
@@ -277,14 +277,14 @@ def _draw_vectors(ax: Any, vectors: Tensor, color: str) -> None:
 
 
 def _conflicting_pair(rewards: Tensor, minimum: float) -> tuple[int, int]:
-    """The two objectives with the lowest correlation over all candidates that scored: (N, n, k)."""
-    k = rewards.shape[-1]
-    scored = rewards[(rewards > minimum).any(-1)]  # (candidates, k)
+    """The two objectives with the lowest correlation over all candidates that scored: (N, n, d)."""
+    d = rewards.shape[-1]
+    scored = rewards[(rewards > minimum).any(-1)]  # (candidates, d)
     if len(scored) < 2:
         scored = rewards.flatten(0, 1)
-    matrix = torch.corrcoef(scored.T).reshape(k, k)  # nan: an objective that is constant
+    matrix = torch.corrcoef(scored.T).reshape(d, d)  # nan: an objective that is constant
     matrix = matrix.nan_to_num(1.0).fill_diagonal_(2.0)
-    return divmod(int(matrix.argmin()), k)
+    return divmod(int(matrix.argmin()), d)
 
 
 def typical_problem(diversities: list[Tensor]) -> int:
@@ -305,7 +305,7 @@ def answers(
 
     Args:
         pools: by policy the answers (n) to each of the N problems, None where a slot was left
-            empty, and their rewards (n, k).
+            empty, and their rewards (n, d).
         problems: the N problems.
         drawing: draws the answers, and its `summary` is their title.
         heading: stands above the whole figure, which then leaves room for titles of two lines,

@@ -72,6 +72,6 @@ def utilities(frame: Frame) -> str:
 
 def utility(record: dict) -> float:
     """W@n of the n answers of one method to one problem."""
-    rewards = torch.tensor(record["rewards"], dtype=torch.float64)  # (n, k)
+    rewards = torch.tensor(record["rewards"], dtype=torch.float64)  # (n, d)
     utilities = rewards @ spread_weights(rewards.shape[1]).T  # (n, weights)
     return utilities.amax(0).mean().item()

@@ -17,9 +17,10 @@ import train
 from engine import __version__
 from engine.config import TASKS, Config, flag_of
 from engine.tasks import check_task, load_task, load_task_class
+from engine.training.logs import shown_examples
 from eval import EvalFlags
 from examples.search import SearchFlags
-from rewards import Task, shown_examples
+from rewards import Task
 from rollout import build_prompt, load_policy
 from study.benchmarks import memory_table
 from vpo import ADVANTAGES

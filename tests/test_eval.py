@@ -299,7 +299,7 @@ def test_what_does_not_vary_has_no_interval(capsys):
     table.measures["grpo"]["W@8"] *= 0
     lines = printed(table, capsys)
     assert "GRPO 0.800 ±0.001 0.600 0.800 0.000 ±? 0.100 0.10x collapsed" in lines
-    assert lines[-1] == "±?: too few problems or seeds differ for an interval"
+    assert "±?: too few problems or seeds differ for an interval" in lines
     table.clusters = torch.zeros(20, dtype=torch.long)
     lines = printed(table, capsys)
     assert "the same test problem 20 times" in lines[1] and "±" not in "".join(lines)

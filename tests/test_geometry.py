@@ -13,7 +13,7 @@ from rewards import Fence, Task
 
 
 def measures(rewards: torch.Tensor, mask: torch.Tensor | None = None, G: int = 4) -> dict:
-    """Of rewards (N, n, k) whose task scalar is the mean, in groups of G."""
+    """Of rewards (N, n, d) whose task scalar is the mean, in groups of G."""
     if mask is None:
         mask = torch.ones(len(rewards), rewards.shape[-1], dtype=torch.bool)
     scalars = (rewards * mask[:, None]).sum(-1) / mask.sum(1, keepdim=True)
@@ -33,7 +33,7 @@ def measures(rewards: torch.Tensor, mask: torch.Tensor | None = None, G: int = 4
 )
 def test_the_geometry_of_rewards_where_it_is_known(table, regret, share, signal):
     """Guards against a conflict seen where objectives differ in size alone. A trade is no signal to the scalar."""
-    rewards = torch.tensor([table] * 20)  # (20 problems, n, k)
+    rewards = torch.tensor([table] * 20)  # (20 problems, n, d)
     result = measures(rewards, G=len(table))
     assert result["regret"] == pytest.approx(regret, abs=1e-3)
     assert result["regret_share"] == pytest.approx(share, abs=5e-3)

@@ -52,7 +52,7 @@ def made_snapshots(name: str, size: int = 30, steps: int = 4) -> Snapshots:
     """Snapshots as of a training in which pools become one answer, GRPO's first."""
     if name == "prose":
         task = Prose()
-        problems = [Problem(str(k), k) for k in (1, 3, 5, 6)]
+        problems = [Problem(str(d), d) for d in (1, 3, 5, 6)]
     else:
         task = load_task(name)
         problems = task.problems("test", 4)
@@ -171,7 +171,7 @@ def test_the_page_opens_where_the_methods_differ_most(task, tmp_path):
     for i in range(len(snapshots.problems)):
         worths = []
         for records in snapshots.frames[-1].pools.values():
-            rewards = torch.tensor([records[i]["rewards"]])  # (1, n, k)
+            rewards = torch.tensor([records[i]["rewards"]])  # (1, n, d)
             worths.append(weighted_best_at_k(rewards, rewards.shape[1]).item())
         gaps.append(max(worths) - min(worths))
     page.write_page(tmp_path / "report.html", snapshots)

@@ -27,27 +27,27 @@ def random_rewards(seed: int, *shape: int) -> Tensor:
 
 
 def all_there(rewards: Tensor) -> Tensor:
-    """The mask of rewards (P, G, m, k) of which none is missing."""
+    """The mask of rewards (P, G, m, d) of which none is missing."""
     return torch.ones(rewards.shape[:3], dtype=torch.bool)
 
 
 def scored_of(rewards: Tensor, mask: Tensor | None = None, **fields) -> Scored:
-    """Rewards (P, G, m, k) whose task scalar is the mean, and nothing repeated or missing unless given."""
+    """Rewards (P, G, m, d) whose task scalar is the mean, and nothing repeated or missing unless given."""
     mask = all_there(rewards) if mask is None else mask
-    P, _, _, k = rewards.shape
+    P, _, _, d = rewards.shape
     scored = Scored(
         rewards,
         rewards.float().mean(-1),
         mask,
         torch.zeros_like(mask),
-        torch.ones(P, k, dtype=torch.bool),
+        torch.ones(P, d, dtype=torch.bool),
         torch.zeros(P, 1),
     )
     return replace(scored, **fields)
 
 
 def advantages_of(method: str, scored: Scored | Tensor, **options) -> Tensor:
-    """The method's advantages of what was scored, or of rewards (P, G, m, k)."""
+    """The method's advantages of what was scored, or of rewards (P, G, m, d)."""
     if isinstance(scored, Tensor):
         scored = scored_of(scored)
     return vpo.ADVANTAGES[method](scored, Options(**options))
@@ -57,18 +57,18 @@ def advantages_of(method: str, scored: Scored | Tensor, **options) -> Tensor:
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.3, 1.0, 5.0, 100.0])
-@pytest.mark.parametrize("k", [1, 2, 5])
-def test_weights_are_dirichlet(alpha, k):
+@pytest.mark.parametrize("d", [1, 2, 5])
+def test_weights_are_dirichlet(alpha, d):
     """Guards against NaN where gamma draws underflow, and a wrong map to the simplex."""
     n = 20_000
-    weights = vpo.sample_weights(1, n, k, alpha=alpha, generator=generator())[0]
+    weights = vpo.sample_weights(1, n, d, alpha=alpha, generator=generator())[0]
     assert weights.isfinite().all() and (weights >= 0).all()
     torch.testing.assert_close(weights.sum(-1), torch.ones(n), atol=1e-5, rtol=0)
-    variance = (k - 1) / k**2 / (k * alpha + 1)
+    variance = (d - 1) / d**2 / (d * alpha + 1)
     five_errors = 5 * math.sqrt(variance / n) + 1e-6  # a false alarm in a million
-    mean = torch.full((k,), 1 / k)
+    mean = torch.full((d,), 1 / d)
     torch.testing.assert_close(weights.mean(0), mean, atol=five_errors, rtol=0)
-    variances = torch.full((k,), variance)
+    variances = torch.full((d,), variance)
     torch.testing.assert_close(weights.var(0), variances, atol=1e-4, rtol=0.08)
 
 
@@ -76,7 +76,7 @@ def test_weights_are_dirichlet(alpha, k):
 
 
 def envelope_area(lines: list[list[float]]) -> float:
-    """E max_y w . r(y) for k = 2 and uniform w, in closed form. With w = (u, 1 - u) each answer is
+    """E max_y w . r(y) for d = 2 and uniform w, in closed form. With w = (u, 1 - u) each answer is
     a line over u. The best of them is piecewise linear, and bends where two lines cross, so
     trapezoids between the crossings give the area exactly."""
     bends = {0.0, 1.0}
@@ -203,11 +203,11 @@ def test_rewards_may_be_numbers_of_any_kind(method, kind):
 
 
 @pytest.mark.parametrize("size, gap", [(1.0, 1e-3), (100.0, 0.01)])
-@pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.parametrize("d", [1, 4])
 @pytest.mark.parametrize("method", ["grpo", "max_at_k", "vpo", "group_vpo", "multi_rlvr"])
-def test_small_differences_are_a_signal(method, size, gap, k):
-    """One of 8 rollouts is a little better in one of k objectives: guards against a threshold that eats it."""
-    rewards = torch.full((1, 8, 1, k), 0.9 * size)
+def test_small_differences_are_a_signal(method, size, gap, d):
+    """One of 8 rollouts is a little better in one of d objectives: guards against a threshold that eats it."""
+    rewards = torch.full((1, 8, 1, d), 0.9 * size)
     rewards[0, 3, 0, 0] += gap
     A = advantages_of(method, rewards, generator=generator())[0]
     assert A.argmax() == 3 and A[3] > 1
@@ -254,7 +254,7 @@ def test_rewards_that_are_no_numbers_show(method, value):
 
 
 def plain_advantage(rewards: Tensor, weights: Tensor, mask: Tensor, s: int, floor: float) -> Tensor:
-    """The definition as loops, in float64: rewards (P, G, m, k), weights (P, K, k) -> (P, G)."""
+    """The definition as loops, in float64: rewards (P, G, m, d), weights (P, K, d) -> (P, G)."""
     P, G, m, _ = rewards.shape
     utilities = torch.full((P, G, weights.shape[1]), floor, dtype=torch.float64)
     for p, g, j in itertools.product(range(P), range(G), range(weights.shape[1])):
@@ -303,7 +303,7 @@ def test_corners_of_the_family():
 def test_random_weighting_is_grpo_under_one_weight():
     """Guards against --n-weights and --subset that make it another method."""
     rewards = random_rewards(50, 3, 6, 1, 4)
-    w = vpo.sample_weights(3, 1, 4, generator=generator(6))  # (P, 1, k)
+    w = vpo.sample_weights(3, 1, 4, generator=generator(6))  # (P, 1, d)
     options = {"n_weights": 100, "subset": 4}
     A = advantages_of("random_weighting", rewards, generator=generator(6), **options)
     expected = vpo.group_normalize((rewards[:, :, 0] * w).sum(-1))
@@ -426,7 +426,7 @@ class LargestTensor(TorchDispatchMode):
 
 @pytest.mark.parametrize("subset", [1, 4])
 def test_the_estimator_is_fused(subset):
-    """Guards against products (P, G, m, K, k) in memory, two gigabytes for a large batch."""
+    """Guards against products (P, G, m, K, d) in memory, two gigabytes for a large batch."""
     rewards = random_rewards(24, 3, 8, 5, 16)
     mask = random_rewards(25, 3, 8, 5) > 0.2
     objectives = torch.ones(3, 16, dtype=torch.bool)
@@ -448,7 +448,7 @@ def test_one_traced_graph_with_the_same_numbers(options):
     torch.testing.assert_close(compiled(rewards, mask, **options), eager)
 
 
-ZEROS = torch.zeros(2, 4, 1, 3)  # (P, G, m, k)
+ZEROS = torch.zeros(2, 4, 1, 3)  # (P, G, m, d)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.config import Config
 from engine.evaluations import Pool
 from engine.files import append, cut_log, write_text
-from rewards import Problem, Task, shown_examples
+from rewards import EXAMPLES, Problem, Task, parse_answers
 from vpo import Scored
 
 LOGS = ("metrics", "samples", "snapshots", "evaluations")
@@ -60,7 +60,7 @@ class MethodLog:
         """Keep what the policy answers to a few held-out problems, for the page and the film."""
         records = []
         for i, problem in enumerate(pool.problems):
-            vectors = pool.rewards[i][:, pool.objective_mask[i]]  # (n, k of the problem)
+            vectors = pool.rewards[i][:, pool.objective_mask[i]]  # (n, d of the problem)
             rewards = vectors.double().round(decimals=6).tolist()
             records.append({"id": problem.id, "answers": pool.answers[i], "rewards": rewards})
         append(self.folder / "snapshots.jsonl", {"step": step, "problems": records})
@@ -82,7 +82,13 @@ class MethodLog:
 
 
 def sample_record(
-    prompts: list[str], problems: list[Problem], rollouts: Any, scored: Scored, advantages: Tensor
+    task: Task,
+    prompts: list[str],
+    problems: list[Problem],
+    answers: list[list[str]],
+    rollouts: Any,
+    scored: Scored,
+    advantages: Tensor,
 ) -> dict:
     """The rollouts of a step's first problem, and the step's best one, for samples.jsonl."""
     records = []
@@ -96,7 +102,18 @@ def sample_record(
         "text": rollouts.texts[best],
         "rewards": scored.vectors.flatten(0, 1)[best].tolist(),
     }
-    return {"problem": asdict(problems[0]), "rollouts": records, "best": best_record}
+    return {
+        "problem": asdict(problems[0]),
+        "rollouts": records,
+        "best": best_record,
+        "copied": share_of_copies(task, prompts, answers),
+    }
+
+
+def shown_examples(prompt: str, task: Task) -> list[str]:
+    """The examples that `Task.request` wrote into a prompt."""
+    _, begin, shown = prompt.rpartition(EXAMPLES)
+    return parse_answers(shown, task, m=shown.count("\n")) if begin else []
 
 
 def share_of_copies(task: Task, prompts: list[str], answers: list[list[str]]) -> float:

@@ -67,8 +67,8 @@ def test_advantages_are_those_of_vpo(method, tab, monkeypatch):
     torch.set_default_dtype(torch.float64)
     several = method in vpo.SEVERAL_ANSWERS
     inputs = GOLDEN["inputs"]["three answers" if several else "one answer"]
-    weights = torch.tensor(GOLDEN["cases"]["vpo, given weights"]["weights"])  # (P, K, k)
-    rewards = torch.tensor(inputs["rewards"])  # (P, G, m, k)
+    weights = torch.tensor(GOLDEN["cases"]["vpo, given weights"]["weights"])  # (P, K, d)
+    rewards = torch.tensor(inputs["rewards"])  # (P, G, m, d)
     scalars = torch.tensor(inputs["scalars"])  # (P, G, m)
     is_repeat = torch.zeros_like(scalars, dtype=torch.bool)
     if several:
@@ -100,7 +100,7 @@ def test_rewards_and_measures_are_those_of_python(tab):
     fences = [rng.choices(range(4), k=6) for _ in range(30)]
     found = tab.run(f"{fences}.map((fence) => rewardOf(fence, {{ ...DEFAULTS, grey: 0.35 }}))")
     words = [" ".join(COLORS[board] for board in fence) for fence in fences]
-    rewards = torch.tensor([Fence().reward(None, fence) for fence in words]).double()  # (n, k)
+    rewards = torch.tensor([Fence().reward(None, fence) for fence in words]).double()  # (n, d)
     torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), rewards)
 
     scalars = rewards.mean(-1)
