@@ -32,15 +32,14 @@ from engine.errors import as_command, with_note
 from engine.evaluations import (
     Evaluation,
     Pool,
-    evaluated,
+    Row,
     evaluations_of,
-    method_of,
     rows_of,
     summary_folder,
 )
 from engine.files import read_log, writing
 from engine.mixtures import mixed, save_mixed
-from engine.runs import load_run, progress, task_of
+from engine.runs import progress, task_of
 from engine.tasks import held_out
 from engine.training.jobs import run_all
 from report import plots
@@ -232,9 +231,10 @@ class EvalFlags:
 
 def evaluate(runs: list[Path], flags: EvalFlags) -> None:
     """Evaluate run folders: write eval.json and figures of each, print its table, of several that of all."""
-    flags.device = device_of(flags.device, all(load_run(run).config.is_tiny for run in runs))
-    open_device(flags.device)
     evaluations = evaluations_of(runs, flags)
+    rows = rows_of(evaluations)  # raises if they do not fit into one table
+    flags.device = device_of(flags.device, all(each.config.is_tiny for each in evaluations))
+    open_device(flags.device)
     for evaluation in evaluations:  # tried before minutes are spent
         with writing(evaluation.folder), tempfile.TemporaryFile(dir=evaluation.folder):
             pass
@@ -243,7 +243,7 @@ def evaluate(runs: list[Path], flags: EvalFlags) -> None:
     is_alone = len(runs) == 1
     tables = {each.run: evaluate_run(each, flags, tells=is_alone) for each in evaluations}
     if not is_alone:
-        joint = joint_table(tables, rows_of(evaluations))
+        joint = joint_table(tables, rows)
         print_table(joint)
         folder = summary_folder(evaluations, flags.out)
         with writing(folder):
@@ -258,16 +258,16 @@ def evaluate_run(evaluation: Evaluation, flags: EvalFlags, tells: bool) -> Table
     if config.is_tiny:
         torch.set_num_threads(1)
     task = task_of(config)
-    names = list(evaluated(evaluation))
     # A finite data set may hold fewer problems than asked for.
     problems = held_out(task, evaluation.settings.split, evaluation.settings.problems)
     settings = dataclasses.replace(evaluation.settings, problems=len(problems))
-    with progress_bar(total=len(names) * len(problems), desc="evaluation", unit="problem") as bar:
+    n = len(evaluation.policies) * len(problems)
+    with progress_bar(total=n, desc="evaluation", unit="problem") as bar:
         # A process of its own loads the task itself.
         shared = (task, bar) if flags.jobs == 1 else ()
-        work = {name: (name, evaluation, flags.device, *shared) for name in names}
+        work = {row: (row, evaluation, flags.device, *shared) for row in evaluation.policies}
         pools = run_all(evaluate_policy, work, flags.jobs, flags.device, bar)
-    measures = {name: measure(pools[name], task) for name in names}
+    measures = {row: measure(pool, task) for row, pool in pools.items()}
     table = Table([str(run)], settings, measures, clusters_of(problems))
     unfinished = progress(run, config)
     if unfinished:
@@ -278,10 +278,10 @@ def evaluate_run(evaluation: Evaluation, flags: EvalFlags, tells: bool) -> Table
             figures += plots.run_figures(evaluation, task, pools, measures, flags.figure_format)
         logs = [run / name / "snapshots.jsonl" for name in config.method]
         if not config.is_tiny and any(map(read_log, logs)):  # texts are to be read
-            write_page(evaluation.folder / "report.html", read_snapshots(run))
+            write_page(evaluation.folder / "report.html", read_snapshots(run, config))
     if tells:
         print_table(table)
-        methods = dict.fromkeys(method_of(name) for name in names)
+        methods = dict.fromkeys(row.method for row in pools)
         print_costs(run, [name for name in methods if name in ADVANTAGES], config.m)
         print(f"figures in {evaluation.folder}: {', '.join(path.name for path in figures)}")
     return table
@@ -306,7 +306,7 @@ def sample_held_out(
 
 
 def evaluate_policy(
-    name: str,
+    row: Row,
     evaluation: Evaluation,
     device: str,
     task: Task | None = None,
@@ -316,11 +316,11 @@ def evaluate_policy(
     settings = evaluation.settings
     config = dataclasses.replace(evaluation.config, eval_temperature=settings.temperature)
     task = task or task_of(config)
-    stored = evaluated(evaluation)[name]
-    policy = mixed(evaluation.run, method_of(name), stored.t, task, config, device)
+    policy = mixed(evaluation.run, row.method, row.t, task, config, device)
     problems = held_out(task, settings.split, settings.problems)
-    with with_note(f"evaluation of {name}"):
-        return sample_pool(policy, task, problems, config, stored.m, settings.pool, bar)
+    m = evaluation.policies[row].m
+    with with_note(f"evaluation of {row.title}"):
+        return sample_pool(policy, task, problems, config, m, settings.pool, bar)
 
 
 @as_command("eval.py")

@@ -15,7 +15,6 @@ from engine.runs import StoredPolicy, load_run, policies, steps_done
 from rewards import Problem, UserError
 from vpo import ADVANTAGES, SEVERAL_ANSWERS
 
-ONE_ANSWER = "one answer"
 PROBLEM_FLAGS = ("task", "size", "max_words", "data", "test_data")
 START_FLAGS = (  # on which the start model's numbers depend
     "model", "dtype", "m", "warm_steps", "temperature", "max_new_tokens", "seconds", "memory_mb",
@@ -39,6 +38,29 @@ class Settings:
         return name if self.mix == (1.0,) else f"{name}-mix{mix}"
 
 
+@dataclass(frozen=True)
+class Row:
+    """A row of a table: a policy, and the flags by which its runs differ from the other rows'."""
+
+    method: str  # or "start", "start_sets"
+    m: int | None = None  # answers per rollout that it is asked for; None: as many as in training
+    t: float = 1.0  # its weights are start + t (trained - start)
+    differing: tuple[str, ...] = ()  # such as "--kl 0.0"
+
+    @property
+    def details(self) -> list[str]:
+        """What stands after the method, in words."""
+        details = ["one answer"] if self.m == 1 else []
+        if self.t != 1:
+            details.append(f"--mix {self.t:g}")
+        return [*details, *self.differing]
+
+    @property
+    def title(self) -> str:
+        """Its name in eval.json, such as "vpo, one answer, --kl 0.0"."""
+        return ", ".join([self.method, *self.details])
+
+
 @dataclass
 class Evaluation:
     """The evaluation of one run."""
@@ -47,6 +69,7 @@ class Evaluation:
     config: Config
     settings: Settings
     folder: Path  # for what is written
+    policies: dict[Row, StoredPolicy]  # those that are evaluated
 
 
 @dataclass
@@ -60,26 +83,14 @@ class Pool:
     objective_mask: Tensor  # (N, d) bool, the objectives that each problem has
 
 
-@dataclass
-class Row:
-    """A row of a table: a policy, by the seeds of the runs that it is a mean of."""
-
-    name: str  # the policy, and what differs, such as "vpo, --kl 0.0"
-    policy: str
-    runs: dict[int, Path]
-
-
 def evaluations_of(runs: list[Path], flags: Any) -> list[Evaluation]:
     """How eval.py's flags evaluate runs: a flag that is not given is as in the first run."""
-    changes = {field.name: getattr(flags, field.name) for field in dataclasses.fields(Settings)}
     names = [f"{t:g}" for t in flags.mix]  # of rows and folders
     if len(set(names)) < len(names):
         given = " ".join(map(str, flags.mix))
         raise UserError(f"--mix {given}: two are equal to six digits; drop one")
-    changes["mix"] = tuple(flags.mix)
-    settings = vars(evaluation_of(runs[0], changes).settings)
-    evaluations = [evaluation_of(run, settings) for run in runs]
-    rows_of(evaluations)  # raises if they do not fit into one table
+    changes = {field.name: getattr(flags, field.name) for field in dataclasses.fields(Settings)}
+    evaluations = load_evaluations(runs, changes | {"mix": tuple(flags.mix)})
     if flags.out:
         folders = output_folders(runs, flags.out)
         for evaluation, folder in zip(evaluations, folders, strict=True):
@@ -87,25 +98,49 @@ def evaluations_of(runs: list[Path], flags: Any) -> list[Evaluation]:
     return evaluations
 
 
-def evaluation_of(run: Path, changes: dict) -> Evaluation:
-    """How to evaluate a run: by its own flags, but for the changes that are not None."""
-    config = load_run(run).config
-    load_config_and_tokenizer(str(run / "start"))  # raises if it is damaged
-    if config.lora_rank and not importlib.util.find_spec("peft"):
-        raise UserError(f"{run}: holds adapters, which need peft; pip install peft")
-    n = config.eval_problems or Config.eval_problems
-    own = Settings("test", n, config.pool, config.eval_temperature)
+def load_evaluations(runs: list[Path], changes: dict[str, Any]) -> list[Evaluation]:
+    """How runs are evaluated: by the flags of the first run, but for the changes that are not None."""
+    configs = [load_run(run).config for run in runs]
     changed = {name: value for name, value in changes.items() if value is not None}
-    settings = dataclasses.replace(own, **changed)
-    if settings.pool < config.m:
-        message = f"must hold one rollout of the run's {config.m} answers"
-        raise UserError(f"--pool {settings.pool}: {message}")
-    return Evaluation(run, config, settings, run if settings == own else run / settings.folder_name)
+    settings = dataclasses.replace(own_settings(configs[0]), **changed)
+    evaluations = []
+    for run, config in zip(runs, configs, strict=True):
+        load_config_and_tokenizer(str(run / "start"))  # raises if it is damaged
+        if config.lora_rank and not importlib.util.find_spec("peft"):
+            raise UserError(f"{run}: holds adapters, which need peft; pip install peft")
+        if settings.pool < config.m:
+            message = f"must hold one rollout of the run's {config.m} answers"
+            raise UserError(f"--pool {settings.pool}: {message}")
+        folder = run if settings == own_settings(config) else run / settings.folder_name
+        stored = evaluated(run, config.m, settings.mix)
+        evaluations.append(Evaluation(run, config, settings, folder, stored))
+    return evaluations
+
+
+def own_settings(config: Config) -> Settings:
+    """How a run is evaluated after its training."""
+    n = config.eval_problems or Config.eval_problems
+    return Settings("test", n, config.pool, config.eval_temperature)
+
+
+def evaluated(run: Path, m: int, mix: tuple[float, ...]) -> dict[Row, StoredPolicy]:
+    """The policies of a run that are evaluated: those of m > 1 answers also asked for one.
+
+    A trained policy has a row for each t of --mix.
+    """
+    found = {}
+    for name, policy in policies(run, m).items():
+        own_mix = mix if name in ADVANTAGES else (1.0,)
+        for t in own_mix:
+            found[Row(name, t=t)] = policy
+            if name in SEVERAL_ANSWERS and m > 1:
+                found[Row(name, 1, t)] = dataclasses.replace(policy, m=1)
+    return found
 
 
 def check_comparable(evaluations: list[Evaluation]) -> None:
     """Raise UserError if runs differ in more than the seed, so that their mean would say nothing."""
-    labels = [row.name for row in rows_of(evaluations) if row.name != row.policy]
+    labels = [row.title for row in rows_of(evaluations) if row.differing]
     seeds = {evaluation.config.seed for evaluation in evaluations}
     if labels or len(seeds) < len(evaluations):
         names = " ".join(str(evaluation.run) for evaluation in evaluations)
@@ -113,63 +148,40 @@ def check_comparable(evaluations: list[Evaluation]) -> None:
         raise UserError(f"{names}: must differ in the seed, and in nothing else ({differing})")
 
 
-def evaluated(evaluation: Evaluation) -> dict[str, StoredPolicy]:
-    """What is evaluated of a run, by row: its policies, those of several answers asked for one, too.
+def rows_of(evaluations: list[Evaluation]) -> dict[Row, dict[int, Path]]:
+    """The rows of a table of several runs, each with the runs that it is a mean of: seed -> run.
 
-    Of a trained policy there is a row for each t of --mix.
-    """
-    found = {}
-    for name, policy in policies(evaluation.run, evaluation.config.m).items():
-        mix = evaluation.settings.mix if name in ADVANTAGES else (1.0,)
-        for t in mix:
-            mixed = dataclasses.replace(policy, t=t)
-            end = "" if t == 1 else f", --mix {t:g}"
-            found[f"{name}{end}"] = mixed
-            if name in SEVERAL_ANSWERS and policy.m > 1:
-                found[f"{name}, {ONE_ANSWER}{end}"] = dataclasses.replace(mixed, m=1)
-    return found
-
-
-def method_of(row: str) -> str:
-    """The start model or the method of a row such as "vpo, --kl 0.0"."""
-    return row.partition(",")[0]
-
-
-def rows_of(evaluations: list[Evaluation]) -> list[Row]:
-    """The rows of a table of several runs: a policy of runs that differ in their seeds alone.
-
-    Runs that differ in more have rows of their own, named by what differs. Raises UserError if they
-    differ in their problems.
+    Runs that differ in more than the seed have rows of their own, named by what differs. Raises
+    UserError if they differ in their problems.
     """
     for name in PROBLEM_FLAGS:
         values = {str(getattr(evaluation.config, name)) for evaluation in evaluations}
         if len(values) > 1:
             problem = f"the runs differ in {flag_of(name)}: {', '.join(sorted(values))}"
             raise UserError(f"{problem}; one table is of the same problems")
-    rows: dict[str, Row] = {}
-    for policy in dict.fromkeys(itertools.chain(*map(evaluated, evaluations))):
-        traits = [traits_of(evaluation, policy) for evaluation in evaluations]
+    rows: dict[Row, dict[int, Path]] = {}
+    for row in dict.fromkeys(itertools.chain(*(each.policies for each in evaluations))):
+        traits = [traits_of(evaluation, row.method) for evaluation in evaluations]
         for evaluation, own in zip(evaluations, traits, strict=True):
-            if policy not in evaluated(evaluation):
+            if row not in evaluation.policies:
                 continue
-            name = policy
+            differing = []
             for trait, value in own.items():
                 differs = any(other.get(trait, value) != value for other in traits)
                 if differs and value != "":
-                    name += f", {trait} {value}"
-            row = rows.setdefault(name, Row(name, policy, {}))
-            other = row.runs.get(evaluation.config.seed)
-            if other and method_of(policy) in evaluation.config.method:
+                    differing.append(f"{trait} {value}")
+            runs = rows.setdefault(dataclasses.replace(row, differing=tuple(differing)), {})
+            other = runs.get(evaluation.config.seed)
+            if other and row.method in evaluation.config.method:
                 problem = f"differs from {other} in nothing, not even in --seed"
                 raise UserError(f"{evaluation.run}: {problem}; a mean is one over seeds")
-            row.runs[evaluation.config.seed] = other or evaluation.run
-    return list(rows.values())
+            runs[evaluation.config.seed] = other or evaluation.run
+    return rows
 
 
-def traits_of(evaluation: Evaluation, policy: str) -> dict[str, Any]:
+def traits_of(evaluation: Evaluation, method: str) -> dict[str, Any]:
     """The flags that can change a policy's numbers, but for the seed: flag -> value."""
     config = evaluation.config
-    method = method_of(policy)
     names = [name for name in vars(config) if name not in (*MAY_DIFFER, "seed")]
     if method.startswith("start"):
         names = START_FLAGS

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from engine.config import Config
-from engine.evaluations import ONE_ANSWER, Evaluation, evaluated, method_of, output_folders
+from engine.evaluations import Evaluation, output_folders
 from engine.files import write_folder
 from engine.models import load_hugging_face, save_model
 from engine.runs import policies, task_of
@@ -63,21 +63,20 @@ def save_mixed_run(evaluation: Evaluation, folder: Path) -> None:
     """Write those of one run."""
     run = evaluation.run
     config = evaluation.config
-    for row, stored in evaluated(evaluation).items():
-        method = method_of(row)
-        if method not in ADVANTAGES or ONE_ANSWER in row:
+    for row, stored in evaluation.policies.items():
+        if row.method not in ADVANTAGES or row.m is not None:
             continue
-        target = folder / f"{method}-{stored.t:g}"
+        target = folder / f"{row.method}-{row.t:g}"
         if target.exists():
             raise UserError(f"--save-mixed {folder}: holds {target.name}; name another folder")
-        policy = mixed(run, method, stored.t, task_of(config), config)
+        policy = mixed(run, row.method, row.t, task_of(config), config)
         model = policy.model
         if config.lora_rank:
             from peft import PeftModel  # optional
 
             start, _ = load_hugging_face(str(run / "start"), "float32")  # it takes up small changes
             adapted = PeftModel.from_pretrained(start, stored.folder)
-            mix_weights(adapted, start, stored.t)
+            mix_weights(adapted, start, row.t)
             model = adapted.merge_and_unload()
         save = functools.partial(
             save_model, model, policy.tokenizer, temperature=config.temperature

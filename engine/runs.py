@@ -55,7 +55,6 @@ class StoredPolicy:
 
     folder: Path
     m: int  # answers per rollout that it is asked for
-    t: float = 1.0  # its weights are start + t (trained - start)
 
 
 def task_of(config: Config) -> Task:

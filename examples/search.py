@@ -28,7 +28,7 @@ import fast
 from engine.bars import progress_bar
 from engine.config import Parser, device_of, flag, open_device
 from engine.errors import as_command
-from engine.evaluations import Evaluation, check_comparable, evaluation_of
+from engine.evaluations import Evaluation, check_comparable, load_evaluations
 from engine.files import write_text, writing
 from engine.runs import StoredPolicy, policies, task_of
 from engine.tasks import held_out, reachable_vectors
@@ -399,8 +399,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders of one task")
     flags, rest = parser.parse_args_into_dataclass(argv)
     folders = [Path(name) for name in rest.runs]
-    settings = vars(evaluation_of(folders[0], {}).settings)
-    evaluations = [evaluation_of(folder, settings) for folder in folders]
+    evaluations = load_evaluations(folders, {})
     check_comparable(evaluations)
     config = evaluations[0].config
     for name in ("budget", "screen"):

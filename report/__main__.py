@@ -17,6 +17,7 @@ from engine.config import Parser, flag
 from engine.errors import as_command
 from engine.evaluations import output_folders
 from engine.files import writing
+from engine.runs import load_run
 from report.geometry import geometry_of
 from report.page import write_film, write_page
 from report.snapshots import Snapshots, read_snapshots
@@ -63,7 +64,7 @@ def snapshots_and_folders(command: Callable, argv: list[str]) -> Iterator[tuple[
     flags, names = read_flags(command, PageFlags, argv)
     runs = [Path(name) for name in names]
     for run, folder in zip(runs, output_folders(runs, flags.out), strict=True):
-        snapshots = read_snapshots(run)
+        snapshots = read_snapshots(run, load_run(run).config)
         with writing(folder):
             yield snapshots, folder
 

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from engine.evaluations import Row
 from vpo import ADVANTAGES
 
 
@@ -34,33 +35,34 @@ OWN_LOOKS = (("#276419", "P"), ("#7f0000", "p"), ("#00788a", "h"))  # colors and
 LINES = ("-", "--", ":", "-.")  # of several rows of one policy
 
 
-def look_of(name: str) -> Look:
-    """The look of the start model or of a method, whose name may go on: "vpo, --kl 0.0".
-
-    Methods of one's own are told apart, too.
-    """
-    policy, _, rest = name.partition(", ")
-    look = LOOKS.get(policy)
+def look_of(method: str) -> Look:
+    """The look of the start model or of a method. Methods of one's own are told apart, too."""
+    look = LOOKS.get(method)
     if look is None:
-        own = [method for method in ADVANTAGES if method not in LOOKS]
-        place = own.index(policy) if policy in own else 0
-        look = Look(policy, *OWN_LOOKS[place % len(OWN_LOOKS)])
-    return replace(look, title=f"{look.title}, {rest}") if rest else look
+        own = [name for name in ADVANTAGES if name not in LOOKS]
+        place = own.index(method) if method in own else 0
+        look = Look(method, *OWN_LOOKS[place % len(OWN_LOOKS)])
+    return look
 
 
-def looks_of(names: Iterable[str]) -> dict[str, Look]:
-    """The looks of the rows of a table. Of a policy's rows the later ones are paler, with other lines."""
+def look_of_row(row: Row) -> Look:
+    """The look of the row's method, with all of the row in its title: "VPO, --kl 0.0"."""
+    look = look_of(row.method)
+    return replace(look, title=", ".join([look.title, *row.details]))
+
+
+def looks_of(rows: Iterable[Row]) -> dict[Row, Look]:
+    """The looks of the rows of a table. Of a method's rows the later ones are paler, with other lines."""
     looks = {}
-    n_before: Counter = Counter()  # rows of the same policy
-    for name in names:
-        policy = name.partition(",")[0]
-        look = look_of(name)
-        place = n_before[policy]
+    n_before: Counter = Counter()  # rows of the same method
+    for row in rows:
+        look = look_of_row(row)
+        place = n_before[row.method]
         if place:
             color = paler(look.color, 1 - 0.72 ** min(place, 4))
             look = replace(look, color=color, line=LINES[place % len(LINES)])
-        looks[name] = look
-        n_before[policy] += 1
+        looks[row] = look
+        n_before[row.method] += 1
     return looks
 
 

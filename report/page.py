@@ -47,7 +47,7 @@ def write_film(path: Path, snapshots: Snapshots) -> None:
             pools = {}
             for name, records in frame.pools.items():
                 rewards = [torch.tensor(record["rewards"]) for record in records]
-                pools[name] = ([record["answers"] for record in records], rewards)
+                pools[look_of(name)] = ([record["answers"] for record in records], rewards)
             heading = f"after training step {frame.step}\n{utilities(frame)}"
             plots.answers(pools, snapshots.problems, drawing, file, heading)
             picture = Image.open(file).convert("RGB")

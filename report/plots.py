@@ -4,20 +4,20 @@
 """
 
 import math
-import re
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from engine.evaluations import ONE_ANSWER, Evaluation, Pool, method_of
+from engine.evaluations import Evaluation, Pool, Row
 from engine.files import read_log
 from report import style
 from report.drawings import Drawing, drawing_of
-from report.looks import Look, look_of, looks_of
+from report.looks import Look, look_of, look_of_row, looks_of
 from report.table import Table, clusters_of, start_of
 from rewards import Problem, Task
 from vpo import ADVANTAGES, SEVERAL_ANSWERS
@@ -40,7 +40,7 @@ def best_at_k(table: Table, path: Path) -> None:
     bands = f"bands: {table.interval}" if table.interval else "no bands: there is only one problem"
     is_crowded = len(rows) > CROWDED
     if is_crowded:
-        rows = [row for row in rows if ONE_ANSWER not in row]
+        rows = [row for row in rows if row.m is None]
         bands = "rows of one answer and bands are left out"
     panels = {"best@": "best@k: the task scalar", "W@": "W@k: random preference weights"}
     with style.new_figure(1, 2, (9, 4.2), sharey=True) as axes:
@@ -63,20 +63,19 @@ def best_at_k(table: Table, path: Path) -> None:
 def run_figures(
     evaluation: Evaluation,
     task: Task,
-    pools: dict[str, Pool],
-    measures: dict[str, dict[str, Tensor]],
+    pools: dict[Row, Pool],
+    measures: dict[Row, dict[str, Tensor]],
     suffix: str,
 ) -> list[Path]:
     """Write the figures of a run into the folder of its evaluation, but for best@k. Returns the files.
 
     Args:
-        pools: by method, "start" and "start_sets".
         measures: of each pool, by name (N).
         suffix: svg, pdf or png.
     """
-    names = [name for name in pools if name != "start_sets" and ONE_ANSWER not in name]
-    drawn = {name: pools[name] for name in names}
-    methods = [method_of(name) for name in drawn if method_of(name) in ADVANTAGES]
+    rows = [row for row in pools if row.method != "start_sets" and row.m is None]
+    trained = [row for row in rows if row.method in ADVANTAGES]
+    methods = [row.method for row in trained]
     paths = []
 
     def path_of(name: str) -> Path:
@@ -95,14 +94,16 @@ def run_figures(
     if curves:
         progress(curves, shown, path_of("progress"))
 
-    rewards = {name: pool.rewards for name, pool in drawn.items()}
-    index = typical_problem([measures[name]["diversity"] for name in drawn if name != "start"])
+    rewards = {look_of_row(row): pools[row].rewards for row in rows}
+    index = typical_problem([measures[row]["diversity"] for row in trained])
     reward_vectors(rewards, index, task.objectives, path_of("reward_vectors"), task.minimum)
 
     drawing = drawing_of(task)
     if drawing:
-        texts = {name: (pool.answers, present_rewards(pool)) for name, pool in drawn.items()}
-        answers(texts, pools["start"].problems, drawing, path_of("answers"))
+        drawn = {
+            look_of_row(row): (pools[row].answers, present_rewards(pools[row])) for row in rows
+        }
+        answers(drawn, pools[rows[0]].problems, drawing, path_of("answers"))
     return paths
 
 
@@ -165,25 +166,23 @@ CORNERS = (("left", 4, 4), ("right", -4, 4), ("left", 4, -13), ("right", -4, -13
 def mix(table: Table, path: Path) -> None:
     """Draw best@1 against W@n along t of --mix, a line per method from the start model on."""
     measures = ["best@1", f"W@{table.settings.pool}"]
-    lines: dict[str, dict[float, str]] = {}  # a method's row without --mix -> t -> the row
+    lines: dict[Row, dict[float, Row]] = {}  # a method's row without --mix -> t -> the row
     for row in table.measures:
-        if method_of(row) in ADVANTAGES and ONE_ANSWER not in row:
-            mixture = re.search(", --mix ([^,]+)", row)
-            method = row.replace(mixture[0], "") if mixture else row
-            t = float(mixture[1]) if mixture else 1.0
-            lines.setdefault(method, {0.0: start_of(table, row)})[t] = row
+        if row.method in ADVANTAGES and row.m is None:
+            trained = replace(row, t=1.0)
+            lines.setdefault(trained, {0.0: start_of(table, row)})[row.t] = row
     with style.new_figure(1, 1, (6.5, 5)) as axes:
         ax = axes[0, 0]
-        for i, (method, look) in enumerate(looks_of(lines).items()):
+        for i, (trained, look) in enumerate(looks_of(lines).items()):
             side, x, y = CORNERS[i % len(CORNERS)]
             where = {"xytext": (x, y), "textcoords": "offset points", "ha": side}
             points = []
-            for t, row in sorted(lines[method].items()):
+            for t, row in sorted(lines[trained].items()):
                 points.append([table.mean(row, measure) for measure in measures])
                 if t:
                     ax.annotate(f"{t:g}", points[-1], color=look.color, **where)
             ax.plot(*zip(*points, strict=True), **style.curve_style(look))
-            start = look_of(lines[method][0.0])
+            start = look_of_row(lines[trained][0.0])
             ax.plot(*points[0], "o", color=start.color, ms=9, zorder=3, label=start.title)
         ax.margins(0.1)  # for the numbers
         ax.set(xlabel=measures[0], ylabel=measures[1])
@@ -212,7 +211,7 @@ def _draw_start_levels(ax: Any, curves: dict[str, list[dict]], key: str, note: s
 
 
 def reward_vectors(
-    pools: dict[str, Tensor],
+    pools: dict[Look, Tensor],
     index: int,
     objectives: Sequence[str],
     path: Path,
@@ -248,8 +247,7 @@ def reward_vectors(
     with style.new_figure(rows, columns, size, sharex=True, sharey=True) as axes:
         for ax in axes.flat[len(pools) :]:
             ax.set_visible(False)
-        for ax, name, all_objectives, view in zip(axes.flat, pools, vectors, views, strict=False):
-            look = look_of(name)
+        for ax, look, all_objectives, view in zip(axes.flat, pools, vectors, views, strict=False):
             _draw_vectors(ax, view, look.color)
             heading = f"{look.title}\n{len(all_objectives.unique(dim=0))} distinct"
             ax.set(title=heading, xlabel=labels[x], xlim=limits, ylim=limits)
@@ -294,7 +292,7 @@ def typical_problem(diversities: list[Tensor]) -> int:
 
 
 def answers(
-    pools: dict[str, tuple[list[list[str | None]], list[Tensor]]],
+    pools: dict[Look, tuple[list[list[str | None]], list[Tensor]]],
     problems: list[Problem],
     drawing: Drawing,
     path: Path,
@@ -318,10 +316,10 @@ def answers(
     width, height = (drawing.width, 2.3) if drawing.wide else (2.4, 2.5)
     with style.new_figure(*shape, (width * shape[1], height * shape[0] + 0.6)) as axes:
         by_policy = axes.T if drawing.wide else axes
-        for of_policy, (name, (texts, rewards)) in zip(by_policy, pools.items(), strict=True):
+        for of_policy, (look, (texts, rewards)) in zip(by_policy, pools.items(), strict=True):
             for i, ax in zip(drawn, of_policy, strict=True):
                 parsed = [text for text in texts[i] if text is not None]
-                drawing.draw(ax, problems[i], parsed, look_of(name).color)
+                drawing.draw(ax, problems[i], parsed, look.color)
                 ax.spines[:].set_visible(False)
                 summary = textwrap.fill(drawing.summary(rewards[i]), int(15 * width))
                 if heading and "\n" not in summary:
@@ -333,8 +331,8 @@ def answers(
                 ax.set_title(f"\n\n{ax.get_title('left')}", loc="left", fontsize=style.SMALL)
             above = row[0].annotate(text, (0, 1), (0, 28), "axes fraction", "offset points")
             above.set(fontsize=style.SMALL, in_layout=False)  # else its column would grow
-        for of_policy, name in zip(by_policy, pools, strict=True):
-            _label_policy(of_policy[0], look_of(name).title, above=drawing.wide)
+        for of_policy, look in zip(by_policy, pools, strict=True):
+            _label_policy(of_policy[0], look.title, above=drawing.wide)
         axes[0, 0].figure.suptitle(heading, **BOLD)
         caption = f"{len(texts[0])} candidates per policy"
         if len(drawn) < len(distinct):

@@ -7,7 +7,7 @@ import torch
 
 from engine.config import Config
 from engine.files import read_log
-from engine.runs import load_run, task_of
+from engine.runs import task_of
 from engine.tasks import held_out
 from report.looks import look_of
 from report.statistics import spread_weights
@@ -33,9 +33,8 @@ class Snapshots:
     metrics: dict[str, list[dict]]  # by method
 
 
-def read_snapshots(run: Path) -> Snapshots:
+def read_snapshots(run: Path, config: Config) -> Snapshots:
     """The snapshots of a run, at the steps at which all methods with snapshots have one."""
-    config = load_run(run).config
     task = task_of(config)
     problems = held_out(task)
     pools: dict[str, dict[int, list[dict]]] = {}  # method -> step -> records

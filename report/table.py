@@ -1,16 +1,15 @@
 """The table of an evaluation, as it is printed and as eval.json."""
 
-import dataclasses
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from engine.evaluations import ONE_ANSWER, Row, Settings, method_of
+from engine.evaluations import Row, Settings
 from engine.files import read_log, write_text
-from report.looks import look_of
+from report.looks import look_of, look_of_row
 from report.statistics import half_width
 from rewards import Problem
 from vpo import ADVANTAGES, SEVERAL_ANSWERS, answers_per_rollout
@@ -22,16 +21,15 @@ class Table:
 
     runs: list[str]
     settings: Settings
-    # row -> measure -> values (N), or (runs, N) where the row is a mean of several runs. A row is a policy,
-    # after which may stand what makes it another one: "vpo, one answer", "vpo, --kl 0.0"
-    measures: dict[str, dict[str, Tensor]]
+    # row -> measure -> values (N), or (runs, N) where the row is a mean of several runs
+    measures: dict[Row, dict[str, Tensor]]
     clusters: Tensor | None = None  # (N) numbers of the problems, equal where two are the same
-    seeds: dict[str, list[int]] = field(default_factory=dict)  # of several runs: row -> its seeds
+    seeds: dict[Row, list[int]] = field(default_factory=dict)  # of several runs: row -> its seeds
 
-    def mean(self, row: str, measure: str) -> float:
+    def mean(self, row: Row, measure: str) -> float:
         return self.measures[row][measure].double().mean().item()
 
-    def margin(self, row: str, measure: str) -> float | None:
+    def margin(self, row: Row, measure: str) -> float | None:
         """Half of the 95% interval of the mean; None where too little differs, as of one problem."""
         return half_width(self.measures[row][measure], self.clusters)
 
@@ -40,7 +38,7 @@ class Table:
         """The number of problems that differ."""
         return self.settings.problems if self.clusters is None else int(self.clusters.max()) + 1
 
-    def n_runs(self, row: str) -> int:
+    def n_runs(self, row: Row) -> int:
         return len(self.seeds.get(row, [0]))
 
     @property
@@ -69,31 +67,36 @@ class Table:
         return "95% over problems" if self.n_problems > 1 else ""
 
 
-def joint_table(tables: dict[Path, Table], rows: list[Row]) -> Table:
-    """The tables of several runs as one: each row is the mean over its runs."""
+def joint_table(tables: dict[Path, Table], rows: dict[Row, dict[int, Path]]) -> Table:
+    """The tables of several runs as one.
+
+    Args:
+        rows: those of the joint table, each with the runs that it is a mean of: seed -> run.
+    """
     first = next(iter(tables.values()))
     runs = [table.runs[0] for table in tables.values()]
     joint = Table(runs, first.settings, {}, first.clusters)
-    for row in rows:
-        by_run = [tables[run].measures[row.policy] for run in row.runs.values()]
-        joint.seeds[row.name] = list(row.runs)
-        joint.measures[row.name] = by_run[0]
+    for row, run_of_seed in rows.items():
+        own_row = replace(row, differing=())  # in the table of one run
+        by_run = [tables[run].measures[own_row] for run in run_of_seed.values()]
+        joint.seeds[row] = list(run_of_seed)
+        joint.measures[row] = by_run[0]
         if len(by_run) > 1:
             stacks = {name: torch.stack([values[name] for values in by_run]) for name in by_run[0]}
-            joint.measures[row.name] = stacks  # (runs, N)
+            joint.measures[row] = stacks  # (runs, N)
     return joint
 
 
 def write_table(table: Table, path: Path, device: str) -> None:
     """Write eval.json: settings, and of every measure mean and 95% interval."""
-    settings = dataclasses.asdict(table.settings) | {"runs": table.runs, "device": device}
-    policies = {policy: {} for policy in table.measures}
-    for policy, values in table.measures.items():
+    settings = asdict(table.settings) | {"runs": table.runs, "device": device}
+    policies = {row.title: {} for row in table.measures}
+    for row, values in table.measures.items():
         for name in values:
-            mean = table.mean(policy, name)
-            margin = table.margin(policy, name)
+            mean = table.mean(row, name)
+            margin = table.margin(row, name)
             interval = None if margin is None else [mean - margin, mean + margin]
-            policies[policy][name] = {"mean": mean, "interval": interval}
+            policies[row.title][name] = {"mean": mean, "interval": interval}
     write_text(path, json.dumps({"settings": settings, "policies": policies}, indent=1))
 
 
@@ -115,7 +118,7 @@ def print_table(table: Table) -> None:
         measures.append(f"pass@{n}")
     measures += [f"W@{n}", "diversity"]
     is_unknown = False  # of any interval
-    columns = {"": [look_of(row).title for row in table.measures]}
+    columns = {"": [look_of_row(row).title for row in table.measures]}
     for measure in measures:
         cells = [f"{table.mean(row, measure):.3f}" for row in table.measures]
         margins = [table.margin(row, measure) for row in table.measures]
@@ -140,24 +143,22 @@ def print_table(table: Table) -> None:
         print("collapsed: the diversity is below a third of the start model's")
 
 
-def times_start(table: Table, row: str) -> str:
+def times_start(table: Table, row: Row) -> str:
     """A method's diversity as a multiple of the start model's. Below a third it has collapsed."""
     start = table.mean(start_of(table, row), "diversity")
-    if method_of(row) not in ADVANTAGES or start < 1e-6:
+    if row.method not in ADVANTAGES or start < 1e-6:
         return ""
     share = table.mean(row, "diversity") / start
     return f"{share:.2f}x collapsed" if share < 1 / 3 else f"{share:.2f}x"
 
 
-def start_of(table: Table, row: str) -> str:
+def start_of(table: Table, row: Row) -> Row:
     """The row of the start model, asked for as many answers as a method, of the same runs."""
-    _, *parts = row.split(", ")
-    has_sets = method_of(row) in SEVERAL_ANSWERS and ONE_ANSWER not in parts
+    has_sets = row.method in SEVERAL_ANSWERS and row.m is None
     start = "start_sets" if has_sets else "start"
     fitting = []
     for candidate in table.measures:
-        name, *flags = candidate.split(", ")
-        if name == start and set(flags) <= set(parts):
+        if candidate.method == start and set(candidate.differing) <= set(row.differing):
             fitting.append(candidate)
     return fitting[0]
 

@@ -9,6 +9,7 @@ import torch
 
 from engine.tasks import load_task, take_problems
 from report import plots
+from report.looks import look_of
 from study import claims, exhibit, result_plots, tables
 from study.entries import Entry
 from study.grid import HEADLINE, Cell
@@ -86,7 +87,7 @@ def draw_headlines(store: Store, policies: tuple[str, ...], path: Path) -> None:
         answers = store.current([cell])[cell]["answers"][policy]
         texts = [answers[i] for i in DRAWN_TEXTS]
         records = exhibit.records_of(task, problems, texts)
-        pools[policy] = (texts, [torch.tensor(record["rewards"]) for record in records])
+        pools[look_of(policy)] = (texts, [torch.tensor(record["rewards"]) for record in records])
     headings = [problem.data["text"] for problem in problems]
     plots.answers(pools, problems, task, path, texts_above=headings)
 

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from engine.config import Config, Parser, device_of, flag, open_device, task_defaults
 from engine.errors import as_command
-from engine.evaluations import Evaluation, Settings
+from engine.evaluations import Evaluation, Row, Settings, evaluated
 from engine.files import read_log
 from engine.runs import checkpoints, load_run, task_of
 from eval import evaluate_policy, measure
@@ -104,16 +104,15 @@ def evaluation_record(cell: Cell, folder: Path, is_mixed: bool) -> dict:
     config = load_run(folder).config
     task = task_of(config)
     # 1. which policies, as the record and as eval.py call them, and at which temperatures
-    names = {cell.method: cell.method}
+    rows = {cell.method: Row(cell.method)}
     mixes = (1.0,)
     temperatures = TEMPERATURES[:1]
     if is_mixed:
         mixes = MIXES
-        names = {f"{t:g}": f"{cell.method}, --mix {t:g}" for t in MIXES if t < 1}
-        names["1"] = cell.method
+        rows = {f"{t:g}": Row(cell.method, t=t) for t in MIXES}
     else:
         if cell.method == "grpo" and not cell.flags:
-            names = {name: name for name in ("start", "start_sets", "grpo")}
+            rows = {name: Row(name) for name in ("start", "start_sets", "grpo")}
         is_ablation = not set(dict(cell.flags)) <= {"lr", *CURES}
         if not (is_ablation or cell.tuning):
             temperatures = TEMPERATURES
@@ -128,14 +127,15 @@ def evaluation_record(cell: Cell, folder: Path, is_mixed: bool) -> dict:
     # 3. their measures
     device = device_of("auto", config.is_tiny)
     open_device(device)
+    stored = evaluated(folder, config.m, mixes)
     record = {"at": {}}
     for temperature in temperatures:
         settings = Settings(split, n_problems, config.pool, float(temperature), mixes)
-        evaluation = Evaluation(folder, config, settings, folder)
+        evaluation = Evaluation(folder, config, settings, folder, stored)
         measures = {}
         answers = {}
-        for key, name in names.items():
-            pool = evaluate_policy(name, evaluation, device)
+        for key, row in rows.items():
+            pool = evaluate_policy(row, evaluation, device)
             measures[key] = condense(measure(pool, task), cell, config.pool)
             answers[key] = pool.answers[:STORED_TEXTS]
         record["at"][temperature] = measures

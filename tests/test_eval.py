@@ -14,8 +14,10 @@ from engine.config import Config
 from engine.evaluations import (
     Evaluation,
     Pool,
+    Row,
     Settings,
     check_comparable,
+    evaluated,
     rows_of,
 )
 from eval import best_at_k, measure, pass_at_k
@@ -260,7 +262,7 @@ def table_of(seed: int = 0) -> Table:
     for policy, (one, many, diversity) in means.items():
         levels = {"best@1": one, "best@3": 0.6, "best@8": many, "W@8": many, "diversity": diversity}
         levels |= dict.fromkeys(("pass@1", "pass@8"), 0.0)
-        measures[policy] = {name: level * (1 + noise) for name, level in levels.items()}
+        measures[Row(policy)] = {name: level * (1 + noise) for name, level in levels.items()}
     return Table([f"runs/fence-seed{seed}"], Settings("test", 20, 8, 0.7), measures)
 
 
@@ -282,7 +284,7 @@ def test_the_table_says_what_has_collapsed(capsys):
     assert lines[-1] == "collapsed: the diversity is below a third of the start model's"
     (sets,) = [line for line in lines if line.startswith("start model, sets 0.300 ")]
     assert sets.endswith(" 1.200")
-    table.measures["multi_rlvr, one answer"] = table.measures["grpo"] | {"pass@8": torch.ones(20)}
+    table.measures[Row("multi_rlvr", 1)] = table.measures[Row("grpo")] | {"pass@8": torch.ones(20)}
     lines = printed(table, capsys)
     assert "best@1 ± best@3 best@8 pass@8 W@8 ± diversity x start" in lines
     (one,) = [line for line in lines if line.startswith("Multi-RLVR, one answer 0.800 ")]
@@ -296,7 +298,7 @@ def test_what_does_not_vary_has_no_interval(capsys):
     """Guards against "±0.000" where all problems gave 0, or one problem was asked twenty times."""
     table = table_of()
     assert "?" not in "".join(printed(table, capsys))
-    table.measures["grpo"]["W@8"] *= 0
+    table.measures[Row("grpo")]["W@8"] *= 0
     lines = printed(table, capsys)
     assert "GRPO 0.800 ±0.001 0.600 0.800 0.000 ±? 0.100 0.10x collapsed" in lines
     assert "±?: too few problems or seeds differ for an interval" in lines
@@ -319,8 +321,8 @@ def test_means_of_several_runs(capsys):
     evaluations.append(evaluation_with("seed2", 2, methods=("vpo",)))
     tables = {each.run: table_of(each.config.seed) for each in evaluations}
     for i, table in enumerate(tables.values()):
-        table.measures["vpo"]["best@1"] += 0.1 * i
-        table.measures["vpo, one answer"] = dict(table.measures["grpo"])
+        table.measures[Row("vpo")]["best@1"] += 0.1 * i
+        table.measures[Row("vpo", 1)] = dict(table.measures[Row("grpo")])
     means = joint_table(tables, rows_of(evaluations))
     lines = printed(means, capsys)
     assert lines[1].startswith("3 runs: ") and lines[2].endswith(" x start seeds")
@@ -333,13 +335,18 @@ def test_means_of_several_runs(capsys):
     assert best["interval"] == pytest.approx([0.8 - half, 0.8 + half])
 
 
-def test_several_runs_print_one_table(toy_run, capsys):
-    """Guards against a table that many others hide. Each run has its own in eval.json."""
+def test_several_runs_print_one_table(toy_run, capsys, monkeypatch):
+    """Guards against a table that many others hide. Each run has its own in eval.json, and is loaded once."""
+    loaded = []
+    monkeypatch.setattr(
+        "engine.runs.check_files", lambda config, digests: loaded.append(config.seed)
+    )
     other = Path(shutil.copytree(toy_run, "other"), "config.json")
     other.write_text(other.read_text("utf-8").replace('"seed": 0', '"seed": 1'), "utf-8")
     evaluation.main(["run", "other", "--problems", "1"])
     printed = capsys.readouterr().out
     assert printed.startswith("\n2 runs: ") and printed.count(" x start") == 1
+    assert loaded == [0, 1]
     for folder in (toy_run, other.parent):
         assert (folder / "eval-test-1x4-T0.7/eval.json").exists()
 
@@ -351,7 +358,9 @@ def evaluation_with(
     config = Config(**{"task": "toy", "method": list(methods), "seed": seed, "steps": 2} | flags)
     for method in methods:
         Path(f"{name}/{method}/checkpoint-{steps:06}").mkdir(parents=True)
-    return Evaluation(Path(name), config, Settings("test", 20, 8, 0.7), Path(name))
+    run = Path(name)
+    stored = evaluated(run, config.m, mix=(1.0,))
+    return Evaluation(run, config, Settings("test", 20, 8, 0.7), run, stored)
 
 
 def test_runs_stand_side_by_side_named_by_what_differs():
@@ -366,16 +375,18 @@ def test_runs_stand_side_by_side_named_by_what_differs():
         "grpo, --m 2": evaluation_with("m", 0, m=2),
     }
     cases["grpo, --steps 4"].config.steps = 4
-    for row, other in cases.items():
-        rows = {each.name: each for each in rows_of([first, other])}
-        assert row in rows and list(rows[row].runs.values()) == [other.run]
+    for title, other in cases.items():
+        rows = {row.title: runs for row, runs in rows_of([first, other]).items()}
+        assert title in rows and list(rows[title].values()) == [other.run]
         starts = [name for name in rows if name.startswith("start,") or name == "start"]
-        assert len(starts) == 1 + ("--m" in row)
+        assert len(starts) == 1 + ("--m" in title)
         with pytest.raises(UserError, match="must differ in the seed, and in nothing else"):
             check_comparable([first, other])
     same = evaluation_with("alike", 1, jobs=3, lr=["0.0012"])
     check_comparable([first, same])
-    assert [row.name for row in rows_of([first, same])] == ["start", "start_sets", "grpo"]
-    assert rows_of([first, same])[2].runs == {0: Path("a"), 1: Path("alike")}
-    looks = looks_of(["grpo, --kl 0", "grpo, --kl 1", "vpo"]).values()
+    rows = rows_of([first, same])
+    assert [row.title for row in rows] == ["start", "start_sets", "grpo"]
+    assert rows[Row("grpo")] == {0: Path("a"), 1: Path("alike")}
+    own_rows = [Row("grpo", differing=(f"--kl {kl}",)) for kl in (0, 1)]
+    looks = looks_of([*own_rows, Row("vpo")]).values()
     assert len({look.color for look in looks}) == 3 and len({look.title for look in looks}) == 3

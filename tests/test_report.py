@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from test_eval import table_of
 
 from engine.config import Config
-from engine.evaluations import Evaluation, Pool, Settings
+from engine.evaluations import Evaluation, Pool, Row, Settings
 from engine.files import append
 from report import plots, style
 from report.drawings import Drawing
@@ -70,9 +70,9 @@ def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task):
     pools = {}
     for seed, name in enumerate(("start", "start_sets", "my_method")):
         rewards = torch.rand(2, 4, 2, generator=torch.Generator().manual_seed(seed))
-        pools[name] = Pool(problems, [["x"] * 4] * 2, rewards, rewards.mean(-1), mask)
-    measures = {name: {"diversity": torch.arange(2.0)} for name in pools}
-    evaluation = Evaluation(tmp_path, Config(pool=4), Settings("test", 2, 4, 0.7), tmp_path)
+        pools[Row(name)] = Pool(problems, [["x"] * 4] * 2, rewards, rewards.mean(-1), mask)
+    measures = {row: {"diversity": torch.arange(2.0)} for row in pools}
+    evaluation = Evaluation(tmp_path, Config(pool=4), Settings("test", 2, 4, 0.7), tmp_path, {})
     written = []
     for _ in range(2):
         paths = plots.run_figures(evaluation, task, pools, measures, "svg")
@@ -107,7 +107,7 @@ def test_reward_vectors_show_the_conflict(tmp_path, drawn):
         (padded, [], 0.0, {"objective 1", "objective 2"}),
     ]
     for pool, objectives, minimum, shown in cases:
-        pools = dict.fromkeys("abcde", pool)
+        pools = dict.fromkeys(map(look_of, "abcde"), pool)
         plots.reward_vectors(pools, 0, objectives, tmp_path / "a.png", minimum=minimum)
         axes = drawn[-1].axes[0]
         assert {axes.get_xlabel(), axes.get_ylabel()} == shown
@@ -120,8 +120,8 @@ def test_a_figure_of_many_curves_leaves_out_bands_and_rows_of_one_answer(
     n_rows, is_crowded, tmp_path, drawn
 ):
     table = table_of()
-    for row in ("vpo, one answer", "max_at_k", "group_vpo")[: n_rows - 4]:
-        table.measures[row] = table.measures["grpo"]
+    for row in (Row("vpo", 1), Row("max_at_k"), Row("group_vpo"))[: n_rows - 4]:
+        table.measures[row] = table.measures[Row("grpo")]
     plots.best_at_k(table, tmp_path / "a.png")
     axes = drawn[-1].axes[0]
     assert len(axes.lines) == n_rows - is_crowded and bool(axes.collections) != is_crowded

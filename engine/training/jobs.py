@@ -93,11 +93,11 @@ def train_one(
 
 def run_all(
     function: Callable[..., Any],
-    arguments: dict[str, tuple],
+    arguments: dict[Any, tuple],
     jobs: int,
     device: str = "cpu",
     bar: tqdm | None = None,
-) -> dict[str, Any]:
+) -> dict[Any, Any]:
     """Call a function with each of several arguments, at most `jobs` at a time, each in a process.
 
     Processes on a card get equal shares of its free memory. The bar advances with every call that
