@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import importlib.util
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
@@ -296,31 +295,27 @@ def open_device(device: str, dtype: str = "float32") -> None:
 
 def check(config: Config, task: Task) -> None:
     """Raise UserError for flags that do not fit one another, the task or the machine."""
-    for mistake in mistakes(config, task):
-        raise UserError(mistake)
-    check_methods(config)
-
-
-def mistakes(config: Config, task: Task) -> Iterator[str]:
-    """The flags that do not fit, each with the reason and what to do."""
     if config.log and not importlib.util.find_spec(config.log):
-        yield f"--log {config.log}: not installed; pip install {config.log}"
+        raise UserError(f"--log {config.log}: not installed; pip install {config.log}")
     if config.lora_rank and not importlib.util.find_spec("peft"):
-        yield f"--lora-rank {config.lora_rank}: needs peft; pip install peft"
+        raise UserError(f"--lora-rank {config.lora_rank}: needs peft; pip install peft")
     if (Path(config.model) / "adapter_config.json").is_file():
-        yield f"--model {config.model}: an adapter; merge it first (merge_and_unload of peft)"
+        advice = "merge it first (merge_and_unload of peft)"
+        raise UserError(f"--model {config.model}: an adapter; {advice}")
     if config.pool < config.m:
-        yield f"--pool {config.pool}: must hold at least one rollout of --m {config.m} answers"
+        rule = f"must hold at least one rollout of --m {config.m} answers"
+        raise UserError(f"--pool {config.pool}: {rule}")
     for name in TASK_FLAGS:
         value = getattr(config, name)
         if value != getattr(Config(), name) and name not in task.flags:
             problem = f"{flag_of(name)} {value}: task {config.task} has no such flag"
-            yield f"{problem}; drop it, or name it in Task.flags of your own task"
+            raise UserError(f"{problem}; drop it, or name it in Task.flags of your own task")
     if config.warms_up_all and config.dtype == "bfloat16":
-        advice = "take --dtype float32, or --warm-steps 0"
-        yield f"--dtype bfloat16: too coarse for the SFT warm-up of all weights; {advice}"
+        problem = "too coarse for the SFT warm-up of all weights"
+        raise UserError(f"--dtype bfloat16: {problem}; take --dtype float32, or --warm-steps 0")
     if not config.is_tiny and not config.max_new_tokens:
-        yield "--max-new-tokens 0: a language model needs a number of tokens per answer"
+        raise UserError("--max-new-tokens 0: a language model needs a number of tokens per answer")
+    check_methods(config)
 
 
 def check_methods(config: Config) -> None:

@@ -103,8 +103,7 @@ def read_config(argv: list[str], doc: str) -> tuple[Config, Task, StoredRun | No
 
 def check_joins(config: Config, stored: StoredRun) -> None:
     """Raise UserError for a command that cannot go on with a run, or add a method to it."""
-    for mistake in misfits(config, stored.config):
-        raise UserError(mistake)
+    check_fits(config, stored.config)
     if stored.has_checkpoint:
         load_config_and_tokenizer(str(Path(config.out) / "start"))  # raises if it is damaged
     steps, old_steps = config.steps, stored.config.steps
@@ -113,8 +112,8 @@ def check_joins(config: Config, stored: StoredRun) -> None:
         print(f"--steps {steps}: {message}", file=sys.stderr)
 
 
-def misfits(config: Config, old: Config) -> Iterator[str]:
-    """The flags of a command that do not fit the run in its folder, each with what to do."""
+def check_fits(config: Config, old: Config) -> None:
+    """Raise UserError for flags of a command that do not fit the run in its folder."""
     out = Path(config.out)
     other_run = f"--out {out}: holds another run"
     advice = "drop the flag, or take another --out"
@@ -122,22 +121,25 @@ def misfits(config: Config, old: Config) -> Iterator[str]:
     for name, value in vars(old).items():
         new = getattr(config, name)
         if name not in left_out and new != value:
-            yield f"{other_run}, with {flag_of(name)} {value!r}, not {new!r}; {advice}"
+            difference = f"{flag_of(name)} {value!r}, not {new!r}"
+            raise UserError(f"{other_run}, with {difference}; {advice}")
     for method in old.method:
         rate, new_rate = peak_rate(old, method), peak_rate(config, method)
         if rate != new_rate:
-            yield f"{other_run}, in which {method} has --lr {rate}, not {new_rate}; {advice}"
+            difference = f"{method} has --lr {rate}, not {new_rate}"
+            raise UserError(f"{other_run}, in which {difference}; {advice}")
         done = steps_done(out / method)
         if config.steps < done:
-            yield f"--steps {config.steps}: {method} has {done} already; give as many or more"
+            problem = f"{method} has {done} already"
+            raise UserError(f"--steps {config.steps}: {problem}; give as many or more")
         is_done = done == old.steps < config.steps
         if is_done and not (checkpoints(out / method)[-1] / "trainer.pt").exists():
             problem = f"{method} has finished its {done} steps, without --keep-optimizer"
-            yield f"--steps {config.steps}: {problem}; train anew with another --out"
+            raise UserError(f"--steps {config.steps}: {problem}; train anew with another --out")
     present = [name for name in config.method if steps_done(out / name)]
     if present and not config.resume:
         ways = "--resume goes on with it, --method adds another, another --out begins anew"
-        yield f"--out {out}: already holds {', '.join(present)}; {ways}"
+        raise UserError(f"--out {out}: already holds {', '.join(present)}; {ways}")
 
 
 def find_run(out: Path, resume: bool) -> StoredRun | None:
