@@ -39,9 +39,9 @@ from engine.evaluations import (
 )
 from engine.files import read_log, writing
 from engine.mixtures import mixed, save_mixed
+from engine.processes import run_all
 from engine.runs import progress, task_of
 from engine.tasks import held_out
-from engine.training.jobs import run_all
 from report import plots
 from report.page import write_page
 from report.snapshots import read_snapshots

@@ -3,8 +3,9 @@
 import torch
 
 from engine.config import AUTO, Config
+from engine.processes import PROCESS_BYTES
 from engine.tasks import held_out
-from engine.training.jobs import PROCESS_BYTES, are_known, jobs_of
+from engine.training.jobs import are_known, jobs_of
 from rewards import Task, UserError
 from rollout import Policy, build_prompt, encode_prompts, rollout_length
 

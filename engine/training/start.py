@@ -124,7 +124,18 @@ def start_policy(config: Config, task: Task, demonstrations: Callable) -> Policy
     longest = sorted(prompts, key=len)[-64:]
     encode_prompts(policy, longest, rollout_length(task, config.m, config.max_new_tokens))
 
-    # 2. the demonstrations: of a file every one, of made-up problems one of each kind
+    # 2. the demonstrations
+    check_demonstrations(policy, task, config, demonstrations)
+    if config.device == "cuda":
+        fill_card(config, policy, task, free_memory())
+    return policy
+
+
+def check_demonstrations(
+    policy: Policy, task: Task, config: Config, demonstrations: Callable
+) -> None:
+    """Raise UserError for demonstrations that cannot be encoded, or are longer than their task says."""
+    # Of a file every one is read, of made-up problems one of each kind.
     n_checked = config.warm_steps if config.data else min(config.warm_steps, CHECKED)
     for step in range(n_checked):
         rollouts = rollouts_of_texts(policy, *demonstrations(policy, task, config, step))
@@ -132,9 +143,6 @@ def start_policy(config: Config, task: Task, demonstrations: Callable) -> Policy
         if policy.is_tiny and step == 0 and n_tokens > rollout_length(task, 1, 0):
             problem = f"a demonstration takes {n_tokens} tokens, and answer_words + 3 are fewer"
             raise UserError(f"task {task.name}: {problem}; raise answer_words")
-    if config.device == "cuda":
-        fill_card(config, policy, task, free_memory())
-    return policy
 
 
 def write_start(

@@ -54,8 +54,8 @@ import rollout
 from engine.config import Config, open_device
 from engine.errors import as_command
 from engine.models import recompute_layers, save_model
+from engine.processes import PROCESS_BYTES
 from engine.training import memory
-from engine.training.jobs import PROCESS_BYTES
 from fast import graphs, lean
 from rollout import Policy, Rollouts, SamplingOptions
 from study.benchmarks.memory_table import LAPTOPS, Laptop

@@ -32,9 +32,9 @@ from engine.config import Config, Parser, device_of, flag, open_device
 from engine.errors import as_command
 from engine.files import read_log, writing
 from engine.mixtures import mixed
+from engine.processes import run_all
 from engine.runs import load_run, policies, task_of
 from engine.tasks import held_out
-from engine.training.jobs import run_all
 from eval import measure, sample_pool
 from examples.markdown import markdown
 from rewards import Problem, Task, UserError

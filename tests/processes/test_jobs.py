@@ -18,8 +18,9 @@ from test_train import LEARNING, ROOT, fails, metrics
 import train
 import vpo
 from engine.config import Config
+from engine.processes import run_all
 from engine.training import jobs
-from engine.training.jobs import jobs_of, run_all
+from engine.training.jobs import jobs_of
 from rewards import UserError
 
 QUICK = [*LEARNING, *shlex.split("--save-every 2 --eval-problems 2 --method grpo vpo")]

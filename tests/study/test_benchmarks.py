@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from engine.config import AUTO, Config
+from engine.processes import PROCESS_BYTES
 from engine.tasks import load_task_class
-from engine.training.jobs import PROCESS_BYTES
 from engine.training.memory import GIB, fill_card
 from study.benchmarks import one_gpu
 from study.benchmarks.memory_table import LAPTOPS
