@@ -1,13 +1,13 @@
 """Evaluation: what a policy is worth to a search that takes the best of k candidates.
 
-    python eval.py runs/maze-seed0                       table and figures of one run of train.py
-    python eval.py runs/maze-seed0 runs/maze-seed1 ...   all in one table: means over the seeds, a row for each
-                                                         value of another flag; figures of each, too
+    python eval.py runs/maze-seed0                      table and figures of one run of train.py
+    python eval.py runs/maze-seed0 runs/maze-seed1 ...  one table: means over the seeds, and a row
+                                                        for each value of another flag
 
-Every policy answers the same held-out problems with the same number of candidates (the pool): single
-answers, or rollouts of m. A budget counts candidates, not rollouts. A slot that a rollout left empty is
-a candidate with the minimal reward, and a duplicate one like any other: both have cost the search an
-evaluation.
+Every policy answers the same held-out problems with the same number of candidates (the pool):
+single answers, or rollouts of m. A budget counts candidates, not rollouts. A slot that a rollout
+left empty is a candidate with the minimal reward, and a duplicate one like any other: both have
+cost the search an evaluation.
 
 k is a budget. In shapes N counts the problems, n the candidates of a pool, and d the objectives.
 """
@@ -29,18 +29,11 @@ import fast
 from engine.bars import progress_bar
 from engine.config import Config, Parser, device_of, flag, open_device
 from engine.errors import as_command, with_note
-from engine.evaluations import (
-    Evaluation,
-    Pool,
-    Row,
-    evaluations_of,
-    rows_of,
-    summary_folder,
-)
+from engine.evaluations import Evaluation, Pool, Row, evaluations_of, rows_of, summary_folder
 from engine.files import read_log, writing
 from engine.mixtures import mixed, save_mixed
 from engine.processes import run_all
-from engine.runs import progress, task_of
+from engine.runs import task_of, unfinished
 from engine.tasks import held_out
 from report import plots
 from report.page import write_page
@@ -110,7 +103,7 @@ def ranked_utilities(
 def weighted_best_at_k(
     rewards: Tensor, k: int, objective_mask: Tensor | None = None, n_weights: int = 4096
 ) -> Tensor:
-    """W@k: best@k of the utility w . r, averaged over w, see `ranked_utilities`: (N, n, d) -> (N)."""
+    """W@k: best@k of the utility w . r, averaged as `ranked_utilities` does: (N, n, d) -> (N)."""
     return best_at_k(ranked_utilities(rewards, objective_mask, n_weights), k)
 
 
@@ -141,11 +134,13 @@ def sample_pool(
     """
     at_once = config.sampling_batch or ROLLOUTS_AT_ONCE
     n_rollouts = math.ceil(size / m)  # for each problem
+    # A group is sampled as a whole, so that one which is too large becomes several.
     times = math.ceil(n_rollouts / max(at_once, config.group_size))
     G = math.ceil(n_rollouts / times)
+    # Every policy gets the same random numbers, whichever others are evaluated.
     generator = random_generator(config.seed, 0, "evaluation")
     options = sampling_options(policy, task, config, m, generator)
-    options.temperature = config.eval_temperature
+    options.temperature = config.eval_temperature  # a search may be cooler than the training
     options.batch = at_once
     n = max(1, at_once // (G * times))  # problems at a time
     answers = []
@@ -168,6 +163,7 @@ def pool_of(
     """
     P = len(problems)
     n_whole = size - size % m  # candidates of the whole rollouts
+    # One seed for all runs: their pools are cut at the same places.
     order = torch.rand(P, m, generator=random_generator(0, 0, "pools")).argsort(1)
     last = n_whole + order[:, : size % m]
     places = torch.cat([torch.arange(n_whole).expand(P, -1), last], 1)  # (P, size)
@@ -176,7 +172,7 @@ def pool_of(
     for p, own_places in enumerate(places.tolist()):
         slots = []
         for parsed in answers[p * G : (p + 1) * G]:
-            slots += [*parsed, *[None] * (m - len(parsed))]
+            slots += [*parsed, *[None] * (m - len(parsed))]  # an empty one has cost an evaluation
         candidates.append([slots[i] for i in own_places])
     scored = score(task, problems, answers, m)
     rewards = scored.vectors.flatten(1, 2).take_along_dim(places[..., None], 1)
@@ -188,8 +184,8 @@ def measure(pool: Pool, task: Task) -> dict[str, Tensor]:
     """Every measure of a pool, per problem: name -> (N)."""
     n = pool.scalars.shape[1]
     mask = pool.objective_mask  # (N, d)
-    passes = ((pool.rewards >= 1) | ~mask[:, None]).all(-1)  # (N, n)
-    utilities = ranked_utilities(pool.rewards, mask)  # (N, n)
+    passes = ((pool.rewards >= 1) | ~mask[:, None]).all(-1)  # (N, n): 1 in all its objectives
+    utilities = ranked_utilities(pool.rewards, mask)  # (N, n), which serve every k
     values = {}
     for k in [*(k for k in BUDGETS if k < n), n]:
         values[f"best@{k}"] = best_at_k(pool.scalars, k)
@@ -230,7 +226,7 @@ class EvalFlags:
 
 
 def evaluate(runs: list[Path], flags: EvalFlags) -> None:
-    """Evaluate run folders: write eval.json and figures of each, print its table, of several that of all."""
+    """Evaluate run folders: write eval.json and figures of each, and print one table."""
     evaluations = evaluations_of(runs, flags)
     rows = rows_of(evaluations)  # raises if they do not fit into one table
     flags.device = device_of(flags.device, all(each.config.is_tiny for each in evaluations))
@@ -263,15 +259,15 @@ def evaluate_run(evaluation: Evaluation, flags: EvalFlags, tells: bool) -> Table
     settings = dataclasses.replace(evaluation.settings, problems=len(problems))
     n = len(evaluation.policies) * len(problems)
     with progress_bar(total=n, desc="evaluation", unit="problem") as bar:
-        # A process of its own loads the task itself.
-        shared = (task, bar) if flags.jobs == 1 else ()
-        work = {row: (row, evaluation, flags.device, *shared) for row in evaluation.policies}
+        work = {row: (row, evaluation, flags.device) for row in evaluation.policies}
+        if flags.jobs == 1:  # else each process loads the task itself
+            work = {row: (*arguments, task, bar) for row, arguments in work.items()}
         pools = run_all(evaluate_policy, work, flags.jobs, flags.device, bar)
     measures = {row: measure(pool, task) for row, pool in pools.items()}
     table = Table([str(run)], settings, measures, clusters_of(problems))
-    unfinished = progress(run, config)
-    if unfinished:
-        print(f"{run} is not finished: {unfinished}")
+    steps_left = unfinished(run, config)
+    if steps_left:
+        print(f"{run} is not finished: {steps_left}")
     with writing(evaluation.folder):
         figures = write(table, evaluation.folder, flags)
         if len(settings.mix) == 1:

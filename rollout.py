@@ -4,17 +4,17 @@
     build_prompt     a problem -> the text that asks for m answers
     sample           P prompts -> P * G rollouts, with the log-probability of every sampled token
     token_logprobs   the same log-probabilities under another policy, with gradient
-    score            rollouts -> reward vectors (P, G, m, d), task scalars, and which answers there are
+    score            rollouts -> reward vectors (P, G, m, d), task scalars, which answers there are
 
 A prompt of the fence for the tiny model, and a rollout of two answers:
 
     answers=2 fence
-    <answer_1> red red red red red red </answer_1> <answer_2> grey blue blue blue blue blue </answer_2>
+    <answer_1> red red red red red red </answer_1> <answer_2> grey grey red red red blue </answer_2>
 
 Tokens are drawn from the whole distribution at a temperature, and scored at the same temperature.
 Masks come from positions, never from pad ids, and the first EOS counts as sampled. The model stays
 in eval mode, in the update too: dropout would make it another policy than the one that was sampled.
-Beside the paper read `sample`, `token_logprobs`, `score`; skip `StopRule`, `decode`, `head_logprobs`.
+With the paper read `sample`, `token_logprobs`, `score`; skip `StopRule`, `decode`, `head_logprobs`.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ from transformers import (
 from engine.answers import FIRST_NUMBER, open_thought, write_answers
 from engine.bars import progress_bar
 from engine.config import Config
-from engine.errors import with_note
+from engine.errors import task_code
 from engine.models import load_hugging_face, tiny_config, tiny_tokenizer
 from engine.prompts import chat_prompt, check_context, check_rows, eos_ids, silent_ids
 from engine.tasks import check_text, prompt_of, reward_vectors, task_scalars
@@ -58,7 +58,7 @@ class Policy:
     tokenizer: PreTrainedTokenizerBase
 
     def __post_init__(self):
-        # Whether the model's language is the words of one task.
+        # Only the tiny model's tokenizer has a word for a number of answers.
         self.is_tiny = f"answers={MAX_ANSWERS}" in self.tokenizer.get_vocab()
         self.eos_ids = eos_ids(self.model, self.tokenizer)  # every token id that ends a rollout
         self.silent_ids = silent_ids(self.tokenizer, self.eos_ids)  # those that stand for no text
@@ -72,7 +72,7 @@ class Policy:
         return self.tokenizer.decode(ids[~torch.isin(ids, self.silent_ids)])
 
     def adapter_off(self) -> contextlib.ExitStack:
-        """A context in which a policy that trains an adapter is its own reference; else no change."""
+        """A context in which a policy with an adapter is its own reference; else no change."""
         context = contextlib.ExitStack()
         if getattr(self.model, "_hf_peft_config_loaded", False):
             self.model.disable_adapters()
@@ -98,7 +98,7 @@ def load_policy(
 
 
 def build_prompt(policy: Policy, task: Task, problem: Problem, m: int) -> str:
-    """The text that a model sees: words for the tiny model, else the task's prompt in a chat template."""
+    """The text that a model sees: the tiny one's words, or the task's prompt in a chat template."""
     if policy.is_tiny:
         return f"answers={m} {task.tiny_prompt(problem)}"
     text = prompt_of(task, problem, m)
@@ -191,7 +191,7 @@ class SamplingOptions:
 def sampling_options(
     policy: Policy, task: Task, config: Config, m: int, generator: torch.Generator
 ) -> SamplingOptions:
-    """How a run samples rollouts of m answers in training. Evaluation changes temperature and batch."""
+    """How a run samples rollouts of m answers. Evaluation changes temperature and batch."""
     return SamplingOptions(
         max_new_tokens=rollout_length(task, m, config.max_new_tokens),
         generator=generator,
@@ -208,7 +208,7 @@ def random_generator(seed: int, step: int, purpose: str) -> torch.Generator:
 
 
 def rollout_length(task: Task, m: int, max_new_tokens: int) -> int:
-    """New tokens of a rollout of m answers. `max_new_tokens` is of an answer; 0: as the tiny model needs."""
+    """New tokens of a rollout of m answers, `max_new_tokens` each; 0: as the tiny model needs."""
     if max_new_tokens:
         return m * max_new_tokens
     return m * (task.answer_words + 2) + 1  # two tags for each answer, and the EOS
@@ -397,7 +397,7 @@ def rollouts_of_texts(policy: Policy, prompts: list[str], texts: list[str]) -> R
 def write_rollout(task: Task, prompt: str, answers: list[str]) -> str:
     """The text of a rollout that gives these answers to a prompt, as `read_answers` reads it."""
     _, closing = open_thought(prompt)
-    with with_note("Task.demonstration must return a text"):
+    with task_code("Task.demonstration must return a text"):
         return write_answers(task, answers, closing)
 
 
@@ -534,8 +534,8 @@ def read_answers(task: Task, rollouts: Rollouts, m: int) -> list[list[str]]:
 def score(task: Task, problems: list[Problem], answers: list[list[str]], m: int) -> Scored:
     """Reward vectors of the up to m answers of every rollout.
 
-    Two answers of a rollout are equal if their canonical forms are. Each distinct answer to a problem
-    is scored once, and so is the empty one, which tells the number of objectives.
+    Two answers of a rollout are equal if their canonical forms are. Each distinct answer to a
+    problem is scored once, and so is the empty one, which tells the number of objectives.
 
     Args:
         answers: of P * G rollouts, those of one problem side by side.
@@ -564,7 +564,7 @@ def score(task: Task, problems: list[Problem], answers: list[list[str]], m: int)
             forms = set()
             for j, answer in enumerate(answers[p * G + g]):
                 filled[g, j] = torch.tensor(vector_of[p, answer], dtype=torch.float32)
-                with with_note(f"Task.canonical of problem {problem.id!r}, answer {answer!r:.80}"):
+                with task_code(f"Task.canonical of problem {problem.id!r}, answer {answer!r:.80}"):
                     form = str(task.canonical(problem, answer))
                 answer_mask[p, g, j] = True
                 repeat_mask[p, g, j] = form in forms

@@ -20,7 +20,7 @@ ANY_MARK = re.compile("|".join(map(re.escape, MARKS)))
 
 
 class Form(Protocol):
-    """What a task says of the form of its answers, see rewards.Task."""
+    """The form of a task's answers, see rewards.Task."""
 
     form: str
     tag: str
@@ -61,15 +61,18 @@ def has_tags(text: str, tag: str) -> bool:
 
 
 def tagged_answers(text: str, tag: str, m: int) -> list[str]:
-    """What stands in the tags 1 to m. What holds another tag was never closed, and is left out.
+    """The texts in the tags 1 to m. A text that holds another tag was never closed, and is left out.
 
     Where a text begins with a preface, which may mention tags, a later pair of the same number counts.
     """
     parts = re.split(rf"(</?{re.escape(tag)}_\d+>)", text)  # text, tag, text, tag, ..., text
+    if len(parts) == 1:  # no tag
+        return []
     # Before a closing tag stands an answer that was never opened.
-    has_preface = bool(parts[0].strip()) and not "".join(parts[1:2]).startswith("</")
+    has_preface = bool(parts[0].strip()) and not parts[1].startswith("</")
     answers: dict[str, str | None] = {}  # by opening tag; None: it was never closed
-    for opening, answer, closing in zip(parts[1::2], parts[2::2], parts[3::2], strict=False):
+    for i in range(1, len(parts) - 2, 2):
+        opening, answer, closing = parts[i : i + 3]
         if closing == f"</{opening[1:]}" and not has_tags(answer, tag):
             answers.setdefault(opening, answer.strip())
         elif not has_preface:

@@ -61,7 +61,11 @@ class Config:
     m: int = flag(3, "answers per rollout (vpo, multi_rlvr)", 1, MAX_ANSWERS)
     group_size: int = flag(8, "G, rollouts per prompt", 2, 4096)
     n_weights: int = flag(100, "K, preference weights per prompt (vpo, group_vpo)", 1, 100_000)
-    alpha: float = flag(1.0, "of the Dirichlet distribution of weights; 1: uniform", *ALPHAS)
+    alpha: float = flag(
+        1.0,
+        "concentration of the Dirichlet distribution of preference weights; 1: uniform",
+        *ALPHAS,
+    )
     subset: int = flag(0, "s < G, rollouts that form a set; 0: vpo 1, others G / 2", 0, 4095)
     # optimisation
     steps: int = flag(200, "training steps, a batch of rollouts each", 1, 999_999)
@@ -274,10 +278,10 @@ def resolve(config: Config) -> None:
             setattr(config, name, defaults[name])
 
 
-def device_of(flag: str, is_tiny: bool) -> str:
+def device_of(device: str, is_tiny: bool) -> str:
     """The device that --device means: for auto cuda for a language model if there is one, else cpu."""
-    if flag != "auto":
-        return flag
+    if device != "auto":
+        return device
     return "cuda" if torch.cuda.is_available() and not is_tiny else "cpu"
 
 

@@ -10,7 +10,6 @@ from errno import EACCES, EDQUOT, EMFILE, ENAMETOOLONG, ENOSPC, EPERM, EROFS
 
 from rewards import UserError
 
-OWN_CODE = "Task."  # begins a note on what a user's own code raised
 MEMORY_SIGNS = (
     "tried to allocate",
     "out of memory",
@@ -19,7 +18,7 @@ MEMORY_SIGNS = (
     "cannot allocate memory",
     "can't start new thread",
 )  # of every backend, in small letters
-# What the system says to users of files: no right, no room, too many, too long a name.
+# The system's refusals of files: no right, no room, too many, too long a name.
 REFUSED = (EACCES, EPERM, EROFS, EDQUOT, ENOSPC, EMFILE, ENAMETOOLONG)
 
 
@@ -29,7 +28,7 @@ def explain_machine() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if any(note.startswith(OWN_CODE) for note in getattr(error, "__notes__", [])):
+        if getattr(error, "is_of_task", False):  # see `task_code`
             raise
         if is_out_of_memory(error):
             raise UserError(
@@ -50,11 +49,22 @@ def is_out_of_memory(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def with_note(note: str) -> Iterator[None]:
-    """What a user's own code raises keeps its traceback, with a note of what it was called for."""
+    """An error that is raised inside gets a note of what was done."""
     try:
         yield
     except Exception as error:
         error.add_note(note)
+        raise
+
+
+@contextlib.contextmanager
+def task_code(note: str) -> Iterator[None]:
+    """A task's own code runs inside. What it raises keeps its traceback, whatever it is."""
+    try:
+        with with_note(note):
+            yield
+    except Exception as error:
+        error.is_of_task = True
         raise
 
 
@@ -74,7 +84,7 @@ def quieten_transformers() -> None:
 
 @contextlib.contextmanager
 def as_command(script: str) -> Iterator[None]:
-    """What a script does inside: a user's mistake is one line and exit code 2, Ctrl-C or SIGTERM one line and 130."""
+    """Run a script: a user's mistake is one line and exit code 2, Ctrl-C or SIGTERM one line and 130."""
     quieten_transformers()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what Slurm and Kubernetes send
     if isinstance(sys.stdout, io.TextIOWrapper):  # it may be ASCII, and "±" is not

@@ -49,7 +49,7 @@ class Row:
 
     @property
     def details(self) -> list[str]:
-        """What stands after the method, in words."""
+        """The words after the method in a title."""
         details = ["one answer"] if self.m == 1 else []
         if self.t != 1:
             details.append(f"--mix {self.t:g}")
@@ -84,7 +84,7 @@ class Pool:
 
 
 def evaluations_of(runs: list[Path], flags: Any) -> list[Evaluation]:
-    """How eval.py's flags evaluate runs: a flag that is not given is as in the first run."""
+    """The evaluations that eval.py's flags ask for. Flags that are not given are the first run's."""
     names = [f"{t:g}" for t in flags.mix]  # of rows and folders
     if len(set(names)) < len(names):
         given = " ".join(map(str, flags.mix))
@@ -99,7 +99,7 @@ def evaluations_of(runs: list[Path], flags: Any) -> list[Evaluation]:
 
 
 def load_evaluations(runs: list[Path], changes: dict[str, Any]) -> list[Evaluation]:
-    """How runs are evaluated: by the flags of the first run, but for the changes that are not None."""
+    """The evaluations of runs by the flags of the first run, but for the changes that are not None."""
     configs = [load_run(run).config for run in runs]
     changed = {name: value for name, value in changes.items() if value is not None}
     settings = dataclasses.replace(own_settings(configs[0]), **changed)

@@ -15,7 +15,7 @@ LOCK = ".lock"  # file of a run folder that the process which trains there holds
 
 
 def listed(folder: Path, pattern: str = "*") -> list[Path]:
-    """What a folder holds, sorted. Names that begin with a dot are left out: other systems add such files."""
+    """The paths in a folder, sorted, without those that begin with a dot: systems add such files."""
     return sorted(path for path in folder.glob(pattern) if not path.name.startswith("."))
 
 

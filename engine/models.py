@@ -160,9 +160,9 @@ def _belongs_to_run(name: str) -> bool:
 
 @functools.cache
 def _hub_options(name: str) -> dict[str, bool]:
-    """Options of `from_pretrained` that ask no Hub for a folder, or for a cached model out of reach.
+    """Options of `from_pretrained`: no request to the Hub for a folder, or for a cached model offline.
 
-    Without a connection it would ask for minutes. Nothing asks whether to run a model's own code.
+    Without a connection the requests would take minutes. A model's own code is never run.
     """
     is_local = Path(name).exists()
     if not is_local:
@@ -238,7 +238,7 @@ def _is_gguf(name: str) -> bool:
 
 
 def _remedy(name: str) -> str:
-    """What to do about a checkpoint whose files are damaged."""
+    """Advice about a checkpoint whose files are damaged."""
     if Path(name).name == "start":
         return "restore it from a copy, or train with another --out"
     if _belongs_to_run(name):
@@ -316,7 +316,7 @@ def add_adapter(model: PreTrainedModel, rank: int) -> None:
 
 @contextlib.contextmanager
 def merged_adapter(model: PreTrainedModel, rank: int) -> Iterator[None]:
-    """Inside the block an adapter, unless its rank is 0, is trained in place of the weights; then it is added to them."""
+    """A context that trains a LoRA adapter in place of the weights, then adds it to them; rank 0: none."""
     if not rank:
         yield
         return
@@ -328,7 +328,7 @@ def merged_adapter(model: PreTrainedModel, rank: int) -> Iterator[None]:
 
 
 def adapter_config(model: PreTrainedModel, rank: int) -> Any:
-    """What peft is to add: its LoraConfig."""
+    """The LoraConfig from which peft makes an adapter."""
     from peft import LoraConfig  # optional
 
     config = LoraConfig("CAUSAL_LM", r=rank, lora_alpha=2 * rank, target_modules="all-linear")

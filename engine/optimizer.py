@@ -23,10 +23,10 @@ class MasterWeightAdamW:
     def step(self, lr: float) -> None:
         """Move every weight once, with this learning rate.
 
-        Gradients of 0 move them, too: by what is left of former steps, and by the weight decay.
+        A weight whose gradient is 0 moves, too: by its momentum and by the weight decay.
         """
         for weight in self.weights:
-            if weight.grad is None:  # it took no part, such as an expert that no token chose
+            if weight.grad is None:  # as of an expert that no token chose
                 weight.grad = torch.zeros_like(weight, dtype=torch.float32)
         self.adamw.param_groups[0]["lr"] = lr
         if self.masters is self.weights:

@@ -71,7 +71,7 @@ def run_all(
 
 
 def begin(lock: Any, device: str, share: float) -> None:
-    """What a process does first. It may take a share of the card's memory."""
+    """Prepare a new process. `share` is the part of a card's memory that it may take."""
     # Both reach the parent, which ends its processes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

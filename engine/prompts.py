@@ -22,7 +22,7 @@ MARK = re.compile(r"<\S+>|\[\S+\]")
 
 
 def chat_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
-    """What a user says, in the model's chat template. Raises UserError if it cannot be used."""
+    """A user's text in the model's chat template. Raises UserError if it cannot be used."""
     try:
         messages = [{"role": "user", "content": text}]
         chat = render(tokenizer, messages, add_generation_prompt=True)
@@ -40,7 +40,7 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: list[dict], **options) 
 
 
 def conversations(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """What follows the first question of two made-up conversations: one answered, one that goes on."""
+    """Two made-up conversations after their first question: one is answered, one goes on."""
     rendered = []
     if tokenizer.chat_template is not None:
         for turns in (CHAT[:2], CHAT):
@@ -90,7 +90,7 @@ def check_context(model: PreTrainedModel, L: int, max_new_tokens: int) -> None:
     config = model.config.get_text_config()
     context = getattr(config, "max_position_embeddings", None) or math.inf
     rope = getattr(config, "rope_parameters", None) or {}
-    if "long_factor" in rope:  # beyond it all positions are turned anew, but not those of the cache
+    if "long_factor" in rope:  # a longer text has other factors; the keys in the cache keep theirs
         original = rope.get("original_max_position_embeddings")
         context = original or config.original_max_position_embeddings
     needed = L + max_new_tokens

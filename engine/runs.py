@@ -42,7 +42,7 @@ LEFTOVER = "config.json.tmp"  # of a run that could not begin, as on a full disk
 
 @dataclass
 class StoredRun:
-    """What a run folder holds."""
+    """The configuration and the history of a run folder."""
 
     config: Config
     history: list[dict]  # one record per command of train.py
@@ -257,7 +257,7 @@ def policies(run: Path, m: int) -> dict[str, StoredPolicy]:
     return by_name
 
 
-def progress(out: Path, config: Config) -> str:
+def unfinished(out: Path, config: Config) -> str:
     """Which methods of a run have steps left, such as "vpo: step 37 of 300"."""
     notes = []
     for method in config.method:

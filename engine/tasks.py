@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.config import TASKS
-from engine.errors import did_you_mean, with_note
+from engine.errors import did_you_mean, task_code
 from engine.files import listed
 from rewards import Fence, Problem, Task, Toy, UserError
 
@@ -64,7 +64,7 @@ def load_task(name: str, model: str = "tiny", **flags: Any) -> Task:
     """
     task_class = load_task_class(name)
     flags["model"] = model
-    task = task_class(**{flag: flags[flag] for flag in task_class.flags if flag in flags})
+    task = task_class(**{key: flags[key] for key in task_class.flags if key in flags})
     if task.form not in ("tags", "lines"):
         raise UserError(f'--task {name}: form must be "tags" or "lines", not {task.form!r:.60}')
     has_equal_names = len(set(task.objectives)) < len(task.objectives)
@@ -87,7 +87,7 @@ def take_problems(task: Task, split: str, n: int, seed: int = 0, start: int = 0)
         raise UserError(f"{call} must be a list of {n} Problem, not {problems!r:.80}")
     by_id = {problem.id: problem for problem in problems}
     for problem in problems:
-        with with_note(f"Task.problems: data of problem {problem.id!r} must be plain JSON"):
+        with task_code(f"Task.problems: data of problem {problem.id!r} must be plain JSON"):
             json.dumps(problem.data)
         if problem.data != by_id[problem.id].data:
             raise UserError(f"{call} gave two with the id {problem.id!r} and different data")
@@ -105,11 +105,11 @@ def reward_vectors(task: Task, pairs: list[tuple[Problem, str]]) -> list[list[fl
     if type(task).rewards is Task.rewards:
         vectors = []
         for problem, answer in pairs:
-            with with_note(f"Task.reward of problem {problem.id!r}, answer {answer!r:.80}"):
+            with task_code(f"Task.reward of problem {problem.id!r}, answer {answer!r:.80}"):
                 vectors.append(task.reward(problem, answer))
     else:
         first = pairs[0][0].id
-        with with_note(f"Task.rewards of {len(pairs)} answers, to problem {first!r} and others"):
+        with task_code(f"Task.rewards of {len(pairs)} answers, to problem {first!r} and others"):
             vectors = task.rewards(pairs)
     if not isinstance(vectors, list) or len(vectors) != len(pairs):
         raise UserError(f"task {task.name}: rewards must return {len(pairs)} vectors in a list")
@@ -132,12 +132,12 @@ def numbers_of(task: Task, vector: Any, d: int, place: str) -> list[float]:
     """A vector of d numbers, of any d if it is 0 and no objective has a name. Raises UserError for another."""
     d = len(task.objectives) or d
     try:
-        values = [value.__float__() for value in vector[:]]  # neither text nor a set has both
-    except (AttributeError, LookupError, TypeError, ValueError, OverflowError, RuntimeError):
-        values = []
-    has_size = len(values) == d if d else values
-    if has_size and all(task.minimum <= value < 1e30 for value in values):  # no NaN either
-        return values
+        values = torch.as_tensor(vector, dtype=torch.float64)  # which takes no text and no set
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        values = torch.zeros(0)
+    has_size = values.ndim == 1 and len(values) > 0 and d in (0, len(values))
+    if has_size and ((values >= task.minimum) & (values < 1e30)).all():  # no NaN either
+        return values.tolist()
     rule = f"must be a list of {d or 'some'} finite numbers of at least minimum = {task.minimum}"
     raise UserError(f"task {task.name}: {vector!r:.80} {rule}: {place}")
 

@@ -59,11 +59,13 @@ def rope(theirs: Callable, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args
     if args or options or cos.shape[-1] != q.shape[-1]:
         return theirs(q, k, cos, sin, *args, **options)
     both = torch.cat([q, k], 1)
-    turned = both * cos[:, None] + both.roll(q.shape[-1] // 2, -1) * signed(sin)[:, None]
+    swapped = both.roll(q.shape[-1] // 2, -1)  # the second half, then the first
+    turned = both * cos[:, None] + swapped * signed(sin)[:, None]
     return turned.split([q.shape[1], k.shape[1]], 1)
 
 
-@functools.lru_cache(2)  # all layers of a kind get the same sine
+@functools.lru_cache(2)  # the layers of a model share one sine, those with a window another
 def signed(sin: Tensor) -> Tensor:
+    """The sine with the first half negated."""
     first, second = sin.chunk(2, -1)
     return torch.cat([-first, second], -1)

@@ -130,7 +130,7 @@ def geometry_of(name: str, task_name: str, n_problems: int, device: str) -> str:
         name: a run folder, whose start model is asked; or a model, asked with the task's defaults.
         task_name: the task of a model.
     """
-    config, task, model = start_of(name, task_name, device)
+    config, task, model = model_of(name, task_name, device)
     policy = load_start(model, task, device=config.device, dtype=config.dtype)
     problems = held_out(task, "validation", n_problems)
     scored = score_start(policy, task, problems, config)
@@ -142,7 +142,7 @@ def geometry_of(name: str, task_name: str, n_problems: int, device: str) -> str:
     return f"{heading}\n{text}"
 
 
-def start_of(name: str, task_name: str, device: str) -> tuple[Config, Task, str]:
+def model_of(name: str, task_name: str, device: str) -> tuple[Config, Task, str]:
     """Configuration, task, and folder or Hub id of a run's start model, or of a model."""
     run = Path(name)
     if (run / "config.json").exists() and (run / "start").is_dir():

@@ -125,7 +125,9 @@ def training(curves: dict[str, list[dict]], path: Path, temperatures: str) -> No
     the level of the start model: one of methods with single answers, one of those with sets.
     """
     shortest = min(map(len, curves.values()))
-    window = max(1, min(WINDOW, shortest // 3) - 1 | 1)
+    window = max(1, min(WINDOW, shortest // 3))
+    if window % 2 == 0:
+        window -= 1
     with style.new_figure(2, 2, (9, 7.6)) as axes:
         for ax, (key, (heading, unit)) in zip(axes.flat, TRAINING_PANELS.items(), strict=True):
             for method, rows in curves.items():

@@ -5,7 +5,7 @@ import functools
 import torch
 from torch import Tensor
 
-# Student's t: standard errors on either side of the mean of 2, 3, ... values.
+# Student's t for a 95% interval of the mean of 2, 3, ... values, in standard errors.
 T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 ALIKE = 1e-6  # a smaller difference is none
 FEW = 5  # problems that differ from the others; fewer tell nothing of how often such come

@@ -572,7 +572,7 @@ def test_real_formats_go_through_training_and_evaluation(capsys):
     assert report["policies"]["vpo"]["pass@4"]["mean"] == 0
     told = capsys.readouterr()
     assert "8 test problems" in told.out
-    assert "of all places 0% hold a distinct answer" in told.err
+    assert "0% of the answers asked for are there and distinct" in told.err
     first = json.loads(Path("run/vpo/samples.jsonl").read_text("utf-8").splitlines()[0])
     assert first["problem"]["data"]["tests"]
 

@@ -8,7 +8,7 @@ from test_train import fails
 from test_vpo import random_rewards
 
 from report.__main__ import main
-from report.geometry import NO_CONFLICT, geometry, geometry_report, start_of
+from report.geometry import NO_CONFLICT, geometry, geometry_report, model_of
 from rewards import Fence, Task
 
 
@@ -97,7 +97,7 @@ def test_of_a_run_and_of_a_model(toy_run, capsys):
 
 def test_a_model_is_asked_with_the_defaults_of_a_language_model_and_its_task():
     """Guards against a model that is asked for rollouts of 0 new tokens, as long as the tiny one's."""
-    config, task, model = start_of("folder", "headline", "cpu")
+    config, task, model = model_of("folder", "headline", "cpu")
     assert model == "folder" and task.form == "lines"
     assert config.max_new_tokens == task.language_defaults["max_new_tokens"]
     assert config.sampling_batch == 96

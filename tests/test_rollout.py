@@ -654,9 +654,13 @@ def test_attention_that_does_not_run_here_becomes_sdpa(attention, capsys):
     [
         ("OpenAIGPTConfig", {"n_embd": 32, "n_layer": 1, "n_head": 2}, "KV cache|other logits"),
         ("MambaConfig", {"hidden_size": 32, "num_hidden_layers": 1}, "KV cache|other logits"),
-        ("Zamba2Config", SHAPE | ZAMBA, "cached or padded prompt"),
-        ("RwkvConfig", {"hidden_size": 32, "num_hidden_layers": 2}, "cached or padded prompt"),
-        ("CohereConfig", SHAPE, "not those of its LM head alone"),
+        ("Zamba2Config", SHAPE | ZAMBA, "change with a KV cache or padding"),
+        (
+            "RwkvConfig",
+            {"hidden_size": 32, "num_hidden_layers": 2},
+            "change with a KV cache or padding",
+        ),
+        ("CohereConfig", SHAPE, "are no LM head's"),
     ],
 )
 def test_a_model_that_cannot_be_scored_here_is_refused(configuration, shape, why, monkeypatch):

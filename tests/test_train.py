@@ -314,7 +314,10 @@ def test_learning_that_has_stopped_is_said_once(capsys):
         row["gap"] = 2e-6 if step == 15 else 1e-6
         log.write(step, row, {})
         told = capsys.readouterr().err
-        if "vpo: no signal" in told and "33% hold a distinct answer, 100% earn something" in told:
+        if (
+            "vpo: no signal" in told
+            and "33% of the answers asked for are there and distinct; 100% earn a reward" in told
+        ):
             assert "rewards differ by 2e-06 at most" in told
             told_at.append(step)
     assert told_at == [20]

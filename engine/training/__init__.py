@@ -1,1 +1,1 @@
-"""What the job of train.py calls."""
+"""The parts of train.py's job."""

@@ -25,16 +25,14 @@ def is_due(config: Config, step: int) -> bool:
 def load(
     config: Config, task: Task, folder: Path
 ) -> tuple[Policy, Policy | None, MasterWeightAdamW, int]:
-    """What a method's training goes on with: its newest checkpoint, else the start model.
+    """Load a method's newest checkpoint, else the start model.
 
     Returns:
         The policy, the reference policy (None without a KL term; with an adapter the policy itself,
         whose adapter is switched off for it), the optimizer, and the steps that are done.
     """
     folder.mkdir(exist_ok=True)
-    for leftover in listed(
-        folder, "checkpoint-*.tmp*"
-    ):  # of a process that was killed while saving
+    for leftover in listed(folder, "checkpoint-*.tmp*"):  # a process was killed while saving
         shutil.rmtree(leftover, ignore_errors=True)
     start = folder.parent / "start"
     saved = checkpoints(folder)

@@ -26,7 +26,7 @@ def jobs_of(config: Config) -> int:
 
 
 def are_known(config: Config) -> bool:
-    """Whether other processes know the methods. One of one's own may be known to this process alone."""
+    """Whether all methods are those of vpo.py. Another process may not know a user's own."""
     return all(ADVANTAGES[name].__module__ == "vpo" for name in config.method)
 
 
@@ -60,7 +60,7 @@ def train_methods(train_method: TrainMethod, config: Config, task: Task) -> None
 def train_one(
     train_method: TrainMethod, method: str, config: Config, task: Task | None, position: int
 ) -> None:
-    """Train one method. What goes wrong names it."""
+    """Train one method. An error says in which method and step it was."""
     if method not in ADVANTAGES:
         problem = f"a process does not know the method {method}"
         advice = "add it to vpo.ADVANTAGES outside of __main__, or take --jobs 1"

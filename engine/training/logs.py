@@ -1,4 +1,4 @@
-"""What a training leaves to be read: metrics, rollouts, snapshots, trackers, and lines on the screen."""
+"""The logs of a training: metrics, rollouts, snapshots, trackers, and lines on the screen."""
 
 import json
 import secrets
@@ -57,7 +57,7 @@ class MethodLog:
         return {name: row[name] for name in SHOWN}
 
     def write_snapshot(self, step: int, pool: Pool) -> None:
-        """Keep what the policy answers to a few held-out problems, for the page and the film."""
+        """Log the policy's answers to a few held-out problems, for the page and the film."""
         records = []
         for i, problem in enumerate(pool.problems):
             vectors = pool.rewards[i][:, pool.objective_mask[i]]  # (n, d of the problem)
@@ -135,8 +135,9 @@ def snapshot_steps(config: Config) -> set[int]:
 
 
 def shares(row: dict[str, float]) -> str:
-    """How many of the answers that were asked for are there, and earn something."""
-    return f"of all places {row['answers']:.0%} hold a distinct answer, {row['earned']:.0%} earn something"
+    """The shares of the answers asked for that are there and distinct, and that earn a reward."""
+    distinct = f"{row['answers']:.0%} of the answers asked for are there and distinct"
+    return f"{distinct}; {row['earned']:.0%} earn a reward"
 
 
 def show_first_step(
@@ -163,7 +164,7 @@ def show_first_step(
         )
     for name in task.objectives:
         share = row[f"earned_{name}"]
-        lines.append(f"{name}: {share:.0%} earn something, mean {row[f'reward_{name}']:.3f}")
+        lines.append(f"{name}: {share:.0%} earn a reward, mean {row[f'reward_{name}']:.3f}")
     if not all(row[f"earned_{name}"] for name in task.objectives):
         lines.append(
             "what no answer earns is not learnt: show an example in Task.prompt, or imitate some first "

@@ -1,4 +1,4 @@
-"""What `auto` means on a card: what its memory holds. docs/hardware.md explains the numbers."""
+"""The meaning of `auto` on a card, by its memory. docs/hardware.md explains the numbers."""
 
 import torch
 
@@ -62,7 +62,8 @@ def fill_card(config: Config, policy: Policy, task: Task, free: int) -> None:
         if not config.plain:  # fast/ keeps as many tokens of prompts beside them
             left /= 2
         fitting = int(left // per_token(policy, is_checkpointed=False))
-        config.gradient_checkpointing &= fitting < ENOUGH_TOKENS
+        if fitting >= ENOUGH_TOKENS:
+            config.gradient_checkpointing = False
         if config.gradient_checkpointing:
             fitting = int(left // per_token(policy, is_checkpointed=True))
         config.micro_batch_tokens = max(LEAST_TOKENS, min(fitting, MOST_TOKENS))

@@ -72,7 +72,7 @@ def check_model(policy: Policy, name: str) -> None:
         raise UserError(f"--model {name}: {problem}; {OTHER_MODEL}") from error
     tolerance = 0.003 if policy.model.dtype == torch.float32 else 0.06  # of rounding
     if difference > tolerance:
-        problem = "other logits after a cached or padded prompt, or not those of its LM head alone"
+        problem = "its log-probabilities change with a KV cache or padding, or are no LM head's"
         raise UserError(f"--model {name}: {problem}; {OTHER_MODEL}")
 
 
