@@ -4,7 +4,7 @@
     prompt                      the text that asks a model for m answers
     parse_answers               a rollout's text -> its up to m answers
     reward                      an answer -> its reward vector of d objectives
-    scalar                      the reward vector -> the number that GRPO maximises, by default the mean
+    scalar                      the reward vector -> what GRPO maximises, by default the mean
 
 `--task fence` and `--task toy` are at the end of this file. `--task maze` is tasks/maze.py, and
 examples/my_task.py is a task to copy: `--task my_task.py`.
@@ -27,7 +27,7 @@ EXAMPLES = "\nFor example:\n"  # stands before the examples of a prompt
 
 @dataclass
 class Problem:
-    """One problem of a task. `data` is whatever the task needs to score an answer, as plain JSON."""
+    """One problem of a task. `data` is all that its task needs to score answers, as plain JSON."""
 
     id: str
     data: Any
@@ -85,7 +85,7 @@ class Task:
 
     # How a language model writes its answers: "tags" or numbered "lines". The tiny one writes tags.
     form = "tags"
-    tag = "answer"  # answers stand between <answer_1> and </answer_1>, <answer_2> and </answer_2>, ...
+    tag = "answer"  # of an answer's tags: <answer_1>...</answer_1>, <answer_2>...</answer_2>
     reads_untagged = True  # whether numbered lines count where tags were asked for
     ends = ""  # with find_answers: the characters that can end an answer; empty: every one
 
@@ -94,7 +94,7 @@ class Task:
 
         Args:
             finished: whether the rollout has ended. While it is False the text still grows: return
-                only answers that no further text can change. The rollout ends with the m-th of them.
+                only answers that no further text can change. The m-th of them ends the rollout.
         """
         return None
 
@@ -107,7 +107,7 @@ class Task:
         return " ".join(answer.split())
 
     def reachable(self, problem: Problem) -> list[list[float]]:
-        """Vectors, one of which is the best possible under any preference weights; empty: unknown."""
+        """Vectors, one of which is best under any preference weights; empty: unknown."""
         return []
 
     # For --model tiny, whose whole language is single words separated by blanks.
@@ -119,7 +119,7 @@ class Task:
         raise NotImplementedError(f"task {self.name} must define tiny_prompt(problem)")
 
     def demonstration(self, problem: Problem, rng: Random) -> str:
-        """One answer for the SFT warm-up to imitate. It need not be good: RL should discover the rest."""
+        """One answer for the SFT warm-up to imitate. It need not be good: RL finds better ones."""
         raise UserError(
             f"task {self.name} has no demonstrations, which --model tiny and --warm-steps need"
         )
@@ -223,7 +223,8 @@ class Toy(Task):
 
     def prompt(self, problem: Problem, m: int) -> str:
         tags = " ".join(f"<answer_{i + 1}>0 1 ...</answer_{i + 1}>" for i in range(m))
-        return f"Write {m} strings of 9 bits (0 or 1, separated by blanks), each in its own tags: {tags}"
+        request = f"Write {m} strings of 9 bits (0 or 1, separated by blanks)"
+        return f"{request}, each in its own tags: {tags}"
 
     def tiny_prompt(self, problem: Problem) -> str:
         return "bits"

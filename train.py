@@ -5,18 +5,18 @@
     python train.py --method multi_rlvr      one more method for the same comparison
     python train.py --resume                 go on where a killed run stopped, bit for bit on a CPU
 
-One step: problems -> prompts -> rollouts -> answers -> reward vectors -> advantages -> loss -> update.
-Sampling and gradient are those of fast/, sooner; the same ones are plain here and in rollout.py, and
-run with --plain.
+A step: problems -> prompts -> rollouts -> answers -> vectors -> advantages -> loss -> update.
+Sampling and gradient are those of fast/, sooner; the same ones are plain here and in rollout.py,
+and run with --plain.
 
 Departures from the paper that matter here; docs/paper.md has all of them:
 1. All methods sample equally many answers: a single-answer method gets m times as many prompts.
-2. The learning rate rises and then falls linearly. In the paper it is constant: `--lr-schedule constant`.
-3. The tiny model first imitates demonstrations: the start of all methods, and their reference policy.
+2. The learning rate rises, then falls linearly. The paper's is constant: `--lr-schedule constant`.
+3. The tiny model first imitates demonstrations. All methods start there: their reference policy.
 4. One update takes the whole batch. The paper's two take half of the prompts each: `--updates 2`.
 
-All flags are fields of `Config` in engine/config.py. All random numbers of step t come from generators
-seeded by (seed, t). Weights, the optimizer's moments and t are all that a resume needs.
+All flags are fields of `Config` in engine/config.py. All random numbers of step t come from
+generators seeded by (seed, t). A resume needs the weights, the optimizer's moments and t alone.
 """
 
 import random
@@ -58,7 +58,7 @@ from vpo import ADVANTAGES, Scored, answers_per_rollout, policy_loss
 
 @dataclass
 class TrainState:
-    """What a training step reads and changes."""
+    """The state of a method's training."""
 
     policy: Policy
     reference: Policy | None  # the reference policy: the frozen start; None without KL
@@ -70,7 +70,7 @@ class TrainState:
 def train_step(
     method: str, state: TrainState, task: Task, config: Config
 ) -> tuple[dict[str, float | Tensor], dict]:
-    """One step of a method, Vector Policy Optimization if it is vpo: its metrics, and rollouts to look at."""
+    """One step of a method, such as Vector Policy Optimization: metrics, and rollouts to read."""
     t = state.step
     policy = state.policy
     m = answers_per_rollout(method, config.m)
@@ -114,7 +114,7 @@ def train_step(
 
 
 def train_method(method: str, config: Config, task: Task, position: int = 0) -> None:
-    """Train one method from its newest checkpoint, or from the start model. Its bar has a position."""
+    """Train one method from its newest checkpoint or the start model. Its bar has a position."""
     folder = Path(config.out) / method
     policy, reference, optimizer, step = checkpoints.load(config, task, folder)
     state = TrainState(policy, reference, optimizer, peak_rate(config, method), step)
@@ -152,10 +152,10 @@ def backward(
 ) -> dict[str, Tensor]:
     """Add the gradient of the loss to that of the weights. Without --plain `fast.backward` runs.
 
-    The loss is a mean over all sampled tokens. The rollouts go through the model in micro-batches. One
-    number of tokens divides the losses of all of them, so their gradients add up to that of the whole
-    batch. A rollout without an advantage counts in that number, and the KL term pulls it to the
-    reference policy.
+    The loss is a mean over all sampled tokens. The rollouts go through the model in micro-batches.
+    One number of tokens divides the losses of all of them, so their gradients add up to that of the
+    whole batch. A rollout without an advantage counts in that number, and the KL term pulls it to
+    the reference policy.
 
     Args:
         reference: the reference policy of the KL term; None: there is no such term.
@@ -200,7 +200,7 @@ def backward(
 
 
 def learning_rate(peak: float, t: int, config: Config) -> float:
-    """Of step t, counted from 0: the peak; if it is linear, times a rise at first, times the decay."""
+    """Of step t, counted from 0: the peak; if linear, times a rise at first, times the decay."""
     if config.lr_schedule == "constant":
         return peak
     decay = 1.0 - 0.9 * t / config.steps
@@ -217,7 +217,7 @@ def step_metrics(
     advantages: Tensor,
     m: int,
 ) -> dict[str, float | Tensor]:
-    """What the rollouts of a step say, before the update. W@m is what VPO maximises, for any method."""
+    """Metrics of a step's rollouts. W@m, VPO's objective, is logged for every method."""
     G = advantages.shape[1]
     forms = set()  # the distinct answers of each group
     for row, row_answers in enumerate(answers):
@@ -277,19 +277,20 @@ def validation_measures(policy: Policy, task: Task, config: Config, m: int) -> d
 
 def warm_up(policy: Policy, task: Task, config: Config) -> None:
     """Imitate demonstrations: maximum likelihood with AdamW, a short ramp, then linear decay."""
-    peak = 5e-3 if policy.is_tiny else 2e-5
+    peak = 5e-3 if policy.is_tiny else 2e-5  # random weights bear far larger steps
     if config.lora_rank and not policy.is_tiny:
         peak = 2e-4  # of an adapter
     logprobs_of = token_logprobs if config.plain else fast.token_logprobs
-    optimizer = checkpoints.MasterWeightAdamW(policy.model, may_fuse=False)
+    optimizer = checkpoints.MasterWeightAdamW(policy.model, may_fuse=False)  # as in stored runs
     for step in progress_bar(range(config.warm_steps), "SFT warm-up", unit="step"):
         prompts, texts = demonstrations(policy, task, config, step)
         rollouts = rollouts_of_texts(policy, prompts, texts)
         policy.model.zero_grad()
+        # Undivided, the tiny model's start does not depend on --micro-batch-tokens.
         n_rows = len(texts) if policy.is_tiny else micro_batch_rows(rollouts, config)
         for rows in torch.arange(len(texts), device=policy.device).split(n_rows):
             logprobs = logprobs_of(policy.model, rollouts, rows, temperature=1.0)[0]
-            loss = -logprobs.sum() / sum(rollouts.lengths)
+            loss = -logprobs.sum() / sum(rollouts.lengths)  # of all parts, whose gradients add up
             loss.backward()
             if not loss.isfinite():
                 raise UserError(f"SFT warm-up: loss {loss.item()}; look at the demonstrations")
@@ -327,7 +328,7 @@ def demonstrations(
 
 @as_command("train.py")
 def main(argv: list[str] | None = None) -> None:
-    """Train what the flags ask for, then compare it. A user's mistake ends in one line, exit code 2."""
+    """Train the methods of the flags, then compare them. A user's mistake is one line."""
     arguments = sys.argv[1:] if argv is None else argv
 
     # 1. the configuration, and the run in its folder that it goes on with, if there is one

@@ -1,10 +1,10 @@
 """Vector Policy Optimization (arXiv 2605.22817): reward vectors in, advantages and loss out.
 
-    w_1..w_K ~ Dirichlet(alpha)              sample_weights     once per prompt, shared by its G rollouts
-    u_j(g) = max_{y in S} w_j . r(y)         set_scores         S = the m answers of rollout g
-    R_g = 1/K sum_j u_j(g)                   set_reward         Eq. 2, which estimates Eq. 1, E_w u(g)
-    A_g = (R_g - mean R) / (std R + eps)     group_normalize    over the G rollouts of one prompt
-    loss = PPO-clip(A) + c k3(pi, ref)       policy_loss        mean over all sampled tokens
+    w_1..w_K ~ Dirichlet(alpha)           sample_weights   once per prompt, shared by its G rollouts
+    u_j(g) = max_{y in S} w_j . r(y)      set_scores       S = the m answers of rollout g
+    R_g = 1/K sum_j u_j(g)                set_reward       Eq. 2, which estimates Eq. 1, E_w u(g)
+    A_g = (R_g - mean R) / (std R + eps)  group_normalize  over the G rollouts of one prompt
+    loss = PPO-clip(A) + c k3(pi, ref)    policy_loss      mean over all sampled tokens
 
 Letters in shapes: P prompts, G rollouts of each (its group), m answers per rollout, d objectives
 (components of a reward vector), K preference weights, B rollouts of a micro-batch, T tokens.
@@ -85,7 +85,7 @@ def set_scores(
         rewards: (P, G, m, d) reward vectors.
         weights: (P, K, d) preference weights of each prompt.
         answer_mask: (P, G, m) bool, False where an answer is missing. None: all are there.
-        empty_rollout_utility: the least that a reward can be, so that silence never beats an answer.
+        empty_rollout_utility: the least reward there is, so that silence never beats an answer.
     """
     P, _, _, d = _check_rewards(rewards, answer_mask)
     if weights.ndim != 3 or weights.shape[0] != P or weights.shape[2] != d:
@@ -163,7 +163,7 @@ def group_normalize(scores: Tensor, eps: float = EPS) -> Tensor:
     return centered / (_std(centered) + eps)
 
 
-def vpo_advantage(  # noqa: PLR0913 - the public estimator: every argument is one symbol of the paper
+def vpo_advantage(  # noqa: PLR0913 - every argument is one symbol of the paper
     rewards: Tensor,
     answer_mask: Tensor | None = None,
     *,
@@ -235,7 +235,7 @@ def dr_grpo(scored: Scored, options: Options) -> Tensor:
 
 
 def maxrl(scored: Scored, options: Options) -> Tensor:
-    """MaxRL (arXiv 2602.02710): (r - mean r) / mean r, meant for r in {0, 1}; 0 where the mean is."""
+    """MaxRL (arXiv 2602.02710): (r - mean r) / mean r for r in {0, 1}; 0 where the mean is."""
     # The least scalar becomes 0, so that no r is negative.
     r = single(scored) - scored.missing_scalar
     mean = r.mean(1, keepdim=True)
@@ -253,7 +253,7 @@ def gdpo(scored: Scored, options: Options) -> Tensor:
 
 
 def max_at_k(scored: Scored, options: Options) -> Tensor:
-    """Max@K (arXiv 2510.23393, 2505.15201): the best task scalar in sets of s rollouts, normalised."""
+    """Max@K (arXiv 2510.23393, 2505.15201): the best scalar in sets of s rollouts, normalised."""
     r = single(scored)
     return group_normalize(subset_best(r, options.subset or default_subset(r.shape[1])))
 
@@ -265,7 +265,7 @@ def random_weighting(scored: Scored, options: Options) -> Tensor:
 
 
 def multi_rlvr(scored: Scored, options: Options) -> Tensor:
-    """Multi-RLVR (arXiv 2605.22817, baselines): the sum of the task scalars of the distinct answers.
+    """Multi-RLVR (arXiv 2605.22817, baselines): the sum of the scalars of the distinct answers.
 
     As in the paper's official code a repeated answer earns what a missing one does.
     """
@@ -275,7 +275,7 @@ def multi_rlvr(scored: Scored, options: Options) -> Tensor:
 
 
 def vpo(scored: Scored, options: Options) -> Tensor:
-    """VPO (arXiv 2605.22817): the sets are the m answers of one rollout; of s rollouts if s is given."""
+    """VPO (arXiv 2605.22817): the sets are the m answers of one rollout, or of s rollouts."""
     return vpo_advantage(
         scored.vectors,
         scored.answer_mask,
@@ -289,7 +289,7 @@ def vpo(scored: Scored, options: Options) -> Tensor:
 
 
 def group_vpo(scored: Scored, options: Options) -> Tensor:
-    """Group VPO (ours): the sets are formed across the group's rollouts, which hold one answer each."""
+    """Group VPO (ours): the sets are formed across the group's rollouts of one answer each."""
     s = options.subset or default_subset(scored.vectors.shape[1])
     return vpo(scored, replace(options, subset=s))
 
@@ -314,7 +314,7 @@ def answers_per_rollout(method: str, m: int) -> int:
 
 
 def default_subset(G: int) -> int:
-    """The default s of Max@K and Group VPO in a group of G > 2 rollouts: half of it, at least two."""
+    """The default s of Max@K and Group VPO for G > 2 rollouts: half of them, at least two."""
     return max(2, G // 2)
 
 
@@ -332,10 +332,10 @@ def check_single(scored: Scored) -> None:
 
 
 def center(scores: Tensor, eps: float = EPS) -> Tensor:
-    """R_g - mean R over each prompt's group (P, G), exactly 0 in a group that differs by rounding alone.
+    """R_g - mean R over each prompt's group (P, G), exactly 0 where only rounding differs.
 
-    That is where the population standard deviation is below eps. With scores beyond 1 the bound grows
-    with the largest of them, as their rounding errors do.
+    That is where the population standard deviation is below eps. With scores beyond 1 the bound
+    grows with the largest of them, as their rounding errors do.
     """
     if scores.ndim != 2 or scores.shape[1] < 2:
         raise ValueError(f"scores {tuple(scores.shape)}: expected (P, G) with G >= 2")
@@ -349,7 +349,7 @@ def center(scores: Tensor, eps: float = EPS) -> Tensor:
 # The loss.
 
 
-def policy_loss(  # noqa: PLR0913 - the public loss: every argument is one symbol of the paper
+def policy_loss(  # noqa: PLR0913 - every argument is one symbol of the paper
     logprobs: Tensor,
     old_logprobs: Tensor,
     advantages: Tensor,
@@ -365,7 +365,7 @@ def policy_loss(  # noqa: PLR0913 - the public loss: every argument is one symbo
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO-clip with dual clip, plus kl_coef times an estimate of KL(policy || reference policy).
 
-    A bonus, entropy_coef times the policy's mean entropy, is subtracted. Dual clip (arXiv 1912.09729)
+    A bonus, entropy_coef times the mean entropy, is subtracted. Dual clip (arXiv 1912.09729)
     bounds the loss where the advantage is negative. The estimate of KL, k3, is x - log x - 1 with
     x = reference / policy. Its gradient is on average that of KL(reference || policy), which brings
     rare tokens back. Beyond log x = KL_LINEAR it is a straight line, so that it stays finite.
@@ -379,8 +379,8 @@ def policy_loss(  # noqa: PLR0913 - the public loss: every argument is one symbo
 
     Returns:
         The scalar loss, and metrics without gradient, sums over these tokens divided by n_tokens:
-        policy_loss (without KL and entropy), clip_fraction (tokens whose gradient is clipped away), kl
-        (nats per token).
+        policy_loss (without KL and entropy), clip_fraction (tokens whose gradient is clipped
+        away), kl (nats per token).
     """
     A = advantages if advantages.ndim == 2 else advantages[:, None]  # (B, T) or (B, 1)
     token_mask = token_mask.bool()
@@ -414,12 +414,12 @@ def policy_loss(  # noqa: PLR0913 - the public loss: every argument is one symbo
 
 
 def _precise(x: Tensor) -> Tensor:
-    """Numbers of any kind in float32 at least: bfloat16 would round a mean, and integers have none."""
+    """Any numbers in float32 at least: bfloat16 would round a mean, and integers have none."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _exact(x: Tensor) -> Tensor:
-    """Numbers in float64, so that small differences between large ones count. MPS has no float64."""
+    """Numbers in float64, so that small differences of large ones count. MPS has no float64."""
     return _precise(x) if x.is_mps else x.double()
 
 

@@ -4,7 +4,7 @@
     python examples/micro_vpo.py 3       the same with seed 3
 
 A fence has six boards. Ann likes red boards, Bob blue ones and Cid green ones. A grey board pleases
-each of them a little. So on average a grey fence is the best one, but nobody's favorite. A user who is
+each of them a little. So on average a grey fence is best, but nobody's favorite. A user who is
 shown thirty fences takes the one that they like most. Which painter serves the users better?
 """
 
@@ -63,7 +63,7 @@ def vpo_advantage(rewards: Tensor, weights: Tensor) -> Tensor:
 
 
 def random_users(P: int, K: int) -> Tensor:
-    """Preference weights (P, K, 3) that add up to 1, uniform among all such: a Dirichlet distribution."""
+    """Preference weights (P, K, 3), uniform among those that add up to 1: Dirichlet(1)."""
     draws = torch.empty(P, K, 3).exponential_()
     return draws / draws.sum(-1, keepdim=True)
 
@@ -82,7 +82,7 @@ class Painter(nn.Module):
         self.head = nn.Linear(width, len(COLORS))
 
     def paint(self, n: int, fences: int) -> tuple[Tensor, Tensor]:
-        """n rollouts of some fences: boards (n, T), and their log-probabilities (n, T) with gradient."""
+        """n rollouts of some fences: boards (n, T), and log-probabilities (n, T) with gradient."""
         board = torch.full((n,), len(COLORS))
         state = torch.zeros(n, self.cell.hidden_size)
         boards = []
