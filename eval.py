@@ -302,11 +302,7 @@ def sample_held_out(
 
 
 def evaluate_policy(
-    row: Row,
-    evaluation: Evaluation,
-    device: str,
-    task: Task | None = None,
-    bar: tqdm | None = None,
+    row: Row, evaluation: Evaluation, device: str, task: Task | None = None, bar: tqdm | None = None
 ) -> Pool:
     """Sample the pool of one policy of a run. Without the run's task it is loaded."""
     settings = evaluation.settings

@@ -120,9 +120,8 @@ class Task:
 
     def demonstration(self, problem: Problem, rng: Random) -> str:
         """One answer for the SFT warm-up to imitate. It need not be good: RL finds better ones."""
-        raise UserError(
-            f"task {self.name} has no demonstrations, which --model tiny and --warm-steps need"
-        )
+        needed = "which --model tiny and --warm-steps need"
+        raise UserError(f"task {self.name} has no demonstrations, {needed}")
 
 
 def parse_answers(text: str, task: Task, m: int, finished: bool = True) -> list[str]:

@@ -144,11 +144,7 @@ def train_method(method: str, config: Config, task: Task, position: int = 0) -> 
 
 
 def backward(
-    policy: Policy,
-    reference: Policy | None,
-    rollouts: Rollouts,
-    advantages: Tensor,
-    config: Config,
+    policy: Policy, reference: Policy | None, rollouts: Rollouts, advantages: Tensor, config: Config
 ) -> dict[str, Tensor]:
     """Add the gradient of the loss to that of the weights. Without --plain `fast.backward` runs.
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import functools
 import io
 import signal
 import sys
@@ -48,24 +49,18 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 @contextlib.contextmanager
-def with_note(note: str) -> Iterator[None]:
+def with_note(note: str, is_of_task: bool = False) -> Iterator[None]:
     """An error that is raised inside gets a note of what was done."""
     try:
         yield
     except Exception as error:
         error.add_note(note)
+        if is_of_task:
+            error.is_of_task = True
         raise
 
 
-@contextlib.contextmanager
-def task_code(note: str) -> Iterator[None]:
-    """A task's own code runs inside. What it raises keeps its traceback, whatever it is."""
-    try:
-        with with_note(note):
-            yield
-    except Exception as error:
-        error.is_of_task = True
-        raise
+task_code = functools.partial(with_note, is_of_task=True)  # what it raises keeps its traceback
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:

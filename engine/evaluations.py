@@ -87,13 +87,11 @@ def evaluations_of(runs: list[Path], flags: Any) -> list[Evaluation]:
     """The evaluations that eval.py's flags ask for. Flags that are not given are the first run's."""
     names = [f"{t:g}" for t in flags.mix]  # of rows and folders
     if len(set(names)) < len(names):
-        given = " ".join(map(str, flags.mix))
-        raise UserError(f"--mix {given}: two are equal to six digits; drop one")
+        raise UserError(f"--mix {' '.join(names)}: two are equal to six digits; drop one")
     changes = {field.name: getattr(flags, field.name) for field in dataclasses.fields(Settings)}
     evaluations = load_evaluations(runs, changes | {"mix": tuple(flags.mix)})
     if flags.out:
-        folders = output_folders(runs, flags.out)
-        for evaluation, folder in zip(evaluations, folders, strict=True):
+        for evaluation, folder in zip(evaluations, output_folders(runs, flags.out), strict=True):
             evaluation.folder = folder
     return evaluations
 
@@ -109,8 +107,8 @@ def load_evaluations(runs: list[Path], changes: dict[str, Any]) -> list[Evaluati
         if config.lora_rank and not importlib.util.find_spec("peft"):
             raise UserError(f"{run}: holds adapters, which need peft; pip install peft")
         if settings.pool < config.m:
-            message = f"must hold one rollout of the run's {config.m} answers"
-            raise UserError(f"--pool {settings.pool}: {message}")
+            rule = f"must hold one rollout of the run's {config.m} answers"
+            raise UserError(f"--pool {settings.pool}: {rule}")
         folder = run if settings == own_settings(config) else run / settings.folder_name
         stored = evaluated(run, config.m, settings.mix)
         evaluations.append(Evaluation(run, config, settings, folder, stored))
@@ -124,10 +122,7 @@ def own_settings(config: Config) -> Settings:
 
 
 def evaluated(run: Path, m: int, mix: tuple[float, ...]) -> dict[Row, StoredPolicy]:
-    """The policies of a run that are evaluated: those of m > 1 answers also asked for one.
-
-    A trained policy has a row for each t of --mix.
-    """
+    """The policies of a run that are evaluated: for each t, and those of m answers asked for one, too."""
     found = {}
     for name, policy in policies(run, m).items():
         own_mix = mix if name in ADVANTAGES else (1.0,)

@@ -105,9 +105,8 @@ def load_hugging_face(name: str, dtype: str) -> tuple[PreTrainedModel, PreTraine
     mismatched = [entry[0] for entry in report["mismatched_keys"]]
     wrong = sorted([*report["missing_keys"], *mismatched])
     if wrong:
-        problem = (
-            f"its files lack {wrong[0]} and {len(wrong) - 1} more, or have them in another size"
-        )
+        lacking = f"{wrong[0]} and {len(wrong) - 1} more"
+        problem = f"its files lack {lacking}, or have them in another size"
         saved = config.architectures or [type(model).__name__]
         is_other = type(model).__name__ not in saved
         advice = f"they are of a {saved[0]}; {OTHER_MODEL}" if is_other else _remedy(name)
@@ -347,9 +346,8 @@ def recompute_layers(model: PreTrainedModel) -> None:
     layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
     if not layers:
         kind = type(model).__name__
-        raise UserError(
-            f"{kind}: cannot compute its layers again; take --no-gradient-checkpointing"
-        )
+        problem = "cannot compute its layers again"
+        raise UserError(f"{kind}: {problem}; take --no-gradient-checkpointing")
     for layer in layers:
         layer.forward = functools.partial(_checkpointed, layer.forward)
 

@@ -18,11 +18,7 @@ from vpo import policy_loss
 
 
 def backward(
-    policy: Policy,
-    reference: Policy | None,
-    rollouts: Rollouts,
-    advantages: Tensor,
-    config: Config,
+    policy: Policy, reference: Policy | None, rollouts: Rollouts, advantages: Tensor, config: Config
 ) -> dict[str, Tensor | float]:
     """Add the gradient of the loss. Arguments and result are those of `train.backward`."""
     rows = list(range(len(advantages)))

@@ -37,12 +37,11 @@ LINES = ("-", "--", ":", "-.")  # of several rows of one policy
 
 def look_of(method: str) -> Look:
     """The look of the start model or of a method. Methods of one's own are told apart, too."""
-    look = LOOKS.get(method)
-    if look is None:
-        own = [name for name in ADVANTAGES if name not in LOOKS]
-        place = own.index(method) if method in own else 0
-        look = Look(method, *OWN_LOOKS[place % len(OWN_LOOKS)])
-    return look
+    if method in LOOKS:
+        return LOOKS[method]
+    own = [name for name in ADVANTAGES if name not in LOOKS]
+    place = own.index(method) if method in own else 0
+    return Look(method, *OWN_LOOKS[place % len(OWN_LOOKS)])
 
 
 def look_of_row(row: Row) -> Look:

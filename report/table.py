@@ -68,11 +68,7 @@ class Table:
 
 
 def joint_table(tables: dict[Path, Table], rows: dict[Row, dict[int, Path]]) -> Table:
-    """The tables of several runs as one.
-
-    Args:
-        rows: those of the joint table, each with the runs that it is a mean of: seed -> run.
-    """
+    """The tables of several runs as one. `rows` are its rows, each with its runs: seed -> run."""
     first = next(iter(tables.values()))
     runs = [table.runs[0] for table in tables.values()]
     joint = Table(runs, first.settings, {}, first.clusters)

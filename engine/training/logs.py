@@ -154,14 +154,11 @@ def show_first_step(
     for vector in best["rewards"]:
         numbers = [f"{value:.2f}" for value in vector]
         lines.append(f"rewards: {', '.join(numbers)}")
-    lines.append(
-        f"{shares(row)}; {row['cut_off']:.0%} of the rollouts were cut off (--max-new-tokens)"
-    )
+    cut_off = f"{row['cut_off']:.0%} of the rollouts were cut off (--max-new-tokens)"
+    lines.append(f"{shares(row)}; {cut_off}")
     if example["copied"]:
-        rule = "these should earn little (docs/own.md)"
-        lines.append(
-            f"{example['copied']:.0%} of the answers copy an example of the prompt: {rule}"
-        )
+        copied = f"{example['copied']:.0%} of the answers copy an example of the prompt"
+        lines.append(f"{copied}: these should earn little (docs/own.md)")
     for name in task.objectives:
         share = row[f"earned_{name}"]
         lines.append(f"{name}: {share:.0%} earn a reward, mean {row[f'reward_{name}']:.3f}")

@@ -15,13 +15,7 @@ import torch
 from engine.config import Config
 from engine.errors import is_out_of_memory
 from engine.files import write_folder
-from engine.models import (
-    OTHER_MODEL,
-    has_plain_cache,
-    merged_adapter,
-    recompute_layers,
-    save_model,
-)
+from engine.models import OTHER_MODEL, has_plain_cache, merged_adapter, recompute_layers, save_model
 from engine.runs import file_digests
 from engine.tasks import check_task, held_out
 from engine.training.memory import fill_card, free_memory
