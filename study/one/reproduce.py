@@ -128,7 +128,7 @@ def record_of(cell: Cell, run: Path) -> dict:
     return {
         "version": history["vpo"],
         "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip(),
-        "command": " ".join(["python train.py", *cell.command(), FLAGS]),
+        "command": cell.command(),  # of train.py
         "date": history["date"],
         "torch": history["torch"],
         "threads": history["threads"],
@@ -157,7 +157,7 @@ def measured(cell: Cell, run: Path, config: Config) -> dict[str, dict[str, dict]
     device = device_of("auto", config.is_tiny)
     open_device(device)
     names = [cell.method]
-    if cell.method == "grpo" and not cell.flags:
+    if cell.policy == "grpo":
         names += ["start", "start_sets"]
     found = {}
     for name in names:
