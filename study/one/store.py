@@ -41,7 +41,7 @@ class Store:
             except KeyError:
                 print(f"{path}: left out, the grid has no such cell", file=sys.stderr)
             except ValueError as error:
-                problem = f"{error!s:.100}; delete it, and it is measured anew"
+                problem = f"{error!s:.100}; a run without --list measures it anew"
                 print(f"{path}: left out, {problem}", file=sys.stderr)
         return {cell: found[cell] for cell in grid if cell in found}
 
