@@ -24,6 +24,7 @@ LR = {
 HEADLINE = "headline"
 REAL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 HEADLINE_FLAGS = "--prompts-per-step 6 --steps 60 --warm-steps 60"
+FLAGS = "--eval-problems 0 --snapshots 0 --save-every 0 --jobs 1"  # of all
 REWARDS = ("gems", "tradeoff", "copies")  # files of study/rewards/
 
 # The KL weight of "grpo-kl" in a task. The rule: of 0.03, 0.1 and 0.3 the weight with the highest sum of
@@ -31,6 +32,36 @@ REWARDS = ("gems", "tradeoff", "copies")  # files of study/rewards/
 KL = {"maze": 0.1, "code": 0.1, HEADLINE: 0.1}
 KL_WEIGHTS = (0.03, 0.1, 0.3)
 VALIDATION_SEED = 100  # it and those above are measured on validation problems
+
+# What is measured.
+KS = (1, 2, 3, 5, 10, 30)  # of best@k and W@k; 30 is the pool
+MEANS = [*(f"{kind}@{k}" for kind in ("best", "W") for k in KS), "pass@30", "diversity"]
+PROBLEMS = {HEADLINE: 100, "fence": 200, "toy": 200}  # held out; the last two have one, that often
+ALL_PROBLEMS = 500  # of the other tasks, of which each text counts once
+VALIDATION_PROBLEMS = 100
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a policy is sampled, and of which measures the values per problem are stored beside all means.
+
+    In a maze all settings take a quarter of the seconds that training takes, and a record 4.5 kB.
+    """
+
+    t: float = 1.0  # of the weights start + t (trained - start)
+    temperature: float = 0.7
+    problems: int = ALL_PROBLEMS  # the first ones
+    pool: int = KS[-1]  # candidates per problem
+    per_problem: tuple[str, ...] = ("W@30",)
+
+
+SETTINGS = {
+    "0.7": Setting(per_problem=("best@1", "best@30", "W@30", "pass@30")),
+    "half": Setting(t=0.5, per_problem=("best@1", "W@30")),
+    "1": Setting(temperature=1.0, problems=200),
+    "1.3": Setting(temperature=1.3, problems=200),
+    "greedy": Setting(temperature=0.001, pool=1, per_problem=()),  # of a set the first answer
+}
 
 # What is compared: ours minus theirs.
 CONTRASTS = (
@@ -88,6 +119,11 @@ class Cell:
         for name, value in flags.items():
             words += [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)]
         return words
+
+    @property
+    def shown_command(self) -> str:
+        """What a record says of how its run was trained."""
+        return f"python train.py {' '.join(self.command())} {FLAGS}"
 
 
 def row(block: str, task: str, policies: str, seeds: Iterable[int], **flags: object) -> list[Cell]:

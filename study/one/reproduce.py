@@ -38,41 +38,23 @@ from engine.training.jobs import run_all
 from eval import measure, sample_pool
 from examples.markdown import markdown
 from rewards import Problem, Task, UserError
-from study.one.grid import HEADLINE, REAL_MODEL, Cell, cells
+from study.one.grid import (
+    ALL_PROBLEMS,
+    FLAGS,
+    HEADLINE,
+    MEANS,
+    PROBLEMS,
+    REAL_MODEL,
+    SETTINGS,
+    VALIDATION_PROBLEMS,
+    Cell,
+    cells,
+)
 from study.one.store import RESULTS, Store
 from study.one.variants import kl_term
 
 RUNS = Path("runs/study")
-KS = (1, 2, 3, 5, 10, 30)  # of best@k and W@k; 30 is the pool
-MEANS = [*(f"{kind}@{k}" for kind in ("best", "W") for k in KS), "pass@30", "diversity"]
 TRAINING = ("diversity", "reward", "answers", "entropy")
-PROBLEMS = {HEADLINE: 100, "fence": 200, "toy": 200}  # held out; the last two have one, that often
-ALL_PROBLEMS = 500  # of the other tasks, of which each text counts once
-VALIDATION_PROBLEMS = 100
-
-
-@dataclass(frozen=True)
-class Setting:
-    """How a policy is sampled, and of which measures the values per problem are stored beside all means.
-
-    In a maze all settings take a quarter of the seconds that training takes, and a record 4.5 kB.
-    """
-
-    t: float = 1.0  # of the weights start + t (trained - start)
-    temperature: float = 0.7
-    problems: int = ALL_PROBLEMS  # the first ones
-    pool: int = KS[-1]  # candidates per problem
-    per_problem: tuple[str, ...] = ("W@30",)
-
-
-SETTINGS = {
-    "0.7": Setting(per_problem=("best@1", "best@30", "W@30", "pass@30")),
-    "half": Setting(t=0.5, per_problem=("best@1", "W@30")),
-    "1": Setting(temperature=1.0, problems=200),
-    "1.3": Setting(temperature=1.3, problems=200),
-    "greedy": Setting(temperature=0.001, pool=1, per_problem=()),  # of a set the first answer
-}
-FLAGS = "--eval-problems 0 --snapshots 0 --save-every 0 --jobs 1"
 CARD = "--micro-batch-tokens 1024 --sampling-batch 240"  # of a real model, a dozen share a card
 
 
@@ -128,7 +110,7 @@ def record_of(cell: Cell, run: Path) -> dict:
     return {
         "version": history["vpo"],
         "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip(),
-        "command": cell.command(),  # of train.py
+        "command": cell.shown_command,
         "date": history["date"],
         "torch": history["torch"],
         "threads": history["threads"],

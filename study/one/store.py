@@ -41,7 +41,7 @@ class Store:
             except KeyError:
                 print(f"{path}: left out, the grid has no such cell", file=sys.stderr)
             except ValueError as error:
-                problem = f"{error!s:.100}; a run without --list measures it anew"
+                problem = f"{error!s:.200}; a run without --list measures it anew"
                 print(f"{path}: left out, {problem}", file=sys.stderr)
         return {cell: found[cell] for cell in grid if cell in found}
 
@@ -56,6 +56,6 @@ def read(path: Path, cell: Cell) -> dict:
         raise ValueError(f"it cannot be read ({error})") from error
     if str(version).partition(".")[0] != VERSION:
         raise ValueError(f"it is of version {version}, not {VERSION}")
-    if command != cell.command():
-        raise ValueError(f"its command was {command}")
+    if command != cell.shown_command:
+        raise ValueError(f"it is of the command {command}")
     return record
