@@ -36,9 +36,9 @@ VALIDATION_SEED = 100  # it and those above are measured on validation problems
 # What is measured.
 KS = (1, 2, 3, 5, 10, 30)  # of best@k and W@k; 30 is the pool
 MEANS = [*(f"{kind}@{k}" for kind in ("best", "W") for k in KS), "pass@30", "diversity"]
-PROBLEMS = {HEADLINE: 100, "fence": 200, "toy": 200}  # held out; the last two have one, that often
-ALL_PROBLEMS = 500  # of the other tasks, of which each text counts once
-VALIDATION_PROBLEMS = 100
+ALL_PROBLEMS = 500  # held out, of which each text counts once
+FEWER_PROBLEMS = {HEADLINE: 100, "fence": 200, "toy": 200}
+ONE_PROBLEM = ("fence", "toy")  # all of theirs are the same one
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,19 @@ class Cell:
     @property
     def is_validation(self) -> bool:
         return self.seed >= VALIDATION_SEED
+
+    @property
+    def problems(self) -> tuple[str, int]:
+        """The split and the number of its problems."""
+        if self.is_validation:
+            return "validation", 100
+        return "test", FEWER_PROBLEMS.get(self.task, ALL_PROBLEMS)
+
+    def settings(self, name: str) -> list[str]:
+        """The settings in which its policy is sampled, and with plain GRPO's the start model."""
+        if self.is_validation or self.block == "settings" or name == "start_sets":
+            return ["0.7"]
+        return [setting for setting in SETTINGS if setting != "half" or name != "start"]
 
     def command(self, model: str = REAL_MODEL) -> list[str]:
         """The flags of train.py."""

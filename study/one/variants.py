@@ -55,9 +55,6 @@ def loss_with(term: Callable[[Tensor], Tensor]) -> Callable:
 @contextlib.contextmanager
 def kl_term(name: str) -> Iterator[None]:
     """Train with a KL term of TERMS inside the block; with an empty name with that of the program."""
-    if not name:
-        yield
-        return
-    policy_loss = loss_with(TERMS[name])
+    policy_loss = loss_with(TERMS[name]) if name else vpo.policy_loss
     with patch("train.policy_loss", policy_loss), patch("fast.update.policy_loss", policy_loss):
         yield
