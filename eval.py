@@ -1,15 +1,14 @@
 """Evaluation: what a policy is worth to a search that takes the best of k candidates.
 
     python eval.py runs/maze-seed0                       table and figures of one run of train.py
-    python eval.py runs/maze-seed0 runs/maze-seed1 ...   the same for each, then all in one table: means over
-                                                         the seeds, a row for each value of another flag
+    python eval.py runs/maze-seed0 runs/maze-seed1 ...   figures of each, one table of all: means over seeds
 
 Every policy answers the same held-out problems with the same number of candidates (the pool): single
-answers, or rollouts of m. The budget counts candidates, not rollouts. A slot that a rollout left empty
-is a candidate with the minimal reward, and a duplicate is a candidate like any other, because both have
-cost the search an evaluation.
+answers, or rollouts of m. A budget counts candidates, not rollouts. A slot that a rollout left empty is
+a candidate with the minimal reward, and a duplicate one like any other: both have cost the search an
+evaluation.
 
-In names such as best@k the letter k counts candidates. In shapes n is the pool, and k the objectives.
+k is a budget. In shapes N counts the problems, n the candidates of a pool, and d the objectives.
 """
 
 import dataclasses
@@ -26,6 +25,7 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # left out with PYTHONSAFEPATH
 import fast
+from engine.bars import progress_bar
 from engine.config import Config, Parser, device_of, flag, open_device
 from engine.errors import as_command, with_note
 from engine.evaluations import (
@@ -39,12 +39,10 @@ from engine.evaluations import (
 )
 from engine.files import read_log, writing
 from engine.mixtures import mixed, save_mixed
-from engine.models import load_config_and_tokenizer
 from engine.runs import load_run, progress, task_of
 from engine.tasks import held_out
 from engine.training.jobs import run_all
-from report import plots, style
-from report.looks import looks_of
+from report import plots
 from report.page import write_page
 from report.snapshots import read_snapshots
 from report.statistics import spread_weights
@@ -55,7 +53,7 @@ from vpo import ADVANTAGES
 
 BUDGETS = (1, 2, 3, 5, 8, 10, 15, 20, 30, 50, 100)
 ROLLOUTS_AT_ONCE = 750  # of the tiny model
-UTILITIES_AT_ONCE = 10_000  # candidates under 256 weights, which take 20 MB
+UTILITIES_AT_ONCE = 2**20  # 8 MiB
 
 
 # Measures and pools.
@@ -73,8 +71,8 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 def best_at_k(scores: Tensor, k: int) -> Tensor:
     """Expected best of k candidates drawn without replacement from n: scores (..., n) -> (...).
 
-    Unbiased, by order statistics: the i-th lowest score is the best of C(i-1, k-1) of the C(n, k)
-    subsets.
+    Unbiased, by order statistics: with ranks counted from 0, rank i is the best of C(i, k-1) of the
+    C(n, k) subsets.
     """
     n = scores.shape[-1]
     assert 1 <= k <= n, f"best_at_k(k={k}) of n = {n} candidates"
@@ -85,34 +83,41 @@ def best_at_k(scores: Tensor, k: int) -> Tensor:
     return (ranked * shares).sum(-1)
 
 
-def weighted_best_at_k(rewards: Tensor, k: int, objective_mask: Tensor | None = None) -> Tensor:
-    """W@k: best@k of the utility w . r, averaged over w ~ Dirichlet(1).
+def ranked_utilities(
+    rewards: Tensor, objective_mask: Tensor | None = None, n_weights: int = 4096
+) -> Tensor:
+    """The lowest, second lowest, ... utility w . r of a pool, each averaged over w ~ Dirichlet(1).
 
-    This is what a pool is worth to a user whose preferences were unknown in training, whatever its
-    --alpha was: rewards (N, n, objectives) -> (N).
+    Their best@k is W@k: what a pool is worth to a user whose preferences were unknown in training,
+    whatever its --alpha was: rewards (N, n, d) -> (N, n).
 
     Args:
-        objective_mask: (N, objectives) bool, those that a problem has, which come first. None: all.
+        objective_mask: (N, d) bool, the objectives that each problem has. None: all.
     """
-    rewards = rewards.cpu().double()
+    N, n, d = rewards.shape
     if objective_mask is None:
-        objective_mask = torch.ones(len(rewards), rewards.shape[-1], dtype=torch.bool)
-    sizes = objective_mask.cpu().sum(1)
-    values = torch.zeros(len(rewards), dtype=torch.float64)
-    for size in sizes.unique().tolist():
-        own = rewards[sizes == size][..., :size]  # (N', n, size)
-        means = []
-        for some in own.split(1 + UTILITIES_AT_ONCE // own.shape[1]):
-            utilities = some @ spread_weights(size).T  # (N'', n, 256)
-            means.append(best_at_k(utilities.mT, k).mean(-1))
-        values[sizes == size] = torch.cat(means)
-    return values
+        objective_mask = torch.ones(N, d, dtype=torch.bool)
+    sums = torch.zeros(N, n, dtype=torch.float64)
+    for p in range(N):
+        own = rewards[p][:, objective_mask[p]].cpu().double()  # (n, d of the problem)
+        weights = spread_weights(own.shape[1], n_weights)
+        for some in weights.split(1 + UTILITIES_AT_ONCE // n):
+            utilities = some @ own.T  # (some of the weights, n)
+            sums[p] += utilities.sort(1).values.sum(0)
+    return sums / n_weights
+
+
+def weighted_best_at_k(
+    rewards: Tensor, k: int, objective_mask: Tensor | None = None, n_weights: int = 4096
+) -> Tensor:
+    """W@k: best@k of the utility w . r, averaged over w, see `ranked_utilities`: (N, n, d) -> (N)."""
+    return best_at_k(ranked_utilities(rewards, objective_mask, n_weights), k)
 
 
 def diversity(rewards: Tensor) -> Tensor:
-    """Mean L1 distance between the reward vectors of two candidates: (N, n, objectives) -> (N)."""
+    """Mean L1 distance between the reward vectors of two candidates: (N, n, d) -> (N)."""
     n = rewards.shape[1]
-    gaps = rewards.cpu().double().sort(1).values.diff(dim=1)  # (N, n - 1, objectives)
+    gaps = rewards.cpu().double().sort(1).values.diff(dim=1)  # (N, n - 1, d)
     below = torch.arange(1, n)[:, None]  # candidates below a gap
     n_pairs = below * (n - below)  # that a gap is between
     return (gaps * n_pairs).sum((1, 2)) / max(n * (n - 1) / 2, 1)
@@ -157,57 +162,46 @@ def sample_pool(
 def pool_of(
     task: Task, problems: list[Problem], answers: list[list[str]], m: int, size: int
 ) -> Pool:
-    """Score the answers of P * G rollouts, and cut those of each problem to `size` candidates."""
-    scored = score(task, problems, answers, m)
-    G = len(answers) // len(problems)
+    """Score the answers of P * G rollouts, and cut those of each problem to `size` candidates.
+
+    Which places of its last rollout count is drawn: the first answers may be unlike the others.
+    """
+    P = len(problems)
+    n_whole = size - size % m  # candidates of the whole rollouts
+    order = torch.rand(P, m, generator=random_generator(0, 0, "pools")).argsort(1)
+    last = n_whole + order[:, : size % m]
+    places = torch.cat([torch.arange(n_whole).expand(P, -1), last], 1)  # (P, size)
+    G = len(answers) // P
     candidates = []
-    for first in range(0, len(answers), G):
+    for p, own_places in enumerate(places.tolist()):
         slots = []
-        for parsed in answers[first : first + G]:
+        for parsed in answers[p * G : (p + 1) * G]:
             slots += [*parsed, *[None] * (m - len(parsed))]
-        candidates.append(slots[:size])
-    rewards = scored.vectors.flatten(1, 2)[:, :size]
-    scalars = scored.scalars.flatten(1, 2)[:, :size]
+        candidates.append([slots[i] for i in own_places])
+    scored = score(task, problems, answers, m)
+    rewards = scored.vectors.flatten(1, 2).take_along_dim(places[..., None], 1)
+    scalars = scored.scalars.flatten(1, 2).take_along_dim(places, 1)
     return Pool(problems, candidates, rewards, scalars, scored.objective_mask)
 
 
 def measure(pool: Pool, task: Task) -> dict[str, Tensor]:
     """Every measure of a pool, per problem: name -> (N)."""
     n = pool.scalars.shape[1]
-    mask = pool.objective_mask  # (N, k)
+    mask = pool.objective_mask  # (N, d)
     passes = ((pool.rewards >= 1) | ~mask[:, None]).all(-1)  # (N, n)
+    utilities = ranked_utilities(pool.rewards, mask)  # (N, n)
     values = {}
     for k in [*(k for k in BUDGETS if k < n), n]:
         values[f"best@{k}"] = best_at_k(pool.scalars, k)
         chances = [pass_at_k(n, c, k) for c in passes.sum(1).tolist()]
         values[f"pass@{k}"] = torch.tensor(chances)
-        values[f"W@{k}"] = weighted_best_at_k(pool.rewards, k, mask)
-    is_earning = (pool.rewards > task.minimum) & mask[:, None]  # (N, n, k)
+        values[f"W@{k}"] = best_at_k(utilities, k)
+    is_earning = (pool.rewards > task.minimum) & mask[:, None]  # (N, n, d)
     values["earned"] = is_earning.any(-1).double().mean(1)
     values["diversity"] = diversity(pool.rewards)
     for i, name in enumerate(task.objectives):
         values[f"reward_{name}"] = pool.rewards[..., i].mean(1)
     return values
-
-
-# The picture.
-
-
-def draw_best_at_k(table: Table, path: Path) -> None:
-    """Draw best@k and W@k against k, a curve per policy with its 95% band."""
-    panels = {"best@": "best@k: the task scalar", "W@": "W@k: random preference weights"}
-    with style.new_figure(1, 2, (9, 4.2), sharey=True) as axes:
-        for ax, (prefix, title) in zip(axes[0], panels.items(), strict=True):
-            for row, look in looks_of(table.measures).items():
-                budgets = {*BUDGETS, table.settings.pool}
-                ks = sorted(k for k in budgets if f"{prefix}{k}" in table.measures[row])
-                means = torch.tensor([table.mean(row, f"{prefix}{k}") for k in ks])
-                margins = torch.tensor([table.margin(row, f"{prefix}{k}") or 0.0 for k in ks])
-                ax.plot(ks, means, **style.curve_style(look))
-                ax.fill_between(ks, means - margins, means + margins, color=look.color, alpha=0.12)
-            ax.set(title=title, xscale="log", xlabel="candidates k", xticks=ks, xticklabels=ks)
-            ax.minorticks_off()
-        style.finish(axes, path, f"{table.asked}; bands: {table.interval}")
 
 
 # The evaluation of runs.
@@ -236,19 +230,18 @@ class EvalFlags:
 
 
 def evaluate(runs: list[Path], flags: EvalFlags) -> None:
-    """Evaluate run folders: print tables, write eval.json and figures. Of several runs the means, too."""
+    """Evaluate run folders: write eval.json and figures of each, print its table, of several that of all."""
     flags.device = device_of(flags.device, all(load_run(run).config.is_tiny for run in runs))
     open_device(flags.device)
     evaluations = evaluations_of(runs, flags)
-    for run in runs:
-        load_config_and_tokenizer(str(run / "start"))
     for evaluation in evaluations:  # tried before minutes are spent
         with writing(evaluation.folder), tempfile.TemporaryFile(dir=evaluation.folder):
             pass
     if flags.save_mixed:
         save_mixed(evaluations, flags.save_mixed)
-    tables = {evaluation.run: evaluate_run(evaluation, flags) for evaluation in evaluations}
-    if len(runs) > 1:
+    is_alone = len(runs) == 1
+    tables = {each.run: evaluate_run(each, flags, tells=is_alone) for each in evaluations}
+    if not is_alone:
         joint = joint_table(tables, rows_of(evaluations))
         print_table(joint)
         folder = summary_folder(evaluations, flags.out)
@@ -257,8 +250,8 @@ def evaluate(runs: list[Path], flags: EvalFlags) -> None:
         print(f"figures in {folder}: {', '.join(path.name for path in figures)}")
 
 
-def evaluate_run(evaluation: Evaluation, flags: EvalFlags) -> Table:
-    """Evaluate one run, print its table, and write its eval.json and figures."""
+def evaluate_run(evaluation: Evaluation, flags: EvalFlags, tells: bool) -> Table:
+    """Evaluate one run, and write its eval.json and figures; its table is printed if it `tells`."""
     run = evaluation.run
     config = evaluation.config
     if config.is_tiny:
@@ -268,7 +261,7 @@ def evaluate_run(evaluation: Evaluation, flags: EvalFlags) -> Table:
     # A finite data set may hold fewer problems than asked for.
     problems = held_out(task, evaluation.settings.split, evaluation.settings.problems)
     settings = dataclasses.replace(evaluation.settings, problems=len(problems))
-    with tqdm(total=len(names) * len(problems), desc="evaluation", unit="problem") as bar:
+    with progress_bar(total=len(names) * len(problems), desc="evaluation", unit="problem") as bar:
         # A process of its own loads the task itself.
         shared = (task, bar) if flags.jobs == 1 else ()
         work = {name: (name, evaluation, flags.device, *shared) for name in names}
@@ -285,10 +278,11 @@ def evaluate_run(evaluation: Evaluation, flags: EvalFlags) -> Table:
         logs = [run / name / "snapshots.jsonl" for name in config.method]
         if not config.is_tiny and any(map(read_log, logs)):  # texts are to be read
             write_page(evaluation.folder / "report.html", read_snapshots(run))
-    print_table(table)
-    methods = dict.fromkeys(method_of(name) for name in names)
-    print_costs(run, [name for name in methods if name in ADVANTAGES], config.m)
-    print(f"figures in {evaluation.folder}: {', '.join(path.name for path in figures)}")
+    if tells:
+        print_table(table)
+        methods = dict.fromkeys(method_of(name) for name in names)
+        print_costs(run, [name for name in methods if name in ADVANTAGES], config.m)
+        print(f"figures in {evaluation.folder}: {', '.join(path.name for path in figures)}")
     return table
 
 
@@ -296,7 +290,7 @@ def write(table: Table, folder: Path, flags: EvalFlags) -> list[Path]:
     """Write eval.json and the pictures of a table, whose paths are returned."""
     write_table(table, folder / "eval.json", flags.device)
     pictures = [folder / f"best_at_k.{flags.figure_format}"]
-    draw_best_at_k(table, pictures[0])
+    plots.best_at_k(table, pictures[0])
     if len(table.settings.mix) > 1:
         pictures.append(folder / f"mix.{flags.figure_format}")
         plots.mix(table, pictures[1])

@@ -3,7 +3,7 @@
     problem                     what is asked, and what its task needs to score an answer
     prompt                      the text that asks a model for m answers
     parse_answers               a rollout's text -> its up to m answers
-    reward                      an answer -> its reward vector of k objectives
+    reward                      an answer -> its reward vector of d objectives
     scalar                      the reward vector -> the number that GRPO maximises, by default the mean
 
 `--task fence` and `--task toy` are at the end of this file. `--task maze` is tasks/maze.py, and
@@ -16,18 +16,13 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from engine.answers import (
-    has_tags,
-    number_answers,
-    numbered_answers,
-    tagged_answers,
-    without_thoughts,
-)
+import engine.answers as forms
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_ANSWERS = 8  # of one rollout; the tiny model's vocabulary has a tag for each
+EXAMPLES = "\nFor example:\n"  # stands before the examples of a prompt
 
 
 @dataclass
@@ -39,26 +34,29 @@ class Problem:
 
 
 class Task:
-    """What a task offers. A reward is a list of k floats, higher is better, none below `minimum`.
+    """What a task offers. A reward is a list of d floats, higher is better, none below `minimum`.
+
+    Let rewards differ by 0.01 or more: at 1e-4 they train 10% less, below 1e-5 not at all (`vpo.EPS`).
 
     A language model needs `problems`, `prompt` and `reward`. `--model tiny` starts from nothing and
     needs `words`, `answer_words`, `tiny_prompt` and `demonstration`, too. The rest has defaults.
     """
 
     name = "task"
-    objectives: tuple[str, ...] = ()  # names of the k components; empty: k differs between problems
+    objectives: tuple[str, ...] = ()  # names of the d components; empty: d differs between problems
     minimum = 0.0  # the least a component can be, and each component of an answer that is missing
-    flags: tuple[str, ...] = ()  # flags of train.py that the constructor takes, such as ("data",)
-    # Defaults of train.py's flags: for every model, then for the tiny one, for a language model.
-    defaults: dict[str, object] = {}
-    tiny_defaults: dict[str, object] = {}
-    language_defaults: dict[str, object] = {}
 
-    # How a language model writes its answers: "tags" or numbered "lines". The tiny one writes tags.
-    form = "tags"
-    tag = "answer"  # answers stand between <answer_1> and </answer_1>, <answer_2> and </answer_2>, ...
-    reads_untagged = True  # whether numbered lines count where tags were asked for
-    ends = ""  # with find_answers: the characters that can end an answer; empty: every one
+    def reward(self, problem: Problem, answer: str) -> list[float]:
+        """The reward vector (d) of one answer. It must not raise, whatever the text."""
+        raise NotImplementedError(f"task {self.name} must define reward(problem, answer)")
+
+    def scalar(self, rewards: Tensor) -> Tensor:
+        """The task scalar, which GRPO maximises: rewards (..., d) -> (...). By default the mean."""
+        return rewards.mean(-1)
+
+    def rewards(self, pairs: list[tuple[Problem, str]]) -> list[list[float]]:
+        """The reward vectors of many answers, for tasks that score them faster together."""
+        return [self.reward(problem, answer) for problem, answer in pairs]
 
     def problems(self, split: str, n: int, seed: int = 0, start: int = 0) -> list[Problem]:
         """Problems start .. start + n - 1 of a split. A finite data set wraps around.
@@ -74,22 +72,22 @@ class Task:
 
     def request(self, question: str, m: int, examples: list[str]) -> str:
         """A prompt that shows some examples and asks for m other answers in the task's form."""
-        shown = "\n".join(number_answers(self, examples))
+        shown = "\n".join(forms.number_answers(self, examples))
         others = "1 other answer" if m == 1 else f"{m} other answers"
         form = "as a numbered list" if self.form == "lines" else "in this form"
-        return f"{question}\nFor example:\n{shown}\nGive {others} {form}, and nothing else."
+        return f"{question}{EXAMPLES}{shown}\nGive {others} {form}, and nothing else."
 
-    def reward(self, problem: Problem, answer: str) -> list[float]:
-        """The reward vector (k) of one answer. It must not raise, whatever the text."""
-        raise NotImplementedError(f"task {self.name} must define reward(problem, answer)")
+    flags: tuple[str, ...] = ()  # flags of train.py that the constructor takes, such as ("data",)
+    # Defaults of train.py's flags: for every model, then for the tiny one, for a language model.
+    defaults: dict[str, object] = {}
+    tiny_defaults: dict[str, object] = {}
+    language_defaults: dict[str, object] = {}
 
-    def rewards(self, pairs: list[tuple[Problem, str]]) -> list[list[float]]:
-        """The reward vectors of many answers, for tasks that score them faster together."""
-        return [self.reward(problem, answer) for problem, answer in pairs]
-
-    def scalar(self, rewards: Tensor) -> Tensor:
-        """The task scalar, which GRPO maximises: rewards (..., k) -> (...). By default the mean."""
-        return rewards.mean(-1)
+    # How a language model writes its answers: "tags" or numbered "lines". The tiny one writes tags.
+    form = "tags"
+    tag = "answer"  # answers stand between <answer_1> and </answer_1>, <answer_2> and </answer_2>, ...
+    reads_untagged = True  # whether numbered lines count where tags were asked for
+    ends = ""  # with find_answers: the characters that can end an answer; empty: every one
 
     def find_answers(self, text: str, m: int, finished: bool) -> list[str] | None:
         """The answers in a rollout's text, where it has a form of your own. None: the usual forms.
@@ -102,7 +100,7 @@ class Task:
 
     def without_thoughts(self, text: str) -> str:
         """The part of a rollout's text in which answers are looked for."""
-        return without_thoughts(text)
+        return forms.without_thoughts(text)
 
     def canonical(self, problem: Problem, answer: str) -> str:
         """Two answers of one rollout with equal canonical forms count once."""
@@ -140,14 +138,18 @@ def parse_answers(text: str, task: Task, m: int, finished: bool = True) -> list[
     own = task.find_answers(rest, m, finished)
     if own is not None:
         return [answer.strip() for answer in own[:m]]
-    if has_tags(rest, task.tag) or not task.reads_untagged:
-        return tagged_answers(rest, task.tag, m)
+    if forms.has_tags(rest, task.tag) or not task.reads_untagged:
+        return forms.tagged_answers(rest, task.tag, m)
     # The prompt of a list ended with its first number, but for one that opened a thought.
     in_list = task.form == "lines" and rest == text
-    found = numbered_answers(rest, m, finished, in_list)
+    found = forms.numbered_answers(rest, m, finished, in_list)
     if not found and m == 1 and finished and rest.strip():
         return [rest.strip()]
     return found
+
+
+class UserError(Exception):
+    """A mistake in what the user gave: reported as one line with exit code 2, without traceback."""
 
 
 # Two whole tasks.
@@ -235,7 +237,3 @@ class Toy(Task):
 
     def demonstration(self, problem: Problem, rng: Random) -> str:
         return " ".join(rng.choice("01") for _ in range(9))
-
-
-class UserError(Exception):
-    """A mistake in what the user gave: reported as one line with exit code 2, without traceback."""

@@ -4,7 +4,7 @@
     build_prompt     a problem -> the text that asks for m answers
     sample           P prompts -> P * G rollouts, with the log-probability of every sampled token
     token_logprobs   the same log-probabilities under another policy, with gradient
-    score            rollouts -> reward vectors (P, G, m, k), task scalars, and which answers there are
+    score            rollouts -> reward vectors (P, G, m, d), task scalars, and which answers there are
 
 A prompt of the fence for the tiny model, and a rollout of two answers:
 
@@ -13,8 +13,8 @@ A prompt of the fence for the tiny model, and a rollout of two answers:
 
 Tokens are drawn from the whole distribution at a temperature, and scored at the same temperature.
 Masks come from positions, never from pad ids, and the first EOS counts as sampled. The model stays
-in eval mode, in the update too: with dropout the update would score another policy than the one that
-was sampled.
+in eval mode, in the update too: dropout would make it another policy than the one that was sampled.
+Beside the paper read `sample`, `token_logprobs`, `score`; skip `StopRule`, `decode`, `head_logprobs`.
 """
 
 import contextlib
@@ -26,7 +26,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from tqdm import tqdm
 from transformers import (
     AutoModelForCausalLM,
     DynamicCache,
@@ -35,6 +34,7 @@ from transformers import (
 )
 
 from engine.answers import FIRST_NUMBER, open_thought, write_answers
+from engine.bars import progress_bar
 from engine.config import Config
 from engine.errors import with_note
 from engine.models import load_hugging_face, tiny_config, tiny_tokenizer
@@ -169,6 +169,13 @@ class Rollouts:
         columns = torch.arange(self.tokens.shape[1], device=device)
         return columns < torch.tensor(self.lengths, device=device)[:, None]
 
+    def groups(self, first: int, end: int) -> "Rollouts":
+        """The groups first .. end - 1 alone."""
+        rows = slice(first * self.group_size, end * self.group_size)
+        prompts = (self.prompt_ids[first:end], self.prompt_lengths[first:end])
+        of_rows = (self.tokens, self.logprobs, self.lengths, self.texts, self.ended)
+        return Rollouts(*prompts, *[values[rows] for values in of_rows])
+
 
 @dataclass
 class SamplingOptions:
@@ -179,7 +186,6 @@ class SamplingOptions:
     temperature: float = 1.0
     batch: int = 0  # rollouts sampled at a time, in whole groups; 0: all
     stop: "StopRule | None" = None
-    shows_bar: bool = False  # of the tokens
 
 
 def sampling_options(
@@ -292,9 +298,7 @@ def decode(
     rows = torch.arange(B)  # those in the batch, b of them
     on_device = rows.to(device)
     is_alive = torch.ones(B, dtype=torch.bool)  # (b) those of them that go on
-    bar = tqdm(
-        total=B * T, desc="rollouts", unit="token", leave=False, disable=not options.shows_bar
-    )
+    bar = progress_bar(total=B * T, desc="rollouts", unit="token", leave=False, delay=10)  # seconds
     for t in range(T):
         # 2. a token of each rollout
         token, logprob = draw(logits / options.temperature, uniform[on_device, t])  # (b)
@@ -545,17 +549,17 @@ def score(task: Task, problems: list[Problem], answers: list[list[str]], m: int)
     vectors = reward_vectors(task, [(problems[p], answer) for p, answer in pairs])
     vector_of = dict(zip(pairs, vectors, strict=True))
     sizes = torch.tensor([len(vector_of[p, ""]) for p in range(P)])  # (P)
-    k = int(sizes.max())
+    d = int(sizes.max())
 
     # 2. each where it stands; a place without an answer has the minimum
-    rewards = torch.zeros(P, G, m, k, dtype=torch.float32)
+    rewards = torch.zeros(P, G, m, d, dtype=torch.float32)
     scalars = torch.zeros(P, G, m, dtype=torch.float32)
     answer_mask = torch.zeros(P, G, m, dtype=torch.bool)
     repeat_mask = torch.zeros(P, G, m, dtype=torch.bool)
     missing_scalar = torch.zeros(P, 1, dtype=torch.float32)
     for p, problem in enumerate(problems):
         missing = torch.full((sizes[p],), task.minimum, dtype=torch.float32)
-        filled = missing.repeat(G, m, 1)  # (G, m, k of the problem)
+        filled = missing.repeat(G, m, 1)  # (G, m, d of the problem)
         for g in range(G):
             forms = set()
             for j, answer in enumerate(answers[p * G + g]):
@@ -568,7 +572,7 @@ def score(task: Task, problems: list[Problem], answers: list[list[str]], m: int)
         rewards[p, :, :, : sizes[p]] = filled
         scalars[p] = task_scalars(task, filled)
         missing_scalar[p] = task_scalars(task, missing)
-    objective_mask = torch.arange(k) < sizes[:, None]  # (P, k)
+    objective_mask = torch.arange(d) < sizes[:, None]  # (P, d)
     return Scored(
         rewards, scalars, answer_mask, repeat_mask, objective_mask, missing_scalar, task.minimum
     )

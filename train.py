@@ -6,14 +6,14 @@
     python train.py --resume                 go on where a killed run stopped, bit for bit on a CPU
 
 One step: problems -> prompts -> rollouts -> answers -> reward vectors -> advantages -> loss -> update.
+By default fast/ samples and computes the gradient. The plain versions, here and in rollout.py, do
+the same and run with --plain.
 
-Departures from the paper:
-1. Every method samples the same number of answers per step: a single-answer method gets m times as
-   many prompts.
-2. The learning rate falls linearly to a tenth. In the paper it is constant: `--lr-schedule constant`.
-3. `--model tiny` has no pre-training, so it first imitates demonstrations. The result is the start of
-   all methods, and their reference policy.
-4. There is one update per batch of rollouts, so nothing is clipped. The paper makes two: `--updates 2`.
+Departures from the paper that matter here; docs/paper.md has all of them:
+1. All methods sample equally many answers: a single-answer method gets m times as many prompts.
+2. The learning rate rises and then falls linearly. In the paper it is constant: `--lr-schedule constant`.
+3. The tiny model first imitates demonstrations: the start of all methods, and their reference policy.
+4. One update takes the whole batch. The paper's two take half of the prompts each: `--updates 2`.
 
 All flags are fields of `Config` in engine/config.py. All random numbers of step t come from generators
 seeded by (seed, t). Weights, the optimizer's moments and t are all that a resume needs.
@@ -27,10 +27,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # left out with PYTHONSAFEPATH
 import fast
+from engine.bars import progress_bar
 from engine.config import Config, check, check_advantages, options_of, peak_rate, resolve
 from engine.errors import as_command
 from engine.runs import claimed, read_config
@@ -70,37 +70,37 @@ class TrainState:
 def train_step(
     method: str, state: TrainState, task: Task, config: Config
 ) -> tuple[dict[str, float | Tensor], dict]:
-    """One training step of a method. Returns its metrics, and rollouts to look at."""
+    """One step of a method, Vector Policy Optimization if it is vpo: its metrics, and rollouts to look at."""
     t = state.step
     policy = state.policy
     m = answers_per_rollout(method, config.m)
-    # Every method samples equally many answers: by default P is 12 for VPO and 36 for GRPO.
-    P = config.prompts_per_step * config.m // m
+    P = config.groups_per_step(method)
 
     # 1. rollouts: G of each prompt
     problems = task.problems("train", P, config.seed, start=t * P)
     prompts = [build_prompt(policy, task, problem, m) for problem in problems]
     generator = random_generator(config.seed, t, "rollouts")
     options = sampling_options(policy, task, config, m, generator)
-    options.shows_bar = t == 0 and not policy.is_tiny  # their first step may take a minute
     sampler = sample if config.plain else fast.sample  # the same, on a card sooner
     rollouts = sampler(policy, prompts, config.group_size, options)  # P * G
 
     # 2. reward vectors
     answers = read_answers(task, rollouts, m)  # P * G lists of up to m
-    scored = score(task, problems, answers, m)  # (P, G, m, k)
+    scored = score(task, problems, answers, m)  # (P, G, m, d)
 
     # 3. advantages
     method_options = options_of(config, random_generator(config.seed, t, "weights"))
     advantages = ADVANTAGES[method](scored, method_options)  # (P, G)
     check_advantages(method, advantages, scored)
-    row_advantages = advantages.flatten().to(policy.device)  # (P * G), row p * G + g
 
-    # 4. gradient and update
+    # 4. gradient and update; of several updates each takes its own part of the groups
     lr = learning_rate(state.peak_lr, t, config)
     gradient = backward if config.plain else fast.backward  # the same gradient, sooner
-    for _ in range(config.updates):
-        metrics = gradient(policy, state.reference, rollouts, row_advantages, config)
+    n_groups = P // config.updates
+    for first in range(0, P, n_groups):
+        part = rollouts.groups(first, first + n_groups)
+        row_advantages = advantages[first : first + n_groups].flatten()  # row p * G + g
+        metrics = gradient(policy, state.reference, part, row_advantages.to(policy.device), config)
         norm = torch.nn.utils.clip_grad_norm_(state.optimizer.weights, 1.0)
         if not norm.isfinite():  # an update would ruin the weights
             problem = f"diverged: loss {metrics['loss']:.3g}, gradient norm {norm:.3g}"
@@ -110,11 +110,11 @@ def train_step(
     state.step += 1
     metrics |= {"lr": lr, "grad_norm": norm}
     metrics |= step_metrics(task, problems, answers, rollouts, scored, advantages, config.m)
-    return metrics, sample_record(prompts, problems, rollouts, scored, advantages)
+    return metrics, sample_record(task, prompts, problems, answers, rollouts, scored, advantages)
 
 
 def train_method(method: str, config: Config, task: Task, position: int = 0) -> None:
-    """Train one method from its newest checkpoint, or from the start model. Its bar has a position."""
+    """Train one method from its newest checkpoint or the start model. Its bar is on line `position`."""
     folder = Path(config.out) / method
     policy, reference, optimizer, step = checkpoints.load(config, task, folder)
     state = TrainState(policy, reference, optimizer, peak_rate(config, method), step)
@@ -123,12 +123,14 @@ def train_method(method: str, config: Config, task: Task, position: int = 0) -> 
     if config.eval_every and step == 0:
         log.write_evaluation(0, validation_measures(policy, task, config, m))
     steps = range(step, config.steps)
-    bar = tqdm(steps, method, initial=step, total=config.steps, unit="step", position=position)
+    bar = progress_bar(
+        steps, method, initial=step, total=config.steps, unit="step", position=position
+    )
     for _ in bar:
         began = time.perf_counter()
         metrics, example = train_step(method, state, task, config)
         metrics["seconds"] = time.perf_counter() - began
-        bar.set_postfix(log.write(state.step, metrics, example))
+        bar.set_postfix(log.write(state.step, metrics, example), refresh=False)
         if state.step in snapshot_steps(config):
             pool = sample_held_out(policy, task, config, m, "test", 4, min(30, config.pool))
             log.write_snapshot(state.step, pool)
@@ -152,7 +154,7 @@ def backward(
 
     The loss is a mean over all sampled tokens. The rollouts go through the model in micro-batches. One
     number of tokens divides the losses of all of them, so their gradients add up to that of the whole
-    batch. A rollout without an advantage counts in that number, and the KL term pulls it to the
+    batch. A rollout with an advantage of 0 counts in that number, and the KL term pulls it to the
     reference policy.
 
     Args:
@@ -198,10 +200,10 @@ def backward(
 
 
 def learning_rate(peak: float, t: int, config: Config) -> float:
-    """Of step t, counted from 0: the peak, times a rise over the first steps, times the decay."""
-    decay = 1.0
-    if config.lr_schedule == "linear":
-        decay = 1.0 - 0.9 * t / config.steps
+    """The rate of step t, from 0: the peak; if linear, times a rise at first, times a decay."""
+    if config.lr_schedule == "constant":
+        return peak
+    decay = 1.0 - 0.9 * t / config.steps
     n_rising = max(1, min(10, config.steps // 6))  # in a short run the decay would eat the peak
     return peak * min(1.0, (t + 1) / n_rising) * decay
 
@@ -215,16 +217,16 @@ def step_metrics(
     advantages: Tensor,
     m: int,
 ) -> dict[str, float | Tensor]:
-    """What the rollouts of a step say, before the update. W@m is what VPO maximises, for any method."""
+    """Measures of a step's rollouts, before the update. W@m is what VPO maximises."""
     G = advantages.shape[1]
     forms = set()  # the distinct answers of each group
     for row, row_answers in enumerate(answers):
         p = row // G
         forms |= {(p, str(task.canonical(problems[p], answer))) for answer in row_answers}
-    sets = scored.vectors.flatten(0, 1)  # (P * G, m, k) the answers of each rollout
+    sets = scored.vectors.flatten(0, 1)  # (P * G, m, d) the answers of each rollout
     objective_mask = scored.objective_mask.repeat_interleave(G, 0)
     if sets.shape[1] == 1:  # single answers: m of a prompt's G rollouts form a set
-        sets = scored.vectors[:, :, 0]  # (P, G, k)
+        sets = scored.vectors[:, :, 0]  # (P, G, d)
         objective_mask = scored.objective_mask
     m = min(m, sets.shape[1])
     is_distinct = scored.answer_mask & ~scored.repeat_mask
@@ -234,7 +236,7 @@ def step_metrics(
         "reward": scored.scalars.mean(),
         "best_in_rollout": scored.scalars.amax(-1).mean(),
         # the expected utility of the best of m answers under random preferences
-        "W@m": weighted_best_at_k(sets, m, objective_mask).mean(),
+        "W@m": weighted_best_at_k(sets, m, objective_mask, n_weights=512).mean(),
         # the mean distance between the reward vectors of two answers to a prompt
         "diversity": diversity(scored.vectors.flatten(1, 2)).mean(),
         # shares of the places for answers: distinct in their rollout, in their group, with a reward
@@ -243,13 +245,15 @@ def step_metrics(
         "earned": is_earning.any(-1).float().mean(),
         # shares of the groups with an advantage, and of the rollouts that were cut off
         "signal": (advantages != 0).any(1).float().mean(),
+        # the largest difference between two rewards in a group; below 1e-5 it counts as rounding
+        "gap": (scored.vectors.amax((1, 2)) - scored.vectors.amin((1, 2))).max(),
         "cut_off": 1 - sum(rollouts.ended) / len(rollouts.ended),
         "rollouts": len(rollouts.texts),
         "tokens": sum(rollouts.lengths),
     }
-    means = scored.vectors.mean((0, 1, 2))  # (k)
-    earning = is_earning.float().mean((0, 1, 2))  # (k)
-    for i, name in enumerate(task.objectives):  # without names k may differ
+    means = scored.vectors.mean((0, 1, 2))  # (d)
+    earning = is_earning.float().mean((0, 1, 2))  # (d)
+    for i, name in enumerate(task.objectives):  # without names d may differ
         metrics |= {f"reward_{name}": means[i], f"earned_{name}": earning[i]}
     return metrics
 
@@ -278,7 +282,7 @@ def warm_up(policy: Policy, task: Task, config: Config) -> None:
         peak = 2e-4  # of an adapter
     logprobs_of = token_logprobs if config.plain else fast.token_logprobs
     optimizer = checkpoints.MasterWeightAdamW(policy.model, may_fuse=False)
-    for step in tqdm(range(config.warm_steps), "SFT warm-up", unit="step"):
+    for step in progress_bar(range(config.warm_steps), "SFT warm-up", unit="step"):
         prompts, texts = demonstrations(policy, task, config, step)
         rollouts = rollouts_of_texts(policy, prompts, texts)
         policy.model.zero_grad()

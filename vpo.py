@@ -2,13 +2,12 @@
 
     w_1..w_K ~ Dirichlet(alpha)              sample_weights     once per prompt, shared by its G rollouts
     u_j(g) = max_{y in S} w_j . r(y)         set_scores         S = the m answers of rollout g
-    R_g = 1/K sum_j u_j(g)                   set_reward
+    R_g = 1/K sum_j u_j(g)                   set_reward         Eq. 2, which estimates Eq. 1, E_w u(g)
     A_g = (R_g - mean R) / (std R + eps)     group_normalize    over the G rollouts of one prompt
-    loss = PPO-clip(A) + c KL(pi || ref)     policy_loss        mean over all sampled tokens
+    loss = PPO-clip(A) + beta k3(pi, ref)    policy_loss        mean over all sampled tokens
 
-Letters in shapes: P prompts, G rollouts per prompt (the group), m answers per rollout,
-k objectives (components of a reward vector), K preference weights, B rollouts of a micro-batch,
-T tokens.
+Letters in shapes: P prompts, G rollouts of each (its group), m answers per rollout, d objectives
+(components of a reward vector), K preference weights, B rollouts of a micro-batch, T tokens.
 
 Four methods form one family. They differ in what a set S is and in its utility:
 
@@ -30,9 +29,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-# Below, gamma draws underflow in float32. Above, every w is nearly the centre of the simplex.
+# With a smaller alpha draws underflow in float32, with a larger one every w is nearly central.
 ALPHAS = (0.05, 100.0)
-EPS = 1e-6  # a group whose standard deviation is smaller, of scores scaled to 1, has no signal
+EPS = 1e-6  # eps; a group whose standard deviation is smaller has no signal, see `center`
 KL_LINEAR = 10.0  # nats; beyond this log-ratio the estimate of the KL is a straight line
 
 
@@ -42,15 +41,13 @@ KL_LINEAR = 10.0  # nats; beyond this log-ratio the estimate of the KL is a stra
 def sample_weights(
     P: int,
     K: int,
-    k: int,
+    d: int,
     *,
     alpha: float = 1.0,
     generator: torch.Generator | None = None,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Draw K preference weights over k objectives for each of P prompts, w ~ Dirichlet(alpha).
-
-    A Dirichlet draw is k draws of a gamma distribution divided by their sum.
+    """Draw K preference weights over d objectives for each of P prompts, w ~ Dirichlet(alpha).
 
     Args:
         alpha: 1 is uniform on the simplex, less favours its corners, more its centre.
@@ -58,19 +55,19 @@ def sample_weights(
         device: where the weights are; None: that of the generator, else the CPU.
 
     Returns:
-        (P, K, k) in float32, non-negative, every row sums to 1.
+        (P, K, d) in float32, non-negative, every row sums to 1.
     """
-    if K < 1 or k < 1:
-        raise ValueError(f"n_weights = {K}, objectives k = {k}: both must be at least 1")
+    if K < 1 or d < 1:
+        raise ValueError(f"n_weights = {K}, objectives d = {d}: both must be at least 1")
     if not ALPHAS[0] <= alpha <= ALPHAS[1]:
         raise ValueError(f"alpha = {alpha}: must be {ALPHAS[0]:g} to {ALPHAS[1]:g}")
     if device is None and generator is not None:
         device = generator.device
     if alpha == 1:
-        draws = torch.empty(P, K, k, dtype=torch.float32, device=device)
+        draws = torch.empty(P, K, d, dtype=torch.float32, device=device)
         draws = draws.exponential_(generator=generator)
     else:
-        concentration = torch.full((P, K, k), alpha, dtype=torch.float32, device=device)
+        concentration = torch.full((P, K, d), alpha, dtype=torch.float32, device=device)
         # torch.distributions takes no generator.
         draws = torch._standard_gamma(concentration, generator=generator)
     return draws / draws.sum(-1, keepdim=True)
@@ -80,40 +77,26 @@ def set_scores(
     rewards: Tensor,
     weights: Tensor,
     answer_mask: Tensor | None = None,
-    missing_answer_reward: float = 0.0,
+    empty_rollout_utility: float = 0.0,
 ) -> Tensor:
-    """The utility of every rollout's best answer: u_j(g) = max_{y in S} w_j . r(y).
-
-    It is fused: one batched matrix product makes the utilities of all answers under all weights. No
-    tensor is larger than these (P, G, m, K), or than the arguments.
+    """The utility of every rollout's best answer, u_j(g) = max_{y in S} w_j . r(y): (P, G, K).
 
     Args:
-        rewards: (P, G, m, k) reward vectors.
-        weights: (P, K, k) preference weights of each prompt.
+        rewards: (P, G, m, d) reward vectors.
+        weights: (P, K, d) preference weights of each prompt.
         answer_mask: (P, G, m) bool, False where an answer is missing. None: all are there.
-        missing_answer_reward: the utility of a rollout without answers: the least that a component
-            of a reward can be, so that silence never beats an answer.
-
-    Returns:
-        (P, G, K) in the type of `rewards`, in float32 at least.
+        empty_rollout_utility: where no answer is; the least reward, so that silence never wins.
     """
-    P, G, m, k = _check_rewards(rewards, answer_mask)
-    if weights.ndim != 3 or weights.shape[0] != P or weights.shape[2] != k:
-        raise ValueError(f"weights {tuple(weights.shape)}: expected (P, K, k) = ({P}, K, {k})")
-    precise = _precise(rewards)
-    # Autocast would round the product to bfloat16, and a card products of float32 to TF32.
-    answers = precise.double() if rewards.is_cuda else precise
-    answers = answers.reshape(P, G * m, k)
-    device = "cpu" if rewards.is_meta else rewards.device.type  # "meta" has no autocast
-    with torch.autocast(device, enabled=False):
-        utilities = torch.bmm(answers, weights.to(answers.dtype).mT)  # (P, G * m, K)
-    utilities = utilities.view(P, G, m, -1)
-    if answer_mask is None:
-        return utilities.amax(2).to(precise.dtype)
-    answer_mask = answer_mask.bool()
-    utilities = utilities.masked_fill(~answer_mask[..., None], -math.inf)
-    is_empty = ~answer_mask.any(-1, keepdim=True)  # (P, G, 1)
-    return utilities.amax(2).masked_fill(is_empty, missing_answer_reward).to(precise.dtype)
+    P, _, _, d = _check_rewards(rewards, answer_mask)
+    if weights.ndim != 3 or weights.shape[0] != P or weights.shape[2] != d:
+        raise ValueError(f"weights {tuple(weights.shape)}: expected (P, K, d) = ({P}, K, {d})")
+    utilities = _products(rewards, weights)  # (P, G, m, K)
+    if answer_mask is not None:
+        is_missing = ~answer_mask.bool()[..., None]  # (P, G, m, 1)
+        utilities = utilities.masked_fill(is_missing, -math.inf)
+        is_empty = is_missing.all(2, keepdim=True)  # (P, G, 1, 1)
+        utilities = utilities.masked_fill(is_empty, empty_rollout_utility)
+    return utilities.amax(2)
 
 
 def subset_best(scores: Tensor, s: int) -> Tensor:
@@ -128,12 +111,9 @@ def subset_best(scores: Tensor, s: int) -> Tensor:
     For G = 3, s = 2 and u_0 < u_1 < u_2 that is B(0) = B(1) = (u_1 + u_2) / 2 and B(2) = u_2.
 
     Args:
-        scores: (P, G, ...).
+        scores: (P, G, ...), as is the result.
         s: rollouts per set, 1 <= s < G; 1 changes nothing. A set as large as the group would give
             every rollout the same.
-
-    Returns:
-        The same shape as `scores`.
     """
     if s == 1:
         return scores
@@ -141,18 +121,16 @@ def subset_best(scores: Tensor, s: int) -> Tensor:
     if not 1 <= s < G:
         raise ValueError(f"a set of s = {s} rollouts needs a group of more, and G is {G}")
     n_sets = math.comb(G - 1, s - 1)
-    own = [math.comb(i, s - 1) / n_sets for i in range(G)]
-    above = [0.0] + [math.comb(j - 1, s - 2) / n_sets for j in range(1, G)]
     scores = _precise(scores)
-    own = torch.tensor(own, dtype=scores.dtype, device=scores.device)  # (G)
-    above = torch.tensor(above, dtype=scores.dtype, device=scores.device)  # (G)
+    own = scores.new_tensor([math.comb(i, s - 1) / n_sets for i in range(G)])  # (G)
+    above = scores.new_tensor([0.0] + [math.comb(j - 1, s - 2) / n_sets for j in range(1, G)])
 
     highest = scores.amax(1, keepdim=True)  # subtracted so that equal scores become exact zeros
     ranked, order = (scores - highest).sort(1)
     ranked = ranked.transpose(1, -1)  # (P, ..., G)
     weighted = ranked * above
-    higher = weighted.flip(-1).cumsum(-1).flip(-1) - weighted  # the sum over j > i
-    best_by_rank = (ranked * own + higher).transpose(1, -1)
+    sum_above = weighted.flip(-1).cumsum(-1).flip(-1) - weighted  # over j > i
+    best_by_rank = (ranked * own + sum_above).transpose(1, -1)
     best = torch.empty_like(scores).scatter(1, order, best_by_rank)
     return best + highest
 
@@ -161,34 +139,28 @@ def set_reward(
     rewards: Tensor,
     weights: Tensor,
     answer_mask: Tensor | None = None,
-    missing_answer_reward: float = 0.0,
+    empty_rollout_utility: float = 0.0,
     subset: int = 1,
 ) -> Tensor:
-    """R_g = 1/K sum_j u_j(g): the mean over w is outside, the maximum over the answers inside.
+    """R_g = 1/K sum_j u_j(g) (Eq. 2), which estimates R(S) = E_w max_{y in S} w . r(y) (Eq. 1).
 
     Two specialists, r = (1, 0) and (0, 1), are worth E max(w_1, w_2) = 3/4 together. Two equal
     compromises, r = (1/2, 1/2), are worth 1/2. With the mean inside both sets would be worth 1/2.
 
-    A set are the answers of s = `subset` rollouts; 1 is VPO, more Group VPO. The other arguments are
+    A set is the answers of s = `subset` rollouts; 1 is VPO, more Group VPO. The other arguments are
     those of `set_scores`. Returns (P, G).
     """
-    utilities = set_scores(rewards, weights, answer_mask, missing_answer_reward)  # (P, G, K)
+    utilities = set_scores(rewards, weights, answer_mask, empty_rollout_utility)  # (P, G, K)
     return subset_best(utilities, subset).mean(-1)
 
 
 def group_normalize(scores: Tensor, eps: float = EPS) -> Tensor:
     """A_g = (R_g - mean R) / (std R + eps) over each prompt's group (P, G), as in GRPO.
 
-    Groups whose population standard deviation is below eps get advantages of exactly 0. With scores
-    beyond 1 the bound grows with the largest of them, as their rounding errors do.
+    std is the population's. Groups that differ by rounding alone get exactly 0, see `center`.
     """
-    if scores.ndim != 2 or scores.shape[1] < 2:
-        raise ValueError(f"scores {tuple(scores.shape)}: expected (P, G) with G >= 2")
-    scores = _precise(scores)
-    scale = scores.abs().amax(1, keepdim=True).clamp_min(1.0)  # (P, 1)
-    centered = center(scores)
-    std = scale * (centered / scale).square().mean(1, keepdim=True).sqrt()  # (P, 1)
-    return torch.where(std < eps * scale, 0.0, centered / (std + eps))
+    centered = center(scores, eps)  # R_g - mean R
+    return centered / (_std(centered) + eps)
 
 
 def vpo_advantage(  # noqa: PLR0913 - the public estimator: every argument is one symbol of the paper
@@ -198,33 +170,32 @@ def vpo_advantage(  # noqa: PLR0913 - the public estimator: every argument is on
     objective_mask: Tensor | None = None,
     n_weights: int = 100,
     alpha: float = 1.0,
-    missing_answer_reward: float = 0.0,
+    empty_rollout_utility: float = 0.0,
     subset: int = 1,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """The advantage of VPO, and of Group VPO where subset > 1: (P, G, m, k) -> (P, G).
+    """The advantage of VPO, Eq. 2 normalised in the group; of Group VPO where subset > 1: (P, G).
 
     The G rollouts of a prompt share its preference weights. Only then do the errors of the random
     weights cancel in R_g - mean R. A NaN in a reward makes its whole group's advantages NaN.
 
     Args:
-        rewards: (P, G, m, k) reward vectors.
-        answer_mask: (P, G, m) bool, see `set_scores`.
-        objective_mask: (P, k) bool, which objectives a prompt has. The others get no weight.
-        n_weights: K, preference weights per prompt.
-        alpha: of their Dirichlet distribution.
-        missing_answer_reward: the utility of a rollout without answers, see `set_scores`.
+        rewards, answer_mask, empty_rollout_utility: see `set_scores`.
+        objective_mask: (P, d) bool, which objectives a prompt has. The others get no weight.
+        n_weights, alpha: K, preference weights per prompt, and of their Dirichlet distribution.
         subset: s, rollouts that form a set together, with all their answers. 1 is VPO.
-        generator: of the preference weights, on the device of `rewards`. None: torch's default one.
+        generator: of the weights, on the device of `rewards`. None: torch's default one.
     """
-    P, _, _, k = _check_rewards(rewards, answer_mask)
+    P, _, _, d = _check_rewards(rewards, answer_mask)
+    kind = _precise(rewards).dtype
+    rewards = _exact(rewards)
     weights = sample_weights(
-        P, n_weights, k, alpha=alpha, generator=generator, device=rewards.device
+        P, n_weights, d, alpha=alpha, generator=generator, device=rewards.device
     )
     if objective_mask is not None:
-        rewards, weights = _without_absent(rewards, weights, objective_mask)
-    set_rewards = set_reward(rewards, weights, answer_mask, missing_answer_reward, subset)  # (P, G)
-    return group_normalize(set_rewards)
+        rewards, weights = _present(rewards, weights, objective_mask)
+    set_rewards = set_reward(rewards, weights, answer_mask, empty_rollout_utility, subset)  # (P, G)
+    return group_normalize(set_rewards).to(kind)
 
 
 # The methods: (what the rollouts earned, options) -> advantages (P, G).
@@ -232,20 +203,20 @@ def vpo_advantage(  # noqa: PLR0913 - the public estimator: every argument is on
 
 @dataclass
 class Scored:
-    """What the rollouts of P prompts earned: G rollouts each, m answers each, k objectives."""
+    """What the rollouts of P prompts earned: G rollouts each, m answers each, d objectives."""
 
-    vectors: Tensor  # (P, G, m, k) `minimum` where an answer is missing, 0 beyond a prompt's own k
-    scalars: Tensor  # (P, G, m) the task scalar of each answer, which is that of VPO's rivals
+    vectors: Tensor  # (P, G, m, d) `minimum` where an answer is missing, 0 beyond a prompt's own d
+    scalars: Tensor  # (P, G, m) the task scalar of each answer, for the methods without w
     answer_mask: Tensor  # (P, G, m) bool, False where an answer is missing
     repeat_mask: Tensor  # (P, G, m) bool, True where it repeats an earlier one of its rollout
-    objective_mask: Tensor  # (P, k) bool, the objectives that each prompt has
+    objective_mask: Tensor  # (P, d) bool, the objectives that each prompt has
     missing_scalar: Tensor  # (P, 1) the task scalar of a missing answer
     minimum: float = 0.0  # the least that a component can be
 
 
 @dataclass
 class Options:
-    """The options of the methods. Each takes what it needs."""
+    """The options of the methods. Each method takes those that it needs."""
 
     n_weights: int = 100  # K, preference weights per prompt
     alpha: float = 1.0  # of their Dirichlet distribution
@@ -274,11 +245,11 @@ def maxrl(scored: Scored, options: Options) -> Tensor:
 def gdpo(scored: Scored, options: Options) -> Tensor:
     """GDPO (arXiv 2601.05242): each objective normalised in the group, their sum over the batch."""
     P, G = single(scored).shape
-    by_objective = scored.vectors[:, :, 0].transpose(1, 2).flatten(0, 1)  # (P * k, G)
-    normalized = group_normalize(by_objective).view(P, -1, G)  # (P, k, G)
+    by_objective = scored.vectors[:, :, 0].transpose(1, 2).flatten(0, 1)  # (P * d, G)
+    normalized = group_normalize(by_objective).view(P, -1, G)  # (P, d, G)
     total = normalized.masked_fill(~scored.objective_mask[..., None], 0.0).sum(1)  # (P, G)
     advantages = group_normalize(total.view(1, P * G)).view(P, G)
-    return torch.where(total == 0, 0.0, advantages)  # the batch's mean is 0 but for rounding
+    return torch.where(total == 0, 0.0, advantages)  # no signal: 0, not rounding errors
 
 
 def max_at_k(scored: Scored, options: Options) -> Tensor:
@@ -289,7 +260,7 @@ def max_at_k(scored: Scored, options: Options) -> Tensor:
 
 def random_weighting(scored: Scored, options: Options) -> Tensor:
     """Random weighting (arXiv 2605.22817, baselines): w . r under one w per prompt and step."""
-    single(scored)  # sets are refused
+    check_single(scored)
     return vpo(scored, replace(options, n_weights=1, subset=1))
 
 
@@ -304,27 +275,21 @@ def multi_rlvr(scored: Scored, options: Options) -> Tensor:
 
 
 def vpo(scored: Scored, options: Options) -> Tensor:
-    """VPO (arXiv 2605.22817): the sets are the m answers of one rollout; of s rollouts if s is given.
-
-    A repeated answer does not raise the maximum, so it needs no mask.
-    """
+    """VPO (arXiv 2605.22817): the sets are the m answers of one rollout; of s rollouts if s is given."""
     return vpo_advantage(
         scored.vectors,
         scored.answer_mask,
         objective_mask=scored.objective_mask,
         n_weights=options.n_weights,
         alpha=options.alpha,
-        missing_answer_reward=scored.minimum,
+        empty_rollout_utility=scored.minimum,
         subset=options.subset or 1,
         generator=options.generator,
     )
 
 
 def group_vpo(scored: Scored, options: Options) -> Tensor:
-    """Group VPO (ours): the sets are formed across the group's rollouts, which hold one answer each.
-
-    Under each w a rollout is paid the mean utility of all sets of s rollouts that contain it.
-    """
+    """Group VPO (ours): the sets are formed across the group's rollouts, which hold one answer each."""
     s = options.subset or default_subset(scored.vectors.shape[1])
     return vpo(scored, replace(options, subset=s))
 
@@ -355,16 +320,30 @@ def default_subset(G: int) -> int:
 
 def single(scored: Scored) -> Tensor:
     """The task scalars (P, G) of rollouts that hold one answer each."""
-    m = scored.scalars.shape[-1]
-    if m != 1:
-        raise ValueError(f"takes one answer per rollout, not m = {m}; vpo takes several")
+    check_single(scored)
     return _precise(scored.scalars[..., 0])
 
 
-def center(scores: Tensor) -> Tensor:
-    """Scores (P, G) minus their mean over the group; equal ones become exact zeros."""
-    scores = scores - scores[:, :1]
-    return scores - scores.mean(1, keepdim=True)
+def check_single(scored: Scored) -> None:
+    """Raise ValueError unless each rollout holds one answer."""
+    m = scored.scalars.shape[-1]
+    if m != 1:
+        raise ValueError(f"takes one answer per rollout, not m = {m}; vpo takes several")
+
+
+def center(scores: Tensor, eps: float = EPS) -> Tensor:
+    """R_g - mean R over each prompt's group (P, G), exactly 0 in a group that differs by rounding alone.
+
+    That is where the population standard deviation is below eps. With scores beyond 1 the bound grows
+    with the largest of them, as their rounding errors do.
+    """
+    if scores.ndim != 2 or scores.shape[1] < 2:
+        raise ValueError(f"scores {tuple(scores.shape)}: expected (P, G) with G >= 2")
+    scores = _precise(scores)
+    shifted = scores - scores[:, :1]  # so that rounding cannot make equal scores differ
+    centered = shifted - shifted.mean(1, keepdim=True)
+    scale = scores.abs().amax(1, keepdim=True).clamp_min(1.0)  # (P, 1)
+    return torch.where(_std(centered) < eps * scale, 0.0, centered)
 
 
 # The loss.
@@ -386,16 +365,14 @@ def policy_loss(  # noqa: PLR0913 - the public loss: every argument is one symbo
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO-clip with dual clip, plus kl_coef times an estimate of KL(policy || reference policy).
 
-    An entropy bonus, entropy_coef times the mean entropy of the policy, is subtracted from the loss.
-    In the first update after sampling the ratios are 1 up to rounding, and nothing is clipped. Dual
-    clip (arXiv 1912.09729) bounds the loss where the advantage is negative. The estimate of KL, k3,
-    is x - log x - 1 with x = reference / policy. Its gradient is on average that of
-    KL(reference || policy), which brings rare tokens back. Beyond log x = KL_LINEAR it goes on as a
-    straight line with the same slope, so that loss and gradient stay finite.
+    A bonus, entropy_coef times the policy's mean entropy, is subtracted. Dual clip (arXiv 1912.09729)
+    bounds the loss where the advantage is negative. The estimate of KL, k3, is x - log x - 1 with
+    x = reference / policy. Its gradient is on average that of KL(reference || policy), which brings
+    rare tokens back. Beyond log x = KL_LINEAR it is a straight line, so that it stays finite.
 
     Args:
         logprobs, old_logprobs, ref_logprobs: (B, T) of the sampled tokens, in nats.
-        entropy: (B, T) of the distributions that they were drawn from, in nats; for entropy_coef.
+        entropy: (B, T) of the policy's distributions there, in nats; for entropy_coef.
         advantages: (B,), or (B, T) where each token has its own.
         token_mask: (B, T) bool, which tokens were sampled. A row may have none.
         n_tokens: sampled tokens in the WHOLE batch, so that micro-batches add up to one gradient.
@@ -407,6 +384,7 @@ def policy_loss(  # noqa: PLR0913 - the public loss: every argument is one symbo
     """
     A = advantages if advantages.ndim == 2 else advantages[:, None]  # (B, T) or (B, 1)
     token_mask = token_mask.bool()
+    n_tokens = torch.as_tensor(n_tokens).clamp_min(1)  # a batch without tokens has a loss of 0
     log_ratio = (logprobs - old_logprobs).masked_fill(~token_mask, 0.0)
     ratio = log_ratio.clamp_max(80).exp()  # finite, so that an advantage of 0 gives a loss of 0
     unclipped = -A * ratio
@@ -427,7 +405,9 @@ def policy_loss(  # noqa: PLR0913 - the public loss: every argument is one symbo
     beyond = (log_x - KL_LINEAR).relu() * (math.exp(KL_LINEAR) - 1)
     kl = (curved.expm1() - curved + beyond).sum() / n_tokens
     metrics["kl"] = kl.detach()
-    return loss + kl_coef * kl, metrics
+    if kl_coef:  # 0 times an infinite estimate would be NaN
+        loss = loss + kl_coef * kl
+    return loss, metrics
 
 
 # Helpers.
@@ -438,28 +418,51 @@ def _precise(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def _exact(x: Tensor) -> Tensor:
+    """Numbers in float64, so that small differences between large ones count. MPS has no float64."""
+    return _precise(x) if x.is_mps else x.double()
+
+
+def _products(rewards: Tensor, weights: Tensor) -> Tensor:
+    """w . r of every answer (P, G, m, d) under every weight (P, K, d): (P, G, m, K).
+
+    The products are exact: float32, and autocast or TF32 even more, would lose small differences.
+    """
+    answers = _exact(rewards).flatten(1, 2)  # (P, G * m, d)
+    device = "cpu" if rewards.is_meta else rewards.device.type  # "meta" has no autocast
+    with torch.autocast(device, enabled=False):
+        products = torch.bmm(answers, weights.to(answers.dtype).mT)  # (P, G * m, K)
+    return products.unflatten(1, rewards.shape[1:3]).to(_precise(rewards).dtype)
+
+
+def _std(centered: Tensor) -> Tensor:
+    """The population standard deviation (P, 1) of centered scores (P, G), without overflow."""
+    scale = centered.abs().amax(1, keepdim=True).clamp_min(1.0)
+    return scale * (centered / scale).square().mean(1, keepdim=True).sqrt()
+
+
 def _check_rewards(rewards: Tensor, answer_mask: Tensor | None = None) -> torch.Size:
-    """The shape (P, G, m, k) of rewards, if they and the mask have it."""
+    """The shape (P, G, m, d) of rewards, if they and the mask have it."""
+    if not isinstance(rewards, Tensor):
+        raise TypeError(f"rewards: expected a tensor (P, G, m, d), not {type(rewards).__name__}")
     shape = tuple(rewards.shape)
     if len(shape) != 4 or 0 in shape:
-        raise ValueError(f"rewards {shape}: expected (P, G, m, k), none of them 0")
+        raise ValueError(f"rewards {shape}: expected (P, G, m, d), none of them 0")
     if answer_mask is not None and answer_mask.shape != shape[:3]:
         raise ValueError(f"answer_mask {tuple(answer_mask.shape)}: expected {shape[:3]}")
     return rewards.shape
 
 
-def _without_absent(
-    rewards: Tensor, weights: Tensor, objective_mask: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Rewards (P, G, m, k) and weights (P, K, k) without the objectives that a prompt lacks.
+def _present(rewards: Tensor, weights: Tensor, objective_mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Rewards (P, G, m, d) and weights (P, K, d) without the objectives that a prompt lacks.
 
     A Dirichlet draw that loses some components and is rescaled is one of the others' Dirichlet. A
     prompt without any objective keeps all weights: its answers earn 0 under each.
     """
-    P, _, _, k = rewards.shape
-    if objective_mask.shape != (P, k):
-        raise ValueError(f"objective_mask {tuple(objective_mask.shape)}: expected {(P, k)}")
-    is_absent = ~objective_mask.bool()  # (P, k)
+    P, _, _, d = rewards.shape
+    if objective_mask.shape != (P, d):
+        raise ValueError(f"objective_mask {tuple(objective_mask.shape)}: expected {(P, d)}")
+    is_absent = ~objective_mask.bool()  # (P, d)
     rewards = rewards.masked_fill(is_absent[:, None, None], 0.0)
     has_some = ~is_absent.all(-1, keepdim=True)  # (P, 1)
     weights = weights.masked_fill((is_absent & has_some)[:, None], 0.0)

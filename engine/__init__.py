@@ -1,3 +1,3 @@
 """What keeps runs: flags, folders, checkpoints, models, tasks, processes, messages."""
 
-__version__ = "3.3"  # the first number changes with what is measured; docs/changes.md
+__version__ = "4.0"  # the first number changes with what is measured; docs/changes.md

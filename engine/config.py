@@ -72,9 +72,14 @@ class Config:
     lr: list[str] = flag(
         TINY_RATES.split(), "peak learning rates: of all methods, or of one as vpo=2e-5"
     )
-    updates: int = flag(1, "updates per batch of rollouts; the paper takes 2", 1, 1000)
+    updates: int = flag(
+        1,
+        "optimizer steps per training step, each on its part of the prompts; the paper takes 2",
+        1,
+        65536,
+    )
     lr_schedule: Literal["linear", "constant"] = flag(
-        "linear", "after 10 steps of rise, a sixth of short runs; linear falls to a tenth"
+        "linear", "linear: a rise over 10 steps, a sixth of short runs, then a fall to a tenth"
     )
     kl: float = flag(1e-3, "weight of KL(policy || start model) in the loss; 0: none", 0, 1e6)
     entropy_coef: float = flag(0.0, "weight of a bonus for the entropy of tokens; 0: none", 0, 1e6)
@@ -130,6 +135,10 @@ class Config:
     def warms_up_all(self) -> bool:
         """Whether an SFT warm-up trains all weights of a language model, for which bfloat16 is too coarse."""
         return not self.is_tiny and self.warm_steps > 0 and not self.lora_rank
+
+    def groups_per_step(self, method: str) -> int:
+        """P of a method, so that all methods sample equally many answers: 12 of VPO, 36 of GRPO."""
+        return self.prompts_per_step * self.m // answers_per_rollout(method, self.m)
 
 
 LANGUAGE_DEFAULTS: dict[str, Any] = {
@@ -322,18 +331,25 @@ def check_methods(config: Config) -> None:
             hint = did_you_mean(name, [] if "," in name else ADVANTAGES)
             raise UserError(f"--method {name}: unknown; {known}{hint}")
         peak_rate(config, name)
+        P = config.groups_per_step(name)
+        if P % config.updates:
+            advice = f"{name} has {P} per step; take a number that divides them"
+            raise UserError(
+                f"--updates {config.updates}: needs equally many prompts each; {advice}"
+            )
         try_method(name, config)
 
 
 def try_method(name: str, config: Config) -> None:
-    """Raise UserError for a method that cannot be used, tried on two made-up groups."""
+    """Raise UserError for a method that cannot be used, tried on three made-up groups."""
     G = config.group_size
     generator = torch.Generator().manual_seed(0)
-    rewards = torch.rand(2, G, answers_per_rollout(name, config.m), 2, generator=generator)
-    rewards[1] = rewards[1, :1]  # a group whose rollouts earn the same
+    rewards = torch.rand(3, G, answers_per_rollout(name, config.m), 2, generator=generator)
+    rewards[1:] = rewards[1:, :1]  # two groups whose rollouts earn the same,
+    rewards[2, 0] *= 1 + 2**-23  # in the last one but for rounding, as of sums in another order
     present = torch.ones(rewards.shape[:3], dtype=torch.bool)
-    objectives = torch.ones(2, 2, dtype=torch.bool)
-    scored = Scored(rewards, rewards.mean(-1), present, ~present, objectives, torch.zeros(2, 1))
+    objectives = torch.ones(3, 2, dtype=torch.bool)
+    scored = Scored(rewards, rewards.mean(-1), present, ~present, objectives, torch.zeros(3, 1))
     try:
         advantages = ADVANTAGES[name](scored, options_of(config, generator))
     except ValueError as error:  # a flag does not fit, or a user's own code has a fault
@@ -341,9 +357,11 @@ def try_method(name: str, config: Config) -> None:
         flags = f"--group-size {G} --subset {config.subset}"
         raise error if is_own else UserError(f"--method {name} {flags}: {error}") from None
     check_advantages(name, advantages, scored)
-    if advantages[1].any():
-        rule = "must return advantages of exactly 0 for equal rewards (see vpo.center)"
-        raise UserError(f"--method {name}: {rule}, not {advantages[1]!r:.80}")
+    if advantages[1:].any():
+        rule = (
+            "must return advantages of exactly 0 for rewards that are equal, or differ by rounding"
+        )
+        raise UserError(f"--method {name}: {rule} (see vpo.center), not {advantages[1:]!r:.80}")
 
 
 def check_advantages(name: str, advantages: Any, scored: Scored) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from engine.config import MAY_DIFFER, Config, flag_of, peak_rate
+from engine.models import load_config_and_tokenizer
 from engine.runs import StoredPolicy, load_run, policies, steps_done
 from rewards import Problem, UserError
 from vpo import ADVANTAGES, SEVERAL_ANSWERS
@@ -54,9 +55,9 @@ class Pool:
 
     problems: list[Problem]
     answers: list[list[str | None]]  # (N, n) None where a rollout left the slot empty
-    rewards: Tensor  # (N, n, k) zero beyond a problem's own objectives
+    rewards: Tensor  # (N, n, d) zero beyond a problem's own objectives
     scalars: Tensor  # (N, n) task scalars
-    objective_mask: Tensor  # (N, k) bool, the objectives that each problem has
+    objective_mask: Tensor  # (N, d) bool, the objectives that each problem has
 
 
 @dataclass
@@ -71,6 +72,10 @@ class Row:
 def evaluations_of(runs: list[Path], flags: Any) -> list[Evaluation]:
     """How eval.py's flags evaluate runs: a flag that is not given is as in the first run."""
     changes = {field.name: getattr(flags, field.name) for field in dataclasses.fields(Settings)}
+    names = [f"{t:g}" for t in flags.mix]  # of rows and folders
+    if len(set(names)) < len(names):
+        given = " ".join(map(str, flags.mix))
+        raise UserError(f"--mix {given}: two are equal to six digits; drop one")
     changes["mix"] = tuple(flags.mix)
     settings = vars(evaluation_of(runs[0], changes).settings)
     evaluations = [evaluation_of(run, settings) for run in runs]
@@ -85,6 +90,7 @@ def evaluations_of(runs: list[Path], flags: Any) -> list[Evaluation]:
 def evaluation_of(run: Path, changes: dict) -> Evaluation:
     """How to evaluate a run: by its own flags, but for the changes that are not None."""
     config = load_run(run).config
+    load_config_and_tokenizer(str(run / "start"))  # raises if it is damaged
     if config.lora_rank and not importlib.util.find_spec("peft"):
         raise UserError(f"{run}: holds adapters, which need peft; pip install peft")
     n = config.eval_problems or Config.eval_problems

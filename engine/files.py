@@ -14,6 +14,11 @@ from rewards import UserError
 LOCK = ".lock"  # file of a run folder that the process which trains there holds
 
 
+def listed(folder: Path, pattern: str = "*") -> list[Path]:
+    """What a folder holds, sorted. Names that begin with a dot are left out: other systems add such files."""
+    return sorted(path for path in folder.glob(pattern) if not path.name.startswith("."))
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file as a whole or not at all."""
     temporary = path.with_name(f"{path.name}.tmp")

@@ -21,14 +21,17 @@ def mixed(
 ) -> Policy:
     """The policy of a method of a run, its weights moved to start + t (trained - start).
 
+    Between the two it is float32: the steps of bfloat16 are as large as what a training changes.
+
     Args:
         method: or "start".
         config: of the run.
     """
     folder = policies(run, config.m)[method].folder
-    policy = load_policy(str(folder), task, device=device, dtype=config.dtype)
+    dtype = "float32" if 0 < t < 1 else config.dtype
+    policy = load_policy(str(folder), task, device=device, dtype=dtype)
     if t < 1:
-        start, _ = load_hugging_face(str(run / "start"), config.dtype)
+        start, _ = load_hugging_face(str(run / "start"), dtype)
         mix_weights(policy.model, start, t)
     return policy
 
@@ -72,9 +75,12 @@ def save_mixed_run(evaluation: Evaluation, folder: Path) -> None:
         if config.lora_rank:
             from peft import PeftModel  # optional
 
-            start, _ = load_hugging_face(str(run / "start"), config.dtype)
+            start, _ = load_hugging_face(str(run / "start"), "float32")  # it takes up small changes
             adapted = PeftModel.from_pretrained(start, stored.folder)
             mix_weights(adapted, start, stored.t)
             model = adapted.merge_and_unload()
-        write_folder(target, functools.partial(save_model, model, policy.tokenizer))
+        save = functools.partial(
+            save_model, model, policy.tokenizer, temperature=config.temperature
+        )
+        write_folder(target, save)
         print(f"saved: {target}")

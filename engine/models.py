@@ -4,7 +4,8 @@ import contextlib
 import functools
 import io
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.utils.checkpoint import checkpoint
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -29,9 +31,13 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine.errors import did_you_mean, is_out_of_memory
+from engine.files import listed
 from rewards import MAX_ANSWERS, Task, UserError
 
 ADAPTER_FILE = "adapter_config.json"  # tells a folder of peft from an ordinary checkpoint
+FILE_KINDS = (".json", ".safetensors", ".bin", ".jinja", ".model", ".txt")  # of a checkpoint
+OTHER_MODEL = "choose a decoder-only model such as Qwen, Llama, SmolLM, Gemma or GPT-2"
+TWO_ROPES = ("gemma3_text", "gemma3n_text", "olmo3")  # one for layers with a window
 PAD = "<pad>"
 EOS = "<eos>"
 
@@ -102,7 +108,10 @@ def load_hugging_face(name: str, dtype: str) -> tuple[PreTrainedModel, PreTraine
         problem = (
             f"its files lack {wrong[0]} and {len(wrong) - 1} more, or have them in another size"
         )
-        raise UserError(f"--model {name}: incomplete, {problem}; {_remedy(name)}")
+        saved = config.architectures or [type(model).__name__]
+        is_other = type(model).__name__ not in saved
+        advice = f"they are of a {saved[0]}; {OTHER_MODEL}" if is_other else _remedy(name)
+        raise UserError(f"--model {name}: incomplete, {problem}; {advice}")
     return model.eval(), tokenizer
 
 
@@ -116,12 +125,30 @@ def load_config_and_tokenizer(name: str) -> tuple[PreTrainedConfig, PreTrainedTo
     source = str(Path(name).parent.parent / "start") if is_adapter(name) else name
     with _explained(name):
         config = AutoConfig.from_pretrained(source, **_hub_options(name))
+    check_kind(config, name)
+    with _explained(name):
         tokenizer = AutoTokenizer.from_pretrained(name, config=config, **_hub_options(name))
     return config, tokenizer
 
 
+def check_kind(config: PreTrainedConfig, name: str) -> None:
+    """Raise UserError for a model that is not decoder-only. Its attention becomes one that runs here."""
+    is_masked = "MaskedLM" in str(config.architectures)
+    has_encoder = getattr(config, "is_encoder_decoder", False)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or has_encoder or is_masked:
+        kind = (config.architectures or [config.model_type])[0]
+        raise UserError(f"--model {name}: is a {kind}; {OTHER_MODEL}")
+    attention = config._attn_implementation  # of its config.json
+    if attention not in (None, "sdpa", "eager"):
+        print(
+            f"--model {name}: attention by sdpa, not by {attention} of its config.json",
+            file=sys.stderr,
+        )
+        config._attn_implementation = None  # sdpa, or eager where a model has no other
+
+
 def is_adapter(name: str) -> bool:
-    return (Path(name) / ADAPTER_FILE).is_file()
+    return (Path(name) / ADAPTER_FILE).exists()
 
 
 def _belongs_to_run(name: str) -> bool:
@@ -161,36 +188,53 @@ def _explained(name: str) -> Iterator[None]:
         if "trust_remote_code" in str(error):
             reason = "it needs code of its own, which is not run here"
             advice = "choose a model whose code is in transformers"
+        elif _is_gguf(name):
+            reason = "GGUF files hold rounded weights, for llama.cpp"
+            advice = "take the model that they were made from, with config.json and safetensors"
+        elif Path(name).is_file():
+            reason = "a file"
+            advice = "name the folder that holds config.json and the weights"
         elif not Path(name).exists():
             advice = "no such folder or Hub model, no connection, or it is gated: `hf auth login`"
-            beside = [path.name for path in Path(name).parent.glob("*")]
+            beside = [path.name for path in listed(Path(name).parent)]
             advice += did_you_mean(Path(name).name, beside)
         else:
             _check_files(name)
             version = transformers.__version__
             advice = f"install what it lacks, or try another transformers than {version}"
+            if isinstance(error, OSError) and error.errno is None:  # transformers misses a file
+                advice = _remedy(name)
         raise UserError(f"--model {name}: cannot be loaded ({reason}); {advice}") from error
 
 
 def _check_files(name: str) -> None:
-    """Raise UserError for a file of a checkpoint that is missing or damaged. The weights are not read."""
+    """Raise UserError for a file of a checkpoint that is missing or damaged, or a folder. The weights are not read."""
     folder = Path(name)
     kind = ADAPTER_FILE if is_adapter(name) else "config.json"
     paths = {folder / kind}
     if _belongs_to_run(name):  # it has the files of the run's start
         start = folder.parent.parent / "start"
-        paths |= {folder / path.name for path in start.glob("tokenizer*.json")}
-    paths |= {*folder.glob("*.json"), *folder.glob("*.safetensors")}
+        paths |= {folder / path.name for path in listed(start, "tokenizer*.json")}
+    paths |= {path for path in listed(folder) if path.suffix in FILE_KINDS}
     for path in sorted(paths):
         try:
+            if path.is_dir():
+                raise ValueError("a folder, not a file")
             if path.suffix == ".json":
                 json.loads(path.read_text("utf-8"))
-            else:
+            elif path.suffix == ".safetensors":
                 with safe_open(path, "pt"):  # which looks at its size
                     pass
         except (FileNotFoundError, NotADirectoryError, ValueError, SafetensorError) as error:
             problem = f"cannot be loaded ({path.name} is missing or damaged: {error})"
             raise UserError(f"--model {name}: {problem}; {_remedy(name)}") from error
+
+
+def _is_gguf(name: str) -> bool:
+    """Whether a model is there as GGUF files alone."""
+    files = listed(Path(name)) if Path(name).is_dir() else [Path(name)]
+    is_whole = any(file.suffix in (".safetensors", ".bin") for file in files)
+    return not is_whole and any("gguf" in file.name.lower() for file in files)
 
 
 def _remedy(name: str) -> str:
@@ -203,20 +247,66 @@ def _remedy(name: str) -> str:
 
 
 def save_model(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str | Path
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: str | Path,
+    temperature: float = 1.0,
 ) -> None:
     """An ordinary Hugging Face checkpoint: AutoModelForCausalLM and AutoTokenizer load it.
 
-    Of the base model's generation settings only the special tokens are kept: the policy was trained
-    at a plain temperature, without top-p, top-k or penalties.
+    Of the base model's generation settings only the special tokens are kept: `generate` samples as
+    the training did, at this temperature, without top-p, top-k or penalties.
     """
     model.generation_config = GenerationConfig(
         bos_token_id=model.generation_config.bos_token_id,
         eos_token_id=model.generation_config.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
+        do_sample=True,
+        temperature=temperature,
+        top_k=0,
+        top_p=1.0,
     )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    _change(Path(folder, "config.json"), _name_rope)
+    _change(Path(folder, "tokenizer_config.json"), _name_tokenizer)
+
+
+def _name_rope(config: dict) -> None:
+    """Add to a config.json what transformers 4, and engines that follow it, read for rope_parameters."""
+    for part in (config, config.get("text_config") or {}):
+        kind = part.get("model_type")
+        rope = part.get("rope_parameters") or {}
+        if kind in TWO_ROPES:
+            part["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+            rope = rope["full_attention"]
+        if "rope_theta" not in rope:  # as of models that transformers 4 has not got
+            continue
+        names = {"rope_theta": "rope_theta", "partial_rotary_factor": "partial_rotary_factor"}
+        if kind == "gpt_neox":
+            names = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
+        part |= {names[name]: rope[name] for name in rope.keys() & names}
+        scaling = {name: value for name, value in rope.items() if name not in names}
+        if kind == "phi3":  # it takes three fields alone
+            scaling["type"] = scaling.pop("rope_type")
+            scaling.pop("original_max_position_embeddings", None)
+        part["rope_scaling"] = None if rope["rope_type"] == "default" else scaling
+
+
+def _name_tokenizer(config: dict) -> None:
+    """Change what transformers 4 refuses in a tokenizer_config.json."""
+    if config["tokenizer_class"] == "TokenizersBackend":
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(config.get("extra_special_tokens"), list):
+        config["additional_special_tokens"] = config.pop("extra_special_tokens")
+
+
+def _change(path: Path, change: Callable[[dict], None]) -> None:
+    """Change a file of JSON, if there is one: an adapter has no config.json."""
+    if path.exists():
+        record = json.loads(path.read_text("utf-8"))
+        change(record)
+        path.write_text(json.dumps(record, indent=2), "utf-8")
 
 
 def add_adapter(model: PreTrainedModel, rank: int) -> None:
@@ -249,9 +339,7 @@ def adapter_config(model: PreTrainedModel, rank: int) -> Any:
 
 def name_start(checkpoint: Path, start: str) -> None:
     """Let an adapter's folder name its start model, a folder or a Hub id, as peft does."""
-    path = checkpoint / ADAPTER_FILE
-    record = json.loads(path.read_text("utf-8")) | {"base_model_name_or_path": start}
-    path.write_text(json.dumps(record, indent=2), "utf-8")
+    _change(checkpoint / ADAPTER_FILE, lambda record: record.update(base_model_name_or_path=start))
 
 
 def recompute_layers(model: PreTrainedModel) -> None:

@@ -31,13 +31,13 @@ from engine.config import (
     task_defaults,
 )
 from engine.errors import did_you_mean
-from engine.files import LOCK, check_free, owned, write_text, writing
+from engine.files import check_free, listed, owned, write_text, writing
 from engine.models import load_config_and_tokenizer
 from engine.tasks import check_text, load_task, load_task_class
 from rewards import Task, UserError
 from vpo import ADVANTAGES, answers_per_rollout
 
-LEFTOVERS = {LOCK, "config.json.tmp"}  # of a run that could not begin, as on a full disk
+LEFTOVER = "config.json.tmp"  # of a run that could not begin, as on a full disk
 
 
 @dataclass
@@ -148,7 +148,8 @@ def find_run(out: Path, resume: bool) -> StoredRun | None:
         return stored if resume or stored.has_checkpoint else None  # else nothing is lost
     if resume:
         raise UserError(f"--resume: {out} holds no run; name the folder of one with --out")
-    if out.exists() and (not out.is_dir() or set(os.listdir(out)) - LEFTOVERS):
+    is_free = out.is_dir() and {path.name for path in listed(out)} <= {LEFTOVER}
+    if out.exists() and not is_free:
         raise UserError(f"--out {out}: not empty, and no run of train.py; take another name")
     return None
 
@@ -156,7 +157,7 @@ def find_run(out: Path, resume: bool) -> StoredRun | None:
 def load_run(run: Path) -> StoredRun:
     """The config.json of a run folder. Raises UserError if there is none, or it cannot be used."""
     if not run.exists():
-        beside = [other.name for other in run.parent.glob("*")]
+        beside = [other.name for other in listed(run.parent)]
         raise UserError(f"{run}: there is no such run{did_you_mean(run.name, beside)}")
     path = run / "config.json"
     try:
@@ -170,10 +171,15 @@ def load_run(run: Path) -> StoredRun:
         digests = dict(record.get("data", {}))
     except (OSError, UserError, ValueError, TypeError, LookupError, AttributeError) as error:
         problem = f"{path}: cannot be read as that of a run ({error!s:.200})"
-        raise UserError(f"{problem}; name a run folder, restore it or train again") from error
+        advice = "name a run folder, restore it or train again"
+        if any(run.glob("*.safetensors")) or any(run.glob("*-*/*.safetensors")):
+            advice = "it holds models: name their run, for those of --save-mixed with --mix"
+        raise UserError(f"{problem}; {advice}") from error
     if gone:
         shown = ", ".join(f"{flag_of(name)} {flags[name]}" for name in gone)
         tell_once(f"{run}: flags of another version are ignored: {shown}")
+    if history and int(str(history[0].get("vpo", "0")).partition(".")[0]) < 4:
+        tell_old_meanings(run, config)
     vars(config).update(files_of(config))
     has_checkpoint = any(checkpoints(run / method) for method in config.method)
     if has_checkpoint:
@@ -183,6 +189,15 @@ def load_run(run: Path) -> StoredRun:
             advice = "give the command from the file that defines it (docs/own.md)"
             raise UserError(f"{run}: has the method {method}, unknown here; {advice}")
     return StoredRun(config, history, has_checkpoint)
+
+
+def tell_old_meanings(run: Path, config: Config) -> None:
+    """Say which flags of a run of version 3 meant something else than they do now."""
+    if config.updates > 1:
+        meaning = f"--updates {config.updates} took the whole batch in each, not a part"
+        tell_once(f"{run}: trained by version 3, in which {meaning}")
+    if config.lr_schedule == "constant":
+        tell_once(f"{run}: trained by version 3, in which --lr-schedule constant rose at first")
 
 
 def check_files(config: Config, digests: dict[str, str]) -> None:
@@ -219,7 +234,7 @@ def file_digests(config: Config) -> dict[str, str]:
 
 def checkpoints(folder: Path) -> list[Path]:
     """The complete checkpoints of one method, oldest first."""
-    return sorted(folder.glob("checkpoint-" + 6 * "[0-9]"))
+    return listed(folder, "checkpoint-" + 6 * "[0-9]")
 
 
 def steps_done(folder: Path) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine.config import TASKS
 from engine.errors import did_you_mean, with_note
+from engine.files import listed
 from rewards import Fence, Problem, Task, Toy, UserError
 
 BUILT_IN = {"fence": Fence, "toy": Toy}
@@ -30,7 +31,7 @@ def load_task_class(name: str) -> type[Task]:
     else:
         problem = "there is no such file" if path.suffix == ".py" else "unknown"
         known = sorted(TASKS)
-        hint = did_you_mean(name, [*known, *map(str, Path().glob("*.py"))])
+        hint = did_you_mean(name, [*known, *map(str, listed(Path(), "*.py"))])
         advice = f"choose from {', '.join(known)}, or name a Python file"
         raise UserError(f"--task {name}: {problem}; {advice}{hint}")
     classes = []
@@ -127,18 +128,18 @@ def reachable_vectors(task: Task, problem: Problem) -> list[list[float]]:
     return [numbers_of(task, vector, 0, place) for vector in task.reachable(problem)]
 
 
-def numbers_of(task: Task, vector: Any, k: int, place: str) -> list[float]:
-    """A vector of k numbers, of any k if it is 0 and no objective has a name. Raises UserError for another."""
-    k = len(task.objectives) or k
+def numbers_of(task: Task, vector: Any, d: int, place: str) -> list[float]:
+    """A vector of d numbers, of any d if it is 0 and no objective has a name. Raises UserError for another."""
+    d = len(task.objectives) or d
     try:
         values = [value.__float__() for value in vector[:]]  # neither text nor a set has both
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError, RuntimeError):
         values = []
-    has_size = len(values) == k if k else values
+    has_size = len(values) == d if d else values
     if has_size and all(task.minimum <= value < 1e30 for value in values):  # no NaN either
         return values
-    rule = f"must be a list of {k or 'some'} finite numbers of at least minimum = {task.minimum}"
-    raise UserError(f"task {task.name}: {place}, {vector!r:.80}, {rule}")
+    rule = f"must be a list of {d or 'some'} finite numbers of at least minimum = {task.minimum}"
+    raise UserError(f"task {task.name}: {vector!r:.80} {rule}: {place}")
 
 
 def prompt_of(task: Task, problem: Problem, m: int) -> str:
@@ -157,7 +158,7 @@ def check_text(text: Any, name: str) -> None:
 
 
 def task_scalars(task: Task, rewards: Tensor) -> Tensor:
-    """task.scalar of rewards (..., k), checked: (...)."""
+    """task.scalar of rewards (..., d), checked: (...)."""
     scalars = torch.as_tensor(task.scalar(rewards))
     if scalars.shape != rewards.shape[:-1] or not scalars.isfinite().all():
         raise UserError(f"task {task.name}: scalar must be finite numbers (...), not {scalars}")

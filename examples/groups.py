@@ -10,21 +10,21 @@ from vpo import ADVANTAGES, Options, Scored
 
 
 def in_groups(parts: list[Scored], G: int) -> Scored:
-    """The rollouts of several parts, a `Scored` (B, 1, m, k) of each, as P groups: (P, G, m, k).
+    """The rollouts of several parts, a `Scored` (B, 1, m, d) of each, as P groups: (P, G, m, d).
 
-    The rollouts of a group stand side by side. Parts may differ in m and k.
+    The rollouts of a group stand side by side. Parts may differ in m and d.
     """
     m = max(part.vectors.shape[2] for part in parts)
-    k = max(part.vectors.shape[3] for part in parts)
-    vectors = torch.cat([widened(part.vectors, m, k) for part in parts])
-    objective_mask = torch.cat([widened(part.objective_mask, k) for part in parts])  # (P * G, k)
+    d = max(part.vectors.shape[3] for part in parts)
+    vectors = torch.cat([widened(part.vectors, m, d) for part in parts])
+    objective_mask = torch.cat([widened(part.objective_mask, d) for part in parts])  # (P * G, d)
     missing_scalar = torch.cat([part.missing_scalar for part in parts])  # (P * G, 1)
     return Scored(
-        vectors.view(-1, G, m, k),
+        vectors.view(-1, G, m, d),
         torch.cat([widened(part.scalars, m) for part in parts]).view(-1, G, m),
         torch.cat([widened(part.answer_mask, m) for part in parts]).view(-1, G, m),
         torch.cat([widened(part.repeat_mask, m) for part in parts]).view(-1, G, m),
-        objective_mask.view(-1, G, k)[:, 0],
+        objective_mask.view(-1, G, d)[:, 0],
         missing_scalar.view(-1, G)[:, :1],
         parts[0].minimum,
     )
@@ -41,7 +41,7 @@ def widened(x: Tensor, *sizes: int) -> Tensor:
 def group_advantages(
     groups: list[dict[str, Scored]], n: int, method: str, options: Options
 ) -> dict[str, float]:
-    """The advantages of rollouts that have names, each with a `Scored` (1, 1, m, k), by name.
+    """The advantages of rollouts that have names, each with a `Scored` (1, 1, m, d), by name.
 
     Groups may have lost rollouts. Those of one size go together. One that has become too small, with two
     rollouts or no more than form a set, gets 0.

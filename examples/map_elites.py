@@ -22,7 +22,7 @@ class Candidate:
     parent: int  # the order of the parent, 0 if there is none
     island: int
     answer: str  # empty where the rollout left the slot empty
-    rewards: list[float]  # (k)
+    rewards: list[float]  # (d)
     score: float  # what the goal makes of the rewards
 
 
@@ -78,8 +78,8 @@ def tournament(elites: list[Candidate], rng: random.Random) -> Candidate:
 
 def lexicase(elites: list[Candidate], rng: random.Random) -> Candidate:
     """The best in a random objective. The next random objective decides between equals."""
-    k = len(elites[0].rewards)
-    for i in rng.sample(range(k), k):
+    d = len(elites[0].rewards)
+    for i in rng.sample(range(d), d):
         best = max(candidate.rewards[i] for candidate in elites)
         elites = [candidate for candidate in elites if candidate.rewards[i] == best]
     return rng.choice(elites)
@@ -92,7 +92,7 @@ def weighting(elites: list[Candidate], rng: random.Random) -> Candidate:
 
 
 def weighted_sum(weights: list[float], rewards: list[float]) -> float:
-    """The utility of a reward vector (k) under preference weights (k)."""
+    """The utility of a reward vector (d) under preference weights (d)."""
     return sum(w * reward for w, reward in zip(weights, rewards, strict=True))
 
 

@@ -26,7 +26,7 @@ K = 100  # preference weights per group
 STEPS = 150
 
 
-# 1. The reward. It is a vector: a number for each of the k = 3 people, not their mean.
+# 1. The reward. It is a vector: a number for each of the d = 3 people, not their mean.
 
 
 def reward_vectors(boards: Tensor) -> Tensor:
@@ -41,22 +41,23 @@ def reward_vectors(boards: Tensor) -> Tensor:
 
 def group_normalize(scores: Tensor) -> Tensor:
     """(P, G) -> (P, G): how much better than its group a rollout is, in standard deviations."""
+    scores = scores - scores[:, :1]  # so that rounding cannot make equal scores differ
     centered = scores - scores.mean(1, keepdim=True)
     return centered / (centered.square().mean(1, keepdim=True).sqrt() + 1e-6)
 
 
 def grpo_advantage(rewards: Tensor) -> Tensor:
-    """The mean of the reward vector (P, G, 1, k), normalised in the group: (P, G)."""
+    """The mean of the reward vector (P, G, 1, d), normalised in the group: (P, G)."""
     return group_normalize(rewards.mean((2, 3)))
 
 
 def vpo_advantage(rewards: Tensor, weights: Tensor) -> Tensor:
-    """The set reward, normalised in the group: (P, G, m, k), (P, K, k) -> (P, G).
+    """The set reward, normalised in the group: (P, G, m, d), (P, K, d) -> (P, G).
 
-    A user with preference weights w has the utility w . r in an answer with reward vector r, and
+    A user with preference weights w gets the utility w . r from an answer with reward vector r, and
     takes the best answer of the set: R = mean over w of (max over the m answers of w . r).
     """
-    utilities = torch.einsum("pgmk,pjk->pgmj", rewards, weights)  # (P, G, m, K)
+    utilities = torch.einsum("pgmd,pkd->pgmk", rewards, weights)  # (P, G, m, K)
     set_rewards = utilities.amax(2).mean(-1)  # (P, G): the maximum inside, the mean outside
     return group_normalize(set_rewards)
 
@@ -104,7 +105,7 @@ def train(painter: Painter, method: str) -> None:
     groups = P * m // fences
     for _ in range(STEPS):
         boards, logprobs = painter.paint(groups * G, fences)  # (P * G, m * 6)
-        rewards = reward_vectors(boards.view(groups, G, fences, BOARDS))  # (P, G, m, k)
+        rewards = reward_vectors(boards.view(groups, G, fences, BOARDS))  # (P, G, m, d)
         if method == "VPO":
             advantages = vpo_advantage(rewards, random_users(groups, K))  # (P, G)
         else:

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import fast
+from engine.bars import progress_bar
 from engine.config import Parser, device_of, flag, open_device
 from engine.errors import as_command
 from engine.evaluations import Evaluation, check_comparable, evaluation_of
@@ -95,11 +95,11 @@ class Goal:
 
     task: Task
     text: str
-    weights: list[float]  # (k) preference weights, of a goal that is neither scalar nor all
+    weights: list[float]  # (d) preference weights, of a goal that is neither scalar nor all
     targets: dict[str, float] = field(default_factory=dict)  # by the problem's id, as found so far
 
     def score(self, rewards: list[float]) -> float:
-        """The goal's score of a reward vector (k)."""
+        """The goal's score of a reward vector (d)."""
         if self.text == "scalar":
             return self.task.scalar(torch.tensor(rewards)).item()
         if self.text == "all":
@@ -143,7 +143,7 @@ def make_goal(text: str, task: Task) -> Goal:
 
 
 def rounded(rewards: list[float]) -> list[float]:
-    """A reward vector (k) in float32 to six digits, so that equal ones have equal scores."""
+    """A reward vector (d) in float32 to six digits, so that equal ones have equal scores."""
     return [round(reward, 6) for reward in torch.tensor(rewards, dtype=torch.float32).tolist()]
 
 
@@ -226,7 +226,7 @@ class Search:
         # 4. Candidates.
         for row, child in enumerate(children):
             p, g = divmod(row, G)
-            vectors = scored.vectors[p, g][:, scored.objective_mask[p]]  # (m, k)
+            vectors = scored.vectors[p, g][:, scored.objective_mask[p]]  # (m, d)
             self.add_answers(populations[p], child, answers[row], vectors.tolist())
 
     def child(self, population: Population, island: int, rng: random.Random) -> Child:
@@ -258,7 +258,7 @@ class Search:
     def add_answers(
         self, population: Population, child: Child, answers: list[str], vectors: list[list[float]]
     ) -> None:
-        """Add the m slots of a rollout, of which the first hold answers, with rewards (m, k)."""
+        """Add the m slots of a rollout, of which the first hold answers, with rewards (m, d)."""
         slots = answers + [""] * (self.m - len(answers))
         for j, answer in enumerate(slots):
             # Only the first answer of the tiny model's set begins as the parent.
@@ -297,7 +297,8 @@ def search_all(
 ) -> Found:
     """Search with all policies of all runs."""
     found = {name: [] for name in flags.policies}
-    for name, evaluation in tqdm(list(itertools.product(found, evaluations)), unit="policy"):
+    pairs = list(itertools.product(found, evaluations))
+    for name, evaluation in progress_bar(pairs, unit="policy"):
         stored = policies(evaluation.run, evaluation.config.m)[name]
         found[name].append(Search(flags, goal, evaluation, stored).run(problems))
     return found

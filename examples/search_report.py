@@ -36,7 +36,8 @@ def search_table(policies: dict[str, list[dict]], budget: int, has_targets: bool
     for name, runs in policies.items():
         solved = solved_at(runs) > 0  # (runs, N)
         cells = run_curves(runs, "solved", budgets).mean(0).tolist()
-        cells.append(half_width(solved if len(runs) > 1 else solved[0]))
+        half = half_width(solved if len(runs) > 1 else solved[0])
+        cells.append("-" if half is None else half)
         if not has_targets:
             cells = ["-"] * len(cells)
         score = run_curves(runs, "best", [])[:, -1].mean().item()

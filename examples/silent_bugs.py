@@ -18,27 +18,27 @@ def version(
 
     Args:
         number: 0 is right, 1 to 5 have a bug each.
-        rewards: (P, G, m, k).
+        rewards: (P, G, m, d).
         answer_mask: (P, G, m) bool, False where an answer is missing.
-        objective_mask: (P, k) bool, which objectives a prompt has.
+        objective_mask: (P, d) bool, which objectives a prompt has.
     """
-    P, G, m, k = rewards.shape
+    P, G, m, d = rewards.shape
     if answer_mask is None:
         answer_mask = torch.ones(P, G, m, dtype=torch.bool)
     if objective_mask is None:
-        objective_mask = torch.ones(P, k, dtype=torch.bool)
+        objective_mask = torch.ones(P, d, dtype=torch.bool)
     # Asked here, because a traceback from below would show the bugs.
     assert G > 1, "a group has at least two rollouts"
     assert answer_mask.shape == (P, G, m), f"answer_mask: its shape must be {(P, G, m)}"
-    assert objective_mask.shape == (P, k), f"objective_mask: its shape must be {(P, k)}"
+    assert objective_mask.shape == (P, d), f"objective_mask: its shape must be {(P, d)}"
     has_answer = answer_mask.any(-1)  # (P, G)
     bug = BUGS.get(number)
     if bug == "b":  # each rollout counts as a prompt, with weights of its own
-        rewards = rewards.reshape(P * G, 1, m, k)
+        rewards = rewards.reshape(P * G, 1, m, d)
         answer_mask = answer_mask.reshape(P * G, 1, m)
         objective_mask = objective_mask.repeat_interleave(G, 0)
     generator = torch.Generator().manual_seed(0)
-    weights = sample_weights(len(rewards), 100, k, generator=generator)
+    weights = sample_weights(len(rewards), 100, d, generator=generator)
     if bug != "e":
         weights = weights * objective_mask[:, None]
         weights = weights / weights.sum(-1, keepdim=True)

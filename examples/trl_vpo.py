@@ -90,8 +90,8 @@ class AdvantageReward:
             is_cut = len(ids) == self.config.max_completion_length
             has_ended = not is_cut or ids[-1] in self.policy.eos_ids
             answers.append(parse_answers(text, self.task, self.m, has_ended))
-        own = score(self.task, problems, answers, self.m)  # (B, 1, m, k)
-        sets = own.vectors[:, 0]  # (B, m, k)
+        own = score(self.task, problems, answers, self.m)  # (B, 1, m, d)
+        sets = own.vectors[:, 0]  # (B, m, d)
         R = weighted_best_at_k(sets, self.m, own.objective_mask)  # (B)
         log_metric("R", R.mean().item())
         log_metric("scalar", own.scalars.mean().item())
@@ -102,7 +102,7 @@ class AdvantageReward:
         others = [place for place, row in enumerate(rows) if row != rows[0]]
         G = others[0] if others else len(rows)
         assert rows[::G] == rows[G - 1 :: G], "the rollouts of a problem must stand side by side"
-        scored = in_groups(gather_object([own]), G)  # (P, G, m, k)
+        scored = in_groups(gather_object([own]), G)  # (P, G, m, d)
         generator = random_generator(self.config.seed, rows[0], "weights")
         options = options_of(self.config, generator)
         advantages = ADVANTAGES[self.config.method](scored, options)  # (P, G)

@@ -74,7 +74,7 @@ def compute_score(
     reader = copy.copy(task)
     reader.form = "tags"  # numbered lines are read, too; "lines" needs a prompt that ends with "1."
     answers = parse_answers(solution_str, reader, m)
-    scored = score(task, [problem], [answers], m)  # (1, 1, m, k)
+    scored = score(task, [problem], [answers], m)  # (1, 1, m, d)
     is_distinct = scored.answer_mask & ~scored.repeat_mask
     return {
         "score": weighted_best_at_k(scored.vectors[:, 0], m, scored.objective_mask).item(),

@@ -20,7 +20,7 @@ class Drawing:
         raise NotImplementedError
 
     def summary(self, rewards: Tensor) -> str:
-        """The title of a drawing: a summary of the reward vectors (n, k) of a pool."""
+        """The title of a drawing: a summary of the reward vectors (n, d) of a pool."""
         if not self.objectives:
             return f"mean reward {rewards.mean():.2f}"
         means = rewards.mean(0).tolist()

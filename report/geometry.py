@@ -29,22 +29,25 @@ from vpo import Scored
 GROUPS = 4  # of the start model's rollouts for each problem
 AT_ONCE = 750  # rollouts of the tiny model
 FEW = 20  # problems, too few for a verdict
+RARE = 0.05  # share of the groups or answers that is too small to tell anything
 NO_CONFLICT = 0.05  # share of regret; below it no vector gained firmly (study/pages/ablations.md)
 
 
-def geometry(rewards: Tensor, objective_mask: Tensor, scalars: Tensor, G: int) -> dict[str, float]:
+def geometry(
+    rewards: Tensor, objective_mask: Tensor, scalars: Tensor, G: int
+) -> dict[str, float | None]:
     """Measures of a reward from rollouts of the start model.
 
     Args:
-        rewards: (N, n, k).
-        objective_mask: (N, k) bool, the objectives that each problem has.
+        rewards: (N, n, d).
+        objective_mask: (N, d) bool, the objectives that each problem has.
         scalars: (N, n), the task's own scalar.
         G: the size of a training group.
 
     Returns:
         regret: what the answer y* that the scalar prefers lacks for a user of random preferences,
             E_w max_y w . r(y) - E_w w . r(y*) with w ~ Dirichlet(1), a mean over the problems.
-        margin: half of its 95% interval.
+        margin: half of its 95% interval, None where too few problems differ.
         regret_share: the regret as a share of what the best answer under each w gains over the
             average answer.
         scalar_signal: the share of groups whose scalars differ, where GRPO learns.
@@ -62,10 +65,10 @@ def geometry(rewards: Tensor, objective_mask: Tensor, scalars: Tensor, G: int) -
     regret = torch.stack(regrets).mean().item()
     gain = torch.stack(gains).mean().item()
 
-    k = rewards.shape[-1]
+    d = rewards.shape[-1]
     grouped = rewards.shape[1] // G * G  # answers that fill whole groups
-    vectors = rewards[:, :grouped].reshape(-1, G, k)
-    differ = vectors != vectors[:, :1]  # (groups, G, k)
+    vectors = rewards[:, :grouped].reshape(-1, G, d)
+    differ = vectors != vectors[:, :1]  # (groups, G, d)
     scalars = scalars[:, :grouped].reshape(-1, G)
     return {
         "regret": regret,
@@ -76,32 +79,47 @@ def geometry(rewards: Tensor, objective_mask: Tensor, scalars: Tensor, G: int) -
     }
 
 
-def verdict(measures: dict[str, float]) -> str:
-    """A forecast of training from the measures of `geometry`."""
-    if measures["vector_signal"] < 0.05:
+def verdict(measures: dict[str, float], rare: str = "") -> str:
+    """A forecast of training from the measures of `geometry`, and from the objectives that are rarely earned."""
+    if measures["vector_signal"] < RARE:
         advice = "Start from a model that solves more, take easier problems, or a larger group."
         return f"Hardly any group has a signal: no method will learn. {advice}"
+    unknown = f"Hardly any answer earns {rare}: this tells nothing about a conflict with these."
     if measures["regret_share"] < NO_CONFLICT:
         advice = "Keep the scalar: GRPO for one answer, Max@K for a search."
-        return f"What the scalar prefers is about the best under all preferences. {advice}"
+        known = f"What the scalar prefers is about the best under all preferences. {advice}"
+        return unknown if rare else known
     advice = (
         "a vector may keep what a scalar averages away, at a loss at k = 1 and a gain at large k."
     )
-    return f"Good answers trade one objective for another: {advice}"
+    known = f"Good answers trade one objective for another: {advice}"
+    return f"{known} {unknown}" if rare else known
 
 
-def geometry_report(rewards: Tensor, objective_mask: Tensor, scalars: Tensor, G: int) -> str:
+def rare_objectives(rewards: Tensor, objective_mask: Tensor, task: Task) -> str:
+    """The objectives that hardly any answer earns, such as "pro (2%), con (0%)": rewards (N, n, d)."""
+    is_earning = (rewards > task.minimum) & objective_mask[:, None]  # (N, n, d)
+    n_answers = objective_mask.sum(0) * rewards.shape[1]  # (d) to problems that have the objective
+    shares = (is_earning.sum((0, 1)) / n_answers).tolist()
+    names = task.objectives or [f"objective {i}" for i in range(1, len(shares) + 1)]
+    rare = [(name, share) for name, share in zip(names, shares, strict=True) if share < RARE]
+    return ", ".join(f"{name} ({share:.0%})" for name, share in rare)
+
+
+def geometry_report(
+    rewards: Tensor, objective_mask: Tensor, scalars: Tensor, G: int, task: Task
+) -> str:
     """The measures and the verdict as text. Arguments are those of `geometry`."""
     measures = geometry(rewards, objective_mask, scalars, G)
     N = len(rewards)
-    margin = f" ± {measures['margin']:.3f}" if N > 1 else ""
+    margin = "" if measures["margin"] is None else f" ± {measures['margin']:.3f}"
     share = f"{measures['regret_share']:.0%} of the best answers' gain over the average one"
     lines = [f"regret of the scalar: {measures['regret']:.3f}{margin}, {share}"]
     signals = "{scalar_signal:.0%} for a scalar, {vector_signal:.0%} for a vector"
     lines.append(f"groups of {G} with a signal: {signals.format(**measures)}")
-    lines.append(verdict(measures))
+    lines.append(verdict(measures, rare_objectives(rewards, objective_mask, task)))
     if N < FEW:
-        lines.append(f"This rests on few problems ({N}), so it may be wrong; see --problems.")
+        lines.append(f"This rests on few problems ({N}), so it may be wrong.")
     return "\n".join(lines)
 
 
@@ -116,10 +134,11 @@ def geometry_of(name: str, task_name: str, n_problems: int, device: str) -> str:
     policy = load_start(model, task, device=config.device, dtype=config.dtype)
     problems = held_out(task, "validation", n_problems)
     scored = score_start(policy, task, problems, config)
-    rewards = scored.vectors.flatten(1, 2)  # (N, n, k)
+    rewards = scored.vectors.flatten(1, 2)  # (N, n, d)
     scalars = scored.scalars.flatten(1, 2)  # (N, n)
-    heading = f"{name}: the start model on {len(problems)} validation problems, {scalars.shape[1]} answers each"
-    text = geometry_report(rewards, scored.objective_mask, scalars, config.group_size)
+    N = f"all {len(problems)}" if len(problems) < n_problems else n_problems
+    heading = f"{name}: the start model on {N} validation problems, {scalars.shape[1]} answers each"
+    text = geometry_report(rewards, scored.objective_mask, scalars, config.group_size, task)
     return f"{heading}\n{text}"
 
 
@@ -145,7 +164,6 @@ def score_start(policy: Policy, task: Task, problems: list[Problem], config: Con
     generator = random_generator(config.seed, 0, "evaluation")
     options = sampling_options(policy, task, config, 1, generator)
     options.batch = config.sampling_batch or AT_ONCE
-    options.shows_bar = not policy.is_tiny
     prompts = []
     for problem in problems:
         prompts += [build_prompt(policy, task, problem, 1)] * GROUPS

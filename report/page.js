@@ -458,4 +458,5 @@ const ACTIONS = {
 Object.entries(ACTIONS).forEach(([id, act]) =>
   byId(id).addEventListener(EVENTS[byId(id).tagName], () => act(+byId(id).value)));
 window.addEventListener("resize", () => { drawFilm(); drawLuck(); });
-setProblem(0);
+byId("problem").value = data.opens;
+setProblem(data.opens);

@@ -1,7 +1,7 @@
 """The page and the film of a run, from its metrics and its snapshots.
 
 A frame of the snapshots holds a step, and by method one record per problem: its "answers" (n),
-None where a slot was left empty, and their "rewards" (n, k).
+None where a slot was left empty, and their "rewards" (n, d).
 """
 
 import json
@@ -19,7 +19,7 @@ import vpo
 from report import plots
 from report.drawings import Drawing, FenceDrawing, drawing_of
 from report.looks import look_of
-from report.snapshots import Snapshots, utilities
+from report.snapshots import Snapshots, utilities, utility
 from rewards import Problem, Task, UserError
 
 MAX_BYTES = 1_900_000  # of a page or a film; one that is larger leaves out every other frame
@@ -78,6 +78,11 @@ def _write_small(path: Path, frames: list, write: Callable[[list], None]) -> Non
 def _page(snapshots: Snapshots) -> str:
     config = snapshots.config
     drawing = drawing_of(snapshots.task) or Drawing()
+    shown = plots.distinct_problems(snapshots.problems)
+    gaps = []  # of each problem that is shown, between the best and the worst method's W@n at the end
+    for i in shown:
+        worths = [utility(records[i]) for records in snapshots.frames[-1].pools.values()]
+        gaps.append(max(worths) - min(worths))
     data = {
         "task": snapshots.task.name,
         "model": Path(config.model).name,  # not where it lies
@@ -90,9 +95,8 @@ def _page(snapshots: Snapshots) -> str:
         "draws": config.n_weights,
         "steps": [frame.step for frame in snapshots.frames],
         "methods": [_method(name, rows, config.m) for name, rows in snapshots.metrics.items()],
-        "problems": [
-            _problem(snapshots, drawing, i) for i in plots.distinct_problems(snapshots.problems)
-        ],
+        "problems": [_problem(snapshots, drawing, i) for i in shown],
+        "opens": gaps.index(max(gaps)),
     }
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")  # holds no </script>
 
@@ -125,9 +129,9 @@ def _problem(snapshots: Snapshots, drawing: Drawing, i: int) -> dict:
     config = snapshots.config
     problem = snapshots.problems[i]
     records = next(iter(snapshots.frames[0].pools.values()))  # of any method
-    k = len(records[i]["rewards"][0])
+    d = len(records[i]["rewards"][0])
     options = {"alpha": config.alpha, "generator": torch.Generator().manual_seed(config.seed)}
-    weights = vpo.sample_weights(1, config.n_weights, k, **options)  # (1, K, k)
+    weights = vpo.sample_weights(1, config.n_weights, d, **options)  # (1, K, d)
 
     numbers: dict[tuple, int] = {}  # (answer, reward vector) -> its number
     pools = []
@@ -136,7 +140,7 @@ def _problem(snapshots: Snapshots, drawing: Drawing, i: int) -> dict:
         for name, records in frame.pools.items():
             record = records[i]
             pairs = zip(record["answers"], map(tuple, record["rewards"]), strict=True)
-            rewards = torch.tensor(record["rewards"])  # (n, k)
+            rewards = torch.tensor(record["rewards"])  # (n, d)
             by_method[name] = {
                 "summary": drawing.summary(rewards),
                 "answers": [numbers.setdefault(pair, len(numbers)) for pair in pairs],
@@ -180,10 +184,10 @@ def _set_rewards(rewards: Tensor, m: int, weights: Tensor) -> dict[str, list]:
     """Set rewards and advantages of a pool that holds several rollouts of several answers, else nothing.
 
     Args:
-        rewards: (n, k); the answers of a rollout stand together. An empty slot has the minimum in
+        rewards: (n, d); the answers of a rollout stand together. An empty slot has the minimum in
             each component, so it is never better than an answer.
         m: answers per rollout.
-        weights: (1, K, k), preference weights.
+        weights: (1, K, d), preference weights.
 
     Returns:
         "best", the utility of a set under each of five weights; "R", its mean over all weights;
@@ -192,7 +196,7 @@ def _set_rewards(rewards: Tensor, m: int, weights: Tensor) -> dict[str, list]:
     G = len(rewards) // m
     if m == 1 or G < 2:
         return {}
-    sets = rewards[: G * m].unflatten(0, (1, G, m))  # (1, G, m, k)
+    sets = rewards[: G * m].unflatten(0, (1, G, m))  # (1, G, m, d)
     scores = vpo.set_scores(sets, weights)  # (1, G, K)
     R = scores.mean(-1)  # (1, G)
     return {

@@ -23,6 +23,7 @@ from rewards import Problem, Task
 from vpo import ADVANTAGES, SEVERAL_ANSWERS
 
 COLUMNS = 4  # problems in a figure of answers; policies side by side in one of reward vectors
+CROWDED = 6  # curves of a figure
 WINDOW = 11  # steps of a running mean, fewer of a short run; odd, so that it lies at a whole step
 BOLD = {"fontsize": 12, "fontweight": "bold"}
 TRAINING_PANELS = {  # key in metrics.jsonl: title, label of the y axis
@@ -31,6 +32,32 @@ TRAINING_PANELS = {  # key in metrics.jsonl: title, label of the y axis
     "different": ("different answers", "share of a group's answers"),
     "W@m": ("W@m", "utility of the best of m answers"),
 }
+
+
+def best_at_k(table: Table, path: Path) -> None:
+    """Draw best@k and W@k against k, a curve per policy with its 95% band; of many the main ones without it."""
+    rows = list(table.measures)
+    bands = f"bands: {table.interval}" if table.interval else "no bands: there is only one problem"
+    is_crowded = len(rows) > CROWDED
+    if is_crowded:
+        rows = [row for row in rows if ONE_ANSWER not in row]
+        bands = "rows of one answer and bands are left out"
+    panels = {"best@": "best@k: the task scalar", "W@": "W@k: random preference weights"}
+    with style.new_figure(1, 2, (9, 4.2), sharey=True) as axes:
+        for ax, (prefix, title) in zip(axes[0], panels.items(), strict=True):
+            for row, look in looks_of(rows).items():
+                names = [name for name in table.measures[row] if name.startswith(prefix)]
+                ks = [int(name.removeprefix(prefix)) for name in names]
+                means = torch.tensor([table.mean(row, name) for name in names])
+                margins = [table.margin(row, name) or math.nan for name in names]
+                margins = torch.tensor(margins)  # no band where there is no interval
+                ax.plot(ks, means, **style.curve_style(look))
+                if not is_crowded:
+                    low, high = means - margins, means + margins
+                    ax.fill_between(ks, low, high, color=look.color, alpha=0.12)
+            ax.set(title=title, xscale="log", xlabel="candidates k", xticks=ks, xticklabels=ks)
+            ax.minorticks_off()
+        style.finish(axes, path, f"{table.asked}; {bands}")
 
 
 def run_figures(
@@ -58,7 +85,9 @@ def run_figures(
 
     curves = curves_of(evaluation.run, methods, "metrics", list(TRAINING_PANELS))
     if curves:
-        training(curves, path_of("diversity"))
+        T, T_eval = evaluation.config.temperature, evaluation.settings.temperature
+        temperatures = f"at temperature {T:g} (the table's candidates: {T_eval:g})"
+        training(curves, path_of("diversity"), temperatures)
 
     n = evaluation.config.pool
     shown = ["best@1", f"best@{n}", f"W@{n}"]
@@ -78,7 +107,7 @@ def run_figures(
 
 
 def present_rewards(pool: Pool) -> list[Tensor]:
-    """The rewards (n, k) of each problem of a pool, without the objectives that it lacks."""
+    """The rewards (n, d) of each problem of a pool, without the objectives that it lacks."""
     return [pool.rewards[i][:, mask] for i, mask in enumerate(pool.objective_mask)]
 
 
@@ -88,7 +117,7 @@ def curves_of(run: Path, methods: list[str], log: str, keys: list[str]) -> dict[
     return {method: rows for method, rows in logs.items() if rows}
 
 
-def training(curves: dict[str, list[dict]], path: Path) -> None:
+def training(curves: dict[str, list[dict]], path: Path, temperatures: str) -> None:
     """Draw the records of metrics.jsonl: diversity, reward, different answers and W@m by training step.
 
     In step 1 every method still samples from the start model, so the methods' mean in that step is
@@ -105,7 +134,8 @@ def training(curves: dict[str, list[dict]], path: Path) -> None:
             ax.set_ylim(bottom=min(0.0, ax.dataLim.y0))
             ax.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         means = f", running means of {window} steps" if window > 1 else ""
-        style.finish(axes, path, f"Training's own rollouts{means}")
+        sets = "W@m: of a rollout's m answers, or of any m of a group's single answers"
+        style.finish(axes, path, f"Training's own rollouts {temperatures}{means}; {sets}")
 
 
 def progress(curves: dict[str, list[dict]], measures: list[str], path: Path) -> None:
@@ -194,16 +224,16 @@ def reward_vectors(
     their objectives, they are the first two of the problem's own.
 
     Args:
-        pools: rewards (N, n, k) by policy.
+        pools: rewards (N, n, d) by policy.
         index: which of the N problems.
-        objectives: names of the k objectives; empty if problems differ in them.
+        objectives: names of the d objectives; empty if problems differ in them.
         minimum: the task's, which candidates without an answer have in all objectives.
     """
-    vectors = torch.stack([rewards[index] for rewards in pools.values()])  # (policies, n, k)
-    n, k = vectors.shape[1:]
-    labels = objectives or [f"objective {i + 1}" for i in range(k)]
+    vectors = torch.stack([rewards[index] for rewards in pools.values()])  # (policies, n, d)
+    n, d = vectors.shape[1:]
+    labels = objectives or [f"objective {i + 1}" for i in range(d)]
     x = 0
-    y = min(1, k - 1)
+    y = min(1, d - 1)
     if objectives:
         x, y = _conflicting_pair(torch.cat(list(pools.values())), minimum)
 
@@ -229,8 +259,9 @@ def reward_vectors(
         for ax in axes[:, 0]:
             ax.set_ylabel(labels[y])
         caption = f"Reward vectors for problem {index + 1}, {n} candidates per policy"
-        if len(objectives) > 2:
-            caption += f"; 2 of {k} objectives are shown"
+        hidden = [name for i, name in enumerate(objectives) if i not in (x, y)]
+        if hidden:
+            caption += f"; not shown: {', '.join(hidden)}, which answers at 0, 0 may earn"
         style.finish(axes, path, caption)
 
 
@@ -246,14 +277,14 @@ def _draw_vectors(ax: Any, vectors: Tensor, color: str) -> None:
 
 
 def _conflicting_pair(rewards: Tensor, minimum: float) -> tuple[int, int]:
-    """The two objectives with the lowest correlation over all candidates that scored: (N, n, k)."""
-    k = rewards.shape[-1]
-    scored = rewards[(rewards > minimum).any(-1)]  # (candidates, k)
+    """The two objectives with the lowest correlation over all candidates that scored: (N, n, d)."""
+    d = rewards.shape[-1]
+    scored = rewards[(rewards > minimum).any(-1)]  # (candidates, d)
     if len(scored) < 2:
         scored = rewards.flatten(0, 1)
-    matrix = torch.corrcoef(scored.T).reshape(k, k)  # nan: an objective that is constant
+    matrix = torch.corrcoef(scored.T).reshape(d, d)  # nan: an objective that is constant
     matrix = matrix.nan_to_num(1.0).fill_diagonal_(2.0)
-    return divmod(int(matrix.argmin()), k)
+    return divmod(int(matrix.argmin()), d)
 
 
 def typical_problem(diversities: list[Tensor]) -> int:
@@ -274,7 +305,7 @@ def answers(
 
     Args:
         pools: by policy the answers (n) to each of the N problems, None where a slot was left
-            empty, and their rewards (n, k).
+            empty, and their rewards (n, d).
         problems: the N problems.
         drawing: draws the answers, and its `summary` is their title.
         heading: stands above the whole figure, which then leaves room for titles of two lines,

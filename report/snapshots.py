@@ -62,12 +62,16 @@ def utilities(frame: Frame) -> str:
     """W@n of the n answers of each method, a mean over the problems, as text."""
     parts = []
     for name, records in frame.pools.items():
-        total = 0.0
-        for record in records:
-            rewards = torch.tensor(record["rewards"], dtype=torch.float64)  # (n, k)
-            utilities = rewards @ spread_weights(rewards.shape[1]).T  # (n, weights)
-            total += utilities.amax(0).mean().item()
-        parts.append(f"{look_of(name).title} {total / len(records):.2f}")
+        mean = sum(map(utility, records)) / len(records)
+        parts.append(f"{look_of(name).title} {mean:.2f}")
     # A few problems may order the methods otherwise than the evaluation.
     few = f" of these {len(records)} problems" if len(records) > 1 else ""
-    return f"W@{len(rewards)}{few}: {', '.join(parts)}"
+    n = len(records[0]["answers"])
+    return f"W@{n}{few}: {', '.join(parts)}"
+
+
+def utility(record: dict) -> float:
+    """W@n of the n answers of one method to one problem."""
+    rewards = torch.tensor(record["rewards"], dtype=torch.float64)  # (n, d)
+    utilities = rewards @ spread_weights(rewards.shape[1]).T  # (n, weights)
+    return utilities.amax(0).mean().item()

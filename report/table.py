@@ -15,8 +15,6 @@ from report.statistics import half_width
 from rewards import Problem
 from vpo import ADVANTAGES, SEVERAL_ANSWERS, answers_per_rollout
 
-NO_WIDTH = 1e-6  # of an interval: all values are equal, which says nothing of how others vary
-
 
 @dataclass
 class Table:
@@ -34,12 +32,8 @@ class Table:
         return self.measures[row][measure].double().mean().item()
 
     def margin(self, row: str, measure: str) -> float | None:
-        """Half of the 95% interval of the mean; None where nothing varies, as of one problem."""
-        values = self.measures[row][measure]
-        if values.ndim == 1 and self.n_problems < 2:
-            return None
-        half = half_width(values, self.clusters)
-        return half if half > NO_WIDTH else None
+        """Half of the 95% interval of the mean; None where too little differs, as of one problem."""
+        return half_width(self.measures[row][measure], self.clusters)
 
     @property
     def n_problems(self) -> int:
@@ -55,8 +49,10 @@ class Table:
         settings = self.settings
         n = self.n_problems
         problems = f"{settings.problems} {settings.split} problems"
-        if n < settings.problems:
-            problems += f", {n} of which differ" if n > 1 else ", all the same one"
+        if n == 1 < settings.problems:
+            problems = f"the same {settings.split} problem {settings.problems} times"
+        elif n < settings.problems:
+            problems += f", {n} of which differ"
         pool = f"pool of {settings.pool} candidates"
         return f"{problems}, {pool}, temperature {settings.temperature:g}"
 
@@ -67,10 +63,10 @@ class Table:
 
     @property
     def interval(self) -> str:
-        """The values that the 95% intervals are over."""
+        """The values that the 95% intervals are over; empty if there are none."""
         if any(self.n_runs(row) > 1 for row in self.measures):
             return "95% over seeds, of one seed over problems"
-        return "95% over problems" if self.n_problems > 1 else "none, for one problem"
+        return "95% over problems" if self.n_problems > 1 else ""
 
 
 def joint_table(tables: dict[Path, Table], rows: list[Row]) -> Table:
@@ -109,20 +105,25 @@ def clusters_of(problems: list[Problem]) -> Tensor:
 
 
 def print_table(table: Table) -> None:
-    """Print the means of the main measures, a row per policy. After ± stands half of the 95% interval."""
+    """Print the means of the main measures, a row per policy. After ± stands half of the 95% interval.
+
+    A question mark stands for an interval that cannot be known.
+    """
     n = table.settings.pool
     measures = ["best@1", *(["best@3"] if n > 3 else []), f"best@{n}"]
     if any(table.mean(row, f"pass@{n}") for row in table.measures):
         measures.append(f"pass@{n}")
     measures += [f"W@{n}", "diversity"]
+    is_unknown = False  # of any interval
     columns = {"": [look_of(row).title for row in table.measures]}
     for measure in measures:
         cells = [f"{table.mean(row, measure):.3f}" for row in table.measures]
         margins = [table.margin(row, measure) for row in table.measures]
-        if measure in ("best@1", f"W@{n}") and any(margins):
+        if measure in ("best@1", f"W@{n}") and (table.n_problems > 1 or any(margins)):
             measure += " ±"
             for i, margin in enumerate(margins):
-                cells[i] += f" ±{margin:.3f}" if margin else ""
+                cells[i] += " ±?" if margin is None else f" ±{margin:.3f}"
+                is_unknown |= margin is None
         columns[measure] = cells
     columns["x start"] = [times_start(table, row) for row in table.measures]
     seeds = [table.n_runs(row) for row in table.measures]
@@ -133,6 +134,10 @@ def print_table(table: Table) -> None:
     for line in (columns, *zip(*columns.values(), strict=True)):
         padded = [cell.ljust(width) for cell, width in zip(line, widths.values(), strict=True)]
         print(" ".join(padded).rstrip())
+    if is_unknown:
+        print("±?: too few problems or seeds differ for an interval")
+    if any("collapsed" in cell for cell in columns["x start"]):
+        print("collapsed: the diversity is below a third of the start model's")
 
 
 def times_start(table: Table, row: str) -> str:

@@ -53,7 +53,7 @@ def snapshots_of(store: Store) -> Snapshots:
 
 
 def records_of(task: Task, problems: list[Problem], answers: list[list[str | None]]) -> list[dict]:
-    """Answers (n) to each problem with their rewards (n, k), as a snapshot holds them.
+    """Answers (n) to each problem with their rewards (n, d), as a snapshot holds them.
 
     An empty slot earns what "" does.
     """

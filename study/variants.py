@@ -39,7 +39,7 @@ usual_backward = train.backward
 
 def passes(scored: Scored, options: Options) -> Tensor:
     """MaxRL with the binary reward that it is meant for, such as a program that passes all tests."""
-    is_perfect = (scored.vectors >= 1) | ~scored.objective_mask[:, None, None]  # (P, G, 1, k)
+    is_perfect = (scored.vectors >= 1) | ~scored.objective_mask[:, None, None]  # (P, G, 1, d)
     binary = is_perfect.all(-1).float()
     return maxrl(
         replace(scored, scalars=binary, missing_scalar=torch.zeros(len(binary), 1)), options
@@ -60,7 +60,7 @@ def train_step(
     """`train.train_step`, in which VPO has an advantage per answer.
 
     Args:
-        credit: what each answer is paid (P, G, m), from preference weights (P, K, k).
+        credit: what each answer is paid (P, G, m), from preference weights (P, K, d).
     """
     if method != "vpo":
         return usual_train_step(method, state, task, config)

@@ -39,13 +39,13 @@ def f(number, places):
         outputs.append(output if isinstance(output, int) else None)
     return outputs
 """
-LATE = "2025-02-01"  # problems from here on are held out (paper, set-up)
+LATE = "2025-02-01"  # problems from here on are held out, as in the paper's code
 
 
 class Code(Drawing, FileTask):
     """Programs, with a component for each test: 1.0 if the program passes it (paper, section 4).
 
-    The number of components k may differ from problem to problem.
+    The number of components d may differ from problem to problem.
 
     Args:
         data: a file of problems; "" takes the small ones.
@@ -141,29 +141,29 @@ class Code(Drawing, FileTask):
         return [[1.0] * len(problem.data["tests"])]
 
     def summary(self, rewards: Tensor) -> str:
-        """The number of programs of a pool (n, k) that pass every test."""
+        """The number of programs of a pool (n, d) that pass every test."""
         return f"{int((rewards >= 1).all(-1).sum())} of {len(rewards)} solve"
 
     def draw(self, axes, problem: Problem, answers: list[str], color: str) -> None:
         """Draw the most frequent programs, a square per test: filled if passed, bold if all."""
         counts = collections.Counter(answers).most_common(6)
         vectors = self.rewards([(problem, answer) for answer, _ in counts])
-        k = len(problem.data["tests"])
+        d = len(problem.data["tests"])
 
         title = problem.data.get("tiny_prompt", problem.id)
         axes.text(0, -0.3, title, va="bottom", fontsize=8, parse_math=False)
         for row, ((answer, count), vector) in enumerate(zip(counts, vectors, strict=True)):
             colors = [color if passed else "white" for passed in vector]
             squares = {"align": "edge", "color": colors, "edgecolor": "#dddddd", "lw": 0.5}
-            axes.bar(range(k), 0.9, 1, row, **squares)
+            axes.bar(range(d), 0.9, 1, row, **squares)
 
             weight = "bold" if all(vector) else "normal"
             label = f"{count:2}\u00d7 {_in_one_line(answer)}"
             if len(label) > 37:
                 label = label[:36] + "\u2026"
             style = {"va": "center", "fontsize": 8, "family": "monospace", "weight": weight}
-            axes.text(k * 1.05, row + 0.5, label, parse_math=False, **style)
-        axes.set(xlim=(0, 4 * k), ylim=(6, -1), xticks=[], yticks=[])
+            axes.text(d * 1.05, row + 0.5, label, parse_math=False, **style)
+        axes.set(xlim=(0, 4 * d), ylim=(6, -1), xticks=[], yticks=[])
 
     def tiny_prompt(self, problem: Problem) -> str:
         return problem.data["tiny_prompt"]

@@ -40,8 +40,8 @@ from tasks.sandbox import check_tests
 ASSERTS_CALL = "_answer_"  # the function that tests made of asserts call
 Judge = Callable[[list[tuple[dict, str]]], list[list[bool]]]  # (problem, program) -> passed tests
 
-# LiveCodeBench: the smallest tests, input and output together (paper, set-up). LeetCodeDataset and
-# HumanEval+, whose loops pass over a thousand inputs: the first ones.
+# LiveCodeBench: the smallest tests, input and output together, as in the paper's code. LeetCodeDataset
+# and HumanEval+, whose loops pass over a thousand inputs: the first ones.
 MAX_TESTS = 16
 MAX_BYTES = 8192
 

@@ -16,7 +16,7 @@ HOPS = 4  # of the longest questions; also how many citations count
 
 
 class Musique(FileTask):
-    """Questions over paragraphs, with k = 5 components; all are 0 without an answer.
+    """Questions over paragraphs, with d = 5 components; all are 0 without an answer.
 
     hop_i is 1 if the paragraph of step i is among the first four that are cited, or if there is no
     such step. answer_f1 is the best word F1 over the answer and its aliases. In the scalar the

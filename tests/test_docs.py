@@ -8,6 +8,7 @@ import dataclasses
 import importlib
 import json
 import re
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import train
 from engine import __version__
 from engine.config import TASKS, Config, flag_of
 from engine.tasks import check_task, load_task, load_task_class
+from engine.training.logs import shown_examples
 from eval import EvalFlags
 from examples.search import SearchFlags
 from rewards import Task
@@ -32,6 +34,7 @@ FLAGS = {"train.py": Config, "eval.py": EvalFlags, "examples/search.py": SearchF
 OTHER_FLAGS = ("--list", "--write", "--index-url")  # of study/reproduce.py and pip
 FLAG = r"(?<![\w-])--[a-z][\w-]*"
 FOLDERS = "tasks|engine|fast|report|examples|study|tests|docs"
+SCRIPTS = "vpo|rewards|rollout|train|eval"
 
 guides = pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
 
@@ -121,7 +124,7 @@ def test_links_lead_somewhere(page):
 
 @guides
 def test_files_that_are_named_exist(page):
-    """Every path in code that begins with a folder of the project, and every script."""
+    """Every path in code that begins with a folder of the project, every script, and every function of one."""
     text = page.read_text("utf-8")
     for code in re.findall(r"^```.*?^```|`[^`\n]+`", text, re.DOTALL | re.MULTILINE):
         for path in re.findall(rf"(?<![\w/.-])(?:{FOLDERS})/[\w./]*", code):
@@ -129,6 +132,8 @@ def test_files_that_are_named_exist(page):
         for path in re.findall(r"(?<![\w/.-])\w+\.py\b", code):
             is_there = (ROOT / path).exists() or any(ROOT.glob(f"*/{path}"))
             assert is_there or path.startswith("my_"), f"{page.name}: {path} does not exist"
+        for module, name in re.findall(rf"^`({SCRIPTS})\.(?!py`|json`)([\w.]+)`", code):
+            attrgetter(name)(importlib.import_module(module))
 
 
 @guides
@@ -195,6 +200,8 @@ def test_the_task_that_one_copies_asks_for_what_it_pays(first_task):
     complete = task.reward(problem, f"Come on {', '.join(problem.data)}.")
     assert short[0] > complete[0] and short[1] < complete[1] == 1
     assert task.reward(problem, "") == [0, 0]
+    examples = shown_examples(task.prompt(problem, 3), task)
+    assert [task.reward(problem, example) for example in examples] == 3 * [[0, 0]]
     facts = {split: {str(p.data) for p in task.problems(split, 200)} for split in ("train", "test")}
     assert not facts["train"] & facts["test"], "it tests on what it has trained"
 
@@ -225,6 +232,8 @@ def test_the_task_with_a_data_file_tells_what_stands_in_both_files(capsys):
     assert "2 of 102 held-out problems stand in training too" in capsys.readouterr().err
     problem = task.problems("test", 1)[0]
     assert task.reward(problem, problem.data["title"]) == [1, 0.25]
+    examples = shown_examples(task.prompt(problem, 3), task)
+    assert len(examples) == 3 and all(sum(task.reward(problem, each)) < 0.3 for each in examples)
     assert task.reward(problem, "") == [0, 0]
 
 

@@ -67,6 +67,7 @@ def files(folder: Path) -> dict[str, bytes]:
         ("--method grpo,vpo", "or several with blanks between"),
         ("--method grpo --subset 2", "--subset 2: not used by grpo"),
         ("--pool 1", "--pool 1: must hold at least one rollout of --m 2 answers"),
+        ("--updates 4 --method grpo vpo", "vpo has 2 per step; take a number that divides them"),
         ("--subset 4", "a set of s = 4 rollouts needs a group of more, and G is 3"),
         ("--method max_at_k --group-size 2", "s = 2 rollouts needs a group of more, and G is 2"),
         ("--lr fast", "--lr fast: must be a rate of 1e-12 to 1, or METHOD=RATE"),
@@ -105,11 +106,12 @@ def test_every_number_has_a_range():
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        (lambda x, e: x.scalars, "2 x 3 finite advantages (P, G), not tensor"),
-        (lambda x, e: x.scalars.sum(-1) / 0, "2 x 3 finite advantages (P, G), not tensor"),
-        (lambda x, e: x.scalars[..., 0] > 0, "2 x 3 finite advantages (P, G), not tensor"),
-        (lambda x, e: None, "2 x 3 finite advantages (P, G), not None"),
-        (lambda x, e: x.scalars[..., 0], "advantages of exactly 0 for equal rewards"),
+        (lambda x, e: x.scalars, "3 x 3 finite advantages (P, G), not tensor"),
+        (lambda x, e: x.scalars.sum(-1) / 0, "3 x 3 finite advantages (P, G), not tensor"),
+        (lambda x, e: x.scalars[..., 0] > 0, "3 x 3 finite advantages (P, G), not tensor"),
+        (lambda x, e: None, "3 x 3 finite advantages (P, G), not None"),
+        (lambda x, e: x.scalars[..., 0], "0 for rewards that are equal"),
+        (lambda x, e: x.scalars[..., 0] - x.scalars[:, :1, 0], "or differ by rounding"),
     ],
 )
 def test_a_wrong_method_is_named_before_any_minute_is_spent(method, message, monkeypatch, capsys):
@@ -119,8 +121,8 @@ def test_a_wrong_method_is_named_before_any_minute_is_spent(method, message, mon
 
 
 def test_a_method_that_gives_some_groups_nothing_is_named(monkeypatch, capsys):
-    """Guards against a training on the first groups alone, which the two that are tried do not show."""
-    monkeypatch.setitem(vpo.ADVANTAGES, "mine", lambda x, e: vpo.center(x.scalars[:2, :, 0]))
+    """Guards against a training on the first groups alone, which the three that are tried do not show."""
+    monkeypatch.setitem(vpo.ADVANTAGES, "mine", lambda x, e: vpo.center(x.scalars[:3, :, 0]))
     fails([*TOY, "--method", "mine"], capsys, "mine, step 1: --method mine: must return")
 
 
@@ -165,6 +167,7 @@ def test_a_refused_command_changes_nothing(toy_run, capsys, monkeypatch):
         "eval run --pool 1": "--pool 1: must hold one rollout of the run's 2 answers",
         "eval run --mix 2": "--mix 2.0: must be 0 to 1",
         "eval run --mix 0.5 nan": "--mix nan: must be 0 to 1",
+        "eval run --mix 0.3333333 0.33333334": "two are equal to six digits; drop one",
         "eval run --mix 0.5 --save-mixed saved": "--save-mixed saved: holds vpo-0.5; name another",
         "eval run --out a-file": "a-file: cannot be written (File exists); name another",
         "eval run --out /proc/table": "/proc/table: cannot be written",
@@ -281,6 +284,13 @@ def test_a_run_of_another_version_goes_on_without_the_flags_that_are_gone(toy_ru
     told = "run: flags of another version are ignored: --beam-width 3, --sampler iid\n"
     assert capsys.readouterr().err.count(told) == 1
     assert "sampler" not in (toy_run / "config.json").read_text()
+    record = json.loads((toy_run / "config.json").read_text())
+    record["history"][0]["vpo"] = "3.3"
+    record["flags"] |= {"updates": 2, "lr_schedule": "constant"}
+    (toy_run / "config.json").write_text(json.dumps(record))
+    evaluation.main(["run", "--problems", "2"])
+    told = capsys.readouterr().err
+    assert "in which --updates 2 took the whole batch" in told and "constant rose at first" in told
 
 
 def test_a_config_that_was_edited_is_named(toy_run, capsys):
@@ -357,7 +367,20 @@ def test_a_folder_in_which_no_run_could_begin_is_reusable():
     """Guards against a full disk whose user has made room, and is told to take another folder."""
     Path("run").mkdir()
     Path("run/config.json.tmp").touch()
+    Path("run/.DS_Store").touch()
     assert find_run(Path("run"), resume=False) is None
+
+
+def test_what_other_systems_leave_beside_files_is_no_part_of_a_run(toy_run):
+    """A Mac's "._config.json" is 4 KiB of bytes. Guards against a good run that is called damaged."""
+    folders = [toy_run, toy_run / "start", *checkpoints(toy_run / "vpo")]
+    for path in [file for folder in folders for file in folder.iterdir()]:
+        path.with_name(f"._{path.name}").write_bytes(b"\x00\x05\x16\x07\xff" * 800)
+    train.main(["--out", "run", "--resume", "--steps", "5", "--eval-problems", "0"])
+    evaluation.main(["run", "--problems", "1", "--pool", "2"])
+    Path("._zebra").mkdir()
+    with pytest.raises(UserError, match="no such run$"):
+        load_run(Path("zebra"))
 
 
 # A machine that is not ours.

@@ -48,12 +48,12 @@ def test_an_unknown_task_is_told_the_known_ones(name):
         (
             WORST,
             "return [float('nan'), 0]",
-            "problem 'train-0', answer '', [nan, 0], must be a list of 2 finite",
+            "[nan, 0] must be a list of 2 finite numbers of at least minimum = 0.0: the reward of problem 'train-0'",
         ),
         (WORST, "return [-0.1, 0.5]", "finite numbers of at least minimum = 0.0"),
-        (WORST, "return [0.5]", "answer '', [0.5], must be a list of 2 finite numbers"),
+        (WORST, "return [0.5]", ": [0.5] must be a list of 2 finite numbers"),
         # Text would be read digit by digit, a set has no order.
-        (WORST, "return '10'", "answer '', '10', must be a list of 2 finite numbers"),
+        (WORST, "return '10'", ": '10' must be a list of 2 finite numbers"),
         (WORST, "return {0.0, 0.5}", "must be a list of 2 finite numbers"),
         ('("ann", "bob")', '"ann"', "objectives must be a tuple of different names"),
         ('("ann", "bob")', '("ann", "ann")', "objectives must be a tuple of different names"),

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -51,15 +52,22 @@ def test_a_large_pool_does_not_overflow(k):
     assert pass_at_k(600, 1, k) == pytest.approx(k / 600)
 
 
-def test_weighted_best_at_k():
-    """One objective: best@k itself. Two specialists: E max(u, 1 - u) = 3/4 for both, 1/2 for one of them."""
+def test_one_objective_is_best_at_k_itself():
     scores = random_rewards(2, 4, 6, 1)
     alone = evaluation.weighted_best_at_k(scores, 3)
     torch.testing.assert_close(alone, best_at_k(scores[..., 0], 3))
-    specialists = torch.eye(2)[None]
-    for k, expected in ((1, 0.5), (2, 0.75)):
-        value = evaluation.weighted_best_at_k(specialists, k).item()
-        assert value == pytest.approx(expected, abs=0.01)
+
+
+@pytest.mark.parametrize("k", range(2, 13))
+def test_specialists_are_worth_what_theory_says(k):
+    """All k of them H_k / k, the mean of the largest weight; one of them the mean objective."""
+    specialists = torch.eye(k)[None]
+    harmonic = sum(1 / i for i in range(1, k + 1))
+    best = evaluation.weighted_best_at_k(specialists, k).item()
+    assert best == pytest.approx(harmonic / k, abs=1e-3)
+    rewards = random_rewards(4, 3, 6, k)
+    one = evaluation.weighted_best_at_k(rewards, 1)
+    torch.testing.assert_close(one, rewards.double().mean((1, 2)), atol=2e-4, rtol=0)
 
 
 def test_weights_fit_the_objectives_of_a_problem():
@@ -72,16 +80,17 @@ def test_weights_fit_the_objectives_of_a_problem():
     assert narrow == evaluation.weighted_best_at_k(rewards[1:, :, :2], 2)
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 5])
+@pytest.mark.parametrize("k", range(1, 13))
 def test_spread_weights_are_uniform_on_the_simplex(k):
-    """Mean 1/k and variance (k - 1) / k^2 / (k + 1); guards against sorted weights, and a net that repeats."""
-    weights = evaluation.spread_weights(k, 4096)
+    """Mean 1/k and variance (k - 1) / k^2 / (k + 1); guards against sorting, which destroys the net."""
+    weights = evaluation.spread_weights(k)
+    assert weights.shape == (4096, k) and weights.isfinite().all()
     torch.testing.assert_close(weights.sum(1), torch.ones(4096).double())
     expected = torch.full((k,), 1 / k).double()
-    torch.testing.assert_close(weights.mean(0), expected, atol=2e-3, rtol=0)
+    torch.testing.assert_close(weights.mean(0), expected, atol=0, rtol=1e-3)
     variance = torch.full((k,), (k - 1) / k**2 / (k + 1)).double()
-    torch.testing.assert_close(weights.var(0), variance, atol=1e-3, rtol=0)
-    assert torch.equal(evaluation.spread_weights(k), evaluation.spread_weights(k))
+    torch.testing.assert_close(weights.var(0), variance, atol=1e-4, rtol=0)
+    assert torch.equal(weights, evaluation.spread_weights(k))
 
 
 def test_diversity_is_the_mean_over_pairs():
@@ -97,13 +106,50 @@ def test_diversity_is_the_mean_over_pairs():
     assert evaluation.diversity(torch.ones(1, 1, 4)).item() == 0
 
 
+def share_of_false_intervals(
+    draws: torch.Tensor, truth: float, clusters: torch.Tensor | None = None
+) -> float:
+    """The share of 2,000 draws (N) or (runs, N) whose interval does not hold the truth. None is not false."""
+    false = 0
+    for draw in draws:
+        half = half_width(draw, clusters)
+        mean = draw.double().mean().item()
+        false += half is not None and abs(mean - truth) > half
+    return false / len(draws)
+
+
+SIZES = {  # how often each problem comes
+    "once": [1] * 40,
+    "1 to 20 times": list(range(1, 21)),
+    "one is a tenth": [20] + [1] * 180,
+    "four are four fifths": [40] * 4 + [1] * 40,
+}
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_intervals_over_problems_hold_the_truth(sizes):
+    """In 93 to 97% of the cases. Guards against 83% where four problems are four fifths."""
+    sizes = torch.tensor(sizes)
+    clusters = torch.arange(len(sizes)).repeat_interleave(sizes)
+    draws = torch.randn(2000, len(sizes), generator=torch.Generator().manual_seed(5))[:, clusters]
+    assert 0.03 <= share_of_false_intervals(draws, 0.0, clusters) <= 0.07
+
+
 @pytest.mark.parametrize("n", [2, 3, 5, 11, 20, 50])
-def test_intervals_cover(n):
-    """With 1.96 standard errors they hold the truth in 71% of the cases for two runs, in 81% for three."""
+def test_intervals_over_runs_hold_the_truth(n):
+    """With 1.96 standard errors they hold it in 71% of the cases for two runs, in 81% for three."""
     draws = torch.randn(2000, n, 1, generator=torch.Generator().manual_seed(5))
-    assert half_width(draws[0, :1]) == 0
-    held = sum(bool(draw.mean().abs() <= half_width(draw)) for draw in draws)
-    assert 0.93 < held / 2000 < 0.975
+    assert half_width(draws[0, :1]) is None
+    assert 0.03 <= share_of_false_intervals(draws, 0.0) <= 0.07
+
+
+@pytest.mark.parametrize("N", [40, 200])
+def test_rare_events_have_no_false_interval(N):
+    """Guards against intervals of which 57% hold p = .02 of 40 problems. All of p = .5 have one."""
+    chances = torch.rand(2000, N, generator=torch.Generator().manual_seed(6))
+    assert share_of_false_intervals(chances < 0.02, 0.02) <= 0.07
+    assert 0.03 <= share_of_false_intervals(chances < 0.5, 0.5) <= 0.07
+    assert all(half_width(draw) for draw in chances[:100] < 0.5)
 
 
 def test_a_problem_that_comes_twice_tells_nothing_new():
@@ -112,6 +158,10 @@ def test_a_problem_that_comes_twice_tells_nothing_new():
     clusters = clusters_of([Problem(str(i), {"maze": i % 40}) for i in range(200)])
     assert half_width(values.repeat(5), clusters) == pytest.approx(half_width(values))
     assert half_width(values.repeat(5)) < 0.6 * half_width(values)
+    numbers = torch.arange(200)
+    for n_equal, is_given in ((40, True), (41, False), (181, False)):
+        half = half_width(values.repeat(5), (numbers - n_equal + 1).clamp(min=0))
+        assert (half is not None) == is_given
 
 
 # Pools.
@@ -132,24 +182,39 @@ def test_a_pool_counts_what_was_paid_for():
     """An empty slot is a candidate with the least reward, a duplicate one like any other; the rest is cut."""
     problems = [Problem("a", 3), Problem("b", 2)]
     answers = [["good", "good"], [], ["bad"], ["bad", "good"], ["good"], ["bad"]]
-    pool = evaluation.pool_of(Kinds(), problems, answers, m=2, size=5)
-    assert pool.answers[0] == ["good", "good", None, None, "bad"]
-    assert pool.answers[1] == ["bad", "good", "good", None, "bad"]
-    assert pool.rewards[0].tolist() == [[1, 0.5, 0]] * 2 + [[-1] * 3] * 2 + [[0, 1, 1]]
-    assert pool.scalars[1].tolist() == [0.5, 0.75, 0.75, -1, 0.5]
+    pool = evaluation.pool_of(Kinds(), problems, answers, m=2, size=4)
+    assert pool.answers[0] == ["good", "good", None, None]
+    assert pool.answers[1] == ["bad", "good", "good", None]
+    assert pool.rewards[0].tolist() == [[1, 0.5, 0]] * 2 + [[-1] * 3] * 2
+    assert pool.scalars[1].tolist() == [0.5, 0.75, 0.75, -1]
     values = measure(pool, Kinds())
-    assert values["best@5"].tolist() == pytest.approx([2 / 3, 0.75])
-    assert values["earned"].tolist() == pytest.approx([3 / 5, 4 / 5])
+    assert values["best@4"].tolist() == pytest.approx([0.5, 0.75])
+    assert values["earned"].tolist() == pytest.approx([2 / 4, 3 / 4])
+
+
+def test_no_place_of_a_rollout_is_preferred():
+    """Of 10 candidates in rollouts of 3 the first place gave .40. Answers and rewards are of one candidate."""
+    problems = [Problem(str(i), 3) for i in range(2000)]
+    answers = [["good", "bad"]] * 4 * len(problems)
+    pool = evaluation.pool_of(Kinds(), problems, answers, m=3, size=10)
+    reward_of = {"good": 1.0, "bad": 0.0, None: -1.0}
+    for answer, reward in reward_of.items():
+        shares = [own.count(answer) / 10 for own in pool.answers]
+        assert set(shares) == {0.3, 0.4}
+        assert sum(shares) / len(shares) == pytest.approx(1 / 3, abs=0.003)
+        assert [own.count(reward) / 10 for own in pool.rewards[..., 0].tolist()] == shares
+    again = evaluation.pool_of(Kinds(), problems, answers, m=3, size=10)
+    assert again.answers == pool.answers
 
 
 def test_a_large_pool_takes_little_memory(monkeypatch):
-    """Guards against tensors (N, n, n), and against all problems under 256 weights at a time."""
+    """Guards against tensors (N, n, n), and against all candidates of a pool under all weights at a time."""
     monkeypatch.setattr(evaluation, "UTILITIES_AT_ONCE", 1000)
     rewards = random_rewards(8, 8, 200, 3)
     mask = torch.ones(8, 3, dtype=torch.bool)
     with LargestTensor() as largest:
         values = measure(Pool([], [], rewards, rewards.mean(-1), mask), Kinds())
-    assert largest.n < 1201 * 256 < 8 * 200 * 200
+    assert largest.n <= 4096 * 3, "more than the weights themselves"
     alone = evaluation.weighted_best_at_k(rewards[-1:], 5)
     torch.testing.assert_close(values["W@5"][-1:], alone)
 
@@ -214,6 +279,7 @@ def test_the_table_says_what_has_collapsed(capsys):
     assert "best@1 ± best@3 best@8 W@8 ± diversity x start" in lines
     assert "GRPO 0.800 ±0.001 0.600 0.800 0.800 ±0.001 0.100 0.10x collapsed" in lines
     assert "VPO 0.700 ±0.001 0.600 0.900 0.900 ±0.001 1.100 0.92x" in lines
+    assert lines[-1] == "collapsed: the diversity is below a third of the start model's"
     (sets,) = [line for line in lines if line.startswith("start model, sets 0.300 ")]
     assert sets.endswith(" 1.200")
     table.measures["multi_rlvr, one answer"] = table.measures["grpo"] | {"pass@8": torch.ones(20)}
@@ -229,11 +295,14 @@ def test_the_table_says_what_has_collapsed(capsys):
 def test_what_does_not_vary_has_no_interval(capsys):
     """Guards against "±0.000" where all problems gave 0, or one problem was asked twenty times."""
     table = table_of()
+    assert "?" not in "".join(printed(table, capsys))
     table.measures["grpo"]["W@8"] *= 0
-    assert "GRPO 0.800 ±0.001 0.600 0.800 0.000 0.100 0.10x collapsed" in printed(table, capsys)
+    lines = printed(table, capsys)
+    assert "GRPO 0.800 ±0.001 0.600 0.800 0.000 ±? 0.100 0.10x collapsed" in lines
+    assert "±?: too few problems or seeds differ for an interval" in lines
     table.clusters = torch.zeros(20, dtype=torch.long)
     lines = printed(table, capsys)
-    assert "all the same one" in lines[1] and "±" not in "".join(lines)
+    assert "the same test problem 20 times" in lines[1] and "±" not in "".join(lines)
     for values in table.measures.values():
         values |= {name: value[:1] for name, value in values.items()}
     table.settings = Settings("test", 1, 8, 0.7)
@@ -262,6 +331,17 @@ def test_means_of_several_runs(capsys):
     half = 4.30 * 0.1 / 3**0.5
     assert best["mean"] == pytest.approx(0.8)
     assert best["interval"] == pytest.approx([0.8 - half, 0.8 + half])
+
+
+def test_several_runs_print_one_table(toy_run, capsys):
+    """Guards against a table that many others hide. Each run has its own in eval.json."""
+    other = Path(shutil.copytree(toy_run, "other"), "config.json")
+    other.write_text(other.read_text("utf-8").replace('"seed": 0', '"seed": 1'), "utf-8")
+    evaluation.main(["run", "other", "--problems", "1"])
+    printed = capsys.readouterr().out
+    assert printed.startswith("\n2 runs: ") and printed.count(" x start") == 1
+    for folder in (toy_run, other.parent):
+        assert (folder / "eval-test-1x4-T0.7/eval.json").exists()
 
 
 def evaluation_with(

@@ -160,8 +160,8 @@ def letters(tmp_path_factory) -> Path:
 
 
 def test_the_advantages_of_micro_vpo_are_ours():
-    rewards = torch.rand(4, 8, 3, 3, generator=generator())  # (P, G, m, k)
-    weights = micro_vpo.random_users(4, 100)  # (P, K, k)
+    rewards = torch.rand(4, 8, 3, 3, generator=generator())  # (P, G, m, d)
+    weights = micro_vpo.random_users(4, 100)  # (P, K, d)
     expected = group_normalize(set_reward(rewards, weights))
     torch.testing.assert_close(micro_vpo.vpo_advantage(rewards, weights), expected)
     expected = ADVANTAGES["grpo"](scored_of(rewards[:, :, :1]), Options())
@@ -432,8 +432,8 @@ def test_groups_that_lost_rollouts_are_put_together_again(method):
     m = answers_per_rollout(method, 2)
     parts = []
     groups = []
-    for i, (k, size) in enumerate([(3, G), (2, G), (3, 1)]):
-        rewards = torch.rand(size, 1, m, k, generator=generator(i))
+    for i, (d, size) in enumerate([(3, G), (2, G), (3, 1)]):
+        rewards = torch.rand(size, 1, m, d, generator=generator(i))
         parts.append([scored_of(own[None], own[None, ..., 0] > 0.1) for own in rewards])
         groups.append({f"{i}_{j}": of_text(as_text(own)) for j, own in enumerate(parts[i])})
     actual = group_advantages(groups, G, method, Options(generator=generator()))

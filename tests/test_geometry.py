@@ -9,10 +9,11 @@ from test_vpo import random_rewards
 
 from report.__main__ import main
 from report.geometry import NO_CONFLICT, geometry, geometry_report, start_of
+from rewards import Fence, Task
 
 
 def measures(rewards: torch.Tensor, mask: torch.Tensor | None = None, G: int = 4) -> dict:
-    """Of rewards (N, n, k) whose task scalar is the mean, in groups of G."""
+    """Of rewards (N, n, d) whose task scalar is the mean, in groups of G."""
     if mask is None:
         mask = torch.ones(len(rewards), rewards.shape[-1], dtype=torch.bool)
     scalars = (rewards * mask[:, None]).sum(-1) / mask.sum(1, keepdim=True)
@@ -32,7 +33,7 @@ def measures(rewards: torch.Tensor, mask: torch.Tensor | None = None, G: int = 4
 )
 def test_the_geometry_of_rewards_where_it_is_known(table, regret, share, signal):
     """Guards against a conflict seen where objectives differ in size alone. A trade is no signal to the scalar."""
-    rewards = torch.tensor([table] * 20)  # (20 problems, n, k)
+    rewards = torch.tensor([table] * 20)  # (20 problems, n, d)
     result = measures(rewards, G=len(table))
     assert result["regret"] == pytest.approx(regret, abs=1e-3)
     assert result["regret_share"] == pytest.approx(share, abs=5e-3)
@@ -55,7 +56,27 @@ def test_no_signal_is_said():
     rewards = torch.zeros(5, 16, 3)
     assert not any(measures(rewards).values())
     mask = torch.ones(5, 3, dtype=torch.bool)
-    assert "nan" not in geometry_report(rewards, mask, rewards.mean(-1), 4)
+    text = geometry_report(rewards, mask, rewards.mean(-1), 4, Task())
+    assert "nan" not in text and "objective 1" not in text
+
+
+@pytest.mark.parametrize("task", [Fence(), Task()])
+@pytest.mark.parametrize("trade", [False, True])
+def test_an_objective_that_hardly_anything_earns_is_named(task, trade):
+    """Guards against a verdict about objectives of which the start model's answers say nothing. The third is earned by
+    1 of 32 answers to the first problem, and the others lack it."""
+    rewards = torch.zeros(25, 32, 3)
+    rewards[:, ::2, 0] = 1
+    rewards[:, trade::2, 1] = 1
+    rewards[0, 0, 2] = 1
+    mask = torch.tensor([[True, True, i == 0] for i in range(25)])
+    text = geometry_report(rewards, mask, rewards.mean(-1), 4, task)
+    name = task.objectives[2] if task.objectives else "objective 3"
+    assert f"Hardly any answer earns {name} (3%): this tells nothing" in text
+    assert "Keep the scalar" not in text and ("Good answers trade" in text) == trade
+    rewards[:, ::2, 2] = 1
+    text = geometry_report(rewards, mask, rewards.mean(-1), 4, task)
+    assert ("Keep the scalar" in text) != trade and "Hardly" not in text
 
 
 def test_of_a_run_and_of_a_model(toy_run, capsys):
@@ -70,7 +91,7 @@ def test_of_a_run_and_of_a_model(toy_run, capsys):
     own = capsys.readouterr().out
     assert "on 5 validation problems, 16 answers each" in own and "regret" in own
     main(["geometry", "run/start", "--task", "few.py", "--problems", "5"])
-    assert "on 2 validation problems, 32 answers each" in capsys.readouterr().out
+    assert "on all 2 validation problems, 32 answers each" in capsys.readouterr().out
     fails(["geometry", "runs/none"], capsys, "--model runs/none: cannot be loaded", command=main)
 
 

@@ -48,6 +48,7 @@ WRONG = {
     3: ["def advantage(scores):\n    return (scores - scores.mean()) / scores.std()"],
     4: [
         "def set_rewards(sets, weights):\n    return sets.mean((1, 2))\n\n" + USES,
+        MEAN_OUTSIDE.replace("amax(1).mean(-1)", "mean((1, 2))") + USES,
         MEAN_OUTSIDE.replace("amax(1).mean(-1)", "mean(-1).amax(1)") + USES,
         MEAN_OUTSIDE + "def vpo_advantage(sets, weights):\n    return set_rewards(sets, weights)",
     ],
@@ -69,6 +70,14 @@ WRONG = {
         "        start[name] += t * (trained[name] - start[name])\n    return start",
     ],
     11: ['bugs = {1: "d", 2: "a", 3: "e", 4: "c", 5: "b"}', 'bugs = {1: "d", 2: "a", 3: "e"}'],
+}
+
+
+HINTS = {  # of attempts with this part
+    "= ...": "Replace the ... by your code.",
+    "return ...": "Replace the ... by your code.",
+    "mean((1, 2))": "You give the mean of each set.",
+    "mean(-1).amax(1)": "You take the mean over users first",
 }
 
 
@@ -127,6 +136,9 @@ def check_verdict(attempt: Attempt) -> None:
     beginning = f"Exercise {attempt.exercise}: not yet. "
     assert verdict.startswith(beginning), (attempt.source, text)
     assert len(verdict.removeprefix(beginning)) > 20, f"no word of what is wrong: {verdict}"
+    assert not re.search(r"\d\.\d{4}", verdict), "numbers have three digits"
+    for part, hint in HINTS.items():
+        assert part not in attempt.source or hint in verdict, (attempt.source, verdict)
 
 
 def solutions_of(notebook) -> dict[str, str]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from test_rollout import save_random_model
-from test_train import LEARNING
+from test_train import LEARNING, fails
 from transformers import AutoModelForCausalLM
 
 import eval as evaluation
@@ -53,18 +53,19 @@ def test_both_ends_are_todays_numbers_to_the_digit(toy_run):
 def test_a_mixture_is_a_weighted_mean(trained, dtype):
     config = replace(load_run(trained).config, dtype=dtype)
     policies = [mixed(trained, "grpo", t, task_of(config), config) for t in (0, 0.25, 1)]
-    start = load_policy(str(trained / "start"), task_of(config), dtype=dtype)
-    end = load_policy(str(trained / "grpo/checkpoint-000004"), task_of(config), dtype=dtype)
+    start = load_policy(str(trained / "start"), task_of(config))
+    end = load_policy(str(trained / "grpo/checkpoint-000004"), task_of(config))
     models = [policy.model.parameters() for policy in (start, *policies, end)]
-    rtol = 2e-2 if dtype == "bfloat16" else 1e-5
     for own_start, zero, quarter, one, own_end in zip(*models, strict=True):
-        assert torch.equal(zero, own_start) and torch.equal(one, own_end)
+        assert torch.equal(zero, own_start.to(zero.dtype))
+        assert torch.equal(one, own_end.to(one.dtype))
         mean = 0.75 * own_start.double() + 0.25 * own_end.double()
-        torch.testing.assert_close(quarter.double(), mean, atol=1e-6, rtol=rtol)
+        torch.testing.assert_close(quarter.double(), mean, atol=1e-6, rtol=1e-5)
+        assert zero.dtype == one.dtype == getattr(torch, dtype)
 
 
-def test_a_saved_mixture_is_an_ordinary_checkpoint(trained):
-    """It samples the same tokens; nothing is written over."""
+def test_a_saved_mixture_is_an_ordinary_checkpoint(trained, capsys):
+    """It samples the same tokens; nothing is written over. Who evaluates it is told how."""
     evaluation.main([str(trained), *SAVE, "--out", "out"])
     config = load_run(trained).config
     own = mixed(trained, "vpo", 0.5, task_of(config), config)
@@ -73,14 +74,19 @@ def test_a_saved_mixture_is_an_ordinary_checkpoint(trained):
     ids = torch.tensor([[5, 6, 7]])
     assert torch.equal(plain(ids).logits, own.model(ids).logits)
     assert sampled(load_policy("saved/vpo-0.5", task_of(config)), trained) == sampled(own, trained)
+    for folder in ("saved", "saved/vpo-0.5"):
+        fails([folder], capsys, "it holds models: name their run", command=evaluation.main)
 
 
-def test_a_mixture_of_an_adapter_scales_it():
-    """Guards against a trained adapter that is mixed with a start that has none; a saved one needs no peft."""
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_mixture_of_an_adapter_scales_it(dtype):
+    """Guards against a trained adapter that is mixed with a start that has none; a saved one needs no peft, and has
+    all of a small change to weights of bfloat16."""
     pytest.importorskip("peft")
     model = save_random_model("model", "qwen2")
-    flags = "--lora-rank 2 --method grpo --max-new-tokens 20 --warm-steps 0 --steps 2 --out run"
-    train.main(["--model", model, *LEARNING, *flags.split()])
+    flags = "--lora-rank 2 --method grpo --max-new-tokens 20 --warm-steps 0 --steps 2 --out run "
+    flags += "--temperature 0.9"
+    train.main(["--model", model, "--dtype", dtype, *LEARNING, *flags.split()])
     run = Path("run")
     config = load_run(run).config
     torch.manual_seed(0)
@@ -88,16 +94,20 @@ def test_a_mixture_of_an_adapter_scales_it():
     weights = {name: torch.randn_like(weight) for name, weight in load_file(adapter).items()}
     save_file(weights, adapter, {"format": "pt"})
     nothing, half, trained = [mixed(run, "grpo", t, task_of(config), config) for t in (0, 0.5, 1)]
-    start = load_policy("run/start", task_of(config))
+    start = load_policy("run/start", task_of(config), dtype=dtype)
     ids = torch.tensor([[5, 6, 7]])
     assert not torch.equal(trained.model(ids).logits, start.model(ids).logits)
     assert torch.equal(nothing.model(ids).logits, start.model(ids).logits)
-    for layer in trained.model.modules():
+    scaled = load_policy(str(adapter.parent), task_of(config))
+    for layer in scaled.model.modules():
         if hasattr(layer, "scale_layer"):
             layer.scale_layer(0.5)
-    torch.testing.assert_close(half.model(ids).logits, trained.model(ids).logits)
+    torch.testing.assert_close(half.model(ids).logits, scaled.model(ids).logits)
     evaluation.main(["run", *SAVE])
     assert not Path("saved/grpo-0.5/adapter_config.json").exists()
+    for folder in (run / "start", adapter.parent, Path("saved/grpo-0.5")):
+        settings = json.loads((folder / "generation_config.json").read_text("utf-8"))
+        assert settings["do_sample"] and settings["temperature"] == 0.9
     saved = AutoModelForCausalLM.from_pretrained("saved/grpo-0.5")
     torch.testing.assert_close(saved(ids).logits, half.model(ids).logits)
     assert sampled(load_policy("saved/grpo-0.5", task_of(config)), run) == sampled(half, run)

@@ -17,6 +17,7 @@ from engine.config import Config
 from engine.files import read_log
 from engine.tasks import load_task, reward_vectors
 from engine.training.logs import snapshot_steps
+from eval import weighted_best_at_k
 from report import page
 from report.__main__ import main
 from report.looks import look_of
@@ -51,7 +52,7 @@ def made_snapshots(name: str, size: int = 30, steps: int = 4) -> Snapshots:
     """Snapshots as of a training in which pools become one answer, GRPO's first."""
     if name == "prose":
         task = Prose()
-        problems = [Problem(str(k), k) for k in (1, 3, 5, 6)]
+        problems = [Problem(str(d), d) for d in (1, 3, 5, 6)]
     else:
         task = load_task(name)
         problems = task.problems("test", 4)
@@ -158,6 +159,23 @@ def test_the_page_of_a_run(toy_run, capsys):
     log.write_text(first + '\n{"step": 4, "prob', "utf-8")
     main(["page", "run"])
     assert data_of(Path("run/report.html"))["steps"] == [1]
+
+
+@pytest.mark.parametrize("task", ["maze", "prose"])
+def test_the_page_opens_where_the_methods_differ_most(task, tmp_path):
+    """In W@n of all answers at the end. Guards against a problem in which they do not."""
+    snapshots = made_snapshots(task)
+    record = snapshots.frames[-1].pools["grpo"][2]
+    record["rewards"] = [[-2.0] * len(vector) for vector in record["rewards"]]
+    gaps = []
+    for i in range(len(snapshots.problems)):
+        worths = []
+        for records in snapshots.frames[-1].pools.values():
+            rewards = torch.tensor([records[i]["rewards"]])  # (1, n, d)
+            worths.append(weighted_best_at_k(rewards, rewards.shape[1]).item())
+        gaps.append(max(worths) - min(worths))
+    page.write_page(tmp_path / "report.html", snapshots)
+    assert data_of(tmp_path / "report.html")["opens"] == gaps.index(max(gaps)) == 2
 
 
 def test_a_long_page_leaves_out_frames(tmp_path, monkeypatch):

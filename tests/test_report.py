@@ -6,6 +6,7 @@ import matplotlib
 import pytest
 import torch
 from matplotlib.figure import Figure
+from test_eval import table_of
 
 from engine.config import Config
 from engine.evaluations import Evaluation, Pool, Settings
@@ -80,6 +81,10 @@ def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task):
     if isinstance(task, Drawing):  # texts are read on the page
         expected.append("answers.svg")
     assert [path.name for path in paths] == expected and written[0] == written[1]
+    words = drawn[0].get_supxlabel()
+    assert (
+        "at temperature 1 (the table's candidates: 0.7)" in words and "W@m: of a rollout" in words
+    )
     (own,) = [line for line in drawn[0].axes[0].lines if line.get_label() == "my_method"]
     assert own.get_color() == look_of("my_method").color
     assert own.get_xdata()[0] == 2, "the first mean of three steps lies at a whole one"
@@ -106,6 +111,24 @@ def test_reward_vectors_show_the_conflict(tmp_path, drawn):
         plots.reward_vectors(pools, 0, objectives, tmp_path / "a.png", minimum=minimum)
         axes = drawn[-1].axes[0]
         assert {axes.get_xlabel(), axes.get_ylabel()} == shown
+        words = drawn[-1].get_supxlabel().replace("\n", " ")
+        assert ("not shown: lava, which answers at 0, 0 may earn" in words) == bool(objectives)
+
+
+@pytest.mark.parametrize("n_rows, is_crowded", [(6, False), (7, True)])
+def test_a_figure_of_many_curves_leaves_out_bands_and_rows_of_one_answer(
+    n_rows, is_crowded, tmp_path, drawn
+):
+    table = table_of()
+    for row in ("vpo, one answer", "max_at_k", "group_vpo")[: n_rows - 4]:
+        table.measures[row] = table.measures["grpo"]
+    plots.best_at_k(table, tmp_path / "a.png")
+    axes = drawn[-1].axes[0]
+    assert len(axes.lines) == n_rows - is_crowded and bool(axes.collections) != is_crowded
+    assert ("left out" in drawn[-1].get_supxlabel()) == is_crowded
+    table.clusters = torch.zeros(20, dtype=torch.long)
+    plots.best_at_k(table, tmp_path / "a.png")
+    assert ("no bands: there is only one problem" in drawn[-1].get_supxlabel()) != is_crowded
 
 
 @pytest.mark.draws

@@ -12,6 +12,7 @@ import torch
 
 from engine.answers import THOUGHTS, write_answers
 from engine.tasks import check_task, load_task
+from engine.training.logs import shown_examples
 from rewards import Fence, Problem, Task, Toy, UserError, parse_answers
 from rollout import score
 
@@ -156,6 +157,9 @@ def test_what_is_written_is_read(form):
         text = write_answers(task, answers)
         assert parse_answers(text, task, 2) == answers
         assert text.startswith("<answer_1>" if form == "tags" else " red")
+        prompt = task.request("1. Paint!\nFor example:\n", 3, answers)
+        assert shown_examples(f"{prompt}<|im_end|>\n<think>\n\n</think>\n\n1.", task) == answers
+    assert shown_examples("1. Paint!\n2. Sing!", task) == []
     assert parse_answers(write_answers(task, ["red\n"]), task, 1) == ["red"]
     if form == "lines":
         for write in (write_answers, lambda task, answers: task.request("Paint!", 3, answers)):
@@ -223,7 +227,7 @@ def test_what_is_a_number_may_stand_in_a_vector(value, number):
 def test_what_is_no_number_is_named(value):
     task = Task()
     task.reward = lambda problem, answer: [value]
-    with pytest.raises(UserError, match="problem 'a', answer '', .* (list|finite)"):
+    with pytest.raises(UserError, match="(list|finite).* problem 'a', answer ''"):
         score(task, [Problem("a", None)], [["x"]], 1)
 
 

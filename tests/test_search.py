@@ -68,7 +68,7 @@ def test_the_best_that_can_be_reached_solves_a_problem(text, score, monkeypatch)
         assert population.solved_after() == 1
     assert goal.score([1.0, 0.5, 0.0]) == pytest.approx(score)  # of ann, bob and cid
     monkeypatch.setattr(task, "reachable", Mock(return_value=[1.0, 0.0, 0.0]))
-    with pytest.raises(UserError, match="reachable .* 1.0, must be a list of 3 finite numbers"):
+    with pytest.raises(UserError, match="1.0 must be a list of 3 finite numbers .* reachable"):
         search.make_goal(text, task).target_of(problem)
 
 

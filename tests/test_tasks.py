@@ -186,7 +186,7 @@ def test_a_route_is_the_cells_that_it_enters(one, other, same):
 
 
 def test_random_routes_never_break_the_scorer():
-    """Random words, good and bad: k numbers in [0, 1], all zero exactly where E was not reached."""
+    """Random words, good and bad: d numbers in [0, 1], all zero exactly where E was not reached."""
     task = Maze(6)
     rng = random.Random(0)
     words = [*task.words, "UP", "DOWN", "LEFT", "RIGHT", "²", "\0", "<route_1>", "a", "zz9"]

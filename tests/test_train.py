@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -16,7 +17,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_rollout import save_random_model
+from test_rollout import plain_logits, save_random_model
 from transformers import AutoModelForCausalLM
 
 import eval as evaluation
@@ -212,9 +213,13 @@ def test_ctrl_c_and_sigterm_say_how_to_go_on(monkeypatch, capsys):
         assert checkpoints(Path("run/grpo"))[-1].name == kept
 
 
-def test_a_language_model_goes_through_the_same_code(capsys):
-    """A random model from disk: text prompts, a page is written, and its first rollouts are shown.
-    Guards against a list that seems to begin with the text of its first line."""
+def test_a_language_model_goes_through_the_same_code(capsys, monkeypatch):
+    """A random model from disk: text prompts, a page is written, and its first rollouts are shown, and how many of the
+    answers, made up here, copy an example. Guards against a list that seems to begin with the text of its first line."""
+    answers = ["red", "grey red blue blue green red"]
+    monkeypatch.setattr(
+        train, "read_answers", lambda task, rollouts, m: [answers[:m]] * len(rollouts.texts)
+    )
     model = save_random_model("model", "llama")
     flags = "--task fence --method grpo vpo --steps 2 --max-new-tokens 30 --eval-problems 2"
     train.main(["--out", "run", "--model", model, *QUICK, *flags.split()])
@@ -226,8 +231,13 @@ def test_a_language_model_goes_through_the_same_code(capsys):
         "vpo, the end of the prompt of problem 'train-0':",
         "\n1.\nthe best of the first step's 6 rollouts",
         "rewards: 0.00, 0.00, 0.00",
+        "\n50% of the answers copy an example of the prompt: these should earn little",
     ):
         assert text in told
+    assert "\n0% of the answers copy" not in told
+    assert len(re.findall(r"[\r\n]vpo: +\d+%", told)) == 2, (
+        "a line for each step of a bar in a file"
+    )
 
 
 def test_an_adapter_goes_through_the_same_code(monkeypatch):
@@ -301,9 +311,11 @@ def test_learning_that_has_stopped_is_said_once(capsys):
     for step in range(1, 36):
         row = dict.fromkeys(("reward", "diversity", "W@m", "tokens"), 0)
         row |= {"earned": 1, "answers": 1 / 3, "signal": int(step == 10), "seconds": 1}
+        row["gap"] = 2e-6 if step == 15 else 1e-6
         log.write(step, row, {})
         told = capsys.readouterr().err
         if "vpo: no signal" in told and "33% hold a distinct answer, 100% earn something" in told:
+            assert "rewards differ by 2e-06 at most" in told
             told_at.append(step)
     assert told_at == [20]
 
@@ -315,7 +327,7 @@ def test_the_objective_is_logged():
     task = load_task("fence")
     problems = task.problems("train", 2)
     red, blue, grey = (" ".join([color] * 6) for color in ("red", "blue", "grey"))
-    w = evaluation.spread_weights(3)
+    w = evaluation.spread_weights(3, 512)
 
     def best(*answers: str) -> float:
         rewards = [torch.tensor(task.reward(None, answer)).double() for answer in answers]
@@ -347,17 +359,51 @@ def test_short_runs_reach_their_peak_rate(steps):
     if steps >= 60:  # what was measured was measured with ten steps of rise
         assert rates == [min(1.0, (t + 1) / 10) * (1 - 0.9 * t / steps) for t in range(steps)]
     constant = Config(steps=steps, lr_schedule="constant")
-    assert train.learning_rate(1.0, steps - 1, constant) == 1
+    assert {train.learning_rate(1.0, t, constant) for t in range(steps)} == {1.0}
 
 
-def test_several_updates_per_batch():
-    """Guards against updates that sample anew, or old log-probabilities that follow the policy."""
-    flags = [*LEARNING, "--method", "vpo", "--steps", "1", "--lr", "0.05", "--out"]
-    for n in ("1", "3"):
-        train.main([*flags, n, "--updates", n])
-    (once,), (thrice,) = metrics(Path("1/vpo")), metrics(Path("3/vpo"))
-    assert once["reward"] == thrice["reward"]
-    assert once["clip_fraction"] == 0 < thrice["clip_fraction"]
+@pytest.mark.parametrize("script", [train, fast])
+def test_each_update_takes_its_own_groups(script, monkeypatch):
+    """Against float64: guards against passes over the whole batch, groups that are torn, one token count for
+    all, updates that sample anew, and old log-probabilities that follow the policy."""
+    parts = []
+    backward = script.backward
+
+    def recorded(policy, reference, rollouts, advantages, config):
+        parts.append((rollouts, advantages.double()))
+        return backward(policy, reference, rollouts, advantages, config)
+
+    monkeypatch.setattr(script, "backward", recorded)
+    flags = "--method vpo --steps 1 --kl 0 --lr 0.05 --lr-schedule constant --updates 2"
+    plain = ["--plain"] if script is train else []
+    train.main([*LEARNING, *shlex.split(flags), *plain, "--prompts-per-step", "4", "--out", "run"])
+    policy = load_policy("run/start", load_task("toy"))
+    policy.model.double()
+    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=0.05, weight_decay=0.01)
+    clipped = 0
+    for rollouts, advantages in parts:
+        assert len(rollouts.prompt_ids) == 2 and rollouts.group_size == 3
+        loss = 0.0
+        for row, length in enumerate(rollouts.lengths):
+            log_p = plain_logits(policy, rollouts, row).log_softmax(-1)
+            log_p = log_p.gather(1, rollouts.tokens[row, :length, None])[:, 0]
+            ratio = (log_p - rollouts.logprobs[row, :length]).exp()
+            A = advantages[row]
+            gain = torch.minimum(A * ratio, A * ratio.clamp(0.8, 1.2))
+            loss = loss - torch.where(A < 0, gain.clamp_min(3 * A), gain).sum()
+            clipped += (gain < A * ratio).sum().item()
+        optimizer.zero_grad()
+        (loss / sum(rollouts.lengths)).backward()
+        torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
+        optimizer.step()
+    assert len(parts) == 2 and clipped > 0
+    (row,) = metrics(Path("run/vpo"))
+    assert row["clip_fraction"] > 0
+    trained = load_policy("run/vpo/checkpoint-000001", load_task("toy")).model
+    for ours, expected in zip(trained.parameters(), policy.model.parameters(), strict=True):
+        assert (
+            ours - expected
+        ).abs().mean() < 1e-4  # Adam takes the sign of the smallest gradients
 
 
 # What was written before.
@@ -366,6 +412,11 @@ def test_several_updates_per_batch():
 def cut(path: Path) -> None:
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
+
+
+def replace_by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
 
 
 LAST = "vpo/checkpoint-000004"
@@ -384,6 +435,11 @@ START = "run/start: cannot be loaded"
         (f"{LAST}/tokenizer.json", Path.unlink, RESUME, f"delete the folder run/{LAST}"),
         (f"{LAST}/tokenizer.json", cut, RESUME, f"delete the folder run/{LAST}"),
         (f"{LAST}/trainer.pt", cut, RESUME, f"delete the folder run/{LAST}"),
+        (f"{LAST}/model.safetensors", Path.unlink, RESUME, f"delete the folder run/{LAST}"),
+        (f"{LAST}/model.safetensors", replace_by_folder, RESUME, "a folder, not a file); delete"),
+        (f"{LAST}/generation_config.json", replace_by_folder, RESUME, "not a file); delete"),
+        (f"{LAST}/tokenizer.json", replace_by_folder, "eval run", "a folder, not a file); delete"),
+        ("start/tokenizer_config.json", replace_by_folder, "eval run", f"{START} (tokenizer_conf"),
         ("start/model.safetensors", cut, JOIN, "restore it from a copy"),
         ("start/model.safetensors", cut, "eval run", START),
         ("start", shutil.rmtree, JOIN, f"{START} (config.json is missing"),

@@ -27,27 +27,27 @@ def random_rewards(seed: int, *shape: int) -> Tensor:
 
 
 def all_there(rewards: Tensor) -> Tensor:
-    """The mask of rewards (P, G, m, k) of which none is missing."""
+    """The mask of rewards (P, G, m, d) of which none is missing."""
     return torch.ones(rewards.shape[:3], dtype=torch.bool)
 
 
 def scored_of(rewards: Tensor, mask: Tensor | None = None, **fields) -> Scored:
-    """Rewards (P, G, m, k) whose task scalar is the mean, and nothing repeated or missing unless given."""
+    """Rewards (P, G, m, d) whose task scalar is the mean, and nothing repeated or missing unless given."""
     mask = all_there(rewards) if mask is None else mask
-    P, _, _, k = rewards.shape
+    P, _, _, d = rewards.shape
     scored = Scored(
         rewards,
         rewards.float().mean(-1),
         mask,
         torch.zeros_like(mask),
-        torch.ones(P, k, dtype=torch.bool),
+        torch.ones(P, d, dtype=torch.bool),
         torch.zeros(P, 1),
     )
     return replace(scored, **fields)
 
 
 def advantages_of(method: str, scored: Scored | Tensor, **options) -> Tensor:
-    """The method's advantages of what was scored, or of rewards (P, G, m, k)."""
+    """The method's advantages of what was scored, or of rewards (P, G, m, d)."""
     if isinstance(scored, Tensor):
         scored = scored_of(scored)
     return vpo.ADVANTAGES[method](scored, Options(**options))
@@ -57,18 +57,18 @@ def advantages_of(method: str, scored: Scored | Tensor, **options) -> Tensor:
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.3, 1.0, 5.0, 100.0])
-@pytest.mark.parametrize("k", [1, 2, 5])
-def test_weights_are_dirichlet(alpha, k):
+@pytest.mark.parametrize("d", [1, 2, 5])
+def test_weights_are_dirichlet(alpha, d):
     """Guards against NaN where gamma draws underflow, and a wrong map to the simplex."""
     n = 20_000
-    weights = vpo.sample_weights(1, n, k, alpha=alpha, generator=generator())[0]
+    weights = vpo.sample_weights(1, n, d, alpha=alpha, generator=generator())[0]
     assert weights.isfinite().all() and (weights >= 0).all()
     torch.testing.assert_close(weights.sum(-1), torch.ones(n), atol=1e-5, rtol=0)
-    variance = (k - 1) / k**2 / (k * alpha + 1)
+    variance = (d - 1) / d**2 / (d * alpha + 1)
     five_errors = 5 * math.sqrt(variance / n) + 1e-6  # a false alarm in a million
-    mean = torch.full((k,), 1 / k)
+    mean = torch.full((d,), 1 / d)
     torch.testing.assert_close(weights.mean(0), mean, atol=five_errors, rtol=0)
-    variances = torch.full((k,), variance)
+    variances = torch.full((d,), variance)
     torch.testing.assert_close(weights.var(0), variances, atol=1e-4, rtol=0.08)
 
 
@@ -76,7 +76,7 @@ def test_weights_are_dirichlet(alpha, k):
 
 
 def envelope_area(lines: list[list[float]]) -> float:
-    """E max_y w . r(y) for k = 2 and uniform w, in closed form. With w = (u, 1 - u) each answer is
+    """E max_y w . r(y) for d = 2 and uniform w, in closed form. With w = (u, 1 - u) each answer is
     a line over u. The best of them is piecewise linear, and bends where two lines cross, so
     trapezoids between the crossings give the area exactly."""
     bends = {0.0, 1.0}
@@ -165,9 +165,14 @@ def test_equal_rewards_have_no_advantage(method, value):
         assert (A[0] != 0).any() and (A[1:] == 0).all()
 
 
-@pytest.mark.parametrize("method, m", [("grpo", 1), ("max_at_k", 1), ("multi_rlvr", 3)])
-def test_rounding_is_no_signal(method, m):
+@pytest.mark.parametrize("minimum", [0.0, -1000.0])
+@pytest.mark.parametrize(
+    "method, m",
+    [("grpo", 1), ("max_at_k", 1), ("multi_rlvr", 3), ("dr_grpo", 1), ("maxrl", 1)],
+)
+def test_rounding_is_no_signal(method, m, minimum):
     """The sum of four percents depends on their order in the last digit: guards against advantages of +-1."""
+    missing = torch.full((1, 1), minimum)
     one_pair = torch.tensor([[9.4, 2.8, 83.6, 43.3], [9.4, 2.8, 43.3, 83.6]])
     assert len(one_pair.mean(-1).unique()) == 2, "the test wants sums that differ"
     groups = [one_pair[[0, 0, 1, 0]].view(1, 4, 1, 4).expand(-1, -1, m, -1)]
@@ -176,7 +181,8 @@ def test_rounding_is_no_signal(method, m):
         order = random_rewards(seed, 1, 8, m, 4).argsort(-1)
         groups.append(percents[order])  # in which every answer is a permutation of one vector
     for rewards in groups:
-        assert (advantages_of(method, rewards) == 0).all()
+        scored = scored_of(rewards, missing_scalar=missing, minimum=minimum)
+        assert (advantages_of(method, scored) == 0).all()
 
 
 @pytest.mark.parametrize("kind", [torch.bool, torch.int64, torch.float16, torch.bfloat16])
@@ -197,15 +203,24 @@ def test_rewards_may_be_numbers_of_any_kind(method, kind):
 
 
 @pytest.mark.parametrize("size, gap", [(1.0, 1e-3), (100.0, 0.01)])
-@pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.parametrize("d", [1, 4])
 @pytest.mark.parametrize("method", ["grpo", "max_at_k", "vpo", "group_vpo", "multi_rlvr"])
-def test_small_differences_are_a_signal(method, size, gap, k):
-    """One of 8 rollouts is a little better in one of k objectives: guards against a threshold that eats it."""
-    rewards = torch.full((1, 8, 1, k), 0.9 * size)
+def test_small_differences_are_a_signal(method, size, gap, d):
+    """One of 8 rollouts is a little better in one of d objectives: guards against a threshold that eats it."""
+    rewards = torch.full((1, 8, 1, d), 0.9 * size)
     rewards[0, 3, 0, 0] += gap
     A = advantages_of(method, rewards, generator=generator())[0]
     assert A.argmax() == 3 and A[3] > 1
     assert (A[[0, 1, 2, 4, 5, 6, 7]] < 0).all()
+
+
+@pytest.mark.parametrize("method", ["vpo", "group_vpo"])
+def test_small_differences_of_large_rewards_count(method):
+    """Guards against w . r in float32, which changed the direction of the advantages by 2%."""
+    rewards = 10 + 0.001 * random_rewards(3, 16, 8, 1, 4)
+    A = advantages_of(method, rewards, generator=generator())
+    exact = advantages_of(method, rewards.double(), generator=generator())
+    torch.testing.assert_close(A, exact.float(), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("method", vpo.ADVANTAGES)
@@ -239,7 +254,7 @@ def test_rewards_that_are_no_numbers_show(method, value):
 
 
 def plain_advantage(rewards: Tensor, weights: Tensor, mask: Tensor, s: int, floor: float) -> Tensor:
-    """The definition as loops, in float64: rewards (P, G, m, k), weights (P, K, k) -> (P, G)."""
+    """The definition as loops, in float64: rewards (P, G, m, d), weights (P, K, d) -> (P, G)."""
     P, G, m, _ = rewards.shape
     utilities = torch.full((P, G, weights.shape[1]), floor, dtype=torch.float64)
     for p, g, j in itertools.product(range(P), range(G), range(weights.shape[1])):
@@ -288,7 +303,7 @@ def test_corners_of_the_family():
 def test_random_weighting_is_grpo_under_one_weight():
     """Guards against --n-weights and --subset that make it another method."""
     rewards = random_rewards(50, 3, 6, 1, 4)
-    w = vpo.sample_weights(3, 1, 4, generator=generator(6))  # (P, 1, k)
+    w = vpo.sample_weights(3, 1, 4, generator=generator(6))  # (P, 1, d)
     options = {"n_weights": 100, "subset": 4}
     A = advantages_of("random_weighting", rewards, generator=generator(6), **options)
     expected = vpo.group_normalize((rewards[:, :, 0] * w).sum(-1))
@@ -411,7 +426,7 @@ class LargestTensor(TorchDispatchMode):
 
 @pytest.mark.parametrize("subset", [1, 4])
 def test_the_estimator_is_fused(subset):
-    """Guards against products (P, G, m, K, k) in memory, two gigabytes for a large batch."""
+    """Guards against products (P, G, m, K, d) in memory, two gigabytes for a large batch."""
     rewards = random_rewards(24, 3, 8, 5, 16)
     mask = random_rewards(25, 3, 8, 5) > 0.2
     objectives = torch.ones(3, 16, dtype=torch.bool)
@@ -433,7 +448,7 @@ def test_one_traced_graph_with_the_same_numbers(options):
     torch.testing.assert_close(compiled(rewards, mask, **options), eager)
 
 
-ZEROS = torch.zeros(2, 4, 1, 3)  # (P, G, m, k)
+ZEROS = torch.zeros(2, 4, 1, 3)  # (P, G, m, d)
 
 
 @pytest.mark.parametrize(
@@ -442,11 +457,12 @@ ZEROS = torch.zeros(2, 4, 1, 3)  # (P, G, m, k)
         (lambda: vpo.sample_weights(2, 5, 3, alpha=0.04), "alpha = 0.04: must be 0.05 to 100"),
         (lambda: vpo.vpo_advantage(ZEROS, subset=4), "a set of s = 4 rollouts"),
         (lambda: vpo.vpo_advantage(ZEROS, torch.ones(2, 3)), "answer_mask"),
+        (lambda: vpo.vpo_advantage(ZEROS.numpy()), r"a tensor \(P, G, m, d\), not ndarray"),
         (lambda: advantages_of("grpo", torch.zeros(2, 4, 2, 3)), "takes one answer per rollout"),
     ],
 )
 def test_what_cannot_be_computed_is_refused(call, text):
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises((ValueError, TypeError), match=text):
         call()
 
 
@@ -552,6 +568,18 @@ def test_no_advantage_is_no_loss_even_where_the_ratio_overflows():
     loss, _ = vpo.policy_loss(logprobs, torch.full((1, 2), -200.0), torch.zeros(1), mask, 2)
     loss.backward()
     assert loss.item() == 0 and not logprobs.grad.any()
+
+
+def test_nothing_times_infinity_is_nothing():
+    """Without a weight of the KL term a token that the reference excludes, or a batch without tokens, has no loss."""
+    new, old, A, mask = loss_inputs()
+    expected, _ = vpo.policy_loss(new, old, A, mask, mask.sum())
+    excluded = torch.full_like(old, -math.inf)
+    loss, _ = vpo.policy_loss(new, old, A, mask, mask.sum(), ref_logprobs=excluded, kl_coef=0.0)
+    torch.testing.assert_close(loss, expected)
+    for n_tokens in (0, torch.tensor(0)):
+        loss, metrics = vpo.policy_loss(new, old, A, torch.zeros_like(mask), n_tokens)
+        assert loss.item() == 0 and metrics["clip_fraction"].item() == 0
 
 
 def test_padding_cannot_poison_the_loss():

@@ -7,7 +7,7 @@ import torch
 
 from engine.config import Config
 from engine.errors import is_out_of_memory
-from engine.files import write_folder
+from engine.files import listed, write_folder
 from engine.models import add_adapter, name_start, recompute_layers, save_model
 from engine.optimizer import MasterWeightAdamW
 from engine.runs import checkpoints, steps_done
@@ -32,7 +32,9 @@ def load(
         whose adapter is switched off for it), the optimizer, and the steps that are done.
     """
     folder.mkdir(exist_ok=True)
-    for leftover in folder.glob("checkpoint-*.tmp*"):  # of a process that was killed while saving
+    for leftover in listed(
+        folder, "checkpoint-*.tmp*"
+    ):  # of a process that was killed while saving
         shutil.rmtree(leftover, ignore_errors=True)
     start = folder.parent / "start"
     saved = checkpoints(folder)
@@ -81,7 +83,7 @@ def save(
     is_from_hub = not config.warm_steps and not Path(config.model).exists()
 
     def write(path: Path) -> None:
-        save_model(policy.model, policy.tokenizer, path)
+        save_model(policy.model, policy.tokenizer, path, config.temperature)
         if config.lora_rank:
             start = str((folder.parent / "start").resolve())
             name_start(path, config.model if is_from_hub else start)

@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.config import Config
 from engine.evaluations import Pool
 from engine.files import append, cut_log, write_text
-from rewards import Problem, Task
+from rewards import EXAMPLES, Problem, Task, parse_answers
 from vpo import Scored
 
 LOGS = ("metrics", "samples", "snapshots", "evaluations")
@@ -33,7 +33,7 @@ class MethodLog:
         for name in LOGS:
             cut_log(self.folder / f"{name}.jsonl", step or -1)  # at step 0 nothing is kept
         self.track = open_tracker(config.log, self.folder, step)
-        self.silent_steps = 0
+        self.gaps: list[float] = []  # of the steps without a signal until now
         self.has_warned = False
         if config.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
@@ -45,7 +45,7 @@ class MethodLog:
             row[name] = value.item() if isinstance(value, Tensor) else value
         row["tokens_per_second"] = row["tokens"] / row["seconds"]
         if step == 1 and not self.config.is_tiny:
-            show_first_step(self.method, self.config, self.task, example["best"], row)
+            show_first_step(self.method, self.config, self.task, example, row)
         self.tell_no_signal(step, row)
         append(self.folder / "metrics.jsonl", {"step": step} | row)
         if step % 10 == 1 or step == self.config.steps:
@@ -60,7 +60,7 @@ class MethodLog:
         """Keep what the policy answers to a few held-out problems, for the page and the film."""
         records = []
         for i, problem in enumerate(pool.problems):
-            vectors = pool.rewards[i][:, pool.objective_mask[i]]  # (n, k of the problem)
+            vectors = pool.rewards[i][:, pool.objective_mask[i]]  # (n, d of the problem)
             rewards = vectors.double().round(decimals=6).tolist()
             records.append({"id": problem.id, "answers": pool.answers[i], "rewards": rewards})
         append(self.folder / "snapshots.jsonl", {"step": step, "problems": records})
@@ -72,16 +72,23 @@ class MethodLog:
 
     def tell_no_signal(self, step: int, row: dict[str, float]) -> None:
         """Say once that learning has stopped."""
-        self.silent_steps = 0 if row["signal"] else self.silent_steps + 1
-        if self.silent_steps < SILENT_STEPS or self.has_warned:
+        self.gaps = [] if row["signal"] else [*self.gaps, row["gap"]]
+        if len(self.gaps) < SILENT_STEPS or self.has_warned:
             return
         self.has_warned = True
         message = f"no signal in {SILENT_STEPS} steps, step {step}: the rollouts of each group earn the same"
-        print(f"\n{self.method}: {message}; {shares(row)} (docs/faq.md)", file=sys.stderr)
+        gap = f"in a group rewards differ by {max(self.gaps):.2g} at most"
+        print(f"\n{self.method}: {message}; {gap}; {shares(row)} (docs/faq.md)", file=sys.stderr)
 
 
 def sample_record(
-    prompts: list[str], problems: list[Problem], rollouts: Any, scored: Scored, advantages: Tensor
+    task: Task,
+    prompts: list[str],
+    problems: list[Problem],
+    answers: list[list[str]],
+    rollouts: Any,
+    scored: Scored,
+    advantages: Tensor,
 ) -> dict:
     """The rollouts of a step's first problem, and the step's best one, for samples.jsonl."""
     records = []
@@ -95,7 +102,29 @@ def sample_record(
         "text": rollouts.texts[best],
         "rewards": scored.vectors.flatten(0, 1)[best].tolist(),
     }
-    return {"problem": asdict(problems[0]), "rollouts": records, "best": best_record}
+    return {
+        "problem": asdict(problems[0]),
+        "rollouts": records,
+        "best": best_record,
+        "copied": share_of_copies(task, prompts, answers),
+    }
+
+
+def shown_examples(prompt: str, task: Task) -> list[str]:
+    """The examples that `Task.request` wrote into a prompt."""
+    _, begin, shown = prompt.rpartition(EXAMPLES)
+    return parse_answers(shown, task, m=shown.count("\n")) if begin else []
+
+
+def share_of_copies(task: Task, prompts: list[str], answers: list[list[str]]) -> float:
+    """The share of the answers of P * G rollouts that are examples of their prompts (P)."""
+    G = len(answers) // len(prompts)
+    is_copy = []
+    for p, prompt in enumerate(prompts):
+        examples = shown_examples(prompt, task)
+        for own in answers[p * G : (p + 1) * G]:
+            is_copy += [answer in examples for answer in own]
+    return sum(is_copy) / max(1, len(is_copy))
 
 
 def snapshot_steps(config: Config) -> set[int]:
@@ -111,9 +140,10 @@ def shares(row: dict[str, float]) -> str:
 
 
 def show_first_step(
-    method: str, config: Config, task: Task, best: dict, row: dict[str, float]
+    method: str, config: Config, task: Task, example: dict, row: dict[str, float]
 ) -> None:
     """Show the best rollout of a language model's first step, and what each objective earned."""
+    best = example["best"]
     lines = [
         f"\n{method}, the end of the prompt of problem {best['problem']['id']!r}:",
         best["prompt"][-500:],
@@ -126,6 +156,11 @@ def show_first_step(
     lines.append(
         f"{shares(row)}; {row['cut_off']:.0%} of the rollouts were cut off (--max-new-tokens)"
     )
+    if example["copied"]:
+        rule = "these should earn little (docs/own.md)"
+        lines.append(
+            f"{example['copied']:.0%} of the answers copy an example of the prompt: {rule}"
+        )
     for name in task.objectives:
         share = row[f"earned_{name}"]
         lines.append(f"{name}: {share:.0%} earn something, mean {row[f'reward_{name}']:.3f}")

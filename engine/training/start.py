@@ -15,7 +15,13 @@ import torch
 from engine.config import Config
 from engine.errors import is_out_of_memory
 from engine.files import write_folder
-from engine.models import has_plain_cache, merged_adapter, recompute_layers, save_model
+from engine.models import (
+    OTHER_MODEL,
+    has_plain_cache,
+    merged_adapter,
+    recompute_layers,
+    save_model,
+)
 from engine.runs import file_digests
 from engine.tasks import check_task, held_out
 from engine.training.memory import fill_card, free_memory
@@ -57,18 +63,17 @@ def check_model(policy: Policy, name: str) -> None:
     if not encode(policy, PROBES[0], special=False):
         kind = type(policy.tokenizer).__name__
         raise UserError(f"--model {name}: its tokenizer, a {kind} here, makes no tokens of texts")
-    advice = "choose a decoder-only model such as Qwen, Llama, SmolLM, Gemma or GPT-2"
     try:
         difference = nats_off(policy)
     except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
         if is_out_of_memory(error):
             raise
         problem = f"{type(policy.model).__name__} takes no KV cache as others do ({error!s:.200})"
-        raise UserError(f"--model {name}: {problem}; {advice}") from error
+        raise UserError(f"--model {name}: {problem}; {OTHER_MODEL}") from error
     tolerance = 0.003 if policy.model.dtype == torch.float32 else 0.06  # of rounding
     if difference > tolerance:
         problem = "other logits after a cached or padded prompt, or not those of its LM head alone"
-        raise UserError(f"--model {name}: {problem}; {advice}")
+        raise UserError(f"--model {name}: {problem}; {OTHER_MODEL}")
 
 
 def nats_off(policy: Policy) -> float:
@@ -142,7 +147,9 @@ def write_start(
     """
     folder = Path(config.out) / "start"
     shutil.rmtree(folder, ignore_errors=True)
-    save = functools.partial(save_model, policy.model, policy.tokenizer)
+    save = functools.partial(
+        save_model, policy.model, policy.tokenizer, temperature=config.temperature
+    )
     if config.warm_steps:
         key = warm_up_key(policy, task, config, warm_up, demonstrations)
         kept = Path("runs/start") / f"{task.name}-{key}"

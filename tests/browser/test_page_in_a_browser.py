@@ -15,8 +15,12 @@ from report.snapshots import Snapshots
 
 
 def open_page(tab, folder: Path, snapshots: Snapshots, width: int) -> None:
+    """The page at its first problem. It opens on the one in which the methods differ most."""
     page.write_page(folder / "report.html", snapshots)
     tab.open(folder / "report.html", width)
+    opens = data_of(folder / "report.html")["opens"]
+    assert tab.run("[state.problem, +byId('problem').value]") == [opens, opens]
+    put(tab, "problem", 0, "change")
 
 
 LAYOUT = """(() => {
