@@ -70,7 +70,7 @@ def words(differences: dict) -> dict:
         corrected = max(corrected, difference.p * (len(ranked) - i))
         found[key] = "open"
         if max(-difference.low, difference.high) < ALIKE:
-            found[key] = f"equal within {ALIKE}"
+            found[key] = "equal"
         elif corrected < 0.05 and not difference.low <= 0 <= difference.high:
             found[key] = "ahead" if difference.mean > 0 else "behind"
     return found

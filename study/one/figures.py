@@ -44,7 +44,7 @@ def intervals(results: Results, path: Path) -> None:
                 ax.tick_params(axis="y", length=0)
         caption = (
             f"Mark: mean at temperature 0.7. Line: 95% interval of its difference from Max@K. Grey: within {ALIKE} of "
-            "Max@K. Dots: seeds. Hollow: greedy (above), the best of three temperatures (below)."
+            "Max@K. Dots: seeds. Hollow: greedy (above), the best of three temperatures (below, first 200 problems)."
         )
         style.finish(axes, path, caption)
 
@@ -114,7 +114,9 @@ def point(results: Results, task: str, row: str) -> tuple[float, float]:
 
 
 def write(results: Results) -> None:
-    """Draw all figures."""
-    intervals(results, Path("docs/figures/intervals.png"))
-    curves(results, FOLDER / "figures" / "curves.png")
-    mixing(results, FOLDER / "figures" / "mixing.png")
+    """Draw all figures, once there is something to compare."""
+    if any(results.seeds(task, "grpo", "vpo", "max_at_k") for task in PANELS):
+        (FOLDER / "figures").mkdir(exist_ok=True)
+        intervals(results, FOLDER.parents[1] / "docs/figures/intervals.png")
+        curves(results, FOLDER / "figures" / "curves.png")
+        mixing(results, FOLDER / "figures" / "mixing.png")

@@ -45,7 +45,7 @@ ONE_PROBLEM = ("fence", "toy")  # all of theirs are the same one
 class Setting:
     """How a policy is sampled, and of which measures the values per problem are stored beside all means.
 
-    In a maze all settings take a quarter of the seconds that training takes, and a record 4.5 kB.
+    In a maze all settings take half of the seconds that training takes, and a record has 4 kB.
     """
 
     t: float = 1.0  # of the weights start + t (trained - start)
@@ -72,8 +72,8 @@ CONTRASTS = (
     ("max_at_k", "grpo-kl"),
 )
 # Measures whose differences get a word, best@30 and pass@30 stand beside them without one. A 95% interval is
-# the wider of a bootstrap over seeds and problems and Student's t over seeds. The word is "equal within 0.02"
-# where the interval lies inside it, "ahead" or "behind" where it excludes 0 and the t-test does too after Holm's
+# the wider of a bootstrap over seeds and problems and Student's t over seeds. The word is "equal"
+# where the interval lies inside 0.02, "ahead" or "behind" where it excludes 0 and the t-test does too after Holm's
 # correction over the contrasts and measures of a task, else "open".
 JUDGED = ("best@1", "W@30")
 ALIKE = 0.02

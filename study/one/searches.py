@@ -5,57 +5,48 @@ python study/one/searches.py        an hour; needs their runs in runs/study/, an
 
 import json
 import os
-import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
-from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from engine.errors import as_command
+from engine.evaluations import evaluation_of
 from engine.files import write_text
-from examples import search
-from rewards import UserError
+from engine.runs import policies, task_of
+from engine.tasks import held_out
+from examples.search import Search, SearchFlags, make_goal
+from rewards import Problem
 from study.one.reproduce import RUNS
-from study.one.results import SEARCH
-from vpo import ADVANTAGES, grpo
+from study.one.results import SEARCH, SIX
 
-POLICIES = ("grpo", "grpo-kl", "max_at_k", "vpo", "group_vpo")
-FLAGS = "--goal diamond --budget 1000 --problems 100 --among 1000"
+SEEDS = range(3)
+FLAGS = SearchFlags(goal="diamond", budget=1000, among=1000, screen=30, problems=100, device="cpu")
 
 
-def joined(seed: int) -> str:
-    """A run that holds the policies of a seed; its name."""
-    run = RUNS / "search" / f"maze-seed{seed}"
-    shutil.rmtree(run, ignore_errors=True)
-    for policy in POLICIES:
-        cell = f"maze-{policy}-seed{seed}"
-        source = RUNS / cell
-        if not source.exists():
-            advice = f"python study/one/reproduce.py --only {cell} --out runs/again"
-            raise UserError(f"{source}: is not there; {advice} trains it")
-        method = policy.partition("-")[0]
-        shutil.copytree(source / method, run / policy.replace("-", "_"))
-    shutil.copytree(source / "start", run / "start")
-    record = json.loads((source / "config.json").read_text("utf-8"))
-    record["flags"]["method"] = [policy.replace("-", "_") for policy in POLICIES]
-    write_text(run / "config.json", json.dumps(record))
-    return str(run)
+def solved(row: str, seed: int, problems: list[Problem], flags: SearchFlags) -> list[int]:
+    """With how many candidates a policy of a seed solves each problem, 0 if never."""
+    cell = "grpo" if row == "start" else row
+    evaluation = evaluation_of(RUNS / f"maze-{cell}-seed{seed}", {})
+    stored = policies(evaluation.run, evaluation.config.m)[row.partition("-")[0]]
+    goal = make_goal(flags.goal, task_of(evaluation.config))
+    populations = Search(flags, goal, evaluation, stored).run(problems)
+    return [population.solved_after() for population in populations]
 
 
 @as_command("study/searches.py")
-def main(seeds: tuple[int, ...] = (0, 1, 2), flags: str = FLAGS) -> None:
-    """Search, and store with how many candidates each problem was solved, 0 if never."""
-    out = RUNS / "search" / "diamond"
-    with patch.dict(ADVANTAGES, grpo_kl=grpo):
-        search.main([*map(joined, seeds), *flags.split(), "--out", str(out)])
-    found = json.loads((out / "search.json").read_text("utf-8"))
-    solved = {}
-    for policy, runs in found["policies"].items():
-        solved[policy.replace("grpo_kl", "grpo-kl")] = [run["solved"] for run in runs]
-    write_text(
-        SEARCH, json.dumps({"flags": flags, "problems": found["problems"], "solved": solved})
-    )
+def main() -> None:
+    """Search the mazes that no policy of any seed solves with a few independent candidates."""
+    task = task_of(evaluation_of(RUNS / "maze-grpo-seed0", {}).config)
+    problems = held_out(task, "test", FLAGS.among)
+    few = replace(FLAGS, strategy="best_of_n", budget=FLAGS.screen, seed=1)
+    counts = [solved(row, seed, problems, few) for row in SIX for seed in SEEDS]
+    hard = [problem for problem, *own in zip(problems, *counts, strict=True) if not any(own)]
+    hard = hard[: FLAGS.problems]
+    found = {row: [solved(row, seed, hard, FLAGS) for seed in SEEDS] for row in SIX}
+    names = [problem.id for problem in hard]
+    write_text(SEARCH, json.dumps({"flags": vars(FLAGS), "problems": names, "solved": found}))
 
 
 if __name__ == "__main__":

@@ -165,8 +165,8 @@ BLOCK = re.compile(r"(<!-- study:(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def documents() -> list[Path]:
-    """The documents that hold blocks."""
-    return [Path("README.md"), FOLDER / "README.md", *sorted((FOLDER / "pages").glob("*.md"))]
+    """The documents that may hold blocks."""
+    return [FOLDER.parents[1] / "README.md", *sorted(FOLDER.rglob("*.md"))]
 
 
 def fill(results: Results, text: str) -> str:
@@ -183,4 +183,5 @@ def write(results: Results) -> None:
     """Write all documents, and the CSV file of all runs."""
     for path in documents():
         path.write_text(fill(results, path.read_text("utf-8")), "utf-8")
+    (FOLDER / "pages").mkdir(exist_ok=True)
     (FOLDER / "pages" / "runs.csv").write_text(runs_csv(results), "utf-8")
