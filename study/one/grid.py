@@ -169,9 +169,8 @@ def cells() -> list[Cell]:
             grid += row("kl-weight", task, f"grpo-kl{weight:g}", range(100, 103), kl=weight)
     grid += main_row("main", "maze", range(6))
     grid += main_row("main", "code", range(6))
-    grid += row(
-        "kl-term", "maze", f"grpo-kl{TERMS_AT:g}", FIVE, kl=TERMS_AT
-    )  # on programs it is "grpo-kl"
+    # Our own term at that weight, which on programs is "grpo-kl".
+    grid += row("kl-term", "maze", f"grpo-kl{TERMS_AT:g}", FIVE, kl=TERMS_AT)
     for task in ("maze", "code"):
         grid += row("kl-term", task, "grpo-kl-clamped grpo-kl-k2", FIVE, kl=TERMS_AT)
     toy = "grpo max_at_k vpo group_vpo multi_rlvr random_weighting"

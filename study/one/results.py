@@ -8,17 +8,19 @@ from torch import Tensor
 
 from report.looks import look_of
 from study.one.estimates import Estimate, estimate, words
-from study.one.grid import JUDGED, KL, Cell
+from study.one.grid import JUDGED, KL, TERMS_AT, Cell
 
 SEARCH = Path(__file__).parent / "results" / "search.json"
 Pair = tuple[str, str]  # ours and theirs
 # A row is a policy, after @ the setting in which it was sampled; "best" is the best temperature of these.
 TEMPERATURES = ("0.7", "1", "1.3")
+OUR_TERM = f"grpo-kl{TERMS_AT:g}"  # which the other KL terms are compared with
 SIX = ("start", "grpo", "grpo-kl", "max_at_k", "vpo", "group_vpo")
 TITLES = {
     "kl": f"KL {KL['maze']:g}" if len(set(KL.values())) == 1 else "KL",
-    "kl-clamped": "KL, clamped",
-    "kl-k2": "KL, k2",
+    f"kl{TERMS_AT:g}": f"KL {TERMS_AT:g}",
+    "kl-clamped": f"KL {TERMS_AT:g}, clamped",
+    "kl-k2": f"KL {TERMS_AT:g}, k2",
     "half": "half-way weights",
 }
 
@@ -35,6 +37,9 @@ class Results:
                 policy = cell.policy if name == cell.method else name
                 if not cell.is_validation:
                     self._runs.setdefault((cell.task, policy), {})[cell.seed] = settings
+        for task, weight in KL.items():
+            if weight == TERMS_AT and (task, "grpo-kl") in self._runs:  # one policy with two names
+                self._runs[task, OUR_TERM] = self._runs[task, "grpo-kl"]
 
     def seeds(self, task: str, *rows: str) -> list[int]:
         """The seeds in which all these rows were measured."""

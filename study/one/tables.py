@@ -10,7 +10,7 @@ from examples.markdown import markdown
 from study.one.claims import claim_table
 from study.one.estimates import estimate
 from study.one.grid import CONTRASTS, HEADLINE, JUDGED, MEANS, SETTINGS
-from study.one.results import SIX, Pair, Results, solved_in, title_of
+from study.one.results import OUR_TERM, SIX, Pair, Results, solved_in, title_of
 
 FOLDER = Path(__file__).parent
 TASKS = ("maze", "code", HEADLINE)
@@ -18,8 +18,9 @@ CONFLICT = ("fence", "gems", "tradeoff", "copies", HEADLINE)
 # What a page compares with what. The words of a page and task are one family of Holm's correction.
 CURES = (
     ("grpo-kl", "grpo"),
-    ("grpo-kl-clamped", "grpo-kl"),
-    ("grpo-kl-k2", "grpo-kl"),
+    (OUR_TERM, "grpo"),
+    ("grpo-kl-clamped", OUR_TERM),
+    ("grpo-kl-k2", OUR_TERM),
     ("grpo@half", "grpo"),
     ("grpo-quarter-rate", "grpo"),
     ("grpo-tenth-rate", "grpo"),
