@@ -1,8 +1,7 @@
 """Evaluation: what a policy is worth to a search that takes the best of k candidates.
 
     python eval.py runs/maze-seed0                      table and figures of one run of train.py
-    python eval.py runs/maze-seed0 runs/maze-seed1 ...  one table: means over the seeds, and a row
-                                                        for each value of another flag
+    python eval.py runs/maze-seed0 runs/maze-seed1 ...  figures of each, one table: means over seeds
 
 Every policy answers the same held-out problems with the same number of candidates (the pool):
 single answers, or rollouts of m. A budget counts candidates, not rollouts. A slot that a rollout
@@ -64,8 +63,8 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 def best_at_k(scores: Tensor, k: int) -> Tensor:
     """Expected best of k candidates drawn without replacement from n: scores (..., n) -> (...).
 
-    Unbiased, by order statistics: the i-th lowest score is the best of C(i-1, k-1) of the C(n, k)
-    subsets.
+    Unbiased, by order statistics: with ranks counted from 0, rank i is the best of C(i, k-1) of the
+    C(n, k) subsets.
     """
     n = scores.shape[-1]
     assert 1 <= k <= n, f"best_at_k(k={k}) of n = {n} candidates"
@@ -108,9 +107,9 @@ def weighted_best_at_k(
 
 
 def diversity(rewards: Tensor) -> Tensor:
-    """Mean L1 distance between the reward vectors of two candidates: (N, n, objectives) -> (N)."""
+    """Mean L1 distance between the reward vectors of two candidates: (N, n, d) -> (N)."""
     n = rewards.shape[1]
-    gaps = rewards.cpu().double().sort(1).values.diff(dim=1)  # (N, n - 1, objectives)
+    gaps = rewards.cpu().double().sort(1).values.diff(dim=1)  # (N, n - 1, d)
     below = torch.arange(1, n)[:, None]  # candidates below a gap
     n_pairs = below * (n - below)  # that a gap is between
     return (gaps * n_pairs).sum((1, 2)) / max(n * (n - 1) / 2, 1)

@@ -6,8 +6,8 @@
     python train.py --resume                 go on where a killed run stopped, bit for bit on a CPU
 
 A step: problems -> prompts -> rollouts -> answers -> vectors -> advantages -> loss -> update.
-Sampling and gradient are those of fast/, sooner; the same ones are plain here and in rollout.py,
-and run with --plain.
+By default fast/ samples and computes the gradient. The plain versions, here and in rollout.py, do
+the same and run with --plain.
 
 Departures from the paper that matter here; docs/paper.md has all of them:
 1. All methods sample equally many answers: a single-answer method gets m times as many prompts.
@@ -114,7 +114,7 @@ def train_step(
 
 
 def train_method(method: str, config: Config, task: Task, position: int = 0) -> None:
-    """Train one method from its newest checkpoint or the start model. Its bar has a position."""
+    """Train one method from its newest checkpoint or the start. Its bar is on line `position`."""
     folder = Path(config.out) / method
     policy, reference, optimizer, step = checkpoints.load(config, task, folder)
     state = TrainState(policy, reference, optimizer, peak_rate(config, method), step)
@@ -150,7 +150,7 @@ def backward(
 
     The loss is a mean over all sampled tokens. The rollouts go through the model in micro-batches.
     One number of tokens divides the losses of all of them, so their gradients add up to that of the
-    whole batch. A rollout without an advantage counts in that number, and the KL term pulls it to
+    whole batch. A rollout with an advantage of 0 counts in that number, and the KL term pulls it to
     the reference policy.
 
     Args:
@@ -196,7 +196,7 @@ def backward(
 
 
 def learning_rate(peak: float, t: int, config: Config) -> float:
-    """Of step t, counted from 0: the peak; if linear, times a rise at first, times the decay."""
+    """The rate of step t, from 0: the peak; if linear, times a rise at first, times a decay."""
     if config.lr_schedule == "constant":
         return peak
     decay = 1.0 - 0.9 * t / config.steps

@@ -1,10 +1,10 @@
 """Vector Policy Optimization (arXiv 2605.22817): reward vectors in, advantages and loss out.
 
-    w_1..w_K ~ Dirichlet(alpha)           sample_weights   once per prompt, shared by its G rollouts
-    u_j(g) = max_{y in S} w_j . r(y)      set_scores       S = the m answers of rollout g
-    R_g = 1/K sum_j u_j(g)                set_reward       Eq. 2, which estimates Eq. 1, E_w u(g)
-    A_g = (R_g - mean R) / (std R + eps)  group_normalize  over the G rollouts of one prompt
-    loss = PPO-clip(A) + c k3(pi, ref)    policy_loss      mean over all sampled tokens
+    w_1..w_K ~ Dirichlet(alpha)            sample_weights   once per prompt, for all its G rollouts
+    u_j(g) = max_{y in S} w_j . r(y)       set_scores       S = the m answers of rollout g
+    R_g = 1/K sum_j u_j(g)                 set_reward       Eq. 2, which estimates Eq. 1, E_w u(g)
+    A_g = (R_g - mean R) / (std R + eps)   group_normalize  over the G rollouts of one prompt
+    loss = PPO-clip(A) + beta k3(pi, ref)  policy_loss      mean over all sampled tokens
 
 Letters in shapes: P prompts, G rollouts of each (its group), m answers per rollout, d objectives
 (components of a reward vector), K preference weights, B rollouts of a micro-batch, T tokens.
@@ -29,9 +29,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-# Below, gamma draws underflow in float32. Above, every w is nearly the centre of the simplex.
+# With a smaller alpha draws underflow in float32, with a larger one every w is nearly central.
 ALPHAS = (0.05, 100.0)
-EPS = 1e-6  # a group whose standard deviation is smaller, of scores scaled to 1, has no signal
+EPS = 1e-6  # eps; a group whose standard deviation is smaller has no signal, see `center`
 KL_LINEAR = 10.0  # nats; beyond this log-ratio the estimate of the KL is a straight line
 
 
@@ -85,7 +85,7 @@ def set_scores(
         rewards: (P, G, m, d) reward vectors.
         weights: (P, K, d) preference weights of each prompt.
         answer_mask: (P, G, m) bool, False where an answer is missing. None: all are there.
-        empty_rollout_utility: the least reward there is, so that silence never beats an answer.
+        empty_rollout_utility: where no answer is; the least reward, so that silence never wins.
     """
     P, _, _, d = _check_rewards(rewards, answer_mask)
     if weights.ndim != 3 or weights.shape[0] != P or weights.shape[2] != d:
@@ -206,7 +206,7 @@ class Scored:
     """What the rollouts of P prompts earned: G rollouts each, m answers each, d objectives."""
 
     vectors: Tensor  # (P, G, m, d) `minimum` where an answer is missing, 0 beyond a prompt's own d
-    scalars: Tensor  # (P, G, m) the task scalar of each answer, which is that of VPO's rivals
+    scalars: Tensor  # (P, G, m) the task scalar of each answer, for the methods without w
     answer_mask: Tensor  # (P, G, m) bool, False where an answer is missing
     repeat_mask: Tensor  # (P, G, m) bool, True where it repeats an earlier one of its rollout
     objective_mask: Tensor  # (P, d) bool, the objectives that each prompt has
@@ -216,7 +216,7 @@ class Scored:
 
 @dataclass
 class Options:
-    """The options of the methods. Each takes what it needs."""
+    """The options of the methods. Each method takes those that it needs."""
 
     n_weights: int = 100  # K, preference weights per prompt
     alpha: float = 1.0  # of their Dirichlet distribution
@@ -249,7 +249,7 @@ def gdpo(scored: Scored, options: Options) -> Tensor:
     normalized = group_normalize(by_objective).view(P, -1, G)  # (P, d, G)
     total = normalized.masked_fill(~scored.objective_mask[..., None], 0.0).sum(1)  # (P, G)
     advantages = group_normalize(total.view(1, P * G)).view(P, G)
-    return torch.where(total == 0, 0.0, advantages)  # the batch's mean is 0 but for rounding
+    return torch.where(total == 0, 0.0, advantages)  # no signal: 0, not rounding errors
 
 
 def max_at_k(scored: Scored, options: Options) -> Tensor:
@@ -372,7 +372,7 @@ def policy_loss(  # noqa: PLR0913 - every argument is one symbol of the paper
 
     Args:
         logprobs, old_logprobs, ref_logprobs: (B, T) of the sampled tokens, in nats.
-        entropy: (B, T) of the distributions that they were drawn from, in nats; for entropy_coef.
+        entropy: (B, T) of the policy's distributions there, in nats; for entropy_coef.
         advantages: (B,), or (B, T) where each token has its own.
         token_mask: (B, T) bool, which tokens were sampled. A row may have none.
         n_tokens: sampled tokens in the WHOLE batch, so that micro-batches add up to one gradient.

@@ -54,10 +54,10 @@ def grpo_advantage(rewards: Tensor) -> Tensor:
 def vpo_advantage(rewards: Tensor, weights: Tensor) -> Tensor:
     """The set reward, normalised in the group: (P, G, m, d), (P, K, d) -> (P, G).
 
-    A user with preference weights w has the utility w . r in an answer with reward vector r, and
+    A user with preference weights w gets the utility w . r from an answer with reward vector r, and
     takes the best answer of the set: R = mean over w of (max over the m answers of w . r).
     """
-    utilities = torch.einsum("pgmk,pjk->pgmj", rewards, weights)  # (P, G, m, K)
+    utilities = torch.einsum("pgmd,pkd->pgmk", rewards, weights)  # (P, G, m, K)
     set_rewards = utilities.amax(2).mean(-1)  # (P, G): the maximum inside, the mean outside
     return group_normalize(set_rewards)
 

@@ -5,7 +5,7 @@ is compared, by which measures and with which words.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from engine import __version__
 
@@ -23,28 +23,59 @@ LR = {
 }  # fmt: skip
 HEADLINE = "headline"
 REAL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
-HEADLINE_FLAGS = "--snapshots 0 --prompts-per-step 6 --steps 60 --warm-steps 60"
+HEADLINE_FLAGS = "--prompts-per-step 6 --steps 60 --warm-steps 60"
+FLAGS = "--eval-problems 0 --snapshots 0 --save-every 0 --jobs 1"  # of all
 REWARDS = ("gems", "tradeoff", "copies")  # files of study/rewards/
 
-# The KL weight of "GRPO, KL" in a task. The rule: of 0.03, 0.1 and 0.3 the weight with the highest sum of
-# best@1 and W@30, means over three seeds and 100 validation problems. It is set once the first block is done.
-KL = {"maze": 0.1, "code": 0.1, HEADLINE: 0.1}
+# The KL weight of "grpo-kl" in a task. The rule, fixed before the first run: of 0.03, 0.1 and 0.3 the weight
+# with the highest sum of best@1 and W@30, means over three seeds and 100 validation problems. The sums were
+# 1.3815, 1.3792 and 1.2923 in the maze, 1.7177, 1.7327 and 1.5877 on programs. Headlines have the latter's.
+KL = {"maze": 0.03, "code": 0.1, HEADLINE: 0.1}
 KL_WEIGHTS = (0.03, 0.1, 0.3)
+TERMS_AT = 0.1  # the weight at which the KL terms of variants.py are compared, in both tasks
 VALIDATION_SEED = 100  # it and those above are measured on validation problems
-KL_TERM = "kl-term"  # a flag that train.py does not have: the KL terms of variants.py
 
-# What is compared: ours minus theirs. GRPO_KL stands for GRPO with the KL weight of the task.
-GRPO_KL = "grpo-kl"
+# What is measured.
+KS = (1, 2, 3, 5, 10, 30)  # of best@k and W@k; 30 is the pool
+MEANS = [*(f"{kind}@{k}" for kind in ("best", "W") for k in KS), "pass@30", "diversity"]
+ALL_PROBLEMS = 500  # held out, of which each text counts once
+FEWER_PROBLEMS = {HEADLINE: 100, "fence": 200, "toy": 200}
+ONE_PROBLEM = ("fence", "toy")  # all of theirs are the same one
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a policy is sampled, and of which measures the values per problem are stored beside all means.
+
+    In a maze all settings take half of the seconds that training takes, and a record has 4 kB.
+    """
+
+    t: float = 1.0  # of the weights start + t (trained - start)
+    temperature: float = 0.7
+    problems: int = ALL_PROBLEMS  # the first ones
+    pool: int = KS[-1]  # candidates per problem
+    per_problem: tuple[str, ...] = ("W@30",)
+
+
+SETTINGS = {
+    "0.7": Setting(per_problem=("best@1", "best@30", "W@30", "pass@30")),
+    "half": Setting(t=0.5, per_problem=("best@1", "W@30")),
+    "1": Setting(temperature=1.0, problems=200),
+    "1.3": Setting(temperature=1.3, problems=200),
+    "greedy": Setting(temperature=0.001, pool=1, per_problem=()),  # of a set the first answer
+}
+
+# What is compared: ours minus theirs.
 CONTRASTS = (
     ("vpo", "grpo"),
-    ("vpo", GRPO_KL),
+    ("vpo", "grpo-kl"),
     ("vpo", "max_at_k"),
     ("group_vpo", "max_at_k"),
-    ("max_at_k", GRPO_KL),
+    ("max_at_k", "grpo-kl"),
 )
 # Measures whose differences get a word, best@30 and pass@30 stand beside them without one. A 95% interval is
-# the wider of a bootstrap over seeds and problems and Student's t over seeds. The word is "equal within 0.02"
-# where the interval lies inside it, "ahead" or "behind" where it excludes 0 and the t-test does too after Holm's
+# the wider of a bootstrap over seeds and problems and Student's t over seeds. The word is "equal"
+# where the interval lies inside 0.02, "ahead" or "behind" where it excludes 0 and the t-test does too after Holm's
 # correction over the contrasts and measures of a task, else "open".
 JUDGED = ("best@1", "W@30")
 ALIKE = 0.02
@@ -55,28 +86,40 @@ class Cell:
     """One run of train.py and what is measured of it."""
 
     task: str
-    method: str
+    policy: str  # the method, after a hyphen what makes it another policy, such as "grpo-kl"
     seed: int
-    flags: tuple[tuple[str, object], ...] = ()  # of train.py, beyond task, method and seed
-    block: str = field(default="", compare=False)
-
-    @property
-    def policy(self) -> str:
-        """The method and its flags, such as "grpo-kl0.1": cells that differ in the seed alone share it."""
-        return "-".join([self.method, *(name + text_of(value) for name, value in self.flags)])
+    flags: tuple[tuple[str, object], ...] = ()  # of train.py, where they are not those of the task
+    block: str = ""
 
     @property
     def name(self) -> str:
         return f"{self.task}-{self.policy}-seed{self.seed}"
 
     @property
+    def method(self) -> str:
+        return self.policy.partition("-")[0]
+
+    @property
     def kl_term(self) -> str:
         """The KL term of variants.py; empty: that of the program."""
-        return str(dict(self.flags).get(KL_TERM, ""))
+        return self.policy.partition("-kl-")[2]
 
     @property
     def is_validation(self) -> bool:
         return self.seed >= VALIDATION_SEED
+
+    @property
+    def problems(self) -> tuple[str, int]:
+        """The split and the number of its problems."""
+        if self.is_validation:
+            return "validation", 100
+        return "test", FEWER_PROBLEMS.get(self.task, ALL_PROBLEMS)
+
+    def settings(self, name: str) -> list[str]:
+        """The settings in which its policy is sampled, and with plain GRPO's the start model."""
+        if self.is_validation or self.block == "settings" or name == "start_sets":
+            return ["0.7"]
+        return [setting for setting in SETTINGS if setting != "half" or name != "start"]
 
     def command(self, model: str = REAL_MODEL) -> list[str]:
         """The flags of train.py."""
@@ -84,78 +127,75 @@ class Cell:
         words = ["--task", task, "--method", self.method, "--seed", str(self.seed)]
         if self.task == HEADLINE:
             words += ["--model", model, *HEADLINE_FLAGS.split()]
+        rates = LR.get("maze" if self.task in REWARDS else self.task, {})
         flags = dict(self.flags)
-        flags.pop(KL_TERM, None)
-        if self.rate:
-            flags.setdefault("lr", self.rate)
+        if self.method in rates:
+            flags.setdefault("lr", rates[self.method])
         for name, value in flags.items():
-            words += [f"--{name}", text_of(value)]
+            words += [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)]
         return words
 
     @property
-    def rate(self) -> float | None:
-        """The peak learning rate of its method; None: the one that train.py has for the task."""
-        task = "maze" if self.task in REWARDS else self.task
-        return LR.get(task, {}).get(self.method)
+    def shown_command(self) -> str:
+        """What a record says of how its run was trained."""
+        return f"python train.py {' '.join(self.command())} {FLAGS}"
 
 
-def text_of(value: object) -> str:
-    """The value of a flag as on a command line."""
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def row(block: str, tasks: str, methods: str, seeds: Iterable[int], **flags: object) -> list[Cell]:
-    """The cells of all these tasks with all these methods and seeds."""
+def row(block: str, task: str, policies: str, seeds: Iterable[int], **flags: object) -> list[Cell]:
+    """The cells of a task with all these policies and seeds, policy by policy."""
     settings = tuple((name.replace("_", "-"), value) for name, value in flags.items())
     found = []
-    for task in tasks.split():
-        for method in methods.split():
-            found += [Cell(task, method, seed, settings, block) for seed in seeds]
+    for policy in policies.split():
+        found += [Cell(task, policy, seed, settings, block) for seed in seeds]
     return found
 
 
-MAIN = "grpo max_at_k vpo group_vpo"
 FIVE = range(5)
+THREE = range(3)
 
 
 def main_row(block: str, task: str, seeds: Iterable[int]) -> list[Cell]:
     """The five policies that README compares."""
     weight = KL.get(task, KL["maze"])
-    return row(block, task, MAIN, seeds) + row(block, task, "grpo", seeds, kl=weight)
+    others = row(block, task, "grpo max_at_k vpo group_vpo", seeds)
+    return others + row(block, task, "grpo-kl", seeds, kl=weight)
 
 
 def cells() -> list[Cell]:
     """All cells in the order in which they are trained. If time ends, it ends after a whole block."""
     grid = []
-    for weight in KL_WEIGHTS:
-        grid += row("kl-weight", "maze code", "grpo", range(100, 103), kl=weight)
     for task in ("maze", "code"):
-        grid += main_row("main", task, range(6))
+        for weight in KL_WEIGHTS:
+            grid += row("kl-weight", task, f"grpo-kl{weight:g}", range(100, 103), kl=weight)
+    grid += main_row("main", "maze", range(6))
+    grid += main_row("main", "code", range(6))
+    # Our own term at that weight, which on programs is "grpo-kl".
+    grid += row("kl-term", "maze", f"grpo-kl{TERMS_AT:g}", FIVE, kl=TERMS_AT)
     for task in ("maze", "code"):
-        for term in ("clamped", "k2"):
-            grid += row("kl-term", task, "grpo", FIVE, kl=KL[task], kl_term=term)
-    grid += row("toy", "toy", f"{MAIN} multi_rlvr random_weighting", FIVE)
+        grid += row("kl-term", task, "grpo-kl-clamped grpo-kl-k2", FIVE, kl=TERMS_AT)
+    toy = "grpo max_at_k vpo group_vpo multi_rlvr random_weighting"
+    grid += row("toy", "toy", toy, FIVE)
     for task in ("maze", "code"):
         rate = LR[task]["grpo"]
-        grid += row("rates", task, "grpo", FIVE, lr=rate / 4)
-        grid += row("rates", task, "grpo", FIVE, lr=rate / 10)
-        grid += row("rates", task, "vpo", FIVE, lr=rate)
+        grid += row("rates", task, "grpo-quarter-rate", FIVE, lr=rate / 4)
+        grid += row("rates", task, "grpo-tenth-rate", FIVE, lr=rate / 10)
+        grid += row("rates", task, "vpo-rate-of-grpo", FIVE, lr=rate)
     for task in ("fence", *REWARDS):
         grid += main_row("conflict", task, FIVE)
     grid += row("ablation", "maze", "gdpo random_weighting multi_rlvr", FIVE)
     # One answer per rollout, as many answers in all; at GRPO's rate, as other methods with single answers.
-    grid += row("ablation", "maze", "vpo", FIVE, m=1, prompts_per_step=36, lr=LR["maze"]["grpo"])
-    # VPO's prompts and answers per prompt: P is 4 m = 12, G is 24.
-    grid += row("ablation", "maze", "grpo", FIVE, group_size=24, prompts_per_step=4)
-    # Settings, one at a time. The first two sample as many answers as the default.
-    three = range(3)
-    grid += row("settings", "maze", "vpo", three, m=2, prompts_per_step=18)
-    grid += row("settings", "maze", "vpo", three, m=5, prompts_per_step=7)
-    grid += row("settings", "maze", "vpo", three, alpha=0.3)
-    grid += row("settings", "maze", "vpo", three, alpha=3.0)
-    grid += row("settings", "maze", "vpo", three, n_weights=10)
-    grid += row("settings", "maze", "vpo", three, n_weights=1000)
-    grid += row("settings", "maze", "group_vpo max_at_k", three, subset=2)
+    one_answer = {"m": 1, "prompts_per_step": 36, "lr": LR["maze"]["grpo"]}
+    grid += row("ablation", "maze", "vpo-1-answer", FIVE, **one_answer)
+    # VPO's 12 prompts, and of each as many answers as VPO has.
+    grid += row("ablation", "maze", "grpo-24-rollouts", FIVE, group_size=24, prompts_per_step=4)
+    # Settings, one at a time. With two and with five answers a step samples as many as the default.
+    grid += row("settings", "maze", "vpo-2-answers", THREE, m=2, prompts_per_step=18)
+    grid += row("settings", "maze", "vpo-5-answers", THREE, m=5, prompts_per_step=7)
+    grid += row("settings", "maze", "vpo-alpha-0.3", THREE, alpha=0.3)
+    grid += row("settings", "maze", "vpo-alpha-3", THREE, alpha=3.0)
+    grid += row("settings", "maze", "vpo-10-weights", THREE, n_weights=10)
+    grid += row("settings", "maze", "vpo-1000-weights", THREE, n_weights=1000)
+    grid += row("settings", "maze", "group_vpo-sets-of-2 max_at_k-sets-of-2", THREE, subset=2)
     grid += main_row("more-seeds", "maze", range(6, 12))
     grid += main_row("more-seeds", "code", range(6, 8))
     return grid + main_row("headlines", HEADLINE, FIVE)

@@ -5,13 +5,15 @@
     python study/one/reproduce.py --block main    one block of the grid
     python study/one/reproduce.py --only maze-vpo-seed0 --out runs/again
                                                   one cell anew, its means beside the stored ones
+    python study/one/reproduce.py --write         tables and figures from what is stored
 
-A cell is one task, method, setting and seed. It is trained and measured with one thread in a process that
-takes cell after cell, --jobs of them side by side. Its record is stored at once. A stop loses the cells that
-are being trained. The same command goes on.
+A cell is one task, policy and seed. It is trained and measured with one thread, in one of --jobs processes
+that take cell after cell. Its record is stored at once. A stop loses the cells that are being trained. The same
+command goes on.
 """
 
 import contextlib
+import importlib.util
 import os
 import platform
 import shutil
@@ -38,106 +40,75 @@ from engine.tasks import held_out
 from eval import measure, sample_pool
 from examples.markdown import markdown
 from rewards import Problem, Task, UserError
-from study.one.grid import HEADLINE, REAL_MODEL, Cell, cells
+from study.one.grid import FLAGS, HEADLINE, MEANS, ONE_PROBLEM, REAL_MODEL, SETTINGS, Cell, cells
 from study.one.store import RESULTS, Store
 from study.one.variants import kl_term
 
 RUNS = Path("runs/study")
-KS = (1, 2, 3, 5, 10, 30)  # of best@k and W@k; 30 is the pool
-MEANS = [*(f"{kind}@{k}" for kind in ("best", "W") for k in KS), "pass@30", "diversity"]
-TRAINING = ("diversity", "reward", "answers", "entropy")
-PROBLEMS = {HEADLINE: 100, "fence": 200, "toy": 200}  # held out; the last two have one, that often
-ALL_PROBLEMS = 500  # of the other tasks, of which each text counts once
-VALIDATION_PROBLEMS = 100
-
-
-@dataclass(frozen=True)
-class Setting:
-    """How a policy is sampled, and of which measures the values per problem are stored beside all means.
-
-    In a maze all settings take a quarter of the seconds that training takes, and a record 4.5 kB.
-    """
-
-    t: float = 1.0  # of the weights start + t (trained - start)
-    temperature: float = 0.7
-    problems: int = ALL_PROBLEMS  # the first ones
-    pool: int = KS[-1]  # candidates per problem
-    per_problem: tuple[str, ...] = ("W@30",)
-
-
-SETTINGS = {
-    "0.7": Setting(per_problem=("best@1", "best@30", "W@30", "pass@30")),
-    "half": Setting(t=0.5, per_problem=("best@1", "W@30")),
-    "1": Setting(temperature=1.0, problems=200),
-    "1.3": Setting(temperature=1.3, problems=200),
-    "greedy": Setting(temperature=0.001, pool=1, per_problem=()),  # of a set the first answer
-}
-FLAGS = "--eval-problems 0 --snapshots 0 --save-every 0 --jobs 1"
+TRAINING = ("diversity", "reward", "answers", "entropy")  # metrics of which a record has the curve
 CARD = "--micro-batch-tokens 1024 --sampling-batch 240"  # of a real model, a dozen share a card
 
 
-def measure_cell(cell: Cell, store: Store, model: str) -> bool:
+# One cell.
+
+
+def run_cell(cell: Cell, store: Store, model: str) -> bool:
     """Train a cell, measure it and store its record. Returns whether it failed, which its log explains."""
     run = RUNS / cell.name
-    shutil.rmtree(run, ignore_errors=True)  # of a stop
     log = RUNS / f"{cell.name}.log"
     began = time.perf_counter()
-    cpu_began = time.process_time()
-    failed = False
+    outcome = f"FAILED, see {log}"
     with (
         log.open("w", encoding="utf-8") as file,
         contextlib.redirect_stdout(file),
         contextlib.redirect_stderr(file),
     ):
         try:
-            train_cell(cell, run, model)
-            trained = time.perf_counter()
-            record = record_of(cell, run)
-            record["seconds"]["measuring"] = round(time.perf_counter() - trained, 1)
-            record["seconds"]["cpu"] = round(time.process_time() - cpu_began, 1)  # of both
+            store.add(cell, record_of(cell, run, model))
+            outcome = f"{time.perf_counter() - began:.0f} s"
         except (Exception, SystemExit) as error:  # the process goes on with other cells
             if isinstance(error, SystemExit) and error.code == 130:  # train.py was stopped
                 raise KeyboardInterrupt from None
             traceback.print_exc()
-            failed = True
-    if failed:
-        print(f"{time.strftime('%H:%M')}  {cell.name}  FAILED, see {log}", flush=True)
-        return True
-    store.add(cell, record)
-    if cell.task == HEADLINE:
-        shutil.rmtree(run)  # a gigabyte
-    print(f"{time.strftime('%H:%M')}  {cell.name}  {time.perf_counter() - began:.0f} s", flush=True)
-    return False
+    print(f"{time.strftime('%H:%M')}  {cell.name}  {outcome}", flush=True)
+    return "FAILED" in outcome
 
 
-def train_cell(cell: Cell, run: Path, model: str) -> None:
-    """Train a cell in this process."""
+def record_of(cell: Cell, run: Path, model: str) -> dict:
+    """Train a cell: how that went, and what its policies do on held-out problems."""
+    shutil.rmtree(run, ignore_errors=True)  # of a stop
+    cpu_began = time.process_time()
     command = [*cell.command(model), *FLAGS.split(), "--out", str(run)]
     if cell.task == HEADLINE and device_of("auto", is_tiny=False) == "cuda":
         command += CARD.split()
     with kl_term(cell.kl_term):
         train.main(command)
-
-
-def record_of(cell: Cell, run: Path) -> dict:
-    """All that is stored of a run: how it was trained, and what its policies did on held-out problems."""
+    trained = time.perf_counter()
     stored = load_run(run)
+    of_policies = measured(cell, run, stored.config)
+    measuring = time.perf_counter() - trained
     steps = read_log(run / cell.method / "metrics.jsonl")
     history = stored.history[-1]
+    if cell.task == HEADLINE:
+        shutil.rmtree(run)  # a gigabyte
     git = ["git", "rev-parse", "--short", "HEAD"]
     return {
         "version": history["vpo"],
         "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip(),
-        "command": " ".join(["python train.py", *cell.command(), FLAGS]),
+        "command": cell.shown_command,
         "date": history["date"],
         "torch": history["torch"],
         "threads": history["threads"],
         "machine": history["gpu"] or f"CPU, {platform.machine()}",
         "steps": len(steps),
         "tokens": sum(step["tokens"] for step in steps),
-        "seconds": {"training": round(sum(step["seconds"] for step in steps), 1)},
+        "seconds": {
+            "training": round(sum(step["seconds"] for step in steps), 1),
+            "measuring": round(measuring, 1),
+            "cpu": round(time.process_time() - cpu_began, 1),  # of both
+        },
         "training": {key: means_of_ten(steps, key) for key in TRAINING},
-        "policies": measured(cell, run, stored.config),
+        "policies": of_policies,
     }
 
 
@@ -157,36 +128,26 @@ def measured(cell: Cell, run: Path, config: Config) -> dict[str, dict[str, dict]
     device = device_of("auto", config.is_tiny)
     open_device(device)
     names = [cell.method]
-    if cell.method == "grpo" and not cell.flags:
+    if cell.policy == "grpo":
         names += ["start", "start_sets"]
     found = {}
     for name in names:
         found[name] = {}
-        for title in settings_of(cell, name):
+        for title in cell.settings(name):
             setting = SETTINGS[title]
             own = replace(config, eval_temperature=setting.temperature)
             policy = mixed(run, name, setting.t, task, own, device)
             m = policies(run, config.m)[name].m
             pool = sample_pool(policy, task, problems[: setting.problems], own, m, setting.pool)
-            per_problem = setting.per_problem
-            if cell.is_validation or cell.task in ("fence", "toy"):  # means; all problems are one
-                per_problem = ()
+            has_means_alone = cell.is_validation or cell.task in ONE_PROBLEM
+            per_problem = () if has_means_alone else setting.per_problem
             found[name][title] = condensed(measure(pool, task), per_problem)
     return found
 
 
-def settings_of(cell: Cell, policy: str) -> list[str]:
-    """The names of the settings with which a policy of a cell is measured."""
-    if cell.is_validation or cell.block == "settings" or policy == "start_sets":
-        return ["0.7"]
-    return [name for name in SETTINGS if name != "half" or policy != "start"]
-
-
 def problems_of(cell: Cell, task: Task, config: Config) -> list[Problem]:
     """The held-out problems of a cell, one for each text, unless all have the same one."""
-    problems = held_out(task, "test", PROBLEMS.get(cell.task, ALL_PROBLEMS))
-    if cell.is_validation:
-        problems = held_out(task, "validation", VALIDATION_PROBLEMS)
+    problems = held_out(task, *cell.problems)
     by_text = {}
     for problem in problems:
         text = task.tiny_prompt(problem) if config.is_tiny else task.prompt(problem, 1)
@@ -205,6 +166,9 @@ def condensed(values: dict[str, Tensor], per_problem: tuple[str, ...]) -> dict:
     return record
 
 
+# The command.
+
+
 @dataclass
 class ReproduceFlags:
     """The flags of study/reproduce.py."""
@@ -215,28 +179,26 @@ class ReproduceFlags:
     model: str = flag(REAL_MODEL, "the language model of the headlines: a Hub id or a folder")
     jobs: int = flag(2, "cells side by side, one thread each", 1, 64)
     list: bool = flag(False, "say what is stored, train nothing")
+    write: bool = flag(False, "write tables and figures from what is stored, train nothing")
 
 
 def chosen_cells(flags: ReproduceFlags) -> list[Cell]:
     """The cells that a command is about. Raises UserError if it names none."""
-    grid = cells()
-    blocks = list(dict.fromkeys(cell.block for cell in grid))
+    blocks = list(dict.fromkeys(cell.block for cell in cells()))
     if flags.block not in ("", *blocks):
         raise UserError(f"--block {flags.block}: unknown; choose from {', '.join(blocks)}")
-    if flags.block:
-        grid = [cell for cell in grid if cell.block == flags.block]
+    grid = [cell for cell in cells() if flags.block in ("", cell.block)]
     named = [cell for cell in grid if flags.only in cell.name]
     if not named:
         raise UserError(f"--only {flags.only}: no cell has such a name; --list shows them")
-    exact = [cell for cell in named if cell.name == flags.only]
     if not (flags.only or flags.block or flags.list):
-        named = [cell for cell in named if cell.task != HEADLINE]
-    return exact or named
+        return [cell for cell in named if cell.task != HEADLINE]
+    return [cell for cell in named if cell.name == flags.only] or named
 
 
 @as_command("study/reproduce.py")
 def main(argv: list[str] | None = None) -> None:
-    """Measure the cells that the flags name, or say what is stored."""
+    """Measure the cells that the flags name, or say or write what is stored."""
     parser = Parser(ReproduceFlags, "study/reproduce.py", __doc__)
     flags = parser.parse_args_into_dataclass(argv)[0]
     store = Store(Path(flags.out) if flags.out else RESULTS)
@@ -249,34 +211,44 @@ def main(argv: list[str] | None = None) -> None:
                 means = stored[cell]["policies"][cell.method]["0.7"]
                 status = f"best@1 {means['best@1']:.3f} W@30 {means['W@30']:.3f}"
             print(f"{cell.block:12} {cell.name:40} {status}")
-        return
-    pending = [cell for cell in grid if cell not in stored]
-    with writing(store.folder), writing(RUNS):  # tried before minutes are spent
-        pass
-    of_project = Store(RESULTS).records() if flags.out else {}
-    for cell in pending:
-        if cell in of_project:
-            old = of_project[cell]
-            print(f"{cell.name}: took {old['seconds']['cpu']:.0f} s of a core ({old['machine']})")
+    elif flags.write:
+        write_documents(store)
+    else:
+        with writing(store.folder), writing(RUNS):  # tried before minutes are spent
+            pass
+        run_grid([cell for cell in grid if cell not in stored], store, flags)
+
+
+def run_grid(pending: list[Cell], store: Store, flags: ReproduceFlags) -> None:
+    """Train and measure cells. With --out their means are printed beside the stored ones."""
+    theirs = Store(RESULTS).records() if flags.out else {}
+    known = [cell for cell in pending if cell in theirs]
+    for cell in known:
+        seconds = theirs[cell]["seconds"]["cpu"]
+        print(f"{cell.name} took {seconds:.0f} s of a core ({theirs[cell]['machine']})")
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes
-    is_real = any(cell.task == HEADLINE for cell in pending)
-    device = device_of("auto", is_tiny=not is_real)
+    device = device_of("auto", all(cell.task != HEADLINE for cell in pending))
     work = {cell.name: (cell, store, flags.model) for cell in pending}
-    failed = sum(run_all(measure_cell, work, flags.jobs, device).values())
+    n_failed = sum(run_all(run_cell, work, flags.jobs, device).values())
     ours = store.records()
-    for cell in grid:
-        if cell in ours and cell in of_project:
-            compare(cell, ours[cell], of_project[cell])
-    if failed:
-        raise UserError(f"{failed} cells failed; the same command tries them again")
+    for cell in known:
+        if cell in ours:
+            new, old = [own[cell]["policies"][cell.method]["0.7"] for own in (ours, theirs)]
+            rows = [[name, old[name], new[name]] for name in MEANS]
+            print(markdown([cell.name, "stored", "new"], rows))
+    if n_failed:
+        raise UserError(f"{n_failed} cells failed; the same command tries them again")
 
 
-def compare(cell: Cell, new: dict, stored: dict) -> None:
-    """Print the means of a cell that was measured anew beside the stored ones."""
-    ours, theirs = [record["policies"][cell.method]["0.7"] for record in (new, stored)]
-    print(
-        markdown([cell.name, "stored", "new"], [[name, theirs[name], ours[name]] for name in MEANS])
-    )
+def write_documents(store: Store) -> None:
+    """Write the documents with their tables and figures."""
+    if not importlib.util.find_spec("scipy"):
+        raise UserError("--write: needs scipy; pip install -r study/requirements.txt")
+    from study.one import figures, tables  # which need it
+
+    results = tables.Results(store.records())
+    tables.write(results)
+    figures.write(results)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import sys
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,24 +36,26 @@ class Store:
         known = {self.path(cell): cell for cell in grid}
         found = {}
         for path in sorted(self.folder.glob("*.json.gz")):
-            problem = "the grid has no such cell"
-            if path in known:
-                record, problem = read(path)
-            if problem:
+            try:
+                found[known[path]] = read(path, known[path])
+            except KeyError:
+                print(f"{path}: left out, the grid has no such cell", file=sys.stderr)
+            except ValueError as error:
+                problem = f"{error!s:.200}; a run without --list measures it anew"
                 print(f"{path}: left out, {problem}", file=sys.stderr)
-            else:
-                found[known[path]] = record
         return {cell: found[cell] for cell in grid if cell in found}
 
 
-def read(path: Path) -> tuple[dict, str]:
-    """The record of a file, and why it cannot be used, if so."""
+def read(path: Path, cell: Cell) -> dict:
+    """The record of a cell. Raises ValueError if it cannot be used."""
     try:
         record = json.loads(gzip.decompress(path.read_bytes()))
         version = record["version"]
-        record["policies"]
-    except (OSError, EOFError, ValueError, LookupError, TypeError) as error:
-        return {}, f"it cannot be read ({error!s:.80}); delete it, and it is measured anew"
-    if version.partition(".")[0] != VERSION:
-        return {}, f"of version {version}, not {VERSION}; delete it, and it is measured anew"
-    return record, ""
+        command = record["command"]
+    except (OSError, EOFError, ValueError, LookupError, TypeError, zlib.error) as error:
+        raise ValueError(f"it cannot be read ({error})") from error
+    if str(version).partition(".")[0] != VERSION:
+        raise ValueError(f"it is of version {version}, not {VERSION}")
+    if command != cell.shown_command:
+        raise ValueError(f"it is of the command {command}")
+    return record

@@ -1,4 +1,4 @@
-"""GRPO's KL term in two other forms, which reproduce.py trains with: --kl-term of a cell's name.
+"""GRPO's KL term in two other forms, those of the cells grpo-kl-clamped and grpo-kl-k2.
 
     clamped   k3 whose value is at most 10, as veRL's low_var_kl: no gradient where log(ref / policy) > 2.61
     k2        half of the squared log-ratio, whose gradient is on average that of KL(policy || reference)
@@ -55,9 +55,6 @@ def loss_with(term: Callable[[Tensor], Tensor]) -> Callable:
 @contextlib.contextmanager
 def kl_term(name: str) -> Iterator[None]:
     """Train with a KL term of TERMS inside the block; with an empty name with that of the program."""
-    if not name:
-        yield
-        return
-    policy_loss = loss_with(TERMS[name])
+    policy_loss = loss_with(TERMS[name]) if name else vpo.policy_loss
     with patch("train.policy_loss", policy_loss), patch("fast.update.policy_loss", policy_loss):
         yield

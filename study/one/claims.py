@@ -1,0 +1,137 @@
+"""The paper's claims, judged against its own baselines, and their verdicts.
+
+A finding is an interval that must lie above a bound, or below it: shown where all of it does, refuted where none of
+it does. A claim holds if all its findings are shown, and fails if some are refuted and none is shown; it is open
+if none is refuted, and else holds partly. C6 and C10 come from summaries of the paper.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from examples.markdown import markdown
+from study.one.estimates import Estimate, estimate
+from study.one.grid import ALIKE, HEADLINE
+from study.one.results import Pair, Results, solved_in, title_of
+
+CLAIMS = {
+    "C1": "at k = 30 VPO matches or beats the strongest scalar baseline",
+    "C2": "its lead over that baseline widens with k",
+    "C3": "GRPO is ahead at k = 1, and VPO overtakes it by k = 5",
+    "C4": "in training the diversity of GRPO and of Multi-RLVR halves, VPO's stays",
+    "C5": "in a search VPO solves what GRPO does not, above chance",
+    "C6": "at most 10% more tokens than GRPO and Multi-RLVR",
+    "C7": "with collinear objectives VPO is GRPO",
+    "C10": "GRPO stays out of a deceptive valley, VPO crosses it",
+}
+BASELINES = ("grpo", "max_at_k", "gdpo", "random_weighting", "multi_rlvr")
+LARGE_K = {
+    "maze": "best@30",
+    "code": "pass@30",
+    HEADLINE: "W@30",
+}  # best@30 of headlines nearly ties
+
+
+@dataclass(frozen=True)
+class Finding:
+    claim: str
+    text: str
+    value: Estimate
+    above: float = 0.0
+    below: float | None = None  # in place of above
+
+    @property
+    def is_shown(self) -> bool | None:
+        """None: the bound lies inside the interval."""
+        low, high = self.value.low, self.value.high
+        bound = self.above if self.below is None else self.below
+        if low <= bound <= high:
+            return None
+        return (low > bound) == (self.below is None)
+
+    def __str__(self) -> str:
+        rule = f"above {self.above:g}" if self.below is None else f"below {self.below:g}"
+        return f"{self.text}: {self.value}, {rule}?"
+
+
+def claim_table(results: Results) -> str:
+    """The claims with their verdicts, and of each the finding that decides: refuted, else open, else shown."""
+    findings = [*of_tasks(results), *of_single_tasks(results)]
+    rows = []
+    for name, claim in CLAIMS.items():
+        own = [finding for finding in findings if finding.claim == name]
+        if own:
+            first = min(own, key=lambda finding: (False, None, True).index(finding.is_shown))
+            rows.append([name, claim, verdict(own), str(first)])
+    return markdown(["", "claim", "verdict", "the finding that decides"], rows)
+
+
+def verdict(findings: list[Finding]) -> str:
+    shown = {finding.is_shown for finding in findings}
+    if shown == {True}:
+        return "holds"
+    if False not in shown:
+        return "open"
+    return "partly" if True in shown else "fails"
+
+
+def of_tasks(results: Results) -> Iterator[Finding]:
+    """The findings of each main task."""
+    for task, large_k in LARGE_K.items():
+        if not results.seeds(task, "vpo", "grpo", "max_at_k"):
+            continue
+        scalars = [row for row in BASELINES if results.seeds(task, row)]
+        best = max(scalars, key=lambda row: results.average(task, row, large_k))
+        lead = f"VPO - {title_of(best)}"
+        yield difference(results, "C1", task, ("vpo", best), large_k, -ALIKE)
+        leads = [results.gaps(task, ("vpo", best), f"best@{k}").mean(1) for k in (3, 30)]
+        growth = (leads[1] - leads[0])[:, None]  # (seeds, 1)
+        yield Finding("C2", f"{task}, growth of {lead} from best@3 to best@30", estimate(growth))
+        yield difference(results, "C3", task, ("grpo", "vpo"), "best@1")
+        yield difference(results, "C3", task, ("vpo", "grpo"), "best@5")
+        for policy in ("vpo", "grpo", "multi_rlvr"):
+            seeds = results.seeds(task, policy)
+            stored = results.stored(task, policy, seeds)
+            if not seeds:
+                continue
+            curves = torch.tensor([record["training"]["diversity"] for record in stored])
+            kept = estimate(curves[:, -1:] / curves[:, :1])
+            text = f"{task}, diversity of {title_of(policy)} in training, last over first"
+            if policy == "vpo":
+                yield Finding("C4", text, kept, above=0.9)
+                continue
+            yield Finding("C4", text, kept, below=0.5)
+            ratios = []
+            for ours, theirs in zip(results.stored(task, "vpo", seeds), stored, strict=True):
+                ratios.append([ours["tokens"] / theirs["tokens"]])
+            text = f"{task}, tokens of VPO over those of {title_of(policy)}"
+            yield Finding("C6", text, estimate(torch.tensor(ratios)), below=1.1)
+
+
+def difference(
+    results: Results, claim: str, task: str, pair: Pair, measure: str, above: float = 0.0
+) -> Finding:
+    """A finding about a difference."""
+    text = f"{task}, {measure}, {title_of(pair[0])} - {title_of(pair[1])}"
+    return Finding(claim, text, results.difference(task, pair, measure), above)
+
+
+def of_single_tasks(results: Results) -> Iterator[Finding]:
+    """The findings of the search, of the collinear reward and of the valley."""
+    if results.search:
+        solved = solved_in(results.search)  # (runs, N)
+        alone = solved["vpo"] & ~solved["grpo"]
+        chance = solved["grpo"].roll(1, 0) & ~solved["grpo"]  # another run of GRPO
+        more = (alone.sum(1) - chance.sum(1)).double()[:, None]
+        yield Finding("C5", "mazes that VPO alone solves, less those of chance", estimate(more))
+    if results.seeds("copies", "vpo", "grpo"):
+        gaps = results.gaps("copies", ("vpo", "grpo"), "W@30")
+        gap = estimate(gaps * gaps.mean().sign())
+        yield Finding("C7", "copies, W@30, the gap between VPO and GRPO", gap, below=ALIKE)
+    if results.seeds("toy", "vpo", "grpo"):
+        stays, crosses = [
+            estimate(results.values("toy", row, "pass@30")) for row in ("grpo", "vpo")
+        ]
+        yield Finding("C10", "toy, pass@30 of GRPO", stays, below=0.1)
+        yield Finding("C10", "toy, pass@30 of VPO", crosses, above=0.9)

@@ -1,0 +1,122 @@
+"""The figures of the study, drawn from its records."""
+
+from pathlib import Path
+from typing import Any
+
+from matplotlib.ticker import MultipleLocator
+
+from report import style
+from report.looks import Look, look_of
+from study.one.grid import ALIKE, HEADLINE, KS
+from study.one.results import SIX, Results, title_of
+
+FOLDER = Path(__file__).parent
+PANELS = {"maze": "Maze", "code": "Programs", HEADLINE: "Headlines", "fence": "Fence"}
+MEASURES = {
+    "best@1": "score of one candidate (best@1)",
+    "W@30": "best of 30, random preferences (W@30)",
+}
+BEST = {"best@1": "@greedy", "W@30": "@best"}  # settings of the hollow marks
+KL_COLOR = "#7f0000"
+
+
+def look(row: str) -> Look:
+    """The look of a row's method; GRPO with a KL weight has a color of its own."""
+    own = look_of(row.partition("-")[0])
+    color = KL_COLOR if row == "grpo-kl" else own.color
+    return Look(title_of(row), color, own.marker or "o", own.line)
+
+
+def intervals(results: Results, path: Path) -> None:
+    """Draw the means of the six policies and their distance from Max@K, a column for each task."""
+    tasks = [task for task in PANELS if results.seeds(task, "max_at_k")]
+    with style.new_figure(2, len(tasks), (3.1 * len(tasks) + 1, 5.2), sharey=True) as axes:
+        for axes_of_measure, (measure, label) in zip(axes, MEASURES.items(), strict=True):
+            for ax, task in zip(axes_of_measure, tasks, strict=True):
+                scalar = results.average(task, "max_at_k", measure)
+                ax.axvspan(scalar - ALIKE, scalar + ALIKE, color="#e4e4e4", lw=0)
+                for y, row in enumerate(SIX):
+                    if results.seeds(task, row):
+                        draw_row(ax, results, task, row, measure, y)
+                ax.set(xlabel=label, ylim=(len(SIX) - 0.4, -0.6))
+                ax.set_title(PANELS[task] if measure == "best@1" else "")
+                ax.set_yticks(range(len(SIX)), [title_of(row) for row in SIX])
+                ax.tick_params(axis="y", length=0)
+        caption = (
+            f"Mark: mean at temperature 0.7. Line: 95% interval of its difference from Max@K. Grey: within {ALIKE} of "
+            "Max@K. Dots: seeds. Hollow: greedy (above), the best of three temperatures (below, first 200 problems)."
+        )
+        style.finish(axes, path, caption)
+
+
+def draw_row(ax: Any, results: Results, task: str, row: str, measure: str, y: int) -> None:
+    """Draw one policy: its seeds, its mean with the interval, and a hollow mark at its best temperature."""
+    own = look(row)
+    seeds = results.values(task, row, measure).mean(1)
+    ax.plot(seeds, [y + 0.22] * len(seeds), ".", color=own.color, ms=4, alpha=0.35)
+    scalar = results.average(task, "max_at_k", measure)
+    lead = results.difference(task, (row, "max_at_k"), measure)
+    ax.plot([scalar + lead.low, scalar + lead.high], [y, y], color=own.color, lw=2)
+    ax.plot(results.average(task, row, measure), y, own.marker, color=own.color, ms=7)
+    best = results.values(task, row + BEST[measure], measure).mean()
+    ax.plot(best, y - 0.22, own.marker, color=own.color, mfc="white", ms=6)
+
+
+def curves(results: Results, path: Path) -> None:
+    """Draw best@k and W@k against k for the six policies, a row for each task."""
+    kinds = {"best": "best score of k (best@k)", "W": "best of k, random preferences (W@k)"}
+    tasks = [task for task in ("maze", "code") if results.seeds(task, "vpo")]
+    with style.new_figure(len(tasks), 2, (9.6, 3.6 * len(tasks) + 0.8)) as axes:
+        for axes_of_task, task in zip(axes, tasks, strict=True):
+            for ax, (kind, label) in zip(axes_of_task, kinds.items(), strict=True):
+                for row in SIX:
+                    if results.seeds(task, row):
+                        means = [results.average(task, row, f"{kind}@{k}") for k in KS]
+                        ax.plot(KS, means, **style.curve_style(look(row)))
+                ax.set(title=PANELS[task], xscale="log", xlabel="candidates k", ylabel=label)
+                ax.set_xticks(KS, KS)
+                ax.minorticks_off()
+        style.finish(axes, path, "means over seeds and problems; temperature 0.7")
+
+
+def mixing(results: Results, path: Path) -> None:
+    """Draw best@1 against W@30 from the start model to each trained policy, by way of half-way weights."""
+    tasks = [task for task in PANELS if results.seeds(task, "vpo", "grpo")]
+    with style.new_figure(1, len(tasks), (3.4 * len(tasks) + 0.6, 4.6)) as axes:
+        for ax, task in zip(axes[0], tasks, strict=True):
+            for row in SIX[1:]:
+                if results.seeds(task, row):
+                    draw_line(ax, results, task, row)
+            for start in ("start", "start_sets"):
+                label = "start model (VPO: asked for sets)"
+                ax.plot(*point(results, task, start), "*", color="#333333", ms=12, label=label)
+            ax.set(title=PANELS[task], xlabel="best@1", ylabel="W@30")
+            ax.set_aspect("equal", "datalim")
+            for axis in (ax.xaxis, ax.yaxis):
+                axis.set_major_locator(MultipleLocator(0.1))
+        caption = "Star: t = 0, the start model. Ring: t = 0.5, half-way weights. Mark: t = 1, the trained policy."
+        style.finish(axes, path, caption)
+
+
+def draw_line(ax: Any, results: Results, task: str, row: str) -> None:
+    """Draw the line of a policy: start model, half-way weights, trained policy."""
+    own = look(row)
+    start = "start_sets" if row == "vpo" else "start"
+    points = [point(results, task, name) for name in (start, f"{row}@half", row)]
+    line = {"color": own.color, "ls": "--" if row in ("grpo-kl", "group_vpo") else "-"}
+    ax.plot(*zip(*points, strict=True), lw=1.6, **line)
+    ax.plot(*points[1], "o", color=own.color, mfc="none", ms=7)
+    ax.plot(*points[2], own.marker, color=own.color, ms=8, mec="white", label=own.title)
+
+
+def point(results: Results, task: str, row: str) -> tuple[float, float]:
+    return results.average(task, row, "best@1"), results.average(task, row, "W@30")
+
+
+def write(results: Results) -> None:
+    """Draw all figures, once there is something to compare."""
+    if any(results.seeds(task, "grpo", "vpo", "max_at_k") for task in PANELS):
+        (FOLDER / "figures").mkdir(exist_ok=True)
+        intervals(results, FOLDER.parents[1] / "docs/figures/intervals.png")
+        curves(results, FOLDER / "figures" / "curves.png")
+        mixing(results, FOLDER / "figures" / "mixing.png")

@@ -1,0 +1,106 @@
+"""The stored records as rows of tables: values by seed and problem, and their differences."""
+
+import json
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from report.looks import look_of
+from study.one.estimates import Estimate, estimate, words
+from study.one.grid import JUDGED, KL, TERMS_AT, Cell
+
+SEARCH = Path(__file__).parent / "results" / "search.json"
+Pair = tuple[str, str]  # ours and theirs
+# A row is a policy, after @ the setting in which it was sampled; "best" is the best temperature of these.
+TEMPERATURES = ("0.7", "1", "1.3")
+OUR_TERM = f"grpo-kl{TERMS_AT:g}"  # which the other KL terms are compared with
+SIX = ("start", "grpo", "grpo-kl", "max_at_k", "vpo", "group_vpo")
+TITLES = {
+    "kl": f"KL {KL['maze']:g}" if len(set(KL.values())) == 1 else "KL",
+    f"kl{TERMS_AT:g}": f"KL {TERMS_AT:g}",
+    "kl-clamped": f"KL {TERMS_AT:g}, clamped",
+    "kl-k2": f"KL {TERMS_AT:g}, k2",
+    "half": "half-way weights",
+}
+
+
+class Results:
+    """What was measured, by task, policy, seed and setting."""
+
+    def __init__(self, records: dict[Cell, dict]):
+        self.records = records
+        self.search = json.loads(SEARCH.read_text("utf-8")) if SEARCH.exists() else {}
+        self._runs: dict[tuple[str, str], dict[int, dict]] = {}  # -> seed -> settings
+        for cell, record in records.items():
+            for name, settings in record["policies"].items():
+                policy = cell.policy if name == cell.method else name
+                if not cell.is_validation:
+                    self._runs.setdefault((cell.task, policy), {})[cell.seed] = settings
+        for task, weight in KL.items():
+            if weight == TERMS_AT and (task, "grpo-kl") in self._runs:  # one policy with two names
+                self._runs[task, OUR_TERM] = self._runs[task, "grpo-kl"]
+
+    def seeds(self, task: str, *rows: str) -> list[int]:
+        """The seeds in which all these rows were measured."""
+        of_each = [set(self._runs.get((task, row.partition("@")[0]), {})) for row in rows]
+        return sorted(set.intersection(*of_each))
+
+    def stored(self, task: str, policy: str, seeds: list[int]) -> list[dict]:
+        """The records of some seeds."""
+        by_seed = {}
+        for cell, record in self.records.items():
+            if (cell.task, cell.policy) == (task, policy):
+                by_seed[cell.seed] = record
+        return [by_seed[seed] for seed in seeds]
+
+    def values(self, task: str, row: str, measure: str, seeds: list[int] | None = None) -> Tensor:
+        """A measure of a row: (seeds, N), or (seeds, 1) where only means are stored."""
+        policy, _, setting = row.partition("@")
+        runs = self._runs[task, policy]
+        if setting == "best":
+            of_each = [self.values(task, f"{policy}@{t}", measure) for t in TEMPERATURES]
+            n = min(values.shape[1] for values in of_each)
+            means = [values[:, :n].mean().item() for values in of_each]
+            row = f"{policy}@{TEMPERATURES[means.index(max(means))]}"
+            return self.values(task, row, measure, seeds)[:, :n]
+        measured = [runs[seed][setting or TEMPERATURES[0]] for seed in seeds or sorted(runs)]
+        name = f"{measure} of each"
+        if name in measured[0]:
+            return torch.tensor([data[name] for data in measured], dtype=torch.float64) / 1000
+        return torch.tensor([[data[measure]] for data in measured], dtype=torch.float64)
+
+    def average(self, task: str, row: str, measure: str) -> float:
+        return self.values(task, row, measure).mean().item()
+
+    def gaps(self, task: str, pair: Pair, measure: str) -> Tensor:
+        """Ours minus theirs, paired by seed and problem: (seeds that both have, N)."""
+        seeds = self.seeds(task, *pair)
+        ours, theirs = [self.values(task, row, measure, seeds) for row in pair]
+        return ours - theirs
+
+    def difference(self, task: str, pair: Pair, measure: str) -> Estimate:
+        return estimate(self.gaps(task, pair, measure))
+
+    def judged(self, task: str, pairs: tuple[Pair, ...]) -> dict[tuple[Pair, str], str]:
+        """The words of a task's differences in the judged measures: one family of Holm's correction."""
+        found = {}
+        for pair in pairs:
+            for measure in JUDGED:
+                if self.seeds(task, *pair):
+                    found[pair, measure] = self.difference(task, pair, measure)
+        return words(found)
+
+
+def title_of(row: str) -> str:
+    """What tables and figures call a row."""
+    policy, _, setting = row.partition("@")
+    method, _, rest = policy.partition("-")
+    parts = [TITLES.get(word, word.replace("-", " ")) for word in (rest, setting) if word]
+    return ", ".join([look_of(method).title, *parts])
+
+
+def solved_in(search: dict) -> dict[str, Tensor]:
+    """Policy -> which problems it solved in each run of a search, (runs, N) bool."""
+    solved = search["solved"]  # with how many candidates, 0: never
+    return {policy: torch.tensor(runs) > 0 for policy, runs in solved.items()}

@@ -1,0 +1,188 @@
+"""The tables of the study. --write puts them into README.md and study/, in place of the blocks there."""
+
+import csv
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from examples.markdown import markdown
+from study.one.claims import claim_table
+from study.one.estimates import estimate
+from study.one.grid import CONTRASTS, HEADLINE, JUDGED, MEANS, SETTINGS
+from study.one.results import OUR_TERM, SIX, Pair, Results, solved_in, title_of
+
+FOLDER = Path(__file__).parent
+TASKS = ("maze", "code", HEADLINE)
+CONFLICT = ("fence", "gems", "tradeoff", "copies", HEADLINE)
+# What a page compares with what. The words of a page and task are one family of Holm's correction.
+CURES = (
+    ("grpo-kl", "grpo"),
+    (OUR_TERM, "grpo"),
+    ("grpo-kl-clamped", OUR_TERM),
+    ("grpo-kl-k2", OUR_TERM),
+    ("grpo@half", "grpo"),
+    ("grpo-quarter-rate", "grpo"),
+    ("grpo-tenth-rate", "grpo"),
+    ("vpo-rate-of-grpo", "vpo"),
+    ("vpo@half", "vpo"),
+)
+ABLATION = tuple((row, "vpo") for row in (
+    "grpo", "gdpo", "random_weighting", "multi_rlvr", "vpo-1-answer", "grpo-24-rollouts"
+))  # fmt: skip
+SETTINGS_OF_METHODS = (  # three seeds: too few for a word
+    ("vpo-2-answers", "vpo"),
+    ("vpo-5-answers", "vpo"),
+    ("vpo-alpha-0.3", "vpo"),
+    ("vpo-alpha-3", "vpo"),
+    ("vpo-10-weights", "vpo"),
+    ("vpo-1000-weights", "vpo"),
+    ("group_vpo-sets-of-2", "group_vpo"),
+    ("max_at_k-sets-of-2", "max_at_k"),
+)
+
+
+def main_table(results: Results) -> str:
+    """The table of README.md: means of the six policies, each with half of its interval."""
+    head = [""]
+    lines = [[title_of(row)] for row in SIX]
+    for task in TASKS:
+        for setting, measure in (("", "best@1"), ("", "W@30"), ("@best", "W@30")):
+            head.append(f"{task} {measure}{', best temperature' if setting else ''}")
+            for line, row in zip(lines, SIX, strict=True):
+                cell = ""
+                if results.seeds(task, row):
+                    found = estimate(results.values(task, row + setting, measure))
+                    cell = f"{found.mean:.3f} ± {found.half:.3f}"
+                line.append(cell)
+    return markdown(head, lines)
+
+
+def contrasts(results: Results, tasks: tuple[str, ...], more: tuple[str, ...] = ()) -> str:
+    """Who is ahead of whom: a line for each task and measure; those of `more` have no words."""
+    lines = []
+    for task in tasks:
+        words = results.judged(task, CONTRASTS)
+        for measure in (*JUDGED, *more):
+            line = [f"{task} {measure}"]
+            for pair in CONTRASTS:
+                cell = ""
+                if results.seeds(task, *pair):
+                    word = words.get((pair, measure), "")
+                    cell = f"{results.difference(task, pair, measure)} {word}".strip()
+                line.append(cell)
+            lines.append(line)
+    pairs = [f"{title_of(ours)} - {title_of(theirs)}" for ours, theirs in CONTRASTS]
+    return markdown(["", *pairs], lines)
+
+
+def comparisons(
+    results: Results, tasks: tuple[str, ...], judged: tuple[Pair, ...], more: tuple[Pair, ...] = ()
+) -> str:
+    """Means of rows, in brackets their difference from another row; diversity over the start model's."""
+    words = {task: results.judged(task, judged) for task in tasks}
+    lines = []
+    for pair in (*judged, *more):
+        line = [title_of(pair[0]), title_of(pair[1])]
+        for task in tasks:
+            if not results.seeds(task, *pair):
+                line += [""] * (len(JUDGED) + 1)
+                continue
+            for measure in JUDGED:
+                mean = results.average(task, pair[0], measure)
+                lead = results.difference(task, pair, measure)
+                word = words[task].get((pair, measure), "")
+                line.append(f"{mean:.3f} ({lead.mean:+.3f} ± {lead.half:.3f}) {word}".strip())
+            line.append(variety(results, task, pair[0]))
+        lines.append(line)
+    head = [f"{task} {measure}" for task in tasks for measure in (*JUDGED, "x start")]
+    return markdown(["", "less", *head], lines)
+
+
+def variety(results: Results, task: str, row: str) -> str:
+    """The diversity of a row over that of its start model, which VPO asks for sets of three."""
+    start = "start_sets" if row.startswith(("vpo", "multi_rlvr")) else "start"
+    if "answer" in row or not results.seeds(
+        task, row, start
+    ):  # sets of another size: another start
+        return ""
+    ours, theirs = [results.average(task, name, "diversity") for name in (row, start)]
+    return f"{ours / theirs:.2f}"
+
+
+def kl_choice(results: Results) -> str:
+    """best@1 + W@30 of every KL weight on validation problems, by which KL was chosen."""
+    sums: dict[tuple[str, str], list[float]] = {}
+    for cell, record in results.records.items():
+        if cell.is_validation:
+            means = record["policies"][cell.method]["0.7"]
+            key = (cell.task, cell.policy.removeprefix("grpo-kl"))
+            sums.setdefault(key, []).append(means["best@1"] + means["W@30"])
+    parts = [f"{task} {kl}: {sum(own) / len(own):.3f}" for (task, kl), own in sums.items()]
+    return f"best@1 + W@30 of KL weights on validation problems, three seeds: {', '.join(parts)}."
+
+
+def searches(results: Results) -> str:
+    """The share of the mazes that each policy solved in the search, and what GRPO did not solve."""
+    rows = []
+    solved = solved_in(results.search) if results.search else {}
+    for policy, own in solved.items():  # (runs, N)
+        alone = (own & ~solved["grpo"]).sum(1).tolist()
+        rows.append([title_of(policy), own.double().mean().item(), ", ".join(map(str, alone))])
+    return markdown(["", "solved", "solved, not by GRPO, in each run"], rows)
+
+
+def runs_csv(results: Results) -> str:
+    """A line for every cell, policy, t and temperature."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    head = ["cell", "policy", "version", "machine", "core seconds", "tokens", "t", "temperature"]
+    writer.writerow([*head, *MEANS])
+    for cell, record in results.records.items():
+        seconds = record["seconds"]["cpu"]
+        about = [record["version"], record["machine"], seconds, record["tokens"]]
+        for name, settings in record["policies"].items():
+            for title, measured in settings.items():
+                setting = SETTINGS[title]
+                row = [cell.name, name, *about, setting.t, setting.temperature]
+                writer.writerow([*row, *(measured.get(measure, "") for measure in MEANS)])
+    return text.getvalue()
+
+
+# Documents.
+
+BLOCKS: dict[str, Callable[[Results], str]] = {
+    "main": main_table,
+    "answer": lambda results: contrasts(results, TASKS),
+    "contrasts": lambda results: contrasts(results, ("maze", "code"), ("best@30", "pass@30")),
+    "conflict": lambda results: contrasts(results, CONFLICT),
+    "cures": lambda results: comparisons(results, ("maze", "code"), CURES),
+    "kl": kl_choice,
+    "ablation": lambda results: comparisons(results, ("maze",), ABLATION, SETTINGS_OF_METHODS),
+    "claims": claim_table,
+    "search": searches,
+}
+BLOCK = re.compile(r"(<!-- study:(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def documents() -> list[Path]:
+    """The documents that may hold blocks."""
+    return [FOLDER.parents[1] / "README.md", *sorted(FOLDER.rglob("*.md"))]
+
+
+def fill(results: Results, text: str) -> str:
+    """A document with every block <!-- study:NAME --> ... <!-- end --> made anew."""
+
+    def filled(match: re.Match) -> str:
+        begin, name, end = match.groups()
+        return f"{begin}{BLOCKS[name](results)}\n{end}"
+
+    return BLOCK.sub(filled, text)
+
+
+def write(results: Results) -> None:
+    """Write all documents, and the CSV file of all runs."""
+    for path in documents():
+        path.write_text(fill(results, path.read_text("utf-8")), "utf-8")
+    (FOLDER / "pages").mkdir(exist_ok=True)
+    (FOLDER / "pages" / "runs.csv").write_text(runs_csv(results), "utf-8")

@@ -1,0 +1,179 @@
+"""The new study: its cells, what is stored of a run, and the words and tables that follow from records."""
+
+import sys
+
+import pytest
+import torch
+
+import fast.update
+import train
+from engine.config import Config, Parser
+from study.one import estimates, figures, reproduce, tables, variants
+from study.one.grid import KL, KL_WEIGHTS, SETTINGS, VERSION, Cell, cells
+from study.one.results import SIX, Results
+from study.one.store import RESULTS, Store
+from vpo import ADVANTAGES, policy_loss
+
+SMALL = "--size 5 --warm-steps 3 --steps 2 --prompts-per-step 1 --group-size 4"
+
+
+def record_of(cell: Cell) -> dict:
+    """A made-up record with 6 problems, in which policies differ in their means."""
+    values = 400 + 20 * len(cell.policy) + torch.arange(6) + cell.seed
+    measured = dict.fromkeys(tables.MEANS, values.double().mean().item() / 1000)
+    found = {}
+    for name in (cell.method, "start", "start_sets") if cell.policy == "grpo" else (cell.method,):
+        found[name] = {}
+        for setting in cell.settings(name):
+            per_problem = [f"{measure} of each" for measure in SETTINGS[setting].per_problem]
+            found[name][setting] = measured | dict.fromkeys(per_problem, values.tolist())
+    about = {"version": f"{VERSION}.0", "command": cell.shown_command, "machine": "CPU"}
+    costs = {"tokens": 100 + cell.seed, "seconds": {"cpu": 1.0}}
+    return about | costs | {"training": {"diversity": [1.0, 0.4]}, "policies": found}
+
+
+ALL = Results({cell: record_of(cell) for cell in cells()})
+
+
+def test_the_grid_is_sound():
+    """Distinct names; every command is one that train.py takes; pages compare what is trained."""
+    grid = cells()
+    assert len({cell.name for cell in grid}) == len(grid) == 377
+    for cell in grid:
+        config = Parser(Config, "train.py", "").parse_args_into_dataclass(cell.command())[0]
+        assert config.method == [cell.method] and cell.method in ADVANTAGES
+        assert cell.kl_term in ("", *variants.TERMS)
+    for row in (*tables.CURES, *tables.ABLATION, *tables.SETTINGS_OF_METHODS):
+        assert {name.partition("@")[0] for name in row} <= {cell.policy for cell in grid}
+
+
+def test_the_kl_weight_is_the_one_that_the_rule_chooses():
+    sums = {}
+    for cell, record in Store(RESULTS).records().items():
+        if cell.is_validation:
+            means = record["policies"]["grpo"]["0.7"]
+            of_task = sums.setdefault(cell.task, dict.fromkeys(KL_WEIGHTS, 0.0))
+            of_task[dict(cell.flags)["kl"]] += means["best@1"] + means["W@30"]
+    for task, of_weight in sums.items():
+        assert KL[task] == max(of_weight, key=of_weight.get)
+
+
+def test_a_cell_is_measured_anew_to_the_digit(monkeypatch, tmp_path, capsys):
+    """What a stop leaves behind is no matter, a failure names its log, and the other cells are stored."""
+    usual = Cell.command
+    monkeypatch.setattr(Cell, "command", lambda cell, model="": usual(cell) + SMALL.split())
+    monkeypatch.setattr(Cell, "problems", property(lambda cell: ("test", 3)))
+    reproduce.RUNS.mkdir(parents=True)
+    found = []
+    for name in ("maze-grpo-seed0", "maze-grpo-kl-k2-seed0", "maze-grpo-seed0"):
+        cell = next(cell for cell in cells() if cell.name == name)
+        assert not reproduce.run_cell(cell, Store(tmp_path), "")
+        record = Store(tmp_path).records()[cell]
+        found.append([record["policies"], record["training"], record["tokens"]])
+    assert found[0] == found[2] and len(found[0][0]["start"]["0.7"]["W@30 of each"]) == 3
+    assert list(found[0][0]) == ["grpo", "start", "start_sets"]
+    assert list(found[0][0]["grpo"]) == list(SETTINGS) and found[0] != found[1]
+    monkeypatch.setattr(train, "main", lambda command: 1 / 0)
+    assert reproduce.run_cell(cell, Store(tmp_path), "")
+    assert f"FAILED, see {reproduce.RUNS / cell.name}.log" in capsys.readouterr().out
+
+
+def test_a_record_that_is_no_use_is_left_out_with_a_line(tmp_path, capsys):
+    store = Store(tmp_path)
+    grid = cells()[:5]
+    for cell in grid:
+        store.add(cell, record_of(cell))
+    whole = store.path(grid[0]).read_bytes()
+    store.path(grid[0]).write_bytes(whole[:200])
+    store.add(grid[1], record_of(grid[1]) | {"version": "3.9" if VERSION != "3" else "2.9"})
+    store.add(grid[2], record_of(grid[2]) | {"command": "python train.py"})
+    (tmp_path / "maze-foo-seed0.json.gz").write_bytes(whole)
+    assert list(store.records()) == grid[3:]
+    lines = capsys.readouterr().err.splitlines()
+    for part in ("cannot be read", "of version", "of the command", "no such cell"):
+        assert sum(part in line for line in lines) == 1
+    store.add(grid[0], record_of(grid[0]))
+    assert store.path(grid[0]).read_bytes() == whole  # equal numbers, equal bytes
+
+
+def test_other_kl_terms_change_the_gradient_of_the_kl_term_alone():
+    """veRL's has none for a token that is rarer than in the reference by more than 13.6; k2's is log(policy / ref)."""
+    gradients = {}
+    ref = torch.tensor([[-1.5, -3.0, -2.5]])
+    mask = torch.tensor([[True, True, False]])
+    for name in ("", "clamped", "k2"):
+        logprobs = torch.tensor([[-1.0, -6.0, -2.0]], requires_grad=True)
+        batch = (logprobs, logprobs.detach(), torch.zeros(1), mask, 2)
+        with variants.kl_term(name):
+            loss, _ = train.policy_loss(*batch, ref_logprobs=ref, kl_coef=1.0)
+            assert fast.update.policy_loss is train.policy_loss
+        loss.backward()
+        gradients[name] = 2 * logprobs.grad[0]
+    assert gradients[""][1] < -10
+    assert gradients["clamped"].tolist() == pytest.approx([gradients[""][0].item(), 0, 0])
+    assert gradients["k2"].tolist() == pytest.approx([0.5, -3.0, 0])
+    assert train.policy_loss is policy_loss
+
+
+def test_words_need_an_interval_and_holms_correction():
+    """Eight differences whose p of 0.01 does not survive; one below 0.02 is equal, though its interval excludes 0."""
+    weak = estimates.Estimate(0.05, 0.01, 0.09, 0.01)
+    family = dict.fromkeys(range(8), weak)
+    family |= {"far": estimates.Estimate(-0.2, -0.3, -0.1, 1e-6)}
+    family |= {"near": estimates.Estimate(0.01, 0.005, 0.015, 1e-6)}
+    words = estimates.words(family)
+    assert (words["far"], words["near"], words[0]) == ("behind", "equal", "open")
+    assert estimates.words({0: weak}) == {0: "ahead"}
+
+
+def test_an_interval_covers_seeds_and_problems():
+    """With one value per seed it is Student's; where seeds agree and problems differ it is the bootstrap's."""
+    seeds = estimates.estimate(torch.tensor([[1.0], [2.0], [3.0]]))
+    assert (seeds.half, seeds.p) == pytest.approx((2.484, 0.0742), abs=1e-3)
+    problems = torch.arange(100.0).expand(4, 100)
+    expected = 1.96 * problems[0].std().item() / 10
+    assert estimates.estimate(problems).half == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.parametrize("block", tables.BLOCKS)
+@pytest.mark.parametrize("n", [0, 78, 377])
+def test_tables_are_written_from_the_cells_that_are_complete(block, n):
+    records = dict(list(ALL.records.items())[:n])
+    text = f"a\n<!-- study:{block} -->\nOLD\n<!-- end -->\nb"
+    assert "OLD" not in tables.fill(Results(records), text)
+
+
+def test_a_mean_is_that_of_the_values_and_every_row_of_the_runs_differs():
+    mean = ALL.average("maze", "vpo", "W@30")
+    assert mean == pytest.approx(0.46 + 0.0025 + 0.0055)
+    assert f"| {mean:.3f} ± " in tables.main_table(ALL)
+    lines = tables.runs_csv(ALL).splitlines()
+    rows = {line.rsplit(",", len(tables.MEANS))[0] for line in lines}
+    assert len(rows) == len(lines) > len(cells())
+    assert ALL.seeds("code", *SIX) == list(range(8))
+
+
+@pytest.mark.parametrize("path", tables.documents(), ids=lambda path: path.name)
+def test_documents_follow_from_the_stored_records(path):
+    stored = Store(RESULTS).records()
+    text = path.read_text("utf-8")
+    assert not stored or tables.fill(Results(stored), text) == text, "run: reproduce.py --write"
+
+
+@pytest.mark.draws
+@pytest.mark.parametrize("draw", [figures.intervals, figures.curves, figures.mixing])
+def test_figures_are_drawn(draw, tmp_path):
+    draw(ALL, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").exists()
+
+
+def test_mistakes_of_the_command_are_one_line(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    for flags, part in (
+        ("--only nothing", "no cell has such a name"),
+        ("--block nothing", "choose from kl-weight, main"),
+        ("--write", "pip install -r study/requirements.txt"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            reproduce.main(flags.split())
+        assert stop.value.code == 2 and part in capsys.readouterr().err
