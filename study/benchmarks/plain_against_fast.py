@@ -39,7 +39,7 @@ from rollout import load_policy
 Function = Callable[[], object]
 
 
-def start_of(flags: str, folder: str) -> tuple[Config, Task]:
+def config_and_task(flags: str, folder: str) -> tuple[Config, Task]:
     """The configuration that these flags give, its task, and the start model in a folder."""
     words = [*flags.split(), "--device", "cpu", "--out", folder]
     config, task, _ = read_config(words, "")
@@ -136,7 +136,7 @@ def run() -> None:
     print_row(["---"] * 8)
     for flags in starts:
         with tempfile.TemporaryDirectory() as folder:
-            config, task = start_of(flags, folder)
+            config, task = config_and_task(flags, folder)
             for method in ("grpo", "vpo"):
                 arguments = gradient_arguments(method, config, task)
                 plain = functools.partial(add_gradient, train.backward, arguments)
