@@ -88,7 +88,9 @@ def files(folder: Path) -> dict[str, bytes]:
     ],
 )
 def test_a_wrong_flag_is_named_before_any_minute_is_spent(arguments, message, capsys, monkeypatch):
-    monkeypatch.setattr(train, "tqdm", lambda *args, **kwargs: pytest.fail("training began"))
+    monkeypatch.setattr(
+        train, "progress_bar", lambda *args, **kwargs: pytest.fail("training began")
+    )
     fails([*TOY, *shlex.split(arguments)], capsys, "train.py: error: ", message)
     assert not list(Path().iterdir()), "a command that failed must not claim its folder"
 
