@@ -241,7 +241,7 @@ def step_metrics(
         "earned": is_earning.any(-1).float().mean(),
         # shares of the groups with an advantage, and of the rollouts that were cut off
         "signal": (advantages != 0).any(1).float().mean(),
-        # the largest difference between two rewards in a group; below 1e-5 it counts as rounding
+        # the largest difference between two rewards in a group; much below 1e-5 it is rounding
         "gap": (scored.vectors.amax((1, 2)) - scored.vectors.amin((1, 2))).max(),
         "cut_off": 1 - sum(rollouts.ended) / len(rollouts.ended),
         "rollouts": len(rollouts.texts),

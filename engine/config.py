@@ -330,12 +330,12 @@ def check_methods(config: Config) -> None:
             hint = did_you_mean(name, [] if "," in name else ADVANTAGES)
             raise UserError(f"--method {name}: unknown; {known}{hint}")
         peak_rate(config, name)
-        P = config.groups_per_step(name)
-        if P % config.updates:
-            advice = f"{name} has {P} per step; take a number that divides them"
-            rule = "needs equally many prompts each"
-            raise UserError(f"--updates {config.updates}: {rule}; {advice}")
         try_method(name, config)
+    fewest = min(config.method, key=config.groups_per_step)  # the others have m times as many
+    P = config.groups_per_step(fewest)
+    if P % config.updates:
+        advice = f"{fewest} has {P} per step; take a number that divides them"
+        raise UserError(f"--updates {config.updates}: needs equally many prompts each; {advice}")
 
 
 def try_method(name: str, config: Config) -> None:

@@ -68,6 +68,7 @@ def files(folder: Path) -> dict[str, bytes]:
         ("--method grpo --subset 2", "--subset 2: not used by grpo"),
         ("--pool 1", "--pool 1: must hold at least one rollout of --m 2 answers"),
         ("--updates 4 --method grpo vpo", "vpo has 2 per step; take a number that divides them"),
+        ("--updates 5 --method grpo vpo", "vpo has 2 per step"),  # a divisor of grpo's 4 may not do
         ("--subset 4", "a set of s = 4 rollouts needs a group of more, and G is 3"),
         ("--method max_at_k --group-size 2", "s = 2 rollouts needs a group of more, and G is 2"),
         ("--lr fast", "--lr fast: must be a rate of 1e-12 to 1, or METHOD=RATE"),
@@ -88,7 +89,9 @@ def files(folder: Path) -> dict[str, bytes]:
     ],
 )
 def test_a_wrong_flag_is_named_before_any_minute_is_spent(arguments, message, capsys, monkeypatch):
-    monkeypatch.setattr(train, "tqdm", lambda *args, **kwargs: pytest.fail("training began"))
+    monkeypatch.setattr(
+        train, "progress_bar", lambda *args, **kwargs: pytest.fail("training began")
+    )
     fails([*TOY, *shlex.split(arguments)], capsys, "train.py: error: ", message)
     assert not list(Path().iterdir()), "a command that failed must not claim its folder"
 
