@@ -8,6 +8,7 @@ import math
 import random
 import re
 import string
+import unicodedata
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,6 +17,10 @@ from typing import Any
 import rewards
 from rewards import Problem, UserError
 
+# Quotes and dashes, as they are typed; None: what nobody sees.
+QUOTES = dict.fromkeys("‘’‚‛“”„‟‹›«»′ʼʻ〝〞〟「」『』《》〈〉", "'")
+DASHES = dict.fromkeys("‐‒–—―−˗", "-")
+STRAIGHT = str.maketrans(QUOTES | DASHES | dict.fromkeys("\ufe0e\ufe0f\u034f"))
 GZIP_MAGIC = b"\x1f\x8b"  # the first bytes of a file in gzip
 
 
@@ -189,11 +194,19 @@ def all_tagged(text: str, tag: str) -> list[str]:
     return [part.strip() for part in found]
 
 
+def plain(text: str) -> str:
+    """A text in NFKC, with straight quotes and plain dashes, without characters that nobody sees."""
+    composed = unicodedata.normalize("NFKC", text.replace("´", "'"))  # NFKC gives it a blank
+    letters = composed.translate(STRAIGHT)
+    return "".join(letter for letter in letters if unicodedata.category(letter) != "Cf")
+
+
 def normalized(text: str) -> str:
-    """A text in lower case and with single blanks, without a, an, the and punctuation.
+    """A plain text in lower case and with single blanks, without a, an, the and punctuation.
 
     What would leave nothing, such as the answer "A", stays as it is.
     """
+    text = plain(text)
     without_punctuation = text.lower().translate(str.maketrans("", "", string.punctuation))
     without_articles = re.sub(r"\b(?:a|an|the)\b", " ", without_punctuation)
     words = without_articles.split() or without_punctuation.split() or text.lower().split()

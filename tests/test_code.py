@@ -508,6 +508,7 @@ def test_expressions_that_share_a_process_are_judged_as_if_alone():
         ("~~~py\na\n```\n~~~", ["a\n```\n"]),
         ("````python\na\n```\nb\n````", ["a\n```\nb\n"]),
         ("1. One:\n   ```python\n   if a:\n       b\n   ```\n2. Two", ["if a:\n    b\n"]),
+        ("1、```python\na\n```\n（2） ```py\nb\n```", ["a\n", "b\n"]),
         ("   ```python\nif a:\n    b\n   ```", ["if a:\n    b\n"]),  # the fence alone is indented
         ("```python\nd = '''\n    ```\n    '''\n```", ["d = '''\n    ```\n    '''\n"]),
         ("```bash\na\n```", []),
