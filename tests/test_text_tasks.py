@@ -307,7 +307,8 @@ def test_an_attempt_keeps_its_thoughts():
     assert parse_answers("<think> <attempt_1> no </attempt_1>", task, 1) == []
 
 
-SAME = """"−5 °C" "-5 °C" | "１５" 15 | "O’Brien" "O'Brien" | "Ju\u0301lia" "Júlia" | "==" "==" | [1.50, "x"] ["1.5", "X"] | 0.1 "0.10" | [[1]] [[1]] | true true | {} {} | null null |
+SAME = """"−5 °C" "-5 °C" | "１５" 15 | "O’Brien" "O'Brien" | "Ju\u0301lia" "Júlia" |
+"==" "==" | [1.50, "x"] ["1.5", "X"] | 0.1 "0.10" | [[1]] [[1]] | true true | {} {} | null null |
 ["Bob", "the Ann"] ["ann", "bob"] | [1, "2"] [1.0, 2] | {"a": {"b": 1}} {"a": {"b": "1"}} | "1e3" 1000 | "+5" 5"""
 HALF = '"15 km" "1.5 km" | "5 C" "-5 C" | {"a": 1} {"a": 1, "b": 2}'
 DIFFERENT = """"$15" "$1.5" | "105%" "10.5%" | "v15" "v1.5" | "2024-11-1" "2024-1-11" | "!=" "==" |
@@ -344,6 +345,7 @@ CALL = '<tool_call>{"name": "f"}</tool_call>'
         ("musique", {"answer": " "}),
         ("musique", {"question_decomposition": [{"paragraph_support_idx": 99}]}),
         ("musique", {"paragraphs": 1}),
+        ("musique", {"paragraphs": 2 * musique(0)["paragraphs"]}),
         ("eureqa", {"entities": ["a", " ", *"cde"]}),
         ("tool", {"output": 3}),
         # With one true call less, a wrong answer would be paid.
@@ -362,6 +364,25 @@ def test_a_bad_line_is_named(name, change):
     (field,) = change
     with pytest.raises(UserError, match=f"^--data data.jsonl, line 4, .*{field}"):
         load_task(name, data=write_records("data.jsonl", records), test_data="")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"id": 1 "answer": 2}', "line 1 is not JSON: Expecting ',' delimiter at column 10"),
+        ("id,answer", "line 1 is not JSON: Expecting value at column 1"),
+        ("[]x", "cannot be read"),
+        ("5", "line 1 is no JSON object with fields: '5'"),
+        (
+            '{"instruction": "a", "inрut": "b"}',
+            "line 1 has no field input; it has instruction, inрut$",
+        ),
+    ],
+)
+def test_what_a_line_lacks_is_told(line, message):
+    Path("data.jsonl").write_text(line, "utf-8")
+    with pytest.raises(UserError, match=f"^--data data.jsonl.*{message}"):
+        load_task("tool", data="data.jsonl")
 
 
 def test_one_file_is_not_given_twice():
