@@ -602,17 +602,21 @@ def test_a_language_model_imitates_the_one_reference_once():
 
 
 def test_a_problem_that_cannot_be_trained_on_is_found_before_minutes_are_spent():
-    """The one of step 3 that lacks its reference, and a prompt among sixty that is too long."""
-    config = Config(task="code", model=save_random_model("model", "llama"), warm_steps=3)
+    """The one of step 3 that lacks its reference, and a prompt that is too long: of three thousand the one with the most
+    tokens, which has fewer characters than a hundred others."""
+    model = save_random_model("model", "llama", max_position_embeddings=2400)
+    config = Config(task="code", model=model, warm_steps=3, steps=1)
     config.device, config.dtype, config.max_new_tokens = "cpu", "float32", 9
 
     def starts(lines: list[dict], message: str) -> None:
         with pytest.raises(UserError, match=message):
             start_policy(config, Code(data=write(*lines)), train.demonstrations)
 
-    lines = several(60)
-    lines[47]["prompt"] += " It is long." * 9000
-    starts(lines, "need a context .*shorten Task.prompt, .*or take another --model")
+    lines = [line | {"reference": ""} for line in several(3000)]
+    for line in lines[:100]:
+        line["prompt"] += " It is long." * 60
+    lines[2293]["prompt"] += "🦊" * 600
+    starts(lines, "^problem 'p2293': .* need a context .*shorten Task.prompt, .* another --model")
     lines = several(60)
     shown = Code(data=write(*lines)).problems("demonstrations", 24)[-1].id
     next(line for line in lines if line["id"] == shown)["reference"] = ""
