@@ -12,9 +12,15 @@ cost the search an evaluation.
 In names such as best@k the letter k counts candidates. In shapes n is the pool, and k the objectives.
 """
 
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # left out with PYTHONSAFEPATH
+from engine import is_no_part_of_python
+
+sys.path.sort(key=is_no_part_of_python)
 import dataclasses
 import math
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +30,6 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # left out with PYTHONSAFEPATH
 import fast
 from engine.config import Config, Parser, device_of, flag, open_device
 from engine.errors import as_command, with_note
@@ -42,7 +47,7 @@ from engine.mixtures import mixed, save_mixed
 from engine.models import load_config_and_tokenizer
 from engine.runs import load_run, progress, task_of
 from engine.tasks import held_out
-from engine.training.jobs import run_all
+from engine.training.jobs import possible, run_all
 from report import plots, style
 from report.looks import looks_of
 from report.page import write_page
@@ -239,6 +244,7 @@ def evaluate(runs: list[Path], flags: EvalFlags) -> None:
     """Evaluate run folders: print tables, write eval.json and figures. Of several runs the means, too."""
     flags.device = device_of(flags.device, all(load_run(run).config.is_tiny for run in runs))
     open_device(flags.device)
+    flags.jobs = possible(flags.jobs)
     evaluations = evaluations_of(runs, flags)
     for run in runs:
         load_config_and_tokenizer(str(run / "start"))
@@ -328,7 +334,7 @@ def evaluate_policy(
         return sample_pool(policy, task, problems, config, stored.m, settings.pool, bar)
 
 
-@as_command("eval.py")
+@as_command("eval.py", "give the same command again, without --save-mixed where that is done")
 def main(argv: list[str] | None = None) -> None:
     """Evaluate the runs that the command names."""
     parser = Parser(EvalFlags, "eval.py", __doc__)
