@@ -51,11 +51,13 @@ def usual_torch() -> Iterator[None]:
     """What a user's own code switches in torch is as before after it: gradients, default type and device."""
     dtype = torch.get_default_dtype()
     device = torch.get_default_device()
-    with torch.set_grad_enabled(torch.is_grad_enabled()):
-        yield
-    torch.set_default_dtype(dtype)
-    if torch.get_default_device() != device:
-        torch.set_default_device(device)
+    try:
+        with torch.set_grad_enabled(torch.is_grad_enabled()):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+        if torch.get_default_device() != device:
+            torch.set_default_device(device)
 
 
 @functools.lru_cache(maxsize=1)
@@ -117,17 +119,22 @@ def held_out(task: Task, split: str = "test", n: int = 4) -> list[Problem]:
 
 
 @usual_torch()
-def reward_vectors(task: Task, pairs: list[tuple[Problem, str]]) -> list[list[float]]:
-    """task.rewards(pairs), checked."""
-    if type(task).rewards is Task.rewards:
-        vectors = []
-        for problem, answer in pairs:
-            with task_code(f"Task.reward of problem {problem.id!r}, answer {answer!r:.80}"):
-                vectors.append(task.reward(problem, answer))
-    else:
+def call_rewards(task: Task, pairs: list[tuple[Problem, str]]) -> Any:
+    """What task.rewards(pairs) returns, or task.reward of each."""
+    if type(task).rewards is not Task.rewards:
         first = pairs[0][0].id
         with task_code(f"Task.rewards of {len(pairs)} answers, to problem {first!r} and others"):
-            vectors = task.rewards(pairs)
+            return task.rewards(pairs)
+    vectors = []
+    for problem, answer in pairs:
+        with task_code(f"Task.reward of problem {problem.id!r}, answer {answer!r:.80}"):
+            vectors.append(task.reward(problem, answer))
+    return vectors
+
+
+def reward_vectors(task: Task, pairs: list[tuple[Problem, str]]) -> list[list[float]]:
+    """task.rewards(pairs), checked."""
+    vectors = call_rewards(task, pairs)
     if not isinstance(vectors, list) or len(vectors) != len(pairs):
         raise UserError(f"task {task.name}: rewards must return {len(pairs)} vectors in a list")
     sizes: dict[str, int] = {}  # of each problem's vectors
