@@ -11,9 +11,15 @@ cost the search an evaluation.
 k is a budget. In shapes N counts the problems, n the candidates of a pool, and d the objectives.
 """
 
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # left out with PYTHONSAFEPATH
+from engine import is_no_part_of_python
+
+sys.path.sort(key=is_no_part_of_python)
 import dataclasses
 import math
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +29,6 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # left out with PYTHONSAFEPATH
 import fast
 from engine.bars import progress_bar
 from engine.config import Config, Parser, device_of, flag, open_device
@@ -31,7 +36,7 @@ from engine.errors import as_command, with_note
 from engine.evaluations import Evaluation, Pool, Row, evaluations_of, rows_of, summary_folder
 from engine.files import read_log, writing
 from engine.mixtures import mixed, save_mixed
-from engine.processes import run_all
+from engine.processes import possible, run_all
 from engine.runs import task_of, unfinished
 from engine.tasks import held_out
 from report import plots
@@ -230,6 +235,7 @@ def evaluate(runs: list[Path], flags: EvalFlags) -> None:
     rows = rows_of(evaluations)  # raises if they do not fit into one table
     flags.device = device_of(flags.device, all(each.config.is_tiny for each in evaluations))
     open_device(flags.device)
+    flags.jobs = possible(flags.jobs)
     for evaluation in evaluations:  # tried before minutes are spent
         with writing(evaluation.folder), tempfile.TemporaryFile(dir=evaluation.folder):
             pass
@@ -314,7 +320,7 @@ def evaluate_policy(
         return sample_pool(policy, task, problems, config, m, settings.pool, bar)
 
 
-@as_command("eval.py")
+@as_command("eval.py", "give the same command again, without --save-mixed where that is done")
 def main(argv: list[str] | None = None) -> None:
     """Evaluate the runs that the command names."""
     parser = Parser(EvalFlags, "eval.py", __doc__)

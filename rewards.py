@@ -36,7 +36,7 @@ class Problem:
 class Task:
     """What a task offers. A reward is a list of d floats, higher is better, none below `minimum`.
 
-    Let rewards differ by 0.01 or more: 1e-4 trains 10% less, less than 1e-5 nothing (`vpo.EPS`).
+    Let rewards differ by 0.01 or more, beyond 1 by 1%: 1e-4 trains 10% less, 1e-5 half or nothing.
 
     A language model needs `problems`, `prompt` and `reward`. `--model tiny` starts from nothing and
     needs `words`, `answer_words`, `tiny_prompt` and `demonstration`, too. The rest has defaults.

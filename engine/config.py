@@ -233,8 +233,8 @@ def flag_of(name: str) -> str:
 
 
 def peak_rate(config: Config, method: str) -> float:
-    """The peak learning rate of a method: the last entry of --lr that fits it."""
-    found = None
+    """The peak learning rate of a method: its own entry of --lr, else the one for all methods."""
+    rates: dict[str, float] = {}  # by method; "": of all
     for entry in config.lr:
         name, _, text = str(entry).rpartition("=")
         try:
@@ -243,13 +243,17 @@ def peak_rate(config: Config, method: str) -> float:
             rate = math.nan  # which is in no range
         if name not in ("", *ADVANTAGES) or not 1e-12 <= rate <= 1:
             rule = "must be a rate of 1e-12 to 1, or METHOD=RATE of a known method"
-            raise UserError(f"--lr {entry}: {rule}")
-        if name in ("", method):
-            found = rate
-    if found is None:
-        rates = " ".join(map(str, config.lr))
-        raise UserError(f"--lr {rates}: names no rate for {method}; add {method}=RATE")
-    return found
+            hint = "" if name in ADVANTAGES else did_you_mean(name, ADVANTAGES)
+            raise UserError(f"--lr {entry}: {rule}{hint}")
+        if not name and rates.get("", rate) != rate:
+            raise UserError(f"--lr {entry}: the second rate for all methods; write METHOD=RATE")
+        rates[name] = rate
+    if method in rates:
+        return rates[method]
+    if "" not in rates:
+        given = " ".join(map(str, config.lr))
+        raise UserError(f"--lr {given}: names no rate for {method}; add {method}=RATE")
+    return rates[""]
 
 
 def task_defaults(task: Task | type[Task], model: str, device: str = "cpu") -> dict[str, Any]:
@@ -299,8 +303,6 @@ def open_device(device: str, dtype: str = "float32") -> None:
 
 def check(config: Config, task: Task) -> None:
     """Raise UserError for flags that do not fit one another, the task or the machine."""
-    if config.log and not importlib.util.find_spec(config.log):
-        raise UserError(f"--log {config.log}: not installed; pip install {config.log}")
     if config.lora_rank and not importlib.util.find_spec("peft"):
         raise UserError(f"--lora-rank {config.lora_rank}: needs peft; pip install peft")
     if (Path(config.model) / "adapter_config.json").is_file():
@@ -320,6 +322,21 @@ def check(config: Config, task: Task) -> None:
     if not config.is_tiny and not config.max_new_tokens:
         raise UserError("--max-new-tokens 0: a language model needs a number of tokens per answer")
     check_methods(config)
+    check_tracker(config.log)
+
+
+def check_tracker(name: str) -> None:
+    """Raise UserError for a tracker of --log that cannot be used."""
+    if name and not importlib.util.find_spec(name):
+        raise UserError(f"--log {name}: not installed; pip install {name}")
+    if name == "wandb":
+        import wandb  # optional
+
+        try:
+            wandb.login()
+        except Exception as error:  # it has no key, or a wrong one
+            advice = "run `wandb login`, or set WANDB_MODE=offline"
+            raise UserError(f"--log wandb: {error!s:.200}; {advice}") from error
 
 
 def check_methods(config: Config) -> None:
@@ -330,12 +347,12 @@ def check_methods(config: Config) -> None:
             hint = did_you_mean(name, [] if "," in name else ADVANTAGES)
             raise UserError(f"--method {name}: unknown; {known}{hint}")
         peak_rate(config, name)
-        P = config.groups_per_step(name)
-        if P % config.updates:
-            advice = f"{name} has {P} per step; take a number that divides them"
-            rule = "needs equally many prompts each"
-            raise UserError(f"--updates {config.updates}: {rule}; {advice}")
         try_method(name, config)
+    fewest = min(config.method, key=config.groups_per_step)  # the others have m times as many
+    P = config.groups_per_step(fewest)
+    if P % config.updates:
+        advice = f"{fewest} has {P} per step; take a number that divides them"
+        raise UserError(f"--updates {config.updates}: needs equally many prompts each; {advice}")
 
 
 def try_method(name: str, config: Config) -> None:

@@ -195,6 +195,8 @@ def _explained(name: str) -> Iterator[None]:
             advice = "name the folder that holds config.json and the weights"
         elif not Path(name).exists():
             advice = "no such folder or Hub model, no connection, or it is gated: `hf auth login`"
+            if Path(name).is_absolute() or name.startswith((".", "~")):
+                advice = "no such folder, and no id of the Hub"
             beside = [path.name for path in listed(Path(name).parent)]
             advice += did_you_mean(Path(name).name, beside)
         else:

@@ -1,5 +1,6 @@
 """Several calls of a function side by side, each in a process of its own."""
 
+import functools
 import multiprocessing
 import os
 import signal
@@ -8,6 +9,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Listener
 from typing import Any
 
 import torch
@@ -20,6 +22,26 @@ from rewards import UserError
 PROCESS_BYTES = 0.6 * 2**30  # of a card, for driver and kernels of a process
 # Imported once, by the server that begins processes, because they take seconds.
 PRELOADED = ["torch", "transformers", "transformers.models.gpt2.modeling_gpt2"]
+
+
+def possible(jobs: int) -> int:
+    """As many jobs, or 1 where this machine lets no processes talk to one another, which is told."""
+    return jobs if jobs == 1 or can_talk() else 1
+
+
+@functools.cache
+def can_talk() -> bool:
+    """Whether processes can share a lock, a socket and a tensor. Else it says why not."""
+    os.environ["PYTHONSAFEPATH"] = "1"  # they find Python's modules first, as this one does
+    try:
+        multiprocessing.RLock()
+        Listener().close()
+        torch.zeros(1).share_memory_()
+    except (OSError, RuntimeError, ImportError) as error:
+        needed = f"a short TMPDIR and /dev/shm, both to be written ({error!s:.200})"
+        print(f"one by one, as with --jobs 1: several jobs need {needed}", file=sys.stderr)
+        return False
+    return True
 
 
 def run_all(
@@ -67,7 +89,7 @@ def run_all(
             if isinstance(error, KeyboardInterrupt):
                 raise
             reason = "maybe for want of memory, or of open files (ulimit -n)"
-            raise UserError(f"a process was killed, {reason}; go on with --resume") from error
+            raise UserError(f"a process was killed, {reason}; lower --jobs") from error
 
 
 def begin(lock: Any, device: str, share: float) -> None:
@@ -78,6 +100,7 @@ def begin(lock: Any, device: str, share: float) -> None:
     threading.Thread(target=die_with_parent, daemon=True).start()
     tqdm.set_lock(lock)  # the bars share a terminal
     quieten_transformers()
+    os.environ["PYTHONSAFEPATH"] = ""  # for what a user's own code begins
     torch.set_num_threads(1)
     if device == "cuda":
         open_device(device)

@@ -5,12 +5,14 @@ import errno
 import io
 import json
 import locale
+import os
 import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -22,7 +24,7 @@ from test_train import QUICK, ROOT, SCRIPTS, change_config, fails, metrics
 import eval as evaluation
 import train
 import vpo
-from engine.config import Config, check_ranges, flag_of
+from engine.config import Config, check_ranges, flag_of, peak_rate
 from engine.errors import as_command, explain_machine, task_code
 from engine.files import check_free, owned
 from engine.runs import checkpoints, find_run, load_run
@@ -68,10 +70,13 @@ def files(folder: Path) -> dict[str, bytes]:
         ("--method grpo --subset 2", "--subset 2: not used by grpo"),
         ("--pool 1", "--pool 1: must hold at least one rollout of --m 2 answers"),
         ("--updates 4 --method grpo vpo", "vpo has 2 per step; take a number that divides them"),
+        ("--updates 5 --method grpo vpo", "vpo has 2 per step"),  # a divisor of grpo's 4 may not do
         ("--subset 4", "a set of s = 4 rollouts needs a group of more, and G is 3"),
         ("--method max_at_k --group-size 2", "s = 2 rollouts needs a group of more, and G is 2"),
         ("--lr fast", "--lr fast: must be a rate of 1e-12 to 1, or METHOD=RATE"),
         ("--lr vpo=0.1", "--lr vpo=0.1: names no rate for grpo; add grpo=RATE"),
+        ("--lr 1e-3 gpro=1e-3", "METHOD=RATE of a known method; did you mean grpo?"),
+        ("--lr 1e-3 vpo=1e-3 2e-3", "--lr 2e-3: the second rate for all methods; write METHOD="),
         ("--log wandb", "--log wandb: not installed; pip install wandb"),
         ("--size 5", "task toy has no such flag; drop it, or name it in Task.flags"),
         ("--task headline --model m --test-data x", "--test-data x: task headline has no such"),
@@ -79,6 +84,8 @@ def files(folder: Path) -> dict[str, bytes]:
             "--task code --test-data x", "--task code: needs --data", marks=pytest.mark.linux
         ),
         ("--model no/such/model", "--model no/such/model: cannot be loaded"),
+        ("--model /nope", "--model /nope: no such folder"),
+        ("--model ../nope/m", "--model ../nope/m: no such folder"),
         ("--task musique", "--task musique: needs --data FILE"),
         ("--model m --max-new-tokens 0", "--max-new-tokens 0: a language model needs a number"),
         ("--model m --device mps", "--device mps: cannot compute in float32 here ("),
@@ -88,9 +95,18 @@ def files(folder: Path) -> dict[str, bytes]:
     ],
 )
 def test_a_wrong_flag_is_named_before_any_minute_is_spent(arguments, message, capsys, monkeypatch):
-    monkeypatch.setattr(train, "tqdm", lambda *args, **kwargs: pytest.fail("training began"))
+    monkeypatch.setattr(
+        train, "progress_bar", lambda *args, **kwargs: pytest.fail("training began")
+    )
     fails([*TOY, *shlex.split(arguments)], capsys, "train.py: error: ", message)
     assert not list(Path().iterdir()), "a command that failed must not claim its folder"
+
+
+def test_the_rate_that_names_a_method_counts():
+    """Guards against `--lr vpo=4e-5 2e-5`, which trained VPO at 2e-5."""
+    for lr in (["vpo=4e-5", "2e-5"], ["2e-5", "vpo=1", "vpo=4e-5"]):
+        config = Config(lr=lr)
+        assert [peak_rate(config, name) for name in ("vpo", "grpo")] == [4e-5, 2e-5]
 
 
 def test_every_number_has_a_range():
@@ -183,6 +199,7 @@ def test_a_refused_command_changes_nothing(toy_run, capsys, monkeypatch):
 # A process that says whether it has the folder, and keeps it until all have said so.
 TRY = f"""
 import sys
+import threading
 from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
 from engine.files import owned
@@ -267,6 +284,7 @@ def test_a_crash_before_the_first_checkpoint_leaves_the_folder_reusable(monkeypa
 def test_a_method_joins_with_the_flags_of_the_run(toy_run, capsys):
     """From the same start, and none of them is repeated; without evaluation the checkpoints are named."""
     start = files(toy_run / "start")
+    change_config(toy_run, lr=["1e-3", "multi_rlvr=1e-3"])
     flags = "--out run --method multi_rlvr --lr multi_rlvr=2e-3 --eval-problems 0"
     train.main(flags.split())
     out = capsys.readouterr().out
@@ -362,8 +380,21 @@ def test_a_full_disk_is_named_and_leaves_nothing_half(capsys, monkeypatch):
 
     monkeypatch.setattr(torch, "save", fail)
     text = "run/grpo/checkpoint-000001: cannot be written ([enforce fail"
-    fails(["--out", "run", *TOY], capsys, text, "make room and --resume")
+    told = "make room: its disk has ", " MiB; go on with: python ", "--resume --out run"
+    fails(["--out", "run", *TOY], capsys, text, *told)
     assert not list(Path("run").rglob("*.tmp*")) and not list(Path("run/grpo").glob("checkpoint-*"))
+
+
+def test_a_full_disk_is_told_in_one_sentence(monkeypatch, capsys):
+    """Guards against a list of the files that could not be copied."""
+    flags = [*TOY, "--method", "vpo", "--eval-problems", "0", "--out"]
+    train.main([*flags, "run"])
+    failed = [("a", "b", "[Errno 28] No space left on device")] * 3
+    monkeypatch.setattr(shutil, "copytree", Mock(side_effect=shutil.Error(failed)))
+    told = (
+        "other/start: cannot be written ([Errno 28] No space left on device); make room: its disk"
+    )
+    fails([*flags, "other"], capsys, told)
 
 
 def test_a_folder_in_which_no_run_could_begin_is_reusable():
@@ -418,11 +449,78 @@ def test_what_ascii_lacks_is_printed_all_the_same(monkeypatch):
     assert printed.getvalue() == b"0.350 \\xb1 0.000\n"
 
 
-def test_a_stop_outside_of_the_training_is_told(capsys):
-    """Guards against an empty line where SIGTERM comes in the warm-up or in an evaluation."""
-    with pytest.raises(SystemExit) as stop, as_command("eval.py"):
+def test_a_stop_outside_of_the_training_is_told(capsys, monkeypatch):
+    """Guards against an empty line where SIGTERM comes in the warm-up or in an evaluation, and against advice that is
+    refused: training is done, and the mixtures are saved."""
+    with pytest.raises(SystemExit) as stop, as_command("train.py"):
         signal.raise_signal(signal.SIGTERM)
     assert stop.value.code == 130 and "give the same command again" in capsys.readouterr().err
+    evaluate = evaluation.evaluate_run
+    monkeypatch.setattr(evaluation, "evaluate_run", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(SystemExit):
+        train.main([*TOY, "--out", "run"])
+    assert "stopped; table and figures: python eval.py run" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        evaluation.main(["run", "--mix", "0.5", "--save-mixed", "saved"])
+    assert "same command again, without --save-mixed where" in capsys.readouterr().err
+    monkeypatch.setattr(evaluation, "evaluate_run", evaluate)
+    evaluation.main(["run", "--mix", "0.5"])
+
+
+@pytest.mark.linux
+@pytest.mark.parametrize("flags", ["", "-u"])
+def test_a_reader_that_has_gone_and_a_full_stdout(toy_run, flags):
+    """Guards against a traceback after `| head`, and against an error that names no file, or the wrong one."""
+    code = "from engine.errors import as_command\nfrom engine.files import writing\nfrom pathlib import Path\n"
+    code += (
+        "with as_command('eval.py'):\n    with writing(Path('run')):\n        print('x' * 99999)\n"
+    )
+    command = [sys.executable, *flags.split(), "-c", code]
+    options = {
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "env": os.environ | {"PYTHONPATH": str(ROOT)},
+    }
+    reader, writer = os.pipe()
+    os.close(reader)
+    gone = subprocess.run(command, stdout=writer, **options)
+    os.close(writer)
+    assert (gone.returncode, gone.stderr) == (141, "")
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        done = subprocess.run(command, stdout=full, **options)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "eval.py: error: stdout: [Errno 28] No space left on device\n",
+    )
+
+
+def test_commands_in_a_thread(toy_run, capsys):
+    """As a notebook server calls them. Guards against "signal only works in main thread"."""
+    run = threading.Thread(target=evaluation.main, args=(["run", "--problems", "1"],))
+    run.start()
+    run.join()
+    assert "figures in run" in capsys.readouterr().out
+
+
+def test_wandb_without_a_key_is_told_before_any_minute_is_spent(capsys, monkeypatch):
+    Path("wandb.py").write_text("def login(): raise ValueError('No API key')", "utf-8")
+    monkeypatch.syspath_prepend(".")
+    told = "--log wandb: No API key; run `wandb login`, or set WANDB_MODE=offline"
+    fails([*TOY, "--log", "wandb"], capsys, told)
+    assert not Path("runs").exists()
+
+
+@pytest.mark.linux
+@pytest.mark.parametrize("name", ["queue", "types"])
+def test_a_task_may_have_the_name_of_a_module_of_python(name):
+    """In the folder of the scripts. Guards against a library that imports the task in its place."""
+    for part in ("vpo", "rewards", "rollout", "train", "eval", "engine", "fast", "tasks", "report"):
+        path = next(ROOT.glob(f"{part}*"))
+        Path(path.name).symlink_to(path)
+    write_fence("", f"{name}.py")
+    flags = [*TOY, "--task", f"{name}.py", "--jobs", "2", "--eval-problems", "0", "--out", "run"]
+    done = subprocess.run([sys.executable, "train.py", *flags], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_results_are_written_before_they_are_printed(toy_run, monkeypatch):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from engine.config import Config
 from engine.cores import cores
-from engine.errors import explain_machine
+from engine.errors import explain_machine, way_on
 from engine.files import read_log
-from engine.processes import run_all
+from engine.processes import possible, run_all
 from engine.runs import steps_done, task_of
 from rewards import Task, UserError
 from vpo import ADVANTAGES
@@ -19,10 +19,11 @@ TrainMethod = Callable[[str, Config, Task, int], None]  # train.train_method
 
 def jobs_of(config: Config) -> int:
     """How many methods are trained at a time: with the tiny model on several cores all of them."""
+    n = len(config.method)
     if config.jobs:
-        return min(config.jobs, len(config.method))
+        return possible(min(config.jobs, n))
     is_small = config.is_tiny and config.device == "cpu"
-    return len(config.method) if is_small and are_known(config) and cores() > 1 else 1
+    return possible(n) if is_small and are_known(config) and cores() > 1 else 1
 
 
 def are_known(config: Config) -> bool:
@@ -45,16 +46,8 @@ def train_methods(train_method: TrainMethod, config: Config, task: Task) -> None
     if jobs > 1:  # each process loads the task itself, and has its bar below the others
         for position, method in enumerate(methods):
             work[method] = (train_method, method, config, None, position)
-    way_on = f"go on with: python {sys.argv[0]} --resume --out {out}"
-    try:
+    with way_on(f"go on with: python {sys.argv[0]} --resume --out {out}"):
         run_all(train_one, work, jobs, config.device)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"stopped; {way_on}") from None
-    except UserError as error:
-        raise UserError(f"{error}; {way_on}") from error
-    except Exception as error:
-        error.add_note(f"stopped; {way_on}")
-        raise
 
 
 def train_one(

@@ -1,6 +1,6 @@
 """GRPO's KL term in two other forms, those of the cells grpo-kl-clamped and grpo-kl-k2.
 
-    clamped   k3 whose value is at most 10, as veRL's low_var_kl: no gradient where log(ref / policy) > 2.61
+    clamped   k3 whose value is at most 10, as veRL's low_var_kl: no gradient where log(ref / policy) > 2.61 or < -11
     k2        half of the squared log-ratio, whose gradient is on average that of KL(policy || reference)
 
 All else is the loss of the program. The paper's goal-conditioned policy is left out: weights in the
