@@ -3,12 +3,10 @@
     python eval.py runs/maze-seed0                      table and figures of one run of train.py
     python eval.py runs/maze-seed0 runs/maze-seed1 ...  figures of each, one table: means over seeds
 
-Every policy answers the same held-out problems with the same number of candidates (the pool):
-single answers, or rollouts of m. A budget counts candidates, not rollouts. A slot that a rollout
-left empty is a candidate with the minimal reward, and a duplicate one like any other: both have
-cost the search an evaluation.
-
-k is a budget. In shapes N counts the problems, n the candidates of a pool, and d the objectives.
+Every policy answers the same N held-out problems, each with the same number n of candidates (the
+pool): single answers, or rollouts of m. A budget k counts candidates, not rollouts. A slot that a
+rollout left empty is a candidate with the minimal reward, and a duplicate one like any other: both
+have cost the search an evaluation. In shapes d counts the objectives.
 """
 
 import os

@@ -373,7 +373,7 @@ def try_method(name: str, config: Config) -> None:
         raise error if is_own else UserError(f"--method {name} {flags}: {error}") from None
     check_advantages(name, advantages, scored)
     if advantages[1:].any():
-        rule = "must return advantages of exactly 0 where rewards are equal, or differ by rounding"
+        rule = "must return exactly 0 for rewards that are equal, or differ by rounding"
         raise UserError(f"--method {name}: {rule} (see vpo.center), not {advantages[1:]!r:.80}")
 
 
