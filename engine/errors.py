@@ -5,6 +5,7 @@ import difflib
 import functools
 import io
 import os
+import re
 import signal
 import sys
 import threading
@@ -13,15 +14,12 @@ from errno import EACCES, EDQUOT, EMFILE, ENAMETOOLONG, ENOSPC, EPERM, EROFS
 
 from rewards import UserError
 
-MEMORY_SIGNS = (
-    "tried to allocate",
-    "out of memory",
-    "alloc_failed",
-    "allocation_failed",
-    "cannot allocate memory",
-    "can't start new thread",
-    "unable to allocate shared memory",
-)  # of every backend, in small letters
+# What every backend says of a lack of memory.
+MEMORY_SIGNS = re.compile(
+    "tried to allocate|out of memory|alloc_failed|allocation_failed|cannot allocate memory"
+    "|can't start new thread|unable to allocate shared memory",
+    re.IGNORECASE,
+)
 # The system's refusals of files: no right, no room, too many, too long a name.
 REFUSED = (EACCES, EPERM, EROFS, EDQUOT, ENOSPC, EMFILE, ENAMETOOLONG)
 
@@ -58,8 +56,7 @@ def stdout_refuses() -> bool:
 def is_out_of_memory(error: Exception) -> bool:
     """Whether an allocation failed, or a thread did not begin."""
     may_be = isinstance(error, RuntimeError | OSError)  # torch.OutOfMemoryError is a RuntimeError
-    reason = str(error).lower()
-    return isinstance(error, MemoryError) or may_be and any(sign in reason for sign in MEMORY_SIGNS)
+    return isinstance(error, MemoryError) or (may_be and bool(MEMORY_SIGNS.search(str(error))))
 
 
 @contextlib.contextmanager

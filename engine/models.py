@@ -38,6 +38,7 @@ ADAPTER_FILE = "adapter_config.json"  # tells a folder of peft from an ordinary 
 FILE_KINDS = (".json", ".safetensors", ".bin", ".jinja", ".model", ".txt")  # of a checkpoint
 OTHER_MODEL = "choose a decoder-only model such as Qwen, Llama, SmolLM, Gemma or GPT-2"
 TWO_ROPES = ("gemma3_text", "gemma3n_text", "olmo3")  # one for layers with a window
+GPT_NEOX_ROPE = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
 PAD = "<pad>"
 EOS = "<eos>"
 
@@ -105,12 +106,11 @@ def load_hugging_face(name: str, dtype: str) -> tuple[PreTrainedModel, PreTraine
     mismatched = [entry[0] for entry in report["mismatched_keys"]]
     wrong = sorted([*report["missing_keys"], *mismatched])
     if wrong:
-        lacking = f"{wrong[0]} and {len(wrong) - 1} more"
-        problem = f"its files lack {lacking}, or have them in another size"
-        saved = config.architectures or [type(model).__name__]
-        is_other = type(model).__name__ not in saved
-        advice = f"they are of a {saved[0]}; {OTHER_MODEL}" if is_other else _remedy(name)
-        raise UserError(f"--model {name}: incomplete, {problem}; {advice}")
+        lacking = f"its files lack {wrong[0]} and {len(wrong) - 1} more, or have them in another size"
+        advice = _remedy(name)
+        if config.architectures and type(model).__name__ not in config.architectures:
+            advice = f"they are of a {config.architectures[0]}; {OTHER_MODEL}"
+        raise UserError(f"--model {name}: incomplete, {lacking}; {advice}")
     return model.eval(), tokenizer
 
 
@@ -139,10 +139,8 @@ def check_kind(config: PreTrainedConfig, name: str) -> None:
         raise UserError(f"--model {name}: is a {kind}; {OTHER_MODEL}")
     attention = config._attn_implementation  # of its config.json
     if attention not in (None, "sdpa", "eager"):
-        print(
-            f"--model {name}: attention by sdpa, not by {attention} of its config.json",
-            file=sys.stderr,
-        )
+        change = f"attention by sdpa, not by {attention} of its config.json"
+        print(f"--model {name}: {change}", file=sys.stderr)
         config._attn_implementation = None  # sdpa, or eager where a model has no other
 
 
@@ -283,9 +281,7 @@ def _name_rope(config: dict) -> None:
             rope = rope["full_attention"]
         if "rope_theta" not in rope:  # as of models that transformers 4 has not got
             continue
-        names = {"rope_theta": "rope_theta", "partial_rotary_factor": "partial_rotary_factor"}
-        if kind == "gpt_neox":
-            names = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
+        names = GPT_NEOX_ROPE if kind == "gpt_neox" else {name: name for name in GPT_NEOX_ROPE}
         part |= {names[name]: rope[name] for name in rope.keys() & names}
         scaling = {name: value for name, value in rope.items() if name not in names}
         if kind == "phi3":  # it takes three fields alone
@@ -347,9 +343,8 @@ def recompute_layers(model: PreTrainedModel) -> None:
     """Switch on gradient checkpointing that keeps the KV cache, which transformers' own drops."""
     layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
     if not layers:
-        kind = type(model).__name__
-        problem = "cannot compute its layers again"
-        raise UserError(f"{kind}: {problem}; take --no-gradient-checkpointing")
+        problem = f"{type(model).__name__}: cannot compute its layers again"
+        raise UserError(f"{problem}; take --no-gradient-checkpointing")
     for layer in layers:
         layer.forward = functools.partial(_checkpointed, layer.forward)
 

@@ -24,14 +24,11 @@ PROCESS_BYTES = 0.6 * 2**30  # of a card, for driver and kernels of a process
 PRELOADED = ["torch", "transformers", "transformers.models.gpt2.modeling_gpt2"]
 
 
-def possible(jobs: int) -> int:
-    """As many jobs, or 1 where this machine lets no processes talk to one another, which is told."""
-    return jobs if jobs == 1 or can_talk() else 1
-
-
 @functools.cache
-def can_talk() -> bool:
-    """Whether processes can share a lock, a socket and a tensor. Else it says why not."""
+def possible(jobs: int) -> int:
+    """As many jobs, or 1 where processes can share no lock, socket and tensor, which is told once."""
+    if jobs == 1:
+        return 1
     os.environ["PYTHONSAFEPATH"] = "1"  # they find Python's modules first, as this one does
     try:
         multiprocessing.RLock()
@@ -40,8 +37,8 @@ def can_talk() -> bool:
     except (OSError, RuntimeError, ImportError) as error:
         needed = f"a short TMPDIR and /dev/shm, both to be written ({error!s:.200})"
         print(f"one by one, as with --jobs 1: several jobs need {needed}", file=sys.stderr)
-        return False
-    return True
+        return 1
+    return jobs
 
 
 def run_all(
@@ -51,13 +48,9 @@ def run_all(
     device: str = "cpu",
     bar: tqdm | None = None,
 ) -> dict[Any, Any]:
-    """Call a function with each of several arguments, at most `jobs` at a time, each in a process.
+    """name -> what a function returns of these arguments, for `jobs` at a time, each in a process.
 
-    Processes on a card get equal shares of its free memory. The bar advances with every call that
-    a process has done.
-
-    Returns:
-        name -> what the function returned.
+    Processes on a card get equal shares of its free memory. The bar advances when a call is done.
     """
     if jobs == 1:
         return {name: function(*own) for name, own in arguments.items()}
