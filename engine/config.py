@@ -61,25 +61,16 @@ class Config:
     m: int = flag(3, "answers per rollout (vpo, multi_rlvr)", 1, MAX_ANSWERS)
     group_size: int = flag(8, "G, rollouts per prompt", 2, 4096)
     n_weights: int = flag(100, "K, preference weights per prompt (vpo, group_vpo)", 1, 100_000)
-    alpha: float = flag(
-        1.0,
-        "concentration of the Dirichlet distribution of preference weights; 1: uniform",
-        *ALPHAS,
-    )
+    alpha: float = flag(1.0, "Dirichlet concentration of preference weights; 1: uniform", *ALPHAS)
     subset: int = flag(0, "s < G, rollouts that form a set; 0: vpo 1, others G / 2", 0, 4095)
     # optimisation
     steps: int = flag(200, "training steps, a batch of rollouts each", 1, 999_999)
     prompts_per_step: int = flag(
         12, "P of methods with m answers per rollout; the others get m times as many", 1, 65536
     )
-    lr: list[str] = flag(
-        TINY_RATES.split(), "peak learning rates: of all methods, or of one as vpo=2e-5"
-    )
+    lr: list[str] = flag(TINY_RATES.split(), "peak learning rates: of all, or of one as vpo=2e-5")
     updates: int = flag(
-        1,
-        "optimizer steps per training step, each on its part of the prompts; the paper takes 2",
-        1,
-        65536,
+        1, "optimizer steps per batch, each on a part of it; the paper: 2", 1, 65536
     )
     lr_schedule: Literal["linear", "constant"] = flag(
         "linear", "linear: a rise over 10 steps, a sixth of short runs, then a fall to a tenth"
@@ -97,32 +88,22 @@ class Config:
     micro_batch_tokens: int = flag(
         2048, "padded tokens per backward pass; 0: all; default on cuda: what fits", AUTO, 2**31
     )
-    sampling_batch: int = flag(
-        0, "rollouts sampled at a time; 0: all; default on cuda: what fits", AUTO, 2**31
-    )
+    sampling_batch: int = flag(0, "rollouts at a time; 0: all; on cuda: what fits", AUTO, 2**31)
     plain: bool = flag(False, "train with the plain code, without fast/")
-    jobs: int = flag(
-        0, "methods trained at a time, each in a process; 0: all if they are small, else 1", 0, 64
-    )
+    jobs: int = flag(0, "methods trained at a time; 0: all if they are small, else one", 0, 64)
     # sampling and evaluation
     temperature: float = flag(1.0, "sampling temperature of the rollouts in training", 1e-3, 1e3)
-    max_new_tokens: int = flag(
-        0, "tokens per answer; 0: what the tiny model's longest answer needs", 0, 2**20
-    )
+    max_new_tokens: int = flag(0, "tokens per answer; 0: enough for the tiny model", 0, 2**20)
     eval_problems: int = flag(200, "held-out problems of the evaluation; 0: none", 0, 2**20)
     eval_temperature: float = flag(0.7, "sampling temperature in the evaluation", 1e-3, 1e3)
     pool: int = flag(30, "candidates per held-out problem, the largest k of best@k", 1, 10_000)
-    eval_every: int = flag(
-        0, "steps between evaluations on 20 validation problems; 0: none", 0, 2**31
-    )
+    eval_every: int = flag(0, "steps between checks on 20 validation problems; 0: none", 0, 2**31)
     # run
     seed: int = flag(0, "seed of everything random", 0, 2**31)
     out: str = flag("", "run folder; empty: runs/TASK-seedSEED")
     resume: bool = flag(False, "go on with the run in the folder --out, with its own flags")
     save_every: int = flag(25, "steps between checkpoints; 0: only the last state", 0, 2**31)
-    keep_optimizer: bool = flag(
-        False, "keep the optimizer's state at the end, so that --steps can be raised later"
-    )
+    keep_optimizer: bool = flag(False, "keep its state at the end, for a larger --steps later")
     log: Literal["", "tensorboard", "wandb"] = flag("", "where metrics are sent, too")
     snapshots: int = flag(20, "how many times answers are kept for the page and the film", 0, 1000)
 
@@ -248,12 +229,10 @@ def peak_rate(config: Config, method: str) -> float:
         if not name and rates.get("", rate) != rate:
             raise UserError(f"--lr {entry}: the second rate for all methods; write METHOD=RATE")
         rates[name] = rate
-    if method in rates:
-        return rates[method]
-    if "" not in rates:
+    if method not in rates and "" not in rates:
         given = " ".join(map(str, config.lr))
         raise UserError(f"--lr {given}: names no rate for {method}; add {method}=RATE")
-    return rates[""]
+    return rates.get(method) or rates[""]
 
 
 def task_defaults(task: Task | type[Task], model: str, device: str = "cpu") -> dict[str, Any]:

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from engine.config import Config
-from engine.evaluations import Evaluation, output_folders
+from engine.evaluations import Evaluation, Row, output_folders
 from engine.files import write_folder
 from engine.models import load_hugging_face, save_model
 from engine.runs import policies, task_of
@@ -22,10 +22,7 @@ def mixed(
     """The policy of a method of a run, its weights moved to start + t (trained - start).
 
     Between the two it is float32: the steps of bfloat16 are as large as what a training changes.
-
-    Args:
-        method: or "start".
-        config: of the run.
+    `config` is the run's; the method may be "start".
     """
     folder = policies(run, config.m)[method].folder
     dtype = "float32" if 0 < t < 1 else config.dtype
@@ -40,13 +37,12 @@ def mixed(
 def mix_weights(trained: PreTrainedModel, start: PreTrainedModel, t: float) -> None:
     """Move the weights of a trained model to start + t (trained - start), exact at 0 and at 1.
 
-    Args:
-        trained: changed in place. An adapter, which holds trained - start, is scaled by t.
+    An adapter, which holds trained - start, is scaled by t.
     """
     adapter = [weight for name, weight in trained.named_parameters() if "lora_B" in name]
+    for weight in adapter:
+        weight.mul_(t)
     if adapter:
-        for weight in adapter:
-            weight.mul_(t)
         return
     for weight, trained_weight in zip(start.parameters(), trained.parameters(), strict=True):
         trained_weight.copy_(weight.to(trained_weight.device).lerp(trained_weight, t))
@@ -56,30 +52,26 @@ def save_mixed(evaluations: list[Evaluation], out: str) -> None:
     """Write the trained policies of runs, mixed as they are evaluated, as ordinary checkpoints."""
     folders = output_folders([evaluation.run for evaluation in evaluations], out)
     for evaluation, folder in zip(evaluations, folders, strict=True):
-        save_mixed_run(evaluation, folder)
+        for row in evaluation.policies:
+            if row.method in ADVANTAGES and row.m is None:
+                save_policy(evaluation, row, folder / f"{row.method}-{row.t:g}")
 
 
-def save_mixed_run(evaluation: Evaluation, folder: Path) -> None:
-    """Write those of one run."""
-    run = evaluation.run
+def save_policy(evaluation: Evaluation, row: Row, target: Path) -> None:
+    """Write the policy of one row. An adapter becomes part of the weights."""
+    if target.exists():
+        raise UserError(f"--save-mixed {target.parent}: holds {target.name}; name another folder")
     config = evaluation.config
-    for row, stored in evaluation.policies.items():
-        if row.method not in ADVANTAGES or row.m is not None:
-            continue
-        target = folder / f"{row.method}-{row.t:g}"
-        if target.exists():
-            raise UserError(f"--save-mixed {folder}: holds {target.name}; name another folder")
-        policy = mixed(run, row.method, row.t, task_of(config), config)
-        model = policy.model
-        if config.lora_rank:
-            from peft import PeftModel  # optional
+    policy = mixed(evaluation.run, row.method, row.t, task_of(config), config)
+    model = policy.model
+    if config.lora_rank:
+        from peft import PeftModel  # optional
 
-            start, _ = load_hugging_face(str(run / "start"), "float32")  # it takes up small changes
-            adapted = PeftModel.from_pretrained(start, stored.folder)
-            mix_weights(adapted, start, row.t)
-            model = adapted.merge_and_unload()
-        save = functools.partial(
-            save_model, model, policy.tokenizer, temperature=config.temperature
-        )
-        write_folder(target, save)
-        print(f"saved: {target}")
+        # float32 takes up small changes
+        model, _ = load_hugging_face(str(evaluation.run / "start"), "float32")
+        adapted = PeftModel.from_pretrained(model, evaluation.policies[row].folder)
+        mix_weights(adapted, model, row.t)
+        model = adapted.merge_and_unload()
+    save = functools.partial(save_model, model, policy.tokenizer, temperature=config.temperature)
+    write_folder(target, save)
+    print(f"saved: {target}")

@@ -106,7 +106,7 @@ def load_hugging_face(name: str, dtype: str) -> tuple[PreTrainedModel, PreTraine
     mismatched = [entry[0] for entry in report["mismatched_keys"]]
     wrong = sorted([*report["missing_keys"], *mismatched])
     if wrong:
-        lacking = f"its files lack {wrong[0]} and {len(wrong) - 1} more, or have them in another size"
+        lacking = f"its files lack {wrong[0]} and {len(wrong) - 1} more, or in another size"
         advice = _remedy(name)
         if config.architectures and type(model).__name__ not in config.architectures:
             advice = f"they are of a {config.architectures[0]}; {OTHER_MODEL}"

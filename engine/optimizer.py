@@ -15,9 +15,7 @@ class MasterWeightAdamW:
                 weight.grad_dtype = torch.float32
         can_fuse = self.weights[0].device.type in ("cpu", "cuda")
         fused = can_fuse if may_fuse else None  # None: torch decides
-        self.adamw = torch.optim.AdamW(
-            self.masters, betas=(0.9, 0.999), weight_decay=0.01, fused=fused
-        )
+        self.adamw = torch.optim.AdamW(self.masters, weight_decay=0.01, fused=fused)
 
     @torch.no_grad()
     def step(self, lr: float) -> None:

@@ -89,10 +89,8 @@ def verdict(measures: dict[str, float], rare: str = "") -> str:
         advice = "Keep the scalar: GRPO for one answer, Max@K for a search."
         known = f"What the scalar prefers is about the best under all preferences. {advice}"
         return unknown if rare else known
-    advice = (
-        "a vector may keep what a scalar averages away, at a loss at k = 1 and a gain at large k."
-    )
-    known = f"Good answers trade one objective for another: {advice}"
+    gain = "a vector may keep what a scalar averages away, at a loss at k = 1 and a gain at large k"
+    known = f"Good answers trade one objective for another: {gain}."
     return f"{known} {unknown}" if rare else known
 
 
@@ -102,8 +100,8 @@ def rare_objectives(rewards: Tensor, objective_mask: Tensor, task: Task) -> str:
     n_answers = objective_mask.sum(0) * rewards.shape[1]  # (d) to problems that have the objective
     shares = (is_earning.sum((0, 1)) / n_answers).tolist()
     names = task.objectives or [f"objective {i}" for i in range(1, len(shares) + 1)]
-    rare = [(name, share) for name, share in zip(names, shares, strict=True) if share < RARE]
-    return ", ".join(f"{name} ({share:.0%})" for name, share in rare)
+    named = zip(names, shares, strict=True)
+    return ", ".join(f"{name} ({share:.0%})" for name, share in named if share < RARE)
 
 
 def geometry_report(
@@ -111,15 +109,16 @@ def geometry_report(
 ) -> str:
     """The measures and the verdict as text. Arguments are those of `geometry`."""
     measures = geometry(rewards, objective_mask, scalars, G)
-    N = len(rewards)
     margin = "" if measures["margin"] is None else f" ± {measures['margin']:.3f}"
     share = f"{measures['regret_share']:.0%} of the best answers' gain over the average one"
-    lines = [f"regret of the scalar: {measures['regret']:.3f}{margin}, {share}"]
     signals = "{scalar_signal:.0%} for a scalar, {vector_signal:.0%} for a vector"
-    lines.append(f"groups of {G} with a signal: {signals.format(**measures)}")
-    lines.append(verdict(measures, rare_objectives(rewards, objective_mask, task)))
-    if N < FEW:
-        lines.append(f"This rests on few problems ({N}), so it may be wrong.")
+    lines = [
+        f"regret of the scalar: {measures['regret']:.3f}{margin}, {share}",
+        f"groups of {G} with a signal: {signals.format(**measures)}",
+        verdict(measures, rare_objectives(rewards, objective_mask, task)),
+    ]
+    if len(rewards) < FEW:
+        lines.append(f"This rests on few problems ({len(rewards)}), so it may be wrong.")
     return "\n".join(lines)
 
 

@@ -49,10 +49,9 @@ def best_at_k(table: Table, path: Path) -> None:
                 names = [name for name in table.measures[row] if name.startswith(prefix)]
                 ks = [int(name.removeprefix(prefix)) for name in names]
                 means = torch.tensor([table.mean(row, name) for name in names])
-                margins = [table.margin(row, name) or math.nan for name in names]
-                margins = torch.tensor(margins)  # no band where there is no interval
                 ax.plot(ks, means, **style.curve_style(look))
-                if not is_crowded:
+                if not is_crowded:  # nan: no band where there is no interval
+                    margins = torch.tensor([table.margin(row, name) or math.nan for name in names])
                     low, high = means - margins, means + margins
                     ax.fill_between(ks, low, high, color=look.color, alpha=0.12)
             ax.set(title=title, xscale="log", xlabel="candidates k", xticks=ks, xticklabels=ks)
@@ -64,15 +63,10 @@ def run_figures(
     evaluation: Evaluation,
     task: Task,
     pools: dict[Row, Pool],
-    measures: dict[Row, dict[str, Tensor]],
-    suffix: str,
+    measures: dict[Row, dict[str, Tensor]],  # of each pool, by name (N)
+    suffix: str,  # svg, pdf or png
 ) -> list[Path]:
-    """Write the figures of a run into the folder of its evaluation, but for best@k. Returns the files.
-
-    Args:
-        measures: of each pool, by name (N).
-        suffix: svg, pdf or png.
-    """
+    """Write the figures of a run into the folder of its evaluation, but for best@k. Returns the files."""
     rows = [row for row in pools if row.method != "start_sets" and row.m is None]
     trained = [row for row in rows if row.method in ADVANTAGES]
     methods = [row.method for row in trained]
@@ -95,19 +89,19 @@ def run_figures(
         progress(curves, shown, path_of("progress"))
 
     rewards = {look_of_row(row): pools[row].rewards for row in rows}
-    index = typical_problem([measures[row]["diversity"] for row in trained])
+    # The problem of median gap in diversity between the first and the last method.
+    gaps = measures[trained[-1]]["diversity"] - measures[trained[0]]["diversity"]  # (N)
+    index = int(gaps.argsort(stable=True)[len(gaps) // 2])
     reward_vectors(rewards, index, task.objectives, path_of("reward_vectors"), task.minimum)
 
     drawing = drawing_of(task)
     if drawing:
-        drawn = {
-            look_of_row(row): (pools[row].answers, present_rewards(pools[row])) for row in rows
-        }
+        drawn = {look_of_row(row): (pools[row].answers, rewards_of(pools[row])) for row in rows}
         answers(drawn, pools[rows[0]].problems, drawing, path_of("answers"))
     return paths
 
 
-def present_rewards(pool: Pool) -> list[Tensor]:
+def rewards_of(pool: Pool) -> list[Tensor]:
     """The rewards (n, d) of each problem of a pool, without the objectives that it lacks."""
     return [pool.rewards[i][:, mask] for i, mask in enumerate(pool.objective_mask)]
 
@@ -142,11 +136,9 @@ def training(curves: dict[str, list[dict]], path: Path, temperatures: str) -> No
 
 
 def progress(curves: dict[str, list[dict]], measures: list[str], path: Path) -> None:
-    """Draw the records of evaluations.jsonl, a panel per measure, a curve per method.
-
-    A record of step 0 is of the start model.
-    """
+    """Draw the records of evaluations.jsonl, a panel per measure, a curve per method."""
     measures = list(dict.fromkeys(measures))  # a pool of one has best@1 twice
+    # A record of step 0 is of the start model.
     from_start = {method: rows for method, rows in curves.items() if rows[0]["step"] == 0}
     with style.new_figure(1, len(measures), (3.6 * len(measures), 4), sharey=True) as axes:
         for ax, measure in zip(axes[0], measures, strict=True):
@@ -285,12 +277,6 @@ def _conflicting_pair(rewards: Tensor, minimum: float) -> tuple[int, int]:
     matrix = torch.corrcoef(scored.T).reshape(d, d)  # nan: an objective that is constant
     matrix = matrix.nan_to_num(1.0).fill_diagonal_(2.0)
     return divmod(int(matrix.argmin()), d)
-
-
-def typical_problem(diversities: list[Tensor]) -> int:
-    """The problem of median gap in diversity (N) between the first and the last method."""
-    order = (diversities[-1] - diversities[0]).argsort(stable=True)
-    return int(order[len(order) // 2])
 
 
 def answers(

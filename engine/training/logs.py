@@ -51,7 +51,7 @@ class MethodLog:
         if step % 10 == 1 or step == self.config.steps:
             append(self.folder / "samples.jsonl", {"step": step} | example)
             if self.config.device == "cuda":
-                record = {"peak_gib": round(peak_memory(), 3)}
+                record = {"peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 3)}
                 write_text(self.folder / "memory.json", json.dumps(record))
         self.track(row, step)
         return {name: row[name] for name in SHOWN}
@@ -102,12 +102,8 @@ def sample_record(
         "text": rollouts.texts[best],
         "rewards": scored.vectors.flatten(0, 1)[best].tolist(),
     }
-    return {
-        "problem": asdict(problems[0]),
-        "rollouts": records,
-        "best": best_record,
-        "copied": share_of_copies(task, prompts, answers),
-    }
+    record = {"problem": asdict(problems[0]), "rollouts": records, "best": best_record}
+    return record | {"copied": share_of_copies(task, prompts, answers)}
 
 
 def shown_examples(prompt: str, task: Task) -> list[str]:
@@ -118,12 +114,11 @@ def shown_examples(prompt: str, task: Task) -> list[str]:
 
 def share_of_copies(task: Task, prompts: list[str], answers: list[list[str]]) -> float:
     """The share of the answers of P * G rollouts that are examples of their prompts (P)."""
-    G = len(answers) // len(prompts)
+    examples = [shown_examples(prompt, task) for prompt in prompts]
     is_copy = []
-    for p, prompt in enumerate(prompts):
-        examples = shown_examples(prompt, task)
-        for own in answers[p * G : (p + 1) * G]:
-            is_copy += [answer in examples for answer in own]
+    for row, row_answers in enumerate(answers):
+        p = row * len(prompts) // len(answers)
+        is_copy += [answer in examples[p] for answer in row_answers]
     return sum(is_copy) / max(1, len(is_copy))
 
 
@@ -163,18 +158,12 @@ def show_first_step(
         share = row[f"earned_{name}"]
         lines.append(f"{name}: {share:.0%} earn a reward, mean {row[f'reward_{name}']:.3f}")
     if not all(row[f"earned_{name}"] for name in task.objectives):
-        lines.append(
-            "what no answer earns is not learnt: show an example in Task.prompt, or imitate some first "
-            "(Task.demonstration and --warm-steps)"
-        )
+        advice = "show an example in Task.prompt, or imitate some first (Task.demonstration, --warm-steps)"
+        lines.append(f"what no answer earns is not learnt: {advice}")
     if config.device == "cuda":
-        lines.append(f"the first step took {peak_memory():.1f} GiB at most")
+        peak = torch.cuda.max_memory_allocated() / 2**30
+        lines.append(f"the first step took {peak:.1f} GiB at most")
     print("\n".join(lines), file=sys.stderr)
-
-
-def peak_memory() -> float:
-    """The most memory of the card that this method has taken so far, in GiB."""
-    return torch.cuda.max_memory_allocated() / 2**30
 
 
 def open_tracker(name: str, folder: Path, done: int) -> Callable[[dict[str, float], int], None]:

@@ -16,6 +16,7 @@ from engine.config import Config
 from engine.errors import is_out_of_memory
 from engine.files import write_folder
 from engine.models import OTHER_MODEL, has_plain_cache, merged_adapter, recompute_layers, save_model
+from engine.prompts import check_rows
 from engine.runs import file_digests
 from engine.tasks import check_task, take_problems
 from engine.training.memory import fill_card, free_memory
@@ -146,9 +147,16 @@ def longest_prompt(policy: Policy, task: Task, config: Config) -> int:
     counts = []  # (tokens, id of the problem, prompt)
     for split, n in used.items():
         n = len(parts.get(split, ())) or min(n, most)
-        for problem in take_problems(task, split, n, config.seed if split == "train" else 0):
-            prompt = build_prompt(policy, task, problem, config.m)
-            counts.append((len(encode(policy, prompt, special)), problem.id, prompt))
+        problems = take_problems(task, split, n, config.seed if split == "train" else 0)
+        for first in range(0, n, 500):  # tokens take far more memory than texts
+            some = problems[first : first + 500]
+            prompts = [build_prompt(policy, task, problem, config.m) for problem in some]
+            rows = policy.tokenizer(prompts, add_special_tokens=special)["input_ids"]
+            for problem, prompt, row in zip(some, prompts, rows, strict=True):
+                check_rows(policy.model, policy.tokenizer, row)
+                if policy.is_tiny:
+                    encode(policy, prompt, special)  # raises for an unknown word
+                counts.append((len(row), problem.id, prompt))
     length, id, prompt = max(counts)
     try:
         encode_prompts(policy, [prompt], rollout_length(task, config.m, config.max_new_tokens))
