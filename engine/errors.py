@@ -33,10 +33,9 @@ def explain_machine() -> Iterator[None]:
         if getattr(error, "is_of_task", False):  # see `task_code`
             raise
         if is_out_of_memory(error):
-            raise UserError(
-                f"out of memory ({error!s:.200}); lower --micro-batch-tokens, --sampling-batch or --jobs, "
-                "or begin a new run with --lora-rank 16 (docs/hardware.md)"
-            ) from error
+            lower = "lower --micro-batch-tokens, --sampling-batch or --jobs"
+            advice = f"{lower}, or begin a new run with --lora-rank 16 (docs/hardware.md)"
+            raise UserError(f"out of memory ({error!s:.200}); {advice}") from error
         if isinstance(error, OSError) and error.errno in REFUSED:
             place = "stdout: " if error.filename is None and stdout_refuses() else ""
             raise UserError(f"{place}{error!s:.200}") from error

@@ -95,11 +95,9 @@ def check_context(model: PreTrainedModel, L: int, max_new_tokens: int) -> None:
         context = original or config.original_max_position_embeddings
     needed = L + max_new_tokens
     if needed > context:
-        raise UserError(
-            f"a prompt of {L} tokens and {max_new_tokens} new ones need a context of {needed}, the "
-            f"model's is {context}; shorten Task.prompt, lower --max-new-tokens or --m, or take "
-            "another --model"
-        )
+        tokens = f"a prompt of {L} tokens and {max_new_tokens} new ones need a context of {needed}"
+        advice = "shorten Task.prompt, lower --max-new-tokens or --m, or take another --model"
+        raise UserError(f"{tokens}, the model's is {context}; {advice}")
 
 
 def check_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> None:

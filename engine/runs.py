@@ -207,12 +207,11 @@ def check_files(config: Config, digests: dict[str, str]) -> None:
     present = file_digests(config).values()
     for file, digest in digests.items():
         if digest not in present:
+            problem = f"{file}: is not there, or not the file that {config.out} was trained on"
             stored = f"{config.out}/config.json"
-            raise UserError(
-                f"{file}: is not there, or not the file that {config.out} was trained on; restore it, "
-                f"name its new place in {stored}, or train with another --out; if no reward changed, "
-                f"delete its line in {stored}"
-            )
+            ways = f"restore it, name its new place in {stored}, or train with another --out"
+            no_change = f"if no reward changed, delete its line in {stored}"
+            raise UserError(f"{problem}; {ways}; {no_change}")
 
 
 @functools.cache
@@ -224,8 +223,7 @@ def files_of(config: Config) -> dict[str, str]:
     """The flags that name an own task or data, with full paths, which are found from any folder."""
     files = {"task": config.task} if config.task.endswith(".py") else {}
     files |= {"data": config.data, "test_data": config.test_data}
-    found = {name: file for name, file in files.items() if os.path.isfile(file)}
-    return {name: os.path.abspath(file) for name, file in found.items()}
+    return {name: os.path.abspath(file) for name, file in files.items() if os.path.isfile(file)}
 
 
 def file_digests(config: Config) -> dict[str, str]:
@@ -272,10 +270,8 @@ def unfinished(out: Path, config: Config) -> str:
 def claimed(config: Config, argv: list[str], stored: StoredRun | None) -> Iterator[None]:
     """Train in a run folder inside the block, as the only process. Its config.json is written first.
 
-    It holds all flags, all methods, and the commands of the run, each with its machine.
-
-    Args:
-        stored: the run that the command goes on with.
+    It holds all flags, all methods, and the commands of the run, each with its machine. `stored` is
+    the run that the command goes on with.
     """
     out = Path(config.out)
     with owned(out):

@@ -125,9 +125,7 @@ def geometry_report(
 def geometry_of(name: str, task_name: str, n_problems: int, device: str) -> str:
     """The reward geometry of a start model's rollouts on validation problems, as text.
 
-    Args:
-        name: a run folder, whose start model is asked; or a model, asked with the task's defaults.
-        task_name: the task of a model.
+    `name` is a run folder, or a model, which is asked with the defaults of the task `task_name`.
     """
     config, task, model = model_of(name, task_name, device)
     policy = load_start(model, task, device=config.device, dtype=config.dtype)

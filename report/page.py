@@ -148,9 +148,12 @@ def _problem(snapshots: Snapshots, drawing: Drawing, i: int) -> dict:
             }
         pools.append(by_method)
 
-    sizes = {vpo.answers_per_rollout(name, config.m) for name in snapshots.metrics}
+    texts = []  # the problem in words, for each number of answers
+    for m in sorted({vpo.answers_per_rollout(name, config.m) for name in snapshots.metrics}):
+        number = "one answer" if m == 1 else f"{m} answers"
+        texts.append(f"[{number} a rollout]\n{task.prompt(problem, m)[:3000]}")
     return {
-        "text": "\n\n".join(_request(task, problem, m) for m in sorted(sizes)),
+        "text": "\n\n".join(texts),
         "grid": problem.data["grid"] if _is_maze(task) else None,
         "pools": pools,
         "answers": [_shown_answer(task, problem, text) for text, _ in numbers],
@@ -158,12 +161,6 @@ def _problem(snapshots: Snapshots, drawing: Drawing, i: int) -> dict:
         "vectors": [vector for _, vector in numbers],
         "weights": _rounded(weights[0, :5]),
     }
-
-
-def _request(task: Task, problem: Problem, m: int) -> str:
-    """A problem in words, for rollouts of m answers."""
-    answers = "one answer" if m == 1 else f"{m} answers"
-    return f"[{answers} a rollout]\n{task.prompt(problem, m)[:3000]}"
 
 
 def _is_maze(task: Task) -> bool:

@@ -79,10 +79,9 @@ def load_problems(flag: str, path: str, judge: Judge) -> list[dict]:
             key = (problem["text"], problem["entry_point"], problem["starter"])
             distinct.setdefault(key, problem)
     n_asserts = sum(max(0, problem["asserts"] - len(problem["tests"])) for problem in problems)
-    n_too_long = sum(problem["too_long"] for problem in problems)
     left_out = {
         "asserts that their reference solution fails, or of another form (docs/own.md)": n_asserts,
-        f"tests of more than {MAX_BYTES} bytes": n_too_long,
+        f"tests of more than {MAX_BYTES} bytes": sum(problem["too_long"] for problem in problems),
         "problems without any test or with the text of another": len(problems) - len(distinct),
     }
     message = f"{len(distinct)} problems"
@@ -246,10 +245,9 @@ def _cases(record: dict, name: str) -> list[list[str]]:
         tests = [[case["input"], case["output"]] for case in json.loads(text)]
         "".join(itertools.chain(*tests))  # all must be text
     except Exception as error:  # whatever damaged bytes do to their readers
-        raise UserError(
-            f"field {name}: must be a list of tests with input and output as JSON text, or the base64 of the zlib of "
-            f"its pickle, not {text!r:.60} ({type(error).__name__}: {error})"
-        ) from error
+        form = "a list of tests with input and output as JSON text, or the base64 of the zlib of its pickle"
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"field {name}: must be {form}, not {text!r:.60} ({reason})") from error
     return tests
 
 
