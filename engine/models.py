@@ -192,11 +192,12 @@ def _explained(name: str) -> Iterator[None]:
             reason = "a file"
             advice = "name the folder that holds config.json and the weights"
         elif not Path(name).exists():
-            advice = "no such folder or Hub model, no connection, or it is gated: `hf auth login`"
-            if Path(name).is_absolute() or name.startswith((".", "~")):
-                advice = "no such folder, and no id of the Hub"
             beside = [path.name for path in listed(Path(name).parent)]
-            advice += did_you_mean(Path(name).name, beside)
+            hint = did_you_mean(Path(name).name, beside)
+            if Path(name).is_absolute() or name.startswith((".", "~")):  # no id of the Hub
+                raise UserError(f"--model {name}: no such folder{hint}") from error
+            advice = "no such folder or Hub model, no connection, or it is gated: `hf auth login`"
+            advice += hint
         else:
             _check_files(name)
             version = transformers.__version__
