@@ -84,8 +84,8 @@ def files(folder: Path) -> dict[str, bytes]:
             "--task code --test-data x", "--task code: needs --data", marks=pytest.mark.linux
         ),
         ("--model no/such/model", "--model no/such/model: cannot be loaded"),
-        ("--model /nope", "--model /nope: no such folder"),
-        ("--model ../nope/m", "--model ../nope/m: no such folder"),
+        ("--model /nope", "no such folder, and no id of the Hub"),
+        ("--model ../nope/m", "no such folder, and no id of the Hub"),
         ("--task musique", "--task musique: needs --data FILE"),
         ("--model m --max-new-tokens 0", "--max-new-tokens 0: a language model needs a number"),
         ("--model m --device mps", "--device mps: cannot compute in float32 here ("),

@@ -21,9 +21,9 @@ from test_train import LEARNING, ROOT, fails, metrics
 import eval as evaluation
 import train
 import vpo
+from engine import processes
 from engine.config import Config
 from engine.processes import run_all
-from engine.training import jobs
 from engine.training.jobs import jobs_of
 from rewards import UserError
 
@@ -74,10 +74,10 @@ def test_what_a_process_raises_is_told(capsys):
 @pytest.mark.parametrize("place", ["TMPDIR", "/dev/shm"])
 def test_where_processes_cannot_talk_methods_go_one_by_one(place, monkeypatch, capsys):
     """Guards against "AF_UNIX path too long" after the warm-up, and a "[Errno 30]" that names nothing."""
-    jobs.can_talk.cache_clear()
+    processes.can_talk.cache_clear()
     if place == "TMPDIR":
         long = OSError("AF_UNIX path too long")
-        monkeypatch.setattr(jobs, "Listener", Mock(side_effect=long))
+        monkeypatch.setattr(processes, "Listener", Mock(side_effect=long))
     else:
         refused = OSError(errno.EROFS, "Read-only file system")
         monkeypatch.setattr(multiprocessing, "RLock", Mock(side_effect=refused))
@@ -88,7 +88,7 @@ def test_where_processes_cannot_talk_methods_go_one_by_one(place, monkeypatch, c
         told.count("one by one, as with --jobs 1: several jobs need a short TMPDIR and /dev/shm")
         == 1
     )
-    jobs.can_talk.cache_clear()
+    processes.can_talk.cache_clear()
 
 
 def wait_for(child: subprocess.Popen, log: Path, steps: int) -> None:
@@ -159,7 +159,7 @@ def test_a_method_that_only_this_process_knows_is_refused_there(monkeypatch, cap
 
 def test_how_many_go_side_by_side_where_nobody_says(monkeypatch):
     """All of the tiny model on several cores; a language model, and methods of one's own, one by one."""
-    monkeypatch.setattr(jobs, "cores", lambda: 2)
+    monkeypatch.setattr("engine.training.jobs.cores", lambda: 2)
     tiny = Config(method=["grpo", "vpo", "group_vpo"], device="cpu")
     assert jobs_of(tiny) == 3
     assert jobs_of(Config(method=["grpo", "vpo"], device="cpu", model="m")) == 1
