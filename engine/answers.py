@@ -1,12 +1,22 @@
 """The text of answers: thoughts, tags, numbered lines; how they are read and how they are written."""
 
 import re
+import unicodedata
 from typing import Protocol
 
-# Of a line: "1. red blue", "2) green", "(3) red", "## 4. blue" or "> 5. grey".
-NUMBER = re.compile(r"\s*(?:[#>]+\s*)?\(?(\d{1,3})[.):](?!\d)")
+# The number of a list: "1.", "2)", "(3)", "4:", and as Chinese, Japanese and Korean models write it:
+# "5、", "6\.", "７．", "（８）", "【9】", "②", "三、". "3.14" and "2、3" are none.
+AFTER_NUMBER = r"(?:\\?[.):．）：、。・】]|\ufe0f?\u20e3)"
+CIRCLED = "[①-⒛❶-➓㈠-㈩㊀-㊉]"
+RANGE = "一、二|二、三|三、四|四、五|五、六|六、七|七、八|八、九|九、十"  # "two or three"
+LIST_NUMBER = (
+    rf"(?:\\?[(（【]?(?:\d{{1,3}}|(?!{RANGE})[一二三四五六七八九十]){AFTER_NUMBER}(?!\d)"
+    rf"|{CIRCLED}{AFTER_NUMBER}?(?!{CIRCLED}))"
+)
+# Of a line: "1. red blue", "## 4. blue" or "> 5. grey".
+NUMBER = re.compile(rf"\s*(?:[#>]+\s*)?{LIST_NUMBER}")
 # The beginning of a line whose number is in bold: "**1.** red blue" or "**1. red blue**".
-BOLD = re.compile(r"^([ \t]*+)\*\*(\d{1,3}[.):].*?)\*\*", re.MULTILINE)
+BOLD = re.compile(rf"^([^\S\n]*+)\*\*({LIST_NUMBER}.*?)\*\*", re.MULTILINE)
 FIRST_NUMBER = "1."  # a prompt for lines ends with it, so that the model continues the list
 THOUGHTS = (  # what stands around a model's thoughts
     ("<think>", "</think>"),  # DeepSeek-R1, Qwen3, GLM, Phi-4, SmolLM3 and most others
@@ -87,9 +97,9 @@ def numbered_answers(text: str, m: int, finished: bool, in_list: bool) -> list[s
     """
     text = BOLD.sub(r"\1\2", text)
     lines = text.split("\n")
-    numbers = [int(number[1]) for number in map(NUMBER.match, lines) if number]
+    numbers = [value_of(number) for number in map(NUMBER.match, lines) if number]
     # What stands before a line numbered 1 is a preface, else the first answer. Another list may follow.
-    has_colon = text.lstrip().split("\n")[0].rstrip().endswith(":")
+    has_colon = text.lstrip().split("\n")[0].rstrip().endswith((":", "："))
     has_preface = numbers[:1] == [1] or (has_colon and 1 in numbers)
     if in_list and not NUMBER.match(text) and not has_preface:
         lines = f"{FIRST_NUMBER} {text.lstrip()}".split("\n")
@@ -102,8 +112,14 @@ def numbered_answers(text: str, m: int, finished: bool, in_list: bool) -> list[s
         number = NUMBER.match(line)
         answer = line[number.end() :].strip() if number else ""
         if answer:
-            by_number.setdefault(int(number[1]), answer)
+            by_number.setdefault(value_of(number), answer)
     return [by_number[i] for i in range(1, m + 1) if i in by_number]
+
+
+def value_of(number: re.Match) -> int:
+    """The value of a list's number: 2 of "(2)", "（２）", "②" and "二、"."""
+    numeral = re.search(r"\d+|\w", number[0])[0]
+    return int(numeral) if numeral.isdecimal() else int(unicodedata.numeric(numeral))
 
 
 # Writing.

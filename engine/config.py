@@ -230,8 +230,8 @@ def flag_of(name: str) -> str:
 
 
 def peak_rate(config: Config, method: str) -> float:
-    """The peak learning rate of a method: the last entry of --lr that fits it."""
-    found = None
+    """The peak learning rate of a method: its own entry of --lr, else the one for all methods."""
+    rates: dict[str, float] = {}  # by method; "": of all
     for entry in config.lr:
         name, _, text = str(entry).rpartition("=")
         try:
@@ -240,13 +240,17 @@ def peak_rate(config: Config, method: str) -> float:
             rate = math.nan  # which is in no range
         if name not in ("", *ADVANTAGES) or not 1e-12 <= rate <= 1:
             rule = "must be a rate of 1e-12 to 1, or METHOD=RATE of a known method"
-            raise UserError(f"--lr {entry}: {rule}")
-        if name in ("", method):
-            found = rate
-    if found is None:
-        rates = " ".join(map(str, config.lr))
-        raise UserError(f"--lr {rates}: names no rate for {method}; add {method}=RATE")
-    return found
+            hint = "" if name in ADVANTAGES else did_you_mean(name, ADVANTAGES)
+            raise UserError(f"--lr {entry}: {rule}{hint}")
+        if not name and rates.get("", rate) != rate:
+            raise UserError(f"--lr {entry}: the second rate for all methods; write METHOD=RATE")
+        rates[name] = rate
+    if method in rates:
+        return rates[method]
+    if "" not in rates:
+        given = " ".join(map(str, config.lr))
+        raise UserError(f"--lr {given}: names no rate for {method}; add {method}=RATE")
+    return rates[""]
 
 
 def task_defaults(task: Task | type[Task], model: str, device: str = "cpu") -> dict[str, Any]:
@@ -309,6 +313,11 @@ def mistakes(config: Config, task: Task) -> Iterator[str]:
         yield f"--lora-rank {config.lora_rank}: needs peft; pip install peft"
     if (Path(config.model) / "adapter_config.json").is_file():
         yield f"--model {config.model}: an adapter; merge it first (merge_and_unload of peft)"
+    is_path = Path(config.model).is_absolute() or config.model.startswith((".", "~"))
+    if is_path and not Path(config.model).exists():
+        beside = [path.name for path in Path(config.model).parent.glob("*")]
+        hint = did_you_mean(Path(config.model).name, beside)
+        yield f"--model {config.model}: no such folder, and no id of the Hub{hint}"
     if config.pool < config.m:
         yield f"--pool {config.pool}: must hold at least one rollout of --m {config.m} answers"
     for name in TASK_FLAGS:

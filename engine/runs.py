@@ -96,8 +96,9 @@ def read_config(argv: list[str], doc: str) -> tuple[Config, Task, StoredRun | No
     if stored is None and config.subset and set(config.method) <= IGNORE_SUBSET:
         parser.error(f"--subset {config.subset}: not used by {', '.join(config.method)}")
     if stored is not None:
-        old_rates = [entry for entry in stored.config.lr if entry not in config.lr]
-        config.lr = old_rates + config.lr  # what is new may be the rate of a method that joins
+        if all("=" in str(entry) for entry in config.lr):  # else they are for all methods
+            old_rates = [entry for entry in stored.config.lr if entry not in config.lr]
+            config.lr = old_rates + config.lr  # what is new may be the rate of a method that joins
         check_joins(config, stored)
     return config, task_of(config), stored
 

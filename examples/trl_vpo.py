@@ -205,7 +205,7 @@ def build_trainer(config: VPOConfig) -> VPOTrainer:
     problems = take_problems(task, "train", n_train, config.seed)
     problems += take_problems(task, "test", defaults.eval_problems)
     prompts = [build_prompt(policy, task, problem, m) for problem in problems]
-    encode_prompts(policy, sorted(prompts, key=len)[-32:], length)  # UserError: too long
+    encode_prompts(policy, prompts, length)  # UserError: too long
     bos = policy.tokenizer.bos_token
     if policy.tokenizer.chat_template and bos and len(policy.tokenizer(bos)["input_ids"]) == 2:
         prompts = [prompt.removeprefix(bos) for prompt in prompts]  # TRL would write a second one

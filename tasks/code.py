@@ -11,6 +11,7 @@ from random import Random
 
 from torch import Tensor
 
+from engine.answers import LIST_NUMBER
 from engine.cores import cores
 from report.drawings import Drawing
 from rewards import Problem, UserError
@@ -20,7 +21,7 @@ from tasks.sandbox import Job, Sandbox, SandboxError
 from tasks.small_programs import SMALL, Family
 
 # A line that opens or closes a block: maybe the number or dash of a list, the fence, and what follows.
-FENCE = re.compile(r"(\s*+(?:(?:\d{1,3}[.)]|[-*+])\s++)?)(`{3,}+|~{3,}+)([^`]*)")
+FENCE = re.compile(rf"(\s*+(?:{LIST_NUMBER}\s*+|[-*+]\s++)?)(`{{3,}}+|~{{3,}}+)([^`]*)")
 LANGUAGE = re.compile(r"[\s{.]*(\w*)")  # of what follows: `python title="a.py"`
 # No power, whose result may be huge, no comma, no name but x and abs. The last + keeps a match from
 # trying again with other parts, which would take for ever with a long number.

@@ -34,7 +34,7 @@ import zlib
 from collections.abc import Callable, Iterator
 
 from rewards import UserError
-from tasks.files import field, optional_text, read_records, text_field, texts_field, unix_lines
+from tasks.files import field, optional_text, read_records, text_field, texts_field
 from tasks.sandbox import check_tests
 
 ASSERTS_CALL = "_answer_"  # the function that tests made of asserts call
@@ -243,7 +243,7 @@ def _cases(record: dict, name: str) -> list[list[str]]:
         if not text.lstrip().startswith("["):
             pickled = zlib.decompress(base64.b64decode(text))
             text = _PlainUnpickler(io.BytesIO(pickled)).load()
-        tests = [[case["input"], case["output"]] for case in unix_lines(json.loads(text))]
+        tests = [[case["input"], case["output"]] for case in json.loads(text)]
         "".join(itertools.chain(*tests))  # all must be text
     except Exception as error:  # whatever damaged bytes do to their readers
         raise UserError(

@@ -8,6 +8,7 @@ import math
 import random
 import re
 import string
+import unicodedata
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,6 +17,10 @@ from typing import Any
 import rewards
 from rewards import Problem, UserError
 
+# Quotes and dashes, as they are typed; None: what nobody sees.
+QUOTES = dict.fromkeys("‘’‚‛“”„‟‹›«»′ʼʻ〝〞〟「」『』《》〈〉", "'")
+DASHES = dict.fromkeys("‐‒–—―−˗", "-")
+STRAIGHT = str.maketrans(QUOTES | DASHES | dict.fromkeys("\ufe0e\ufe0f\u034f"))
 GZIP_MAGIC = b"\x1f\x8b"  # the first bytes of a file in gzip
 
 
@@ -94,9 +99,8 @@ class FileTask(rewards.Task):
 def read_records(flag: str, path: str, read: Callable[[dict], dict]) -> list[dict]:
     """The problems that `read` makes of the records of a JSON Lines file, or of a JSON list, also in gzip.
 
-    Each result has an id of its own, else the file's name and the line. Equal ones count once. Line
-    ends of Windows become "\\n". UserError names the flag, the file, the line, the field and what it
-    must be.
+    Each result has an id of its own, else the file's name and the line. Equal ones count once.
+    UserError names the flag, the file, the line, the field and what it must be.
     """
     try:
         content = Path(path).read_bytes()
@@ -117,28 +121,33 @@ def read_records(flag: str, path: str, read: Callable[[dict], dict]) -> list[dic
         if not line.strip():
             continue
         try:
-            record = unix_lines(json.loads(line))
-            json.dumps(record, ensure_ascii=False).encode()  # raises for half of a surrogate pair
-            problem = read(record)
+            problem = read_line(line, read)
             id = problem.setdefault("id", f"{Path(path).stem}-{number}")
             if problems.setdefault(id, problem) != problem:
                 raise UserError(f"field id: {id!r:.60} stands there twice")
-        except Exception as error:  # whatever a record does to its reader
-            is_clear = isinstance(error, UserError)
-            reason = error if is_clear else f"cannot be used ({type(error).__name__}: {error})"
-            raise UserError(f"{flag} {path}, {kind} {number}, {reason}") from error
+        except UserError as error:
+            comma = "" if str(error).startswith(("has no ", "is no")) else ","
+            raise UserError(f"{flag} {path}, {kind} {number}{comma} {error}") from error
     return list(problems.values())
 
 
-def unix_lines(value: Any) -> Any:
-    """A JSON value whose texts have the line ends of Unix."""
-    if isinstance(value, str):
-        return value.replace("\r\n", "\n")
-    if isinstance(value, list):
-        return [unix_lines(item) for item in value]
-    if isinstance(value, dict):
-        return {name: unix_lines(item) for name, item in value.items()}
-    return value
+def read_line(line: str, read: Callable[[dict], dict]) -> dict:
+    """The problem that `read` makes of a line. Raises UserError, whatever the line does to its reader."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        is_usual = isinstance(error, json.JSONDecodeError)
+        reason = f"{error.msg} at column {error.colno}" if is_usual else error
+        raise UserError(f"is not JSON: {reason}; each line must be a record") from error
+    if not isinstance(record, dict):
+        raise UserError(f"is no JSON object with fields: {line!r:.60}")
+    try:
+        json.dumps(record, ensure_ascii=False).encode()  # raises for half of a surrogate pair
+        return read(record)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"cannot be used ({type(error).__name__}: {error})") from error
 
 
 def shuffled(problems: list[dict]) -> list[dict]:
@@ -151,16 +160,22 @@ def shuffled(problems: list[dict]) -> list[dict]:
 
 
 def field(record: dict, name: str, kind: type, wanted: str) -> Any:
-    """The field record[name]. UserError says what is wanted if it is empty or of another kind."""
-    value = record.get(name) if isinstance(record, dict) else None
+    """The field record[name]. UserError says what is wanted if it is missing, empty or of another kind."""
+    if isinstance(record, dict) and name not in record:
+        raise UserError(f"has no field {name}; it has {', '.join(record)}")
+    value = record[name] if isinstance(record, dict) else None
     if not isinstance(value, kind) or value == [] or not str(value).strip():
         raise UserError(f"field {name}: must be {wanted}, not {value!r:.60}")
     return value
 
 
 def text_field(record: dict, name: str) -> str:
-    """A field that must be text."""
-    return field(record, name, str, "text")
+    """A field that must be text, with the line ends of Unix."""
+    return unix_lines(field(record, name, str, "text"))
+
+
+def unix_lines(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def texts_field(record: dict, name: str) -> list[str]:
@@ -169,7 +184,7 @@ def texts_field(record: dict, name: str) -> list[str]:
     texts = [value] if isinstance(value, str) else value
     if not all(isinstance(text, str) for text in texts):
         raise UserError(f"field {name}: must be a list of texts, not {texts!r:.60}")
-    return texts
+    return [unix_lines(text) for text in texts]
 
 
 def optional_text(record: dict, name: str) -> str:
@@ -189,11 +204,19 @@ def all_tagged(text: str, tag: str) -> list[str]:
     return [part.strip() for part in found]
 
 
+def plain(text: str) -> str:
+    """A text in NFKC, with straight quotes and plain dashes, without characters that nobody sees."""
+    composed = unicodedata.normalize("NFKC", text.replace("´", "'"))  # NFKC gives it a blank
+    letters = composed.translate(STRAIGHT)
+    return "".join(letter for letter in letters if unicodedata.category(letter) != "Cf")
+
+
 def normalized(text: str) -> str:
-    """A text in lower case and with single blanks, without a, an, the and punctuation.
+    """A plain text in lower case and with single blanks, without a, an, the and punctuation.
 
     What would leave nothing, such as the answer "A", stays as it is.
     """
+    text = plain(text)
     without_punctuation = text.lower().translate(str.maketrans("", "", string.punctuation))
     without_articles = re.sub(r"\b(?:a|an|the)\b", " ", without_punctuation)
     words = without_articles.split() or without_punctuation.split() or text.lower().split()

@@ -35,6 +35,8 @@ class Musique(FileTask):
         paragraphs = {}
         for paragraph in field(record, "paragraphs", list, "a list"):
             index = field(paragraph, "idx", int, "a number")
+            if index in paragraphs:
+                raise UserError(f"field paragraphs: two of them have the idx {index}")
             title = text_field(paragraph, "title")
             text = text_field(paragraph, "paragraph_text")
             paragraphs[index] = f"[{index}] {title}: {text}"

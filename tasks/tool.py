@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.answers import THOUGHTS
 from rewards import Problem, UserError
-from tasks.files import FileTask, all_tagged, f1, normalized, text_field
+from tasks.files import FileTask, all_tagged, f1, normalized, plain, text_field
 
 NUMBER = re.compile(r"[-+]?\d+(\.\d+)?([eE][-+]?\d{1,3})?", re.ASCII)
 SEPARATORS = re.compile(r"[\s,]*")  # between calls
@@ -185,13 +185,13 @@ def _words(text: str) -> list[str]:
 
     A sign before a digit stays in its word: "15 km" is not "1.5 km".
     """
-    with_signs = re.sub(r"[-.,:/](?=[0-9])", "\u00b7", text)
+    with_signs = re.sub(r"[-.,:/](?=[0-9])", "\u00b7", plain(text))
     return normalized(with_signs).split() or [text.strip()]
 
 
 def _number(value: object) -> decimal.Decimal | None:
     """The number that a value is, or that a text writes, with all its digits."""
-    text = value.strip() if isinstance(value, str) else repr(value)
+    text = plain(value).strip() if isinstance(value, str) else repr(value)
     return decimal.Decimal(text) if NUMBER.fullmatch(text) else None
 
 

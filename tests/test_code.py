@@ -353,7 +353,7 @@ def test_names_and_loops_of_humaneval(test, n_tests, n_asserts, capsys):
 
 
 def test_what_may_be_missing_or_written_otherwise():
-    """An id, or the line, stands in for task_id; imports are text or null; ends of lines are Unix's."""
+    """An id, or the line, stands in for task_id; imports are text or null; ends of lines are Unix's, but in tests."""
     without_id = {name: value for name, value in HUMANEVAL.items() if name != "task_id"}
     windows = {name: value.replace("\n", "\r\n") for name, value in without_id.items()}
     records = [
@@ -372,7 +372,19 @@ def test_what_may_be_missing_or_written_otherwise():
     assert problems[4]["entry_point"] is None and problems[4]["call"] is None
     assert [problem["before"] for problem in problems[:2]] == ["import math\n", ""]
     assert problems[2]["tests"] == read_problems(write(HUMANEVAL))[0]["tests"]
-    assert "\r" not in json.dumps(problems)
+    assert ["1 2\r\n", "3\r\n"] in problems[5]["tests"]
+    for problem in problems:
+        assert "\r" not in str(problem | {"tests": []})
+
+
+def test_line_ends_in_a_test_are_what_is_tested():
+    """Guards against a right answer that fails where a file of one's own tests "\\r\\n"."""
+    own = OWN | {"prompt": "Count\r\nletters.\r", "starter": "def twice(x):\r\n", "reference": ""}
+    script = OWN_SCRIPT | {"tests": [["a\r\nb\r\n", "2\r\n"]], "reference": ""}
+    problems = read_problems(write(own | {"tests": [[["a\r\nb\r"], 5]]}, script))
+    assert (problems[0]["text"], problems[0]["starter"]) == ("Count\nletters.\n", "def twice(x):\n")
+    programs = ["def twice(x): return len(x)", "print(len(open(0).readlines()))"]
+    assert Code()._verdicts(list(zip(problems, programs, strict=True))) == [[True], [True]]
 
 
 class Bomb:
@@ -389,7 +401,7 @@ BAD_FILES = [
     ([MBPP | {"test_list": ["assert other(1) == 2"]}], "line 1, .*test_list"),
     ([LCB_STDIN | {"public_test_cases": "[?"}], "line 1, .*public_test_cases"),
     ([LCB_STDIN | {"private_test_cases": BOMB}], "line 1, .*private_test_cases"),
-    ([OWN, "{oops"], "line 2, cannot be used .JSONDecodeError"),
+    ([OWN, "{oops"], "line 2 is not JSON: Expecting .* at column 2"),
     ([MBPP | {"code": "def f("}], "line 1, cannot be used .SyntaxError: .*code, line 1"),
     ([{"question": "?", "answer": 1}], "line 1, fields question, answer: no known format"),
     ([HUMANEVAL | {"entry_point": "thirds"}], "field prompt: no function 'thirds' is defined"),
@@ -508,6 +520,7 @@ def test_expressions_that_share_a_process_are_judged_as_if_alone():
         ("~~~py\na\n```\n~~~", ["a\n```\n"]),
         ("````python\na\n```\nb\n````", ["a\n```\nb\n"]),
         ("1. One:\n   ```python\n   if a:\n       b\n   ```\n2. Two", ["if a:\n    b\n"]),
+        ("1、```python\na\n```\n（2） ```py\nb\n```", ["a\n", "b\n"]),
         ("   ```python\nif a:\n    b\n   ```", ["if a:\n    b\n"]),  # the fence alone is indented
         ("```python\nd = '''\n    ```\n    '''\n```", ["d = '''\n    ```\n    '''\n"]),
         ("```bash\na\n```", []),
@@ -589,17 +602,21 @@ def test_a_language_model_imitates_the_one_reference_once():
 
 
 def test_a_problem_that_cannot_be_trained_on_is_found_before_minutes_are_spent():
-    """The one of step 3 that lacks its reference, and a prompt among sixty that is too long."""
-    config = Config(task="code", model=save_random_model("model", "llama"), warm_steps=3)
+    """The one of step 3 that lacks its reference, and a prompt that is too long: of three thousand the one with the most
+    tokens, which has fewer characters than a hundred others."""
+    model = save_random_model("model", "llama", max_position_embeddings=2400)
+    config = Config(task="code", model=model, warm_steps=3, steps=1)
     config.device, config.dtype, config.max_new_tokens = "cpu", "float32", 9
 
     def starts(lines: list[dict], message: str) -> None:
         with pytest.raises(UserError, match=message):
             start_policy(config, Code(data=write(*lines)), train.demonstrations)
 
-    lines = several(60)
-    lines[47]["prompt"] += " It is long." * 9000
-    starts(lines, "need a context .*shorten Task.prompt, .*or take another --model")
+    lines = [line | {"reference": ""} for line in several(3000)]
+    for line in lines[:100]:
+        line["prompt"] += " It is long." * 60
+    lines[2293]["prompt"] += "🦊" * 600
+    starts(lines, "^problem 'p2293': .* need a context .*shorten Task.prompt, .* another --model")
     lines = several(60)
     shown = Code(data=write(*lines)).problems("demonstrations", 24)[-1].id
     next(line for line in lines if line["id"] == shown)["reference"] = ""

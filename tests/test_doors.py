@@ -22,7 +22,7 @@ from test_train import QUICK, ROOT, SCRIPTS, change_config, fails, metrics
 import eval as evaluation
 import train
 import vpo
-from engine.config import Config, check_ranges, flag_of
+from engine.config import Config, check_ranges, flag_of, peak_rate
 from engine.errors import as_command, explain_machine
 from engine.files import check_free, owned
 from engine.runs import checkpoints, find_run, load_run
@@ -72,6 +72,8 @@ def files(folder: Path) -> dict[str, bytes]:
         ("--method max_at_k --group-size 2", "s = 2 rollouts needs a group of more, and G is 2"),
         ("--lr fast", "--lr fast: must be a rate of 1e-12 to 1, or METHOD=RATE"),
         ("--lr vpo=0.1", "--lr vpo=0.1: names no rate for grpo; add grpo=RATE"),
+        ("--lr 1e-3 gpro=1e-3", "METHOD=RATE of a known method; did you mean grpo?"),
+        ("--lr 1e-3 vpo=1e-3 2e-3", "--lr 2e-3: the second rate for all methods; write METHOD="),
         ("--log wandb", "--log wandb: not installed; pip install wandb"),
         ("--size 5", "task toy has no such flag; drop it, or name it in Task.flags"),
         ("--task headline --model m --test-data x", "--test-data x: task headline has no such"),
@@ -79,6 +81,8 @@ def files(folder: Path) -> dict[str, bytes]:
             "--task code --test-data x", "--task code: needs --data", marks=pytest.mark.linux
         ),
         ("--model no/such/model", "--model no/such/model: cannot be loaded"),
+        ("--model /nope", "--model /nope: no such folder"),
+        ("--model ../nope/m", "--model ../nope/m: no such folder"),
         ("--task musique", "--task musique: needs --data FILE"),
         ("--model m --max-new-tokens 0", "--max-new-tokens 0: a language model needs a number"),
         ("--model m --device mps", "--device mps: cannot compute in float32 here ("),
@@ -91,6 +95,13 @@ def test_a_wrong_flag_is_named_before_any_minute_is_spent(arguments, message, ca
     monkeypatch.setattr(train, "tqdm", lambda *args, **kwargs: pytest.fail("training began"))
     fails([*TOY, *shlex.split(arguments)], capsys, "train.py: error: ", message)
     assert not list(Path().iterdir()), "a command that failed must not claim its folder"
+
+
+def test_the_rate_that_names_a_method_counts():
+    """Guards against `--lr vpo=4e-5 2e-5`, which trained VPO at 2e-5."""
+    for lr in (["vpo=4e-5", "2e-5"], ["2e-5", "vpo=1", "vpo=4e-5"]):
+        config = Config(lr=lr)
+        assert [peak_rate(config, name) for name in ("vpo", "grpo")] == [4e-5, 2e-5]
 
 
 def test_every_number_has_a_range():
@@ -267,6 +278,7 @@ def test_a_crash_before_the_first_checkpoint_leaves_the_folder_reusable(monkeypa
 def test_a_method_joins_with_the_flags_of_the_run(toy_run, capsys):
     """From the same start, and none of them is repeated; without evaluation the checkpoints are named."""
     start = files(toy_run / "start")
+    change_config(toy_run, lr=["1e-3", "multi_rlvr=1e-3"])
     flags = "--out run --method multi_rlvr --lr multi_rlvr=2e-3 --eval-problems 0"
     train.main(flags.split())
     out = capsys.readouterr().out

@@ -140,13 +140,39 @@ def test_what_stands_before_a_line_numbered_1_is_a_preface(preface):
     text = f"{preface}1. red\n2. blue\n3. grey"
     bold = text.replace("**1.", "**1.**")
     assert parse_answers(bold, task, 3) == ["red", "blue", "grey"]
-    for form in ("0{}. {}", "({}) {}", "### {}. {}", "> {}) {}"):
+    for form in ("0{}. {}", "({}) {}", "### {}. {}", "> {}) {}", "{}\\. {}", "{}、{}", "【{}】{}"):
         rows = [form.format(i, word) for i, word in ((2, "blue"), (1, "red"), (3, "grey"))]
         text = "\n".join(["Here they are:", *rows])
         assert parse_answers(text, task, 3) == ["red", "blue", "grey"]
     assert parse_answers("red\n2. blue\n\n1. grey", task, 2) == ["red", "blue"]
     assert parse_answers("Sure:\n", task, 1, finished=False) == []
     assert parse_answers("Sure: red\n", task, 1, finished=False) == ["Sure: red"]
+
+
+NUMBERS = """1、 2、|1． 2．|1） 2）|（1） （2）|(1) (2)|1\\. 2\\.|1\\) 2\\)|１． ２．|１、 ２、|１. ２.|（１） （２）|1： 2：|【1】 【2】|① ②
+①、 ②、|⑴ ⑵|⒈ ⒉|❶ ❷|一、 二、|（一） （二）|㈠ ㈡|**1、** **2、**|**（1）** **②**|1️⃣ 2️⃣|１・ ２・|\u30001） \u30002）"""
+PROSE = """3.14 metres|3．14 米|2、3 个|２、３個|2.5|10：30 开会|二、三月|①②都对|一个|1|1月2日|(三个|2024、2025|1 、|十分好。"""
+
+
+@pytest.mark.parametrize("numbers", re.split(r"[|\n]", NUMBERS))
+@pytest.mark.parametrize("form", ["tags", "lines"])
+def test_numbers_as_chinese_japanese_and_korean_models_write_them(numbers, form):
+    """After a preface or without one, with a blank or without; what grows is read as what has ended."""
+    first, second = numbers.split(" ")
+    for blank in ("", " "):
+        answers = f"{first}{blank}三文鱼\n{second}{blank}파란 집 3、4\n"
+        for text in (answers, f"好的，以下是：\n\n{answers}", f"{answers}\n以上。"):
+            for finished in (True, False):
+                found = parse_answers(text, task_in(form), 2, finished)
+                assert found == ["三文鱼", "파란 집 3、4"]
+    assert parse_answers("好的：\n", task_in("lines"), 1, finished=False) == []
+
+
+@pytest.mark.parametrize("text", PROSE.split("|"))
+def test_prose_that_begins_with_a_number_is_no_list(text):
+    assert parse_answers(f"{text}\n", task_in("tags"), 1) == [text]
+    assert parse_answers(f"{text}\n2. x", task_in("lines"), 1, finished=False) == [text]
+    assert parse_answers(f"红\n{text}", task_in("tags"), 3) == []
 
 
 @pytest.mark.parametrize("form", ["tags", "lines"])

@@ -134,6 +134,15 @@ def test_reading_takes_time_in_proportion_to_the_text(text, tasks_and_problems):
         ("  The U.S.  Army, an ally ", "us army ally", 1),
         ("Theatre", "atre", 0),  # an article is a word
         ("a1 a1 b1", "a1 b1", 0.8),  # multisets
+        ("E\u0301mile Zo\u00adla", "\u00c9mile Zola", 1),  # NFD; a soft hyphen
+        ("O\u2019Brien\u2019s “Lo\u200bve”", "O'Brien's \"Love\"", 1),
+        ("O´Brien", "O'Brien", 1),
+        ("1914–1918", "1914-1918", 1),
+        ("x — y − z", "x - y - z", 1),
+        ("ＡＢＣ１２３，\u3000｢red｣\u3000cat", "ABC123 “red” cat", 1),
+        ("New\u00a0York\u202fCity\ufeff", "new york city", 1),
+        ("《红楼梦》 ofﬁce", "红楼梦 office", 1),
+        ("Émile", "Emile", 0),  # another letter
     ],
 )
 def test_texts_are_compared_without_case_articles_and_punctuation(ours, gold, score):
@@ -204,6 +213,7 @@ FIND_AND_SORT = ("tool", tool(0, found(TAGS[0], {"sort": "new"})))
         (EUREQA, ALL_FIVE, [1, 1, 1, 1, 1]),
         (EUREQA, "<entity_A>Ann_0</entity_A><entity_B></entity_B>", [1, 0, 0, 0, 0]),
         (EUREQA, "<entity_C>Roma</entity_C>", [0] * 5),
+        (EUREQA, "<entity_E>E\u0301mile\u00a0Zola\u200b</entity_E>", [0, 0, 0, 0, 1]),
         (EUREQA, "<entity_E>Emile Zola</entity_E>", [0] * 5),
         (EUREQA, "<entity_C>the</entity_C>", [0] * 5),
         (EUREQA, "", [0] * 5),
@@ -297,7 +307,8 @@ def test_an_attempt_keeps_its_thoughts():
     assert parse_answers("<think> <attempt_1> no </attempt_1>", task, 1) == []
 
 
-SAME = """"==" "==" | [1.50, "x"] ["1.5", "X"] | 0.1 "0.10" | [[1]] [[1]] | true true | {} {} | null null |
+SAME = """"−5 °C" "-5 °C" | "１５" 15 | "O’Brien" "O'Brien" | "Ju\u0301lia" "Júlia" |
+"==" "==" | [1.50, "x"] ["1.5", "X"] | 0.1 "0.10" | [[1]] [[1]] | true true | {} {} | null null |
 ["Bob", "the Ann"] ["ann", "bob"] | [1, "2"] [1.0, 2] | {"a": {"b": 1}} {"a": {"b": "1"}} | "1e3" 1000 | "+5" 5"""
 HALF = '"15 km" "1.5 km" | "5 C" "-5 C" | {"a": 1} {"a": 1, "b": 2}'
 DIFFERENT = """"$15" "$1.5" | "105%" "10.5%" | "v15" "v1.5" | "2024-11-1" "2024-1-11" | "!=" "==" |
@@ -334,6 +345,7 @@ CALL = '<tool_call>{"name": "f"}</tool_call>'
         ("musique", {"answer": " "}),
         ("musique", {"question_decomposition": [{"paragraph_support_idx": 99}]}),
         ("musique", {"paragraphs": 1}),
+        ("musique", {"paragraphs": 2 * musique(0)["paragraphs"]}),
         ("eureqa", {"entities": ["a", " ", *"cde"]}),
         ("tool", {"output": 3}),
         # With one true call less, a wrong answer would be paid.
@@ -352,6 +364,25 @@ def test_a_bad_line_is_named(name, change):
     (field,) = change
     with pytest.raises(UserError, match=f"^--data data.jsonl, line 4, .*{field}"):
         load_task(name, data=write_records("data.jsonl", records), test_data="")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"id": 1 "answer": 2}', "line 1 is not JSON: Expecting ',' delimiter at column 10"),
+        ("id,answer", "line 1 is not JSON: Expecting value at column 1"),
+        ("[]x", "cannot be read"),
+        ("5", "line 1 is no JSON object with fields: '5'"),
+        (
+            '{"instruction": "a", "inрut": "b"}',
+            "line 1 has no field input; it has instruction, inрut$",
+        ),
+    ],
+)
+def test_what_a_line_lacks_is_told(line, message):
+    Path("data.jsonl").write_text(line, "utf-8")
+    with pytest.raises(UserError, match=f"^--data data.jsonl.*{message}"):
+        load_task("tool", data="data.jsonl")
 
 
 def test_one_file_is_not_given_twice():

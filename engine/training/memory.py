@@ -26,10 +26,13 @@ def free_memory() -> int:
     return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 
 
-def fill_card(config: Config, policy: Policy, task: Task, free: int) -> None:
+def fill_card(config: Config, policy: Policy, task: Task, free: int, longest: int = 0) -> None:
     """Give `auto` its numbers and --jobs its default. Raises UserError if the weights do not fit.
 
     `free` bytes of the card are free beside the policy, the start model.
+
+    Args:
+        longest: tokens of the run's longest prompt, where they are known.
     """
     n = policy.model.num_parameters()
     free += n * policy.model.dtype.itemsize  # it leaves before the training begins
@@ -48,7 +51,7 @@ def fill_card(config: Config, policy: Policy, task: Task, free: int) -> None:
     left = SPARE * (free / jobs_of(config) - PROCESS_BYTES - stays) - HEAD
 
     # 2. rollouts: their KV cache stays, too
-    per_rollout = kv_cache(config, policy, task)
+    per_rollout = kv_cache(config, policy, task, longest)
     if not config.plain:  # a graph keeps room for its logits
         per_rollout += LOGITS * policy.model.get_output_embeddings().weight.shape[0]
     if config.sampling_batch == AUTO:
@@ -93,8 +96,8 @@ def resident(config: Config, policy: Policy) -> float:
 
 
 @torch.no_grad()
-def kv_cache(config: Config, policy: Policy, task: Task) -> int:
-    """Bytes of the KV cache of a rollout of m answers to one of the first prompts."""
+def kv_cache(config: Config, policy: Policy, task: Task, longest: int = 0) -> int:
+    """Bytes of the KV cache of a rollout of m answers to the longest prompt."""
     problems = held_out(task, "train", 32)
     prompts = [build_prompt(policy, task, problem, config.m) for problem in problems]
     n_new = rollout_length(task, config.m, config.max_new_tokens)
@@ -105,4 +108,4 @@ def kv_cache(config: Config, policy: Policy, task: Task) -> int:
         if getattr(layer, "keys", None) is None:  # a layer with states alone, or without any
             continue
         per_token += layer.keys[:, :, :1].nbytes + layer.values[:, :, :1].nbytes
-    return (max(lengths) + n_new) * per_token
+    return (max(longest, *lengths) + n_new) * per_token

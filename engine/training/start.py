@@ -22,8 +22,9 @@ from engine.models import (
     recompute_layers,
     save_model,
 )
+from engine.prompts import check_rows
 from engine.runs import file_digests
-from engine.tasks import check_task, held_out
+from engine.tasks import check_task, take_problems
 from engine.training.memory import fill_card, free_memory
 from rewards import Task, UserError
 from rollout import (
@@ -40,6 +41,10 @@ from rollout import (
 )
 
 PROBES = ["Hi", "Paint it!"]  # prompts that differ in their lengths
+LOOKED_AT = (
+    4000  # made-up problems whose tokens are counted; of a tiny model fewer: its prompts are alike
+)
+TINY_LOOKED_AT = 100
 CHECKED = 3  # steps of the warm-up whose demonstrations are read before it begins
 
 
@@ -115,16 +120,9 @@ def start_policy(config: Config, task: Task, demonstrations: Callable) -> Policy
         print(f"{model}: --plain, as its cache is not keys and values alone", file=sys.stderr)
         config.plain = True
 
-    # 1. the prompts
-    n = 2000 if config.data else 32
-    problems = held_out(task, "train", n) + held_out(task, "test", n)
-    if config.eval_every:
-        problems += held_out(task, "validation", n)
-    prompts = [build_prompt(policy, task, problem, config.m) for problem in problems]
-    longest = sorted(prompts, key=len)[-64:]
-    encode_prompts(policy, longest, rollout_length(task, config.m, config.max_new_tokens))
+    longest = longest_prompt(policy, task, config)
 
-    # 2. the demonstrations: of a file every one, of made-up problems one of each kind
+    # the demonstrations: of a file every one, of made-up problems one of each kind
     n_checked = config.warm_steps if config.data else min(config.warm_steps, CHECKED)
     for step in range(n_checked):
         rollouts = rollouts_of_texts(policy, *demonstrations(policy, task, config, step))
@@ -133,8 +131,41 @@ def start_policy(config: Config, task: Task, demonstrations: Callable) -> Policy
             problem = f"a demonstration takes {n_tokens} tokens, and answer_words + 3 are fewer"
             raise UserError(f"task {task.name}: {problem}; raise answer_words")
     if config.device == "cuda":
-        fill_card(config, policy, task, free_memory())
+        fill_card(config, policy, task, free_memory(), longest)
     return policy
+
+
+def longest_prompt(policy: Policy, task: Task, config: Config) -> int:
+    """Tokens of a run's longest prompt. Raises UserError, which names the problem, if it is too long.
+
+    Of a file all problems are looked at, of made-up ones the first that the run will use.
+    """
+    parts = getattr(task, "parts", {})
+    used = {"train": config.steps * config.prompts_per_step * config.m}
+    used["test"] = max(config.eval_problems, 4)  # snapshots show four
+    if config.eval_every or parts.get("validation"):
+        used["validation"] = 20
+    most = TINY_LOOKED_AT if policy.is_tiny else LOOKED_AT
+    special = policy.tokenizer.chat_template is None
+    counts = []  # (tokens, id of the problem, prompt)
+    for split, n in used.items():
+        n = len(parts.get(split, ())) or min(n, most)
+        problems = take_problems(task, split, n, config.seed if split == "train" else 0)
+        for first in range(0, n, 500):  # tokens take far more memory than texts
+            some = problems[first : first + 500]
+            prompts = [build_prompt(policy, task, problem, config.m) for problem in some]
+            rows = policy.tokenizer(prompts, add_special_tokens=special)["input_ids"]
+            for problem, prompt, row in zip(some, prompts, rows, strict=True):
+                check_rows(policy.model, policy.tokenizer, row)
+                if policy.is_tiny:
+                    encode(policy, prompt, special)  # raises for an unknown word
+                counts.append((len(row), problem.id, prompt))
+    length, id, prompt = max(counts)
+    try:
+        encode_prompts(policy, [prompt], rollout_length(task, config.m, config.max_new_tokens))
+    except UserError as error:
+        raise UserError(f"problem {id!r}: {error}") from error
+    return length
 
 
 def write_start(
