@@ -73,7 +73,8 @@ def files(folder: Path) -> dict[str, bytes]:
         ("--lr fast", "--lr fast: must be a rate of 1e-12 to 1, or METHOD=RATE"),
         ("--lr vpo=0.1", "--lr vpo=0.1: names no rate for grpo; add grpo=RATE"),
         ("--lr 1e-3 gpro=1e-3", "METHOD=RATE of a known method; did you mean grpo?"),
-        ("--lr 1e-3 vpo=1e-3 2e-3", "--lr 2e-3: the second rate for all methods; write METHOD="),
+        ("--lr 1e-3 vpo=1e-3 2e-3", "--lr 1e-3 vpo=1e-3 2e-3: two rates for all methods"),
+        ("--lr 1e-3 vpo=1e-3 vpo=2e-3", "two rates for all methods, or for one; drop one"),
         ("--log wandb", "--log wandb: not installed; pip install wandb"),
         ("--size 5", "task toy has no such flag; drop it, or name it in Task.flags"),
         ("--task headline --model m --test-data x", "--test-data x: task headline has no such"),
@@ -92,7 +93,9 @@ def files(folder: Path) -> dict[str, bytes]:
     ],
 )
 def test_a_wrong_flag_is_named_before_any_minute_is_spent(arguments, message, capsys, monkeypatch):
-    monkeypatch.setattr(train, "tqdm", lambda *args, **kwargs: pytest.fail("training began"))
+    monkeypatch.setattr(
+        train, "progress_bar", lambda *args, **kwargs: pytest.fail("training began")
+    )
     fails([*TOY, *shlex.split(arguments)], capsys, "train.py: error: ", message)
     assert not list(Path().iterdir()), "a command that failed must not claim its folder"
 
