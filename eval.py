@@ -11,9 +11,15 @@ evaluation.
 k is a budget. In shapes N counts the problems, n the candidates of a pool, and d the objectives.
 """
 
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # left out with PYTHONSAFEPATH
+from engine import is_no_part_of_python
+
+sys.path.sort(key=is_no_part_of_python)
 import dataclasses
 import math
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +29,6 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # left out with PYTHONSAFEPATH
 import fast
 from engine.bars import progress_bar
 from engine.config import Config, Parser, device_of, flag, open_device
@@ -41,7 +46,7 @@ from engine.files import read_log, writing
 from engine.mixtures import mixed, save_mixed
 from engine.runs import load_run, progress, task_of
 from engine.tasks import held_out
-from engine.training.jobs import run_all
+from engine.training.jobs import possible, run_all
 from report import plots
 from report.page import write_page
 from report.snapshots import read_snapshots
@@ -233,6 +238,7 @@ def evaluate(runs: list[Path], flags: EvalFlags) -> None:
     """Evaluate run folders: write eval.json and figures of each, print its table, of several that of all."""
     flags.device = device_of(flags.device, all(load_run(run).config.is_tiny for run in runs))
     open_device(flags.device)
+    flags.jobs = possible(flags.jobs)
     evaluations = evaluations_of(runs, flags)
     for evaluation in evaluations:  # tried before minutes are spent
         with writing(evaluation.folder), tempfile.TemporaryFile(dir=evaluation.folder):
@@ -322,7 +328,7 @@ def evaluate_policy(
         return sample_pool(policy, task, problems, config, stored.m, settings.pool, bar)
 
 
-@as_command("eval.py")
+@as_command("eval.py", "give the same command again, without --save-mixed where that is done")
 def main(argv: list[str] | None = None) -> None:
     """Evaluate the runs that the command names."""
     parser = Parser(EvalFlags, "eval.py", __doc__)

@@ -19,8 +19,14 @@ All flags are fields of `Config` in engine/config.py. All random numbers of step
 seeded by (seed, t). Weights, the optimizer's moments and t are all that a resume needs.
 """
 
-import random
+import os
 import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # left out with PYTHONSAFEPATH
+from engine import is_no_part_of_python
+
+sys.path.sort(key=is_no_part_of_python)
+import random
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,11 +34,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # left out with PYTHONSAFEPATH
 import fast
 from engine.bars import progress_bar
 from engine.config import Config, check, check_advantages, options_of, peak_rate, resolve
-from engine.errors import as_command
+from engine.errors import as_command, way_on
 from engine.runs import claimed, read_config
 from engine.training import checkpoints
 from engine.training.jobs import jobs_of, train_methods
@@ -354,7 +359,8 @@ def main(argv: list[str] | None = None) -> None:
 
     # 5. their comparison
     if config.eval_problems:
-        evaluate([out], EvalFlags(device=config.device, jobs=jobs_of(config)))
+        with way_on(f"table and figures: python eval.py {out}"):
+            evaluate([out], EvalFlags(device=config.device, jobs=jobs_of(config)))
         return
     print(f"checkpoints: {out}/METHOD/checkpoint-{config.steps:06d}")
     print(f"table and figures: python eval.py {out}")

@@ -301,6 +301,14 @@ def check(config: Config, task: Task) -> None:
     for mistake in mistakes(config, task):
         raise UserError(mistake)
     check_methods(config)
+    if config.log == "wandb":
+        import wandb  # optional
+
+        try:
+            wandb.login()
+        except Exception as error:  # it has no key, or a wrong one
+            advice = "run `wandb login`, or set WANDB_MODE=offline"
+            raise UserError(f"--log wandb: {error!s:.200}; {advice}") from error
 
 
 def mistakes(config: Config, task: Task) -> Iterator[str]:

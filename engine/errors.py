@@ -3,8 +3,10 @@
 import contextlib
 import difflib
 import io
+import os
 import signal
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from errno import EACCES, EDQUOT, EMFILE, ENAMETOOLONG, ENOSPC, EPERM, EROFS
 
@@ -18,6 +20,7 @@ MEMORY_SIGNS = (
     "allocation_failed",
     "cannot allocate memory",
     "can't start new thread",
+    "unable to allocate shared memory",
 )  # of every backend, in small letters
 # What the system says to users of files: no right, no room, too many, too long a name.
 REFUSED = (EACCES, EPERM, EROFS, EDQUOT, ENOSPC, EMFILE, ENAMETOOLONG)
@@ -37,8 +40,19 @@ def explain_machine() -> Iterator[None]:
                 "or begin a new run with --lora-rank 16 (docs/hardware.md)"
             ) from error
         if isinstance(error, OSError) and error.errno in REFUSED:
-            raise UserError(f"{error!s:.200}") from error
+            place = "stdout: " if error.filename is None and stdout_refuses() else ""
+            raise UserError(f"{place}{error!s:.200}") from error
         raise
+
+
+def stdout_refuses() -> bool:
+    """Whether nothing can be printed, as on a full disk. What is left of it then goes nowhere."""
+    try:
+        print(flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -58,6 +72,20 @@ def with_note(note: str) -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def way_on(advice: str) -> Iterator[None]:
+    """Whatever ends the block early is told together with how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"stopped; {advice}") from None
+    except UserError as error:
+        raise UserError(f"{error}; {advice}") from error
+    except Exception as error:
+        error.add_note(f"stopped; {advice}")
+        raise
+
+
 def did_you_mean(word: str, names: Iterable[str]) -> str:
     """The end of a message about a misspelt name: "; did you mean vpo?", or nothing."""
     close = difflib.get_close_matches(word.lower(), list(names), 1)
@@ -73,19 +101,24 @@ def quieten_transformers() -> None:
 
 
 @contextlib.contextmanager
-def as_command(script: str) -> Iterator[None]:
+def as_command(script: str, after_stop: str = "give the same command again") -> Iterator[None]:
     """What a script does inside: a user's mistake is one line and exit code 2, Ctrl-C or SIGTERM one line and 130."""
     quieten_transformers()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what Slurm and Kubernetes send
+    if threading.current_thread() is threading.main_thread():  # no other takes signals
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # what Slurm and Kubernetes send
     if isinstance(sys.stdout, io.TextIOWrapper):  # it may be ASCII, and "±" is not
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with explain_machine():
             yield
+            print(end="", flush=True)  # what a pipe or a full disk refuses
+    except BrokenPipeError:  # of a reader, such as `head`, that has read enough
+        stdout_refuses()
+        sys.exit(141)  # what a shell reports of SIGPIPE
     except UserError as error:
         print(f"{script}: error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt as stop:
-        message = str(stop) or "stopped; give the same command again"
+        message = str(stop) or f"stopped; {after_stop}"
         print(f"\n{message}", file=sys.stderr)
         sys.exit(130)

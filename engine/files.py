@@ -9,6 +9,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from engine.errors import stdout_refuses
 from rewards import UserError
 
 LOCK = ".lock"  # file of a run folder that the process which trains there holds
@@ -36,8 +37,11 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
         if not folder.exists():
             os.replace(temporary, folder)
     except Exception as error:  # torch, safetensors and the system have kinds of their own
-        problem = f"{folder}: cannot be written ({error!s:.200})"
-        raise UserError(f"{problem}; make room and --resume") from error
+        reason = error.args[0][0][2] if isinstance(error, shutil.Error) else error
+        place = next(parent for parent in folder.absolute().parents if parent.exists())
+        free = shutil.disk_usage(place).free >> 20
+        problem = f"{folder}: cannot be written ({reason!s:.200})"
+        raise UserError(f"{problem}; make room: its disk has {free} MiB") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -49,6 +53,10 @@ def writing(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        if error.filename is None and stdout_refuses():  # what is printed in the block
+            raise UserError(f"stdout: {error}") from error
         problem = f"{folder}: cannot be written ({error.strerror})"
         raise UserError(f"{problem}; name another folder with --out, or make room") from error
 

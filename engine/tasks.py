@@ -1,10 +1,12 @@
 """Tasks: how they are found and loaded, and checks of what their methods return."""
 
+import contextlib
 import functools
 import importlib
 import json
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,20 @@ def load_task_class(name: str) -> type[Task]:
     return classes[0]
 
 
+@contextlib.contextmanager
+def usual_torch() -> Iterator[None]:
+    """What a user's own code switches in torch is as before after it: gradients, default type and device."""
+    dtype = torch.get_default_dtype()
+    device = torch.get_default_device()
+    with torch.set_grad_enabled(torch.is_grad_enabled()):
+        yield
+    torch.set_default_dtype(dtype)
+    if torch.get_default_device() != device:
+        torch.set_default_device(device)
+
+
 @functools.lru_cache(maxsize=1)
+@usual_torch()
 def _run_module(path: Path, source: bytes) -> Any:
     """The module of a user's file, which may import its neighbours. It is run once."""
     sys.path.append(str(path.parent))
@@ -64,7 +79,8 @@ def load_task(name: str, model: str = "tiny", **flags: Any) -> Task:
     """
     task_class = load_task_class(name)
     flags["model"] = model
-    task = task_class(**{flag: flags[flag] for flag in task_class.flags if flag in flags})
+    with usual_torch():
+        task = task_class(**{flag: flags[flag] for flag in task_class.flags if flag in flags})
     if task.form not in ("tags", "lines"):
         raise UserError(f'--task {name}: form must be "tags" or "lines", not {task.form!r:.60}')
     has_equal_names = len(set(task.objectives)) < len(task.objectives)
@@ -100,6 +116,7 @@ def held_out(task: Task, split: str = "test", n: int = 4) -> list[Problem]:
     return list(by_id.values())
 
 
+@usual_torch()
 def reward_vectors(task: Task, pairs: list[tuple[Problem, str]]) -> list[list[float]]:
     """task.rewards(pairs), checked."""
     if type(task).rewards is Task.rewards:

@@ -8,6 +8,10 @@
 """
 
 import sys
+
+from engine import is_no_part_of_python
+
+sys.path.sort(key=is_no_part_of_python)
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path

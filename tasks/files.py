@@ -135,20 +135,19 @@ def read_records(flag: str, path: str, read: Callable[[dict], dict]) -> list[dic
 
 def read_line(line: str, read: Callable[[dict], dict]) -> dict:
     """The problem that `read` makes of a line. Raises UserError, whatever the line does to its reader."""
+    record = None
     try:
         record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        is_usual = isinstance(error, json.JSONDecodeError)
-        reason = f"{error.msg} at column {error.colno}" if is_usual else error
-        raise UserError(f"is not JSON: {reason}; each line must be a record") from error
-    if not isinstance(record, dict):
-        raise UserError(f"is no JSON object with fields: {line!r:.60}")
-    try:
+        if not isinstance(record, dict):
+            raise UserError(f"is no JSON object with fields: {line!r:.60}")
         json.dumps(record, ensure_ascii=False).encode()  # raises for half of a surrogate pair
         return read(record)
     except UserError:
         raise
     except Exception as error:
+        if record is None and isinstance(error, json.JSONDecodeError):
+            reason = f"{error.msg} at column {error.colno}"
+            raise UserError(f"is not JSON: {reason}; each line must be a record") from error
         raise UserError(f"cannot be used ({type(error).__name__}: {error})") from error
 
 

@@ -5,12 +5,14 @@ import errno
 import io
 import json
 import locale
+import os
 import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -197,6 +199,7 @@ def test_a_refused_command_changes_nothing(toy_run, capsys, monkeypatch):
 # A process that says whether it has the folder, and keeps it until all have said so.
 TRY = f"""
 import sys
+import threading
 from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
 from engine.files import owned
@@ -374,8 +377,21 @@ def test_a_full_disk_is_named_and_leaves_nothing_half(capsys, monkeypatch):
 
     monkeypatch.setattr(torch, "save", fail)
     text = "run/grpo/checkpoint-000001: cannot be written ([enforce fail"
-    fails(["--out", "run", *TOY], capsys, text, "make room and --resume")
+    told = "make room: its disk has ", " MiB; go on with: python ", "--resume --out run"
+    fails(["--out", "run", *TOY], capsys, text, *told)
     assert not list(Path("run").rglob("*.tmp*")) and not list(Path("run/grpo").glob("checkpoint-*"))
+
+
+def test_a_full_disk_is_told_in_one_sentence(monkeypatch, capsys):
+    """Guards against a list of the files that could not be copied."""
+    flags = [*TOY, "--method", "vpo", "--eval-problems", "0", "--out"]
+    train.main([*flags, "run"])
+    failed = [("a", "b", "[Errno 28] No space left on device")] * 3
+    monkeypatch.setattr(shutil, "copytree", Mock(side_effect=shutil.Error(failed)))
+    told = (
+        "other/start: cannot be written ([Errno 28] No space left on device); make room: its disk"
+    )
+    fails([*flags, "other"], capsys, told)
 
 
 def test_a_folder_in_which_no_run_could_begin_is_reusable():
@@ -430,11 +446,78 @@ def test_what_ascii_lacks_is_printed_all_the_same(monkeypatch):
     assert printed.getvalue() == b"0.350 \\xb1 0.000\n"
 
 
-def test_a_stop_outside_of_the_training_is_told(capsys):
-    """Guards against an empty line where SIGTERM comes in the warm-up or in an evaluation."""
-    with pytest.raises(SystemExit) as stop, as_command("eval.py"):
+def test_a_stop_outside_of_the_training_is_told(capsys, monkeypatch):
+    """Guards against an empty line where SIGTERM comes in the warm-up or in an evaluation, and against advice that is
+    refused: training is done, and the mixtures are saved."""
+    with pytest.raises(SystemExit) as stop, as_command("train.py"):
         signal.raise_signal(signal.SIGTERM)
     assert stop.value.code == 130 and "give the same command again" in capsys.readouterr().err
+    evaluate = evaluation.evaluate_run
+    monkeypatch.setattr(evaluation, "evaluate_run", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(SystemExit):
+        train.main([*TOY, "--out", "run"])
+    assert "stopped; table and figures: python eval.py run" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        evaluation.main(["run", "--mix", "0.5", "--save-mixed", "saved"])
+    assert "same command again, without --save-mixed where" in capsys.readouterr().err
+    monkeypatch.setattr(evaluation, "evaluate_run", evaluate)
+    evaluation.main(["run", "--mix", "0.5"])
+
+
+@pytest.mark.linux
+@pytest.mark.parametrize("flags", ["", "-u"])
+def test_a_reader_that_has_gone_and_a_full_stdout(toy_run, flags):
+    """Guards against a traceback after `| head`, and against an error that names no file, or the wrong one."""
+    code = "from engine.errors import as_command\nfrom engine.files import writing\nfrom pathlib import Path\n"
+    code += (
+        "with as_command('eval.py'):\n    with writing(Path('run')):\n        print('x' * 99999)\n"
+    )
+    command = [sys.executable, *flags.split(), "-c", code]
+    options = {
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "env": os.environ | {"PYTHONPATH": str(ROOT)},
+    }
+    reader, writer = os.pipe()
+    os.close(reader)
+    gone = subprocess.run(command, stdout=writer, **options)
+    os.close(writer)
+    assert (gone.returncode, gone.stderr) == (141, "")
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        done = subprocess.run(command, stdout=full, **options)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "eval.py: error: stdout: [Errno 28] No space left on device\n",
+    )
+
+
+def test_commands_in_a_thread(toy_run, capsys):
+    """As a notebook server calls them. Guards against "signal only works in main thread"."""
+    run = threading.Thread(target=evaluation.main, args=(["run", "--problems", "1"],))
+    run.start()
+    run.join()
+    assert "figures in run" in capsys.readouterr().out
+
+
+def test_wandb_without_a_key_is_told_before_any_minute_is_spent(capsys, monkeypatch):
+    Path("wandb.py").write_text("def login(): raise ValueError('No API key')", "utf-8")
+    monkeypatch.syspath_prepend(".")
+    told = "--log wandb: No API key; run `wandb login`, or set WANDB_MODE=offline"
+    fails([*TOY, "--log", "wandb"], capsys, told)
+    assert not Path("runs").exists()
+
+
+@pytest.mark.linux
+@pytest.mark.parametrize("name", ["queue", "types"])
+def test_a_task_may_have_the_name_of_a_module_of_python(name):
+    """In the folder of the scripts. Guards against a library that imports the task in its place."""
+    for part in ("vpo", "rewards", "rollout", "train", "eval", "engine", "fast", "tasks", "report"):
+        path = next(ROOT.glob(f"{part}*"))
+        Path(path.name).symlink_to(path)
+    write_fence("", f"{name}.py")
+    flags = [*TOY, "--task", f"{name}.py", "--jobs", "2", "--eval-problems", "0", "--out", "run"]
+    done = subprocess.run([sys.executable, "train.py", *flags], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_results_are_written_before_they_are_printed(toy_run, monkeypatch):

@@ -95,6 +95,23 @@ def test_problems_that_are_not_held_out_are_told(data, told, capsys):
     assert told in capsys.readouterr().err if told else not capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "switch", ["grad_enabled(False)", "default_dtype(torch.float64)", "default_device('meta')"]
+)
+def test_what_a_task_switches_in_torch_is_as_before(switch):
+    """In its file, its constructor and its rewards. Guards against a warm-up without gradients."""
+    line = f"torch.set_{switch}"
+    path = write(NAME, f"    {line}\n    def __init__(self): {line}\n{NAME}")
+    text = (
+        Path(path)
+        .read_text("utf-8")
+        .replace("        dishes", f"        {line}\n        dishes", 1)
+    )
+    Path(path).write_text(f"import torch\n{text}", "utf-8")
+    flags = "--warm-steps 2 --steps 2 --eval-problems 1 --pool 3 --method vpo --out run"
+    train.main(["--task", path, *flags.split()])
+
+
 def test_a_file_is_named_with_its_ending(capsys):
     Path("mine.py").touch()
     fails(["--task", "mine"], capsys, "--task mine: unknown;", "did you mean mine.py?")

@@ -1,5 +1,6 @@
 """The training of the methods: one after another, or side by side, each in a process of its own."""
 
+import functools
 import gc
 import multiprocessing
 import os
@@ -9,6 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from tqdm import tqdm
 
 from engine.config import Config, open_device
 from engine.cores import cores
-from engine.errors import explain_machine, quieten_transformers
+from engine.errors import explain_machine, quieten_transformers, way_on
 from engine.files import read_log
 from engine.runs import steps_done, task_of
 from rewards import Task, UserError
@@ -31,10 +33,31 @@ PRELOADED = ["torch", "transformers", "transformers.models.gpt2.modeling_gpt2"]
 
 def jobs_of(config: Config) -> int:
     """How many methods are trained at a time: with the tiny model on several cores all of them."""
+    n = len(config.method)
     if config.jobs:
-        return min(config.jobs, len(config.method))
+        return possible(min(config.jobs, n))
     is_small = config.is_tiny and config.device == "cpu"
-    return len(config.method) if is_small and are_known(config) and cores() > 1 else 1
+    return possible(n) if is_small and are_known(config) and cores() > 1 else 1
+
+
+def possible(jobs: int) -> int:
+    """As many jobs, or 1 where this machine lets no processes talk to one another, which is told."""
+    return jobs if jobs == 1 or can_talk() else 1
+
+
+@functools.cache
+def can_talk() -> bool:
+    """Whether processes can share a lock, a socket and a tensor. Else it says why not."""
+    os.environ["PYTHONSAFEPATH"] = "1"  # they find Python's modules first, as this one does
+    try:
+        multiprocessing.RLock()
+        Listener().close()
+        torch.zeros(1).share_memory_()
+    except (OSError, RuntimeError, ImportError) as error:
+        needed = f"a short TMPDIR and /dev/shm, both to be written ({error!s:.200})"
+        print(f"one by one, as with --jobs 1: several jobs need {needed}", file=sys.stderr)
+        return False
+    return True
 
 
 def are_known(config: Config) -> bool:
@@ -57,16 +80,8 @@ def train_methods(train_method: TrainMethod, config: Config, task: Task) -> None
     if jobs > 1:  # each process loads the task itself, and has its bar below the others
         for position, method in enumerate(methods):
             work[method] = (train_method, method, config, None, position)
-    way_on = f"go on with: python {sys.argv[0]} --resume --out {out}"
-    try:
+    with way_on(f"go on with: python {sys.argv[0]} --resume --out {out}"):
         run_all(train_one, work, jobs, config.device)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"stopped; {way_on}") from None
-    except UserError as error:
-        raise UserError(f"{error}; {way_on}") from error
-    except Exception as error:
-        error.add_note(f"stopped; {way_on}")
-        raise
 
 
 def train_one(
@@ -136,7 +151,7 @@ def run_all(
             if isinstance(error, KeyboardInterrupt):
                 raise
             reason = "maybe for want of memory, or of open files (ulimit -n)"
-            raise UserError(f"a process was killed, {reason}; go on with --resume") from error
+            raise UserError(f"a process was killed, {reason}; lower --jobs") from error
 
 
 def begin(lock: Any, device: str, share: float) -> None:
@@ -147,6 +162,7 @@ def begin(lock: Any, device: str, share: float) -> None:
     threading.Thread(target=die_with_parent, daemon=True).start()
     tqdm.set_lock(lock)  # the bars share a terminal
     quieten_transformers()
+    os.environ["PYTHONSAFEPATH"] = ""  # for what a user's own code begins
     torch.set_num_threads(1)
     if device == "cuda":
         open_device(device)

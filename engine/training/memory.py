@@ -29,10 +29,8 @@ def free_memory() -> int:
 def fill_card(config: Config, policy: Policy, task: Task, free: int, longest: int = 0) -> None:
     """Give `auto` its numbers and --jobs its default. Raises UserError if the weights do not fit.
 
-    `free` bytes of the card are free beside the policy, the start model.
-
-    Args:
-        longest: tokens of the run's longest prompt, where they are known.
+    `free` bytes of the card are free beside the policy, the start model. `longest` are the tokens of
+    the run's longest prompt, where they are known.
     """
     n = policy.model.num_parameters()
     free += n * policy.model.dtype.itemsize  # it leaves before the training begins

@@ -41,10 +41,8 @@ from rollout import (
 )
 
 PROBES = ["Hi", "Paint it!"]  # prompts that differ in their lengths
-LOOKED_AT = (
-    4000  # made-up problems whose tokens are counted; of a tiny model fewer: its prompts are alike
-)
-TINY_LOOKED_AT = 100
+MADE_UP = 4000  # problems without a file whose tokens are counted
+TINY_MADE_UP = 100  # of the tiny model, whose prompts are alike
 CHECKED = 3  # steps of the warm-up whose demonstrations are read before it begins
 
 
@@ -145,7 +143,7 @@ def longest_prompt(policy: Policy, task: Task, config: Config) -> int:
     used["test"] = max(config.eval_problems, 4)  # snapshots show four
     if config.eval_every or parts.get("validation"):
         used["validation"] = 20
-    most = TINY_LOOKED_AT if policy.is_tiny else LOOKED_AT
+    most = TINY_MADE_UP if policy.is_tiny else MADE_UP
     special = policy.tokenizer.chat_template is None
     counts = []  # (tokens, id of the problem, prompt)
     for split, n in used.items():

@@ -1,6 +1,8 @@
 """Methods side by side: the same numbers, and nobody outlives the command."""
 
+import errno
 import json
+import multiprocessing
 import os
 import shlex
 import signal
@@ -8,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ from test_doors import write_fence
 from test_sandbox import left_by, wait_until
 from test_train import LEARNING, ROOT, fails, metrics
 
+import eval as evaluation
 import train
 import vpo
 from engine.config import Config
@@ -64,6 +68,26 @@ def test_what_a_process_raises_is_told(capsys):
     with pytest.raises(UserError):
         run_all(fail, {"grpo": (1.0,), "vpo": (0.0,)}, 2)
     assert capsys.readouterr().err.count("the others go on") == 1, "also after the last"
+
+
+@pytest.mark.parametrize("place", ["TMPDIR", "/dev/shm"])
+def test_where_processes_cannot_talk_methods_go_one_by_one(place, monkeypatch, capsys):
+    """Guards against "AF_UNIX path too long" after the warm-up, and a "[Errno 30]" that names nothing."""
+    jobs.can_talk.cache_clear()
+    if place == "TMPDIR":
+        long = OSError("AF_UNIX path too long")
+        monkeypatch.setattr(jobs, "Listener", Mock(side_effect=long))
+    else:
+        refused = OSError(errno.EROFS, "Read-only file system")
+        monkeypatch.setattr(multiprocessing, "RLock", Mock(side_effect=refused))
+    train.main([*QUICK, "--jobs", "2", "--out", "run", "--steps", "2"])
+    evaluation.main(["run", "--jobs", "2", "--problems", "1"])
+    told = capsys.readouterr().err
+    assert (
+        told.count("one by one, as with --jobs 1: several jobs need a short TMPDIR and /dev/shm")
+        == 1
+    )
+    jobs.can_talk.cache_clear()
 
 
 def wait_for(child: subprocess.Popen, log: Path, steps: int) -> None:
