@@ -451,6 +451,7 @@ def test_a_stop_outside_of_the_training_is_told(capsys, monkeypatch):
     refused: training is done, and the mixtures are saved."""
     with pytest.raises(SystemExit) as stop, as_command("train.py"):
         signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)  # sent twice: no traceback while the first is told
     assert stop.value.code == 130 and "give the same command again" in capsys.readouterr().err
     evaluate = evaluation.evaluate_run
     monkeypatch.setattr(evaluation, "evaluate_run", Mock(side_effect=KeyboardInterrupt))
