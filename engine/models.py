@@ -32,6 +32,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine.errors import did_you_mean, is_out_of_memory
 from engine.files import listed
+from engine.prompts import eos_ids
 from rewards import MAX_ANSWERS, Task, UserError
 
 ADAPTER_FILE = "adapter_config.json"  # tells a folder of peft from an ordinary checkpoint
@@ -260,7 +261,7 @@ def save_model(
     """
     model.generation_config = GenerationConfig(
         bos_token_id=model.generation_config.bos_token_id,
-        eos_token_id=model.generation_config.eos_token_id,
+        eos_token_id=eos_ids(model, tokenizer),
         pad_token_id=tokenizer.pad_token_id,
         do_sample=True,
         temperature=temperature,
@@ -268,7 +269,7 @@ def save_model(
         top_p=1.0,
     )
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    tokenizer.save_pretrained(folder, save_jinja_files=False)  # other engines look for no file
     _change(Path(folder, "config.json"), _name_rope)
     _change(Path(folder, "tokenizer_config.json"), _name_tokenizer)
 
