@@ -226,8 +226,6 @@ def peak_rate(config: Config, method: str) -> float:
             rule = "must be a rate of 1e-12 to 1, or METHOD=RATE of a known method"
             hint = "" if name in ADVANTAGES else did_you_mean(name, ADVANTAGES)
             raise UserError(f"--lr {entry}: {rule}{hint}")
-        if not name and rates.get("", rate) != rate:
-            raise UserError(f"--lr {entry}: the second rate for all methods; write METHOD=RATE")
         rates[name] = rate
     if method not in rates and "" not in rates:
         given = " ".join(map(str, config.lr))

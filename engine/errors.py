@@ -101,12 +101,18 @@ def quieten_transformers() -> None:
     utils.logging.set_verbosity_error()  # it takes a sampled pad token for padding
 
 
+def stop_once(number: int, _) -> None:
+    """Ctrl-C, and deaf from then on: Slurm and its srun send the signal twice."""
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 @contextlib.contextmanager
 def as_command(script: str, after_stop: str = "give the same command again") -> Iterator[None]:
     """Run a script: a user's mistake is one line and exit code 2, Ctrl-C or SIGTERM one line and 130."""
     quieten_transformers()
     if threading.current_thread() is threading.main_thread():  # no other takes signals
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # what Slurm and Kubernetes send
+        signal.signal(signal.SIGTERM, stop_once)  # what Slurm and Kubernetes send
     if isinstance(sys.stdout, io.TextIOWrapper):  # it may be ASCII, and "±" is not
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

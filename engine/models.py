@@ -32,6 +32,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from engine.errors import did_you_mean, is_out_of_memory
 from engine.files import listed
+from engine.prompts import eos_ids
 from rewards import MAX_ANSWERS, Task, UserError
 
 ADAPTER_FILE = "adapter_config.json"  # tells a folder of peft from an ordinary checkpoint
@@ -194,8 +195,8 @@ def _explained(name: str) -> Iterator[None]:
         elif not Path(name).exists():
             beside = [path.name for path in listed(Path(name).parent)]
             hint = did_you_mean(Path(name).name, beside)
-            if Path(name).is_absolute() or name.startswith((".", "~")):  # no id of the Hub
-                raise UserError(f"--model {name}: no such folder{hint}") from error
+            if Path(name).is_absolute() or name.startswith((".", "~")):
+                raise UserError(f"--model {name}: no such folder, and no id of the Hub{hint}") from error
             advice = "no such folder or Hub model, no connection, or it is gated: `hf auth login`"
             advice += hint
         else:
@@ -259,7 +260,7 @@ def save_model(
     """
     model.generation_config = GenerationConfig(
         bos_token_id=model.generation_config.bos_token_id,
-        eos_token_id=model.generation_config.eos_token_id,
+        eos_token_id=eos_ids(model, tokenizer),
         pad_token_id=tokenizer.pad_token_id,
         do_sample=True,
         temperature=temperature,
@@ -267,7 +268,7 @@ def save_model(
         top_p=1.0,
     )
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    tokenizer.save_pretrained(folder, save_jinja_files=False)  # other engines look for no file
     _change(Path(folder, "config.json"), _name_rope)
     _change(Path(folder, "tokenizer_config.json"), _name_tokenizer)
 

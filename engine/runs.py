@@ -91,6 +91,9 @@ def read_config(argv: list[str], doc: str) -> tuple[Config, Task, StoredRun | No
     config, _ = parser.parse_args_into_dataclass(argv)
     config.out = str(out)
     config.method = list(dict.fromkeys(config.method))
+    names = [str(entry).rpartition("=")[0] for entry in config.lr]
+    if config.lr is not base.lr and len(set(names)) < len(names):
+        parser.error(f"--lr {' '.join(config.lr)}: two rates for all methods, or for one; drop one")
     vars(config).update(files_of(config))
     if stored is None and config.subset and set(config.method) <= IGNORE_SUBSET:
         parser.error(f"--subset {config.subset}: not used by {', '.join(config.method)}")

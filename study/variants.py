@@ -78,7 +78,9 @@ def train_step(
         return found["advantages"][..., 0]
 
     def backward(policy, reference, rollouts, _, config) -> dict[str, Tensor]:
-        of_tokens = token_advantages(policy, task, rollouts, found["advantages"])
+        n_groups = len(rollouts.prompt_ids)  # of this update; the next one has the others
+        of_tokens = token_advantages(policy, task, rollouts, found["advantages"][:n_groups])
+        found["advantages"] = found["advantages"][n_groups:]
         return usual_backward(policy, reference, rollouts, of_tokens, config)
 
     with (

@@ -21,6 +21,8 @@ from rewards import Problem, UserError
 QUOTES = dict.fromkeys("‘’‚‛“”„‟‹›«»′ʼʻ〝〞〟「」『』《》〈〉", "'")
 DASHES = dict.fromkeys("‐‒–—―−˗", "-")
 STRAIGHT = str.maketrans(QUOTES | DASHES | dict.fromkeys("\ufe0e\ufe0f\u034f"))
+RAISED = str.maketrans({digit: f"^{i}" for i, digit in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")})  # 10⁵ is no 105
+PUNCTUATION = str.maketrans("", "", f"{string.punctuation}。、・؟،।¿¡")  # in NFKC
 GZIP_MAGIC = b"\x1f\x8b"  # the first bytes of a file in gzip
 
 
@@ -205,7 +207,8 @@ def all_tagged(text: str, tag: str) -> list[str]:
 
 def plain(text: str) -> str:
     """A text in NFKC, with straight quotes and plain dashes, without characters that nobody sees."""
-    composed = unicodedata.normalize("NFKC", text.replace("´", "'"))  # NFKC gives it a blank
+    text = text.translate(RAISED).replace("´", "'")  # NFKC gives it a blank
+    composed = unicodedata.normalize("NFKC", text)
     letters = composed.translate(STRAIGHT)
     return "".join(letter for letter in letters if unicodedata.category(letter) != "Cf")
 
@@ -216,7 +219,7 @@ def normalized(text: str) -> str:
     What would leave nothing, such as the answer "A", stays as it is.
     """
     text = plain(text)
-    without_punctuation = text.lower().translate(str.maketrans("", "", string.punctuation))
+    without_punctuation = text.lower().translate(PUNCTUATION)
     without_articles = re.sub(r"\b(?:a|an|the)\b", " ", without_punctuation)
     words = without_articles.split() or without_punctuation.split() or text.lower().split()
     return " ".join(words)

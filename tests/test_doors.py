@@ -76,7 +76,8 @@ def files(folder: Path) -> dict[str, bytes]:
         ("--lr fast", "--lr fast: must be a rate of 1e-12 to 1, or METHOD=RATE"),
         ("--lr vpo=0.1", "--lr vpo=0.1: names no rate for grpo; add grpo=RATE"),
         ("--lr 1e-3 gpro=1e-3", "METHOD=RATE of a known method; did you mean grpo?"),
-        ("--lr 1e-3 vpo=1e-3 2e-3", "--lr 2e-3: the second rate for all methods; write METHOD="),
+        ("--lr 1e-3 vpo=1e-3 2e-3", "--lr 1e-3 vpo=1e-3 2e-3: two rates for all methods"),
+        ("--lr 1e-3 vpo=1e-3 vpo=2e-3", "two rates for all methods, or for one; drop one"),
         ("--log wandb", "--log wandb: not installed; pip install wandb"),
         ("--size 5", "task toy has no such flag; drop it, or name it in Task.flags"),
         ("--task headline --model m --test-data x", "--test-data x: task headline has no such"),
@@ -84,8 +85,8 @@ def files(folder: Path) -> dict[str, bytes]:
             "--task code --test-data x", "--task code: needs --data", marks=pytest.mark.linux
         ),
         ("--model no/such/model", "--model no/such/model: cannot be loaded"),
-        ("--model /nope", "--model /nope: no such folder"),
-        ("--model ../nope/m", "--model ../nope/m: no such folder"),
+        ("--model /nope", "no such folder, and no id of the Hub"),
+        ("--model ../nope/m", "no such folder, and no id of the Hub"),
         ("--task musique", "--task musique: needs --data FILE"),
         ("--model m --max-new-tokens 0", "--max-new-tokens 0: a language model needs a number"),
         ("--model m --device mps", "--device mps: cannot compute in float32 here ("),
@@ -454,6 +455,7 @@ def test_a_stop_outside_of_the_training_is_told(capsys, monkeypatch):
     refused: training is done, and the mixtures are saved."""
     with pytest.raises(SystemExit) as stop, as_command("train.py"):
         signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)  # sent twice: no traceback while the first is told
     assert stop.value.code == 130 and "give the same command again" in capsys.readouterr().err
     evaluate = evaluation.evaluate_run
     monkeypatch.setattr(evaluation, "evaluate_run", Mock(side_effect=KeyboardInterrupt))

@@ -625,18 +625,25 @@ LONG = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [8.0] * 4}
 )
 def test_a_checkpoint_can_be_read_by_transformers_4(configuration, fields, monkeypatch):
     """It takes 10000 where it finds no rope_theta, and refuses a TokenizersBackend and a list of extra tokens. With
-    4.57.6 the log-probabilities of 29 small models were equal to the last bit."""
+    4.57.6 the log-probabilities of 29 small models were equal to the last bit. Engines look for the chat template in
+    tokenizer_config.json, and `generate` ends with the mark that it writes, as the training did."""
     shape = SHAPE | copy.deepcopy(fields)
     monkeypatch.setitem(ARCHITECTURES, "other", (configuration, shape))
     policy = load_policy(save_random_model("m", "other"), TASK)
     policy.tokenizer.add_special_tokens({"additional_special_tokens": ["<call>"]})
+    chat = "{% for m in messages %}{{ m.content }}<call>{% endfor %}"
+    policy.tokenizer.chat_template = chat
     save_model(policy.model, policy.tokenizer, "saved")
     config = json.loads(Path("saved/config.json").read_text("utf-8"))
     assert {name: config[name] for name in fields} == fields
     words = json.loads(Path("saved/tokenizer_config.json").read_text("utf-8"))
     assert words["tokenizer_class"] in ("PreTrainedTokenizerFast", "Qwen2Tokenizer")
     assert words["additional_special_tokens"] == ["<call>"] and "extra_special_tokens" not in words
+    assert words["chat_template"] == chat
+    settings = json.loads(Path("saved/generation_config.json").read_text("utf-8"))
     again = load_policy("saved", TASK)
+    assert settings["eos_token_id"] == again.eos_ids == [len(again.tokenizer) - 1, 0, 1]
+    assert again.tokenizer.chat_template == chat
     assert again.model.config.rope_parameters == policy.model.config.rope_parameters
     assert again.tokenizer.extra_special_tokens == ["<call>"]
 
@@ -761,6 +768,8 @@ def test_a_model_whose_files_do_not_fit_is_named(options, file, fields, words, m
     """transformers would ask whether it may run code, or look words up beyond the embeddings."""
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
     folder = save_random_model("m", "llama", **options)
+    if "eos_token_id" in options:
+        change_json(Path(folder, "generation_config.json"), eos_token_id=None)
     change_json(Path(folder, f"{file}.json"), **fields)
     with pytest.raises(UserError, match=words) as refused:
         load_start(folder, TASK)

@@ -24,7 +24,6 @@ import vpo
 from engine import processes
 from engine.config import Config
 from engine.processes import run_all
-from engine.training import jobs
 from engine.training.jobs import jobs_of
 from rewards import UserError
 
@@ -160,7 +159,7 @@ def test_a_method_that_only_this_process_knows_is_refused_there(monkeypatch, cap
 
 def test_how_many_go_side_by_side_where_nobody_says(monkeypatch):
     """All of the tiny model on several cores; a language model, and methods of one's own, one by one."""
-    monkeypatch.setattr(jobs, "cores", lambda: 2)
+    monkeypatch.setattr("engine.training.jobs.cores", lambda: 2)
     tiny = Config(method=["grpo", "vpo", "group_vpo"], device="cpu")
     assert jobs_of(tiny) == 3
     assert jobs_of(Config(method=["grpo", "vpo"], device="cpu", model="m")) == 1
