@@ -196,7 +196,8 @@ def _explained(name: str) -> Iterator[None]:
             beside = [path.name for path in listed(Path(name).parent)]
             hint = did_you_mean(Path(name).name, beside)
             if Path(name).is_absolute() or name.startswith((".", "~")):
-                raise UserError(f"--model {name}: no such folder, and no id of the Hub{hint}") from error
+                problem = f"no such folder, and no id of the Hub{hint}"
+                raise UserError(f"--model {name}: {problem}") from error
             advice = "no such folder or Hub model, no connection, or it is gated: `hf auth login`"
             advice += hint
         else:
