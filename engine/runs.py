@@ -125,8 +125,7 @@ def check_fits(config: Config, old: Config) -> None:
     for name, value in vars(old).items():
         new = getattr(config, name)
         if name not in left_out and new != value:
-            difference = f"{flag_of(name)} {value!r}, not {new!r}"
-            raise UserError(f"{other_run}, with {difference}; {advice}")
+            raise UserError(f"{other_run}, with {flag_of(name)} {value!r}, not {new!r}; {advice}")
     for method in old.method:
         rate, new_rate = peak_rate(old, method), peak_rate(config, method)
         if rate != new_rate:
@@ -213,8 +212,7 @@ def check_files(config: Config, digests: dict[str, str]) -> None:
             problem = f"{file}: is not there, or not the file that {config.out} was trained on"
             stored = f"{config.out}/config.json"
             ways = f"restore it, name its new place in {stored}, or train with another --out"
-            no_change = f"if no reward changed, delete its line in {stored}"
-            raise UserError(f"{problem}; {ways}; {no_change}")
+            raise UserError(f"{problem}; {ways}; if no reward changed, delete its line in {stored}")
 
 
 @functools.cache

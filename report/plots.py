@@ -125,14 +125,19 @@ def training(curves: dict[str, list[dict]], path: Path, temperatures: str) -> No
     with style.new_figure(2, 2, (9, 7.6)) as axes:
         for ax, (key, (heading, unit)) in zip(axes.flat, TRAINING_PANELS.items(), strict=True):
             for method, rows in curves.items():
-                _draw_smoothed(ax, look_of(method), rows, key, window)
+                look = look_of(method)
+                points = torch.tensor([(row["step"], row[key]) for row in rows])  # (steps, 2)
+                means = points.unfold(0, window, 1).mean(-1)
+                ax.plot(*points.T, color=look.color, alpha=0.2, lw=0.8)
+                every = max(1, len(means) // 10)
+                ax.plot(*means.T, **style.curve_style(look), markevery=every)
             _draw_start_levels(ax, curves, key, " (step 1)")
             ax.set(title=heading, xlabel="training step", ylabel=unit)
             ax.set_ylim(bottom=min(0.0, ax.dataLim.y0))
             ax.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-        means = f", running means of {window} steps" if window > 1 else ""
+        smoothed = f", running means of {window} steps" if window > 1 else ""
         sets = "W@m: of a rollout's m answers, or of any m of a group's single answers"
-        style.finish(axes, path, f"Training's own rollouts {temperatures}{means}; {sets}")
+        style.finish(axes, path, f"Training's own rollouts {temperatures}{smoothed}; {sets}")
 
 
 def progress(curves: dict[str, list[dict]], measures: list[str], path: Path) -> None:
@@ -182,14 +187,6 @@ def mix(table: Table, path: Path) -> None:
         ax.set(xlabel=measures[0], ylabel=measures[1])
         caption = f"{table.asked}; numbers: t of the weights start + t (trained - start)"
         style.finish(axes, path, caption)
-
-
-def _draw_smoothed(ax: Any, look: Look, rows: list[dict], key: str, window: int) -> None:
-    """Draw a metric by training step, faint, and its running mean."""
-    points = torch.tensor([(row["step"], row[key]) for row in rows])  # (steps, 2)
-    smooth = points.unfold(0, window, 1).mean(-1)
-    ax.plot(*points.T, color=look.color, alpha=0.2, lw=0.8)
-    ax.plot(*smooth.T, **style.curve_style(look), markevery=max(1, len(smooth) // 10))
 
 
 def _draw_start_levels(ax: Any, curves: dict[str, list[dict]], key: str, note: str = "") -> None:
@@ -339,6 +336,5 @@ def _label_policy(ax: Any, label: str, above: bool) -> None:
     if not above:
         ax.set_ylabel(label, **BOLD)
         return
-    lines = 1 + ax.get_title("left").count("\n")
-    position = (0, 10 + 12 * lines)
+    position = (0, 22 + 12 * ax.get_title("left").count("\n"))
     ax.annotate(label, (0, 1), position, "axes fraction", "offset points", **BOLD)
