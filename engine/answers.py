@@ -131,8 +131,7 @@ def value_of(number: re.Match) -> int:
 def write_answers(task: Form, answers: list[str], closing: str = "") -> str:
     """A rollout that gives these answers, as `parse_answers` reads it. Code blocks need no tags.
 
-    Args:
-        closing: the mark that ends the thought which the prompt left open; empty: it left none.
+    `closing` is the mark that ends the thought which the prompt left open; empty: it left none.
     """
     if answers[0].startswith("```"):
         text = "\n".join(answers)

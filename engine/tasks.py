@@ -73,11 +73,9 @@ def _run_module(path: Path, source: bytes) -> Any:
 
 
 def load_task(name: str, model: str = "tiny", **flags: Any) -> Task:
-    """The task of this name.
+    """The task of this name. Its constructor gets the flags that `Task.flags` names.
 
-    Args:
-        model: of --model; the tiny model writes its answers in tags, as it has imitated them.
-        flags: the constructor gets those that `Task.flags` names.
+    The tiny model writes its answers in tags, as it has imitated them.
     """
     task_class = load_task_class(name)
     flags["model"] = model

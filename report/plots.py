@@ -289,8 +289,6 @@ def answers(
     Args:
         pools: by policy the answers (n) to each of the N problems, None where a slot was left
             empty, and their rewards (n, d).
-        problems: the N problems.
-        drawing: draws the answers, and its `summary` is their title.
         heading: stands above the whole figure, which then leaves room for titles of two lines,
             so that nothing moves from one picture of a film to the next.
         texts_above: a line for each problem, which stands above its row of wide drawings.

@@ -41,11 +41,8 @@ def curve_style(look: Look) -> dict[str, Any]:
 def new_figure(rows: int, columns: int, size: tuple[float, float], **options: Any) -> Iterator[Any]:
     """Axes (rows, columns) of a new figure in the project's style, which holds inside the block.
 
-    The figure is not pyplot's: it opens no window and need not be closed.
-
-    Args:
-        size: width and height in inches.
-        options: passed on to `Figure.subplots`.
+    The figure is not pyplot's: it opens no window and need not be closed. `size` is in inches, and
+    `options` are those of `Figure.subplots`.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -72,6 +69,5 @@ def finish(axes: Any, path: Path, caption: str) -> None:
         rows = math.ceil(len(handles) / max(1, width // column))
         columns = math.ceil(len(handles) / rows)
         figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=columns)
-    dates = {".svg": "Date", ".pdf": "CreationDate"}
-    metadata = {dates[path.suffix]: None} if path.suffix in dates else None
-    figure.savefig(path, dpi=150, metadata=metadata)
+    dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    figure.savefig(path, dpi=150, metadata=dates.get(path.suffix))

@@ -66,10 +66,8 @@ import operator, os, random, re, statistics, string, sys
 def load_problems(flag: str, path: str, judge: Judge) -> list[dict]:
     """Read a file, and say on stderr what it holds.
 
-    Of equal problems the earliest counts, so that none is trained on and held out.
-
-    Args:
-        judge: runs the reference solutions. The tests made of asserts that they fail are left out.
+    Of equal problems the earliest counts, so that none is trained on and held out. `judge` runs the
+    reference solutions; the tests made of asserts that they fail are left out.
     """
     problems = read_problems(path, flag)
     _check_references(f"{flag} {path}", problems, judge)
@@ -281,11 +279,7 @@ def _from_asserts(tree: ast.Module | ast.FunctionDef, candidate: str, name: str)
     """Make tests of asserts, and the source that runs them: `_answer_(i)` evaluates expression i.
 
     Asserts in other loops and in conditions depend on more than a call. They are left out and
-    counted, `assert True` is not.
-
-    Args:
-        candidate: the name by which the asserts in the tree's body call the function.
-        name: the name of the function.
+    counted, `assert True` is not. They call the function `name` by the name `candidate`.
     """
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id == name:

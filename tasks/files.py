@@ -135,7 +135,6 @@ def read_records(flag: str, path: str, read: Callable[[dict], dict]) -> list[dic
 
 def read_line(line: str, read: Callable[[dict], dict]) -> dict:
     """The problem that `read` makes of a line. Raises UserError, whatever the line does to its reader."""
-    record = None
     try:
         record = json.loads(line)
         if not isinstance(record, dict):
@@ -145,7 +144,7 @@ def read_line(line: str, read: Callable[[dict], dict]) -> dict:
     except UserError:
         raise
     except Exception as error:
-        if record is None and isinstance(error, json.JSONDecodeError):
+        if isinstance(error, json.JSONDecodeError) and error.doc == line:  # not of a field
             reason = f"{error.msg} at column {error.colno}"
             raise UserError(f"is not JSON: {reason}; each line must be a record") from error
         raise UserError(f"cannot be used ({type(error).__name__}: {error})") from error

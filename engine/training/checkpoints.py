@@ -25,11 +25,10 @@ def is_due(config: Config, step: int) -> bool:
 def load(
     config: Config, task: Task, folder: Path
 ) -> tuple[Policy, Policy | None, MasterWeightAdamW, int]:
-    """Load a method's newest checkpoint, else the start model.
+    """Policy, reference policy, optimizer and steps done: of the newest checkpoint, else of the start.
 
-    Returns:
-        The policy, the reference policy (None without a KL term; with an adapter the policy itself,
-        whose adapter is switched off for it), the optimizer, and the steps that are done.
+    The reference is None without a KL term. With an adapter it is the policy, whose adapter is
+    switched off for it.
     """
     folder.mkdir(exist_ok=True)
     for leftover in listed(folder, "checkpoint-*.tmp*"):  # a process was killed while saving
