@@ -26,7 +26,7 @@ PRELOADED = ["torch", "transformers", "transformers.models.gpt2.modeling_gpt2"]
 
 @functools.cache
 def possible(jobs: int) -> int:
-    """As many jobs, or 1 where processes can share no lock, socket and tensor, which is told once."""
+    """As many jobs, or 1 where processes share no lock, socket and tensor, which is told once."""
     if jobs == 1:
         return 1
     os.environ["PYTHONSAFEPATH"] = "1"  # they find Python's modules first, as this one does

@@ -66,7 +66,7 @@ def run_figures(
     measures: dict[Row, dict[str, Tensor]],  # of each pool, by name (N)
     suffix: str,  # svg, pdf or png
 ) -> list[Path]:
-    """Write the figures of a run into the folder of its evaluation, but for best@k. Returns the files."""
+    """Write a run's figures, but for best@k, into the folder of its evaluation. Returns the files."""
     rows = [row for row in pools if row.method != "start_sets" and row.m is None]
     trained = [row for row in rows if row.method in ADVANTAGES]
     methods = [row.method for row in trained]

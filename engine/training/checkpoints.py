@@ -25,7 +25,7 @@ def is_due(config: Config, step: int) -> bool:
 def load(
     config: Config, task: Task, folder: Path
 ) -> tuple[Policy, Policy | None, MasterWeightAdamW, int]:
-    """Policy, reference policy, optimizer and steps done: of the newest checkpoint, else of the start.
+    """Policy, reference, optimizer and steps done: of the newest checkpoint, else of the start.
 
     The reference is None without a KL term. With an adapter it is the policy, whose adapter is
     switched off for it.
