@@ -243,7 +243,7 @@ def _cases(record: dict, name: str) -> list[list[str]]:
         tests = [[case["input"], case["output"]] for case in json.loads(text)]
         "".join(itertools.chain(*tests))  # all must be text
     except Exception as error:  # whatever damaged bytes do to their readers
-        form = "a list of tests with input and output in JSON, or the base64 of the zlib of its pickle"
+        form = "a list of tests with input and output as JSON, or base64 of the zlib of its pickle"
         reason = f"{type(error).__name__}: {error}"
         raise UserError(f"field {name}: must be {form}, not {text!r:.60} ({reason})") from error
     return tests
