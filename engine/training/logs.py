@@ -158,7 +158,7 @@ def show_first_step(
         share = row[f"earned_{name}"]
         lines.append(f"{name}: {share:.0%} earn a reward, mean {row[f'reward_{name}']:.3f}")
     if not all(row[f"earned_{name}"] for name in task.objectives):
-        advice = "show one in Task.prompt, or imitate some (Task.demonstration, --warm-steps)"
+        advice = "show examples in Task.prompt, or imitate some (Task.demonstration, --warm-steps)"
         lines.append(f"what no answer earns is not learnt: {advice}")
     if config.device == "cuda":
         peak = torch.cuda.max_memory_allocated() / 2**30
