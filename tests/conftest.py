@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.register_assert_rewrite("helpers")
+
 # The models are so small that threads wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
@@ -18,7 +20,9 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # no card: what the tests compare are n
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
-SLOW_FILES = "lesson examples jobs sandbox train fast doors device search code rollout playground"
+SLOW_FILES = (
+    "lesson bridges jobs sandbox train fast mistakes device search code models rollout playground"
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -89,6 +93,14 @@ def _one_job() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("engine.training.jobs.cores", lambda: 1)
         yield
+
+
+@pytest.fixture
+def policy(request: pytest.FixtureRequest):
+    """The small model that a test names."""
+    from helpers import load_random_model
+
+    return load_random_model(request.param)
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,7 @@ import zlib
 from pathlib import Path
 
 import pytest
-from test_rollout import save_random_model
-from test_train import QUICK
+from helpers import QUICK, save_random_model
 
 import train
 from engine.config import Config

@@ -4,12 +4,11 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
-from random import Random
 
 import pretend_device
 import pytest
 import torch
-from test_rollout import MarkedWords, load_random_model, save_random_model
+from helpers import Words, load_random_model, save_random_model
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import backend_registration
@@ -25,7 +24,7 @@ from engine.training import memory
 from engine.training.memory import GIB, fill_card
 from eval import measure, sample_pool
 from fast import graphs
-from rewards import Problem, UserError
+from rewards import UserError
 from rollout import SamplingOptions, StopRule, load_policy, random_generator
 from tasks.maze import Maze
 
@@ -38,29 +37,6 @@ FLAGS = {
     "micro_batch_tokens": 100,
     "lr": ["1e-3"],
 }
-
-
-class Words(MarkedWords):
-    """Prompts of unequal length. Any word is an answer, so that random models earn rewards."""
-
-    objectives = ("long", "e")
-    words = ("one", "two")
-    answer_words = 1
-
-    def problems(self, split: str, n: int, seed: int = 0, start: int = 0) -> list[Problem]:
-        return [Problem(f"{split}-{i}", i) for i in range(start, start + n)]
-
-    def prompt(self, problem: Problem, m: int) -> str:
-        return "one two " * (5 + problem.data % 3)
-
-    def tiny_prompt(self, problem: Problem) -> str:
-        return self.prompt(problem, 1)
-
-    def reward(self, problem: Problem, answer: str) -> list[float]:
-        return [len(answer) % 4 / 3, float("e" in answer)]
-
-    def demonstration(self, problem: Problem, rng: Random) -> str:
-        return rng.choice(self.words)
 
 
 TASK = Words()

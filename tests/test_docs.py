@@ -208,7 +208,7 @@ def test_the_task_that_one_copies_asks_for_what_it_pays(first_task):
 
 def test_a_checkpoint_loads_as_own_md_says(first_task):
     """Guards against an argument that this transformers does not know, and a prompt unlike training's."""
-    from test_rollout import save_random_model  # `python -m tests.test_docs` does not find it
+    from helpers import save_random_model  # `python -m tests.test_docs` does not find it
 
     _, names = first_task
     folder = save_random_model("runs/my-task/vpo/checkpoint-000060", "qwen2")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_vpo import LargestTensor, random_rewards
+from helpers import LargestTensor, random_rewards, table_of
 
 import eval as evaluation
 from engine.config import Config
@@ -246,24 +246,6 @@ def test_a_pool_is_sampled_in_rollouts_of_m(m, batch):
 
 
 # The table and the picture.
-
-
-def table_of(seed: int = 0) -> Table:
-    """GRPO has collapsed onto an answer that is best on average; VPO has kept its variety."""
-    means = {  # best@1, best@8, diversity
-        "start": (0.3, 0.5, 1.0),
-        "start_sets": (0.3, 0.5, 1.2),
-        "grpo": (0.8, 0.8, 0.1),
-        "vpo": (0.7, 0.9, 1.1),
-    }
-    noise = 0.01 * random_rewards(seed, 20)
-    noise -= noise.mean()
-    measures = {}
-    for policy, (one, many, diversity) in means.items():
-        levels = {"best@1": one, "best@3": 0.6, "best@8": many, "W@8": many, "diversity": diversity}
-        levels |= dict.fromkeys(("pass@1", "pass@8"), 0.0)
-        measures[Row(policy)] = {name: level * (1 + noise) for name, level in levels.items()}
-    return Table([f"runs/fence-seed{seed}"], Settings("test", 20, 8, 0.7), measures)
 
 
 def printed(table: Table, capsys) -> list[str]:

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_train import fails
-from test_vpo import random_rewards
+from helpers import fails, random_rewards
 
 from report.__main__ import main
 from report.geometry import NO_CONFLICT, geometry, geometry_report, model_of

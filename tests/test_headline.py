@@ -5,7 +5,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from test_rollout import save_random_model
+from helpers import save_random_model
 
 import train
 from engine.config import Config

@@ -1,102 +1,24 @@
 """Snapshots, the page and the film."""
 
-import json
-import random
 import re
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from helpers import data_of, fails, made_snapshots
 from PIL import Image
-from test_train import fails
 
 import train
 import vpo
 from engine.config import Config
 from engine.files import read_log
-from engine.tasks import load_task, reward_vectors
+from engine.tasks import load_task
 from engine.training.logs import snapshot_steps
 from eval import weighted_best_at_k
 from report import page
 from report.__main__ import main
 from report.looks import look_of
-from report.snapshots import Frame, Snapshots
-from rewards import Problem, Task
-
-CONFIG = Config(m=3)
-METHODS = ("grpo", "vpo", "group_vpo")
-
-
-class Prose(Task):
-    """Long answers, names and prompts; the number of objectives differs from problem to problem; rewards below 0."""
-
-    name, minimum = "prose", -1.0
-    WORDS = ("a<b>c", "&amp;", "line\nbreak", "w" * 60, "\u00e9", "word")
-
-    def prompt(self, problem: Problem, m: int) -> str:
-        ship = "Donaudampfschifffahrtsgesellschaft" * 5
-        return f"Write </script> <b>an essay</b> on {ship} https://example.org"
-
-    def reward(self, problem: Problem, answer: str) -> list[float]:
-        return [(len(answer) * (i + 3)) % 7 / 7 * 2.5 - 1 for i in range(problem.data)]
-
-    def walk(self, problem: Problem, answer: str) -> list[int]:
-        raise RuntimeError("a method of the user's own, which nobody may call")
-
-    def demonstration(self, problem: Problem, rng: random.Random) -> str:
-        return " ".join(rng.choices(self.WORDS, k=12))
-
-
-def made_snapshots(name: str, size: int = 30, steps: int = 4) -> Snapshots:
-    """Snapshots as of a training in which pools become one answer, GRPO's first."""
-    if name == "prose":
-        task = Prose()
-        problems = [Problem(str(d), d) for d in (1, 3, 5, 6)]
-    else:
-        task = load_task(name)
-        problems = task.problems("test", 4)
-    rng = random.Random(0)
-    frames = []
-    for step in range(steps):
-        pools = {}
-        for shrink, method in enumerate(METHODS):
-            kinds = max(1, 24 - 8 * step // (1 + shrink))
-            pools[method] = [made_record(task, problem, kinds, size, rng) for problem in problems]
-        frames.append(Frame(1 + 10 * step, pools))
-    return Snapshots(CONFIG, task, problems, frames, made_metrics(10 * steps))
-
-
-def made_record(task: Task, problem: Problem, kinds: int, size: int, rng: random.Random) -> dict:
-    """`size` answers to a problem, of so many kinds; every tenth is missing."""
-    several = [task.demonstration(problem, rng) for _ in range(kinds)]
-    answers = [rng.choice(several) if rng.random() < 0.9 else None for _ in range(size)]
-    vectors = reward_vectors(task, [(problem, answer or "") for answer in answers])
-    rewards = []
-    for answer, vector in zip(answers, vectors, strict=True):
-        if answer is None:
-            vector = [task.minimum] * len(vector)
-        rewards.append([round(value, 6) for value in vector])
-    return {"id": problem.id, "answers": answers, "rewards": rewards}
-
-
-def made_metrics(steps: int) -> dict[str, list[dict]]:
-    rng = random.Random(1)
-    metrics = {method: [] for method in METHODS}
-    for rows in metrics.values():
-        for step in range(1, steps + 1):
-            rows.append({"step": step, "diversity": rng.random(), "reward": rng.random()})
-    return metrics
-
-
-def data_of(path: Path) -> dict:
-    """What the page holds as data; and that it is one small file that asks for nothing."""
-    text = path.read_text("utf-8")
-    assert len(text) < 2_000_000
-    text, _, rest = text.partition('<script type="application/json" id="data">')
-    data, _, script = rest.partition("</script>")
-    assert not re.search(r"https?://|<link|\ssrc=|\shref=|@import|url\(", text + script)
-    return json.loads(data)
 
 
 def test_training_is_the_same_with_and_without_snapshots(toy_run):

@@ -5,8 +5,8 @@ import shutil
 import matplotlib
 import pytest
 import torch
+from helpers import table_of
 from matplotlib.figure import Figure
-from test_eval import table_of
 
 from engine.config import Config
 from engine.evaluations import Evaluation, Pool, Row, Settings

@@ -9,6 +9,7 @@ from random import Random
 import numpy as np
 import pytest
 import torch
+from helpers import task_in
 
 from engine.answers import THOUGHTS, write_answers
 from engine.tasks import check_task, load_task
@@ -17,12 +18,6 @@ from rewards import Fence, Problem, Task, Toy, UserError, parse_answers
 from rollout import score
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def task_in(form: str) -> Task:
-    task = Task()
-    task.form = form
-    return task
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import programs
 import pytest
+from helpers import left_by, wait_until
 from programs import DOUBLE, RIGHT, STDIO
 
 from engine.cores import cores
@@ -64,21 +64,6 @@ ENDLESS = (
     "honest script: loops in the third",
 )
 CASES = build_cases()
-
-
-def left_by(sessions: set[int]) -> list[str]:
-    """The processes of these sessions that still run, and zombies of ours. A helper has its own."""
-    listing = subprocess.run(
-        ["ps", "-eo", "ppid=,sid=,stat=,args="], capture_output=True, text=True, check=True
-    ).stdout
-    left = []
-    for line in listing.splitlines():
-        parent, session, state, _ = line.split(None, 3)
-        is_our_zombie = state.startswith("Z") and int(parent) == os.getpid()
-        runs_on = not state.startswith("Z") and int(session) in sessions
-        if is_our_zombie or runs_on:
-            left.append(line)
-    return left
 
 
 SIGNALS = [getattr(signal, f"SIG{name}") for name in ["TERM", "HUP", "USR1", "USR2", "URG", "ALRM"]]
@@ -381,13 +366,6 @@ def test_helpers_end_with_the_trainer():
     trainer.kill()
     trainer.wait()
     assert wait_until(lambda: not left_by({helper}))
-
-
-def wait_until(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 20
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return condition()
 
 
 def test_a_busy_machine_fails_no_program():

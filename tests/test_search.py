@@ -10,7 +10,7 @@ from statistics import mean
 from unittest.mock import Mock
 
 import pytest
-from test_train import change_config, fails
+from helpers import change_config, fails
 
 from engine.tasks import load_task, take_problems
 from examples import search

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_rewards import task_in
+from helpers import task_in
 
 from engine.tasks import load_task
 from rewards import Problem, Task, UserError, parse_answers

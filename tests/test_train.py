@@ -16,66 +16,30 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from test_rollout import plain_logits, save_random_model
-from transformers import AutoModelForCausalLM
+from helpers import (
+    LEARNING,
+    QUICK,
+    ROOT,
+    SCRIPTS,
+    assert_equal_weights,
+    change_config,
+    fails,
+    metrics,
+    plain_logits,
+    save_random_model,
+    weights,
+)
 
 import eval as evaluation
 import fast
 import train
 import vpo
-from engine import models
 from engine.config import Config
 from engine.optimizer import MasterWeightAdamW
 from engine.runs import checkpoints, load_run
 from engine.tasks import load_task
 from engine.training.logs import MethodLog
 from rollout import Rollouts, load_policy, rollouts_of_texts, score, token_logprobs
-
-SCRIPTS = {"train": train.main, "eval": evaluation.main}
-ROOT = Path(__file__).resolve().parent.parent
-QUICK = shlex.split(
-    "--task toy --m 2 --warm-steps 3 --steps 4 --prompts-per-step 2 --group-size 3 --eval-problems 3 "
-    "--pool 4 --save-every 3 --device cpu"
-)
-# A warm-up that is long enough for rewards and advantages that are not all zero. Without them a
-# resume has nothing to get wrong.
-LEARNING = [*QUICK, *shlex.split("--warm-steps 40 --steps 8 --eval-problems 0")]
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
-
-
-def metrics(folder: Path) -> list[dict]:
-    """The metrics of a method, without those of time, which differ from run to run."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    for row in rows:
-        del row["seconds"], row["tokens_per_second"]
-    return rows
-
-
-def change_config(run: Path, **flags: object) -> None:
-    record = json.loads((run / "config.json").read_text())
-    record["flags"] |= flags
-    (run / "config.json").write_text(json.dumps(record))
-
-
-def assert_equal_weights(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
-    torch.testing.assert_close(a, b, rtol=0, atol=0)
-
-
-def fails(
-    arguments: list[str], capsys, *texts: str, command: Callable[[list[str]], None] = train.main
-) -> None:
-    """The command ends with code 2, and its last line holds the texts."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        command(arguments)
-    error = capsys.readouterr().err.strip()
-    assert stop.value.code == 2
-    for text in texts:
-        assert text in error.splitlines()[-1], error
 
 
 def test_the_main_job():
@@ -238,69 +202,6 @@ def test_a_language_model_goes_through_the_same_code(capsys, monkeypatch):
     assert len(re.findall(r"[\r\n]vpo: +\d+%", told)) == 2, (
         "a line for each step of a bar in a file"
     )
-
-
-def test_an_adapter_goes_through_the_same_code(monkeypatch):
-    """LoRA: the warm-up and the training train the adapter alone, checkpoints hold it alone, and a
-    killed run goes on from it. Guards against 16 bytes for each weight of a model, and an adapter
-    that is drawn anew where a run was killed before its first checkpoint."""
-    pytest.importorskip("peft")
-    trained = []
-
-    class Recorded(MasterWeightAdamW):
-        def __init__(self, *args, **options):
-            super().__init__(*args, **options)
-            trained.append(sum(weight.numel() for weight in self.weights))
-
-    monkeypatch.setattr(train.checkpoints, "MasterWeightAdamW", Recorded)
-    model = save_random_model("model", "qwen2")
-    flags = "--lora-rank 2 --dtype bfloat16 --method vpo --steps 2 --save-every 1 --lr 0.01"
-    flags += " --max-new-tokens 20 --eval-problems 1 --pool 2 --keep-optimizer"
-    train.main(["--out", "whole", "--model", model, *QUICK, *flags.split()])
-    adapter = "vpo/checkpoint-000002/adapter_model.safetensors"
-    whole = load_file(f"whole/{adapter}")
-    assert trained == 2 * [sum(weight.numel() for weight in whole.values())]
-    before, start = weights(Path(model)), weights(Path("whole/start"))
-    changed = {name for name in start if not torch.equal(start[name], before[name].bfloat16())}
-    assert start.keys() == before.keys() and changed
-    assert all("proj.weight" in name for name in changed)
-    assert metrics(Path("whole/vpo"))[0]["kl"] == 0, "the reference policy is another model"
-    report = json.loads(Path("whole/eval.json").read_text("utf-8"))["policies"]
-    assert list(report) == ["start", "start_sets", "vpo", "vpo, one answer"]
-
-    shutil.copytree("whole", "run")
-    for lost in ("checkpoint-000002", "checkpoint-00000[12]"):
-        for checkpoint in Path("run/vpo").glob(lost):
-            shutil.rmtree(checkpoint)
-        train.main(["--out", "run", "--resume"])
-        assert_equal_weights(whole, load_file(f"run/{adapter}"))
-        assert metrics(Path("whole/vpo")) == metrics(Path("run/vpo"))
-
-
-@pytest.mark.parametrize("start", ["run/start", "someone/a-model"])
-def test_an_adapter_is_an_ordinary_folder_of_peft(start):
-    """Plain transformers loads it where it was made, and we do where its run was moved."""
-    pytest.importorskip("peft")
-    policy = load_policy(save_random_model("run/start", "qwen2"), load_task("toy"))
-    Path("run/config.json").touch()
-    models.add_adapter(policy.model, rank=2)
-    for name, weight in policy.model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(weight)
-    config = Config(model=start, lora_rank=2, steps=2, warm_steps=0)
-    train.checkpoints.save(policy, MasterWeightAdamW(policy.model), 2, config, Path("run/vpo"))
-    checkpoint = "run/vpo/checkpoint-000002"
-    ids = torch.tensor([[5, 6, 7]])
-    expected = policy.model(ids).logits
-    if start == "run/start":
-        plain = AutoModelForCausalLM.from_pretrained(checkpoint)
-        assert torch.equal(plain(ids).logits, expected)
-    else:
-        named = json.loads(Path(checkpoint, "adapter_config.json").read_text("utf-8"))
-        assert named["base_model_name_or_path"] == start
-    Path("run").rename("moved")
-    ours, _ = models.load_hugging_face("moved/vpo/checkpoint-000002", "float32")
-    assert torch.equal(ours(ids).logits, expected)
 
 
 def test_learning_that_has_stopped_is_said_once(capsys):

@@ -8,42 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import LargestTensor, all_there, generator, random_rewards, scored_of
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import vpo
 from vpo import Options, Scored
 
 NOT_NORMALISED = ("dr_grpo", "maxrl")  # advantages that grow with the rewards
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def random_rewards(seed: int, *shape: int) -> Tensor:
-    return torch.rand(*shape, generator=generator(seed))
-
-
-def all_there(rewards: Tensor) -> Tensor:
-    """The mask of rewards (P, G, m, d) of which none is missing."""
-    return torch.ones(rewards.shape[:3], dtype=torch.bool)
-
-
-def scored_of(rewards: Tensor, mask: Tensor | None = None, **fields) -> Scored:
-    """Rewards (P, G, m, d) whose task scalar is the mean, and nothing repeated or missing unless given."""
-    mask = all_there(rewards) if mask is None else mask
-    P, _, _, d = rewards.shape
-    scored = Scored(
-        rewards,
-        rewards.float().mean(-1),
-        mask,
-        torch.zeros_like(mask),
-        torch.ones(P, d, dtype=torch.bool),
-        torch.zeros(P, 1),
-    )
-    return replace(scored, **fields)
 
 
 def advantages_of(method: str, scored: Scored | Tensor, **options) -> Tensor:
@@ -409,19 +380,6 @@ def test_shapes_are_known_without_numbers(method):
     tensors = {name: x.to("meta") for name, x in vars(scored).items() if isinstance(x, Tensor)}
     A = advantages_of(method, replace(scored, **tensors))
     assert A.is_meta and A.shape == (3, 8)
-
-
-class LargestTensor(TorchDispatchMode):
-    """Notes the number of elements of the largest tensor that any operation makes."""
-
-    n = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                self.n = max(self.n, tensor.numel())
-        return result
 
 
 @pytest.mark.parametrize("subset", [1, 4])

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tab import Tab
-from test_page_in_a_browser import LAYOUT, UNNAMED
+from tab import LAYOUT, UNNAMED, Tab
 
 import eval as evaluation
 import vpo

@@ -9,9 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_fast import copy_of, ends_soon, gradient, with_graphs
-from test_rollout import assert_same_gradient, draw, load_random_model
-from test_train import ROOT, metrics
+from helpers import (
+    ROOT,
+    assert_same_gradient,
+    copy_of,
+    draw,
+    ends_soon,
+    gradient,
+    load_random_model,
+    metrics,
+    with_graphs,
+)
 
 import fast
 import rollout

@@ -14,9 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from test_doors import write_fence
-from test_sandbox import left_by, wait_until
-from test_train import LEARNING, ROOT, fails, metrics
+from helpers import LEARNING, ROOT, fails, left_by, metrics, wait_until, write_fence
 
 import eval as evaluation
 import train

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 
-from test_train import ROOT
+from helpers import ROOT
 
 # Libraries come first, because theirs differ by platform. Then goes what Windows has not.
 WITHOUT = """

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_device import Words
-from test_vpo import scored_of
+from helpers import Words, scored_of
 
 import train
 import vpo

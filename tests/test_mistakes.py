@@ -1,4 +1,4 @@
-"""The doors of both commands: a mistake is one line and exit code 2, nothing is lost, nothing changed."""
+"""Mistakes at both commands: each is one line and exit code 2, nothing is lost, nothing changed."""
 
 import dataclasses
 import errno
@@ -19,7 +19,7 @@ from unittest.mock import Mock
 import matplotlib
 import pytest
 import torch
-from test_train import QUICK, ROOT, SCRIPTS, change_config, fails, metrics
+from helpers import QUICK, ROOT, SCRIPTS, change_config, fails, metrics, write_fence
 
 import eval as evaluation
 import train
@@ -45,12 +45,6 @@ WITH_UMLAUTS = """
     def tiny_prompt(self, problem):
         return "zäun"
 """
-
-
-def write_fence(members: str, path: str = "mine.py") -> None:
-    """A task of one's own: the fence, but for these members."""
-    imports = "from pathlib import Path\nfrom rewards import Fence\n"
-    Path(path).write_text(f"{imports}class Mine(Fence):\n    name = 'mine'\n    {members}", "utf-8")
 
 
 def files(folder: Path) -> dict[str, bytes]:

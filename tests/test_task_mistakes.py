@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_train import fails
+from helpers import fails
 
 import train
 from engine.tasks import check_task, load_task
