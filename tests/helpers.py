@@ -113,6 +113,8 @@ DELTA = {"layer_types": ["linear_attention", "full_attention"], "head_dim": 8}
 DELTA |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_conv_kernel_dim": 4}
 DELTA |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "tie_word_embeddings": False}
 MAMBA = {"mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 16, "head_dim": 8}
+MAMBA |= {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8}
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 2048, "initializer_range": 0.3}
 ARCHITECTURES = {  # name -> (configuration class of transformers, its arguments)
     "llama": ("LlamaConfig", SHAPE),
     "qwen2": ("Qwen2Config", SHAPE),
@@ -120,15 +122,9 @@ ARCHITECTURES = {  # name -> (configuration class of transformers, its arguments
     "smollm3": ("SmolLM3Config", SHAPE | {"no_rope_layers": [1, 0]}),
     "gemma2": ("Gemma2Config", SHAPE | WINDOW | {"final_logit_softcapping": 3.0}),
     "gemma3": ("Gemma3TextConfig", SHAPE | WINDOW),
-    "gpt2": (
-        "GPT2Config",
-        {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 2048, "initializer_range": 0.3},
-    ),
+    "gpt2": ("GPT2Config", GPT2),
     "qwen3_5": ("Qwen3_5TextConfig", SHAPE | DELTA),
-    "falcon_h1": (
-        "FalconH1Config",
-        SHAPE | MAMBA | {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8},
-    ),
+    "falcon_h1": ("FalconH1Config", SHAPE | MAMBA),
     "phi": ("PhiConfig", SHAPE | {"num_key_value_heads": 4}),  # its LM head has a bias
 }
 CHAT_TEMPLATE = (
@@ -272,11 +268,9 @@ def assert_same_gradient(ours: list[Tensor], expected: list[Tensor], tolerance: 
 def train_hybrid(*flags: str) -> None:
     """Train a model whose cache holds more than keys and values."""
     model = save_random_model("m", "falcon_h1")
-    usual = (
-        "--task fence --method vpo --m 2 --steps 1 --prompts-per-step 1 --group-size 2 --device cpu"
-    )
-    usual += f" --max-new-tokens 8 --eval-problems 1 --pool 2 --out run --model {model}"
-    train.main([*usual.split(), *flags])
+    usual = "--task fence --method vpo --m 2 --steps 1 --prompts-per-step 1 --group-size 2"
+    usual += " --max-new-tokens 8 --eval-problems 1 --pool 2 --out run --device cpu --model"
+    train.main([*usual.split(), model, *flags])
     assert load_run(Path("run")).config.plain
 
 

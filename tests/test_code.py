@@ -76,7 +76,7 @@ SANITIZED = {
     "code": "import math\ndef least(xs):\n    return min(xs)\n",
     "test_list": [
         "assert least((3, 1)) == 1",
-        "assert math.isclose(least([0.5]), 0.5, rel_tol=0.001)",
+        "assert math.isclose(least([0.5]), 0.5, rel_tol=1e-3)",
     ],
 }
 DOUBLES_OF_STDIN = [{"input": f"{i} {i}\n", "output": f"{2 * i}\n"} for i in range(30)]

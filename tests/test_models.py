@@ -88,11 +88,7 @@ FRAME = ["<|START_RESPONSE|>", "<|END_RESPONSE|>"]
         (None, "<think>1. no\n</think>1. red\n", "<think>1. no\n</think>1. red\n"),
         (None, "<answer_1> red </answer_1><eos>", "<answer_1> red </answer_1>"),
         # As Command A closes a reply before its EOS.
-        (
-            "<think>".join(FRAME),
-            "<think>no</think>1. red<|END_RESPONSE|>",
-            "<think>no</think>1. red",
-        ),
+        ("<think>".join(FRAME), "<think>a</think>red<|END_RESPONSE|>", "<think>a</think>red"),
         ("<think>".join(FRAME), "<answer_1>", "<answer_1>"),
     ],
 )
@@ -125,10 +121,8 @@ def test_a_turn_ends_as_the_chat_template_ends_it(template, end, tmp_path):
     marks = ["<|im_start|>", "<|im_end|>", "<|user|>", "<|assistant|>", "<|end|>", "<|return|>"]
     policy = policy_with(tmp_path, template, [*marks, "<tool_call>", "</tool_call>"])
     assert policy.tokenizer.convert_ids_to_tokens(policy.eos_ids[0]) == end
-    assert set(policy.tokenizer.convert_ids_to_tokens(policy.eos_ids[1:])) <= {
-        "<eos>",
-        "<other_eos>",
-    }
+    others = policy.tokenizer.convert_ids_to_tokens(policy.eos_ids[1:])
+    assert set(others) <= {"<eos>", "<other_eos>"}
     text = '<tool_call>{"name": "f"}</tool_call>'
     assert policy.decode(torch.tensor(policy.tokenizer(text + end)["input_ids"])) == text
     taught = rollout.rollouts_of_texts(policy, ["Paint!"], ["red"])
@@ -316,21 +310,11 @@ OWN_CLASSES = {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}
     [
         ({}, "config", {"model_type": "own", "auto_map": OWN_CLASSES}, "needs code of its own"),
         ({}, "config", {"vocab_size": 2000}, "incomplete, its files lack .* in another size"),
-        (
-            {},
-            "config",
-            {"vocab_size": 9, "architectures": ["LlamaForX"]},
-            "are of a LlamaForX; choose",
-        ),
+        ({}, "config", {"vocab_size": 9, "architectures": ["LlamaForX"]}, "are of a LlamaForX;"),
         ({}, "config", {"model_type": "t5", "architectures": None}, "is a t5; choose a decoder"),
         ({}, "config", {"model_type": "whisper", "architectures": None}, "is a whisper; choose"),
         ({}, "config", {"model_type": "vit", "architectures": ["ViT"]}, "is a ViT; choose"),
-        (
-            {},
-            "config",
-            {"model_type": "bert", "architectures": ["BertForMaskedLM"]},
-            "MaskedLM; ch",
-        ),
+        ({}, "config", {"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "MaskedLM;"),
         ({"eos_token_id": None}, "tokenizer_config", {"eos_token": None}, "eos_token None has no"),
         (
             {"eos_token_id": None, "vocab_size": 400},
@@ -365,9 +349,7 @@ def test_weights_that_are_missing_or_no_numbers_are_named():
             load_start(folder, TASK)
     file.rename("m/model.q4.GGUF")
     for name in (folder, "m/model.q4.GGUF", "someone/m-GGUF"):
-        with pytest.raises(
-            UserError, match="GGUF files .*; take the model that they were made from"
-        ):
+        with pytest.raises(UserError, match="GGUF files .*; take the model that they were made"):
             load_start(name, TASK)
 
 

@@ -82,9 +82,7 @@ def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task):
         expected.append("answers.svg")
     assert [path.name for path in paths] == expected and written[0] == written[1]
     words = drawn[0].get_supxlabel()
-    assert (
-        "at temperature 1 (the table's candidates: 0.7)" in words and "W@m: of a rollout" in words
-    )
+    assert "temperature 1 (the table's candidates: 0.7)" in words and "W@m: of a rollout" in words
     (own,) = [line for line in drawn[0].axes[0].lines if line.get_label() == "my_method"]
     assert own.get_color() == look_of("my_method").color
     assert own.get_xdata()[0] == 2, "the first mean of three steps lies at a whole one"

@@ -156,9 +156,7 @@ def test_problems_are_hard_for_every_policy_of_every_run(trained, monkeypatch, c
     shutil.copytree(trained, "toy-seed1")
     change_config(Path("toy-seed1"), seed=1, pool=9, eval_problems=7)  # their own do not matter
     targets = {"toy-test-0": 0.9, "toy-test-3": 0.9}  # more than anything earns
-    monkeypatch.setattr(
-        search.Goal, "target_of", lambda goal, problem: targets.get(problem.id, 0.7)
-    )
+    monkeypatch.setattr(search.Goal, "target_of", lambda _, problem: targets.get(problem.id, 0.7))
     both = "toy-seed1 --goal all --among 6 --temperature 1 --out"
     report, _ = run_search(
         trained, f"{both} pools --strategy best_of_n --seed 1 --budget 4 --screen 0", "pools"

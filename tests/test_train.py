@@ -181,9 +181,7 @@ def test_a_language_model_goes_through_the_same_code(capsys, monkeypatch):
     """A random model from disk: text prompts, a page is written, and its first rollouts are shown, and how many of the
     answers, made up here, copy an example. Guards against a list that seems to begin with the text of its first line."""
     answers = ["red", "grey red blue blue green red"]
-    monkeypatch.setattr(
-        train, "read_answers", lambda task, rollouts, m: [answers[:m]] * len(rollouts.texts)
-    )
+    monkeypatch.setattr(train, "read_answers", lambda task, rollouts, m: [answers[:m]] * 6)
     model = save_random_model("model", "llama")
     flags = "--task fence --method grpo vpo --steps 2 --max-new-tokens 30 --eval-problems 2"
     train.main(["--out", "run", "--model", model, *QUICK, *flags.split()])
@@ -199,9 +197,7 @@ def test_a_language_model_goes_through_the_same_code(capsys, monkeypatch):
     ):
         assert text in told
     assert "\n0% of the answers copy" not in told
-    assert len(re.findall(r"[\r\n]vpo: +\d+%", told)) == 2, (
-        "a line for each step of a bar in a file"
-    )
+    assert len(re.findall(r"[\r\n]vpo: +\d+%", told)) == 2, "a line for each step of a bar"
 
 
 def test_learning_that_has_stopped_is_said_once(capsys):

@@ -138,8 +138,7 @@ def test_equal_rewards_have_no_advantage(method, value):
 
 @pytest.mark.parametrize("minimum", [0.0, -1000.0])
 @pytest.mark.parametrize(
-    "method, m",
-    [("grpo", 1), ("max_at_k", 1), ("multi_rlvr", 3), ("dr_grpo", 1), ("maxrl", 1)],
+    "method, m", [("grpo", 1), ("max_at_k", 1), ("multi_rlvr", 3), ("dr_grpo", 1), ("maxrl", 1)]
 )
 def test_rounding_is_no_signal(method, m, minimum):
     """The sum of four percents depends on their order in the last digit: guards against advantages of +-1."""

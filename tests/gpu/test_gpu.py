@@ -113,9 +113,7 @@ def test_out_of_memory_is_explained():
     code += "torch.cuda.set_per_process_memory_fraction(share); train.main()"
     flags = "--warm-steps 0 --group-size 512 --micro-batch-tokens 0 --jobs 1 --out run"
     done = subprocess.run(
-        [sys.executable, "-c", code, *RUN, DEVICE, *flags.split()],
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", code, *RUN, DEVICE, *flags.split()], capture_output=True, text=True
     )
     assert done.returncode == 2, done.stderr
     assert "out of memory" in done.stderr and "--micro-batch-tokens" in done.stderr

@@ -18,13 +18,10 @@ import torch
 from examples.silent_bugs import BUGS, version
 from vpo import vpo_advantage
 
-nbclient = pytest.importorskip(
-    "nbclient", reason="nbclient runs the notebook: pip install nbclient ipykernel"
-)
+INSTALL = "nbclient runs the notebook: pip install nbclient ipykernel"
+nbclient = pytest.importorskip("nbclient", reason=INSTALL)
 nbformat = pytest.importorskip("nbformat")
-pytest.importorskip(
-    "ipykernel", reason="nbclient runs the notebook: pip install nbclient ipykernel"
-)
+pytest.importorskip("ipykernel", reason=INSTALL)
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSON = ROOT / "docs/lesson.ipynb"
