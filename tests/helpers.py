@@ -93,22 +93,12 @@ def fails(
 TASK = Maze(5)
 FENCE = Fence()
 TEMPERATURE = 0.7  # of `draw`
-SHAPE = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 2048,
-    "initializer_range": 0.3,
-}
-WINDOW = {
-    "head_dim": 8,
-    "sliding_window": 8,  # prompts are longer
-    "layer_types": ["sliding_attention", "full_attention"],
-    "query_pre_attn_scalar": 8,
-    "tie_word_embeddings": False,  # random models with tied ones repeat a token for ever
-}
+SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048}
+SHAPE |= {"initializer_range": 0.3}
+WINDOW = {"head_dim": 8, "layer_types": ["sliding_attention", "full_attention"]}
+WINDOW |= {"sliding_window": 8, "query_pre_attn_scalar": 8}  # prompts are longer
+WINDOW |= {"tie_word_embeddings": False}  # random models with tied ones repeat a token for ever
 DELTA = {"layer_types": ["linear_attention", "full_attention"], "head_dim": 8}
 DELTA |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_conv_kernel_dim": 4}
 DELTA |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "tie_word_embeddings": False}
@@ -351,14 +341,9 @@ def scored_of(rewards: Tensor, mask: Tensor | None = None, **fields) -> Scored:
     """Rewards (P, G, m, d) whose task scalar is the mean, and nothing repeated or missing unless given."""
     mask = all_there(rewards) if mask is None else mask
     P, _, _, d = rewards.shape
-    scored = Scored(
-        rewards,
-        rewards.float().mean(-1),
-        mask,
-        torch.zeros_like(mask),
-        torch.ones(P, d, dtype=torch.bool),
-        torch.zeros(P, 1),
-    )
+    scalars, no_repeats = rewards.float().mean(-1), torch.zeros_like(mask)
+    objectives = torch.ones(P, d, dtype=torch.bool)
+    scored = Scored(rewards, scalars, mask, no_repeats, objectives, torch.zeros(P, 1))
     return replace(scored, **fields)
 
 

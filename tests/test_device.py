@@ -8,7 +8,7 @@ from pathlib import Path
 import pretend_device
 import pytest
 import torch
-from helpers import Words, load_random_model, save_random_model
+from helpers import WordProblems, load_random_model, save_random_model
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import backend_registration
@@ -29,17 +29,11 @@ from rollout import SamplingOptions, StopRule, load_policy, random_generator
 from tasks.maze import Maze
 
 ROOT = Path(__file__).resolve().parent.parent
-FLAGS = {
-    "dtype": "float32",
-    "group_size": 4,
-    "prompts_per_step": 3,
-    "max_new_tokens": 2,
-    "micro_batch_tokens": 100,
-    "lr": ["1e-3"],
-}
+FLAGS = {"dtype": "float32", "group_size": 4, "prompts_per_step": 3, "max_new_tokens": 2}
+FLAGS |= {"micro_batch_tokens": 100, "lr": ["1e-3"]}
 
 
-TASK = Words()
+TASK = WordProblems()
 
 
 def outcome(config: Config) -> tuple[list[dict], list[list[str]], list[Tensor]]:

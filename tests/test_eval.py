@@ -297,7 +297,8 @@ def test_several_runs_print_one_table(toy_run, capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert printed.startswith("\n2 runs: ") and printed.count(" x start") == 1
     assert loaded == [0, 1]
-    assert len([*Path().glob("*/eval-test-1x4-T0.7/eval.json")]) == 2
+    for name in ("eval.json", "best_at_k.png"):
+        assert len([*Path().glob(f"*/eval-test-1x4-T0.7/{name}")]) == 3, "and one of both"
 
 
 def evaluation_with(

@@ -80,12 +80,9 @@ def test_an_objective_that_hardly_anything_earns_is_named(task, trade):
 
 def test_of_a_run_and_of_a_model(toy_run, capsys):
     """Where a finite data set wraps around, each problem is sampled once, and the heading says how many there are."""
-    Path("few.py").write_text(
-        "from rewards import Problem, Toy\n\n\nclass Few(Toy):\n"
-        "    def problems(self, split, n, seed=0, start=0):\n"
-        "        return [Problem(f'{split}-{i % 2}', None) for i in range(start, start + n)]\n",
-        encoding="utf-8",
-    )
+    code = "from rewards import Problem, Toy\nclass Few(Toy):\n    def problems(self, split, n, *rest):"
+    code += "\n        return [Problem(f'{split}-{i % 2}', None) for i in range(n)]\n"
+    Path("few.py").write_text(code, "utf-8")
     main(["geometry", "run", "--problems", "5"])
     own = capsys.readouterr().out
     assert "on 5 validation problems, 16 answers each" in own and "regret" in own

@@ -114,9 +114,7 @@ def test_reward_vectors_show_the_conflict(tmp_path, drawn):
 
 
 @pytest.mark.parametrize("n_rows, is_crowded", [(6, False), (7, True)])
-def test_a_figure_of_many_curves_leaves_out_bands_and_rows_of_one_answer(
-    n_rows, is_crowded, tmp_path, drawn
-):
+def test_many_curves_have_no_bands_and_no_rows_of_one_answer(n_rows, is_crowded, tmp_path, drawn):
     table = table_of()
     for row in (Row("vpo", 1), Row("max_at_k"), Row("group_vpo"))[: n_rows - 4]:
         table.measures[row] = table.measures[Row("grpo")]

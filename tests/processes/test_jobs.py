@@ -1,6 +1,5 @@
 """Methods side by side: the same numbers, and nobody outlives the command."""
 
-import errno
 import json
 import multiprocessing
 import os
@@ -69,16 +68,13 @@ def test_what_a_process_raises_is_told(capsys):
     assert capsys.readouterr().err.count("the others go on") == 1, "also after the last"
 
 
-@pytest.mark.parametrize("place", ["TMPDIR", "/dev/shm"])
+@pytest.mark.parametrize("place", [(jobs, "Listener"), (multiprocessing, "RLock")])
 def test_where_processes_cannot_talk_methods_go_one_by_one(place, monkeypatch, capsys):
-    """Guards against "AF_UNIX path too long" after the warm-up, and a "[Errno 30]" that names nothing."""
+    """Guards against "AF_UNIX path too long" after the warm-up, and a "[Errno 30]" that names nothing: of
+    a long TMPDIR, and of /dev/shm that cannot be written."""
     jobs.can_talk.cache_clear()
-    if place == "TMPDIR":
-        long = OSError("AF_UNIX path too long")
-        monkeypatch.setattr(jobs, "Listener", Mock(side_effect=long))
-    else:
-        refused = OSError(errno.EROFS, "Read-only file system")
-        monkeypatch.setattr(multiprocessing, "RLock", Mock(side_effect=refused))
+    refused = Mock(side_effect=OSError("AF_UNIX path too long"))
+    monkeypatch.setattr(*place, refused)
     train.main([*QUICK, "--jobs", "2", "--out", "run", "--steps", "2"])
     evaluation.main(["run", "--jobs", "2", "--problems", "1"])
     told = capsys.readouterr().err
