@@ -188,11 +188,7 @@ HONEST = {
     ),
     "no arguments": ("def f(): return 7", [([], 7)]),
     "some right": ("def f(x): return 2 * x if x > 0 else 0", DOUBLE, [True, True, False]),
-    "one loops": (
-        "def f(x):\n    while x == 5: pass\n    return 2 * x",
-        DOUBLE,
-        [True, False, True],
-    ),
+    "one loops": ("def f(x):\n    while x == 5: 0\n    return 2 * x", DOUBLE, [True, False, True]),
     "one crashes": (
         "import ctypes\ndef f(x):\n    if x == 5: ctypes.string_at(0)\n    return 2 * x",
         DOUBLE,
@@ -203,10 +199,7 @@ HONEST = {
         DOUBLE,
         [True, True, False],
     ),
-    "memory in every test": (
-        "s = [True] * 10 ** 7\ndef f(x): return 2 * x",
-        [([i], 2 * i) for i in range(8)],
-    ),
+    "memory": ("s = [True] * 10 ** 7\ndef f(x): return 2 * x", [([i], 2 * i) for i in range(8)]),
 }
 
 # Scripts that add two numbers.
@@ -273,10 +266,6 @@ HONEST_SCRIPTS = {
         [True, False, True],
     ),
     "output above the usual limit": ("print('x' * 5_000_000)", [("", "x" * 5_000_000)] * 2),
-    "number of a million digits": (
-        "print('1' * 1_000_001)",
-        [("", "0.5"), ("", "1" * 1_000_001)],
-        [False, True],
-    ),
+    "a million digits": ("print('1' * 1000001)", [("", "0.5"), ("", "1" * 1000001)], [False, True]),
     "one big read": ("import os\nprint(len(os.read(0, 10 ** 7)))", [("7" * 1000000, "1000000")]),
 }

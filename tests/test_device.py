@@ -3,12 +3,11 @@
 import importlib.util
 import subprocess
 import sys
-from pathlib import Path
 
 import pretend_device
 import pytest
 import torch
-from helpers import WordProblems, load_random_model, save_random_model
+from helpers import ROOT, WordProblems, load_random_model, save_random_model
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import backend_registration
@@ -28,7 +27,6 @@ from rewards import UserError
 from rollout import SamplingOptions, StopRule, load_policy, random_generator
 from tasks.maze import Maze
 
-ROOT = Path(__file__).resolve().parent.parent
 FLAGS = {"dtype": "float32", "group_size": 4, "prompts_per_step": 3, "max_new_tokens": 2}
 FLAGS |= {"micro_batch_tokens": 100, "lr": ["1e-3"]}
 

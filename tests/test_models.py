@@ -241,11 +241,7 @@ def test_attention_that_does_not_run_here_becomes_sdpa(attention, capsys):
         ("OpenAIGPTConfig", {"n_embd": 32, "n_layer": 1, "n_head": 2}, "KV cache|other logits"),
         ("MambaConfig", {"hidden_size": 32, "num_hidden_layers": 1}, "KV cache|other logits"),
         ("Zamba2Config", SHAPE | ZAMBA, "change with a KV cache or padding"),
-        (
-            "RwkvConfig",
-            {"hidden_size": 32, "num_hidden_layers": 2},
-            "change with a KV cache or padding",
-        ),
+        ("RwkvConfig", {"hidden_size": 32, "num_hidden_layers": 2}, "with a KV cache or padding"),
         ("CohereConfig", SHAPE, "are no LM head's"),
     ],
 )
@@ -302,6 +298,7 @@ def test_settings_that_do_not_fit_are_left_behind(file):
     assert saved == plain | {"eos_token_id": [0, 1]}
 
 
+NO_END = {"eos_token_id": None}
 OWN_CLASSES = {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}
 
 
@@ -315,13 +312,8 @@ OWN_CLASSES = {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}
         ({}, "config", {"model_type": "whisper", "architectures": None}, "is a whisper; choose"),
         ({}, "config", {"model_type": "vit", "architectures": ["ViT"]}, "is a ViT; choose"),
         ({}, "config", {"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "MaskedLM;"),
-        ({"eos_token_id": None}, "tokenizer_config", {"eos_token": None}, "eos_token None has no"),
-        (
-            {"eos_token_id": None, "vocab_size": 400},
-            "tokenizer_config",
-            {"eos_token": "<|im_end|>"},
-            "its eos_token '<.im_end.>' has no row in its embeddings",
-        ),
+        (NO_END, "tokenizer_config", {"eos_token": None}, "eos_token None has no"),
+        (NO_END | {"vocab_size": 400}, "tokenizer_config", {"eos_token": "<|im_end|>"}, "no row"),
     ],
 )
 def test_a_model_whose_files_do_not_fit_is_named(options, file, fields, words, monkeypatch):

@@ -3,21 +3,18 @@
 import re
 from decimal import Decimal
 from fractions import Fraction
-from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
 import torch
-from helpers import task_in
+from helpers import ROOT, task_in
 
 from engine.answers import THOUGHTS, write_answers
 from engine.tasks import check_task, load_task
 from engine.training.logs import shown_examples
 from rewards import Fence, Problem, Task, Toy, UserError, parse_answers
 from rollout import score
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.mark.parametrize(

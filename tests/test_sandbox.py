@@ -18,14 +18,13 @@ from pathlib import Path
 
 import programs
 import pytest
-from helpers import left_by, wait_until
+from helpers import ROOT, left_by, wait_until
 from programs import DOUBLE, RIGHT, STDIO
 
 from engine.cores import cores
 from tasks import sandbox as sandbox_module
 from tasks.sandbox import CHILD, Job, Sandbox, SandboxError, check_tests, run_tests
 
-ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.linux
 
 

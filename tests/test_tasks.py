@@ -118,9 +118,8 @@ def grids(problems: list[Problem]) -> list[str]:
 
 
 def test_no_held_out_maze_occurs_in_training(monkeypatch):
-    """Guards against training on what is tested: of size 5 that happened to 3 test mazes of 200 in
-    every run. The mazes that do not collide must be those of always: published tables rest on
-    them."""
+    """Guards against training on what is tested: of size 5 that happened to 3 test mazes of 200 in every run. The mazes
+    that do not collide must be those of always: published tables rest on them."""
     task = Maze(5)
     test = task.problems("test", maze.HELD_OUT)
     validation = task.problems("validation", maze.HELD_OUT)

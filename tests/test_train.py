@@ -211,9 +211,8 @@ def test_learning_that_has_stopped_is_said_once(capsys):
 
 
 def test_the_objective_is_logged():
-    """W@m by brute force: of sets their own best, of single answers the best of m rollouts of a group.
-    And what earns in each objective: guards against one that is 0 in every answer, unseen.
-    """
+    """W@m by brute force: of sets their own best, of single answers the best of m rollouts of a group. And what earns
+    in each objective: guards against one that is 0 in every answer, unseen."""
     task = load_task("fence")
     problems = task.problems("train", 2)
     red, blue, grey = (" ".join([color] * 6) for color in ("red", "blue", "grey"))

@@ -103,10 +103,9 @@ def test_subset_best_equals_brute_force(G, s, levels):
 
 @pytest.mark.parametrize("s", [2, 2048, 4095])
 def test_subset_best_of_a_large_group(s):
-    """Guards against binomial coefficients that no float holds. The scores are 0 to G - 1. The
-    highest is the best of all its sets. The best of the others in the sets of the lowest is on
-    average (s - 1) G / s. The mean over the group is the expected best of s rollouts, s (G + 1) /
-    (s + 1) - 1."""
+    """Guards against binomial coefficients that no float holds. The scores are 0 to G - 1. The highest is the best of
+    all its sets. The best of the others in the sets of the lowest is on average (s - 1) G / s. The mean over the group
+    is the expected best of s rollouts, s (G + 1) / (s + 1) - 1."""
     G = 4096
     scores = torch.randperm(G, generator=generator()).float()[None]
     B = vpo.subset_best(scores, s)[0]
@@ -315,9 +314,8 @@ def test_multi_rlvr_pays_distinct_answers():
 
 
 def test_a_repeated_answer_is_not_missing():
-    """Guards against VPO that takes one mask for the other. A rollout that gives one bad answer
-    twice is worth that answer, and not the reward of silence, even where its first mention cannot
-    be read."""
+    """Guards against VPO that takes one mask for the other. A rollout that gives one bad answer twice is worth that
+    answer, and not the reward of silence, even where its first mention cannot be read."""
     rewards = random_rewards(22, 2, 4, 2, 3)
     rewards[:, :, 1] = rewards[:, :, 0]
     mask = all_there(rewards)

@@ -115,9 +115,8 @@ def test_the_weighting_lights_up_what_python_would_choose(name, tab, tmp_path):
 
 
 def test_the_best_of_k_is_that_of_the_user_of_part_2(tab, tmp_path):
-    """Guards against curves of the task scalar, which show GRPO on top below a user who prefers
-    VPO. 400 draws, always the same ones: the mean of the best within two standard errors of the
-    exact value."""
+    """Guards against curves of the task scalar, which show GRPO on top below a user who prefers VPO. 400 draws, always
+    the same ones: the mean of the best within two standard errors of the exact value."""
     snapshots = made_snapshots("fence")
     pools = snapshots.frames[-1].pools
     open_page(tab, tmp_path, snapshots, 1280)

@@ -183,9 +183,8 @@ def one_rank(letters, trl_vpo) -> Path:
 
 @pytest.mark.parametrize("engine", LAUNCH)
 def test_the_advantages_and_the_weights_of_two_ranks_are_those_of_one(one_rank, engine):
-    """Data parallel and FSDP2. Guards against preference weights that differ between ranks, rewards
-    normalised twice, and checkpoints in shards. Of three groups of four, two ranks split the second
-    one."""
+    """Data parallel and FSDP2. Guards against preference weights that differ between ranks, rewards normalised twice,
+    and checkpoints in shards. Of three groups of four, two ranks split the second one."""
     folder = trained(one_rank, engine)
     start = weights_of(folder / "start")
     for method in METHODS:

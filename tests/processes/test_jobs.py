@@ -114,9 +114,8 @@ def test_a_killed_run_ends_bit_for_bit_the_same():
 
 
 def test_a_task_and_a_method_of_ones_own_reach_the_processes(capsys):
-    """A file given by its path, and a script that adds a method as docs/own.md does. SIGTERM, which
-    Slurm sends to all of them, as a terminal sends Ctrl-C: no traceback of a child, and the way
-    on."""
+    """A file given by its path, and a script that adds a method as docs/own.md does. SIGTERM, which Slurm sends to all
+    of them, as a terminal sends Ctrl-C: no traceback of a child, and the way on."""
     write_fence("", "my_task.py")
     Path("my_method.py").write_text(
         f"import sys\n\nsys.path.append({str(ROOT)!r})\nfrom vpo import ADVANTAGES, grpo\n\n\n"
