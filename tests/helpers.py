@@ -125,8 +125,7 @@ CHAT_TEMPLATE = (
 
 
 def save_random_model(folder: str | Path, architecture: str, **options) -> str:
-    """A small random model with a byte-level tokenizer of its own, as an ordinary checkpoint on
-    disk. Token 0 or 1 ends a rollout."""
+    """A small random model with a byte-level tokenizer, as an ordinary checkpoint. Token 0 or 1 ends a rollout."""
     backend = Tokenizer(BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()

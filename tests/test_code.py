@@ -426,8 +426,7 @@ def test_held_out_problems_are_held_out(capsys):
 
 
 def test_no_text_stands_on_both_sides(capsys):
-    """Guards against a text under two ids that is trained on under one and tested under the other. Functions of one text
-    are different problems."""
+    """Guards against a text under two ids on both sides. Functions of one text are different problems."""
     records = [record | {"prompt": f"Double {i // 3}."} for i, record in enumerate(several(60))]
     parts = splits(Code(write(*records)), "text")
     assert [len(parts[name]) for name in ("train", "validation", "test")] == [15, 1, 4]
@@ -448,8 +447,7 @@ def test_no_text_stands_on_both_sides(capsys):
 
 
 def test_small_problems_and_their_words_are_those_of_the_published_tables():
-    """Guards against a change to problems, demonstrations or vocabulary: another order of words is another model.
-    The tested places are not shown."""
+    """Guards against other problems, demonstrations or words: another order of words is another model."""
     assert not {*SMALL.shown} & {*SMALL.hidden}
     task = Code()
     shown = []
@@ -579,8 +577,7 @@ def test_a_language_model_imitates_the_one_reference_once():
 
 
 def test_a_problem_that_cannot_be_trained_on_is_found_before_minutes_are_spent():
-    """The one of step 3 that lacks its reference, and a prompt that is too long: of three thousand the one with the most
-    tokens, which has fewer characters than a hundred others."""
+    """One without reference, and the one of 3,000 prompts with too many tokens, though not the most characters."""
     model = save_random_model("model", "llama", max_position_embeddings=2400)
     config = Config(task="code", model=model, warm_steps=3, steps=1)
     config.device, config.dtype, config.max_new_tokens = "cpu", "float32", 9

@@ -227,8 +227,7 @@ def printed(table: Table, capsys) -> list[str]:
 
 
 def test_the_table_says_what_has_collapsed(capsys):
-    """Its diversity is a multiple of that of the start model which is asked for as many answers; nothing of pass@k
-    where nobody passes; below a third it has collapsed."""
+    """Below a third of the diversity of the start model asked for as many answers. No pass@k where nobody passes."""
     table = table_of()
     lines = printed(table, capsys)
     assert "best@1 ± best@3 best@8 W@8 ± diversity x start" in lines

@@ -62,8 +62,7 @@ def test_no_signal_is_said():
 @pytest.mark.parametrize("task", [Fence(), Task()])
 @pytest.mark.parametrize("trade", [False, True])
 def test_an_objective_that_hardly_anything_earns_is_named(task, trade):
-    """Guards against a verdict about objectives of which the start model's answers say nothing. The third is earned by
-    1 of 32 answers to the first problem, and the others lack it."""
+    """Guards against a verdict about an objective that 1 of 32 answers to one problem earns, and that the others lack."""
     rewards = torch.zeros(25, 32, 3)
     rewards[:, ::2, 0] = 1
     rewards[:, trade::2, 1] = 1

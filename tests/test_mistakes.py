@@ -406,8 +406,7 @@ def test_what_other_systems_leave_beside_files_is_no_part_of_a_run(toy_run):
 
 @pytest.mark.draws
 def test_a_machine_with_settings_of_its_own():
-    """ASCII everywhere, LaTeX asked for that is not there, nothing to be written here. Guards
-    against a warm-up or an evaluation that is lost at its end."""
+    """ASCII, LaTeX that is not there, nothing to be written: guards against a warm-up or evaluation lost at its end."""
     Path("runs").touch()  # so that runs/start cannot be made, as in a folder that is read-only
     write_fence(WITH_UMLAUTS)
     flags = "--task mine.py --method vpo --warm-steps 1 --steps 1 --out run --jobs 1"
@@ -434,8 +433,7 @@ def test_what_ascii_lacks_is_printed_all_the_same(monkeypatch):
 
 
 def test_a_stop_outside_of_the_training_is_told(capsys, monkeypatch):
-    """Guards against an empty line where SIGTERM comes in the warm-up or in an evaluation, and against advice that is
-    refused: training is done, and the mixtures are saved."""
+    """Guards against an empty line where SIGTERM comes in a warm-up or evaluation, and against advice that is refused."""
     with pytest.raises(SystemExit) as stop, as_command("train.py"):
         signal.raise_signal(signal.SIGTERM)
     assert stop.value.code == 130 and "give the same command again" in capsys.readouterr().err

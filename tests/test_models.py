@@ -93,8 +93,7 @@ FRAME = ["<|START_RESPONSE|>", "<|END_RESPONSE|>"]
     ],
 )
 def test_special_tokens_that_are_marks_stay_in_the_text(template, text, read, tmp_path):
-    """Guards against drafts that are graded: without their marks thoughts look like answers. But what a
-    chat template writes around texts is no text."""
+    """Guards against thoughts that look like answers without their marks. What a template writes around is no text."""
     policy = policy_with(tmp_path, template and f"{template}{{{{ x }}}}", MARKS + FRAME)
     assert policy.decode(torch.tensor(policy.tokenizer(text)["input_ids"])) == read
 
@@ -285,8 +284,7 @@ def test_a_long_rope_is_refused_beyond_its_first_length(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
 def test_settings_that_do_not_fit_are_left_behind(file):
-    """A base model's top-p would change what a trained policy answers elsewhere. With a padding that is no token a model
-    would be refused, or not saved."""
+    """A base model's top-p would change what a policy answers elsewhere; with a padding of -1 it could not be saved."""
     folder = save_random_model("m", "llama")
     change_json(Path(folder, "generation_config.json"), top_p=0.8, temperature=0.7)
     change_json(Path(folder, file), pad_token_id=-1)

@@ -21,8 +21,7 @@ from report.looks import look_of
 
 
 def test_training_is_the_same_with_and_without_snapshots(toy_run):
-    """Guards against a snapshot that draws from training's random numbers. A resume drops what was kept after its
-    checkpoint, and takes it again."""
+    """Guards against a snapshot that draws from training's random numbers, and one that a resume keeps twice."""
     log = Path("run/vpo/snapshots.jsonl")
     weights = Path("run/vpo/checkpoint-000004/model.safetensors")
     whole = [log.read_bytes(), weights.read_bytes()]
@@ -114,8 +113,7 @@ def test_the_film(tmp_path, monkeypatch):
 
 
 def test_the_legend_the_paint_and_the_colors_of_words_are_the_tasks_own(tmp_path):
-    """Guards against a legend below an own task's answers, answers such as "red" that become a square, and a headline
-    without reward that has a color."""
+    """Guards against another task's legend, "red" that becomes a square, and a color for a headline without reward."""
     data = {}
     for name in ("fence", "prose", "headline"):
         page.write_page(tmp_path / f"{name}.html", made_snapshots(name))

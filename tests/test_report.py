@@ -93,8 +93,7 @@ def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task):
 
 
 def test_reward_vectors_show_the_conflict(tmp_path, drawn):
-    """The first and the last objective exclude each other, with another minimum, too. Objectives that problems lack or
-    that are constant have no correlation."""
+    """The two objectives that exclude each other. Those that problems lack or that are constant have no correlation."""
     gold = torch.tensor([[1.0, 0.0, 0.5], [0.0, 1.0, 0.5], [1.0, 0.0, 0.0], [1.0, 0.0, 0.5]])
     rewards = gold[:, [0, 2, 1]].expand(4, 4, 3)
     lower = torch.cat([rewards - 5, torch.full((4, 20, 3), -5.0)], 1)  # and many empty slots
@@ -129,8 +128,7 @@ def test_many_curves_have_no_bands_and_no_rows_of_one_answer(n_rows, is_crowded,
 
 @pytest.mark.draws
 def test_a_pdf_has_truetype_fonts_and_a_users_own(tmp_path):
-    """Guards against Type 3 fonts, which journals refuse, and against DejaVu Sans where a user's matplotlibrc asks for
-    another; LaTeX is not asked for."""
+    """Guards against Type 3 fonts, which journals refuse, and DejaVu Sans where a matplotlibrc asks for another."""
     own = matplotlib.rc_context({"font.family": "DejaVu Serif", "text.usetex": True})
     with own, style.new_figure(1, 1, (2, 2)) as axes:
         axes[0, 0].set_title("a title")

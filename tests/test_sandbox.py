@@ -303,8 +303,7 @@ def test_malformed_tests(tests, entry_point, message):
     ],
 )
 def test_refuses_where_programs_cannot_be_confined(old, new, message, monkeypatch, tmp_path):
-    """Guards against a silent loss of the filter, and trust in a system call that says yes: the helper believes in
-    another processor, or sets no filter."""
+    """Guards against a silent loss of the filter: the helper believes in another processor, or sets no filter."""
     source = CHILD.read_text()
     assert old in source
     (tmp_path / CHILD.name).write_text(source.replace(old, new))

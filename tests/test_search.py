@@ -172,8 +172,7 @@ def test_problems_are_hard_for_every_policy_of_every_run(trained, monkeypatch, c
 
 
 def test_the_table_and_the_figure():
-    """VPO alone solves the first of two problems, in one of two runs. Where nobody knows what can
-    be reached, no zero claims that nothing was found."""
+    """VPO alone solves one of two problems, in one of two runs. Where nobody knows what can be reached, there is no zero."""
     lost = {"solved": [0, 0], "best": [[0.1, 0.5]] * 2, "behaviours": [[1, 2]] * 2}
     won = lost | {"solved": [40, 0]}
     policies = {"start": [lost, lost], "vpo": [won, lost]}

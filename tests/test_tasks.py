@@ -101,8 +101,7 @@ def test_mazes_keep_the_papers_promises(size):
     [(6, "bbd59039012c2b04"), (7, "f1927a538420fe59"), (9, "cfa35f2cdf66478a")],
 )
 def test_mazes_and_their_words_are_those_of_the_published_tables(size, expected):
-    """Guards against a change to the generator or to the vocabulary: another order of words is another model. The
-    problems do not depend on how many are asked for."""
+    """Guards against another generator or vocabulary: another order of words is another model."""
     task = Maze(size)
     mazes = []
     for split in ("train", "demonstrations", "test", "validation"):

@@ -89,8 +89,7 @@ def tasks_and_problems(tmp_path_factory) -> list[tuple[Task, Problem]]:
 
 @pytest.mark.parametrize("text", LONG_TEXTS, ids=lambda text: repr(text[:20]))
 def test_reading_takes_time_in_proportion_to_the_text(text, tasks_and_problems):
-    """Guards against a search that goes on to the end of the text from every tag, call or blank: it would take eight
-    minutes, and faulthandler_timeout of pytest.ini ends it."""
+    """Guards against a search to the end of the text from every tag: eight minutes, which pytest.ini's limit ends."""
     for form in ("tags", "lines"):
         for finished in (True, False):
             parse_answers(text, task_in(form), 1, finished)

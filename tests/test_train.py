@@ -66,8 +66,7 @@ def test_the_main_job():
 
 
 def test_a_killed_run_resumes_bit_for_bit():
-    """SIGKILL at any step; guards against state that a resume forgets, such as the float32 weights
-    behind bfloat16 ones."""
+    """SIGKILL at any step; guards against state that a resume forgets, such as float32 weights behind bfloat16 ones."""
     arguments = [*LEARNING, *shlex.split("--method vpo --steps 10 --dtype bfloat16")]
     train.main(["--out", "whole", *arguments])
     signals = [row["signal"] for row in metrics(Path("whole/vpo"))]
@@ -134,8 +133,7 @@ def test_a_finished_run_goes_on(toy_run, capsys, monkeypatch):
 
 
 def test_plain_runs_nothing_of_fast(monkeypatch, capsys):
-    """Guards against a warm-up or a gradient of fast/ where a reader asks for what they read, and
-    against a changed train.backward that never runs, without a word."""
+    """Guards against a gradient of fast/ where readers ask for what they read, and a train.backward that never runs."""
     train.main([*QUICK, "--method", "vpo", "--steps", "1", "--jobs", "1", "--out", "fast"])
     assert "gradient: fast.backward (--plain: train.backward)" in capsys.readouterr().err
     for name in ("backward", "token_logprobs"):
@@ -253,8 +251,7 @@ def test_short_runs_reach_their_peak_rate(steps):
 
 @pytest.mark.parametrize("script", [train, fast])
 def test_each_update_takes_its_own_groups(script, monkeypatch):
-    """Against float64: guards against passes over the whole batch, groups that are torn, one token count for
-    all, updates that sample anew, and old log-probabilities that follow the policy."""
+    """Guards against passes over the whole batch, torn groups, one token count for all, and updates that sample anew."""
     parts = []
     backward = script.backward
 
@@ -416,8 +413,7 @@ def test_a_step_that_goes_wrong_is_named(broken, message, capsys, monkeypatch):
 
 @pytest.mark.parametrize("n_steps", ["0", "1"])
 def test_a_model_that_diverges_stops_the_run(n_steps, capsys, monkeypatch):
-    """The weights are ruined in a step, or in the last one: guards against a good checkpoint that is deleted for a
-    ruined one."""
+    """The weights are ruined in a step, or in the last one: guards against a good checkpoint deleted for a ruined one."""
     step = train.train_step
 
     def ruin(method, state, *rest):

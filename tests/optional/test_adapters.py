@@ -106,8 +106,7 @@ def test_an_adapter_is_an_ordinary_folder_of_peft(start):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_mixture_of_an_adapter_scales_it(dtype):
-    """Guards against a trained adapter that is mixed with a start that has none; a saved one needs no peft, and has
-    all of a small change to weights of bfloat16."""
+    """Guards against an adapter mixed with a start that has none, and small changes that bfloat16 loses. No peft is needed after."""
     model = save_random_model("model", "qwen2")
     flags = "--lora-rank 2 --method grpo --max-new-tokens 20 --warm-steps 0 --steps 2 --out run "
     flags += "--temperature 0.9"

@@ -128,8 +128,7 @@ def letters(tmp_path_factory) -> Path:
 
 
 def test_the_reward_function_returns_advantages_and_logs_rewards(trl_vpo):
-    """Two fences of one color are paid once, and R is the mean over users of the better fence. Only a rollout that has
-    ended is an answer as a whole."""
+    """Two fences of one color are paid once; R is the mean over users; a rollout cut off is no answer as a whole."""
     policy = load_random_model("llama")
     problems = Fence().problems("train", 1)
 

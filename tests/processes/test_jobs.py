@@ -70,8 +70,7 @@ def test_what_a_process_raises_is_told(capsys):
 
 @pytest.mark.parametrize("place", [(jobs, "Listener"), (multiprocessing, "RLock")])
 def test_where_processes_cannot_talk_methods_go_one_by_one(place, monkeypatch, capsys):
-    """Guards against "AF_UNIX path too long" after the warm-up, and a "[Errno 30]" that names nothing: of
-    a long TMPDIR, and of /dev/shm that cannot be written."""
+    """Guards against "AF_UNIX path too long" (a long TMPDIR) and a bare "[Errno 30]" (of /dev/shm)."""
     jobs.can_talk.cache_clear()
     refused = Mock(side_effect=OSError("AF_UNIX path too long"))
     monkeypatch.setattr(*place, refused)
