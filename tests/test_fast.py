@@ -58,16 +58,10 @@ def backward_of_single_rollouts(policy, reference, rollouts, advantages, config)
             with torch.no_grad():
                 ref_log_p = torch.log_softmax(plain_logits(reference, rollouts, row) / 0.7, -1)
             options["ref_logprobs"] = ref_log_p.gather(1, tokens).T
-        loss, parts = vpo.policy_loss(
-            log_p.gather(1, tokens).T,
-            rollouts.logprobs[row : row + 1, :length],
-            advantages[row : row + 1],
-            torch.ones(1, length, dtype=torch.bool),
-            sum(rollouts.lengths),
-            kl_coef=config.kl,
-            entropy_coef=config.entropy_coef,
-            **options,
-        )
+        options |= {"kl_coef": config.kl, "entropy_coef": config.entropy_coef}
+        old, mask = rollouts.logprobs[[row], :length], torch.ones(1, length, dtype=torch.bool)
+        batch = (log_p.gather(1, tokens).T, old, advantages[[row]], mask, sum(rollouts.lengths))
+        loss, parts = vpo.policy_loss(*batch, **options)
         loss.backward()
         totals.update(parts | {"loss": loss.detach()})
         totals["entropy"] += options["entropy"].sum() / sum(rollouts.lengths)

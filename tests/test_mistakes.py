@@ -373,12 +373,14 @@ def test_a_full_disk_is_named_and_leaves_nothing_half(capsys, monkeypatch):
     assert not list(Path("run").rglob("*.tmp*")) and not list(Path("run/grpo").glob("checkpoint-*"))
 
 
-def test_a_full_disk_is_told_in_one_sentence(toy_run, monkeypatch, capsys):
+def test_a_full_disk_is_told_in_one_sentence(monkeypatch, capsys):
     """Guards against a list of the files that could not be copied."""
+    flags = [*TOY, "--method", "vpo", "--eval-problems", "0", "--out"]
+    train.main([*flags, "run"])
     failed = [("a", "b", "[Errno 28] No space left on device")] * 3
     monkeypatch.setattr(shutil, "copytree", Mock(side_effect=shutil.Error(failed)))
     told = "other/start: cannot be written ([Errno 28] No space left on device); make room: its"
-    fails([*TOY, "--out", "other"], capsys, told)
+    fails([*flags, "other"], capsys, told)
 
 
 def test_a_folder_in_which_no_run_could_begin_is_reusable():

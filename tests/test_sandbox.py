@@ -56,12 +56,7 @@ def build_cases() -> dict[str, tuple[Job, list[bool]]]:
 
 
 # Programs that use up the time of each test.
-ENDLESS = (
-    "endless",
-    "script cheat: flood",
-    "honest: one loops",
-    "honest script: loops in the third",
-)
+ENDLESS = ("endless", "script cheat: flood", "honest: one loops", "honest script: loops")
 CASES = build_cases()
 
 

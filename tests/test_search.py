@@ -158,9 +158,8 @@ def test_problems_are_hard_for_every_policy_of_every_run(trained, monkeypatch, c
     targets = {"toy-test-0": 0.9, "toy-test-3": 0.9}  # more than anything earns
     monkeypatch.setattr(search.Goal, "target_of", lambda _, problem: targets.get(problem.id, 0.7))
     both = "toy-seed1 --goal all --among 6 --temperature 1 --out"
-    report, _ = run_search(
-        trained, f"{both} pools --strategy best_of_n --seed 1 --budget 4 --screen 0", "pools"
-    )
+    flags = f"{both} pools --strategy best_of_n --seed 1 --budget 4 --screen 0"
+    report, _ = run_search(trained, flags, "pools")
     solved = [results["solved"] for runs in report["policies"].values() for results in runs]
     by_problem = zip(report["problems"], *solved, strict=True)
     hard = [problem for problem, *after in by_problem if not any(after)]

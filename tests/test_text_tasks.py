@@ -21,15 +21,9 @@ def musique(i: int, hops: int = 2) -> dict:
     for index in range(20):
         paragraphs.append({"idx": index, "title": f"T{index}", "paragraph_text": f"Text {index}."})
     steps = [{"paragraph_support_idx": index} for index in (3, 5, 7, 9)]
-    return {
-        "id": f"{hops}hop__{i}",
-        "question": f"Who {i}?",
-        "paragraphs": paragraphs,
-        "question_decomposition": steps[:hops],
-        "answer": "The River Thames",
-        "answer_aliases": ["Thames", "Isis"],
-        "answerable": True,
-    }
+    record = {"id": f"{hops}hop__{i}", "question": f"Who {i}?", "paragraphs": paragraphs}
+    record |= {"question_decomposition": steps[:hops], "answerable": True}
+    return record | {"answer": "The River Thames", "answer_aliases": ["Thames", "Isis"]}
 
 
 def eureqa(i: int) -> dict:
