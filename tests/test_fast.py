@@ -4,6 +4,7 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -312,9 +313,7 @@ def test_a_batch_without_memory_for_graphs_goes_on_without_them(monkeypatch, cap
     policy = copy_of(load_random_model("llama"))
     with_graphs = graphs.decode_with_graphs
 
-    def too_large(policy, ids, lengths, uniform, options):
-        raise torch.OutOfMemoryError
-
+    too_large = Mock(side_effect=torch.OutOfMemoryError)
     monkeypatch.setattr(graphs, "decode_with_graphs", too_large)
     assert_same_tokens(policy)
     assert policy.model not in graphs.workspaces
@@ -390,6 +389,3 @@ def test_only_what_a_trial_proves_is_swapped(monkeypatch):
     calls = []
     lean.rope(lambda *inputs: calls.append(inputs), x, x, angles, angles)
     assert len(calls) == 1, "the model's own function turns a part of the width"
-
-
-# Adapters.

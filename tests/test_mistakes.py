@@ -211,11 +211,8 @@ except UserError as error:
 
 def test_of_several_that_begin_at_once_one_has_the_folder():
     """Guards against 129 log lines of 90 steps. And a killed process does not block."""
-    pipe = subprocess.PIPE
-    processes = []
-    for _ in range(4):
-        child = subprocess.Popen([sys.executable, "-c", TRY], stdin=pipe, stdout=pipe, text=True)
-        processes.append(child)
+    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen([sys.executable, "-c", TRY], **options) for _ in range(4)]
     for process in processes:
         assert process.stdout.readline() == "ready\n"
     for process in processes:
@@ -258,12 +255,8 @@ def test_a_run_that_another_command_trained_in_the_meantime_stays(monkeypatch, c
 
 def test_a_crash_before_the_first_checkpoint_leaves_the_folder_reusable(monkeypatch, capsys):
     """With other methods, and with one that had begun."""
-
-    def crash(*arguments):
-        raise TypeError
-
     with monkeypatch.context() as patch:
-        patch.setattr(train, "train_step", crash)
+        patch.setattr(train, "train_step", Mock(side_effect=TypeError))
         for arguments in (TOY, ["--resume"]):
             with pytest.raises(TypeError):
                 train.main(["--out", "run", *arguments])
@@ -526,7 +519,7 @@ def test_a_file_of_problems_must_stay_what_it_was(capsys):
     assert len(list(Path("runs/start").iterdir())) == 3, "the warm-up of other problems"
 
 
-# The door of memory.
+# Memory.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The door of a task: what one gets wrong is one line, before any minute is spent."""
+"""Mistakes in a task of one's own: each is one line, before any minute is spent."""
 
 import functools
 import re

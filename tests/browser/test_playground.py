@@ -83,13 +83,9 @@ def test_advantages_are_those_of_vpo(method, tab, monkeypatch):
             scored = vpo.Scored(rewards, scalars, everywhere, is_repeat, objectives, missing)
             expected = vpo.ADVANTAGES[method](scored, vpo.Options(subset=subset))
         for p in range(len(rewards)):
-            group = {
-                "rewards": rewards[p].tolist(),
-                "scalars": scalars[p].tolist(),
-                "isRepeat": is_repeat[p].tolist(),
-                "weights": weights[p].tolist(),
-                "subset": subset,
-            }
+            group = {"rewards": rewards[p], "scalars": scalars[p], "isRepeat": is_repeat[p]}
+            group = {name: x.tolist() for name, x in (group | {"weights": weights[p]}).items()}
+            group["subset"] = subset
             found = advantages(tab, method, group)
             torch.testing.assert_close(found, expected[p], atol=1e-9, rtol=1e-9)
 
