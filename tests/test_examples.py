@@ -12,12 +12,16 @@ G = 4  # rollouts per prompt
 
 
 def test_the_advantages_of_micro_vpo_are_ours():
+    """Grey fences alone teach nothing: guards against rounding, which the optimizer turns into full steps."""
     rewards = torch.rand(4, 8, 3, 3, generator=generator())  # (P, G, m, d)
     weights = micro_vpo.random_users(4, 100)  # (P, K, d)
     expected = group_normalize(set_reward(rewards, weights))
     torch.testing.assert_close(micro_vpo.vpo_advantage(rewards, weights), expected)
     expected = ADVANTAGES["grpo"](scored_of(rewards[:, :, :1]), Options())
     torch.testing.assert_close(micro_vpo.grpo_advantage(rewards[:, :, :1]), expected)
+    grey = micro_vpo.reward_vectors(torch.full((4, 8, 1, 6), 3))  # (P, G, 1, 3)
+    assert (micro_vpo.grpo_advantage(grey) == 0).all()
+    assert (micro_vpo.vpo_advantage(grey, weights) == 0).all()
 
 
 @pytest.mark.parametrize("method", ADVANTAGES)

@@ -165,19 +165,13 @@ def test_a_chat_template_is_used_where_there_is_one(monkeypatch):
     assert prompt.endswith("<|start|>assistant")
 
 
-@pytest.mark.parametrize(
-    "template, why",
-    [
-        ("{{ raise_exception('needs a system message') }}", "needs a system message"),
-        ("hello", "leaves out what the user says"),
-    ],
-)
-def test_a_chat_template_that_cannot_be_used_is_named(template, why, monkeypatch):
+def test_a_chat_template_that_cannot_be_used_is_named(monkeypatch):
     """Guards against a model that trains without having seen a problem."""
     policy = load_random_model("llama")
-    monkeypatch.setattr(policy.tokenizer, "chat_template", template)
-    with pytest.raises(UserError, match=f"its chat template cannot be used.*{why}"):
-        rollout.build_prompt(policy, TASK, TASK.problems("train", 1)[0], 2)
+    for template, why in (("{{ raise_exception('not so') }}", "not so"), ("hi", "leaves out what")):
+        monkeypatch.setattr(policy.tokenizer, "chat_template", template)
+        with pytest.raises(UserError, match=f"its chat template cannot be used.*{why}"):
+            rollout.build_prompt(policy, TASK, TASK.problems("train", 1)[0], 2)
 
 
 @pytest.mark.parametrize("policy", ["tiny", "qwen2", "phi"], indirect=True)
@@ -272,8 +266,7 @@ def test_a_token_without_a_row_is_refused_where_a_text_holds_it(tmp_path):
 
 def test_a_long_rope_is_refused_beyond_its_first_length(tmp_path, monkeypatch):
     """There it turns all positions anew, but not the cached ones: 17 nats between sampling and update."""
-    rope = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [8.0] * 4}
-    shape = SHAPE | {"original_max_position_embeddings": 128, "rope_scaling": rope}
+    shape = SHAPE | {"original_max_position_embeddings": 128, "rope_scaling": LONG}
     monkeypatch.setitem(ARCHITECTURES, "phi3", ("Phi3Config", shape))
     policy = load_start(save_random_model(tmp_path, "phi3"), TASK)
     ids, _ = rollout.encode_prompts(policy, ["Paint!"], 16)

@@ -72,8 +72,7 @@ def test_what_a_process_raises_is_told(capsys):
 def test_where_processes_cannot_talk_methods_go_one_by_one(place, monkeypatch, capsys):
     """Guards against "AF_UNIX path too long" (a long TMPDIR) and a bare "[Errno 30]" (of /dev/shm)."""
     jobs.can_talk.cache_clear()
-    refused = Mock(side_effect=OSError("AF_UNIX path too long"))
-    monkeypatch.setattr(*place, refused)
+    monkeypatch.setattr(*place, Mock(side_effect=OSError("AF_UNIX path too long")))
     train.main([*QUICK, "--jobs", "2", "--out", "run", "--steps", "2"])
     evaluation.main(["run", "--jobs", "2", "--problems", "1"])
     told = capsys.readouterr().err
