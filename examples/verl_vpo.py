@@ -13,7 +13,7 @@
         actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.tensor_model_parallel_size=1 \
         trainer.n_gpus_per_node=1 trainer.nnodes=1
 
-my_task.py is the first task of docs/own.md. Two steps ran on a CPU, as tests/verl_cpu.py says; a GPU was
+my_task.py is the first task of docs/own.md. Two steps ran on a CPU, as tests/optional/verl_cpu.py says; a GPU was
 not tried. A rollout ends with an EOS, not with its m-th answer. `trainer.use_v1=False` ignores this file.
 """
 

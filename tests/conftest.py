@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.register_assert_rewrite("helpers")
+
 # The models are so small that threads wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
@@ -18,13 +20,11 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # no card: what the tests compare are n
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
-SLOW_FILES = "lesson examples jobs sandbox train fast doors device search code rollout playground"
+SLOW_FILES = "lesson bridges jobs sandbox train fast mistakes device search code models playground"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "draws: figures are rendered; elsewhere an empty file stands for each"
-    )
+    config.addinivalue_line("markers", "draws: figures are rendered, not left empty")
     config.addinivalue_line("markers", "linux: runs programs; skipped on other systems")
 
 
@@ -91,15 +91,21 @@ def _one_job() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def policy(request: pytest.FixtureRequest):
+    """The small model that a test names."""
+    from helpers import load_random_model
+
+    return load_random_model(request.param)
+
+
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of the toy, GRPO and VPO, which has learnt something. `toy_run` is a copy."""
     import train
 
-    flags = (
-        "--task toy --method grpo vpo --m 2 --warm-steps 40 --steps 4 --lr 0.001 --save-every 3 "
-    )
-    flags += "--prompts-per-step 2 --group-size 4 --eval-problems 2 --pool 4 --keep-optimizer "
+    flags = "--task toy --method grpo vpo --m 2 --warm-steps 40 --steps 4 --lr 0.001 --save-every 3"
+    flags += " --prompts-per-step 2 --group-size 4 --eval-problems 2 --pool 4 --keep-optimizer "
     folder = tmp_path_factory.mktemp("trained")
     with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
         leave_undrawn(patch)

@@ -144,18 +144,8 @@ HONEST_DOUBLES = {
 
 CODECS = ("cp1252", "utf-16", "gb18030", "shift_jisx0213", "idna")
 NAN = float("nan")
-VALUES = [
-    10**50,
-    0.25,
-    False,
-    None,
-    [[[1], []]],
-    {"b": 1, "a": {}},
-    "añ😀",
-    NAN,
-    [NAN, 1],
-    float("inf"),
-]
+VALUES = [10**50, 0.25, False, None, [[[1], []]], {"b": 1, "a": {}}, "añ😀"]
+VALUES += [NAN, [NAN, 1], float("inf")]
 
 # With tests of their own, and verdicts where not all pass.
 HONEST = {
@@ -172,10 +162,7 @@ HONEST = {
         [True] * len(VALUES) + [False] * 4,
     ),
     "integer keys": ("def f(x): return {x: 2}", [([1], {"1": 2})], [False]),
-    "mutates its argument": (
-        "def f(a):\n    a.append(1)\n    return len(a)",
-        [([[0]], 2), ([[0]], 2)],
-    ),
+    "mutates its argument": ("def f(a):\n    a.append(1)\n    return len(a)", [([[0]], 2)] * 2),
     "global state": (
         "calls = 0\ndef f(x):\n    global calls\n    calls += 1\n    return calls",
         [([1], 1), ([1], 1)],
@@ -201,11 +188,7 @@ HONEST = {
     ),
     "no arguments": ("def f(): return 7", [([], 7)]),
     "some right": ("def f(x): return 2 * x if x > 0 else 0", DOUBLE, [True, True, False]),
-    "one loops": (
-        "def f(x):\n    while x == 5: pass\n    return 2 * x",
-        DOUBLE,
-        [True, False, True],
-    ),
+    "one loops": ("def f(x):\n    while x == 5: 0\n    return 2 * x", DOUBLE, [True, False, True]),
     "one crashes": (
         "import ctypes\ndef f(x):\n    if x == 5: ctypes.string_at(0)\n    return 2 * x",
         DOUBLE,
@@ -216,10 +199,7 @@ HONEST = {
         DOUBLE,
         [True, True, False],
     ),
-    "memory in every test": (
-        "s = [True] * 10 ** 7\ndef f(x): return 2 * x",
-        [([i], 2 * i) for i in range(8)],
-    ),
+    "memory": ("s = [True] * 10 ** 7\ndef f(x): return 2 * x", [([i], 2 * i) for i in range(8)]),
 }
 
 # Scripts that add two numbers.
@@ -286,10 +266,6 @@ HONEST_SCRIPTS = {
         [True, False, True],
     ),
     "output above the usual limit": ("print('x' * 5_000_000)", [("", "x" * 5_000_000)] * 2),
-    "number of a million digits": (
-        "print('1' * 1_000_001)",
-        [("", "0.5"), ("", "1" * 1_000_001)],
-        [False, True],
-    ),
+    "a million digits": ("print('1' * 1000001)", [("", "0.5"), ("", "1" * 1000001)], [False, True]),
     "one big read": ("import os\nprint(len(os.read(0, 10 ** 7)))", [("7" * 1000000, "1000000")]),
 }

@@ -12,8 +12,7 @@ import zlib
 from pathlib import Path
 
 import pytest
-from test_rollout import save_random_model
-from test_train import QUICK
+from helpers import QUICK, save_random_model
 
 import train
 from engine.config import Config
@@ -63,55 +62,37 @@ MBPP = {
     "test_setup_code": "",
     "code": "def count(words):\n    out = {}\n    for w in words:\n        out[len(w)] = out.get(len(w), 0) + 1\n"
     "    return out\n",
-    "test_list": [
-        "assert count(['a', 'bb', 'c']) == {1: 2, 2: 1}",
-        "assert count(()) == {}",
-        "assert not count([])",
-        "assert count(['a']) == {1: 7}",
-    ],
 }
+COUNTS = "assert count(['a', 'bb', 'c']) == {1: 2, 2: 1}; assert count(()) == {}"
+MBPP["test_list"] = f"{COUNTS}; assert not count([]); assert count(['a']) == {{1: 7}}".split("; ")
 SANITIZED = {
     "task_id": 8,
     "prompt": "Write a function that finds the minimum.",
     "test_imports": ["import math"],
     "code": "import math\ndef least(xs):\n    return min(xs)\n",
-    "test_list": [
-        "assert least((3, 1)) == 1",
-        "assert math.isclose(least([0.5]), 0.5, rel_tol=0.001)",
-    ],
+    "test_list": ["assert least((3, 1)) == 1", "assert math.isclose(least([0.5]), 0.5)"],
 }
 DOUBLES_OF_STDIN = [{"input": f"{i} {i}\n", "output": f"{2 * i}\n"} for i in range(30)]
-LCB_STDIN = {
-    "question_title": "Sum",
-    "question_content": "Read two numbers, print their sum.",
+LCB_STDIN = {"question_title": "Sum", "question_content": "Read two numbers, print their sum."}
+LCB_STDIN |= {"platform": "atcoder", "starter_code": "", "metadata": "{}"}
+LCB_STDIN |= {
     "question_id": "s1",
-    "platform": "atcoder",
     "contest_date": "2025-01-04T00:00:00",
-    "starter_code": "",
-    "metadata": "{}",
     "public_test_cases": json.dumps([{"input": "1 2\n", "output": "3\n", "testtype": "stdin"}]),
     "private_test_cases": pickled([*DOUBLES_OF_STDIN, {"input": "9" * 9000, "output": "9"}]),
 }
-LCB_FUNCTION = {
-    "question_title": "Add",
-    "question_content": "Add two numbers.",
-    "question_id": "f1",
-    "platform": "leetcode",
+FUNCTIONAL = {"testtype": "functional"}
+LCB_FUNCTION = {"question_title": "Add", "question_content": "Add two numbers."}
+LCB_FUNCTION |= {"question_id": "f1", "platform": "leetcode"}
+LCB_FUNCTION |= {
     "contest_date": "2025-03-01T00:00:00",
     "metadata": json.dumps({"func_name": "addAll"}),
     "starter_code": "class Solution:\n    def addAll(self, xs: List[int], y: int) -> int:\n        ",
-    "public_test_cases": json.dumps(
-        [{"input": "[1, 2]\n3", "output": "6", "testtype": "functional"}]
-    ),
-    "private_test_cases": pickled([{"input": "[]\n0", "output": "0", "testtype": "functional"}]),
+    "public_test_cases": json.dumps([FUNCTIONAL | {"input": "[1, 2]\n3", "output": "6"}]),
+    "private_test_cases": pickled([FUNCTIONAL | {"input": "[]\n0", "output": "0"}]),
 }
-OWN = {
-    "id": "own-1",
-    "prompt": "Double a number.",
-    "entry_point": "twice",
-    "tests": [[[1], 2], [[-3], -6]],
-    "reference": "def twice(x):\n    return 2 * x",
-}
+OWN = {"id": "own-1", "prompt": "Double a number.", "entry_point": "twice"}
+OWN |= {"tests": [[[1], 2], [[-3], -6]], "reference": "def twice(x):\n    return 2 * x"}
 OWN_SCRIPT = {"prompt": "Print the line in upper case.", "tests": [["ab\n", "AB\n"], ["", "\n"]]}
 LEETCODE = {
     "task_id": "add-to-all",
@@ -164,10 +145,8 @@ def test_a_problem_of_each_format_is_read_asked_and_judged(name, capsys):
     prompt = task.prompt(problem, 3)
     for part in ("3 different solutions", "```python", problem.data["entry_point"] or "stdin"):
         assert part in prompt
-    text = (
-        f"<think>```python\nno\n```</think>First:\n```python\n{right}\n```\nthen\n```\n{wrong}\n```\n"
-        f"```python\n# same\n{right}\n```\n"
-    )
+    text = f"<think>```python\nno\n```</think>First:\n```python\n{right}\n```\nthen\n```\n{wrong}\n```\n"
+    text += f"```python\n# same\n{right}\n```\n"
     answers = parse_answers(text, task, 3)
     assert answers == [right.strip(), wrong, f"# same\n{right.strip()}"]
     scored = score(task, [problem], [answers, []], 3)
@@ -183,9 +162,7 @@ f(1) == sorted([3, 1], reverse=True); f(1) == dict(a=1); torch.isclose(f(1), 3.0
 
 def test_asserts_cannot_be_forged():
     """Guards against grading HumanEval by running its asserts beside the answer, where equality can be redefined."""
-    equal = (
-        "class E(list):\n    def __eq__(self, o): return True\n    def __len__(self): return 1\n"
-    )
+    equal = "class E(list):\n    def __eq__(self, o): return 1\n    def __len__(self): return 1\n"
     program = f"{equal}def halves(xs): return E([9])"
     (problem,) = read_problems(write(HUMANEVAL))
     assert not any(*Code()._verdicts([(problem, program)]))
@@ -379,10 +356,10 @@ def test_what_may_be_missing_or_written_otherwise():
 
 def test_line_ends_in_a_test_are_what_is_tested():
     """Guards against a right answer that fails where a file of one's own tests "\\r\\n"."""
-    own = OWN | {"prompt": "Count\r\nletters.\r", "starter": "def twice(x):\r\n", "reference": ""}
+    own = OWN | {"tests": [[["a\r\nb\r"], 5]], "prompt": "Count\r\nletters.\r", "reference": ""}
     script = OWN_SCRIPT | {"tests": [["a\r\nb\r\n", "2\r\n"]], "reference": ""}
-    problems = read_problems(write(own | {"tests": [[["a\r\nb\r"], 5]]}, script))
-    assert (problems[0]["text"], problems[0]["starter"]) == ("Count\nletters.\n", "def twice(x):\n")
+    problems = read_problems(write(own, script))
+    assert problems[0]["text"] == "Count\nletters.\n"
     programs = ["def twice(x): return len(x)", "print(len(open(0).readlines()))"]
     assert Code()._verdicts(list(zip(problems, programs, strict=True))) == [[True], [True]]
 
@@ -449,8 +426,7 @@ def test_held_out_problems_are_held_out(capsys):
 
 
 def test_no_text_stands_on_both_sides(capsys):
-    """Guards against a text under two ids that is trained on under one and tested under the other. Functions of one text
-    are different problems."""
+    """Guards against a text under two ids on both sides. Functions of one text are different problems."""
     records = [record | {"prompt": f"Double {i // 3}."} for i, record in enumerate(several(60))]
     parts = splits(Code(write(*records)), "text")
     assert [len(parts[name]) for name in ("train", "validation", "test")] == [15, 1, 4]
@@ -471,8 +447,7 @@ def test_no_text_stands_on_both_sides(capsys):
 
 
 def test_small_problems_and_their_words_are_those_of_the_published_tables():
-    """Guards against a change to problems, demonstrations or vocabulary: another order of words is another model.
-    The tested places are not shown."""
+    """Guards against other problems, demonstrations or words: another order of words is another model."""
     assert not {*SMALL.shown} & {*SMALL.hidden}
     task = Code()
     shown = []
@@ -602,8 +577,7 @@ def test_a_language_model_imitates_the_one_reference_once():
 
 
 def test_a_problem_that_cannot_be_trained_on_is_found_before_minutes_are_spent():
-    """The one of step 3 that lacks its reference, and a prompt that is too long: of three thousand the one with the most
-    tokens, which has fewer characters than a hundred others."""
+    """One without reference, and the one of 3,000 prompts with too many tokens, though not the most characters."""
     model = save_random_model("model", "llama", max_position_embeddings=2400)
     config = Config(task="code", model=model, warm_steps=3, steps=1)
     config.device, config.dtype, config.max_new_tokens = "cpu", "float32", 9

@@ -3,13 +3,11 @@
 import importlib.util
 import subprocess
 import sys
-from pathlib import Path
-from random import Random
 
 import pretend_device
 import pytest
 import torch
-from test_rollout import MarkedWords, load_random_model, save_random_model
+from helpers import ROOT, WordProblems, load_random_model, save_random_model
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import backend_registration
@@ -25,45 +23,15 @@ from engine.training import memory
 from engine.training.memory import GIB, fill_card
 from eval import measure, sample_pool
 from fast import graphs
-from rewards import Problem, UserError
+from rewards import UserError
 from rollout import SamplingOptions, StopRule, load_policy, random_generator
 from tasks.maze import Maze
 
-ROOT = Path(__file__).resolve().parent.parent
-FLAGS = {
-    "dtype": "float32",
-    "group_size": 4,
-    "prompts_per_step": 3,
-    "max_new_tokens": 2,
-    "micro_batch_tokens": 100,
-    "lr": ["1e-3"],
-}
+FLAGS = {"dtype": "float32", "group_size": 4, "prompts_per_step": 3, "max_new_tokens": 2}
+FLAGS |= {"micro_batch_tokens": 100, "lr": ["1e-3"]}
 
 
-class Words(MarkedWords):
-    """Prompts of unequal length. Any word is an answer, so that random models earn rewards."""
-
-    objectives = ("long", "e")
-    words = ("one", "two")
-    answer_words = 1
-
-    def problems(self, split: str, n: int, seed: int = 0, start: int = 0) -> list[Problem]:
-        return [Problem(f"{split}-{i}", i) for i in range(start, start + n)]
-
-    def prompt(self, problem: Problem, m: int) -> str:
-        return "one two " * (5 + problem.data % 3)
-
-    def tiny_prompt(self, problem: Problem) -> str:
-        return self.prompt(problem, 1)
-
-    def reward(self, problem: Problem, answer: str) -> list[float]:
-        return [len(answer) % 4 / 3, float("e" in answer)]
-
-    def demonstration(self, problem: Problem, rng: Random) -> str:
-        return rng.choice(self.words)
-
-
-TASK = Words()
+TASK = WordProblems()
 
 
 def outcome(config: Config) -> tuple[list[dict], list[list[str]], list[Tensor]]:
@@ -237,9 +205,8 @@ def test_a_layer_without_keys_is_planned_with():
     """Guards against a hybrid, such as Qwen3.5, that ends before its first step."""
     config = Config(model="m", max_new_tokens=16)
     usual = memory.kv_cache(config, load_random_model("qwen3_5"), Maze(5))
-    assert (
-        memory.kv_cache(config, load_random_model("qwen3_5"), Maze(5), longest=5000) > 4 * usual > 0
-    )
+    longest = memory.kv_cache(config, load_random_model("qwen3_5"), Maze(5), longest=5000)
+    assert longest > 4 * usual > 0
 
 
 def test_what_a_user_sets_is_kept_and_what_does_not_fit_is_told():

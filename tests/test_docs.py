@@ -208,7 +208,7 @@ def test_the_task_that_one_copies_asks_for_what_it_pays(first_task):
 
 def test_a_checkpoint_loads_as_own_md_says(first_task):
     """Guards against an argument that this transformers does not know, and a prompt unlike training's."""
-    from test_rollout import save_random_model  # `python -m tests.test_docs` does not find it
+    from helpers import save_random_model  # `python -m tests.test_docs` does not find it
 
     _, names = first_task
     folder = save_random_model("runs/my-task/vpo/checkpoint-000060", "qwen2")
@@ -219,8 +219,7 @@ def test_a_checkpoint_loads_as_own_md_says(first_task):
 
 
 def test_the_task_with_a_data_file_tells_what_stands_in_both_files(capsys):
-    """Guards against a recipe that cannot be loaded, or that pays an answer without words; and against a look at a
-    sample of the rows, which a few shared ones escape."""
+    """Guards against a recipe that cannot be loaded or pays for nothing, and rows in both files that a sample misses."""
     (recipe,) = [code for code in blocks(DOCS / "own.md", "python") if "(FileTask)" in code]
     Path("my_titles.py").write_text(recipe, "utf-8")
     rows = [f'{{"text": "A fox met {i} hares.", "title": "Fox and {i} hares"}}' for i in range(700)]

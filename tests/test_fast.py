@@ -1,23 +1,28 @@
 """Plain against fast: the same tokens, the same gradient; and both against each rollout on its own."""
 
-import copy
-import functools
 import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 import torch
-from test_rollout import (
+from helpers import (
     ARCHITECTURES,
     TASK,
+    TOLERANCE,
     MarkedWords,
+    assert_plain_is_fast,
     assert_same_gradient,
+    assert_same_tokens,
+    copy_of,
     draw,
+    ends_soon,
+    gradient,
     load_random_model,
     plain_logits,
-    save_random_model,
+    with_graphs,
 )
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
@@ -31,53 +36,13 @@ import rollout
 import train
 import vpo
 from engine.config import Config
-from engine.models import add_adapter, recompute_layers
+from engine.models import recompute_layers
 from engine.optimizer import MasterWeightAdamW
 from fast import graphs, lean, update
-from rollout import Policy, Rollouts, StopRule, load_policy
+from rollout import Policy, StopRule
 
-TOLERANCE = 1e-5
 PLAIN = ("qwen3_5", "falcon_h1")  # train the plain way
 both_kinds = pytest.mark.parametrize("name", ["tiny", "llama"])
-
-
-def copy_of(policy: Policy, shift: float = 0.0) -> Policy:
-    """A policy of its own, whose weights differ a little."""
-    model = copy.deepcopy(policy.model)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(shift)
-    return Policy(model, policy.tokenizer)
-
-
-def gradient(
-    backward,
-    policy: Policy,
-    rollouts: Rollouts,
-    advantages: Tensor | None = None,
-    reference: Policy | None = None,
-    budget: int = 500,
-    bonus: float = 0.0,
-) -> tuple[list[Tensor], dict[str, float]]:
-    """The gradient of every trained weight, and the metrics."""
-    if advantages is None:
-        advantages = torch.linspace(-1, 1, len(rollouts.tokens))
-    config = Config(temperature=0.7, micro_batch_tokens=budget, entropy_coef=bonus)
-    config.kl = 0.1 if reference else 0.0
-    policy.model.zero_grad()
-    metrics = backward(policy, reference, rollouts, advantages, config)
-    gradients = []
-    for weight in policy.model.parameters():
-        if weight.requires_grad:
-            gradients.append(weight.grad.clone())
-    return gradients, {name: torch.as_tensor(value).item() for name, value in metrics.items()}
-
-
-def assert_plain_is_fast(policy: Policy, rollouts: Rollouts, **options) -> None:
-    plain, expected = gradient(train.backward, policy, rollouts, **options)
-    ours, metrics = gradient(fast.backward, policy, rollouts, **options)
-    assert_same_gradient(ours, plain, TOLERANCE)
-    assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 # The gradient.
@@ -94,16 +59,10 @@ def backward_of_single_rollouts(policy, reference, rollouts, advantages, config)
             with torch.no_grad():
                 ref_log_p = torch.log_softmax(plain_logits(reference, rollouts, row) / 0.7, -1)
             options["ref_logprobs"] = ref_log_p.gather(1, tokens).T
-        loss, parts = vpo.policy_loss(
-            log_p.gather(1, tokens).T,
-            rollouts.logprobs[row : row + 1, :length],
-            advantages[row : row + 1],
-            torch.ones(1, length, dtype=torch.bool),
-            sum(rollouts.lengths),
-            kl_coef=config.kl,
-            entropy_coef=config.entropy_coef,
-            **options,
-        )
+        options |= {"kl_coef": config.kl, "entropy_coef": config.entropy_coef}
+        old, mask = rollouts.logprobs[[row], :length], torch.ones(1, length, dtype=torch.bool)
+        batch = (log_p.gather(1, tokens).T, old, advantages[[row]], mask, sum(rollouts.lengths))
+        loss, parts = vpo.policy_loss(*batch, **options)
         loss.backward()
         totals.update(parts | {"loss": loss.detach()})
         totals["entropy"] += options["entropy"].sum() / sum(rollouts.lengths)
@@ -292,24 +251,6 @@ def taped(function: Callable[[], None], space: graphs.Workspace) -> Callable[[],
     return tape.replay
 
 
-with_graphs = functools.partial(rollout.sample, decode=graphs.decode)
-
-
-def ends_soon(tokens: Tensor, is_alive: Tensor) -> Tensor:
-    """A stop rule: one token in eight ends a rollout."""
-    return tokens[:, -1] % 8 == 0
-
-
-def assert_same_tokens(policy: Policy, **options) -> None:
-    plain = draw(policy, **options)
-    ours = draw(policy, sample=with_graphs, **options)
-    assert ours.lengths == plain.lengths
-    assert ours.ended == plain.ended
-    assert ours.texts == plain.texts
-    assert torch.equal(ours.tokens, plain.tokens)
-    torch.testing.assert_close(ours.logprobs, plain.logprobs, atol=2e-5, rtol=1e-4)
-
-
 @pytest.mark.parametrize("name", ["tiny", *(name for name in ARCHITECTURES if name not in PLAIN)])
 def test_a_graph_draws_the_same_tokens(name, monkeypatch):
     """Guards against a place, a window or a random number that is that of the captured token. The
@@ -372,9 +313,7 @@ def test_a_batch_without_memory_for_graphs_goes_on_without_them(monkeypatch, cap
     policy = copy_of(load_random_model("llama"))
     with_graphs = graphs.decode_with_graphs
 
-    def too_large(policy, ids, lengths, uniform, options):
-        raise torch.OutOfMemoryError
-
+    too_large = Mock(side_effect=torch.OutOfMemoryError)
     monkeypatch.setattr(graphs, "decode_with_graphs", too_large)
     assert_same_tokens(policy)
     assert policy.model not in graphs.workspaces
@@ -450,29 +389,3 @@ def test_only_what_a_trial_proves_is_swapped(monkeypatch):
     calls = []
     lean.rope(lambda *inputs: calls.append(inputs), x, x, angles, angles)
     assert len(calls) == 1, "the model's own function turns a part of the width"
-
-
-# Adapters.
-
-
-def test_both_train_an_adapter_alike(tmp_path):
-    """The adapter alone has gradients, and the reference policy is the model with the adapter off."""
-    pytest.importorskip("peft")
-    policy = load_policy(save_random_model(tmp_path, "gemma3"), TASK)
-    torch.manual_seed(0)
-    add_adapter(policy.model, 4)
-    trained = {key: x for key, x in policy.model.named_parameters() if x.requires_grad}
-    assert trained and all("lora" in key for key in trained)
-    with torch.no_grad():
-        for weight in trained.values():
-            weight.add_(0.01 * torch.randn_like(weight))
-    assert_same_tokens(policy)
-    start = load_random_model("gemma3")
-    rollouts = draw(start)
-    assert_plain_is_fast(policy, rollouts)
-    for backward in (train.backward, fast.backward):
-        own, metrics = gradient(backward, policy, rollouts, reference=policy)
-        expected, expected_metrics = gradient(backward, policy, rollouts, reference=start)
-        assert_same_gradient(own, expected, TOLERANCE)
-        assert metrics["kl"] == pytest.approx(expected_metrics["kl"], rel=1e-3)
-        assert metrics["kl"] > 1e-3

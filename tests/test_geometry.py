@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_train import fails
-from test_vpo import random_rewards
+from helpers import fails, random_rewards
 
 from report.__main__ import main
 from report.geometry import NO_CONFLICT, geometry, geometry_report, model_of
@@ -63,8 +62,7 @@ def test_no_signal_is_said():
 @pytest.mark.parametrize("task", [Fence(), Task()])
 @pytest.mark.parametrize("trade", [False, True])
 def test_an_objective_that_hardly_anything_earns_is_named(task, trade):
-    """Guards against a verdict about objectives of which the start model's answers say nothing. The third is earned by
-    1 of 32 answers to the first problem, and the others lack it."""
+    """Guards against a verdict about an objective that 1 of 32 answers to one problem earns, and that the others lack."""
     rewards = torch.zeros(25, 32, 3)
     rewards[:, ::2, 0] = 1
     rewards[:, trade::2, 1] = 1
@@ -81,12 +79,9 @@ def test_an_objective_that_hardly_anything_earns_is_named(task, trade):
 
 def test_of_a_run_and_of_a_model(toy_run, capsys):
     """Where a finite data set wraps around, each problem is sampled once, and the heading says how many there are."""
-    Path("few.py").write_text(
-        "from rewards import Problem, Toy\n\n\nclass Few(Toy):\n"
-        "    def problems(self, split, n, seed=0, start=0):\n"
-        "        return [Problem(f'{split}-{i % 2}', None) for i in range(start, start + n)]\n",
-        encoding="utf-8",
-    )
+    code = "from rewards import Problem, Toy\nclass Few(Toy):\n    def problems(self, split, n, *rest):"
+    code += "\n        return [Problem(f'{split}-{i % 2}', None) for i in range(n)]\n"
+    Path("few.py").write_text(code, "utf-8")
     main(["geometry", "run", "--problems", "5"])
     own = capsys.readouterr().out
     assert "on 5 validation problems, 16 answers each" in own and "regret" in own

@@ -5,7 +5,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from test_rollout import save_random_model
+from helpers import save_random_model
 
 import train
 from engine.config import Config
@@ -14,14 +14,8 @@ from rewards import parse_answers
 from rollout import load_policy
 from tasks.headline import FACTS, FOLLOWERS, MODIFIERS, facts_told, kinds_of
 
-STORY = {
-    "event": "fire",
-    "place": "market",
-    "day": "monday",
-    "person": "nurse",
-    "number": "twelve",
-    "cause": "lightning",
-}
+STORY = {"event": "fire", "place": "market", "day": "monday"}
+STORY |= {"person": "nurse", "number": "twelve", "cause": "lightning"}
 RATS = STORY | {"cause": "rats"}
 
 # None of these looks at English, or at the truth, as it must: keywords, seven words, what is not in the text, another

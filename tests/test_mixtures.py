@@ -6,29 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from test_rollout import save_random_model
-from test_train import LEARNING, fails
+from helpers import SAVE, fails, sampled
 from transformers import AutoModelForCausalLM
 
 import eval as evaluation
-import train
 from engine.mixtures import mixed
 from engine.runs import load_run, task_of
-from eval import sample_pool
 from rollout import load_policy
-
-SAVE = ["--problems", "1", "--pool", "2", "--mix", "0.5", "--save-mixed", "saved"]
 
 
 def policies_of(folder: str) -> dict[str, dict]:
     return json.loads(Path(folder, "eval.json").read_text("utf-8"))["policies"]
-
-
-def sampled(policy, run: Path) -> list:
-    config = load_run(run).config
-    task = task_of(config)
-    return sample_pool(policy, task, task.problems("test", 3), config, m=1, size=8).answers
 
 
 def test_both_ends_are_todays_numbers_to_the_digit(toy_run):
@@ -76,38 +64,3 @@ def test_a_saved_mixture_is_an_ordinary_checkpoint(trained, capsys):
     assert sampled(load_policy("saved/vpo-0.5", task_of(config)), trained) == sampled(own, trained)
     for folder in ("saved", "saved/vpo-0.5"):
         fails([folder], capsys, "it holds models: name their run", command=evaluation.main)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_mixture_of_an_adapter_scales_it(dtype):
-    """Guards against a trained adapter that is mixed with a start that has none; a saved one needs no peft, and has
-    all of a small change to weights of bfloat16."""
-    pytest.importorskip("peft")
-    model = save_random_model("model", "qwen2")
-    flags = "--lora-rank 2 --method grpo --max-new-tokens 20 --warm-steps 0 --steps 2 --out run "
-    flags += "--temperature 0.9"
-    train.main(["--model", model, "--dtype", dtype, *LEARNING, *flags.split()])
-    run = Path("run")
-    config = load_run(run).config
-    torch.manual_seed(0)
-    adapter = run / "grpo/checkpoint-000002/adapter_model.safetensors"
-    weights = {name: torch.randn_like(weight) for name, weight in load_file(adapter).items()}
-    save_file(weights, adapter, {"format": "pt"})
-    nothing, half, trained = [mixed(run, "grpo", t, task_of(config), config) for t in (0, 0.5, 1)]
-    start = load_policy("run/start", task_of(config), dtype=dtype)
-    ids = torch.tensor([[5, 6, 7]])
-    assert not torch.equal(trained.model(ids).logits, start.model(ids).logits)
-    assert torch.equal(nothing.model(ids).logits, start.model(ids).logits)
-    scaled = load_policy(str(adapter.parent), task_of(config))
-    for layer in scaled.model.modules():
-        if hasattr(layer, "scale_layer"):
-            layer.scale_layer(0.5)
-    torch.testing.assert_close(half.model(ids).logits, scaled.model(ids).logits)
-    evaluation.main(["run", *SAVE])
-    assert not Path("saved/grpo-0.5/adapter_config.json").exists()
-    for folder in (run / "start", adapter.parent, Path("saved/grpo-0.5")):
-        settings = json.loads((folder / "generation_config.json").read_text("utf-8"))
-        assert settings["do_sample"] and settings["temperature"] == 0.9
-    saved = AutoModelForCausalLM.from_pretrained("saved/grpo-0.5")
-    torch.testing.assert_close(saved(ids).logits, half.model(ids).logits)
-    assert sampled(load_policy("saved/grpo-0.5", task_of(config)), run) == sampled(half, run)

@@ -1,107 +1,27 @@
 """Snapshots, the page and the film."""
 
-import json
-import random
 import re
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from helpers import data_of, fails, made_snapshots
 from PIL import Image
-from test_train import fails
 
 import train
 import vpo
 from engine.config import Config
 from engine.files import read_log
-from engine.tasks import load_task, reward_vectors
+from engine.tasks import load_task
 from engine.training.logs import snapshot_steps
-from eval import weighted_best_at_k
 from report import page
 from report.__main__ import main
 from report.looks import look_of
-from report.snapshots import Frame, Snapshots
-from rewards import Problem, Task
-
-CONFIG = Config(m=3)
-METHODS = ("grpo", "vpo", "group_vpo")
-
-
-class Prose(Task):
-    """Long answers, names and prompts; the number of objectives differs from problem to problem; rewards below 0."""
-
-    name, minimum = "prose", -1.0
-    WORDS = ("a<b>c", "&amp;", "line\nbreak", "w" * 60, "\u00e9", "word")
-
-    def prompt(self, problem: Problem, m: int) -> str:
-        ship = "Donaudampfschifffahrtsgesellschaft" * 5
-        return f"Write </script> <b>an essay</b> on {ship} https://example.org"
-
-    def reward(self, problem: Problem, answer: str) -> list[float]:
-        return [(len(answer) * (i + 3)) % 7 / 7 * 2.5 - 1 for i in range(problem.data)]
-
-    def walk(self, problem: Problem, answer: str) -> list[int]:
-        raise RuntimeError("a method of the user's own, which nobody may call")
-
-    def demonstration(self, problem: Problem, rng: random.Random) -> str:
-        return " ".join(rng.choices(self.WORDS, k=12))
-
-
-def made_snapshots(name: str, size: int = 30, steps: int = 4) -> Snapshots:
-    """Snapshots as of a training in which pools become one answer, GRPO's first."""
-    if name == "prose":
-        task = Prose()
-        problems = [Problem(str(d), d) for d in (1, 3, 5, 6)]
-    else:
-        task = load_task(name)
-        problems = task.problems("test", 4)
-    rng = random.Random(0)
-    frames = []
-    for step in range(steps):
-        pools = {}
-        for shrink, method in enumerate(METHODS):
-            kinds = max(1, 24 - 8 * step // (1 + shrink))
-            pools[method] = [made_record(task, problem, kinds, size, rng) for problem in problems]
-        frames.append(Frame(1 + 10 * step, pools))
-    return Snapshots(CONFIG, task, problems, frames, made_metrics(10 * steps))
-
-
-def made_record(task: Task, problem: Problem, kinds: int, size: int, rng: random.Random) -> dict:
-    """`size` answers to a problem, of so many kinds; every tenth is missing."""
-    several = [task.demonstration(problem, rng) for _ in range(kinds)]
-    answers = [rng.choice(several) if rng.random() < 0.9 else None for _ in range(size)]
-    vectors = reward_vectors(task, [(problem, answer or "") for answer in answers])
-    rewards = []
-    for answer, vector in zip(answers, vectors, strict=True):
-        if answer is None:
-            vector = [task.minimum] * len(vector)
-        rewards.append([round(value, 6) for value in vector])
-    return {"id": problem.id, "answers": answers, "rewards": rewards}
-
-
-def made_metrics(steps: int) -> dict[str, list[dict]]:
-    rng = random.Random(1)
-    metrics = {method: [] for method in METHODS}
-    for rows in metrics.values():
-        for step in range(1, steps + 1):
-            rows.append({"step": step, "diversity": rng.random(), "reward": rng.random()})
-    return metrics
-
-
-def data_of(path: Path) -> dict:
-    """What the page holds as data; and that it is one small file that asks for nothing."""
-    text = path.read_text("utf-8")
-    assert len(text) < 2_000_000
-    text, _, rest = text.partition('<script type="application/json" id="data">')
-    data, _, script = rest.partition("</script>")
-    assert not re.search(r"https?://|<link|\ssrc=|\shref=|@import|url\(", text + script)
-    return json.loads(data)
 
 
 def test_training_is_the_same_with_and_without_snapshots(toy_run):
-    """Guards against a snapshot that draws from training's random numbers. A resume drops what was kept after its
-    checkpoint, and takes it again."""
+    """Guards against a snapshot that draws from training's random numbers, and one that a resume keeps twice."""
     log = Path("run/vpo/snapshots.jsonl")
     weights = Path("run/vpo/checkpoint-000004/model.safetensors")
     whole = [log.read_bytes(), weights.read_bytes()]
@@ -116,16 +36,9 @@ def test_training_is_the_same_with_and_without_snapshots(toy_run):
         assert [log.read_bytes(), weights.read_bytes()] == expected
 
 
-@pytest.mark.parametrize(
-    "steps, n, expected",
-    [
-        (200, 3, [1, 100, 200]),
-        (24, 20, [1, 9, 16, 24]),  # at least six steps apart
-        (3, 20, [1, 3]),
-    ],
-)
-def test_snapshots_are_evenly_spaced(steps, n, expected):
-    assert sorted(snapshot_steps(Config(steps=steps, snapshots=n))) == expected
+def test_snapshots_are_evenly_spaced_at_least_six_steps_apart():
+    for steps, n, expected in ((200, 3, [1, 100, 200]), (24, 20, [1, 9, 16, 24]), (3, 20, [1, 3])):
+        assert sorted(snapshot_steps(Config(steps=steps, snapshots=n))) == expected
 
 
 def test_the_page_of_a_run(toy_run, capsys):
@@ -163,19 +76,12 @@ def test_the_page_of_a_run(toy_run, capsys):
 
 @pytest.mark.parametrize("task", ["maze", "prose"])
 def test_the_page_opens_where_the_methods_differ_most(task, tmp_path):
-    """In W@n of all answers at the end. Guards against a problem in which they do not."""
+    """At the end. Guards against a problem in which they do not."""
     snapshots = made_snapshots(task)
     record = snapshots.frames[-1].pools["grpo"][2]
     record["rewards"] = [[-2.0] * len(vector) for vector in record["rewards"]]
-    gaps = []
-    for i in range(len(snapshots.problems)):
-        worths = []
-        for records in snapshots.frames[-1].pools.values():
-            rewards = torch.tensor([records[i]["rewards"]])  # (1, n, d)
-            worths.append(weighted_best_at_k(rewards, rewards.shape[1]).item())
-        gaps.append(max(worths) - min(worths))
     page.write_page(tmp_path / "report.html", snapshots)
-    assert data_of(tmp_path / "report.html")["opens"] == gaps.index(max(gaps)) == 2
+    assert data_of(tmp_path / "report.html")["opens"] == 2
 
 
 def test_a_long_page_leaves_out_frames(tmp_path, monkeypatch):
@@ -200,18 +106,13 @@ def test_the_film(tmp_path, monkeypatch):
 
 
 def test_the_legend_the_paint_and_the_colors_of_words_are_the_tasks_own(tmp_path):
-    """Guards against a legend below an own task's answers, answers such as "red" that become a square, and a headline
-    without reward that has a color."""
+    """Guards against another task's legend, "red" that becomes a square, and a color for a headline without reward."""
     data = {}
     for name in ("fence", "prose", "headline"):
         page.write_page(tmp_path / f"{name}.html", made_snapshots(name))
         data[name] = data_of(tmp_path / f"{name}.html")
-    paints_and_marks = {name: (own["paints"], own["marks"]) for name, own in data.items()}
-    assert paints_and_marks == {
-        "fence": (True, False),
-        "prose": (False, False),
-        "headline": (False, True),
-    }
+    assert [own["paints"] for own in data.values()] == [True, False, False]
+    assert [own["marks"] for own in data.values()] == [False, False, True]
     assert data["fence"]["legend"] and data["headline"]["legend"] and not data["prose"]["legend"]
     for problem in data["headline"]["problems"]:
         answers = zip(problem["answers"], problem["vectors"], problem["marks"], strict=True)

@@ -5,8 +5,8 @@ import shutil
 import matplotlib
 import pytest
 import torch
+from helpers import table_of
 from matplotlib.figure import Figure
-from test_eval import table_of
 
 from engine.config import Config
 from engine.evaluations import Evaluation, Pool, Row, Settings
@@ -82,9 +82,7 @@ def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task):
         expected.append("answers.svg")
     assert [path.name for path in paths] == expected and written[0] == written[1]
     words = drawn[0].get_supxlabel()
-    assert (
-        "at temperature 1 (the table's candidates: 0.7)" in words and "W@m: of a rollout" in words
-    )
+    assert "temperature 1 (the table's candidates: 0.7)" in words and "W@m: of a rollout" in words
     (own,) = [line for line in drawn[0].axes[0].lines if line.get_label() == "my_method"]
     assert own.get_color() == look_of("my_method").color
     assert own.get_xdata()[0] == 2, "the first mean of three steps lies at a whole one"
@@ -95,8 +93,7 @@ def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task):
 
 
 def test_reward_vectors_show_the_conflict(tmp_path, drawn):
-    """The first and the last objective exclude each other, with another minimum, too. Objectives that problems lack or
-    that are constant have no correlation."""
+    """The two objectives that exclude each other. Those that problems lack or that are constant have no correlation."""
     gold = torch.tensor([[1.0, 0.0, 0.5], [0.0, 1.0, 0.5], [1.0, 0.0, 0.0], [1.0, 0.0, 0.5]])
     rewards = gold[:, [0, 2, 1]].expand(4, 4, 3)
     lower = torch.cat([rewards - 5, torch.full((4, 20, 3), -5.0)], 1)  # and many empty slots
@@ -116,9 +113,7 @@ def test_reward_vectors_show_the_conflict(tmp_path, drawn):
 
 
 @pytest.mark.parametrize("n_rows, is_crowded", [(6, False), (7, True)])
-def test_a_figure_of_many_curves_leaves_out_bands_and_rows_of_one_answer(
-    n_rows, is_crowded, tmp_path, drawn
-):
+def test_many_curves_have_no_bands_and_no_rows_of_one_answer(n_rows, is_crowded, tmp_path, drawn):
     table = table_of()
     for row in (Row("vpo", 1), Row("max_at_k"), Row("group_vpo"))[: n_rows - 4]:
         table.measures[row] = table.measures[Row("grpo")]
@@ -133,8 +128,7 @@ def test_a_figure_of_many_curves_leaves_out_bands_and_rows_of_one_answer(
 
 @pytest.mark.draws
 def test_a_pdf_has_truetype_fonts_and_a_users_own(tmp_path):
-    """Guards against Type 3 fonts, which journals refuse, and against DejaVu Sans where a user's matplotlibrc asks for
-    another; LaTeX is not asked for."""
+    """Guards against Type 3 fonts, which journals refuse, and DejaVu Sans where a matplotlibrc asks for another."""
     own = matplotlib.rc_context({"font.family": "DejaVu Serif", "text.usetex": True})
     with own, style.new_figure(1, 1, (2, 2)) as axes:
         axes[0, 0].set_title("a title")

@@ -12,20 +12,19 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import programs
 import pytest
+from helpers import ROOT, left_by, wait_until
 from programs import DOUBLE, RIGHT, STDIO
 
 from engine.cores import cores
 from tasks import sandbox as sandbox_module
 from tasks.sandbox import CHILD, Job, Sandbox, SandboxError, check_tests, run_tests
 
-ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.linux
 
 
@@ -57,28 +56,8 @@ def build_cases() -> dict[str, tuple[Job, list[bool]]]:
 
 
 # Programs that use up the time of each test.
-ENDLESS = (
-    "endless",
-    "script cheat: flood",
-    "honest: one loops",
-    "honest script: loops in the third",
-)
+ENDLESS = ("endless", "script cheat: flood", "honest: one loops", "honest script: loops")
 CASES = build_cases()
-
-
-def left_by(sessions: set[int]) -> list[str]:
-    """The processes of these sessions that still run, and zombies of ours. A helper has its own."""
-    listing = subprocess.run(
-        ["ps", "-eo", "ppid=,sid=,stat=,args="], capture_output=True, text=True, check=True
-    ).stdout
-    left = []
-    for line in listing.splitlines():
-        parent, session, state, _ = line.split(None, 3)
-        is_our_zombie = state.startswith("Z") and int(parent) == os.getpid()
-        runs_on = not state.startswith("Z") and int(session) in sessions
-        if is_our_zombie or runs_on:
-            left.append(line)
-    return left
 
 
 SIGNALS = [getattr(signal, f"SIG{name}") for name in ["TERM", "HUP", "USR1", "USR2", "URG", "ALRM"]]
@@ -319,8 +298,7 @@ def test_malformed_tests(tests, entry_point, message):
     ],
 )
 def test_refuses_where_programs_cannot_be_confined(old, new, message, monkeypatch, tmp_path):
-    """Guards against a silent loss of the filter, and trust in a system call that says yes: the helper believes in
-    another processor, or sets no filter."""
+    """Guards against a silent loss of the filter: the helper believes in another processor, or sets no filter."""
     source = CHILD.read_text()
     assert old in source
     (tmp_path / CHILD.name).write_text(source.replace(old, new))
@@ -381,13 +359,6 @@ def test_helpers_end_with_the_trainer():
     trainer.kill()
     trainer.wait()
     assert wait_until(lambda: not left_by({helper}))
-
-
-def wait_until(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 20
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return condition()
 
 
 def test_a_busy_machine_fails_no_program():

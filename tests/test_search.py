@@ -10,7 +10,7 @@ from statistics import mean
 from unittest.mock import Mock
 
 import pytest
-from test_train import change_config, fails
+from helpers import change_config, fails
 
 from engine.tasks import load_task, take_problems
 from examples import search
@@ -156,13 +156,10 @@ def test_problems_are_hard_for_every_policy_of_every_run(trained, monkeypatch, c
     shutil.copytree(trained, "toy-seed1")
     change_config(Path("toy-seed1"), seed=1, pool=9, eval_problems=7)  # their own do not matter
     targets = {"toy-test-0": 0.9, "toy-test-3": 0.9}  # more than anything earns
-    monkeypatch.setattr(
-        search.Goal, "target_of", lambda goal, problem: targets.get(problem.id, 0.7)
-    )
+    monkeypatch.setattr(search.Goal, "target_of", lambda _, problem: targets.get(problem.id, 0.7))
     both = "toy-seed1 --goal all --among 6 --temperature 1 --out"
-    report, _ = run_search(
-        trained, f"{both} pools --strategy best_of_n --seed 1 --budget 4 --screen 0", "pools"
-    )
+    flags = f"{both} pools --strategy best_of_n --seed 1 --budget 4 --screen 0"
+    report, _ = run_search(trained, flags, "pools")
     solved = [results["solved"] for runs in report["policies"].values() for results in runs]
     by_problem = zip(report["problems"], *solved, strict=True)
     hard = [problem for problem, *after in by_problem if not any(after)]
@@ -174,8 +171,7 @@ def test_problems_are_hard_for_every_policy_of_every_run(trained, monkeypatch, c
 
 
 def test_the_table_and_the_figure():
-    """VPO alone solves the first of two problems, in one of two runs. Where nobody knows what can
-    be reached, no zero claims that nothing was found."""
+    """VPO alone solves one of two problems, in one of two runs. Where nobody knows what can be reached, there is no zero."""
     lost = {"solved": [0, 0], "best": [[0.1, 0.5]] * 2, "behaviours": [[1, 2]] * 2}
     won = lost | {"solved": [40, 0]}
     policies = {"start": [lost, lost], "vpo": [won, lost]}

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tab import Tab
-from test_page import METHODS, data_of, made_snapshots
+from helpers import METHODS, data_of, made_snapshots
+from tab import LAYOUT, UNNAMED, Tab
 
 import vpo
 from eval import best_at_k
@@ -21,44 +21,6 @@ def open_page(tab, folder: Path, snapshots: Snapshots, width: int) -> None:
     opens = data_of(folder / "report.html")["opens"]
     assert tab.run("[state.problem, +byId('problem').value]") == [opens, opens]
     put(tab, "problem", 0, "change")
-
-
-LAYOUT = """(() => {
-  const wrong = [], boxes = [], edge = document.documentElement.clientWidth;
-  const name = (node) => `${node.tagName || node.parentNode.tagName} "${node.textContent.trim().slice(0, 30)}"`;
-  if (document.documentElement.scrollWidth > edge) wrong.push("the page is wider than the window");
-  for (const node of document.querySelectorAll("body *")) {
-    const style = getComputedStyle(node);
-    if (style.overflowX !== "visible" && node.tagName !== "svg" && node.scrollWidth > node.clientWidth + 1)
-      wrong.push(`${name(node)} is cut off`);
-    if (["BUTTON", "INPUT", "SELECT"].includes(node.tagName)) boxes.push([node, node.getBoundingClientRect()]);
-  }
-  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
-    if (!node.textContent.trim() || node.parentNode.closest("script, option, details:not([open]) pre")) continue;
-    const range = document.createRange(), svg = node.parentNode.closest("svg");
-    range.selectNodeContents(node);
-    for (const box of range.getClientRects()) {
-      if (box.left < -1 || box.right > edge + 1) wrong.push(`${name(node)} leaves the window`);
-      const around = svg && svg.getBoundingClientRect();
-      if (around && (box.left < around.left - 1 || box.right > around.right + 1 || box.bottom > around.bottom + 1))
-        wrong.push(`${name(node)} leaves its chart`);
-      boxes.push([node, box]);
-    }
-  }
-  boxes.forEach(([a, p], i) => boxes.slice(i + 1).forEach(([b, q]) => {
-    const across = Math.min(p.right, q.right) - Math.max(p.left, q.left);
-    const down = Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top);
-    if (Math.min(across, down) > 2 && !a.contains(b) && !b.contains(a)) wrong.push(`${name(a)} overlaps ${name(b)}`);
-  }));
-  return [...new Set(wrong)].slice(0, 8);
-})()"""
-
-
-UNNAMED = (
-    "[...document.querySelectorAll('button, input, select')].filter((node) => "
-    "!(node.labels && node.labels.length) && !node.textContent.trim()).length"
-)
 
 
 def texts_of(tab, selector: str) -> list[str]:
@@ -153,9 +115,8 @@ def test_the_weighting_lights_up_what_python_would_choose(name, tab, tmp_path):
 
 
 def test_the_best_of_k_is_that_of_the_user_of_part_2(tab, tmp_path):
-    """Guards against curves of the task scalar, which show GRPO on top below a user who prefers
-    VPO. 400 draws, always the same ones: the mean of the best within two standard errors of the
-    exact value."""
+    """Guards against curves of the task scalar, which show GRPO on top below a user who prefers VPO. 400 draws, always
+    the same ones: the mean of the best within two standard errors of the exact value."""
     snapshots = made_snapshots("fence")
     pools = snapshots.frames[-1].pools
     open_page(tab, tmp_path, snapshots, 1280)

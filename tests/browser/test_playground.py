@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tab import Tab
-from test_page_in_a_browser import LAYOUT, UNNAMED
+from tab import LAYOUT, UNNAMED, Tab
 
 import eval as evaluation
 import vpo
@@ -84,13 +83,9 @@ def test_advantages_are_those_of_vpo(method, tab, monkeypatch):
             scored = vpo.Scored(rewards, scalars, everywhere, is_repeat, objectives, missing)
             expected = vpo.ADVANTAGES[method](scored, vpo.Options(subset=subset))
         for p in range(len(rewards)):
-            group = {
-                "rewards": rewards[p].tolist(),
-                "scalars": scalars[p].tolist(),
-                "isRepeat": is_repeat[p].tolist(),
-                "weights": weights[p].tolist(),
-                "subset": subset,
-            }
+            group = {"rewards": rewards[p], "scalars": scalars[p], "isRepeat": is_repeat[p]}
+            group = {name: x.tolist() for name, x in (group | {"weights": weights[p]}).items()}
+            group["subset"] = subset
             found = advantages(tab, method, group)
             torch.testing.assert_close(found, expected[p], atol=1e-9, rtol=1e-9)
 
@@ -164,8 +159,7 @@ def ahead_from_two_or_three(found: dict[str, dict]) -> None:
 
 
 def speckled(found: dict[str, dict]) -> None:
-    """With an entropy bonus GRPO's fences are worth less than before the training, and VPO's less than without; Group
-    VPO's, with 0.611 without, are hardly hurt."""
+    """With an entropy bonus GRPO's fences are worth less than before, VPO's less than without; Group VPO's hardly."""
     assert 0.6 < found["grpo"]["colors"][3] < 0.9
     assert found["grpo"]["W"][29] < found["grpo"]["start"] < 0.51
     assert found["grpo"]["W"][29] + 0.03 < found["vpo"]["W"][29] < 0.605

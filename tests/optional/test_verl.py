@@ -10,13 +10,12 @@ import random
 import numpy as np
 import pytest
 import torch
+from helpers import LETTERS, load_random_model
 
-pytest.importorskip("verl", reason="verl is not installed: see tests/verl_cpu.py")
+pytest.importorskip("verl", reason="verl is not installed: see tests/optional/verl_cpu.py")
 
 import transfer_queue as tq
 from hydra import compose, initialize_config_module
-from test_examples import TASK
-from test_rollout import load_random_model
 from verl import DataProto
 from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
@@ -71,7 +70,7 @@ def queue():
 @pytest.fixture
 def letters(tmp_path) -> str:
     """A task whose problems have two or three objectives, and rewards below 0."""
-    (tmp_path / "letters.py").write_text(TASK)
+    (tmp_path / "letters.py").write_text(LETTERS)
     return str(tmp_path / "letters.py")
 
 

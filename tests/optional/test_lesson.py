@@ -1,6 +1,6 @@
 """The lesson, run from top to bottom in a small size: every solution is right, every wrong answer is told so.
 
-python -m tests.test_lesson    runs it in full (twelve minutes) and stores its figures and numbers in it
+python -m tests.optional.test_lesson    runs it in full (twelve minutes) and stores its figures and numbers in it
 """
 
 import copy
@@ -18,15 +18,12 @@ import torch
 from examples.silent_bugs import BUGS, version
 from vpo import vpo_advantage
 
-nbclient = pytest.importorskip(
-    "nbclient", reason="nbclient runs the notebook: pip install nbclient ipykernel"
-)
+INSTALL = "nbclient runs the notebook: pip install nbclient ipykernel"
+nbclient = pytest.importorskip("nbclient", reason=INSTALL)
 nbformat = pytest.importorskip("nbformat")
-pytest.importorskip(
-    "ipykernel", reason="nbclient runs the notebook: pip install nbclient ipykernel"
-)
+pytest.importorskip("ipykernel", reason=INSTALL)
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 LESSON = ROOT / "docs/lesson.ipynb"
 PROJECT = "vpo.py rollout.py rewards.py train.py eval.py tasks engine fast report examples"
 SIZE = "--steps 2 --warm-steps 2 --prompts-per-step 2 --group-size 2 --eval-problems 4 --pool 8 --snapshots 2 --jobs 1"
