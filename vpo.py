@@ -432,7 +432,7 @@ def _products(rewards: Tensor, weights: Tensor) -> Tensor:
     device = "cpu" if rewards.is_meta else rewards.device.type  # "meta" has no autocast
     with torch.autocast(device, enabled=False):
         products = torch.bmm(answers, weights.to(answers.dtype).mT)  # (P, G * m, K)
-    return products.unflatten(1, rewards.shape[1:3]).to(_precise(rewards).dtype)
+    return products.view(*rewards.shape[:3], -1).to(_precise(rewards).dtype)
 
 
 def _std(centered: Tensor) -> Tensor:

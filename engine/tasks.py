@@ -57,7 +57,7 @@ def usual_torch() -> Iterator[None]:
     finally:
         torch.set_default_dtype(dtype)
         if torch.get_default_device() != device:
-            torch.set_default_device(device)
+            torch.set_default_device(None if device.type == "cpu" else device)  # None costs less
 
 
 @functools.lru_cache(maxsize=1)
