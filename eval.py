@@ -223,7 +223,7 @@ class EvalFlags:
     save_mixed: str = flag("", "folder for the checkpoints METHOD-T of these weights; empty: none")
     device: Literal["auto", "cpu", "cuda", "mps"] = flag("auto", "auto: as train.py chooses")
     jobs: int = flag(1, "policies that are evaluated at a time, each in a process", 1, 64)
-    out: str = flag("", "folder for what is written; empty: the run folder")
+    out: str = flag("", "folder for what is written; empty: in or beside the run folder")
     figure_format: Literal["png", "svg", "pdf"] = flag("png", "format of the figures")
 
 

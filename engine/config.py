@@ -328,8 +328,9 @@ def check_methods(config: Config) -> None:
     fewest = min(config.method, key=config.groups_per_step)  # the others have m times as many
     P = config.groups_per_step(fewest)
     if P % config.updates:
-        advice = f"{fewest} has {P} per step; take a number that divides them"
-        raise UserError(f"--updates {config.updates}: needs equally many prompts each; {advice}")
+        raise UserError(
+            f"--updates {config.updates}: must divide the {P} prompts of a step of {fewest}"
+        )
 
 
 def try_method(name: str, config: Config) -> None:

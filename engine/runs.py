@@ -74,12 +74,13 @@ def read_config(argv: list[str], doc: str) -> tuple[Config, Task, StoredRun | No
     out = Path(first.out or f"runs/{Path(first.task).stem}-seed{first.seed}")
     check_text(str(out), "--out")
     check_free(out)
+    task_class = load_task_class(first.task)  # raises if there is none
     stored = find_run(out, first.resume)
 
     parser = Parser(Config, "train.py", doc)
     if stored is None:
         device = device_of(first.device, first.model == "tiny")
-        defaults = task_defaults(load_task_class(first.task), first.model, device)
+        defaults = task_defaults(task_class, first.model, device)
         for name in defaults.keys() - vars(Config()):
             parser.error(f"--task {first.task}: its default {name!r} is no flag")
         base = Config(**defaults)
@@ -92,8 +93,9 @@ def read_config(argv: list[str], doc: str) -> tuple[Config, Task, StoredRun | No
     config.out = str(out)
     config.method = list(dict.fromkeys(config.method))
     names = [str(entry).rpartition("=")[0] for entry in config.lr]
-    if config.lr is not base.lr and len(set(names)) < len(names):
-        parser.error(f"--lr {' '.join(config.lr)}: two rates for all methods, or for one; drop one")
+    twice = [name or "all methods" for name in names if names.count(name) > 1]
+    if twice and config.lr is not base.lr:
+        parser.error(f"--lr {' '.join(config.lr)}: two rates for {twice[0]}; drop one")
     vars(config).update(files_of(config))
     if stored is None and config.subset and set(config.method) <= IGNORE_SUBSET:
         parser.error(f"--subset {config.subset}: not used by {', '.join(config.method)}")
@@ -174,10 +176,11 @@ def load_run(run: Path) -> StoredRun:
         history = list(record.get("history", []))
         digests = dict(record.get("data", {}))
     except (OSError, UserError, ValueError, TypeError, LookupError, AttributeError) as error:
-        problem = f"{path}: cannot be read as that of a run ({error!s:.200})"
+        reason = error.strerror if isinstance(error, OSError) else error
+        problem = f"{path}: cannot be read as that of a run ({reason!s:.200})"
         advice = "name a run folder, restore it or train again"
         if any(run.glob("*.safetensors")) or any(run.glob("*-*/*.safetensors")):
-            advice = "it holds models: name their run, for those of --save-mixed with --mix"
+            advice = "it holds models: name the run that they are of, for those of --save-mixed with --mix"
         raise UserError(f"{problem}; {advice}") from error
     if gone:
         shown = ", ".join(f"{flag_of(name)} {flags[name]}" for name in gone)

@@ -36,7 +36,7 @@ TRAINING_PANELS = {  # key in metrics.jsonl: title, label of the y axis
 
 def best_at_k(table: Table, path: Path) -> None:
     """Draw best@k and W@k against k, a curve per policy with its 95% band; of many the main ones without it."""
-    rows = list(table.measures)
+    rows = sorted(table.measures, key=lambda row: -row.t)  # the trained ones have the plain look
     bands = f"bands: {table.interval}" if table.interval else "no bands: there is only one problem"
     is_crowded = len(rows) > CROWDED
     if is_crowded:
@@ -167,7 +167,7 @@ def mix(table: Table, path: Path) -> None:
     measures = ["best@1", f"W@{table.settings.pool}"]
     lines: dict[Row, dict[float, Row]] = {}  # a method's row without --mix -> t -> the row
     for row in table.measures:
-        if row.method in ADVANTAGES and row.m is None:
+        if row.method in ADVANTAGES and row.m is None and row.t:  # at 0 it is the start model
             trained = replace(row, t=1.0)
             lines.setdefault(trained, {0.0: start_of(table, row)})[row.t] = row
     with style.new_figure(1, 1, (6.5, 5)) as axes:

@@ -63,4 +63,4 @@ def test_a_saved_mixture_is_an_ordinary_checkpoint(trained, capsys):
     assert torch.equal(plain(ids).logits, own.model(ids).logits)
     assert sampled(load_policy("saved/vpo-0.5", task_of(config)), trained) == sampled(own, trained)
     for folder in ("saved", "saved/vpo-0.5"):
-        fails([folder], capsys, "it holds models: name their run", command=evaluation.main)
+        fails([folder], capsys, "it holds models: name the run", command=evaluation.main)

@@ -154,3 +154,16 @@ def test_how_many_go_side_by_side_where_nobody_says(monkeypatch):
     assert jobs_of(Config(method=["grpo", "vpo"], device="cpu", jobs=8)) == 2
     monkeypatch.setitem(vpo.ADVANTAGES, "vpo", lambda x, e: None)
     assert jobs_of(tiny) == 1
+
+
+@pytest.mark.linux
+@pytest.mark.parametrize("name", ["queue", "types"])
+def test_a_task_may_have_the_name_of_a_module_of_python(name):
+    """In the folder of the scripts. Guards against a library that imports the task in its place."""
+    for part in ("vpo", "rewards", "rollout", "train", "eval", "engine", "fast", "tasks", "report"):
+        path = next(ROOT.glob(f"{part}*"))
+        Path(path.name).symlink_to(path)
+    write_fence("", f"{name}.py")
+    flags = [*QUICK, "--task", f"{name}.py", "--jobs", "2", "--eval-problems", "0", "--out", "run"]
+    done = subprocess.run([sys.executable, "train.py", *flags], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
