@@ -175,6 +175,8 @@ def load_run(run: Path) -> StoredRun:
         check_ranges(config)
         history = list(record.get("history", []))
         digests = dict(record.get("data", {}))
+        version = history[0].get("vpo", "3") if history else "4"
+        is_old = int(version.partition(".")[0]) < 4
     except (OSError, UserError, ValueError, TypeError, LookupError, AttributeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         problem = f"{path}: cannot be read as that of a run ({reason!s:.200})"
@@ -185,7 +187,7 @@ def load_run(run: Path) -> StoredRun:
     if gone:
         shown = ", ".join(f"{flag_of(name)} {flags[name]}" for name in gone)
         tell_once(f"{run}: flags of another version are ignored: {shown}")
-    if history and int(str(history[0].get("vpo", "0")).partition(".")[0]) < 4:
+    if is_old:
         tell_old_meanings(run, config)
     vars(config).update(files_of(config))
     has_checkpoint = any(checkpoints(run / method) for method in config.method)

@@ -304,7 +304,14 @@ def test_a_config_that_was_edited_is_named(toy_run, capsys):
     change_config(toy_run, m="two")
     path = toy_run / "config.json"
     told = f"{path}: cannot be read as that of a run"
-    edited = [path.read_text(), "{", "{}", '{"flags": []}', '{"flags": {}, "data": null}']
+    edited = [
+        path.read_text(),
+        "{",
+        "{}",
+        '{"flags": []}',
+        '{"flags": {}, "data": null}',
+        '{"flags": {}, "history": ["x"]}',
+    ]
     for text in edited:
         path.write_text(text)
         fails(["run"], capsys, told, command=evaluation.main)
