@@ -1,211 +1,167 @@
-"""The grid and the documents: cells are distinct, results survive, a failure stays alone, tables follow from numbers."""
+"""The new study: its cells, what is stored of a run, and the words and tables that follow from records."""
 
-import json
-import subprocess
-from concurrent.futures import ThreadPoolExecutor
+import sys
 from pathlib import Path
 
 import pytest
+import torch
+from helpers import fails
 
-import eval as evaluation
+import fast.update
 import train
-from engine.config import Config, Parser, peak_rate, task_defaults
-from engine.tasks import load_task
-from study import documents, exhibit, reproduce, validation
-from study.entries import GROUP_VPO, GRPO, VPO, Entry
-from study.grid import (
-    HEADLINE,
-    HEADLINES,
-    LR,
-    LR_AT_30,
-    PAPERS_KL,
-    VERSION,
-    Cell,
-    cells,
-    tuning_rates,
-)
-from study.store import RESULTS, Store, load_stored, result_of
-from study.stored import Stored, TaskResults
-from vpo import ADVANTAGES
+from engine.config import Config, Parser
+from study import estimates, figures, reproduce, tables, variants
+from study.grid import KL, KL_WEIGHTS, SETTINGS, VERSION, Cell, cells
+from study.results import SIX, Results
+from study.store import RESULTS, Store
+from vpo import ADVANTAGES, policy_loss
 
-ROOT = Path(__file__).resolve().parents[2]
+SMALL = "--size 5 --warm-steps 3 --steps 2 --prompts-per-step 1 --group-size 4"
 
 
-@pytest.fixture(scope="module")
-def results() -> Stored:
-    return load_stored(Store(ROOT / RESULTS))
+def record_of(cell: Cell) -> dict:
+    """A made-up record with 6 problems, in which policies differ in their means."""
+    values = 400 + 20 * len(cell.policy) + torch.arange(6) + cell.seed
+    measured = dict.fromkeys(tables.MEANS, values.double().mean().item() / 1000)
+    found = {}
+    for name in (cell.method, "start", "start_sets") if cell.policy == "grpo" else (cell.method,):
+        found[name] = {}
+        for setting in cell.settings(name):
+            per_problem = [f"{measure} of each" for measure in SETTINGS[setting].per_problem]
+            found[name][setting] = measured | dict.fromkeys(per_problem, values.tolist())
+    record = {"version": f"{VERSION}.0", "command": cell.shown_command, "machine": "CPU"}
+    record |= {"tokens": 100 + cell.seed, "seconds": {"cpu": 1.0}, "policies": found}
+    return record | {"training": {"diversity": [1.0, 0.4]}}
 
 
-@pytest.mark.parametrize("path", documents.documents(ROOT), ids=lambda path: path.name)
-def test_the_tables_follow_from_the_stored_results(path, results):
-    """Nothing typed by hand: every block made anew from study/results/ is what stands in the document."""
-    assert documents.fill(results, path.read_text()) == path.read_text(), (
-        "run: python study/reproduce.py --write"
-    )
-
-
-def test_the_csv_file_follows_from_the_stored_results(results):
-    text = (ROOT / documents.RUNS).read_text()
-    assert documents.runs_csv(results) == text, "run: python study/reproduce.py --write"
-
-
-def test_the_minute_of_the_readme_is_the_measured_one(results):
-    """Guards against rows of README.md that the newest program does not print."""
-    text = (ROOT / "README.md").read_text("utf-8")
-    fence = results.task("fence")
-    starts = {GRPO: Entry("start"), VPO: Entry("start_sets"), GROUP_VPO: Entry("start")}
-    for policy in (Entry("start"), *starts):
-        means = [fence.values(policy, name, seeds=[0]).mean() for name in ("best@1", "W@30")]
-        row = " | ".join(f"{mean:.3f}" for mean in means)
-        assert f"\n| {policy.title} | {row} |" in text
-        if policy in starts:
-            ours = fence.values(policy, "diversity", seeds=[0]).mean()
-            ratio = ours / fence.values(starts[policy], "diversity", seeds=[0]).mean()
-            collapsed = " collapsed" if ratio < 1 / 3 else ""
-            assert f"| {row} | {ratio:.2f}x{collapsed} |\n" in text
+ALL = Results({cell: record_of(cell) for cell in cells()})
 
 
 def test_the_grid_is_sound():
-    """Distinct names; every command is one that train.py takes; no seed of the tables was tuned on; all methods."""
+    """Distinct names; every command is one that train.py takes; pages compare what is trained."""
     grid = cells()
-    assert len({cell.name for cell in grid}) == len(grid)
+    assert len({cell.name for cell in grid}) == len(grid) == 377
     for cell in grid:
-        assert (cell.seed < 100) != cell.tuning
-        name = cell.task.removesuffix("_v1")
-        is_ours = name in ("maze", "code", "toy", "fence", *HEADLINES)
-        assert is_ours or (ROOT / cell.task).is_file()
-        parser = Parser(Config, "train.py", "")
-        config = parser.parse_args_into_dataclass(cell.command)[0]
-        assert config.method == [cell.method] and config.seed == cell.seed
-        assert all((ROOT / word).is_file() for word in cell.script if word.endswith(".py"))
-    assert {cell.method for cell in grid} == set(ADVANTAGES)
+        config = Parser(Config, "train.py", "").parse_args_into_dataclass(cell.command())[0]
+        assert config.method == [cell.method] and cell.method in ADVANTAGES
+        assert cell.kl_term in ("", *variants.TERMS)
+    for row in (*tables.CURES, *tables.ABLATION, *tables.SETTINGS_OF_METHODS):
+        assert {name.partition("@")[0] for name in row} <= {cell.policy for cell in grid}
 
 
-def test_every_cell_is_stored_and_versions_do_not_mix(results):
-    """Guards against a lead of what version 1 measured over what version 3 did."""
-    assert len(results.results) == len(cells()) == 772
-    for run in results.results:
-        if not run.tuning:
-            assert (run.version < 3) == run.task.endswith("_v1"), run.task
+def test_the_kl_weight_is_the_one_that_the_rule_chooses():
+    sums = {}
+    for cell, record in Store(RESULTS).records().items():
+        if cell.is_validation:
+            means = record["policies"]["grpo"]["0.7"]
+            of_task = sums.setdefault(cell.task, dict.fromkeys(KL_WEIGHTS, 0.0))
+            of_task[dict(cell.flags)["kl"]] += means["best@1"] + means["W@30"]
+    for task, of_weight in sums.items():
+        assert KL[task] == max(of_weight, key=of_weight.get)
 
 
-def test_the_page_of_headlines_follows_from_the_stored_answers(tmp_path):
-    exhibit.write_exhibit(Store(ROOT / RESULTS), tmp_path / "page.html")
-    stored = (ROOT / exhibit.PAGE).read_text("utf-8")
-    assert (tmp_path / "page.html").read_text("utf-8") == stored, "run: reproduce.py --write"
+def test_a_cell_is_measured_anew_to_the_digit(monkeypatch, tmp_path, capsys):
+    """What a stop leaves behind is no matter, a failure names its log, and the other cells are stored."""
+    usual = Cell.command
+    monkeypatch.setattr(Cell, "command", lambda cell, model="": usual(cell) + SMALL.split())
+    monkeypatch.setattr(Cell, "problems", property(lambda cell: ("test", 3)))
+    reproduce.RUNS.mkdir(parents=True)
+    by_name = {cell.name: cell for cell in cells()}
+    found = []
+    for name in ("maze-grpo-seed0", "maze-grpo-kl-k2-seed0", "maze-grpo-seed0"):
+        cell = by_name[name]
+        assert not reproduce.run_cell(cell, Store(tmp_path), "")
+        record = Store(tmp_path).records()[cell]
+        found.append([record["policies"], record["training"], record["tokens"]])
+    assert found[0] == found[2] and len(found[0][0]["start"]["0.7"]["W@30 of each"]) == 3
+    assert list(found[0][0]) == ["grpo", "start", "start_sets"]
+    assert list(found[0][0]["grpo"]) == list(SETTINGS) and found[0] != found[1]
+    monkeypatch.setattr(train, "main", lambda command: 1 / 0)
+    assert reproduce.run_cell(cell, Store(tmp_path), "")
+    assert f"FAILED, see {reproduce.RUNS / cell.name}.log" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("task", ["maze", "code", HEADLINE])
-def test_the_program_has_the_rates_that_validation_chose(task):
-    """Guards against defaults of train.py that differ from what the study measured."""
-    model = "some model" if task == HEADLINE else "tiny"
-    defaults = task_defaults(load_task("headline" if task == HEADLINE else task), model)
-    config = Config(lr=defaults.get("lr", Config().lr))
-    assert task == HEADLINE or defaults.get("kl", config.kl) == PAPERS_KL
-    for method, rate in LR[task].items():
-        if method in ADVANTAGES:
-            assert peak_rate(config, method) == rate, method
+def test_a_record_that_is_no_use_is_left_out_with_a_line(tmp_path, capsys):
+    store, grid = Store(tmp_path), cells()[:4]
+    changes = ({}, {"version": "2.9"}, {"command": "python train.py"}, {})
+    for cell, change in zip(grid, changes, strict=True):
+        store.add(cell, record_of(cell) | change)
+    whole = store.path(grid[0]).read_bytes()
+    store.path(grid[0]).write_bytes(whole[:200])
+    (tmp_path / "maze-foo-seed0.json.gz").write_bytes(whole)
+    assert list(store.records()) == grid[3:]
+    told = capsys.readouterr().err
+    for part in ("cannot be read", "of version", "of the command", "no such cell"):
+        assert told.count(part) == 1
+    store.add(grid[0], record_of(grid[0]))
+    assert store.path(grid[0]).read_bytes() == whole  # equal numbers, equal bytes
 
 
-@pytest.mark.parametrize("task", LR)
-def test_default_rates_are_those_that_validation_chose(task, results):
-    """For few candidates the lowest within the noise of the best, for thirty the highest within 0.002.
-
-    For thirty it is that for few, if that is within the noise.
-    """
-    found = results.task(task, tuning=True)
-    for method, rate in LR[task].items():
-        compared = [policy for policy in found.policies() if policy.method == method]
-        if {policy.lr for policy in compared} < set(tuning_rates(task, method)):
-            continue
-        chooser = validation.CHOSEN_BY.get(method, "best@1")
-        usual = validation.first_close(found, compared, chooser)
-        assert usual.lr == rate, method
-        highest = max(found.mean(policy, "best@30") for policy in compared)
-        many = LR_AT_30.get(task, {}).get(method)
-        if many:
-            best = [
-                policy for policy in compared if found.mean(policy, "best@30") >= highest - 0.002
-            ]
-            assert best[-1].lr == many, method
-        else:
-            assert found.mean(usual, "best@30") >= highest - validation.NOISE
+def test_other_kl_terms_change_the_gradient_of_the_kl_term_alone():
+    """veRL's has none for a token that is rarer than in the reference by more than 13.6; k2's is log(policy / ref)."""
+    gradients = []
+    ref, mask = torch.tensor([[-1.5, -3.0, -2.5]]), torch.tensor([[True, True, False]])
+    for name in ("", "clamped", "k2"):
+        new = torch.tensor([[-1.0, -6.0, -2.0]], requires_grad=True)
+        batch = (new, new.detach(), torch.zeros(1), mask, 2)
+        with variants.kl_term(name):
+            loss, _ = train.policy_loss(*batch, ref_logprobs=ref, kl_coef=1.0)
+            assert fast.update.policy_loss is train.policy_loss
+        gradients.append(2 * torch.autograd.grad(loss, new)[0][0])
+    usual, clamped, k2 = gradients
+    assert usual[1] < -10 and clamped.tolist() == pytest.approx([usual[0].item(), 0, 0])
+    assert k2.tolist() == pytest.approx([0.5, -3.0, 0])
+    assert train.policy_loss is policy_loss
 
 
-STORE = Store(RESULTS)  # of the folder in which a test runs
+def test_words_need_an_interval_and_holms_correction():
+    """Eight differences whose p of 0.01 does not survive; one below 0.02 is equal, though its interval excludes 0."""
+    weak = estimates.Estimate(0.05, 0.01, 0.09, 0.01)
+    two = [estimates.Estimate(-0.2, -0.3, -0.1, 1e-6), estimates.Estimate(0.01, 0.005, 0.015, 1e-6)]
+    words = estimates.words(dict(enumerate([*two, *[weak] * 8])))
+    assert [words[i] for i in (0, 1, 2)] == ["behind", "equal", "open"]
+    assert estimates.words({0: weak}) == {0: "ahead"}
 
 
-def test_a_cell_is_measured_once_and_kept(monkeypatch):
-    """The stored numbers are those of eval.py to a thousandth."""
-
-    flags = "--size 5 --warm-steps 3 --steps 2 --prompts-per-step 1 --group-size 4 --device cpu"
-
-    def call(command, **rest):
-        train.main([*command[2:], *flags.split()])
-        return subprocess.CompletedProcess(command, 0)
-
-    monkeypatch.setattr(reproduce.subprocess, "run", call)
-    monkeypatch.setattr("tasks.maze.Maze.tiny_defaults", {"eval_problems": 3})
-    small = Cell("maze", "grpo", 0)
-    assert not STORE.current([small])
-    reproduce.measure_cell(small, STORE)
-    record = STORE.current([small])[small]
-    assert list(record["at"]) == ["0.7", "1", "1.3"]
-    assert list(record["at"]["0.7"]) == ["start", "start_sets", "grpo"]
-    assert record["threads"] and record["date"] and record["tokens"] and record["steps"] == 2
-    assert record["version"] == VERSION and record["groups"] == [0, 1, 2]
-    before = STORE.path(small).read_bytes()
-    reproduce.measure_cell(small, STORE)  # evaluated again, trained no more
-    again = STORE.current([small])[small]
-    assert again["at"] == record["at"] and len(before) < 5000
-    data = TaskResults("maze", [result_of(small, record)])
-    evaluation.main([str(STORE.runs / small.name), "--problems", "3"])
-    report = json.loads(next(Path("runs").rglob("eval.json")).read_text())["policies"]
-    for measure in ("best@1", "best@30", "pass@30", "W@30", "diversity"):
-        ours = data.mean(Entry("start"), measure)
-        assert ours == pytest.approx(report["start"][measure]["mean"], abs=1e-3)
+def test_an_interval_covers_seeds_and_problems():
+    """With one value per seed it is Student's; where seeds agree and problems differ it is the bootstrap's."""
+    seeds = estimates.estimate(torch.tensor([[1.0], [2.0], [3.0]]))
+    assert (seeds.half, seeds.p) == pytest.approx((2.484, 0.0742), abs=1e-3)
+    problems = estimates.estimate(torch.arange(100.0).expand(4, 100))
+    assert problems.half == pytest.approx(1.96 * torch.arange(100.0).std().item() / 10, rel=0.1)
 
 
-def test_writers_that_store_at_once_lose_nothing(tmp_path):
-    """Four threads store ten cells each in one file; each opens the lock for itself, as a process does."""
-    methods = ("grpo", "vpo", "max_at_k", "group_vpo")
-
-    def store_ten(method: str) -> None:
-        for seed in range(10):
-            Store(tmp_path).add(Cell("toy", method, seed), {"seed": seed})
-
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(store_ten, methods))
-    grid = [Cell("toy", method, seed) for method in methods for seed in range(10)]
-    records = Store(tmp_path).read(tmp_path / "toy.json.gz")
-    assert [records[cell.name]["seed"] for cell in grid] == [cell.seed for cell in grid]
-    assert {path.name for path in tmp_path.iterdir()} == {"lock", "toy.json.gz"}
+@pytest.mark.parametrize("block", tables.BLOCKS)
+@pytest.mark.parametrize("n", [0, 78, 377])
+def test_tables_are_written_from_the_cells_that_are_complete(block, n):
+    records = dict(list(ALL.records.items())[:n])
+    assert "OLD" not in tables.fill(Results(records), f"<!-- study:{block} -->\nOLD\n<!-- end -->")
 
 
-def test_a_cell_that_fails_does_not_stop_the_others(monkeypatch, capsys):
-    """It is named with its log; what was stored stays; the next call tries it alone."""
-
-    def call(command, **rest):
-        """Measure every cell at once, but those of Max@K."""
-        cell = next(cell for cell in cells() if cell.name == command[-1])
-        has_failed = "max_at_k" in cell.name
-        if not has_failed:
-            STORE.add(cell, {"command": cell.command})
-        return subprocess.CompletedProcess(command, int(has_failed))
-
-    monkeypatch.setattr(reproduce.subprocess, "run", call)
-    with pytest.raises(SystemExit) as stop:
-        reproduce.main(["--only", "toy-", "--jobs", "1"])
-    printed = capsys.readouterr()
-    assert stop.value.code == 2 and "5 cells failed" in printed.err
-    assert "toy-max_at_k-seed0  FAILED, see runs/reproduce/toy-max_at_k-seed0.log" in printed.out
-    reproduce.main(["--only", "toy-", "--list"])
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()].count("missing") == 5
+def test_a_mean_is_that_of_the_values_and_every_row_of_the_runs_differs():
+    assert ALL.average("maze", "vpo", "W@30") == pytest.approx(0.46 + 0.0025 + 0.0055)
+    assert "| 0.468 ± " in tables.main_table(ALL)
+    rows = [row.rsplit(",", len(tables.MEANS))[0] for row in tables.runs_csv(ALL).splitlines()]
+    assert len({*rows}) == len(rows) > len(cells())
+    assert ALL.seeds("code", *SIX) == list(range(8))
 
 
-def test_a_list_names_all_cells_and_a_bare_command_trains_no_real_model():
-    """The error of an unknown --only points to --list."""
-    listed = reproduce.grid_of(reproduce.ReproduceFlags(list=True))
-    trained = reproduce.grid_of(reproduce.ReproduceFlags())
-    assert listed == cells()
-    assert trained == [cell for cell in cells() if cell.task not in HEADLINES]
+def test_documents_follow_from_the_stored_records():
+    stored = Results(Store(RESULTS).records())
+    for path in tables.documents() if stored.records else ():
+        text = path.read_text("utf-8")
+        assert tables.fill(stored, text) == text, f"{path}; run: reproduce.py --write"
+
+
+@pytest.mark.draws
+def test_figures_are_drawn():
+    for draw in (figures.intervals, figures.curves, figures.mixing):
+        draw(ALL, Path(f"{draw.__name__}.png"))
+    assert len(list(Path().glob("*.png"))) == 3
+
+
+def test_mistakes_of_the_command_are_one_line(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    told = {"--only no": "no cell has such a name", "--block no": "choose from kl-weight, main"}
+    for flags, text in (told | {"--write": "pip install -r study/requirements.txt"}).items():
+        fails(flags.split(), capsys, text, command=reproduce.main)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from report.looks import look_of
-from study.one.estimates import Estimate, estimate, words
-from study.one.grid import JUDGED, KL, TERMS_AT, Cell
+from study.estimates import Estimate, estimate, words
+from study.grid import JUDGED, KL, TERMS_AT, Cell
 
 SEARCH = Path(__file__).parent / "results" / "search.json"
 Pair = tuple[str, str]  # ours and theirs

@@ -7,8 +7,8 @@ from matplotlib.ticker import MultipleLocator
 
 from report import style
 from report.looks import Look, look_of
-from study.one.grid import ALIKE, HEADLINE, KS
-from study.one.results import SIX, Results, title_of
+from study.grid import ALIKE, HEADLINE, KS
+from study.results import SIX, Results, title_of
 
 FOLDER = Path(__file__).parent
 PANELS = {"maze": "Maze", "code": "Programs", HEADLINE: "Headlines", "fence": "Fence"}
@@ -117,6 +117,6 @@ def write(results: Results) -> None:
     """Draw all figures, once there is something to compare."""
     if any(results.seeds(task, "grpo", "vpo", "max_at_k") for task in PANELS):
         (FOLDER / "figures").mkdir(exist_ok=True)
-        intervals(results, FOLDER.parents[1] / "docs/figures/intervals.png")
+        intervals(results, FOLDER.parent / "docs/figures/intervals.png")
         curves(results, FOLDER / "figures" / "curves.png")
         mixing(results, FOLDER / "figures" / "mixing.png")

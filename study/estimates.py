@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from study.one.grid import ALIKE
+from study.grid import ALIKE
 
 SAMPLES = 2000  # of the bootstrap
 
