@@ -13,10 +13,9 @@ from study.results import SIX, Results, title_of
 FOLDER = Path(__file__).parent
 PANELS = {"maze": "Maze", "code": "Programs", HEADLINE: "Headlines", "fence": "Fence"}
 MEASURES = {
-    "best@1": "score of one candidate (best@1)",
-    "W@30": "best of 30, random preferences (W@30)",
+    "best@1": "one candidate (best@1), better \N{RIGHTWARDS ARROW}",
+    "W@30": "best of 30 (W@30), better \N{RIGHTWARDS ARROW}",
 }
-BEST = {"best@1": "@greedy", "W@30": "@best"}  # settings of the hollow marks
 KL_COLOR = "#7f0000"
 
 
@@ -30,36 +29,39 @@ def look(row: str) -> Look:
 def intervals(results: Results, path: Path) -> None:
     """Draw the means of the six policies and their distance from Max@K, a column for each task."""
     tasks = [task for task in PANELS if results.seeds(task, "max_at_k")]
-    with style.new_figure(2, len(tasks), (3.1 * len(tasks) + 1, 5.2), sharey=True) as axes:
+    with style.new_figure(2, len(tasks), (2.9 * len(tasks) + 1, 5.4), sharey=True) as axes:
         for axes_of_measure, (measure, label) in zip(axes, MEASURES.items(), strict=True):
             for ax, task in zip(axes_of_measure, tasks, strict=True):
-                scalar = results.average(task, "max_at_k", measure)
-                ax.axvspan(scalar - ALIKE, scalar + ALIKE, color="#e4e4e4", lw=0)
                 for y, row in enumerate(SIX):
                     if results.seeds(task, row):
                         draw_row(ax, results, task, row, measure, y)
+                scalar = results.average(task, "max_at_k", measure)
+                ax.axvspan(scalar - ALIKE, scalar + ALIKE, color="#e4e4e4", lw=0)
                 ax.set(xlabel=label, ylim=(len(SIX) - 0.4, -0.6))
                 ax.set_title(PANELS[task] if measure == "best@1" else "")
                 ax.set_yticks(range(len(SIX)), [title_of(row) for row in SIX])
                 ax.tick_params(axis="y", length=0)
-        caption = (
-            f"Mark: mean at temperature 0.7. Line: 95% interval of its difference from Max@K. Grey: within {ALIKE} of "
-            "Max@K. Dots: seeds. Hollow: greedy (above), the best of three temperatures (below, first 200 problems)."
-        )
-        style.finish(axes, path, caption)
+        ax = axes[0, 0]
+        ax.plot([], [], "o", color="#555555", ms=7, label="mean")
+        ax.plot([], [], ".", color="#555555", ms=5, label="one seed")
+        ax.plot([], [], "o", color="#555555", mfc="white", label="at its best temperature")
+        ax.fill([], [], color="#e4e4e4", label=f"within {ALIKE} of Max@K")
+        style.finish(axes, path, "Line: the 95% interval of the difference from Max@K.")
 
 
 def draw_row(ax: Any, results: Results, task: str, row: str, measure: str, y: int) -> None:
-    """Draw one policy: its seeds, its mean with the interval, and a hollow mark at its best temperature."""
+    """Draw one policy: its seeds, its mean with the interval, and W@30 at its best temperature."""
     own = look(row)
     seeds = results.values(task, row, measure).mean(1)
-    ax.plot(seeds, [y + 0.22] * len(seeds), ".", color=own.color, ms=4, alpha=0.35)
+    ax.plot(seeds, [y + 0.25] * len(seeds), ".", color=own.color, ms=4, alpha=0.4)
     scalar = results.average(task, "max_at_k", measure)
     lead = results.difference(task, (row, "max_at_k"), measure)
     ax.plot([scalar + lead.low, scalar + lead.high], [y, y], color=own.color, lw=2)
     ax.plot(results.average(task, row, measure), y, own.marker, color=own.color, ms=7)
-    best = results.values(task, row + BEST[measure], measure).mean()
-    ax.plot(best, y - 0.22, own.marker, color=own.color, mfc="white", ms=6)
+    best = f"{row}@best"
+    if measure == "W@30" and results.seeds(task, best):
+        mean = results.average(task, best, measure)
+        ax.plot(mean, y - 0.25, own.marker, color=own.color, mfc="white", ms=5)
 
 
 def curves(results: Results, path: Path) -> None:
@@ -81,7 +83,7 @@ def curves(results: Results, path: Path) -> None:
 
 def mixing(results: Results, path: Path) -> None:
     """Draw best@1 against W@30 from the start model to each trained policy, by way of half-way weights."""
-    tasks = [task for task in PANELS if results.seeds(task, "vpo", "grpo")]
+    tasks = [task for task in PANELS if results.seeds(task, "vpo@half", "grpo@half")]
     with style.new_figure(1, len(tasks), (3.4 * len(tasks) + 0.6, 4.6)) as axes:
         for ax, task in zip(axes[0], tasks, strict=True):
             for row in SIX[1:]:

@@ -43,7 +43,12 @@ class Results:
 
     def seeds(self, task: str, *rows: str) -> list[int]:
         """The seeds in which all these rows were measured."""
-        of_each = [set(self._runs.get((task, row.partition("@")[0]), {})) for row in rows]
+        of_each = []
+        for row in rows:
+            policy, _, setting = row.partition("@")
+            needed = set(TEMPERATURES) if setting == "best" else {setting or TEMPERATURES[0]}
+            runs = self._runs.get((task, policy), {})
+            of_each.append({seed for seed, settings in runs.items() if needed <= set(settings)})
         return sorted(set.intersection(*of_each))
 
     def stored(self, task: str, policy: str, seeds: list[int]) -> list[dict]:
