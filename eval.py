@@ -194,8 +194,8 @@ def measure(pool: Pool, task: Task) -> dict[str, Tensor]:
         chances = [pass_at_k(n, c, k) for c in passes.sum(1).tolist()]
         values[f"pass@{k}"] = torch.tensor(chances)
         values[f"W@{k}"] = best_at_k(utilities, k)
-    is_earning = (pool.rewards > task.minimum) & mask[:, None]  # (N, n, d)
-    values["earned"] = is_earning.any(-1).double().mean(1)
+    is_rewarded = (pool.rewards > task.minimum) & mask[:, None]  # (N, n, d)
+    values["rewarded"] = is_rewarded.any(-1).double().mean(1)
     values["diversity"] = diversity(pool.rewards)
     for i, name in enumerate(task.objectives):
         values[f"reward_{name}"] = pool.rewards[..., i].mean(1)

@@ -231,7 +231,7 @@ def step_metrics(
         objective_mask = scored.objective_mask
     m = min(m, sets.shape[1])
     is_distinct = scored.answer_mask & ~scored.repeat_mask
-    is_earning = (scored.vectors > task.minimum) & scored.objective_mask[:, None, None]
+    is_rewarded = (scored.vectors > task.minimum) & scored.objective_mask[:, None, None]
     metrics = {
         # the mean task scalar of all answers, and of the best answer of each rollout
         "reward": scored.scalars.mean(),
@@ -242,8 +242,8 @@ def step_metrics(
         "diversity": diversity(scored.vectors.flatten(1, 2)).mean(),
         # shares of the places for answers: distinct in their rollout, in their group, with a reward
         "answers": is_distinct.float().mean(),
-        "different": len(forms) / is_distinct.numel(),
-        "earned": is_earning.any(-1).float().mean(),
+        "distinct": len(forms) / is_distinct.numel(),
+        "rewarded": is_rewarded.any(-1).float().mean(),
         # shares of the groups with an advantage, and of the rollouts that were cut off
         "signal": (advantages != 0).any(1).float().mean(),
         # the largest difference between two rewards in a group; much below 1e-5 it is rounding
@@ -253,9 +253,9 @@ def step_metrics(
         "tokens": sum(rollouts.lengths),
     }
     means = scored.vectors.mean((0, 1, 2))  # (d)
-    earning = is_earning.float().mean((0, 1, 2))  # (d)
+    rewarded = is_rewarded.float().mean((0, 1, 2))  # (d)
     for i, name in enumerate(task.objectives):  # without names d may differ
-        metrics |= {f"reward_{name}": means[i], f"earned_{name}": earning[i]}
+        metrics |= {f"reward_{name}": means[i], f"rewarded_{name}": rewarded[i]}
     return metrics
 
 

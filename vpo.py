@@ -154,6 +154,21 @@ def set_reward(
     return subset_best(utilities, subset).mean(-1)
 
 
+def center(scores: Tensor, eps: float = EPS) -> Tensor:
+    """R_g - mean R over each prompt's group (P, G), exactly 0 where only rounding differs.
+
+    That is where the population standard deviation is below eps. With scores beyond 1 the bound
+    grows with the largest of them, as their rounding errors do.
+    """
+    if scores.ndim != 2 or scores.shape[1] < 2:
+        raise ValueError(f"scores {tuple(scores.shape)}: expected (P, G) with G >= 2")
+    scores = _precise(scores)
+    shifted = scores - scores[:, :1]  # so that rounding cannot make equal scores differ
+    centered = shifted - shifted.mean(1, keepdim=True)
+    scale = scores.abs().amax(1, keepdim=True).clamp_min(1.0)  # (P, 1)
+    return torch.where(_std(centered) < eps * scale, 0.0, centered)
+
+
 def group_normalize(scores: Tensor, eps: float = EPS) -> Tensor:
     """A_g = (R_g - mean R) / (std R + eps) over each prompt's group (P, G), as in GRPO.
 
@@ -329,21 +344,6 @@ def check_single(scored: Scored) -> None:
     m = scored.scalars.shape[-1]
     if m != 1:
         raise ValueError(f"takes one answer per rollout, not m = {m}; vpo takes several")
-
-
-def center(scores: Tensor, eps: float = EPS) -> Tensor:
-    """R_g - mean R over each prompt's group (P, G), exactly 0 where only rounding differs.
-
-    That is where the population standard deviation is below eps. With scores beyond 1 the bound
-    grows with the largest of them, as their rounding errors do.
-    """
-    if scores.ndim != 2 or scores.shape[1] < 2:
-        raise ValueError(f"scores {tuple(scores.shape)}: expected (P, G) with G >= 2")
-    scores = _precise(scores)
-    shifted = scores - scores[:, :1]  # so that rounding cannot make equal scores differ
-    centered = shifted - shifted.mean(1, keepdim=True)
-    scale = scores.abs().amax(1, keepdim=True).clamp_min(1.0)  # (P, 1)
-    return torch.where(_std(centered) < eps * scale, 0.0, centered)
 
 
 # The loss.

@@ -13,6 +13,7 @@ from engine.errors import stdout_refuses
 from rewards import UserError
 
 LOCK = ".lock"  # file of a run folder that the process which trains there holds
+FORMER_NAMES = {"different": "distinct"}  # of metrics in older logs, by which figures are drawn
 
 
 def listed(folder: Path, pattern: str = "*") -> list[Path]:
@@ -92,14 +93,19 @@ def append(path: Path, record: dict) -> None:
 
 
 def read_log(path: Path, *keys: str) -> list[dict]:
-    """The records of a log that have a step and these keys. Lines that a kill cut off are left out."""
+    """The records of a log that have a step and these keys, by today's names.
+
+    Lines that a kill cut off are left out.
+    """
     text = path.read_text("utf-8", "replace") if path.exists() else ""
     records = []
     for line in text.splitlines():
         with contextlib.suppress(ValueError):
             record = json.loads(line)
-            if isinstance(record, dict) and {"step", *keys} <= record.keys():
-                records.append(record)
+            if isinstance(record, dict):
+                record = {FORMER_NAMES.get(name, name): value for name, value in record.items()}
+                if {"step", *keys} <= record.keys():
+                    records.append(record)
     return records
 
 

@@ -29,7 +29,7 @@ BOLD = {"fontsize": 12, "fontweight": "bold"}
 TRAINING_PANELS = {  # key in metrics.jsonl: title, label of the y axis
     "diversity": ("diversity", "mean pairwise L1 distance"),
     "reward": ("mean reward", "the task's own scalar"),
-    "different": ("different answers", "share of a group's answers"),
+    "distinct": ("different answers", "share of a group's answers"),
     "W@m": ("W@m", "utility of the best of m answers"),
 }
 

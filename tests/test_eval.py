@@ -164,7 +164,7 @@ def test_a_pool_counts_what_was_paid_for():
     assert pool.scalars[1].tolist() == [0.5, 0.75, 0.75, -1]
     values = measure(pool, Kinds())
     assert values["best@4"].tolist() == pytest.approx([0.5, 0.75])
-    assert values["earned"].tolist() == pytest.approx([2 / 4, 3 / 4])
+    assert values["rewarded"].tolist() == pytest.approx([2 / 4, 3 / 4])
 
 
 def test_no_place_of_a_rollout_is_preferred():

@@ -55,12 +55,13 @@ def drawn(monkeypatch):
 @pytest.mark.parametrize("task", [Squares(), Plain()])
 def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task):
     """Guards against views that know our methods and tasks alone: both are of one's own here; against two methods of
-    one's own that look alike; and against files that differ where the numbers do not."""
+    one's own that look alike; against files that differ where the numbers do not; and against older logs without a figure."""
     for name in ("my_method", "other_method"):
         monkeypatch.setitem(ADVANTAGES, name, ADVANTAGES["grpo"])
     colors = [look_of(name).color for name in (*LOOKS, "my_method", "other_method")]
     assert len(set(colors)) == len(colors)
     row = {"best@1": 0.1, "best@4": 0.2, "W@4": 0.3} | dict.fromkeys(plots.TRAINING_PANELS, 0.5)
+    row["different"] = row.pop("distinct")  # as older logs name it
     (tmp_path / "my_method").mkdir()
     for step in range(1, 13):
         for log in ("metrics", "evaluations"):

@@ -198,7 +198,7 @@ def test_learning_that_has_stopped_is_said_once(capsys):
     told_at = []
     for step in range(1, 36):
         row = dict.fromkeys(("reward", "diversity", "W@m", "tokens"), 0)
-        row |= {"earned": 1, "answers": 1 / 3, "signal": int(step == 10), "seconds": 1}
+        row |= {"rewarded": 1, "answers": 1 / 3, "signal": int(step == 10), "seconds": 1}
         row["gap"] = 2e-6 if step == 15 else 1e-6
         log.write(step, row, {})
         told = capsys.readouterr().err
@@ -230,12 +230,12 @@ def test_the_objective_is_logged():
     expected = (best(red, blue) + best(red, "") + best(grey) + best("")) / 4
     row = logged(sets, m=2, per_rollout=2)
     assert row["W@m"].item() == pytest.approx(expected, abs=1e-6)
-    assert row["different"] == 3 / 8, "an answer is new if none of its group has given it"
+    assert row["distinct"] == 3 / 8, "an answer is new if none of its group has given it"
     singles = [[red], [blue], [grey], ["red"]]
     expected = (best(red, blue) + best(grey, "")) / 2
     row = logged(singles, m=2, per_rollout=1)
     assert row["W@m"].item() == pytest.approx(expected, abs=1e-6)
-    assert [row[f"earned_{name}"].item() for name in task.objectives] == [0.5, 0.5, 0.25]
+    assert [row[f"rewarded_{name}"].item() for name in task.objectives] == [0.5, 0.5, 0.25]
 
 
 @pytest.mark.parametrize("steps", [1, 6, 20, 59, 60, 90, 100, 300])

@@ -132,7 +132,7 @@ def snapshot_steps(config: Config) -> set[int]:
 def shares(row: dict[str, float]) -> str:
     """The shares of the answers asked for that are there and distinct, and that earn a reward."""
     distinct = f"{row['answers']:.0%} of the answers asked for are there and distinct"
-    return f"{distinct}; {row['earned']:.0%} earn a reward"
+    return f"{distinct}; {row['rewarded']:.0%} earn a reward"
 
 
 def show_first_step(
@@ -155,9 +155,9 @@ def show_first_step(
         copied = f"{example['copied']:.0%} of the answers copy an example of the prompt"
         lines.append(f"{copied}: these should earn little (docs/own.md)")
     for name in task.objectives:
-        share = row[f"earned_{name}"]
+        share = row[f"rewarded_{name}"]
         lines.append(f"{name}: {share:.0%} earn a reward, mean {row[f'reward_{name}']:.3f}")
-    if not all(row[f"earned_{name}"] for name in task.objectives):
+    if not all(row[f"rewarded_{name}"] for name in task.objectives):
         advice = "show examples in Task.prompt, or imitate some (Task.demonstration, --warm-steps)"
         lines.append(f"what no answer earns is not learnt: {advice}")
     if config.device == "cuda":
