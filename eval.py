@@ -32,14 +32,12 @@ from engine.bars import progress_bar
 from engine.config import Config, Parser, device_of, flag, open_device
 from engine.errors import as_command, with_note
 from engine.evaluations import Evaluation, Pool, Row, evaluations_of, rows_of, summary_folder
-from engine.files import read_log, writing
+from engine.files import writing
 from engine.mixtures import mixed, save_mixed
 from engine.processes import possible, run_all
-from engine.runs import task_of, unfinished
+from engine.runs import task_of
 from engine.tasks import held_out
 from report import plots
-from report.page import write_page
-from report.snapshots import read_snapshots
 from report.statistics import spread_weights
 from report.table import Table, clusters_of, joint_table, print_costs, print_table, write_table
 from rewards import Problem, Task
@@ -220,7 +218,7 @@ class EvalFlags:
     mix: list[float] = flag(
         [1.0], "t of the weights that are evaluated, start + t (trained - start)", 0, 1
     )
-    save_mixed: str = flag("", "folder for the checkpoints METHOD-T of these weights; empty: none")
+    save_mixed: str = flag("", "write these weights into this folder, evaluate nothing")
     device: Literal["auto", "cpu", "cuda", "mps"] = flag("auto", "auto: as train.py chooses")
     jobs: int = flag(1, "policies that are evaluated at a time, each in a process", 1, 64)
     out: str = flag("", "folder for what is written; empty: in or beside the run folder")
@@ -231,23 +229,22 @@ def evaluate(runs: list[Path], flags: EvalFlags) -> None:
     """Evaluate run folders: write eval.json and figures of each, and print one table."""
     evaluations = evaluations_of(runs, flags)
     rows = rows_of(evaluations)  # raises if they do not fit into one table
+    is_alone = len(runs) == 1
+    summary = evaluations[0].folder if is_alone else summary_folder(evaluations, flags.out)
     flags.device = device_of(flags.device, all(each.config.is_tiny for each in evaluations))
     open_device(flags.device)
     flags.jobs = possible(flags.jobs)
-    for evaluation in evaluations:  # tried before minutes are spent
-        with writing(evaluation.folder), tempfile.TemporaryFile(dir=evaluation.folder):
+    for folder in (summary, *(each.folder for each in evaluations)):  # before minutes are spent
+        with writing(folder), tempfile.TemporaryFile(dir=folder):
             pass
-    if flags.save_mixed:
-        save_mixed(evaluations, flags.save_mixed)
-    is_alone = len(runs) == 1
     tables = {each.run: evaluate_run(each, flags, tells=is_alone) for each in evaluations}
     if not is_alone:
-        joint = joint_table(tables, rows)
-        print_table(joint)
-        folder = summary_folder(evaluations, flags.out)
-        with writing(folder):
-            figures = write(joint, folder, flags)
-        print(f"figures in {folder}: {', '.join(path.name for path in figures)}")
+        table = joint_table(tables, rows)
+        figure = summary / f"best_at_k.{flags.figure_format}"
+        write_table(table, summary / "eval.json", flags.device)
+        plots.best_at_k(table, figure)
+        print_table(table)
+        print(f"figure: {figure}")
 
 
 def evaluate_run(evaluation: Evaluation, flags: EvalFlags, tells: bool) -> Table:
@@ -268,33 +265,19 @@ def evaluate_run(evaluation: Evaluation, flags: EvalFlags, tells: bool) -> Table
         pools = run_all(evaluate_policy, work, flags.jobs, flags.device, bar)
     measures = {row: measure(pool, task) for row, pool in pools.items()}
     table = Table([str(run)], settings, measures, clusters_of(problems))
-    steps_left = unfinished(run, config)
-    if steps_left:
-        print(f"{run} is not finished: {steps_left}")
-    with writing(evaluation.folder):
-        figures = write(table, evaluation.folder, flags)
-        if len(settings.mix) == 1:
-            figures += plots.run_figures(evaluation, task, pools, measures, flags.figure_format)
-        logs = [run / name / "snapshots.jsonl" for name in config.method]
-        if not config.is_tiny and any(map(read_log, logs)):  # texts are to be read
-            write_page(evaluation.folder / "report.html", read_snapshots(run, config))
+    if evaluation.unfinished:
+        print(f"{run} is not finished: {evaluation.unfinished}")
+    write_table(table, evaluation.folder / "eval.json", flags.device)
+    figures = [evaluation.folder / f"best_at_k.{flags.figure_format}"]
+    plots.best_at_k(table, figures[0])
+    if len(settings.mix) == 1:
+        figures += plots.run_figures(evaluation, task, pools, measures, flags.figure_format)
     if tells:
         print_table(table)
         methods = dict.fromkeys(row.method for row in pools)
         print_costs(run, [name for name in methods if name in ADVANTAGES], config.m)
         print(f"figures in {evaluation.folder}: {', '.join(path.name for path in figures)}")
     return table
-
-
-def write(table: Table, folder: Path, flags: EvalFlags) -> list[Path]:
-    """Write eval.json and the pictures of a table, whose paths are returned."""
-    write_table(table, folder / "eval.json", flags.device)
-    pictures = [folder / f"best_at_k.{flags.figure_format}"]
-    plots.best_at_k(table, pictures[0])
-    if len(table.settings.mix) > 1:
-        pictures.append(folder / f"mix.{flags.figure_format}")
-        plots.mix(table, pictures[1])
-    return pictures
 
 
 def sample_held_out(
@@ -318,13 +301,17 @@ def evaluate_policy(
         return sample_pool(policy, task, problems, config, m, settings.pool, bar)
 
 
-@as_command("eval.py", "give the same command again, without --save-mixed where that is done")
+@as_command("eval.py")
 def main(argv: list[str] | None = None) -> None:
-    """Evaluate the runs that the command names."""
+    """Evaluate the runs that the command names, or save their mixed weights."""
     parser = Parser(EvalFlags, "eval.py", __doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders of train.py")
     flags, rest = parser.parse_args_into_dataclass(argv)
-    evaluate([Path(name) for name in rest.runs], flags)
+    runs = [Path(name) for name in rest.runs]
+    if flags.save_mixed:
+        save_mixed(evaluations_of(runs, flags), flags.save_mixed)
+    else:
+        evaluate(runs, flags)
 
 
 if __name__ == "__main__":

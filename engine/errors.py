@@ -108,7 +108,7 @@ def stop_once(number: int, _) -> None:
 
 
 @contextlib.contextmanager
-def as_command(script: str, after_stop: str = "give the same command again") -> Iterator[None]:
+def as_command(script: str) -> Iterator[None]:
     """Run a script: a user's mistake is one line and exit code 2, Ctrl-C or SIGTERM one line and 130."""
     quieten_transformers()
     if threading.current_thread() is threading.main_thread():  # no other takes signals
@@ -126,6 +126,6 @@ def as_command(script: str, after_stop: str = "give the same command again") -> 
         print(f"{script}: error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt as stop:
-        message = str(stop) or f"stopped; {after_stop}"
+        message = str(stop) or "stopped; give the same command again"
         print(f"\n{message}", file=sys.stderr)
         sys.exit(130)

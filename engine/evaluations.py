@@ -10,8 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from engine.config import MAY_DIFFER, Config, flag_of, peak_rate
-from engine.models import load_config_and_tokenizer
-from engine.runs import StoredPolicy, load_run, policies, steps_done
+from engine.runs import StoredPolicy, load_run, policies
 from rewards import Problem, UserError
 from vpo import ADVANTAGES, SEVERAL_ANSWERS
 
@@ -71,6 +70,16 @@ class Evaluation:
     folder: Path  # for what is written
     policies: dict[Row, StoredPolicy]  # those that are evaluated
 
+    @property
+    def unfinished(self) -> str:
+        """Which methods of the run have steps left, such as "vpo: step 37 of 300"."""
+        done = dict.fromkeys(self.config.method, 0)
+        for row, policy in self.policies.items():
+            if row.method in done:
+                done[row.method] = policy.step
+        steps = self.config.steps
+        return ", ".join(f"{name}: step {n} of {steps}" for name, n in done.items() if n < steps)
+
 
 @dataclass
 class Pool:
@@ -103,7 +112,6 @@ def load_evaluations(runs: list[Path], changes: dict[str, Any]) -> list[Evaluati
     settings = dataclasses.replace(own_settings(configs[0]), **changed)
     evaluations = []
     for run, config in zip(runs, configs, strict=True):
-        load_config_and_tokenizer(str(run / "start"))  # raises if it is damaged
         if config.lora_rank and not importlib.util.find_spec("peft"):
             raise UserError(f"{run}: holds adapters, which need peft; pip install peft")
         if settings.pool < config.m:
@@ -156,7 +164,7 @@ def rows_of(evaluations: list[Evaluation]) -> dict[Row, dict[int, Path]]:
             raise UserError(f"{problem}; one table is of the same problems")
     rows: dict[Row, dict[int, Path]] = {}
     for row in dict.fromkeys(itertools.chain(*(each.policies for each in evaluations))):
-        traits = [traits_of(evaluation, row.method) for evaluation in evaluations]
+        traits = [traits_of(evaluation, row) for evaluation in evaluations]
         for evaluation, own in zip(evaluations, traits, strict=True):
             if row not in evaluation.policies:
                 continue
@@ -174,17 +182,18 @@ def rows_of(evaluations: list[Evaluation]) -> dict[Row, dict[int, Path]]:
     return rows
 
 
-def traits_of(evaluation: Evaluation, method: str) -> dict[str, Any]:
+def traits_of(evaluation: Evaluation, row: Row) -> dict[str, Any]:
     """The flags that can change a policy's numbers, but for the seed: flag -> value."""
     config = evaluation.config
     names = [name for name in vars(config) if name not in (*MAY_DIFFER, "seed")]
-    if method.startswith("start"):
+    if row.method.startswith("start"):
         names = START_FLAGS
     traits = {flag_of(name): getattr(config, name) for name in names}
-    if method in config.method:
-        traits["--lr"] = f"{peak_rate(config, method):g}"
-        done = steps_done(evaluation.run / method)
-        traits["at step"] = done if done < config.steps else ""
+    if row.method in config.method:
+        traits["--lr"] = f"{peak_rate(config, row.method):g}"
+        if row in evaluation.policies:
+            done = evaluation.policies[row].step
+            traits["at step"] = done if done < config.steps else ""
     return traits
 
 

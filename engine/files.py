@@ -21,13 +21,6 @@ def listed(folder: Path, pattern: str = "*") -> list[Path]:
     return sorted(path for path in folder.glob(pattern) if not path.name.startswith("."))
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file as a whole or not at all."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(text, "utf-8")
-    os.replace(temporary, path)
-
-
 def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     """Fill a folder as a whole or not at all. If another process has written it, that one stays."""
     temporary = folder.with_name(f"{folder.name}.tmp{os.getpid()}")
@@ -62,6 +55,14 @@ def writing(folder: Path) -> Iterator[None]:
         raise UserError(f"{problem}; name another folder with --out, or make room") from error
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a file as a whole or not at all, into a folder that is made if it is missing."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    with writing(path.parent):
+        temporary.write_text(text, "utf-8")
+        os.replace(temporary, path)
+
+
 @contextlib.contextmanager
 def owned(run: Path) -> Iterator[None]:
     """Write into a run folder inside the block. Raises UserError while another process does.
@@ -86,7 +87,7 @@ def check_free(run: Path) -> None:
             pass
 
 
-def append(path: Path, record: dict) -> None:
+def add_record(path: Path, record: dict) -> None:
     """Add a record to a log, JSON Lines."""
     with writing(path.parent), path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")

@@ -31,7 +31,7 @@ from engine.config import (
     task_defaults,
 )
 from engine.errors import did_you_mean
-from engine.files import check_free, listed, owned, write_text, writing
+from engine.files import check_free, listed, owned, write_text
 from engine.models import load_config_and_tokenizer
 from engine.tasks import check_text, load_task, load_task_class
 from rewards import Task, UserError
@@ -55,6 +55,11 @@ class StoredPolicy:
 
     folder: Path
     m: int  # answers per rollout that it is asked for
+
+    @property
+    def step(self) -> int:
+        """The training steps of a checkpoint."""
+        return step_of(self.folder)
 
 
 def task_of(config: Config) -> Task:
@@ -110,8 +115,6 @@ def read_config(argv: list[str], doc: str) -> tuple[Config, Task, StoredRun | No
 def check_joins(config: Config, stored: StoredRun) -> None:
     """Raise UserError for a command that cannot go on with a run, or add a method to it."""
     check_fits(config, stored.config)
-    if stored.has_checkpoint:
-        load_config_and_tokenizer(str(Path(config.out) / "start"))  # raises if it is damaged
     steps, old_steps = config.steps, stored.config.steps
     if steps != old_steps and config.lr_schedule == "linear":
         message = f"the learning rate now falls over {steps} steps, until here over {old_steps}"
@@ -175,8 +178,8 @@ def load_run(run: Path) -> StoredRun:
         check_ranges(config)
         history = list(record.get("history", []))
         digests = dict(record.get("data", {}))
-        version = history[0].get("vpo", "3") if history else "4"
-        is_old = int(version.partition(".")[0]) < 4
+        version = history[0].get("vpo", "3") if history else __version__
+        is_old = version.partition(".")[0] != __version__.partition(".")[0]
     except (OSError, UserError, ValueError, TypeError, LookupError, AttributeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         problem = f"{path}: cannot be read as that of a run ({reason!s:.200})"
@@ -188,25 +191,17 @@ def load_run(run: Path) -> StoredRun:
         shown = ", ".join(f"{flag_of(name)} {flags[name]}" for name in gone)
         tell_once(f"{run}: flags of another version are ignored: {shown}")
     if is_old:
-        tell_old_meanings(run, config)
+        tell_once(f"{run}: trained by version {version}; docs/changes.md says what has changed")
     vars(config).update(files_of(config))
     has_checkpoint = any(checkpoints(run / method) for method in config.method)
     if has_checkpoint:
         check_files(config, digests)
+        load_config_and_tokenizer(str(run / "start"))  # raises if it is damaged
     for method in config.method:
         if method not in ADVANTAGES:
             advice = "give the command from the file that defines it (docs/own.md)"
             raise UserError(f"{run}: has the method {method}, unknown here; {advice}")
     return StoredRun(config, history, has_checkpoint)
-
-
-def tell_old_meanings(run: Path, config: Config) -> None:
-    """Say which flags of a run of version 3 meant something else than they do now."""
-    if config.updates > 1:
-        meaning = f"--updates {config.updates} took the whole batch in each, not a part"
-        tell_once(f"{run}: trained by version 3, in which {meaning}")
-    if config.lr_schedule == "constant":
-        tell_once(f"{run}: trained by version 3, in which --lr-schedule constant rose at first")
 
 
 def check_files(config: Config, digests: dict[str, str]) -> None:
@@ -243,10 +238,14 @@ def checkpoints(folder: Path) -> list[Path]:
     return listed(folder, "checkpoint-" + 6 * "[0-9]")
 
 
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("checkpoint-"))
+
+
 def steps_done(folder: Path) -> int:
     """The steps of a method's newest checkpoint, 0 if there is none."""
     saved = checkpoints(folder)
-    return int(saved[-1].name.removeprefix("checkpoint-")) if saved else 0
+    return step_of(saved[-1]) if saved else 0
 
 
 def policies(run: Path, m: int) -> dict[str, StoredPolicy]:
@@ -260,16 +259,6 @@ def policies(run: Path, m: int) -> dict[str, StoredPolicy]:
     if len(by_name) == 2:
         raise UserError(f"{run}: holds no checkpoint yet; let train.py get further, or --resume it")
     return by_name
-
-
-def unfinished(out: Path, config: Config) -> str:
-    """Which methods of a run have steps left, such as "vpo: step 37 of 300"."""
-    notes = []
-    for method in config.method:
-        done = steps_done(out / method)
-        if done < config.steps:
-            notes.append(f"{method}: step {done} of {config.steps}")
-    return ", ".join(notes)
 
 
 @contextlib.contextmanager
@@ -301,6 +290,5 @@ def claimed(config: Config, argv: list[str], stored: StoredRun | None) -> Iterat
             flags["method"] = list(dict.fromkeys([*stored.config.method, *config.method]))
             history = [*stored.history, command]
         record = {"flags": flags, "history": history, "data": file_digests(config)}
-        with writing(out):
-            write_text(out / "config.json", json.dumps(record, indent=1))
+        write_text(out / "config.json", json.dumps(record, indent=1))
         yield

@@ -6,7 +6,6 @@
 import math
 import textwrap
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from engine.files import read_log
 from report import style
 from report.drawings import Drawing, drawing_of
 from report.looks import Look, look_of, look_of_row, looks_of
-from report.table import Table, clusters_of, start_of
+from report.table import Table, clusters_of
 from rewards import Problem, Task
 from vpo import ADVANTAGES, SEVERAL_ANSWERS
 
@@ -51,7 +50,7 @@ def best_at_k(table: Table, path: Path) -> None:
                 means = torch.tensor([table.mean(row, name) for name in names])
                 ax.plot(ks, means, **style.curve_style(look))
                 if not is_crowded:  # nan: no band where there is no interval
-                    margins = torch.tensor([table.margin(row, name) or math.nan for name in names])
+                    margins = torch.tensor([table.margins[row][name] or math.nan for name in names])
                     low, high = means - margins, means + margins
                     ax.fill_between(ks, low, high, color=look.color, alpha=0.12)
             ax.set(title=title, xscale="log", xlabel="candidates k", xticks=ks, xticklabels=ks)
@@ -156,37 +155,6 @@ def progress(curves: dict[str, list[dict]], measures: list[str], path: Path) -> 
             ax.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
             ax.grid(alpha=0.25, lw=0.6)
         style.finish(axes, path, "Means over at most 20 validation problems during training")
-
-
-# Places of each method's numbers beside its points, which may lie on one another.
-CORNERS = (("left", 4, 4), ("right", -4, 4), ("left", 4, -13), ("right", -4, -13))
-
-
-def mix(table: Table, path: Path) -> None:
-    """Draw best@1 against W@n along t of --mix, a line per method from the start model on."""
-    measures = ["best@1", f"W@{table.settings.pool}"]
-    lines: dict[Row, dict[float, Row]] = {}  # a method's row without --mix -> t -> the row
-    for row in table.measures:
-        if row.method in ADVANTAGES and row.m is None and row.t:  # at 0 it is the start model
-            trained = replace(row, t=1.0)
-            lines.setdefault(trained, {0.0: start_of(table, row)})[row.t] = row
-    with style.new_figure(1, 1, (6.5, 5)) as axes:
-        ax = axes[0, 0]
-        for i, (trained, look) in enumerate(looks_of(lines).items()):
-            side, x, y = CORNERS[i % len(CORNERS)]
-            where = {"xytext": (x, y), "textcoords": "offset points", "ha": side}
-            points = []
-            for t, row in sorted(lines[trained].items()):
-                points.append([table.mean(row, measure) for measure in measures])
-                if t:
-                    ax.annotate(f"{t:g}", points[-1], color=look.color, **where)
-            ax.plot(*zip(*points, strict=True), **style.curve_style(look))
-            start = look_of_row(lines[trained][0.0])
-            ax.plot(*points[0], "o", color=start.color, ms=9, zorder=3, label=start.title)
-        ax.margins(0.1)  # for the numbers
-        ax.set(xlabel=measures[0], ylabel=measures[1])
-        caption = f"{table.asked}; numbers: t of the weights start + t (trained - start)"
-        style.finish(axes, path, caption)
 
 
 def _draw_start_levels(ax: Any, curves: dict[str, list[dict]], key: str, note: str = "") -> None:

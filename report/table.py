@@ -1,5 +1,6 @@
 """The table of an evaluation, as it is printed and as eval.json."""
 
+import functools
 import json
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -29,9 +30,13 @@ class Table:
     def mean(self, row: Row, measure: str) -> float:
         return self.measures[row][measure].double().mean().item()
 
-    def margin(self, row: Row, measure: str) -> float | None:
-        """Half of the 95% interval of the mean; None where too little differs, as of one problem."""
-        return half_width(self.measures[row][measure], self.clusters)
+    @functools.cached_property
+    def margins(self) -> dict[Row, dict[str, float | None]]:
+        """Half of the 95% interval of each mean; None where too little differs, as of one problem."""
+        margins = {}
+        for row, measures in self.measures.items():
+            margins[row] = {name: half_width(of, self.clusters) for name, of in measures.items()}
+        return margins
 
     @property
     def n_problems(self) -> int:
@@ -90,7 +95,7 @@ def write_table(table: Table, path: Path, device: str) -> None:
     for row, values in table.measures.items():
         for name in values:
             mean = table.mean(row, name)
-            margin = table.margin(row, name)
+            margin = table.margins[row][name]
             interval = None if margin is None else [mean - margin, mean + margin]
             policies[row.title][name] = {"mean": mean, "interval": interval}
     write_text(path, json.dumps({"settings": settings, "policies": policies}, indent=1))
@@ -114,17 +119,18 @@ def print_table(table: Table) -> None:
         measures.append(f"pass@{n}")
     measures += [f"W@{n}", "diversity"]
     is_unknown = False  # of any interval
+    shares = [times_start(table, row) for row in table.measures]
     columns = {"": [look_of_row(row).title for row in table.measures]}
     for measure in measures:
         cells = [f"{table.mean(row, measure):.3f}" for row in table.measures]
-        margins = [table.margin(row, measure) for row in table.measures]
+        margins = [table.margins[row][measure] for row in table.measures]
         if measure in ("best@1", f"W@{n}") and (table.n_problems > 1 or any(margins)):
             measure += " ±"
             for i, margin in enumerate(margins):
                 cells[i] += " ±?" if margin is None else f" ±{margin:.3f}"
                 is_unknown |= margin is None
         columns[measure] = cells
-    columns["x start"] = [times_start(table, row) for row in table.measures]
+    columns["x start"] = shares
     seeds = [table.n_runs(row) for row in table.measures]
     if max(seeds) > 1:
         columns["seeds"] = list(map(str, seeds))
@@ -135,7 +141,7 @@ def print_table(table: Table) -> None:
         print(" ".join(padded).rstrip())
     if is_unknown:
         print("±?: too few problems or seeds differ for an interval")
-    if any("collapsed" in cell for cell in columns["x start"]):
+    if any("collapsed" in share for share in shares):
         print("collapsed: the diversity is below a third of the start model's")
 
 

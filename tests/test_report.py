@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from engine.config import Config
 from engine.evaluations import Evaluation, Pool, Row, Settings
-from engine.files import append
+from engine.files import add_record
 from report import plots, style
 from report.drawings import Drawing
 from report.looks import LOOKS, look_of
@@ -65,7 +65,7 @@ def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task):
     (tmp_path / "my_method").mkdir()
     for step in range(1, 13):
         for log in ("metrics", "evaluations"):
-            append(tmp_path / f"my_method/{log}.jsonl", row | {"step": step})
+            add_record(tmp_path / f"my_method/{log}.jsonl", row | {"step": step})
     problems = [Problem(str(i), i) for i in range(2)]
     mask = torch.ones(2, 2, dtype=torch.bool)
     pools = {}

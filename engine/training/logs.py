@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.config import Config
 from engine.evaluations import Pool
-from engine.files import append, cut_log, write_text
+from engine.files import add_record, cut_log, write_text
 from rewards import EXAMPLES, Problem, Task, parse_answers
 from vpo import Scored
 
@@ -47,9 +47,9 @@ class MethodLog:
         if step == 1 and not self.config.is_tiny:
             show_first_step(self.method, self.config, self.task, example, row)
         self.tell_no_signal(step, row)
-        append(self.folder / "metrics.jsonl", {"step": step} | row)
+        add_record(self.folder / "metrics.jsonl", {"step": step} | row)
         if step % 10 == 1 or step == self.config.steps:
-            append(self.folder / "samples.jsonl", {"step": step} | example)
+            add_record(self.folder / "samples.jsonl", {"step": step} | example)
             if self.config.device == "cuda":
                 record = {"peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 3)}
                 write_text(self.folder / "memory.json", json.dumps(record))
@@ -63,12 +63,12 @@ class MethodLog:
             vectors = pool.rewards[i][:, pool.objective_mask[i]]  # (n, d of the problem)
             rewards = vectors.double().round(decimals=6).tolist()
             records.append({"id": problem.id, "answers": pool.answers[i], "rewards": rewards})
-        append(self.folder / "snapshots.jsonl", {"step": step, "problems": records})
+        add_record(self.folder / "snapshots.jsonl", {"step": step, "problems": records})
 
     def write_evaluation(self, step: int, measures: dict[str, Tensor]) -> None:
         """Log measures (N) of N held-out problems, for a figure of their course."""
         means = {name: value.mean().item() for name, value in measures.items()}
-        append(self.folder / "evaluations.jsonl", {"step": step} | means)
+        add_record(self.folder / "evaluations.jsonl", {"step": step} | means)
 
     def tell_no_signal(self, step: int, row: dict[str, float]) -> None:
         """Say once that learning has stopped."""
