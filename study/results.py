@@ -1,8 +1,5 @@
 """The stored records as rows of tables: values by seed and problem, and their differences."""
 
-import json
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
@@ -10,7 +7,6 @@ from report.looks import look_of
 from study.estimates import Estimate, estimate, words
 from study.grid import JUDGED, KL, TERMS_AT, Cell
 
-SEARCH = Path(__file__).parent / "results" / "search.json"
 Pair = tuple[str, str]  # ours and theirs
 # A row is a policy, after @ the setting in which it was sampled; "best" is the best temperature of these.
 TEMPERATURES = ("0.7", "1", "1.3")
@@ -30,7 +26,6 @@ class Results:
 
     def __init__(self, records: dict[Cell, dict]):
         self.records = records
-        self.search = json.loads(SEARCH.read_text("utf-8")) if SEARCH.exists() else {}
         self._runs: dict[tuple[str, str], dict[int, dict]] = {}  # -> seed -> settings
         for cell, record in records.items():
             for name, settings in record["policies"].items():
@@ -103,9 +98,3 @@ def title_of(row: str) -> str:
     method, _, rest = policy.partition("-")
     parts = [TITLES.get(word, word.replace("-", " ")) for word in (rest, setting) if word]
     return ", ".join([look_of(method).title, *parts])
-
-
-def solved_in(search: dict) -> dict[str, Tensor]:
-    """Policy -> which problems it solved in each run of a search, (runs, N) bool."""
-    solved = search["solved"]  # with how many candidates, 0: never
-    return {policy: torch.tensor(runs) > 0 for policy, runs in solved.items()}

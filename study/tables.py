@@ -9,7 +9,7 @@ from pathlib import Path
 from examples.markdown import markdown
 from study.claims import claim_table
 from study.grid import CONTRASTS, HEADLINE, JUDGED, MEANS, SETTINGS
-from study.results import OUR_TERM, SIX, Pair, Results, solved_in, title_of
+from study.results import OUR_TERM, SIX, Pair, Results, title_of
 
 FOLDER = Path(__file__).parent
 TASKS = ("maze", "code", HEADLINE)
@@ -127,16 +127,6 @@ def valley(results: Results) -> str:
     return f"pass@30 in the toy, five seeds: {', '.join(parts)}."
 
 
-def searches(results: Results) -> str:
-    """The share of the mazes that each policy solved in the search, and what GRPO did not solve."""
-    rows = []
-    solved = solved_in(results.search) if results.search else {}
-    for policy, own in solved.items():  # (runs, N)
-        alone = (own & ~solved["grpo"]).sum(1).tolist()
-        rows.append([title_of(policy), own.double().mean().item(), ", ".join(map(str, alone))])
-    return markdown(["", "solved", "solved, not by GRPO, in each run"], rows)
-
-
 def runs_csv(results: Results) -> str:
     """A line for every cell, policy, t and temperature."""
     text = io.StringIO()
@@ -166,7 +156,6 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "valley": valley,
     "ablation": lambda results: comparisons(results, ("maze",), ABLATION, SETTINGS_OF_METHODS),
     "claims": claim_table,
-    "search": searches,
 }
 BLOCK = re.compile(r"(<!-- study:(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
