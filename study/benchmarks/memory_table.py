@@ -9,19 +9,28 @@ GIB = 2**30
 class Model:
     """The shape of a language model."""
 
-    weights: float
+    kind: str  # its name in transformers
     layers: int
     width: int
-    kept: int  # numbers that the KV cache keeps of a token in a layer
-    adapter: float  # weights of an adapter of rank 16
+    mlp: int
+    heads: int
+    kv_heads: int  # of keys and values
+    words: int
+    weights: float = 0.0
+    adapter: float = 0.0  # weights of an adapter of rank 16
+
+    @property
+    def kept(self) -> int:
+        """Numbers that the KV cache keeps of a token in a layer."""
+        return 2 * self.kv_heads * self.width // self.heads
 
 
 MODELS = {
-    "SmolLM2-135M": Model(0.135e9, 30, 576, 384, 4.9e6),
-    "Qwen2.5-0.5B": Model(0.494e9, 24, 896, 256, 8.8e6),
-    "Qwen2.5-1.5B": Model(1.54e9, 28, 1536, 512, 18.5e6),
-    "Qwen2.5-3B": Model(3.09e9, 36, 2048, 512, 29.9e6),
-    "Qwen2.5-7B": Model(7.62e9, 28, 3584, 1024, 40.4e6),
+    "SmolLM2-135M": Model("llama", 30, 576, 1536, 9, 3, 49152, 0.135e9, 4.9e6),
+    "Qwen2.5-0.5B": Model("qwen2", 24, 896, 4864, 14, 2, 151936, 0.494e9, 8.8e6),
+    "Qwen2.5-1.5B": Model("qwen2", 28, 1536, 8960, 12, 2, 151936, 1.54e9, 18.5e6),
+    "Qwen2.5-3B": Model("qwen2", 36, 2048, 11008, 16, 2, 151936, 3.09e9, 29.9e6),
+    "Qwen2.5-7B": Model("qwen2", 28, 3584, 18944, 28, 4, 152064, 7.62e9, 40.4e6),
 }
 
 
@@ -77,57 +86,46 @@ LAPTOPS = [
     Laptop(16, 576e9, "Qwen2.5-3B", LORA),
 ]
 
-# Measured on an H200, see docs/hardware.md. Kernels of a token are so short that any card takes as long.
-TOKEN_SECONDS = 0.0031 / 24  # of a layer, in a graph
-# A gradient of 25,776 tokens in bfloat16 took 0.218 s for 0.135e9 weights, and 0.477 s for 0.494e9.
-GRADIENT_SECONDS = 0.121 / 25_776  # of a token
-WEIGHT_SECONDS = 0.72e-9 / 25_776  # and of a weight
-AGAIN = 4 / 3  # layers are computed twice
-HOST_SECONDS = 0.3  # what else a step of headlines took
-H200_BANDWIDTH = 4.8e12  # NVIDIA's, as those of the laptops
-# Headlines: 6 prompts a step, 8 rollouts each, three answers of 16 tokens
-STEPS = 60  # of the warm-up, and of VPO
-T = 3 * 16
-ROLLOUTS = 48
-PROMPT = 150
-EVALUATION = 5  # batches of rollouts: 40 texts, 30 candidates each, two policies
-LOADING = 40  # seconds
-
-
-def resident(row: Laptop) -> float:
-    """Bytes that stay: weights, gradients, moments and masters of what is trained, reference policy."""
-    model = MODELS[row.model]
-    if "--lora-rank" in row.flags:
-        return 2 * model.weights + 16 * model.adapter
-    n_models = 2 if "--kl" in row.flags else 1
-    return (4 * n_models + 4 + 8) * model.weights  # a warm-up makes all float32
-
-
-def step_seconds(row: Laptop) -> tuple[float, float, float]:
-    """Seconds of a token of all rollouts, of a step of the warm-up, and of a step of VPO."""
-    model = MODELS[row.model]
-    is_adapter = "--lora-rank" in row.flags
-    size = 2 if is_adapter else 4  # bytes of a weight
-    trained = model.adapter if is_adapter else model.weights
-    cache = ROLLOUTS * (PROMPT + T) * model.layers * model.kept
-    token = TOKEN_SECONDS * model.layers + size * (model.weights + cache) / row.bandwidth
-    slower = H200_BANDWIDTH / row.bandwidth * size / 2
-    gradient = AGAIN * slower * (GRADIENT_SECONDS + WEIGHT_SECONDS * model.weights)  # of a token
-    update = 30 * trained / row.bandwidth + HOST_SECONDS
-    warm_up = gradient * 8 * (PROMPT + 16) + update
-    return token, warm_up, T * token + gradient * (6 * PROMPT + ROLLOUTS * T) + update
-
 
 def laptops() -> str:
-    """What a card gets: memory that stays, a step, and the time until the first comparison."""
-    head = "| card, GiB | GB/s | model | flags | stays, GiB | a step, s | first result, min |"
-    lines = [head, "|---|---|---|---|---|---|---|"]
+    """What a card gets: memory that stays, a step, and the time until the first comparison.
+
+    Speed is computed from that of an H200, in docs/hardware.md. Kernels of a token are so short that
+    any card takes as long. Of headlines a step has 6 prompts and 48 rollouts of three answers of 16 tokens.
+    """
+    lines = [
+        "| card, GiB | GB/s | model | flags | stays, GiB | a step, s | first result, min |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    T = 3 * 16
     for row in LAPTOPS:
-        token, warm_up, step = step_seconds(row)
-        minutes = (LOADING + STEPS * (warm_up + step) + EVALUATION * T * token) / 60
+        # 1. what stays: weights, reference policy; gradients, moments and masters of what is trained
+        model = MODELS[row.model]
+        is_adapter = row.flags == LORA
+        trained = model.adapter if is_adapter else model.weights
+        size = 2 if is_adapter else 4  # bytes of a weight: a warm-up makes all float32
+        n_models = 2 if "--kl" in row.flags else 1
+        stays = size * n_models * model.weights + (16 if is_adapter else 12) * trained
+
+        # 2. a token of all rollouts: 0.0031 s for the kernels of 24 layers, and reading
+        cache = 48 * (150 + T) * model.layers * model.kept
+        token = 0.0031 / 24 * model.layers + size * (model.weights + cache) / row.bandwidth
+
+        # 3. the gradient of a token: 25,776 in bfloat16 took 0.218 s for 0.135e9 weights, and 0.477 s
+        # for 0.494e9. Here layers are computed twice, at another bandwidth
+        on_h200 = (0.121 + 0.72e-9 * model.weights) / 25_776
+        gradient = 4 / 3 * on_h200 * 4.8e12 / row.bandwidth * size / 2
+
+        # 4. a step, of the warm-up and of VPO, in which the host takes 0.3 s
+        update = 30 * trained / row.bandwidth + 0.3
+        warm_up = gradient * 8 * (150 + 16) + update
+        step = T * token + gradient * (6 * 150 + 48 * T) + update
+
+        # 5. loading, 60 steps of each, and an evaluation of five batches of rollouts
+        minutes = (40 + 60 * (warm_up + step) + 5 * T * token) / 60
         lines.append(
             f"| {row.gib} | {row.bandwidth / 1e9:.0f} | {row.model} | {row.flags} "
-            f"| {resident(row) / GIB:.1f} | {step:.1f} | {minutes:.0f} |"
+            f"| {stays / GIB:.1f} | {step:.1f} | {minutes:.0f} |"
         )
     return "\n".join(lines)
 
