@@ -354,7 +354,7 @@ def test_the_estimator_is_fused(subset):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("options", [{}, {"alpha": 0.5}, {"subset": 2}])
+@pytest.mark.parametrize("options", [{}, {"alpha": 0.5, "subset": 2}])
 def test_one_traced_graph_with_the_same_numbers(options):
     """fullgraph=True raises at any graph break; the seed must draw the same weights inside as outside."""
     rewards = random_rewards(13, 3, 4, 2, 3)
