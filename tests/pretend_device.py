@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 NAME = "pretend"
 COPIES = {"_to_copy", "copy_", "_copy_from"}
@@ -75,7 +74,7 @@ class Placement(TorchDispatchMode):
 def run(operator: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Run an operator on the numbers. Raises RuntimeError where a GPU would."""
     name = operator._schema.name.removeprefix("aten::")
-    inputs = tree_leaves((args, kwargs))
+    inputs = flat([*args, *kwargs.values()])
     tensors = [x for x in inputs if isinstance(x, Tensor)]
     held = {id(tensor.numbers): tensor for tensor in tensors if isinstance(tensor, Held)}
     device = kwargs.get("device")
@@ -85,16 +84,37 @@ def run(operator: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) ->
     if name not in COPIES:
         check_places(operator, name, args, tensors)
 
-    own_args, kwargs = tree_map_only(Held, lambda x: x.numbers, (args, kwargs))
+    kwargs = {key: numbers_of(x) for key, x in kwargs.items()}
     if device is not None:
         kwargs["device"] = torch.device("cpu")
-    results = operator(*own_args, **kwargs)
+    results = operator(*map(numbers_of, args), **kwargs)
     if name == "copy_":
         return args[0]
-    if not is_here:
-        return results
-    # The tensor of the device for one of the CPU; of an input the input itself.
-    return tree_map_only(Tensor, lambda x: held[id(x)] if id(x) in held else Held(x), results)
+    return placed(results, held) if is_here else results
+
+
+def flat(values: Any) -> list:
+    """The values, and those of lists among them."""
+    items = []
+    for x in values:
+        items += x if isinstance(x, list | tuple) else [x]
+    return items
+
+
+def numbers_of(x: Any) -> Any:
+    """The tensor of the CPU for one of the device, in lists too."""
+    if isinstance(x, list | tuple):
+        return [numbers_of(item) for item in x]
+    return x.numbers if isinstance(x, Held) else x
+
+
+def placed(x: Any, held: dict[int, Held]) -> Any:
+    """The tensor of the device for one of the CPU, in tuples too; of an input the input itself."""
+    if isinstance(x, list | tuple):
+        return type(x)(placed(item, held) for item in x)
+    if not isinstance(x, Tensor):
+        return x
+    return held[id(x)] if id(x) in held else Held(x)
 
 
 def check_places(operator, name: str, args: tuple, tensors: list[Tensor]) -> None:
@@ -113,6 +133,5 @@ def empty_strided(size, stride, *, device=None, pin_memory=None, **options) -> H
 
 
 def copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
-    source, own_target = tree_map_only(Held, lambda x: x.numbers, (source, target))
-    own_target.copy_(source)
+    numbers_of(target).copy_(numbers_of(source))
     return target

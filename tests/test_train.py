@@ -64,7 +64,7 @@ def test_a_run_that_is_stopped_goes_on_bit_for_bit(monkeypatch, capsys):
     """Ctrl-C and SIGTERM in the middle of a step say how to go on, and a kill leaves a line that is cut off; tests/processes
     kills in earnest. Guards against state that a resume forgets, such as float32 weights behind bfloat16 ones."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" ignores it
-    arguments = [*LEARNING, *shlex.split("--method vpo --steps 9 --dtype bfloat16")]
+    arguments = [*LEARNING, *shlex.split("--method vpo --steps 9 --dtype bfloat16 --snapshots 0")]
     train.main(["--out", "whole", *arguments])
     learnt = [row["signal"] for row in metrics(Path("whole/vpo"))]
     assert sum(learnt) > 5, "the test wants steps that learn something"
@@ -94,8 +94,9 @@ def test_a_run_that_is_stopped_goes_on_bit_for_bit(monkeypatch, capsys):
         assert Path("whole/vpo", file).read_bytes() == Path("run/vpo", file).read_bytes()
 
 
-def test_bfloat16_weights_take_small_steps():
-    """Guards against an optimizer that rounds: steps of 1e-4 from 1.0 would move no such weight."""
+def test_bfloat16_weights_take_small_steps_and_their_gradients_add_up():
+    """Guards against an optimizer that rounds: steps of 1e-4 from 1.0 would move no such weight; and against a sum of a
+    thousand micro-batches in bfloat16, which stops growing at a half."""
     model = torch.nn.Linear(1, 1, bias=False).bfloat16()
     model.weight.data.fill_(1.0)
     optimizer = MasterWeightAdamW(model)
@@ -105,12 +106,7 @@ def test_bfloat16_weights_take_small_steps():
     assert model.weight.dtype == torch.bfloat16
     assert model.weight.item() == pytest.approx(1 - 60e-4, abs=1 / 256)
     assert model.weight.item() < 1
-
-
-def test_gradients_of_bfloat16_weights_add_up():
-    """Guards against a sum of a thousand micro-batches in bfloat16, which stops growing at a half."""
-    model = torch.nn.Linear(1, 1, bias=False).bfloat16()
-    MasterWeightAdamW(model)
+    model.weight.grad = None
     for _ in range(1000):
         (0.001 * model.weight).float().sum().backward()
     assert model.weight.grad.item() == pytest.approx(1, abs=0.01)

@@ -131,15 +131,15 @@ def test_tables_and_figures_are_made_of_the_cells_that_are_complete():
 
 def test_documents_and_kl_weights_follow_from_the_stored_records():
     stored = Results(Store(RESULTS).records())
-    for path in tables.documents() if stored.records else ():
-        text = path.read_text("utf-8")
-        assert tables.fill(stored, text) == text, f"{path}; run: reproduce.py --write"
     sums = {}
     for cell in filter(lambda cell: cell.is_validation, stored.records):
         means = stored.records[cell]["policies"]["grpo"]["0.7"]
         of_task = sums.setdefault(cell.task, dict.fromkeys(KL_WEIGHTS, 0.0))
         of_task[dict(cell.flags)["kl"]] += means["best@1"] + means["W@30"]
     assert {task: max(own, key=own.get) for task, own in sums.items()}.items() <= KL.items()
+    for path in tables.documents() if stored.records else ():
+        text = path.read_text("utf-8")
+        assert tables.fill(stored, text) == text, f"{path}; run: reproduce.py --write"
 
 
 def test_mistakes_of_the_command_are_one_line(monkeypatch, capsys):
