@@ -104,15 +104,13 @@ DELTA |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_conv_k
 DELTA |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "tie_word_embeddings": False}
 MAMBA = {"mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 16, "head_dim": 8}
 MAMBA |= {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8}
-GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 2048, "initializer_range": 0.3}
-ARCHITECTURES = {  # name -> (configuration class of transformers, its arguments)
+ARCHITECTURES = {  # name -> (configuration class of transformers, its arguments); "tiny" is a GPT-2
     "llama": ("LlamaConfig", SHAPE),
     "qwen2": ("Qwen2Config", SHAPE),
     "qwen3": ("Qwen3Config", SHAPE | {"head_dim": 8, "tie_word_embeddings": True}),
     "smollm3": ("SmolLM3Config", SHAPE | {"no_rope_layers": [1, 0]}),
     "gemma2": ("Gemma2Config", SHAPE | WINDOW | {"final_logit_softcapping": 3.0}),
     "gemma3": ("Gemma3TextConfig", SHAPE | WINDOW),
-    "gpt2": ("GPT2Config", GPT2),
     "qwen3_5": ("Qwen3_5TextConfig", SHAPE | DELTA),
     "falcon_h1": ("FalconH1Config", SHAPE | MAMBA),
     "phi": ("PhiConfig", SHAPE | {"num_key_value_heads": 4}),  # its LM head has a bias

@@ -1,16 +1,13 @@
 """A pretend GPU: tensors in host memory that say they are on a device, and refuse to meet those of the CPU.
 
-It proves where tensors and random generators are, that no tensor there is float64, which MPS lacks, and
-how often the host waits for the device. It proves nothing about kernels, speed, memory and numerics.
+It proves where tensors and random generators are, and that no tensor there is float64, which MPS lacks.
+It proves nothing about kernels, speed, memory and numerics.
 
 It is registered with an experimental function of torch, for the rest of the process.
 """
 
 import contextlib
-import sys
-from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,9 +18,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 NAME = "pretend"
 COPIES = {"_to_copy", "copy_", "_copy_from"}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
-# Operators whose result the host reads, if only to know its size.
-READS = {"_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2", "bincount"}
-waits: Counter[str] = Counter()  # file:line of the project -> how often the host waited there
 library = torch.library.Library("aten", "IMPL")
 
 
@@ -89,8 +83,6 @@ def run(operator: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) ->
         raise RuntimeError(f"{name}: a generator of the CPU draws on the device")
     if name not in COPIES:
         check_places(operator, name, args, tensors)
-    if held and is_read(name, args, is_here):
-        count_wait()
 
     kwargs = {key: numbers_of(x) for key, x in kwargs.items()}
     if device is not None:
@@ -134,23 +126,6 @@ def check_places(operator, name: str, args: tuple, tensors: list[Tensor]) -> Non
     are_indices = name in INDEXING
     if args[0] is others[0] or not (are_numbers or are_indices):
         raise RuntimeError(f"{name}: tensors of the device and of the CPU")
-
-
-def is_read(name: str, args: tuple, is_here: bool) -> bool:
-    """Whether the host waits for the numbers of the device."""
-    if name in INDEXING:
-        return any(index is not None and index.dtype == torch.bool for index in args[1])
-    if name == "copy_":
-        return not isinstance(args[0], Held)
-    return name in READS or (name == "_to_copy" and not is_here)
-
-
-def count_wait() -> None:
-    """Note the line of the project that made the host wait."""
-    frame = sys._getframe(1)
-    while "site-packages" in frame.f_code.co_filename or frame.f_code.co_filename == __file__:
-        frame = frame.f_back
-    waits[f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"] += 1
 
 
 def empty_strided(size, stride, *, device=None, pin_memory=None, **options) -> Held:

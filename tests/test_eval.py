@@ -110,10 +110,10 @@ def test_intervals_over_problems_hold_the_truth(n_few, times, n_once):
     assert 0.03 <= share_of_false_intervals(draws, 0.0, clusters) <= 0.07
 
 
-@pytest.mark.parametrize("n", [2, 3, 5, 11, 20, 50])
+@pytest.mark.parametrize("n", [2, 3, 11, 50])
 def test_intervals_over_runs_hold_the_truth(n):
     """With 1.96 standard errors they hold it in 71% of the cases for two runs, in 81% for three."""
-    draws = torch.randn(2000, n, 1, generator=generator(5))
+    draws = torch.randn(1000, n, 1, generator=generator(5))
     assert half_width(draws[0, :1]) is None
     assert 0.03 <= share_of_false_intervals(draws, 0.0) <= 0.07
 
@@ -121,7 +121,7 @@ def test_intervals_over_runs_hold_the_truth(n):
 @pytest.mark.parametrize("N", [40, 200])
 def test_rare_events_have_no_false_interval(N):
     """Guards against intervals of which 57% hold p = .02 of 40 problems. All of p = .5 have one."""
-    chances = torch.rand(2000, N, generator=generator(6))
+    chances = torch.rand(1000, N, generator=generator(6))
     assert share_of_false_intervals(chances < 0.02, 0.02) <= 0.07
     assert 0.03 <= share_of_false_intervals(chances < 0.5, 0.5) <= 0.07
     assert all(half_width(draw) for draw in chances[:100] < 0.5)

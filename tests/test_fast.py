@@ -26,7 +26,6 @@ from helpers import (
 )
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers.models.glm4 import modeling_glm4 as glm4
@@ -69,18 +68,22 @@ def backward_of_single_rollouts(policy, reference, rollouts, advantages, config)
     return totals
 
 
-@pytest.mark.parametrize("with_kl", [False, True])
-@pytest.mark.parametrize("name", ["tiny", *ARCHITECTURES])
-def test_both_have_the_gradient_of_single_rollouts(name, with_kl, monkeypatch):
+TERMS = [("tiny", "kl"), ("llama", "bonus"), *((name, "kl, bonus") for name in ARCHITECTURES)]
+
+
+@pytest.mark.parametrize(("name", "terms"), TERMS)
+def test_both_have_the_gradient_of_single_rollouts(name, terms, monkeypatch):
     """Guards against a wrong mask or position behind a shared prompt, and micro-batches or chunks of
-    the LM head that do not add up. The KL term without a bonus, and the bonus without KL."""
+    the LM head that do not add up. The KL term without a bonus, the bonus without KL, and both."""
     policy = load_random_model(name)
     head = policy.model.get_output_embeddings()
-    monkeypatch.setattr(rollout, "HEAD_BYTES", 3 * 4 * head.weight.shape[0])
-    rollouts = draw(policy)
-    options = {"reference": copy_of(policy, 0.01)} if with_kl else {"bonus": 0.3}
-    options["advantages"] = torch.linspace(-1, 1, 12)
+    monkeypatch.setattr(rollout, "HEAD_BYTES", 20 * 4 * head.weight.shape[0])
+    rollouts = draw(policy, stop=ends_soon)
+    assert max(rollouts.lengths) > 2 * min(rollouts.lengths), "the test wants padding"
+    options = {"advantages": torch.linspace(-1, 1, 12)}
     options["advantages"][3:6] = 0.0  # KL and bonus have a gradient all the same
+    options["bonus"] = 0.3 if "bonus" in terms else 0.0
+    options["reference"] = copy_of(policy, 0.01) if "kl" in terms else None
     expected, numbers = gradient(backward_of_single_rollouts, policy, rollouts, **options)
     for backward in [train.backward] if name in PLAIN else [train.backward, fast.backward]:
         ours, metrics = gradient(backward, policy, rollouts, **options)
@@ -271,7 +274,7 @@ def test_a_graph_draws_the_same_tokens(name, monkeypatch):
     assert_same_tokens(policy, **many)
     assert graphs.workspaces[policy.model] is space
     assert captured.items() <= space.graphs.items(), "a graph was captured again"
-    assert_same_tokens(policy, n=3, G=2, max_new_tokens=30, temperature=1.1)
+    assert_same_tokens(policy, n=3, G=2, max_new_tokens=12, temperature=1.1)
     assert_same_tokens(policy, n=2, G=1, max_new_tokens=1)
     assert graphs.workspaces[policy.model] is space
     for weight in policy.model.parameters():
@@ -324,28 +327,6 @@ def test_a_batch_without_memory_for_graphs_goes_on_without_them(monkeypatch, cap
 
 
 # Fewer kernels.
-
-
-class Calls(TorchFunctionMode):
-    """Counts the calls of torch's functions."""
-
-    count = 0
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        self.count += 1
-        return function(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize(("name", "most"), [("llama", 150), ("qwen3", 158), ("gemma3", 298)])
-@torch.no_grad()
-def test_a_token_takes_few_calls(name, most):
-    """Guards against norms, RoPE and masks that are computed in many small steps again."""
-    policy = load_random_model(name)
-    draw(policy, sample=with_graphs)
-    space = graphs.workspaces[policy.model]
-    with Calls() as calls:
-        space.logits(policy.model, 12)
-    assert calls.count <= most
 
 
 def own_functions(model: nn.Module) -> dict[str, object]:

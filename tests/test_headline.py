@@ -1,7 +1,6 @@
 """The headlines: what earns, which cheats earn nothing, held-out words."""
 
-from collections import Counter
-from itertools import pairwise
+from itertools import permutations
 from random import Random
 
 import pytest
@@ -12,7 +11,7 @@ from engine.config import Config
 from engine.tasks import check_task, load_task, take_problems
 from rewards import parse_answers
 from rollout import load_policy
-from tasks.headline import FACTS, FOLLOWERS, MODIFIERS, facts_told, kinds_of
+from tasks.headline import FACTS, FOLLOWERS, facts_told
 
 STORY = {"event": "fire", "place": "market", "day": "monday"}
 STORY |= {"person": "nurse", "number": "twelve", "cause": "lightning"}
@@ -52,37 +51,12 @@ def test_verbs_agree_with_their_cause():
     assert not facts_told(STORY, "Lightning cause fire", 6)
 
 
-def accepted_headlines(words: list[str]) -> list[str]:
-    """All headlines without articles that earn something and begin with some words."""
-    headlines = []
-    ends = (*STORY.values(), "people")  # any other last word earns nothing, which saves time
-    if words and words[-1] in ends and facts_told(STORY, " ".join(words), 6):
-        headlines.append(" ".join(words))
-    if len(words) < 6 and may_go_on(words):
-        for word in [*STORY.values(), *FOLLOWERS]:
-            headlines += accepted_headlines([*words, word])
-    return headlines
-
-
-def may_go_on(words: list[str]) -> bool:
-    """Whether some words can begin a headline: if the last of them modifies an event, that comes next."""
-    names = {word: name for name, word in STORY.items()}
-    told = [word for word in words if word in names]
-    if len(told) > len(set(told)):
-        return False
-    kinds = kinds_of(words, names)
-    if kinds and kinds[-1] in MODIFIERS:
-        kinds.pop()
-    return all(after in FOLLOWERS[before] for before, after in pairwise(kinds))
-
-
-def test_all_headlines_that_earn_anything():
-    """There are 357 of a text, which were read: each is English and says what the text says. None tells five facts,
-    so the conflict is real."""
-    headlines = accepted_headlines([])
-    counts = Counter(len(facts_told(STORY, headline, 6)) for headline in headlines)
-    assert counts == {1: 1, 2: 50, 3: 250, 4: 56}
-    assert "nurse saw monday fire at market" in headlines
+def test_six_words_tell_at_most_four_facts():
+    """So the conflict is real. Five facts leave room for one word more."""
+    others = [word for word in FOLLOWERS if word.islower()]
+    for other in others:
+        for headline in permutations([*STORY.values(), other], 6):
+            assert len(facts_told(STORY, " ".join(headline), 6)) < 5
 
 
 def test_how_many_facts_a_longer_headline_tells():

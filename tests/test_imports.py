@@ -98,18 +98,6 @@ def test_vpo_can_be_copied_into_another_trainer():
     assert others <= sys.stdlib_module_names
 
 
-def test_there_are_no_circles_of_files():
-    """Also none that a function hides, or a name in a string."""
-
-    def follow(name: str, path: tuple[str, ...]) -> None:
-        assert name not in path, " -> ".join((*path, name))
-        for known in imports(name):
-            follow(known, (*path, name))
-
-    for name in FILES:
-        follow(name, ())
-
-
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_a_text_file_is_opened_with_its_encoding(name):
     """What ruff's PLW1514 does not see. Guards against Windows, where the default is not UTF-8."""

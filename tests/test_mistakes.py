@@ -33,6 +33,7 @@ from rewards import UserError
 
 TOY = [*QUICK, *shlex.split("--method grpo vpo --steps 2 --save-every 1")]
 WITH_DATA = "flags = ('data',)\n    def __init__(self, data=''): pass"
+VPO_ALONE = ["--method", "vpo", "--eval-problems", "0"]
 UNLUCKY = """
     def reward(self, problem, answer):
         if Path("run/vpo/checkpoint-000001").exists():
@@ -64,11 +65,8 @@ def files(folder: Path) -> dict[str, bytes]:
         ("--method grpo,vpo", "or several with blanks between"),
         ("--method grpo --subset 2", "--subset 2: not used by grpo"),
         ("--pool 1", "--pool 1: must hold at least one rollout of --m 2 answers"),
+        # A divisor of grpo's 4 prompts.
         ("--updates 4 --method grpo vpo", "must divide the 2 prompts of a step of vpo"),
-        (
-            "--updates 5 --method grpo vpo",
-            "the 2 prompts of a step of vpo",
-        ),  # a divisor of grpo's 4 may not do
         ("--subset 4", "a set of s = 4 rollouts needs a group of more, and G is 3"),
         ("--method max_at_k --group-size 2", "s = 2 rollouts needs a group of more, and G is 2"),
         ("--lr fast", "--lr fast: must be a rate of 1e-12 to 1, or METHOD=RATE"),
@@ -78,13 +76,8 @@ def files(folder: Path) -> dict[str, bytes]:
         ("--lr 1e-3 vpo=1e-3 vpo=2e-3", "two rates for vpo; drop one"),
         ("--log wandb", "--log wandb: not installed; pip install wandb"),
         ("--size 5", "task toy has no such flag; drop it, or name it in Task.flags"),
-        ("--task headline --model m --test-data x", "--test-data x: task headline has no such"),
-        pytest.param(
-            "--task code --test-data x", "--task code: needs --data", marks=pytest.mark.linux
-        ),
         ("--model no/such/model", "--model no/such/model: cannot be loaded"),
         ("--model /nope", "no such folder, and no id of the Hub"),
-        ("--model ../nope/m", "no such folder, and no id of the Hub"),
         ("--task musique", "--task musique: needs --data FILE"),
         ("--model m --max-new-tokens 0", "--max-new-tokens 0: a language model needs a number"),
         ("--model m --device mps", "--device mps: cannot compute in float32 here ("),
@@ -167,7 +160,6 @@ def test_a_refused_command_changes_nothing(toy_run, capsys, monkeypatch):
         "train --resume --out run/start": "run/start/config.json: cannot be read as that of a run",
         "train --out run --resume --m 3": "with --m 2, not 3; drop the flag, or take another --out",
         "train --out run --resume --data x": "holds another run, with --data '', not ",
-        "train --out run --resume --jobs 99": "--jobs 99: must be",
         "train --out run/config.json": "--out run/config.json: not empty, and no run of train.py",
         "train --out new --max-new-tokens 4000 --task toy": "need a context",
         "train --out new --model run": "--model run: a run folder; name a checkpoint in it",
@@ -178,7 +170,6 @@ def test_a_refused_command_changes_nothing(toy_run, capsys, monkeypatch):
         "eval empty": "empty: holds no checkpoint yet",
         "eval run --temperature 0": "--temperature 0.0: must be 0.001 to 1000",
         "eval run --pool 1": "--pool 1: must hold one rollout of the run's 2 answers",
-        "eval run --mix 2": "--mix 2.0: must be 0 to 1",
         "eval run --mix 0.5 nan": "--mix nan: must be 0 to 1",
         "eval run --mix 0.3333333 0.33333334": "two are equal to six digits; drop one",
         "eval run --mix 0.5 --save-mixed saved": "--save-mixed saved: holds vpo-0.5; name another",
@@ -193,23 +184,19 @@ def test_a_refused_command_changes_nothing(toy_run, capsys, monkeypatch):
     assert files(toy_run) == before and not Path("new").exists()
 
 
-# A process that says whether it has the folder, and keeps it until all have said so.
+# A process that says whether it has the folder, and keeps it.
 TRY = f"""
 import sys
-import threading
 from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
 from engine.files import owned
 from rewards import UserError
-print("ready", flush=True)
-input()
 try:
     with owned(Path("run")):
         print("has it", flush=True)
         input()
 except UserError as error:
-    print(error, flush=True)
-    input()
+    print(error)
 """
 
 
@@ -217,10 +204,6 @@ def test_of_several_that_begin_at_once_one_has_the_folder():
     """Guards against 129 log lines of 90 steps. And a killed process does not block."""
     options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     processes = [subprocess.Popen([sys.executable, "-c", TRY], **options) for _ in range(4)]
-    for process in processes:
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        print(file=process.stdin, flush=True)
     lines = [process.stdout.readline() for process in processes]
     refused = [line for line in lines if line.startswith("--out run: another process")]
     assert lines.count("has it\n") == 1 and len(refused) == 3, lines
@@ -362,7 +345,7 @@ def test_an_old_checkpoint_that_cannot_be_removed_stops_nothing(monkeypatch):
 
 
 def test_a_full_disk_is_named_and_leaves_nothing_half(capsys, monkeypatch):
-    """torch.save leaves a part of the file, and may raise an error of its own."""
+    """torch.save leaves a part of the file, and may raise an error of its own; shutil lists the files one by one."""
 
     def fail(state, path):
         Path(path).write_bytes(b"a part")
@@ -373,16 +356,10 @@ def test_a_full_disk_is_named_and_leaves_nothing_half(capsys, monkeypatch):
     told = "make room: its disk has ", " MiB; go on with: python ", "--resume --out run"
     fails(["--out", "run", *TOY], capsys, text, *told)
     assert not list(Path("run").rglob("*.tmp*")) and not list(Path("run/grpo").glob("checkpoint-*"))
-
-
-def test_a_full_disk_is_told_in_one_sentence(monkeypatch, capsys):
-    """Guards against a list of the files that could not be copied."""
-    flags = [*TOY, "--method", "vpo", "--eval-problems", "0", "--out"]
-    train.main([*flags, "run"])
     failed = [("a", "b", "[Errno 28] No space left on device")] * 3
     monkeypatch.setattr(shutil, "copytree", Mock(side_effect=shutil.Error(failed)))
     told = "other/start: cannot be written ([Errno 28] No space left on device); make room: its"
-    fails([*flags, "other"], capsys, told)
+    fails(["--out", "other", *TOY], capsys, told)
 
 
 def test_a_folder_in_which_no_run_could_begin_is_reusable():
@@ -452,8 +429,9 @@ def test_a_stop_outside_of_the_training_is_told(capsys, monkeypatch):
 @pytest.mark.parametrize("flags", ["", "-u"])
 def test_a_reader_that_has_gone_and_a_full_stdout(toy_run, flags):
     """Guards against a traceback after `| head`, and against an error that names no file, or the wrong one."""
-    code = "from engine.errors import as_command\nfrom engine.files import writing\nfrom pathlib import Path\n"
-    code += "with as_command('eval.py'), writing(Path('run')):\n    print('x' * 99999)\n"
+    code = "from engine import errors\nfrom engine.files import writing\nfrom pathlib import Path\n"
+    code += "errors.quieten_transformers = str  # which takes a second\n"
+    code += "with errors.as_command('eval.py'), writing(Path('run')):\n    print('x' * 99999)\n"
     command = [sys.executable, *flags.split(), "-c", code]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     options = {"stderr": subprocess.PIPE, "text": True, "env": environment}
@@ -563,7 +541,7 @@ def test_a_reward_that_raises_shows_its_traceback_and_where(capsys):
     """And the run goes on after the task was mended, once a user has said that all other rewards stay."""
     write_fence(UNLUCKY)
     with pytest.raises(ValueError, match="no luck") as raised:
-        train.main([*TOY, "--task", "mine.py", "--out", "run", "--method", "vpo"])
+        train.main([*TOY, "--task", "mine.py", "--out", "run", *VPO_ALONE])
     notes = " ".join(raised.value.__notes__)
     assert "method vpo, step 2" in notes and "--resume --out run" in notes
     assert "Task.reward of problem 'train-2', answer '" in notes

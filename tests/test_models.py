@@ -307,8 +307,6 @@ OWN_CLASSES = {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}
         ({}, "config", {"vocab_size": 2000}, "incomplete, its files lack .* in another size"),
         ({}, "config", {"vocab_size": 9, "architectures": ["LlamaForX"]}, "are of a LlamaForX;"),
         ({}, "config", {"model_type": "t5", "architectures": None}, "is a t5; choose a decoder"),
-        ({}, "config", {"model_type": "whisper", "architectures": None}, "is a whisper; choose"),
-        ({}, "config", {"model_type": "vit", "architectures": ["ViT"]}, "is a ViT; choose"),
         ({}, "config", {"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "MaskedLM;"),
         (NO_END, "tokenizer_config", {"eos_token": None}, "eos_token None has no"),
         (NO_END | {"vocab_size": 400}, "tokenizer_config", {"eos_token": "<|im_end|>"}, "no row"),

@@ -5,7 +5,7 @@ import shutil
 import matplotlib
 import pytest
 import torch
-from helpers import table_of
+from helpers import Prose, table_of
 from matplotlib.figure import Figure
 
 from engine.config import Config
@@ -30,15 +30,6 @@ class Squares(Drawing, Task):
         return f"{rewards.shape[1]} objectives, costs $2, then $3"
 
 
-class Plain(Task):
-    """A task of one's own without drawings, whose objectives have no names."""
-
-    name = "plain"
-
-    def prompt(self, problem, m):
-        return "Name a color\nthat costs $2, then $3."
-
-
 @pytest.fixture
 def drawn(monkeypatch):
     figures, savefig = [], Figure.savefig
@@ -52,7 +43,7 @@ def drawn(monkeypatch):
 
 
 @pytest.mark.draws
-@pytest.mark.parametrize("task", [Squares(), Plain()])
+@pytest.mark.parametrize("task", [Squares(), Prose()])
 def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task):
     """Guards against views that know our methods and tasks alone: both are of one's own here; against two methods of
     one's own that look alike; against files that differ where the numbers do not; and against older logs without a figure."""

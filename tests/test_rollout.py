@@ -216,23 +216,6 @@ def test_where_a_rollout_stops(policy):
         assert rest == (None if n is None else policy.tokenizer.decode(tokens[n:]))
 
 
-@byte_model
-def test_text_is_decoded_only_where_an_answer_can_have_ended(policy, monkeypatch):
-    """Guards against a whole text that is decoded at each of 768 tokens, as only a form without `ends` needs."""
-    word = policy.tokenizer("00000 ")["input_ids"]  # a token for each letter
-    tokens = word * 128 + policy.tokenizer(TAGS)["input_ids"]
-    lengths = []
-    original = policy.tokenizer.decode
-
-    def decode(tokens, **options):
-        lengths.append(len(tokens))
-        return original(tokens, **options)
-
-    monkeypatch.setattr(policy.tokenizer, "decode", decode)
-    assert first_stop(StopRule(policy, Task(), 800), tokens) is None
-    assert sum(n > 2 for n in lengths) <= 8
-
-
 # Scoring.
 
 

@@ -93,8 +93,8 @@ def test_what_a_task_switches_in_torch_is_as_before(switch):
     text = Path(path).read_text("utf-8")
     text = text.replace("        dishes", f"        {line}\n        dishes", 1)
     Path(path).write_text(f"import torch\n{text}", "utf-8")
-    flags = "--warm-steps 2 --steps 2 --eval-problems 1 --pool 3 --method vpo --out run"
-    train.main(["--task", path, *flags.split()])
+    flags = "--warm-steps 2 --steps 2 --prompts-per-step 2 --group-size 3 --eval-problems 1"
+    train.main(["--task", path, *flags.split(), "--pool", "3", "--method", "vpo", "--out", "run"])
 
 
 def test_a_file_is_named_with_its_ending(capsys):

@@ -4,7 +4,6 @@ import collections
 import hashlib
 import itertools
 import json
-import random
 from pathlib import Path
 
 import pytest
@@ -150,6 +149,7 @@ EXAMPLE = Problem("example", {"grid": ["SG#..", "LG...", "...B.", "D...#", "DD..
         ("RIGHT DOWN DOWN DOWN RIGHT RIGHT DOWN RIGHT UP", [1, 1, 0, 1]),
         ("a2 c3", [0, 0, 0, 0]),  # not a neighbour
         ("RIGHT then DOWN", [0, 0, 0, 0]),
+        ("a² \0 zz9 a RIGHT² 2", [0, 0, 0, 0]),
         ("", [0, 0, 0, 0]),
         ("DOWN", [0, 0, 0, 0]),
     ],
@@ -181,17 +181,3 @@ def test_a_route_is_the_cells_that_it_enters(one, other, same):
     scored = score(task, [EXAMPLE], [[one, other]], 2)
     assert scored.answer_mask.all()
     assert scored.repeat_mask.tolist() == [[[False, same]]]
-
-
-def test_random_routes_never_break_the_scorer():
-    """Random words, good and bad: d numbers in [0, 1], all zero exactly where E was not reached."""
-    task = Maze(6)
-    rng = random.Random(0)
-    words = [*task.words, "UP", "DOWN", "LEFT", "RIGHT", "²", "\0", "<route_1>", "a", "zz9"]
-    for problem in task.problems("test", 20):
-        routes = [" ".join(rng.choices(words, k=rng.randrange(30))) for _ in range(50)]
-        routes += [task.demonstration(problem, rng) for _ in range(20)]
-        for route in routes:
-            reward = task.reward(problem, route)
-            assert len(reward) == 4 and all(0 <= value <= 1 for value in reward)
-            assert reward[0] == 1 or not any(reward)

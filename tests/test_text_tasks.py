@@ -182,7 +182,6 @@ FIND_AND_SORT = ("tool", tool(0, found(TAGS[0], {"sort": "new"})))
         (MUSIQUE, "<support>35</support><answer>x</answer>", [0, 0, 1, 1, 0]),  # not 3 and 5
         (MUSIQUE, f"<support>{'9' * 5000}</support><answer>x</answer>", [0, 0, 1, 1, 0]),
         (MUSIQUE, "<support>3, 5</support><answer>  </answer>", [0] * 5),
-        (MUSIQUE, "", [0] * 5),
         (MUSIQUE, "<answer>the</answer>", [0, 0, 1, 1, 0]),
         (EUREQA, ALL_FIVE, [1, 1, 1, 1, 1]),
         (EUREQA, "<entity_A>Ann_0</entity_A><entity_B></entity_B>", [1, 0, 0, 0, 0]),
@@ -190,7 +189,6 @@ FIND_AND_SORT = ("tool", tool(0, found(TAGS[0], {"sort": "new"})))
         (EUREQA, "<entity_E>E\u0301mile\u00a0Zola\u200b</entity_E>", [0, 0, 0, 0, 1]),
         (EUREQA, "<entity_E>Emile Zola</entity_E>", [0] * 5),
         (EUREQA, "<entity_C>the</entity_C>", [0] * 5),
-        (EUREQA, "", [0] * 5),
         (ODD_NAME, "<entity_A>!!!</entity_A>", [1, 0, 0, 0, 0]),
         (CALLS, output(WANTED), [1, 1, 1, 1]),
         (CALLS, output(WANTED[::-1]), [1, 1, 1, 1]),
@@ -198,7 +196,6 @@ FIND_AND_SORT = ("tool", tool(0, found(TAGS[0], {"sort": "new"})))
         (CALLS, output(WANTED, ""), [0, 1, 1, 1]),
         (CALLS, output(WANTED[:1]), [1, 2 / 3, 0.5, 0.5]),
         (CALLS, "<think>so</think>", [0, 0, 0, 0]),
-        (CALLS, "", [0, 0, 0, 0]),
         (CALLS, output(changed(vip="false")), [1, 1, 1, 7 / 8]),  # truthiness: officially a match
         (CALLS, output(changed(price="15")), [1, 1, 1, 7 / 8]),  # 1.5 without its point: likewise
         (CALLS, output(changed(price=1.5, seats="2")), [1, 1, 1, 1]),
@@ -344,7 +341,6 @@ def test_a_bad_line_is_named(name, change):
     ("line", "message"),
     [
         ('{"id": 1 "answer": 2}', "line 1 is not JSON: Expecting ',' delimiter at column 10"),
-        ("id,answer", "line 1 is not JSON: Expecting value at column 1"),
         ("[]x", "cannot be read"),
         ("5", "line 1 is no JSON object with fields: '5'"),
         ('{"instruction": "a", "inрut": ""}', "has no field input; it has instruction, inрut$"),

@@ -261,21 +261,6 @@ def test_the_seed_that_is_shown_is_the_one_that_is_used(typed, used, tab):
     assert tab.run("[byId('seed').value, settings.seed]") == [str(used), used]
 
 
-def test_a_chosen_button_stands_out_with_forced_colors(tab):
-    """Guards against colors that Windows' contrast themes take away: of buttons, and of boards."""
-    color = "getComputedStyle(document.querySelector('{}')).backgroundColor"
-    shown = (
-        "#methods [aria-pressed=true]",
-        "#methods [aria-pressed=false]",
-        "#explained i",
-        "body",
-    )
-    tab.page.emulate_media(forced_colors="active")
-    pressed, other, board, page = [tab.run(color.format(selector)) for selector in shown]
-    assert pressed != other and board != page
-    tab.page.emulate_media(forced_colors="none")
-
-
 def test_without_javascript_the_page_says_what_it_needs(browser):
     with browser.new_context(java_script_enabled=False) as context:
         page = context.new_page()
