@@ -37,6 +37,7 @@ def best_at_k(table: Table, path: Path) -> None:
     """Draw best@k and W@k against k, a curve per policy with its 95% band; of many the main ones without it."""
     rows = sorted(table.measures, key=lambda row: -row.t)  # the trained ones have the plain look
     bands = f"bands: {table.interval}" if table.interval else "no bands: there is only one problem"
+    all_margins = table.margins
     is_crowded = len(rows) > CROWDED
     if is_crowded:
         rows = [row for row in rows if row.m is None]
@@ -50,7 +51,7 @@ def best_at_k(table: Table, path: Path) -> None:
                 means = torch.tensor([table.mean(row, name) for name in names])
                 ax.plot(ks, means, **style.curve_style(look))
                 if not is_crowded:  # nan: no band where there is no interval
-                    margins = torch.tensor([table.margins[row][name] or math.nan for name in names])
+                    margins = torch.tensor([all_margins[row][name] or math.nan for name in names])
                     low, high = means - margins, means + margins
                     ax.fill_between(ks, low, high, color=look.color, alpha=0.12)
             ax.set(title=title, xscale="log", xlabel="candidates k", xticks=ks, xticklabels=ks)

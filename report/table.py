@@ -1,6 +1,5 @@
 """The table of an evaluation, as it is printed and as eval.json."""
 
-import functools
 import json
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -30,7 +29,7 @@ class Table:
     def mean(self, row: Row, measure: str) -> float:
         return self.measures[row][measure].double().mean().item()
 
-    @functools.cached_property
+    @property
     def margins(self) -> dict[Row, dict[str, float | None]]:
         """Half of the 95% interval of each mean; None where too little differs, as of one problem."""
         margins = {}
@@ -92,10 +91,9 @@ def write_table(table: Table, path: Path, device: str) -> None:
     """Write eval.json: settings, and of every measure mean and 95% interval."""
     settings = asdict(table.settings) | {"runs": table.runs, "device": device}
     policies = {row.title: {} for row in table.measures}
-    for row, values in table.measures.items():
-        for name in values:
+    for row, margins in table.margins.items():
+        for name, margin in margins.items():
             mean = table.mean(row, name)
-            margin = table.margins[row][name]
             interval = None if margin is None else [mean - margin, mean + margin]
             policies[row.title][name] = {"mean": mean, "interval": interval}
     write_text(path, json.dumps({"settings": settings, "policies": policies}, indent=1))
@@ -119,11 +117,12 @@ def print_table(table: Table) -> None:
         measures.append(f"pass@{n}")
     measures += [f"W@{n}", "diversity"]
     is_unknown = False  # of any interval
+    all_margins = table.margins
     shares = [times_start(table, row) for row in table.measures]
     columns = {"": [look_of_row(row).title for row in table.measures]}
     for measure in measures:
         cells = [f"{table.mean(row, measure):.3f}" for row in table.measures]
-        margins = [table.margins[row][measure] for row in table.measures]
+        margins = [own[measure] for own in all_margins.values()]
         if measure in ("best@1", f"W@{n}") and (table.n_problems > 1 or any(margins)):
             measure += " ±"
             for i, margin in enumerate(margins):
