@@ -27,8 +27,8 @@ from rewards import UserError
 from rollout import SamplingOptions, StopRule, load_policy, random_generator
 from tasks.maze import Maze
 
-FLAGS = {"dtype": "float32", "group_size": 4, "prompts_per_step": 3, "max_new_tokens": 2}
-FLAGS |= {"micro_batch_tokens": 100, "lr": ["1e-3"]}
+FLAGS = {"dtype": "float32", "group_size": 3, "prompts_per_step": 2, "max_new_tokens": 2}
+FLAGS |= {"micro_batch_tokens": 50, "lr": ["1e-3"]}
 
 
 TASK = WordProblems()
@@ -55,7 +55,7 @@ def outcome(config: Config) -> tuple[list[dict], list[list[str]], list[Tensor]]:
         state.optimizer.load_state_dict(saved)  # as a resumed run does
     problems = TASK.problems("test", 2)
     config.eval_temperature = 1.0
-    pool = sample_pool(policy, TASK, problems, config, m=3, size=6)
+    pool = sample_pool(policy, TASK, problems, config, m=3, size=3)
     numbers.append(measure(pool, TASK))
     weights = [weight.detach().cpu() for weight in policy.model.parameters()]
     return tree_map_only(Tensor, Tensor.cpu, numbers), pool.answers, weights
