@@ -46,11 +46,10 @@ def main_table(results: Results) -> str:
     head = [""]
     lines = [[title_of(row)] for row in SIX]
     for task in TASKS:
-        for setting, measure in (("", "best@1"), ("", "W@30"), ("@best", "W@30")):
-            head.append(f"{task} {measure}{', best temperature' if setting else ''}")
+        for measure in JUDGED:
+            head.append(f"{task} {measure}")
             for line, row in zip(lines, SIX, strict=True):
-                has_seeds = results.seeds(task, row + setting)
-                line.append(results.average(task, row + setting, measure) if has_seeds else "")
+                line.append(results.average(task, row, measure) if results.seeds(task, row) else "")
     return markdown(head, lines)
 
 
@@ -59,6 +58,8 @@ def contrasts(results: Results, tasks: tuple[str, ...], more: tuple[str, ...] = 
     lines = []
     for task in tasks:
         words = results.judged(task, CONTRASTS)
+        if not words:
+            continue
         for measure in (*JUDGED, *more):
             line = [f"{task} {measure}"]
             for pair in CONTRASTS:
@@ -79,13 +80,16 @@ def comparisons(
     words = {task: results.judged(task, judged) for task in tasks}
     lines = []
     for pair in (*judged, *more):
+        if not any(results.seeds(task, *pair) for task in tasks):
+            continue
         line = [title_of(pair[0]), title_of(pair[1])]
         for task in tasks:
-            if not results.seeds(task, *pair):
+            seeds = results.seeds(task, *pair)
+            if not seeds:
                 line += [""] * (len(JUDGED) + 1)
                 continue
             for measure in JUDGED:
-                mean = results.average(task, pair[0], measure)
+                mean = results.values(task, pair[0], measure, seeds).mean()
                 lead = results.difference(task, pair, measure)
                 word = words[task].get((pair, measure), "")
                 line.append(f"{mean:.3f} ({lead.mean:+.3f} ± {lead.half:.3f}) {word}".strip())
