@@ -162,7 +162,7 @@ class Fence(Task):
     """
 
     name = "fence"
-    objectives = ("ann", "bob", "cid")
+    objectives = ("Ann", "Bob", "Cid")
     form = "lines"  # a language model answers in numbered lines
     words = ("fence", "red", "blue", "green", "grey")  # all that the tiny model reads and writes
     answer_words = 6

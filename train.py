@@ -38,6 +38,7 @@ import fast
 from engine.bars import progress_bar
 from engine.config import Config, check, check_advantages, options_of, peak_rate, resolve
 from engine.errors import as_command, way_on
+from engine.evaluations import Pool
 from engine.runs import claimed, read_config
 from engine.training import checkpoints
 from engine.training.jobs import jobs_of, train_methods
@@ -127,6 +128,8 @@ def train_method(method: str, config: Config, task: Task, position: int = 0) -> 
     m = answers_per_rollout(method, config.m)
     if config.eval_every and step == 0:
         log.write_evaluation(0, validation_measures(policy, task, config, m))
+    if step == 0 and 0 in snapshot_steps(config):
+        log.write_snapshot(0, shown_pool(policy, task, config, m))
     steps = range(step, config.steps)
     bar = progress_bar(
         steps, method, initial=step, total=config.steps, unit="step", position=position
@@ -137,8 +140,7 @@ def train_method(method: str, config: Config, task: Task, position: int = 0) -> 
         metrics["seconds"] = time.perf_counter() - began
         bar.set_postfix(log.write(state.step, metrics, example), refresh=False)
         if state.step in snapshot_steps(config):
-            pool = sample_held_out(policy, task, config, m, "test", 4, min(30, config.pool))
-            log.write_snapshot(state.step, pool)
+            log.write_snapshot(state.step, shown_pool(policy, task, config, m))
         if config.eval_every and state.step % config.eval_every == 0:
             log.write_evaluation(state.step, validation_measures(policy, task, config, m))
         if checkpoints.is_due(config, state.step):
@@ -271,6 +273,11 @@ def validation_measures(policy: Policy, task: Task, config: Config, m: int) -> d
     """Every measure (N) of eval.py, of a pool for N = 20 validation problems."""
     pool = sample_held_out(policy, task, config, m, "validation", 20, config.pool)
     return measure(pool, task)
+
+
+def shown_pool(policy: Policy, task: Task, config: Config, m: int) -> Pool:
+    """The answers to four held-out problems that page and film show."""
+    return sample_held_out(policy, task, config, m, "test", 4, min(30, config.pool))
 
 
 # The SFT warm-up.

@@ -10,22 +10,23 @@ from rewards import Fence, Problem, Task
 class Drawing:
     """Drawings of a task's answers: `class Maze(Drawing, Task)`."""
 
-    objectives: tuple[str, ...] = ()  # those of the task
     wide = False  # whether a drawing is wider than high: policies then stand side by side
     width = 3.9  # inches of a wide one
     legend = ""  # what the letters and colors of a drawing mean
+    for_whom = "objective"  # what a component of the reward vector stands for
 
     def draw(self, axes: Any, problem: Problem, answers: list[str], color: str) -> None:
         """Draw the answers to a problem on matplotlib axes, in the color of their policy."""
         raise NotImplementedError
 
     def summary(self, rewards: Tensor) -> str:
-        """The title of a drawing: a summary of the reward vectors (n, d) of a pool."""
-        if not self.objectives:
-            return f"mean reward {rewards.mean():.2f}"
-        means = rewards.mean(0).tolist()
-        named = zip(self.objectives, means, strict=True)
-        return "mean reward: " + ", ".join(f"{name} {mean:.2f}" for name, mean in named)
+        """The title of a drawing: the best of a pool's rewards (n, d) in each objective, a mean over these."""
+        best = rewards.amax(0)  # (d)
+        return f"best of {len(rewards)} for each {self.for_whom}: {best.mean():.2f}"
+
+    def text_of(self, problem: Problem) -> str:
+        """A line above the drawings of a problem, if they are wide."""
+        return ""
 
     def marks(self, problem: Problem, answer: str) -> dict[str, str]:
         """The words of an answer, in small letters, that have a color of their own in a text: word -> color."""
@@ -36,18 +37,20 @@ class FenceDrawing(Drawing):
     """A row of six boards per fence, equal fences together; an answer of other words is blank."""
 
     wide = True
-    legend = "ann likes red, bob blue, cid green"
-    paint = {"red": "#c8373c", "blue": "#3d6bb3", "green": "#4a9a5b", "grey": "#a7a7a7"}
+    width = 3.1
+    legend = "a row is a fence of six boards; Ann likes red, Bob blue, Cid green"
+    for_whom = "user"
+    # Those of docs/playground.html: the color-blind can tell them apart.
+    paint = {"red": "#b71f1c", "blue": "#2558c4", "green": "#63c98b", "grey": "#808080"}
 
     def __init__(self, fence: Fence):
         self.fence = fence
-        self.objectives = fence.objectives
 
     def draw(self, axes: Any, problem: Problem, answers: list[str], color: str) -> None:
         for row, answer in enumerate(sorted(answers)):
             if any(self.fence.reward(problem, answer)):
                 colors = [self.paint[board] for board in answer.split()]
-                axes.barh([row] * 6, 0.96, left=range(6), height=0.8, align="edge", color=colors)
+                axes.barh([row] * 6, 0.98, left=range(6), height=0.7, align="edge", color=colors)
         axes.set(xlim=(0, 6), ylim=(max(len(answers), 1), 0), xticks=[], yticks=[])
 
 

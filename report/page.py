@@ -19,7 +19,7 @@ import vpo
 from report import plots
 from report.drawings import Drawing, FenceDrawing, drawing_of
 from report.looks import look_of
-from report.snapshots import Snapshots, utilities, utility
+from report.snapshots import Snapshots, utility
 from rewards import Problem, Task, UserError
 
 MAX_BYTES = 1_900_000  # of a page or a film; one that is larger leaves out every other frame
@@ -48,14 +48,15 @@ def write_film(path: Path, snapshots: Snapshots) -> None:
             for name, records in frame.pools.items():
                 rewards = [torch.tensor(record["rewards"]) for record in records]
                 pools[look_of(name)] = ([record["answers"] for record in records], rewards)
-            heading = f"after training step {frame.step}\n{utilities(frame)}"
+            heading = f"after {frame.step} of {snapshots.config.steps} training steps"
             plots.answers(pools, snapshots.problems, drawing, file, heading)
             picture = Image.open(file).convert("RGB")
             picture.thumbnail((1000, 1000))
             pictures.append(picture)
 
     some = np.concatenate(pictures[:: 1 + len(pictures) // 20])
-    colors = Image.fromarray(some).quantize(128)  # the same palette for all pictures
+    method = Image.Quantize.MAXCOVERAGE  # a color may be rare
+    colors = Image.fromarray(some).quantize(64, method)  # the same palette for all pictures
     pictures = [picture.quantize(palette=colors, dither=Image.Dither.NONE) for picture in pictures]
 
     def write(pictures: list) -> None:

@@ -24,7 +24,6 @@ from vpo import ADVANTAGES, SEVERAL_ANSWERS
 COLUMNS = 4  # problems in a figure of answers; policies side by side in one of reward vectors
 CROWDED = 6  # curves of a figure
 WINDOW = 11  # steps of a running mean, fewer of a short run; odd, so that it lies at a whole step
-BOLD = {"fontsize": 12, "fontweight": "bold"}
 TRAINING_PANELS = {  # key in metrics.jsonl: title, label of the y axis
     "diversity": ("diversity", "mean pairwise L1 distance"),
     "reward": ("mean reward", "the task's own scalar"),
@@ -251,7 +250,6 @@ def answers(
     drawing: Drawing,
     path: Path,
     heading: str = "",
-    texts_above: list[str] | None = None,
 ) -> None:
     """Draw the answers to the first distinct problems.
 
@@ -260,7 +258,6 @@ def answers(
             empty, and their rewards (n, d).
         heading: stands above the whole figure, which then leaves room for titles of two lines,
             so that nothing moves from one picture of a film to the next.
-        texts_above: a line for each problem, which stands above its row of wide drawings.
     """
     distinct = distinct_problems(problems)
     drawn = distinct[:COLUMNS]
@@ -274,22 +271,21 @@ def answers(
                 drawing.draw(ax, problems[i], parsed, look.color)
                 ax.spines[:].set_visible(False)
                 summary = textwrap.fill(drawing.summary(rewards[i]), int(15 * width))
-                if heading and "\n" not in summary:
+                if heading and not drawing.wide and "\n" not in summary:
                     summary = f"\n{summary}"
                 side = "left" if drawing.wide else "center"
                 ax.set_title(summary, loc=side, fontsize=style.SMALL)
-        for row, text in zip(axes, texts_above or [], strict=False):
-            for ax in row:
-                ax.set_title(f"\n\n{ax.get_title('left')}", loc="left", fontsize=style.SMALL)
-            above = row[0].annotate(text, (0, 1), (0, 28), "axes fraction", "offset points")
-            above.set(fontsize=style.SMALL, in_layout=False)  # else its column would grow
+        if drawing.wide:  # a row holds the drawings of a problem
+            for i, row in zip(drawn, axes, strict=True):
+                _label_problem(row, drawing.text_of(problems[i]))
         for of_policy, look in zip(by_policy, pools, strict=True):
             _label_policy(of_policy[0], look.title, above=drawing.wide)
-        axes[0, 0].figure.suptitle(heading, **BOLD)
         caption = f"{len(texts[0])} candidates per policy"
         if len(drawn) < len(distinct):
             caption = f"{len(drawn)} of {len(distinct)} problems, {caption}"
-        style.finish(axes, path, f"{caption}; {drawing.legend}" if drawing.legend else caption)
+        if drawing.legend:
+            caption += f"; {drawing.legend}"
+        style.finish(axes, path, caption, heading)
 
 
 def distinct_problems(problems: list[Problem]) -> list[int]:
@@ -298,10 +294,20 @@ def distinct_problems(problems: list[Problem]) -> list[int]:
     return [numbers.index(number) for number in range(max(numbers) + 1)]
 
 
+def _label_problem(row: Any, text: str) -> None:
+    """Write a line above a row of drawings, if there is one."""
+    if not text:
+        return
+    for ax in row:
+        ax.set_title(f"\n\n{ax.get_title('left')}", loc="left", fontsize=style.SMALL)
+    above = row[0].annotate(text, (0, 1), (0, 28), "axes fraction", "offset points")
+    above.set(fontsize=style.SMALL, in_layout=False)  # else its column would grow
+
+
 def _label_policy(ax: Any, label: str, above: bool) -> None:
     """Write a policy's name above the title of its first drawing, or beside it."""
     if not above:
-        ax.set_ylabel(label, **BOLD)
+        ax.set_ylabel(label, **style.BOLD)
         return
     position = (0, 22 + 12 * ax.get_title("left").count("\n"))
-    ax.annotate(label, (0, 1), position, "axes fraction", "offset points", **BOLD)
+    ax.annotate(label, (0, 1), position, "axes fraction", "offset points", **style.BOLD)

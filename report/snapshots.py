@@ -9,7 +9,6 @@ from engine.config import Config
 from engine.files import read_log
 from engine.runs import task_of
 from engine.tasks import held_out
-from report.looks import look_of
 from report.statistics import spread_weights
 from rewards import Problem, Task, UserError
 
@@ -55,18 +54,6 @@ def read_snapshots(run: Path, config: Config) -> Snapshots:
     for step in sorted(steps):
         frames.append(Frame(step, {method: by_step[step] for method, by_step in pools.items()}))
     return Snapshots(config, task, problems, frames, metrics)
-
-
-def utilities(frame: Frame) -> str:
-    """W@n of the n answers of each method, a mean over the problems, as text."""
-    parts = []
-    for name, records in frame.pools.items():
-        mean = sum(map(utility, records)) / len(records)
-        parts.append(f"{look_of(name).title} {mean:.2f}")
-    # A few problems may order the methods otherwise than the evaluation.
-    few = f" of these {len(records)} problems" if len(records) > 1 else ""
-    n = len(records[0]["answers"])
-    return f"W@{n}{few}: {', '.join(parts)}"
 
 
 def utility(record: dict) -> float:

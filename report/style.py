@@ -10,6 +10,7 @@ from typing import Any
 from report.looks import Look
 
 SMALL = 9  # points, the smallest text of a figure
+BOLD = {"size": 12, "weight": "bold"}
 STYLE = {
     "font.size": 10,
     "axes.titlesize": 11,
@@ -52,14 +53,14 @@ def new_figure(rows: int, columns: int, size: tuple[float, float], **options: An
         yield figure.subplots(rows, columns, squeeze=False, **options)
 
 
-def finish(axes: Any, path: Path, caption: str) -> None:
-    """Add a caption below all axes and one legend above them, and write the figure to `path`.
+def finish(axes: Any, path: Path, caption: str, heading: str = "") -> None:
+    """Add a caption below all axes, a heading and one legend above them, and write the figure to `path`.
 
     SVG and PDF files would hold the date, which is left out.
     """
     figure = axes[0, 0].figure
     width = figure.get_figwidth()
-    figure.supxlabel(textwrap.fill(caption, int(14 * width)), fontsize=SMALL)
+    figure.supxlabel(textwrap.fill(caption, int(14 * width)), x=0.005, ha="left", fontsize=SMALL)
     handles = {}
     for ax in axes.flat:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
@@ -68,6 +69,9 @@ def finish(axes: Any, path: Path, caption: str) -> None:
         column = max(1.9, 0.5 + 0.08 * max(map(len, handles)))  # inches of the longest label
         rows = math.ceil(len(handles) / max(1, width // column))
         columns = math.ceil(len(handles) / rows)
-        figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=columns)
+        options = {"ncols": columns, "title": heading, "title_fontproperties": BOLD}
+        figure.legend(handles.values(), handles.keys(), loc="outside upper center", **options)
+    elif heading:
+        figure.suptitle(heading, **BOLD)
     dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     figure.savefig(path, dpi=150, metadata=dates.get(path.suffix))

@@ -18,6 +18,7 @@ CONFLICT = ("fence", "gems", "tradeoff", "copies", HEADLINE)
 CURES = (
     ("grpo-kl", "grpo"),
     (OUR_TERM, "grpo"),
+    ("grpo-kl-clamped", "grpo"),
     ("grpo-kl-clamped", OUR_TERM),
     ("grpo-kl-k2", OUR_TERM),
     ("grpo@half", "grpo"),

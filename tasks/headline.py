@@ -102,6 +102,7 @@ COLORS = {  # of the facts in a drawing
     "number": "#8c510a",
     "cause": "#e08214",
 }
+GREY = "#aaaaaa"  # of a headline that earns nothing
 LINES = 5  # headlines in a drawing
 LETTERS = 38  # of a line, as many as a drawing is wide
 FONT_SIZE = 8  # points
@@ -125,10 +126,7 @@ class Headline(Drawing, Task):
     objectives = ("event", "place", "day", "person", "number", "cause")
     wide = True
     width = 3.1
-    legend = (
-        "equal headlines are counted; a colored word tells a fact; a grey headline earns nothing: one word, "
-        "too many, no plain English, or not what the text says"
-    )
+    legend = "equal headlines are counted; a colored word tells a fact"
     defaults = {"steps": 60, "eval_problems": 40}
     language_defaults = {
         "max_new_tokens": 16,
@@ -175,14 +173,23 @@ class Headline(Drawing, Task):
         return " ".join(words_of(answer))
 
     def draw(self, axes, problem: Problem, answers: list[str], color: str) -> None:
-        """Draw the most frequent headlines with their counts."""
+        """Draw the most frequent headlines with their counts, and add the facts' colors to the key."""
+        key = dict(COLORS)
         counts = Counter(" ".join(words_of(answer)) or "(nothing)" for answer in answers)
         for row, (headline, count) in enumerate(counts.most_common(LINES)):
-            draw_line(axes, row, f"{count:2}\u00d7", headline, self.marks(problem, headline))
+            marks = self.marks(problem, headline)
+            draw_line(axes, row, f"{count:2}\u00d7", headline, marks)
+            if not marks:
+                key["earns nothing"] = GREY
+        for name, word_color in key.items():
+            axes.scatter([], [], marker="s", color=word_color, label=name)
         n_hidden = len(counts) - LINES
         if n_hidden > 0:
             axes.text(0, LINES, f"and {n_hidden} others", va="center", fontsize=8, style="italic")
         axes.set(xlim=(0, 1), ylim=(LINES + 0.6, -0.6), xticks=[], yticks=[])
+
+    def text_of(self, problem: Problem) -> str:
+        return problem.data["text"]
 
     def marks(self, problem: Problem, answer: str) -> dict[str, str]:
         """The words that tell a fact, in the fact's color; none if the headline earns nothing."""
@@ -280,7 +287,7 @@ def draw_line(axes, row: int, count: str, headline: str, marks: dict[str, str]) 
     axes.annotate(count, xytext=(0, 0), **style)
     column = len(count) + 1
     for word in textwrap.shorten(headline, LETTERS, placeholder=" ...").split():
-        color = "#222222" if marks else "#aaaaaa"
+        color = "#222222" if marks else GREY
         weight = "normal"
         if word in marks:
             color = marks[word]

@@ -249,7 +249,7 @@ def test_every_method_metric_and_file_of_a_run_is_explained():
     explained = set(re.findall(r"^- `([\w<>@]+)`: ", metrics, re.MULTILINE))
     (line,) = Path("run/vpo/metrics.jsonl").read_text("utf-8").splitlines()
     logged = json.loads(line).keys() - {"step"}
-    logged = {re.sub("_(ann|bob|cid)$", "_<objective>", name) for name in logged}
+    logged = {re.sub("_(Ann|Bob|Cid)$", "_<objective>", name) for name in logged}
     assert explained == logged
 
     for path in Path("run").rglob("*"):

@@ -13,8 +13,10 @@ import train
 import vpo
 from engine.config import Config
 from engine.files import read_log
+from engine.runs import load_run
 from engine.tasks import load_task
 from engine.training.logs import snapshot_steps
+from engine.training.start import load_start
 from report import page
 from report.__main__ import main
 from report.looks import look_of
@@ -36,8 +38,8 @@ def test_training_is_the_same_with_and_without_snapshots(toy_run):
         assert [log.read_bytes(), weights.read_bytes()] == expected
 
 
-def test_snapshots_are_evenly_spaced_at_least_six_steps_apart():
-    for steps, n, expected in ((200, 3, [1, 100, 200]), (24, 20, [1, 9, 16, 24]), (3, 20, [1, 3])):
+def test_snapshots_are_evenly_spaced_from_the_start_at_least_six_steps_apart():
+    for steps, n, expected in ((200, 3, [0, 100, 200]), (24, 20, [0, 8, 16, 24]), (1, 20, [0, 1])):
         assert sorted(snapshot_steps(Config(steps=steps, snapshots=n))) == expected
 
 
@@ -48,16 +50,19 @@ def test_the_page_of_a_run(toy_run, capsys):
     main(["page", "run"])
     assert capsys.readouterr().out == "written: run/report.html\n"
     data = data_of(Path("run/report.html"))
-    assert data["steps"] == [1, 4]
+    assert data["steps"] == [0, 4]
     assert [method["title"] for method in data["methods"]] == ["GRPO", "VPO"]
     assert len(data["problems"]) == 1, "the toy's one problem is not offered four times"
     (problem,) = data["problems"]
     log = toy_run / "vpo/snapshots.jsonl"
-    record = read_log(log)[-1]["problems"][0]
+    records = read_log(log)
+    task = load_task("toy")
+    pool = train.shown_pool(load_start("run/start", task), task, load_run(Path("run")).config, 2)
+    assert [shown["answers"] for shown in records[0]["problems"]] == pool.answers
+    record = records[-1]["problems"][0]
     pool = problem["pools"][-1]["vpo"]
     assert [problem["answers"][n] for n in pool["answers"]] == record["answers"]
     rewards = [problem["vectors"][n] for n in pool["answers"]]
-    task = load_task("toy")
     for answer, vector in zip(record["answers"], rewards, strict=True):
         expected = [0.0] * 3 if answer is None else task.reward(None, answer)
         assert vector == pytest.approx(expected, abs=1e-6)
@@ -71,7 +76,7 @@ def test_the_page_of_a_run(toy_run, capsys):
     first, _, _ = log.read_text("utf-8").partition("\n")
     log.write_text(first + '\n{"step": 4, "prob', "utf-8")
     main(["page", "run"])
-    assert data_of(Path("run/report.html"))["steps"] == [1]
+    assert data_of(Path("run/report.html"))["steps"] == [0]
 
 
 @pytest.mark.parametrize("task", ["maze", "prose"])
@@ -154,4 +159,4 @@ def test_a_task_and_a_method_of_ones_own_have_a_page(tmp_path, monkeypatch):
     assert data["methods"][0]["color"] == look_of("my_method").color
     pool = data["problems"][0]["pools"][0]["my_method"]
     assert "R" not in pool and data["problems"][0]["grid"] is None
-    assert re.fullmatch(r"mean reward -?\d\.\d\d", pool["summary"])
+    assert re.fullmatch(r"best of 30 for each objective: -?\d\.\d\d", pool["summary"])

@@ -5,16 +5,18 @@ import shutil
 import matplotlib
 import pytest
 import torch
-from helpers import Prose, table_of
+from helpers import ROOT, Prose, table_of
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from engine.config import Config
 from engine.evaluations import Evaluation, Pool, Row, Settings
 from engine.files import add_record
+from engine.tasks import load_task
 from report import plots, style
-from report.drawings import Drawing
+from report.drawings import Drawing, FenceDrawing, drawing_of
 from report.looks import LOOKS, look_of
-from rewards import Problem, Task
+from rewards import Fence, Problem, Task
 from vpo import ADVANTAGES
 
 
@@ -82,6 +84,52 @@ def test_the_figures_of_a_run(tmp_path, drawn, monkeypatch, task):
     shutil.rmtree(tmp_path / "my_method")  # a run without its logs is evaluated, too
     paths = plots.run_figures(evaluation, task, pools, measures, "svg")
     assert [path.name for path in paths] == expected[2:]
+
+
+def test_a_film_of_fences_can_be_read(tmp_path, drawn):
+    """Of three policies on a page of 830 pixels. Guards against a mean over candidates, by which GRPO seems to win."""
+    fence = Fence()
+    pools = {}
+    painted = {"grpo": ["grey"] * 3, "vpo": ["red", "blue", "green"], "max_at_k": ["red"] * 3}
+    for method, boards in painted.items():
+        fences = [" ".join([board] * 6) for board in boards]
+        rewards = [fence.reward(None, text) for text in fences]
+        pools[look_of(method)] = ([fences], [torch.tensor(rewards)])
+    plots.answers(pools, fence.problems("test", 1), drawing_of(fence), tmp_path / "a.png", "a film")
+    (figure,) = drawn
+    titles = [ax.get_title("left") for ax in figure.axes]
+    assert titles == [f"best of 3 for each user: {best}" for best in ("0.35", "1.00", "0.33")]
+    assert FenceDrawing.legend in figure.get_supxlabel()
+    assert "row is a fence" in FenceDrawing.legend and "Ann likes red" in FenceDrawing.legend
+    assert style.SMALL / 72 / figure.get_figwidth() * 830 >= 11
+
+
+def test_the_color_blind_tell_fences_apart():
+    """The light colors of the playground. Protanopia and deuteranopia: Machado and others, 2009."""
+    css = (ROOT / "docs/playground.html").read_text("utf-8").partition("@media")[0]
+    assert all(f"--{name}: {color}" in css for name, color in FenceDrawing.paint.items())
+    colors = torch.tensor([to_rgb(color) for color in FenceDrawing.paint.values()])  # (4, 3)
+    linear = torch.where(colors <= 0.04045, colors / 12.92, ((colors + 0.055) / 1.055) ** 2.4)
+    protan = [[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]]
+    deutan = [[0.3673, 0.8606, -0.2280], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9689]]
+    for matrix in (protan, deutan):
+        seen = (linear @ torch.tensor(matrix).T).clamp(0, 1) ** (1 / 2.4)
+        assert torch.pdist(seen).min() > 0.25
+
+
+def test_a_figure_of_headlines_has_a_key(tmp_path, drawn):
+    """Guards against a key to grey where no headline is, and headlines without the text that they are of."""
+    task = load_task("headline")
+    (problem,) = task.problems("test", 1)
+    headline = f"{problem.data['event']} on {problem.data['day']}"
+    for other, labels in ((headline, []), ("nonsense", ["earns nothing"])):
+        texts = [headline, other]
+        rewards = [task.reward(problem, text) for text in texts]
+        pools = {look_of("vpo"): ([texts], [torch.tensor(rewards)])}
+        plots.answers(pools, [problem], task, tmp_path / "a.png")
+        (key,) = drawn[-1].legends
+        assert [text.get_text() for text in key.get_texts()] == [*task.objectives, *labels]
+        assert problem.data["text"] in [text.get_text() for text in drawn[-1].axes[0].texts]
 
 
 def test_reward_vectors_show_the_conflict(tmp_path, drawn):

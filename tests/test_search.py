@@ -54,7 +54,7 @@ def test_maze_knows_what_can_be_reached():
         assert {tuple(vector) for vector in task.reachable(problem)} == expected
 
 
-@pytest.mark.parametrize("text, score", [("scalar", 0.5), ("bob", 0.5), ("ann=3,bob=1", 0.875)])
+@pytest.mark.parametrize("text, score", [("scalar", 0.5), ("Bob", 0.5), ("Ann=3,Bob=1", 0.875)])
 def test_the_best_that_can_be_reached_solves_a_problem(text, score, monkeypatch):
     """Guards against a target that rounding puts above every score, and one of no reward vector."""
     task = load_task("fence")
@@ -66,7 +66,7 @@ def test_the_best_that_can_be_reached_solves_a_problem(text, score, monkeypatch)
         rewards = search.rounded(vector)
         population.add(Candidate(problem.id, 1, 0, 0, "answer", rewards, goal.score(rewards)))
         assert population.solved_after() == 1
-    assert goal.score([1.0, 0.5, 0.0]) == pytest.approx(score)  # of ann, bob and cid
+    assert goal.score([1.0, 0.5, 0.0]) == pytest.approx(score)  # of Ann, Bob and Cid
     monkeypatch.setattr(task, "reachable", Mock(return_value=[1.0, 0.0, 0.0]))
     with pytest.raises(UserError, match="1.0 must be a list of 3 finite numbers .* reachable"):
         search.make_goal(text, task).target_of(problem)

@@ -123,10 +123,10 @@ def share_of_copies(task: Task, prompts: list[str], answers: list[list[str]]) ->
 
 
 def snapshot_steps(config: Config) -> set[int]:
-    """The steps after which answers are kept, six steps or more apart."""
-    n = min(config.snapshots, max(2, config.steps // 6), config.steps)
+    """The steps after which answers are kept, six steps or more apart; 0 is the start model."""
+    n = min(config.snapshots, max(2, config.steps // 6))
     gaps = max(1, n - 1)
-    return {config.steps - round(i * (config.steps - 1) / gaps) for i in range(n)}
+    return {config.steps - round(i * config.steps / gaps) for i in range(n)}
 
 
 def shares(row: dict[str, float]) -> str:
