@@ -99,7 +99,7 @@ def test_a_film_of_fences_can_be_read(tmp_path, drawn):
     (figure,) = drawn
     titles = [ax.get_title("left") for ax in figure.axes]
     assert titles == [f"best of 3 for each user: {best}" for best in ("0.35", "1.00", "0.33")]
-    assert FenceDrawing.legend in figure.get_supxlabel()
+    assert FenceDrawing.legend in figure.get_supxlabel() and figure.get_suptitle() == "a film"
     assert "row is a fence" in FenceDrawing.legend and "Ann likes red" in FenceDrawing.legend
     assert style.SMALL / 72 / figure.get_figwidth() * 830 >= 11
 
@@ -126,8 +126,9 @@ def test_a_figure_of_headlines_has_a_key(tmp_path, drawn):
         texts = [headline, other]
         rewards = [task.reward(problem, text) for text in texts]
         pools = {look_of("vpo"): ([texts], [torch.tensor(rewards)])}
-        plots.answers(pools, [problem], task, tmp_path / "a.png")
+        plots.answers(pools, [problem], task, tmp_path / "a.png", "a film")
         (key,) = drawn[-1].legends
+        assert key.get_title().get_text() == "a film", "a heading of the figure lies on its key"
         assert [text.get_text() for text in key.get_texts()] == [*task.objectives, *labels]
         assert problem.data["text"] in [text.get_text() for text in drawn[-1].axes[0].texts]
 
