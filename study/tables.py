@@ -28,7 +28,7 @@ CURES = (
     ("vpo@half", "vpo"),
 )
 ABLATION = tuple((row, "vpo") for row in (
-    "grpo", "gdpo", "random_weighting", "multi_rlvr", "vpo-1-answer", "grpo-24-rollouts"
+    "grpo", "gdpo", "random_weighting", "multi_rlvr", "vpo-1-answer", "grpo-24-rollouts", "max_at_k"
 ))  # fmt: skip
 SETTINGS_OF_METHODS = (  # three seeds: too few for a word
     ("vpo-2-answers", "vpo"),
