@@ -89,6 +89,7 @@ def of_tasks(results: Results) -> Iterator[Finding]:
         growth = (leads[1] - leads[0])[:, None]  # (seeds, 1)
         text = f"{task}, growth of {lead} from {kind}@3 to {kind}@30"
         yield Finding("C2", text, estimate(growth))
+        yield difference(results, "C2", task, ("vpo", best), f"{kind}@30")
         yield difference(results, "C3", task, ("grpo", "vpo"), "best@1")
         yield difference(results, "C3", task, ("vpo", "grpo"), "best@5")
         for policy in ("vpo", "grpo", "multi_rlvr"):
