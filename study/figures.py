@@ -46,7 +46,11 @@ def intervals(results: Results, path: Path) -> None:
         ax.plot([], [], ".", color="#555555", ms=5, label="one seed")
         ax.plot([], [], "o", color="#555555", mfc="white", label="at its best temperature")
         ax.fill([], [], color="#e4e4e4", label=f"within {ALIKE} of Max@K")
-        style.finish(axes, path, "Line: the 95% interval of the difference from Max@K.")
+        style.finish(
+            axes,
+            path,
+            "Line: the 95% interval of the difference from Max@K, drawn at the policy's mean.",
+        )
 
 
 def draw_row(ax: Any, results: Results, task: str, row: str, measure: str, y: int) -> None:
