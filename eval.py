@@ -12,10 +12,10 @@ have cost the search an evaluation. In shapes d counts the objectives.
 import os
 import sys
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # left out with PYTHONSAFEPATH
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # even with PYTHONSAFEPATH set
 from engine import is_no_part_of_python
 
-sys.path.sort(key=is_no_part_of_python)
+sys.path.sort(key=is_no_part_of_python)  # a user's queue.py hides no module of Python
 import dataclasses
 import math
 import tempfile
@@ -278,13 +278,6 @@ def evaluate_run(evaluation: Evaluation, flags: EvalFlags, tells: bool) -> Table
         print_costs(run, [name for name in methods if name in ADVANTAGES], config.m)
         print(f"figures in {evaluation.folder}: {', '.join(path.name for path in figures)}")
     return table
-
-
-def sample_held_out(
-    policy: Policy, task: Task, config: Config, m: int, split: str, n_problems: int, size: int
-) -> Pool:
-    """The pool of a policy that is still trained, on the first problems of a split."""
-    return sample_pool(policy, task, held_out(task, split, n_problems), config, m, size)
 
 
 def evaluate_policy(

@@ -22,10 +22,10 @@ generators seeded by (seed, t). A resume needs the weights, the optimizer's mome
 import os
 import sys
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # left out with PYTHONSAFEPATH
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # even with PYTHONSAFEPATH set
 from engine import is_no_part_of_python
 
-sys.path.sort(key=is_no_part_of_python)
+sys.path.sort(key=is_no_part_of_python)  # a user's queue.py hides no module of Python
 import random
 import time
 from dataclasses import dataclass
@@ -40,11 +40,12 @@ from engine.config import Config, check, check_advantages, options_of, peak_rate
 from engine.errors import as_command, way_on
 from engine.evaluations import Pool
 from engine.runs import claimed, read_config
+from engine.tasks import held_out
 from engine.training import checkpoints
 from engine.training.jobs import jobs_of, train_methods
 from engine.training.logs import MethodLog, sample_record, snapshot_steps
 from engine.training.start import start_policy, write_start
-from eval import EvalFlags, diversity, evaluate, measure, sample_held_out, weighted_best_at_k
+from eval import EvalFlags, diversity, evaluate, measure, sample_pool, weighted_best_at_k
 from rewards import Problem, Task, UserError
 from rollout import (
     Policy,
@@ -226,11 +227,12 @@ def step_metrics(
     for row, row_answers in enumerate(answers):
         p = row // G
         forms |= {(p, str(task.canonical(problems[p], answer))) for answer in row_answers}
-    sets = scored.vectors.flatten(0, 1)  # (P * G, m, d) the answers of each rollout
-    objective_mask = scored.objective_mask.repeat_interleave(G, 0)
-    if sets.shape[1] == 1:  # single answers: m of a prompt's G rollouts form a set
+    if scored.vectors.shape[2] == 1:  # single answers: m of a prompt's G rollouts form a set
         sets = scored.vectors[:, :, 0]  # (P, G, d)
         objective_mask = scored.objective_mask
+    else:
+        sets = scored.vectors.flatten(0, 1)  # (P * G, m, d) the answers of each rollout
+        objective_mask = scored.objective_mask.repeat_interleave(G, 0)
     m = min(m, sets.shape[1])
     is_distinct = scored.answer_mask & ~scored.repeat_mask
     is_rewarded = (scored.vectors > task.minimum) & scored.objective_mask[:, None, None]
@@ -271,13 +273,13 @@ def micro_batch_rows(rollouts: Rollouts, config: Config) -> int:
 
 def validation_measures(policy: Policy, task: Task, config: Config, m: int) -> dict[str, Tensor]:
     """Every measure (N) of eval.py, of a pool for N = 20 validation problems."""
-    pool = sample_held_out(policy, task, config, m, "validation", 20, config.pool)
-    return measure(pool, task)
+    problems = held_out(task, "validation", 20)
+    return measure(sample_pool(policy, task, problems, config, m, config.pool), task)
 
 
 def shown_pool(policy: Policy, task: Task, config: Config, m: int) -> Pool:
     """The answers to four held-out problems that page and film show."""
-    return sample_held_out(policy, task, config, m, "test", 4, min(30, config.pool))
+    return sample_pool(policy, task, held_out(task, "test", 4), config, m, min(30, config.pool))
 
 
 # The SFT warm-up.

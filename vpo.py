@@ -121,7 +121,7 @@ def subset_best(scores: Tensor, s: int) -> Tensor:
     if not 1 <= s < G:
         raise ValueError(f"a set of s = {s} rollouts needs a group of more, and G is {G}")
     n_sets = math.comb(G - 1, s - 1)
-    scores = _precise(scores)
+    scores = _float32_or_more(scores)
     own = scores.new_tensor([math.comb(i, s - 1) / n_sets for i in range(G)])  # (G)
     above = scores.new_tensor([0.0] + [math.comb(j - 1, s - 2) / n_sets for j in range(1, G)])
 
@@ -162,7 +162,7 @@ def center(scores: Tensor, eps: float = EPS) -> Tensor:
     """
     if scores.ndim != 2 or scores.shape[1] < 2:
         raise ValueError(f"scores {tuple(scores.shape)}: expected (P, G) with G >= 2")
-    scores = _precise(scores)
+    scores = _float32_or_more(scores)
     shifted = scores - scores[:, :1]  # so that rounding cannot make equal scores differ
     centered = shifted - shifted.mean(1, keepdim=True)
     scale = scores.abs().amax(1, keepdim=True).clamp_min(1.0)  # (P, 1)
@@ -202,15 +202,15 @@ def vpo_advantage(  # noqa: PLR0913 - every argument is one symbol of the paper
         generator: of the weights, on the device of `rewards`. None: torch's default one.
     """
     P, _, _, d = _check_rewards(rewards, answer_mask)
-    kind = _precise(rewards).dtype
-    rewards = _exact(rewards)
+    dtype = _float32_or_more(rewards).dtype
+    rewards = _float64(rewards)
     weights = sample_weights(
         P, n_weights, d, alpha=alpha, generator=generator, device=rewards.device
     )
     if objective_mask is not None:
         rewards, weights = _present(rewards, weights, objective_mask)
     set_rewards = set_reward(rewards, weights, answer_mask, empty_rollout_utility, subset)  # (P, G)
-    return group_normalize(set_rewards).to(kind)
+    return group_normalize(set_rewards).to(dtype)
 
 
 # The methods: (what the rollouts earned, options) -> advantages (P, G).
@@ -285,7 +285,7 @@ def multi_rlvr(scored: Scored, options: Options) -> Tensor:
     As in the paper's official code a repeated answer earns what a missing one does.
     """
     is_paid = scored.answer_mask & ~scored.repeat_mask  # (P, G, m)
-    paid = torch.where(is_paid, _precise(scored.scalars), scored.missing_scalar[..., None])
+    paid = torch.where(is_paid, _float32_or_more(scored.scalars), scored.missing_scalar[..., None])
     return group_normalize(paid.sum(-1))
 
 
@@ -336,7 +336,7 @@ def default_subset(G: int) -> int:
 def single(scored: Scored) -> Tensor:
     """The task scalars (P, G) of rollouts that hold one answer each."""
     check_single(scored)
-    return _precise(scored.scalars[..., 0])
+    return _float32_or_more(scored.scalars[..., 0])
 
 
 def check_single(scored: Scored) -> None:
@@ -413,14 +413,14 @@ def policy_loss(  # noqa: PLR0913 - every argument is one symbol of the paper
 # Helpers.
 
 
-def _precise(x: Tensor) -> Tensor:
+def _float32_or_more(x: Tensor) -> Tensor:
     """Any numbers in float32 at least: bfloat16 would round a mean, and integers have none."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _exact(x: Tensor) -> Tensor:
+def _float64(x: Tensor) -> Tensor:
     """Numbers in float64, so that small differences of large ones count. MPS has no float64."""
-    return _precise(x) if x.is_mps else x.double()
+    return _float32_or_more(x) if x.is_mps else x.double()
 
 
 def _products(rewards: Tensor, weights: Tensor) -> Tensor:
@@ -428,11 +428,11 @@ def _products(rewards: Tensor, weights: Tensor) -> Tensor:
 
     The products are exact: float32, and autocast or TF32 even more, would lose small differences.
     """
-    answers = _exact(rewards).flatten(1, 2)  # (P, G * m, d)
+    answers = _float64(rewards).flatten(1, 2)  # (P, G * m, d)
     device = "cpu" if rewards.is_meta else rewards.device.type  # "meta" has no autocast
     with torch.autocast(device, enabled=False):
         products = torch.bmm(answers, weights.to(answers.dtype).mT)  # (P, G * m, K)
-    return products.view(*rewards.shape[:3], -1).to(_precise(rewards).dtype)
+    return products.view(*rewards.shape[:3], -1).to(_float32_or_more(rewards).dtype)
 
 
 def _std(centered: Tensor) -> Tensor:

@@ -119,7 +119,7 @@ def train(painter: Painter, method: str) -> None:
 # 5. The outcome: thirty fences of each painter, what one is worth, and the users' best of thirty.
 
 
-def show(name: str, painter: Painter, fences: int) -> tuple[float, float]:
+def show(name: str, painter: Painter, fences: int) -> None:
     """Print thirty fences, best@1 and W@30."""
     with torch.no_grad():
         boards, _ = painter.paint(30 // fences, fences)
@@ -132,7 +132,6 @@ def show(name: str, painter: Painter, fences: int) -> tuple[float, float]:
     for row in boards.view(3, 10, BOARDS).tolist():
         painted = ["".join(PAINT[board] for board in fence) for fence in row]
         print("".join(f"  {fence}\033[0m" for fence in painted))
-    return best_1, W_30
 
 
 def main(seed: int = 0) -> None:
