@@ -1,11 +1,14 @@
 """The figures of the study, drawn from its records."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from matplotlib.ticker import MultipleLocator
 
-from report import style
+from engine.tasks import load_task, take_problems
+from report import plots, style
 from report.looks import Look, look_of
 from study.grid import ALIKE, HEADLINE, KS
 from study.results import SIX, Results, title_of
@@ -46,11 +49,8 @@ def intervals(results: Results, path: Path) -> None:
         ax.plot([], [], ".", color="#555555", ms=5, label="one seed")
         ax.plot([], [], "o", color="#555555", mfc="white", label="at its best temperature")
         ax.fill([], [], color="#e4e4e4", label=f"within {ALIKE} of Max@K")
-        style.finish(
-            axes,
-            path,
-            "Line: the 95% interval of the difference from Max@K, drawn at the policy's mean.",
-        )
+        interval = "the 95% interval of the difference from Max@K"
+        style.finish(axes, path, f"Line: {interval}, drawn at the policy's mean.")
 
 
 def draw_row(ax: Any, results: Results, task: str, row: str, measure: str, y: int) -> None:
@@ -119,8 +119,23 @@ def point(results: Results, task: str, row: str) -> tuple[float, float]:
     return results.average(task, row, "best@1"), results.average(task, row, "W@30")
 
 
+def headlines(path: Path) -> None:
+    """Draw thirty headlines of each policy for two held-out texts: of seed 0, as version 3.1 wrote them."""
+    stored = json.loads((FOLDER / "results" / "headlines.json").read_text("utf-8"))
+    task = load_task(HEADLINE)
+    problems = take_problems(task, "test", 3)[1:]
+    pools = {}
+    for policy, answers in stored.items():  # 30 for each text
+        rewards = []
+        for problem, own in zip(problems, answers, strict=True):
+            rewards.append(torch.tensor(task.rewards([(problem, answer) for answer in own])))
+        pools[look_of(policy)] = (answers, rewards)
+    plots.answers(pools, problems, task, path)
+
+
 def write(results: Results) -> None:
     """Draw all figures, once there is something to compare."""
+    headlines(FOLDER.parent / "docs/figures/headlines.png")
     if any(results.seeds(task, "grpo", "vpo", "max_at_k") for task in PANELS):
         (FOLDER / "figures").mkdir(exist_ok=True)
         intervals(results, FOLDER.parent / "docs/figures/intervals.png")

@@ -1,7 +1,7 @@
 """The grid: every run of the study, as rows of tasks, methods, seeds and flags of train.py.
 
-All of it was written down before the first run: rows, their order, the rule that chooses a KL weight, what
-is compared, by which measures and with which words.
+Rows, the rule that chooses a KL weight, what is compared, by which measures and with which words: all was
+written down before the first run of version 4.0. The weight at which KL terms are compared followed validation.
 """
 
 from collections.abc import Iterable
@@ -165,7 +165,7 @@ def main_row(block: str, task: str, seeds: Iterable[int]) -> list[Cell]:
 
 
 def cells() -> list[Cell]:
-    """All cells in the order in which they are trained. If time ends, it ends after a whole block."""
+    """All cells, block by block. Blocks are trained as a whole; the fence and ablation came before rates."""
     grid = []
     for task in ("maze", "code"):
         for weight in KL_WEIGHTS:

@@ -42,6 +42,10 @@ SETTINGS_OF_METHODS = (  # three seeds: too few for a word
 )
 
 
+# Measures that stand beside the judged ones, without words.
+BESIDE = ("best@30", "pass@30", "W@30 at its best temperature")
+
+
 def main_table(results: Results) -> str:
     """The table of README.md: means of the six policies."""
     head = [""]
@@ -61,13 +65,15 @@ def contrasts(results: Results, tasks: tuple[str, ...], more: tuple[str, ...] = 
         words = results.judged(task, CONTRASTS)
         if not words:
             continue
-        for measure in (*JUDGED, *more):
-            line = [f"{task} {measure}"]
+        for title in (*JUDGED, *more):
+            measure, _, setting = title.partition(" at its ")
+            line = [f"{task} {title}"]
             for pair in CONTRASTS:
+                rows = tuple(f"{row}@best" for row in pair) if setting else pair
                 cell = ""
-                if results.seeds(task, *pair):
-                    word = words.get((pair, measure), "")
-                    cell = f"{results.difference(task, pair, measure)} {word}".strip()
+                if results.seeds(task, *rows):
+                    word = words.get((pair, title), "")
+                    cell = f"{results.difference(task, rows, measure)} {word}".strip()
                 line.append(cell)
             lines.append(line)
     pairs = [f"{title_of(ours)} - {title_of(theirs)}" for ours, theirs in CONTRASTS]
@@ -93,7 +99,8 @@ def comparisons(
                 mean = results.values(task, pair[0], measure, seeds).mean()
                 lead = results.difference(task, pair, measure)
                 word = words[task].get((pair, measure), "")
-                line.append(f"{mean:.3f} ({lead.mean:+.3f} ± {lead.half:.3f}) {word}".strip())
+                gap = f"({lead.mean:+.3f} ± {lead.half:.3f})"
+                line.append(f"{mean:.3f} {gap} {word}".strip())
             line.append(variety(results, task, pair[0]))
         lines.append(line)
     head = [f"{task} {measure}" for task in tasks for measure in (*JUDGED, "x start")]
@@ -119,7 +126,10 @@ def kl_choice(results: Results) -> str:
             means = record["policies"][cell.method]["0.7"]
             key = (cell.task, cell.policy.removeprefix("grpo-kl"))
             sums.setdefault(key, []).append(means["best@1"] + means["W@30"])
-    parts = [f"{task} {kl}: {sum(own) / len(own):.3f}" for (task, kl), own in sums.items()]
+    parts = []
+    for (task, kl), own in sums.items():
+        mean = sum(own) / len(own)
+        parts.append(f"{task} {kl}: {mean:.3f}")
     return f"best@1 + W@30 of KL weights on validation problems, three seeds: {', '.join(parts)}."
 
 
@@ -154,7 +164,7 @@ def runs_csv(results: Results) -> str:
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "main": main_table,
     "answer": lambda results: contrasts(results, TASKS),
-    "contrasts": lambda results: contrasts(results, ("maze", "code"), ("best@30", "pass@30")),
+    "contrasts": lambda results: contrasts(results, ("maze", "code"), BESIDE),
     "conflict": lambda results: contrasts(results, CONFLICT),
     "cures": lambda results: comparisons(results, ("maze", "code"), CURES),
     "kl": kl_choice,
