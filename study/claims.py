@@ -20,6 +20,7 @@ CLAIMS = {
     "C2": "its lead over that baseline widens with k",
     "C3": "GRPO is ahead at k = 1, and VPO overtakes it by k = 5",
     "C4": "in training the diversity of GRPO and of Multi-RLVR halves, VPO's stays",
+    "C5": "in a search VPO solves what GRPO does not, above chance",
     "C6": "at most 10% more tokens than GRPO and Multi-RLVR",
     "C7": "with collinear objectives VPO is GRPO",
     "C10": "GRPO stays out of a deceptive valley, VPO crosses it",
@@ -120,7 +121,13 @@ def difference(
 
 
 def of_single_tasks(results: Results) -> Iterator[Finding]:
-    """The findings of the collinear reward and of the valley."""
+    """The findings of the search, of the collinear reward and of the valley."""
+    if results.solved:
+        grpo = results.solved["grpo"]  # (runs, N)
+        alone = (results.solved["vpo"] & ~grpo).sum(1)
+        chance = (grpo.roll(1, 0) & ~grpo).sum(1)  # what another run of GRPO solves
+        more = (alone - chance).double()[:, None]  # (runs, 1)
+        yield Finding("C5", "problems that VPO solves and GRPO does not, less those of chance", estimate(more))
     if results.seeds("copies", "vpo", "grpo"):
         gaps = results.gaps("copies", ("vpo", "grpo"), "W@30")
         gap = estimate(gaps * gaps.mean().sign())

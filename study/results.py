@@ -1,12 +1,17 @@
 """The stored records as rows of tables: values by seed and problem, and their differences."""
 
+import json
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
+from examples.search_report import solved_at
 from report.looks import look_of
 from study.estimates import Estimate, estimate, words
 from study.grid import JUDGED, KL, TERMS_AT, Cell
 
+SEARCH = Path(__file__).parent / "results" / "search" / "search.json"
 Pair = tuple[str, str]  # ours and theirs
 # A row is a policy, after @ the setting in which it was sampled; "best" is the best temperature of these.
 TEMPERATURES = ("0.7", "1", "1.3")
@@ -17,6 +22,7 @@ TITLES = {
     f"kl{TERMS_AT:g}": f"KL {TERMS_AT:g}",
     "kl-clamped": f"KL {TERMS_AT:g}, clamped",
     "kl-k2": f"KL {TERMS_AT:g}, k2",
+    "rate-of-grpo": "GRPO's rate",
     "half": "half-way weights",
 }
 
@@ -26,6 +32,10 @@ class Results:
 
     def __init__(self, records: dict[Cell, dict]):
         self.records = records
+        self.solved: dict[str, Tensor] = {}  # in the search, by policy: (runs, N) bool
+        if SEARCH.exists():
+            searched = json.loads(SEARCH.read_text("utf-8"))["policies"]
+            self.solved = {policy: solved_at(runs) > 0 for policy, runs in searched.items()}
         self._runs: dict[tuple[str, str], dict[int, dict]] = {}  # -> seed -> settings
         for cell, record in records.items():
             for name, settings in record["policies"].items():

@@ -25,6 +25,7 @@ CURES = (
     ("grpo-quarter-rate", "grpo"),
     ("grpo-tenth-rate", "grpo"),
     ("vpo-rate-of-grpo", "vpo"),
+    ("vpo-rate-of-grpo", "grpo"),
     ("vpo@half", "vpo"),
 )
 ABLATION = tuple((row, "vpo") for row in (
@@ -142,6 +143,27 @@ def valley(results: Results) -> str:
     return f"pass@30 in the toy, five seeds: {', '.join(parts)}."
 
 
+def regrets(results: Results) -> str:
+    """What the best answer of the scalar lacks in W@30, among the start model's candidates: from least to most."""
+    regret_of = {}
+    for task in dict.fromkeys((*TASKS, *CONFLICT)):
+        if results.seeds(task, "start"):
+            best, users = [results.average(task, "start", name) for name in ("best@30", "W@30")]
+            regret_of[task] = users - best  # all scalars are the mean of the objectives
+    ranked = sorted(regret_of, key=regret_of.get)
+    parts = [f"{task} {regret_of[task]:.3f}" for task in ranked]
+    return f"Regret of the scalar, W@30 less best@30 of the start model: {', '.join(parts)}."
+
+
+def search(results: Results) -> str:
+    """The share of the problems that each policy solved in the search, and how many GRPO did not."""
+    rows = []
+    for policy, solved in results.solved.items():  # (runs, N)
+        alone = (solved & ~results.solved["grpo"]).sum(1).tolist()
+        rows.append([title_of(policy), solved.double().mean().item(), ", ".join(map(str, alone))])
+    return markdown(["", "solved", "solved, not by GRPO, in each run"], rows)
+
+
 def runs_csv(results: Results) -> str:
     """A line for every cell, policy, t and temperature."""
     text = io.StringIO()
@@ -169,6 +191,8 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "cures": lambda results: comparisons(results, ("maze", "code"), CURES),
     "kl": kl_choice,
     "valley": valley,
+    "regrets": regrets,
+    "search": search,
     "ablation": lambda results: comparisons(results, ("maze",), ABLATION, SETTINGS_OF_METHODS),
     "claims": claim_table,
 }
