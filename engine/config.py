@@ -17,7 +17,7 @@ from vpo import ADVANTAGES, ALPHAS, Options, Scored, answers_per_rollout
 TASKS = ("maze", "fence", "toy", "code", "headline", "musique", "eureqa", "tool")
 AUTO = -1  # the default of some numbers on cuda: what the card's memory holds
 IGNORE_SUBSET = {"grpo", "dr_grpo", "maxrl", "gdpo", "random_weighting", "multi_rlvr"}
-# Peak learning rates of the tiny model: the best of a grid on validation mazes (study/pages/learning_rates.md).
+# Peak learning rates of the tiny model: the best of a grid on validation mazes (version 3).
 TINY_RATES = (
     "5e-4 grpo=1.2e-3 dr_grpo=8e-4 maxrl=8e-4 gdpo=1.2e-3 max_at_k=1.2e-3 multi_rlvr=1.2e-3 "
     "group_vpo=1.2e-3"

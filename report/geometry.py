@@ -30,7 +30,7 @@ GROUPS = 4  # of the start model's rollouts for each problem
 AT_ONCE = 750  # rollouts of the tiny model
 FEW = 20  # problems, too few for a verdict
 RARE = 0.05  # share of the groups or answers that is too small to tell anything
-NO_CONFLICT = 0.05  # share of regret; below it no vector gained firmly (study/pages/ablations.md)
+NO_CONFLICT = 0.05  # share of regret; below it no vector gained firmly (version 3)
 
 
 def geometry(

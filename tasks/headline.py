@@ -131,7 +131,7 @@ class Headline(Drawing, Task):
     language_defaults = {
         "max_new_tokens": 16,
         "micro_batch_tokens": 512,
-        # The best of a grid with SmolLM2-135M on validation texts (study/pages/headlines.md).
+        # The best of a grid with SmolLM2-135M on validation texts (version 3).
         "lr": ["2e-5", "multi_rlvr=4e-5", "vpo=4e-5", "group_vpo=4e-5"],
         "warm_steps": 60,  # after thirty VPO unlearns the list in two runs of five
         "prompts_per_step": 6,

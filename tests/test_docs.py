@@ -136,6 +136,13 @@ def test_files_that_are_named_exist(page):
             attrgetter(name)(importlib.import_module(module))
 
 
+@pytest.mark.parametrize("folder", FOLDERS.split("|"))
+def test_pages_that_scripts_name_exist(folder):
+    for script in (ROOT / folder).rglob("*.py"):
+        for page in re.findall(rf"\b(?:{FOLDERS})/[a-z_/]+\.md\b", script.read_text("utf-8")):
+            assert (ROOT / page).exists(), f"{script}: {page} does not exist"
+
+
 @guides
 def test_commands_name_flags_that_exist(page):
     """Guards against a flag that was renamed."""
