@@ -19,7 +19,7 @@ CLAIMS = {
     "C1": "at k = 30 VPO matches or beats the strongest scalar baseline",
     "C2": "its lead over that baseline widens with k",
     "C3": "GRPO is ahead at k = 1, and VPO overtakes it by k = 5",
-    "C4": "in training the diversity of GRPO and of Multi-RLVR halves, VPO's stays",
+    "C4": "in training GRPO's and Multi-RLVR's diversity halves, VPO's stays",
     "C5": "in a search VPO solves what GRPO does not, above chance",
     "C6": "at most 10% more tokens than GRPO and Multi-RLVR",
     "C7": "with collinear objectives VPO is GRPO",
@@ -100,7 +100,7 @@ def of_tasks(results: Results) -> Iterator[Finding]:
                 continue
             curves = torch.tensor([record["training"]["diversity"] for record in stored])
             kept = estimate(curves[:, -1:] / curves[:, :1])
-            text = f"{task}, diversity of {title_of(policy)} in training, last over first"
+            text = f"{task}, diversity of {title_of(policy)}, last over first"
             if policy == "vpo":
                 yield Finding("C4", text, kept, above=0.9)
                 continue
@@ -127,7 +127,7 @@ def of_single_tasks(results: Results) -> Iterator[Finding]:
         alone = (results.solved["vpo"] & ~grpo).sum(1)
         chance = (grpo.roll(1, 0) & ~grpo).sum(1)  # what another run of GRPO solves
         more = (alone - chance).double()[:, None]  # (runs, 1)
-        yield Finding("C5", "problems that VPO solves and GRPO does not, less those of chance", estimate(more))
+        yield Finding("C5", "mazes that VPO alone solves, less chance", estimate(more))
     if results.seeds("copies", "vpo", "grpo"):
         gaps = results.gaps("copies", ("vpo", "grpo"), "W@30")
         gap = estimate(gaps * gaps.mean().sign())

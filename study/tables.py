@@ -8,6 +8,7 @@ from pathlib import Path
 
 from examples.markdown import markdown
 from study.claims import claim_table
+from study.estimates import estimate
 from study.grid import CONTRASTS, HEADLINE, JUDGED, MEANS, SETTINGS
 from study.results import OUR_TERM, SIX, Pair, Results, title_of
 
@@ -156,12 +157,15 @@ def regrets(results: Results) -> str:
 
 
 def search(results: Results) -> str:
-    """The share of the problems that each policy solved in the search, and how many GRPO did not."""
+    """The share of the problems that each policy solved in the search, its lead over GRPO, and what GRPO did not."""
     rows = []
     for policy, solved in results.solved.items():  # (runs, N)
-        alone = (solved & ~results.solved["grpo"]).sum(1).tolist()
-        rows.append([title_of(policy), solved.double().mean().item(), ", ".join(map(str, alone))])
-    return markdown(["", "solved", "solved, not by GRPO, in each run"], rows)
+        grpo = results.solved["grpo"]
+        lead = estimate(solved.double() - grpo.double())
+        alone = ", ".join(map(str, (solved & ~grpo).sum(1).tolist()))
+        share = solved.double().mean().item()
+        rows.append([title_of(policy), share, "" if policy == "grpo" else str(lead), alone])
+    return markdown(["", "solved", "less GRPO's", "solved, not by GRPO, in each run"], rows)
 
 
 def runs_csv(results: Results) -> str:
