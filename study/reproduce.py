@@ -244,11 +244,11 @@ def write_documents(store: Store) -> None:
     """Write the documents with their tables and figures."""
     if not importlib.util.find_spec("scipy"):
         raise UserError("--write: needs scipy; pip install -r study/requirements.txt")
-    from study import figures, tables  # which need it
+    from study import figures, results, tables  # which need it
 
-    results = tables.Results(store.records())
-    tables.write(results)
-    figures.write(results)
+    stored = results.Results(store.records(), results.solved_in_search())
+    tables.write(stored)
+    figures.write(stored)
 
 
 if __name__ == "__main__":

@@ -28,14 +28,15 @@ TITLES = {
 
 
 class Results:
-    """What was measured, by task, policy, seed and setting."""
+    """What was measured, by task, policy, seed and setting.
 
-    def __init__(self, records: dict[Cell, dict]):
+    Args:
+        solved: by policy, which problems each of its runs solved in the search, (runs, N) bool.
+    """
+
+    def __init__(self, records: dict[Cell, dict], solved: dict[str, Tensor]):
         self.records = records
-        self.solved: dict[str, Tensor] = {}  # in the search, by policy: (runs, N) bool
-        if SEARCH.exists():
-            searched = json.loads(SEARCH.read_text("utf-8"))["policies"]
-            self.solved = {policy: solved_at(runs) > 0 for policy, runs in searched.items()}
+        self.solved = solved
         self._runs: dict[tuple[str, str], dict[int, dict]] = {}  # -> seed -> settings
         for cell, record in records.items():
             for name, settings in record["policies"].items():
@@ -101,6 +102,12 @@ class Results:
                 if self.seeds(task, *pair) and not is_again:
                     found[pair, measure] = self.difference(task, pair, measure)
         return words(found)
+
+
+def solved_in_search() -> dict[str, Tensor]:
+    """The stored search: by policy, which problems each of its runs solved, (runs, N) bool."""
+    policies = json.loads(SEARCH.read_text("utf-8"))["policies"]
+    return {policy: solved_at(runs) > 0 for policy, runs in policies.items()}
 
 
 def title_of(row: str) -> str:

@@ -26,7 +26,7 @@ CURES = (
     ("grpo-quarter-rate", "grpo"),
     ("grpo-tenth-rate", "grpo"),
     ("vpo-rate-of-grpo", "vpo"),
-    ("vpo-rate-of-grpo", "grpo"),
+    ("vpo-rate-of-grpo", "grpo"),  # added when the rates were known
     ("vpo@half", "vpo"),
 )
 ABLATION = tuple((row, "vpo") for row in (
@@ -112,9 +112,8 @@ def comparisons(
 def variety(results: Results, task: str, row: str) -> str:
     """The diversity of a row over that of its start model, which VPO asks for sets of three."""
     start = "start_sets" if row.startswith(("vpo", "multi_rlvr")) else "start"
-    if "answer" in row or not results.seeds(
-        task, row, start
-    ):  # sets of another size: another start
+    has_other_sets = "answer" in row  # their start was not measured
+    if has_other_sets or not results.seeds(task, row, start):
         return ""
     ours, theirs = [results.average(task, name, "diversity") for name in (row, start)]
     return f"{ours / theirs:.2f}"

@@ -12,7 +12,7 @@ import train
 from engine.config import Config, Parser
 from study import estimates, figures, reproduce, tables, variants
 from study.grid import KL, KL_WEIGHTS, SETTINGS, VERSION, Cell, cells
-from study.results import SIX, Results
+from study.results import SIX, Results, solved_in_search
 from study.store import RESULTS, Store
 from vpo import ADVANTAGES
 
@@ -34,7 +34,8 @@ def record_of(cell: Cell) -> dict:
     return record | {"training": {"diversity": [1.0, 0.4]}}
 
 
-ALL = Results({cell: record_of(cell) for cell in cells()})
+SOLVED = {"grpo": torch.eye(3, 4) > 0, "vpo": torch.ones(3, 4) > 0}  # in the search
+ALL = Results({cell: record_of(cell) for cell in cells()}, SOLVED)
 
 
 def test_the_grid_is_sound():
@@ -117,11 +118,13 @@ def test_intervals_cover_seeds_and_problems_and_words_need_holms_correction():
 @pytest.mark.draws
 def test_tables_and_figures_are_made_of_the_cells_that_are_complete():
     for n in (0, 78, 377):
-        some = Results(dict(list(ALL.records.items())[:n]))
+        some = Results(dict(list(ALL.records.items())[:n]), SOLVED)
         for block in tables.BLOCKS:
             assert "OLD" not in tables.fill(some, f"<!-- study:{block} -->\nOLD\n<!-- end -->")
     assert ALL.average("maze", "vpo", "W@30") == pytest.approx(0.46 + 0.0025 + 0.0055)
     assert "| 0.468 |" in tables.main_table(ALL)
+    assert "| VPO | 1.000 | +0.750 [+0.500, +1.000] | 3, 3, 3 |" in tables.search(ALL)
+    assert "less chance: +2.000 [+2.000, +2.000]" in tables.claim_table(ALL)
     assert ALL.seeds("code", *SIX) == list(range(8))
     assert len(tables.runs_csv(ALL).splitlines()) > len(cells())
     for draw in (figures.intervals, figures.curves, figures.mixing):
@@ -130,7 +133,7 @@ def test_tables_and_figures_are_made_of_the_cells_that_are_complete():
 
 
 def test_documents_and_kl_weights_follow_from_the_stored_records():
-    stored = Results(Store(RESULTS).records())
+    stored = Results(Store(RESULTS).records(), solved_in_search())
     sums = {}
     for cell in filter(lambda cell: cell.is_validation, stored.records):
         means = stored.records[cell]["policies"]["grpo"]["0.7"]
@@ -148,10 +151,14 @@ def test_documents_and_kl_weights_follow_from_the_stored_records():
     ("vpo", "max_at_k", "best@1", ["behind", "behind", "equal"]),
     ("vpo", "max_at_k", "W@30", ["open", "equal", "ahead"]),
     ("group_vpo", "max_at_k", "W@30", ["ahead", "open", "ahead"]),
+    ("vpo-rate-of-grpo", "grpo", "best@1", ["behind", "behind"]),
+    ("grpo-tenth-rate", "grpo", "best@1", ["behind", "behind"]),
+    ("grpo-tenth-rate", "grpo", "W@30", ["ahead", "ahead"]),
 ])  # fmt: skip
 def test_the_sentences_of_the_readme_follow_from_the_records(ours, theirs, measure, words):
-    stored = Results(Store(RESULTS).records())
-    judged = [stored.judged(task, tables.CONTRASTS) for task in tables.TASKS]
+    stored = Results(Store(RESULTS).records(), {})
+    pairs = tables.CONTRASTS if (ours, theirs) in tables.CONTRASTS else tables.CURES
+    judged = [stored.judged(task, pairs) for task in tables.TASKS[: len(words)]]
     assert [of_task[(ours, theirs), measure] for of_task in judged] == words
 
 
