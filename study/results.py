@@ -8,6 +8,7 @@ from torch import Tensor
 
 from examples.search_report import solved_at
 from report.looks import look_of
+from rewards import UserError
 from study.estimates import Estimate, estimate, words
 from study.grid import JUDGED, KL, TERMS_AT, Cell
 
@@ -106,8 +107,12 @@ class Results:
 
 def solved_in_search() -> dict[str, Tensor]:
     """The stored search: by policy, which problems each of its runs solved, (runs, N) bool."""
-    policies = json.loads(SEARCH.read_text("utf-8"))["policies"]
-    return {policy: solved_at(runs) > 0 for policy, runs in policies.items()}
+    try:
+        policies = json.loads(SEARCH.read_text("utf-8"))["policies"]
+        return {policy: solved_at(runs) > 0 for policy, runs in policies.items()}
+    except (OSError, ValueError, LookupError) as error:
+        advice = "restore it, or give the commands of study/pages/search.md"
+        raise UserError(f"{SEARCH}: cannot be read ({error!s:.200}); {advice}") from error
 
 
 def title_of(row: str) -> str:

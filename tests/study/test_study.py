@@ -162,7 +162,10 @@ def test_the_sentences_of_the_readme_follow_from_the_records(ours, theirs, measu
     assert [of_task[(ours, theirs), measure] for of_task in judged] == words
 
 
-def test_mistakes_of_the_command_are_one_line(monkeypatch, capsys):
+def test_mistakes_of_the_command_are_one_line(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("study.results.SEARCH", tmp_path / "search.json")
+    (tmp_path / "search.json").write_text('{"policies": {"grpo": [', "utf-8")
+    fails(["--write"], capsys, "search.json: cannot be read", command=reproduce.main)
     monkeypatch.setitem(sys.modules, "scipy", None)
     told = {"--only no": "no cell has such a name", "--block no": "choose from kl-weight, main"}
     for flags, text in (told | {"--write": "pip install -r study/requirements.txt"}).items():
