@@ -30,7 +30,7 @@ LARGE_K = {
     "maze": "best@30",
     "code": "pass@30",
     HEADLINE: "W@30",
-}  # best@30 of headlines nearly ties
+}  # best@5 and best@30 of headlines tie
 
 
 @dataclass(frozen=True)
@@ -50,21 +50,34 @@ class Finding:
             return None
         return (low > bound) == (self.below is None)
 
+    @property
+    def margin(self) -> float:
+        """How far the mean lies on the right side of the bound."""
+        return self.value.mean - self.above if self.below is None else self.below - self.value.mean
+
     def __str__(self) -> str:
         rule = f"above {self.above:g}" if self.below is None else f"below {self.below:g}"
         return f"{self.text}: {self.value}, {rule}?"
 
 
 def claim_table(results: Results) -> str:
-    """The claims with their verdicts, and of each the finding that decides: refuted, else open, else shown."""
+    """The claims with their verdicts, and of each the finding that decides.
+
+    That is a refuted one, else an open one, else one that is shown; of several the one with the least margin.
+    """
     findings = [*of_tasks(results), *of_single_tasks(results)]
     rows = []
     for name, claim in CLAIMS.items():
         own = [finding for finding in findings if finding.claim == name]
         if own:
-            first = min(own, key=lambda finding: (False, None, True).index(finding.is_shown))
+            first = min(own, key=rank)
             rows.append([name, claim, verdict(own), str(first)])
     return markdown(["", "claim", "verdict", "the finding that decides"], rows)
+
+
+def rank(finding: Finding) -> tuple[int, float]:
+    """The order in which findings decide."""
+    return (False, None, True).index(finding.is_shown), finding.margin
 
 
 def verdict(findings: list[Finding]) -> str:
@@ -92,7 +105,7 @@ def of_tasks(results: Results) -> Iterator[Finding]:
         yield Finding("C2", text, estimate(growth))
         yield difference(results, "C2", task, ("vpo", best), f"{kind}@30")
         yield difference(results, "C3", task, ("grpo", "vpo"), "best@1")
-        yield difference(results, "C3", task, ("vpo", "grpo"), "best@5")
+        yield difference(results, "C3", task, ("vpo", "grpo"), f"{kind}@5")
         for policy in ("vpo", "grpo", "multi_rlvr"):
             seeds = results.seeds(task, policy)
             stored = results.stored(task, policy, seeds)

@@ -201,4 +201,7 @@ def cells() -> list[Cell]:
     grid += row("settings", "maze", "group_vpo-sets-of-2 max_at_k-sets-of-2", THREE, subset=2)
     grid += main_row("more-seeds", "maze", range(6, 12))
     grid += main_row("more-seeds", "code", range(6, 8))
-    return grid + main_row("headlines", HEADLINE, FIVE)
+    grid += main_row("headlines", HEADLINE, FIVE)
+    # Max@K at the rate of Group VPO, which came last; seeds whose Group VPO was trained on a CPU, too.
+    rate = LR[HEADLINE]["group_vpo"]
+    return grid + row("headlines", HEADLINE, "max_at_k-rate-of-vpo", range(1, 4), lr=rate)

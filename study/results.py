@@ -24,6 +24,7 @@ TITLES = {
     "kl-clamped": f"KL {TERMS_AT:g}, clamped",
     "kl-k2": f"KL {TERMS_AT:g}, k2",
     "rate-of-grpo": "GRPO's rate",
+    "rate-of-vpo": "VPO's rate",
     "half": "half-way weights",
 }
 

@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from examples.markdown import markdown
@@ -143,6 +143,36 @@ def valley(results: Results) -> str:
     return f"pass@30 in the toy, five seeds: {', '.join(parts)}."
 
 
+def starts(results: Results) -> str:
+    """The diversity of the six policies over that of the start model, in the maze and on programs."""
+    parts = []
+    for task in ("maze", "code"):
+        own = [f"{title_of(row)} {variety(results, task, row)}" for row in SIX[1:]]
+        parts.append(f"{task}: {'; '.join(own)}.")
+    return f"Diversity divided by the start model's. {' '.join(parts)}"
+
+
+def leads(results: Results, tasks: Iterable[str], pair: Pair, measure: str) -> str:
+    """A difference in several tasks, without words: maze +0.022 [+0.010, +0.034], ..."""
+    parts = []
+    for task in tasks:
+        if results.seeds(task, *pair):
+            parts.append(f"{task} {results.difference(task, pair, measure)}")
+    return ", ".join(parts)
+
+
+def more_leads(results: Results) -> str:
+    """Comparisons that were not fixed beforehand: Group VPO with VPO, and with Max@K at one learning rate."""
+    tasks = dict.fromkeys((*TASKS, *CONFLICT))
+    of_vpo = leads(results, tasks, ("group_vpo", "vpo"), "W@30")
+    lines = [f"Group VPO - VPO in W@30: {of_vpo}."]
+    for measure in JUDGED:
+        of_rate = leads(results, (HEADLINE,), ("group_vpo", "max_at_k-rate-of-vpo"), measure)
+        if of_rate:
+            lines.append(f"Group VPO - Max@K in {measure}, both at Group VPO's rate: {of_rate}.")
+    return "\n".join(lines)
+
+
 def regrets(results: Results) -> str:
     """What the best answer of the scalar lacks in W@30, among the start model's candidates: from least to most."""
     regret_of = {}
@@ -194,6 +224,8 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "cures": lambda results: comparisons(results, ("maze", "code"), CURES),
     "kl": kl_choice,
     "valley": valley,
+    "starts": starts,
+    "leads": more_leads,
     "regrets": regrets,
     "search": search,
     "ablation": lambda results: comparisons(results, ("maze",), ABLATION, SETTINGS_OF_METHODS),
