@@ -18,7 +18,6 @@ from engine import is_no_part_of_python
 sys.path.sort(key=is_no_part_of_python)  # a user's queue.py hides no module of Python
 import dataclasses
 import math
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -32,7 +31,7 @@ from engine.bars import progress_bar
 from engine.config import Config, Parser, device_of, flag, open_device
 from engine.errors import as_command, with_note
 from engine.evaluations import Evaluation, Pool, Row, evaluations_of, rows_of, summary_folder
-from engine.files import writing
+from engine.files import check_writable
 from engine.mixtures import mixed, save_mixed
 from engine.processes import possible, run_all
 from engine.runs import task_of
@@ -234,9 +233,7 @@ def evaluate(runs: list[Path], flags: EvalFlags) -> None:
     flags.device = device_of(flags.device, all(each.config.is_tiny for each in evaluations))
     open_device(flags.device)
     flags.jobs = possible(flags.jobs)
-    for folder in (summary, *(each.folder for each in evaluations)):  # before minutes are spent
-        with writing(folder), tempfile.TemporaryFile(dir=folder):
-            pass
+    check_writable(summary, *(each.folder for each in evaluations))
     tables = {each.run: evaluate_run(each, flags, tells=is_alone) for each in evaluations}
     if not is_alone:
         table = joint_table(tables, rows)

@@ -40,7 +40,7 @@ from engine.config import Config, check, check_advantages, options_of, peak_rate
 from engine.errors import as_command, way_on
 from engine.evaluations import Pool
 from engine.runs import claimed, read_config
-from engine.tasks import held_out
+from engine.tasks import held_out, take_problems
 from engine.training import checkpoints
 from engine.training.jobs import jobs_of, train_methods
 from engine.training.logs import MethodLog, sample_record, snapshot_steps
@@ -84,7 +84,7 @@ def train_step(
     P = config.groups_per_step(method)
 
     # 1. rollouts: G of each prompt
-    problems = task.problems("train", P, config.seed, start=t * P)
+    problems = take_problems(task, "train", P, config.seed, start=t * P)
     prompts = [build_prompt(policy, task, problem, m) for problem in problems]
     generator = random_generator(config.seed, t, "rollouts")
     options = sampling_options(policy, task, config, m, generator)
@@ -320,7 +320,7 @@ def demonstrations(
     P, G = (16, 3) if policy.is_tiny else (8, 1)
     m = config.m if step % 3 == 2 else 1
     rng = random.Random(f"demonstrations-{config.seed}-{step}")
-    problems = task.problems("demonstrations", P, config.seed, start=step * P)
+    problems = take_problems(task, "demonstrations", P, config.seed, start=step * P)
     sets = []  # P * G lists of m answers
     for problem in problems:
         for _ in range(G):

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -53,6 +54,13 @@ def writing(folder: Path) -> Iterator[None]:
             raise UserError(f"stdout: {error}") from error
         problem = f"{folder}: cannot be written ({error.strerror})"
         raise UserError(f"{problem}; name another folder with --out, or make room") from error
+
+
+def check_writable(*folders: Path) -> None:
+    """Make folders, and write into them before minutes are spent. Raises UserError if one refuses."""
+    for folder in folders:
+        with writing(folder), tempfile.TemporaryFile(dir=folder):
+            pass
 
 
 def write_text(path: Path, text: str) -> None:

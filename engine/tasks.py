@@ -68,7 +68,8 @@ def _run_module(path: Path, source: bytes) -> Any:
     module = types.ModuleType(f"task_{path.stem}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module
-    exec(compile(source, path, "exec"), vars(module))
+    with task_code(f"the file of --task {path.name}"):
+        exec(compile(source, path, "exec"), vars(module))
     return module
 
 
@@ -79,12 +80,12 @@ def load_task(name: str, model: str = "tiny", **flags: Any) -> Task:
     """
     task_class = load_task_class(name)
     flags["model"] = model
-    with usual_torch():
+    with usual_torch(), task_code(f"the constructor of --task {name}"):
         task = task_class(**{key: flags[key] for key in task_class.flags if key in flags})
     if task.form not in ("tags", "lines"):
         raise UserError(f'--task {name}: form must be "tags" or "lines", not {task.form!r:.60}')
-    has_equal_names = len(set(task.objectives)) < len(task.objectives)
-    if isinstance(task.objectives, str) or has_equal_names:
+    is_sequence = isinstance(task.objectives, tuple | list)
+    if not is_sequence or len({*map(str, task.objectives)}) < len(task.objectives):
         rule = 'must be a tuple of different names, such as ("a",)'
         raise UserError(f"--task {name}: objectives {rule}, not {task.objectives!r:.60}")
     if model == "tiny":
@@ -96,7 +97,8 @@ def load_task(name: str, model: str = "tiny", **flags: Any) -> Task:
 
 def take_problems(task: Task, split: str, n: int, seed: int = 0, start: int = 0) -> list[Problem]:
     """Exactly n problems of a split, checked."""
-    problems = task.problems(split, n, seed, start)
+    with task_code(f"Task.problems({split!r}, n={n}, seed={seed}, start={start})"):
+        problems = task.problems(split, n, seed, start)
     call = f"task {task.name}: problems({split!r}, n={n}, start={start})"
     is_list = isinstance(problems, list) and len(problems) == n
     if not is_list or not all(isinstance(problem, Problem) for problem in problems):
@@ -166,7 +168,8 @@ def numbers_of(task: Task, vector: Any, d: int, place: str) -> list[float]:
 
 def prompt_of(task: Task, problem: Problem, m: int) -> str:
     """task.prompt(problem, m), checked."""
-    prompt = task.prompt(problem, m)
+    with task_code(f"Task.prompt of problem {problem.id!r}, m={m}"):
+        prompt = task.prompt(problem, m)
     check_text(prompt, f"task {task.name}, problem {problem.id!r}: the prompt")
     return prompt
 

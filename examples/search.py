@@ -29,7 +29,7 @@ from engine.bars import progress_bar
 from engine.config import Parser, device_of, flag, open_device
 from engine.errors import as_command
 from engine.evaluations import Evaluation, check_comparable, load_evaluations
-from engine.files import write_text, writing
+from engine.files import check_writable, write_text
 from engine.runs import StoredPolicy, policies, task_of
 from engine.tasks import held_out, reachable_vectors
 from examples.map_elites import ISLANDS, SELECTIONS, Candidate, Population, weighted_sum
@@ -418,12 +418,12 @@ def main(argv: list[str] | None = None) -> None:
     flags.out = flags.out or f"{beside}/{flags.goal}-{flags.strategy}-{flags.budget}"
 
     problems = held_out(task, "test", flags.among)
-    with writing(Path(flags.out)):
-        if flags.screen and goal.is_known(problems):
-            problems = screened(flags, goal, problems, evaluations)
-        problems = problems[: flags.problems]
-        found = search_all(flags, goal, problems, evaluations)
-        report(flags, goal, problems, [str(folder) for folder in folders], found)
+    check_writable(Path(flags.out))
+    if flags.screen and goal.is_known(problems):
+        problems = screened(flags, goal, problems, evaluations)
+    problems = problems[: flags.problems]
+    found = search_all(flags, goal, problems, evaluations)
+    report(flags, goal, problems, [str(folder) for folder in folders], found)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """The figures of the study, drawn from its records."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +30,11 @@ def look(row: str) -> Look:
 
 def intervals(results: Results, path: Path) -> None:
     """Draw the means of the six policies and their distance from Max@K, a column for each task."""
-    tasks = [task for task in PANELS if results.seeds(task, "max_at_k")]
-    with style.new_figure(2, len(tasks), (2.9 * len(tasks) + 1, 5.4), sharey=True) as axes:
+    with style.new_figure(2, len(PANELS), (2.9 * len(PANELS) + 1, 5.4), sharey=True) as axes:
         for axes_of_measure, (measure, label) in zip(axes, MEASURES.items(), strict=True):
-            for ax, task in zip(axes_of_measure, tasks, strict=True):
+            for ax, task in zip(axes_of_measure, PANELS, strict=True):
                 for y, row in enumerate(SIX):
-                    if results.seeds(task, row):
-                        draw_row(ax, results, task, row, measure, y)
+                    draw_row(ax, results, task, row, measure, y)
                 scalar = results.average(task, "max_at_k", measure)
                 ax.axvspan(scalar - ALIKE, scalar + ALIKE, color="#e4e4e4", lw=0)
                 ax.set(xlabel=label, ylim=(len(SIX) - 0.4, -0.6))
@@ -62,23 +59,20 @@ def draw_row(ax: Any, results: Results, task: str, row: str, measure: str, y: in
     lead = results.difference(task, (row, "max_at_k"), measure)
     ax.plot([scalar + lead.low, scalar + lead.high], [y, y], color=own.color, lw=2)
     ax.plot(results.average(task, row, measure), y, own.marker, color=own.color, ms=7)
-    best = f"{row}@best"
-    if measure == "W@30" and results.seeds(task, best):
-        mean = results.average(task, best, measure)
+    if measure == "W@30":
+        mean = results.average(task, f"{row}@best", measure)
         ax.plot(mean, y - 0.25, own.marker, color=own.color, mfc="white", ms=5)
 
 
 def curves(results: Results, path: Path) -> None:
     """Draw best@k and W@k against k for the six policies, a row for each task."""
     kinds = {"best": "best score of k (best@k)", "W": "best of k, random preferences (W@k)"}
-    tasks = [task for task in ("maze", "code") if results.seeds(task, "vpo")]
-    with style.new_figure(len(tasks), 2, (9.6, 3.6 * len(tasks) + 0.8)) as axes:
-        for axes_of_task, task in zip(axes, tasks, strict=True):
+    with style.new_figure(2, 2, (9.6, 8)) as axes:
+        for axes_of_task, task in zip(axes, ("maze", "code"), strict=True):
             for ax, (kind, label) in zip(axes_of_task, kinds.items(), strict=True):
                 for row in SIX:
-                    if results.seeds(task, row):
-                        means = [results.average(task, row, f"{kind}@{k}") for k in KS]
-                        ax.plot(KS, means, **style.curve_style(look(row)))
+                    means = [results.average(task, row, f"{kind}@{k}") for k in KS]
+                    ax.plot(KS, means, **style.curve_style(look(row)))
                 ax.set(title=PANELS[task], xscale="log", xlabel="candidates k", ylabel=label)
                 ax.set_xticks(KS, KS)
                 ax.minorticks_off()
@@ -87,12 +81,10 @@ def curves(results: Results, path: Path) -> None:
 
 def mixing(results: Results, path: Path) -> None:
     """Draw best@1 against W@30 from the start model to each trained policy, by way of half-way weights."""
-    tasks = [task for task in PANELS if results.seeds(task, "vpo@half", "grpo@half")]
-    with style.new_figure(1, len(tasks), (3.4 * len(tasks) + 0.6, 4.6)) as axes:
-        for ax, task in zip(axes[0], tasks, strict=True):
+    with style.new_figure(1, 3, (10.8, 4.6)) as axes:
+        for ax, task in zip(axes[0], ("maze", "code", "fence"), strict=True):
             for row in SIX[1:]:
-                if results.seeds(task, row):
-                    draw_line(ax, results, task, row)
+                draw_line(ax, results, task, row)
             for start in ("start", "start_sets"):
                 label = "start model (VPO: asked for sets)"
                 ax.plot(*point(results, task, start), "*", color="#333333", ms=12, label=label)
@@ -119,9 +111,8 @@ def point(results: Results, task: str, row: str) -> tuple[float, float]:
     return results.average(task, row, "best@1"), results.average(task, row, "W@30")
 
 
-def headlines(path: Path) -> None:
-    """Draw thirty headlines of each policy for two held-out texts: of seed 0, as version 3.1 wrote them."""
-    stored = json.loads((FOLDER / "results" / "headlines.json").read_text("utf-8"))
+def headlines(stored: dict[str, list[list[str]]], path: Path) -> None:
+    """Draw the stored headlines of each policy for two held-out texts."""
     task = load_task(HEADLINE)
     problems = take_problems(task, "test", 3)[1:]
     pools = {}
@@ -133,11 +124,9 @@ def headlines(path: Path) -> None:
     plots.answers(pools, problems, task, path)
 
 
-def write(results: Results) -> None:
-    """Draw all figures, once there is something to compare."""
-    headlines(FOLDER.parent / "docs/figures/headlines.png")
-    if any(results.seeds(task, "grpo", "vpo", "max_at_k") for task in PANELS):
-        (FOLDER / "figures").mkdir(exist_ok=True)
-        intervals(results, FOLDER.parent / "docs/figures/intervals.png")
-        curves(results, FOLDER / "figures" / "curves.png")
-        mixing(results, FOLDER / "figures" / "mixing.png")
+def write(results: Results, answers: dict[str, list[list[str]]]) -> None:
+    """Draw all figures, of them one of the stored headlines."""
+    headlines(answers, FOLDER.parent / "docs/figures/headlines.png")
+    intervals(results, FOLDER.parent / "docs/figures/intervals.png")
+    curves(results, FOLDER / "figures" / "curves.png")
+    mixing(results, FOLDER / "figures" / "mixing.png")

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import train
 from engine.config import Config, Parser, device_of, flag, open_device
 from engine.errors import as_command
-from engine.files import read_log, writing
+from engine.files import check_free, check_writable, read_log
 from engine.mixtures import mixed
 from engine.processes import run_all
 from engine.runs import load_run, policies, task_of
@@ -76,6 +76,7 @@ def run_cell(cell: Cell, store: Store, model: str) -> bool:
 
 def record_of(cell: Cell, run: Path, model: str) -> dict:
     """Train a cell: how that went, and what its policies do on held-out problems."""
+    check_free(run)  # another command may train the same cell
     shutil.rmtree(run, ignore_errors=True)  # of a stop
     cpu_began = time.process_time()
     command = [*cell.command(model), *FLAGS.split(), "--out", str(run)]
@@ -190,7 +191,7 @@ def chosen_cells(flags: ReproduceFlags) -> list[Cell]:
     grid = [cell for cell in cells() if flags.block in ("", cell.block)]
     named = [cell for cell in grid if flags.only in cell.name]
     if not named:
-        raise UserError(f"--only {flags.only}: no cell has such a name; --list shows them")
+        raise UserError(f"--only {flags.only}: no chosen cell has such a name; --list shows them")
     if not (flags.only or flags.block or flags.list):
         return [cell for cell in named if cell.task != HEADLINE]
     return [cell for cell in named if cell.name == flags.only] or named
@@ -203,6 +204,8 @@ def main(argv: list[str] | None = None) -> None:
     flags = parser.parse_args_into_dataclass(argv)[0]
     store = Store(Path(flags.out) if flags.out else RESULTS)
     grid = chosen_cells(flags)
+    if (flags.list or flags.write) and not store.folder.is_dir():
+        raise UserError(f"--out {flags.out}: no such folder; name one with records")
     stored = store.records()
     if flags.list:
         for cell in grid:
@@ -212,20 +215,22 @@ def main(argv: list[str] | None = None) -> None:
                 status = f"best@1 {means['best@1']:.3f} W@30 {means['W@30']:.3f}"
             print(f"{cell.block:12} {cell.name:40} {status}")
     elif flags.write:
-        write_documents(store)
+        write_documents(stored)
     else:
-        with writing(store.folder), writing(RUNS):  # tried before minutes are spent
-            pass
+        check_writable(store.folder, RUNS)
         run_grid([cell for cell in grid if cell not in stored], store, flags)
 
 
 def run_grid(pending: list[Cell], store: Store, flags: ReproduceFlags) -> None:
     """Train and measure cells. With --out their means are printed beside the stored ones."""
+    if not pending:
+        print("these cells are stored; --out FOLDER measures them anew")
     theirs = Store(RESULTS).records() if flags.out else {}
     known = [cell for cell in pending if cell in theirs]
     for cell in known:
-        seconds = theirs[cell]["seconds"]["cpu"]
-        print(f"{cell.name} took {seconds:.0f} s of a core ({theirs[cell]['machine']})")
+        seconds = theirs[cell]["seconds"]
+        took = seconds.get("cpu", seconds["training"])  # of headlines that of training is known
+        print(f"{cell.name} took {took:.0f} s of a core ({theirs[cell]['machine']})")
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes
     device = device_of("auto", all(cell.task != HEADLINE for cell in pending))
     work = {cell.name: (cell, store, flags.model) for cell in pending}
@@ -240,15 +245,22 @@ def run_grid(pending: list[Cell], store: Store, flags: ReproduceFlags) -> None:
         raise UserError(f"{n_failed} cells failed; the same command tries them again")
 
 
-def write_documents(store: Store) -> None:
-    """Write the documents with their tables and figures."""
+def write_documents(stored: dict[Cell, dict]) -> None:
+    """Write the documents with their tables and figures. All is read before anything is written."""
     if not importlib.util.find_spec("scipy"):
         raise UserError("--write: needs scipy; pip install -r study/requirements.txt")
     from study import figures, results, tables  # which need it
 
-    stored = results.Results(store.records(), results.solved_in_search())
-    tables.write(stored)
-    figures.write(stored)
+    missing = [cell.name for cell in cells() if cell not in stored]
+    if missing:
+        problem = f"{len(missing)} cells are not stored, such as {missing[0]}"
+        raise UserError(f"--write: {problem}; train them, or restore their records")
+    answers = results.stored_headlines()
+    whole = results.Results(stored, results.solved_in_search())
+    check_writable(*{path.parent for path in tables.documents()})
+    tables.write(whole)
+    figures.write(whole, answers)
+    print("written: README.md and study/")
 
 
 if __name__ == "__main__":

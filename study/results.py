@@ -13,6 +13,7 @@ from study.estimates import Estimate, estimate, words
 from study.grid import JUDGED, KL, TERMS_AT, Cell
 
 SEARCH = Path(__file__).parent / "results" / "search" / "search.json"
+HEADLINES = Path(__file__).parent / "results" / "headlines.json"
 Pair = tuple[str, str]  # ours and theirs
 # A row is a policy, after @ the setting in which it was sampled; "best" is the best temperature of these.
 TEMPERATURES = ("0.7", "1", "1.3")
@@ -101,7 +102,7 @@ class Results:
         for pair in pairs:
             is_again = pair == (OUR_TERM, "grpo") and KL[task] == TERMS_AT  # judged as "grpo-kl"
             for measure in JUDGED:
-                if self.seeds(task, *pair) and not is_again:
+                if not is_again:
                     found[pair, measure] = self.difference(task, pair, measure)
         return words(found)
 
@@ -110,10 +111,20 @@ def solved_in_search() -> dict[str, Tensor]:
     """The stored search: by policy, which problems each of its runs solved, (runs, N) bool."""
     try:
         policies = json.loads(SEARCH.read_text("utf-8"))["policies"]
-        return {policy: solved_at(runs) > 0 for policy, runs in policies.items()}
-    except (OSError, ValueError, LookupError) as error:
+        solved = {policy: solved_at(runs) > 0 for policy, runs in policies.items()}
+        torch.stack([solved["grpo"], solved["vpo"], *solved.values()])  # all have one shape
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         advice = "restore it, or give the commands of study/pages/search.md"
         raise UserError(f"{SEARCH}: cannot be read ({error!s:.200}); {advice}") from error
+    return solved
+
+
+def stored_headlines() -> dict[str, list[list[str]]]:
+    """Of each policy thirty headlines for two texts: of seed 0, as version 3.1 wrote them."""
+    try:
+        return json.loads(HEADLINES.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{HEADLINES}: cannot be read ({error!s:.200}); restore it") from error
 
 
 def title_of(row: str) -> str:

@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from examples.markdown import markdown
@@ -56,7 +56,7 @@ def main_table(results: Results) -> str:
         for measure in JUDGED:
             head.append(f"{task} {measure}")
             for line, row in zip(lines, SIX, strict=True):
-                line.append(results.average(task, row, measure) if results.seeds(task, row) else "")
+                line.append(results.average(task, row, measure))
     return markdown(head, lines)
 
 
@@ -65,18 +65,13 @@ def contrasts(results: Results, tasks: tuple[str, ...], more: tuple[str, ...] = 
     lines = []
     for task in tasks:
         words = results.judged(task, CONTRASTS)
-        if not words:
-            continue
         for title in (*JUDGED, *more):
             measure, _, setting = title.partition(" at its ")
             line = [f"{task} {title}"]
             for pair in CONTRASTS:
                 rows = tuple(f"{row}@best" for row in pair) if setting else pair
-                cell = ""
-                if results.seeds(task, *rows):
-                    word = words.get((pair, title), "")
-                    cell = f"{results.difference(task, rows, measure)} {word}".strip()
-                line.append(cell)
+                word = words.get((pair, title), "")
+                line.append(f"{results.difference(task, rows, measure)} {word}".strip())
             lines.append(line)
     pairs = [f"{title_of(ours)} - {title_of(theirs)}" for ours, theirs in CONTRASTS]
     return markdown(["", *pairs], lines)
@@ -89,14 +84,9 @@ def comparisons(
     words = {task: results.judged(task, judged) for task in tasks}
     lines = []
     for pair in (*judged, *more):
-        if not any(results.seeds(task, *pair) for task in tasks):
-            continue
         line = [title_of(pair[0]), title_of(pair[1])]
         for task in tasks:
             seeds = results.seeds(task, *pair)
-            if not seeds:
-                line += [""] * (len(JUDGED) + 1)
-                continue
             for measure in JUDGED:
                 mean = results.values(task, pair[0], measure, seeds).mean()
                 lead = results.difference(task, pair, measure)
@@ -112,8 +102,7 @@ def comparisons(
 def variety(results: Results, task: str, row: str) -> str:
     """The diversity of a row over that of its start model, which VPO asks for sets of three."""
     start = "start_sets" if row.startswith(("vpo", "multi_rlvr")) else "start"
-    has_other_sets = "answer" in row  # their start was not measured
-    if has_other_sets or not results.seeds(task, row, start):
+    if "answer" in row:  # of sets of another size the start was not measured
         return ""
     ours, theirs = [results.average(task, name, "diversity") for name in (row, start)]
     return f"{ours / theirs:.2f}"
@@ -138,8 +127,7 @@ def valley(results: Results) -> str:
     """The share of the toy's problems that each method solves with 30 candidates, across a deceptive valley."""
     parts = []
     for row in ("grpo", "random_weighting", "multi_rlvr", "max_at_k", "vpo", "group_vpo"):
-        if results.seeds("toy", row):
-            parts.append(f"{title_of(row)} {results.average('toy', row, 'pass@30'):.2f}")
+        parts.append(f"{title_of(row)} {results.average('toy', row, 'pass@30'):.2f}")
     return f"pass@30 in the toy, five seeds: {', '.join(parts)}."
 
 
@@ -152,34 +140,25 @@ def starts(results: Results) -> str:
     return f"Diversity divided by the start model's. {' '.join(parts)}"
 
 
-def leads(results: Results, tasks: Iterable[str], pair: Pair, measure: str) -> str:
-    """A difference in several tasks, without words: maze +0.022 [+0.010, +0.034], ..."""
-    parts = []
-    for task in tasks:
-        if results.seeds(task, *pair):
-            parts.append(f"{task} {results.difference(task, pair, measure)}")
-    return ", ".join(parts)
-
-
 def more_leads(results: Results) -> str:
     """Comparisons that were not fixed beforehand: Group VPO with VPO, and with Max@K at one learning rate."""
-    tasks = dict.fromkeys((*TASKS, *CONFLICT))
-    of_vpo = leads(results, tasks, ("group_vpo", "vpo"), "W@30")
-    lines = [f"Group VPO - VPO in W@30: {of_vpo}."]
-    for measure in JUDGED:
-        of_rate = leads(results, (HEADLINE,), ("group_vpo", "max_at_k-rate-of-vpo"), measure)
-        if of_rate:
-            lines.append(f"Group VPO - Max@K in {measure}, both at Group VPO's rate: {of_rate}.")
-    return "\n".join(lines)
+    of_tasks = []
+    for task in dict.fromkeys((*TASKS, *CONFLICT)):
+        of_tasks.append(f"{task} {results.difference(task, ('group_vpo', 'vpo'), 'W@30')}")
+    pair = ("group_vpo", "max_at_k-rate-of-vpo")
+    at_one_rate = [f"{name} {results.difference(HEADLINE, pair, name)}" for name in JUDGED]
+    return (
+        f"Group VPO - VPO in W@30: {', '.join(of_tasks)}. Group VPO - Max@K in headlines, "
+        f"both at Group VPO's rate: {', '.join(at_one_rate)}."
+    )
 
 
 def regrets(results: Results) -> str:
     """What the best answer of the scalar lacks in W@30, among the start model's candidates: from least to most."""
     regret_of = {}
     for task in dict.fromkeys((*TASKS, *CONFLICT)):
-        if results.seeds(task, "start"):
-            best, users = [results.average(task, "start", name) for name in ("best@30", "W@30")]
-            regret_of[task] = users - best  # all scalars are the mean of the objectives
+        best, users = [results.average(task, "start", name) for name in ("best@30", "W@30")]
+        regret_of[task] = users - best  # all scalars are the mean of the objectives
     ranked = sorted(regret_of, key=regret_of.get)
     parts = [f"{task} {regret_of[task]:.3f}" for task in ranked]
     return f"Regret of the scalar, W@30 less best@30 of the start model: {', '.join(parts)}."
@@ -253,5 +232,4 @@ def write(results: Results) -> None:
     """Write all documents, and the CSV file of all runs."""
     for path in documents():
         path.write_text(fill(results, path.read_text("utf-8")), "utf-8")
-    (FOLDER / "pages").mkdir(exist_ok=True)
     (FOLDER / "pages" / "runs.csv").write_text(runs_csv(results), "utf-8")

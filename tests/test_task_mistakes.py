@@ -44,14 +44,21 @@ def test_an_unknown_task_is_told_the_known_ones(name):
         (PROBLEMS, "None", "problems('train', n=200, start=0) must be a list of 200 Problem"),
         (PROBLEMS, "[{'id': i} for i in range(n)]", "must be a list of 200 Problem, not [{'id'"),
         (PROBLEMS, "[Problem('a', i) for i in range(n)]", "two with the id 'a' and different data"),
+        (
+            PROBLEMS,
+            f"{PROBLEMS}[: 20 - start if split[0] == 'd' else n]",
+            "a list of 16 Problem, not",
+        ),
         # A NaN would ruin every weight, another length pair the wrong objectives.
         (WORST, "return [float('nan'), 0]", "minimum = 0.0: the reward of problem 'train-0'"),
         (WORST, "return [-0.1, 0.5]", "finite numbers of at least minimum = 0.0"),
         (WORST, "return [0.5]", ": [0.5] must be a list of 2 finite numbers"),
+        ("return [ann, bob]", "return [ann, bob, 1]", "must be a list of 2 finite numbers"),
         # Text would be read digit by digit, a set has no order.
         (WORST, "return '10'", ": '10' must be a list of 2 finite numbers"),
         (WORST, "return {0.0, 0.5}", "must be a list of 2 finite numbers"),
         ('("ann", "bob")', '"ann"', "objectives must be a tuple of different names"),
+        ('("ann", "bob")', "None", "objectives must be a tuple of different names"),
         ('("ann", "bob")', '("ann", "ann")', "objectives must be a tuple of different names"),
         ('["1.5e-3"]', "[2]", "--lr 2: must be a rate of 1e-12 to 1"),
         (NAME, f"    def rewards(self, pairs): pass\n{NAME}", "rewards must return 2 vectors"),
@@ -103,8 +110,13 @@ def test_a_file_is_named_with_its_ending(capsys):
 
 
 @pytest.mark.parametrize("error", ["MemoryError('mine')", "RuntimeError('quota out of memory')"])
-def test_an_error_of_ones_own_is_not_taken_for_a_lack_of_memory(error):
-    path = write(WORST, f"raise {error}")
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(WORST, "{}"), (NAME, f"    def __init__(self): {{}}\n{NAME}"), (NAME, f"    {{}}\n{NAME}")],
+)
+def test_an_error_of_ones_own_is_not_taken_for_a_lack_of_memory(old, new, error):
+    """In a reward, the constructor, or the file."""
+    path = write(old, new.format(f"raise {error}"))
     with pytest.raises((MemoryError, RuntimeError), match="mine|quota"):
         train.main(["--task", path, "--out", "run"])
 

@@ -5,6 +5,7 @@ import functools
 import hashlib
 import inspect
 import os
+import random
 import shutil
 import sys
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from engine.files import write_folder
 from engine.models import OTHER_MODEL, has_plain_cache, merged_adapter, recompute_layers, save_model
 from engine.prompts import check_rows
 from engine.runs import file_digests
-from engine.tasks import check_task, take_problems
+from engine.tasks import check_task, reward_vectors, take_problems
 from engine.training.memory import fill_card, free_memory
 from rewards import Task, UserError
 from rollout import (
@@ -121,7 +122,7 @@ def start_policy(config: Config, task: Task, demonstrations: Callable) -> Policy
 def check_demonstrations(
     policy: Policy, task: Task, config: Config, demonstrations: Callable
 ) -> None:
-    """Raise UserError for demonstrations that cannot be encoded, or are longer than their task says."""
+    """Raise UserError for demonstrations that cannot be encoded or scored, or are longer than their task says."""
     # Of a file every one is read, of made-up problems one of each kind.
     n_checked = config.warm_steps if config.data else min(config.warm_steps, CHECKED)
     for step in range(n_checked):
@@ -130,6 +131,10 @@ def check_demonstrations(
         if policy.is_tiny and step == 0 and n_tokens > rollout_length(task, 1, 0):
             problem = f"a demonstration takes {n_tokens} tokens, and answer_words + 3 are fewer"
             raise UserError(f"task {task.name}: {problem}; raise answer_words")
+    if config.warm_steps:
+        problem = take_problems(task, "demonstrations", 1, config.seed)[0]
+        answer = task.demonstration(problem, random.Random(config.seed))
+        reward_vectors(task, [(problem, answer)])
 
 
 def longest_prompt(policy: Policy, task: Task, config: Config) -> int:
