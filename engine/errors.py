@@ -63,6 +63,8 @@ def with_note(note: str, is_of_task: bool = False) -> Iterator[None]:
     """An error that is raised inside gets a note of what was done."""
     try:
         yield
+    except UserError:  # one line says all
+        raise
     except Exception as error:
         error.add_note(note)
         if is_of_task:
