@@ -37,6 +37,7 @@ def intervals(results: Results, path: Path) -> None:
                     draw_row(ax, results, task, row, measure, y)
                 scalar = results.average(task, "max_at_k", measure)
                 ax.axvspan(scalar - ALIKE, scalar + ALIKE, color="#e4e4e4", lw=0)
+                ax.axvline(scalar, color="#999999", lw=1, zorder=1.5)
                 ax.set(xlabel=label, ylim=(len(SIX) - 0.4, -0.6))
                 ax.set_title(PANELS[task] if measure == "best@1" else "")
                 ax.set_yticks(range(len(SIX)), [title_of(row) for row in SIX])
@@ -46,8 +47,8 @@ def intervals(results: Results, path: Path) -> None:
         ax.plot([], [], ".", color="#555555", ms=5, label="one seed")
         ax.plot([], [], "o", color="#555555", mfc="white", label="at its best temperature")
         ax.fill([], [], color="#e4e4e4", label=f"within {ALIKE} of Max@K")
-        interval = "the 95% interval of the difference from Max@K"
-        style.finish(axes, path, f"Line: {interval}, drawn at the policy's mean.")
+        rule = "A policy differs from Max@K where its line does not reach the grey one"
+        style.finish(axes, path, f"{rule} (95% interval of the difference).")
 
 
 def draw_row(ax: Any, results: Results, task: str, row: str, measure: str, y: int) -> None:
