@@ -82,7 +82,7 @@ class SearchFlags:
     seed: int = flag(0, "seed of parents and candidates", 0, 2**31)
     device: Literal["auto", "cpu", "cuda", "mps"] = flag("auto", "auto: as train.py chooses")
     out: str = flag(
-        "", "output folder; empty: TASK-search/GOAL-STRATEGY-BUDGET beside the first run"
+        "", "output folder; empty: TASK-search/GOAL-STRATEGY-BUDGET-SEED beside the first run"
     )
 
 
@@ -415,7 +415,7 @@ def main(argv: list[str] | None = None) -> None:
     if config.is_tiny:
         torch.set_num_threads(1)  # so that no number depends on the machine's cores
     beside = f"{folders[0].parent}/{config.task_name}-search"
-    flags.out = flags.out or f"{beside}/{flags.goal}-{flags.strategy}-{flags.budget}"
+    flags.out = flags.out or f"{beside}/{flags.goal}-{flags.strategy}-{flags.budget}-{flags.seed}"
 
     problems = held_out(task, "test", flags.among)
     check_writable(Path(flags.out))
