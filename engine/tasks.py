@@ -42,7 +42,8 @@ def load_task_class(name: str) -> type[Task]:
         if is_task and value.__module__ == module.__name__:  # it was not imported
             classes.append(value)
     if len(classes) != 1:
-        raise UserError(f"--task {name}: defines {len(classes)} subclasses of Task instead of one")
+        names = ", ".join(own.__name__ for own in classes) or "none"
+        raise UserError(f"--task {name}: must define one subclass of Task, and defines {names}")
     return classes[0]
 
 

@@ -38,7 +38,7 @@ def test_an_unknown_task_is_told_the_known_ones(name):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("(Task)", "", "--task mine.py: defines 0 subclasses of Task instead of one"),
+        ("(Task)", "", "--task mine.py: must define one subclass of Task, and defines none"),
         ('form = "lines"', 'form = "list"', "not 'list'"),
         ("return self.request", "self.request", "the prompt None must be text"),
         (PROBLEMS, "None", "problems('train', n=200, start=0) must be a list of 200 Problem"),
