@@ -5,7 +5,7 @@
     python study/reproduce.py --block main    one block of the grid
     python study/reproduce.py --only maze-vpo-seed0 --out runs/again
                                                   one cell anew, its means beside the stored ones
-    python study/reproduce.py --write         tables and figures from what is stored
+    python study/reproduce.py --write         tables and figures, once all cells are stored
 
 A cell is one task, policy and seed. It is trained and measured with one thread, in one of --jobs processes
 that take cell after cell. Its record is stored at once. A stop loses the cells that are being trained. The same
@@ -180,7 +180,7 @@ class ReproduceFlags:
     model: str = flag(REAL_MODEL, "the language model of the headlines: a Hub id or a folder")
     jobs: int = flag(2, "cells side by side, one thread each", 1, 64)
     list: bool = flag(False, "say what is stored, train nothing")
-    write: bool = flag(False, "write tables and figures from what is stored, train nothing")
+    write: bool = flag(False, "write tables and figures, once all is stored; train nothing")
 
 
 def chosen_cells(flags: ReproduceFlags) -> list[Cell]:

@@ -52,7 +52,7 @@ def read(path: Path, cell: Cell) -> dict:
         record = json.loads(gzip.decompress(path.read_bytes()))
         version = record["version"]
         command = record["command"]
-        float(record["policies"][cell.method]["0.7"]["W@30"])
+        float(record["policies"][cell.method]["0.7"]["W@30"])  # it was measured
     except (OSError, EOFError, ValueError, LookupError, TypeError, zlib.error) as error:
         raise ValueError(f"it cannot be read ({error})") from error
     accepted = HEADLINE_VERSIONS if cell.task == HEADLINE else (VERSION,)

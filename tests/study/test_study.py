@@ -86,6 +86,8 @@ def test_a_record_that_is_no_use_is_left_out_with_a_line(tmp_path, capsys):
     told = capsys.readouterr().err
     for part in ("cannot be read", "of version", "of the command", "no such cell"):
         assert told.count(part) == 1
+    store.add(grid[3], record_of(grid[3]) | {"policies": {}})
+    assert not store.records()
     store.add(grid[0], record_of(grid[0]))
     assert store.path(grid[0]).read_bytes() == whole  # equal numbers, equal bytes
 
@@ -168,8 +170,9 @@ def test_the_sentences_of_the_readme_follow_from_the_records(ours, theirs, measu
 
 def test_mistakes_of_the_command_are_one_line(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("study.results.SEARCH", tmp_path / "search.json")
-    (tmp_path / "search.json").write_text('{"policies": {"grpo": [', "utf-8")
-    fails(["--write"], capsys, "search.json: cannot be read", command=reproduce.main)
+    for text in ('{"policies": {"grpo": [', "[]", '{"policies": {}}'):
+        (tmp_path / "search.json").write_text(text, "utf-8")
+        fails(["--write"], capsys, "search.json: cannot be read", command=reproduce.main)
     fails(["--write", "--out", "."], capsys, "382 cells are not stored", command=reproduce.main)
     monkeypatch.setattr("tempfile.TemporaryFile", Mock(side_effect=PermissionError(13, "refused")))
     fails(["--only", "toy", "--out", "o"], capsys, "o: cannot be written", command=reproduce.main)
