@@ -12,7 +12,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -225,24 +225,19 @@ def test_a_containers_quota_counts(files, allowed, tmp_path, monkeypatch):
     assert cores() == allowed
 
 
-def run_in_a_fork(act: Callable[[], object]) -> object:
-    """What `act` returns in a child of this process, which has no thread of its parent's."""
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=lambda: theirs.send(act()))
-    process.start()
-    assert ours.poll(30), "it hangs"
-    process.join(30)
-    return ours.recv()
-
-
 def test_a_fork_has_helpers_of_its_own():
     """Guards against reward workers that wait for ever, and against their end that ends the parent's helpers."""
     program = "def f(x): return 2 * x  # "
+    context = multiprocessing.get_context("fork")  # a child without its parent's threads
+    ours, theirs = context.Pipe()
     with Sandbox(1) as sandbox:
         assert sandbox.run([Job(program, DOUBLE, "f")]) == [[True] * 3]
         job = Job(f"{program}of a fork", DOUBLE, "f")
-        assert run_in_a_fork(lambda: sandbox.run([job, job])) == [[True] * 3] * 2
+        process = context.Process(target=lambda: theirs.send(sandbox.run([job, job])))
+        process.start()
+        assert ours.poll(30), "it hangs"
+        process.join(30)
+        assert ours.recv() == [[True] * 3] * 2
         assert sandbox._helpers[0].process.poll() is None
         assert sandbox.run([Job(f"{program}again", DOUBLE, "f")]) == [[True] * 3]
 

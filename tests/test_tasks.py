@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers import write_fence
 
 from engine.tasks import load_task
 from rewards import Problem, parse_answers
@@ -20,14 +21,9 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 # Loading.
 
 
-def toy_with(members: str) -> str:
-    return f"from rewards import Toy\n\nclass Mine(Toy):\n    {members}\n"
-
-
 def test_the_tiny_model_writes_tags_whatever_the_form():
     """Guards against a form for language models that turns every answer of the tiny one into none."""
-    source = toy_with("def find_answers(self, text, m, finished): return [text]")
-    Path("mine.py").write_text(source, "utf-8")
+    write_fence("def find_answers(self, text, m, finished): return [text]")
     text = "<answer_1> a </answer_1> <answer_2> b </answer_2>"
     assert parse_answers(text, load_task("mine.py"), 2) == ["a", "b"]
     assert parse_answers(text, load_task("mine.py", "some model"), 2) == [text]
@@ -35,10 +31,10 @@ def test_the_tiny_model_writes_tags_whatever_the_form():
 
 def test_a_file_that_was_changed_is_read_again_and_may_import_its_neighbours():
     """Guards against a notebook that goes on with the rewards of before."""
-    Path("mine.py").write_text(toy_with("name = 'one'"), "utf-8")
+    write_fence("name = 'one'")
     assert load_task("mine.py").name == "one"
     Path("helpers_of_mine.py").write_text("NAME = 'two'\n", "utf-8")
-    Path("mine.py").write_text(toy_with("from helpers_of_mine import NAME as name"), "utf-8")
+    write_fence("from helpers_of_mine import NAME as name")
     assert load_task("mine.py").name == "two"
 
 

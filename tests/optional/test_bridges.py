@@ -353,19 +353,13 @@ def test_another_version_of_trl_is_refused(trl_vpo, monkeypatch, capsys):
     fails([], capsys, "this file is for 0.1; pip install trl==0.1", command=trl_vpo.main)
 
 
-@pytest.mark.parametrize(
-    "text, end",
-    [
-        ("<answer_1> red </answer_1> <answer_2> blue </answer_2> and more", "</answer_2>"),
-        ("1. red\n2. blue\n3. grey\n", "2. blue\n"),
-    ],
-)
-def test_a_rollout_of_trl_ends_with_its_last_answer(trl_vpo, text, end):
-    """Tags and numbered lines, as train.py's own sampler ends it."""
+def test_a_rollout_of_trl_ends_with_its_last_answer(trl_vpo):
+    """As train.py's own sampler ends it, by the same rule."""
+    text = "<answer_1> red </answer_1> <answer_2> blue </answer_2> and more"
     policy = load_random_model("llama")
     ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
     n = trl_vpo.first_stop(StopRule(policy, Fence(), 2), ids)
     kept = policy.decode(torch.tensor(ids[:n]))
-    assert text.startswith(kept) and kept.rstrip(" ").endswith(end)
+    assert text.startswith(kept) and kept.rstrip(" ").endswith("</answer_2>")
     assert parse_answers(kept, Fence(), 2, finished=False) == ["red", "blue"]
     assert trl_vpo.first_stop(StopRule(policy, Fence(), 4), ids) == len(ids)

@@ -1,7 +1,8 @@
-"""Windows and macOS: what the project may take for granted."""
+"""Windows and macOS: what the project may take for granted, and micro_vpo.py with torch alone."""
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -58,3 +59,15 @@ def test_what_linux_alone_has_is_not_needed(tmp_path):
     assert (tmp_path / "run/report.html").exists()
     names = [path.name for path in (tmp_path / "run").rglob("*")]
     assert not [name for name in names if re.search(r'[<>:"|?*\\]|[. ]$', name)]
+
+
+def test_micro_vpo_stands_alone_and_shows_what_it_says(tmp_path):
+    """It paints GRPO's fences grey, and VPO's in three colors."""
+    shutil.copy(ROOT / "examples" / "micro_vpo.py", tmp_path)
+    command = [sys.executable, "-I", "micro_vpo.py", "1"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr
+    grpo, several = re.split(r"GRPO: |VPO: ", re.sub(r"\x1b\[\d*m", "", run.stdout))[1:]
+    assert grpo.startswith("best@1 0.350, W@30 0.3") and grpo.count("......") > 25
+    assert several.startswith("best@1 0.33") and float(several[19:24]) > 0.6
+    assert min(several.count(6 * color) for color in "rbg") > 5
