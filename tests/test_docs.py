@@ -71,6 +71,8 @@ def generated(page: Path) -> str:
 
 def shown(value: object) -> str:
     """A default as it stands on a command line."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, list):
         return " ".join(value)
     return str(value)

@@ -289,10 +289,13 @@ class RecordedModel(BaseHTTPRequestHandler):
 
 @needs_openevolve
 def test_openevolve_keeps_a_cell_per_set_of_passed_tests(tmp_path, monkeypatch):
-    """OpenEvolve's own search with our evaluator against a recorded model."""
+    """OpenEvolve's own command, as the evaluator's first lines give it, against a recorded model."""
+    words = [Path(sys.executable).with_name("openevolve-run"), "initial_program.py", "evaluator.py"]
+    words += ["--config", "config.yaml", "--iterations", "20", "--primary-model", "m"]
     with ThreadingHTTPServer(("127.0.0.1", 0), RecordedModel) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        done = search(tmp_path, server.server_port)
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        done = command(*words, "--api-base", url, "--output", tmp_path, cwd=EXAMPLES / "openevolve")
         unknown = refused(server.server_port, "n", monkeypatch)
         server.shutdown()
     assert done.returncode == 0, done.stderr[-3000:]
@@ -328,15 +331,6 @@ def test_openevolve_keeps_a_cell_per_set_of_passed_tests(tmp_path, monkeypatch):
                 assert int(bin) in (1, 2 * metrics_of[program][test])
     assert len(metadata["island_feature_maps"][0]) >= 3
     assert metrics_of[metadata["best_program_id"]]["combined_score"] == 1
-
-
-def search(out: Path, port: int) -> subprocess.CompletedProcess:
-    """OpenEvolve's own command, as the evaluator's first lines give it."""
-    openevolve_run = Path(sys.executable).with_name("openevolve-run")
-    words = "initial_program.py evaluator.py --config config.yaml --iterations 20"
-    server = ["--primary-model", "m", "--api-base", f"http://127.0.0.1:{port}/v1"]
-    folder = EXAMPLES / "openevolve"
-    return command(openevolve_run, *words.split(), *server, "--output", out, cwd=folder)
 
 
 def refused(port: int, model: str, monkeypatch) -> str:
