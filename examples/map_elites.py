@@ -57,11 +57,11 @@ class Population:
                 self.settle(candidate, island % ISLANDS)
 
     def parent(self, island: int, strategy: str, rng: random.Random) -> Candidate | None:
-        """A parent from an island, or None for a child without one, as are all of best-of-n."""
+        """The best of three answers of an island, or None for a child without a parent, as all of best-of-n."""
         elites = list(self.islands[island].values())
-        if strategy not in SELECTIONS or not elites or rng.random() < FRESH:
+        if strategy == "best_of_n" or not elites or rng.random() < FRESH:
             return None
-        return SELECTIONS[strategy](elites, rng)
+        return max(rng.sample(elites, min(3, len(elites))), key=by_score)
 
     def solved_after(self) -> int:
         """The number of candidates up to the target score, 0 if none reached it."""
@@ -69,31 +69,3 @@ class Population:
             if candidate.score >= self.target - 1e-6:
                 return candidate.order
         return 0
-
-
-def tournament(elites: list[Candidate], rng: random.Random) -> Candidate:
-    """The goal's best of three."""
-    return max(rng.sample(elites, min(3, len(elites))), key=by_score)
-
-
-def lexicase(elites: list[Candidate], rng: random.Random) -> Candidate:
-    """The best in a random objective. The next random objective decides between equals."""
-    d = len(elites[0].rewards)
-    for i in rng.sample(range(d), d):
-        best = max(candidate.rewards[i] for candidate in elites)
-        elites = [candidate for candidate in elites if candidate.rewards[i] == best]
-    return rng.choice(elites)
-
-
-def weighting(elites: list[Candidate], rng: random.Random) -> Candidate:
-    """The best under random preference weights w ~ Dirichlet(1)."""
-    weights = [rng.expovariate(1) for _ in elites[0].rewards]
-    return max(elites, key=lambda candidate: weighted_sum(weights, candidate.rewards))
-
-
-def weighted_sum(weights: list[float], rewards: list[float]) -> float:
-    """The utility of a reward vector (d) under preference weights (d)."""
-    return sum(w * reward for w, reward in zip(weights, rewards, strict=True))
-
-
-SELECTIONS = {"evolve": tournament, "lexicase": lexicase, "weighting": weighting}

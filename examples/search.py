@@ -32,7 +32,7 @@ from engine.evaluations import Evaluation, check_comparable, load_evaluations
 from engine.files import check_writable, write_text
 from engine.runs import StoredPolicy, policies, task_of
 from engine.tasks import held_out, reachable_vectors
-from examples.map_elites import ISLANDS, SELECTIONS, Candidate, Population, weighted_sum
+from examples.map_elites import ISLANDS, Candidate, Population
 from examples.search_report import draw, search_table
 from rewards import Problem, Task, UserError
 from rollout import (
@@ -55,10 +55,8 @@ ROLLOUTS_AT_ONCE = 750  # where the run does not say how many are sampled at a t
 class SearchFlags:
     """The flags of search.py."""
 
-    strategy: Literal["evolve", "lexicase", "weighting", "best_of_n"] = flag(
-        "evolve",
-        "parents: the goal's best of three (evolve), the best in a random objective (lexicase) or "
-        "under random preference weights (weighting), or none (best_of_n)",
+    strategy: Literal["evolve", "best_of_n"] = flag(
+        "evolve", "parents: the goal's best of three (evolve), or none (best_of_n)"
     )
     goal: str = flag(
         "scalar",
@@ -104,7 +102,7 @@ class Goal:
             return self.task.scalar(torch.tensor(rewards)).item()
         if self.text == "all":
             return sum(rewards) / len(rewards)
-        return weighted_sum(self.weights, rewards)
+        return sum(w * reward for w, reward in zip(self.weights, rewards, strict=True))
 
     def target_of(self, problem: Problem) -> float:
         """The score that solves a problem, infinity where the task does not say what is reachable."""
@@ -212,7 +210,7 @@ class Search:
         options.temperature = self.flags.temperature
         options.batch = self.config.sampling_batch or ROLLOUTS_AT_ONCE
         # Without parents the prompts of a problem are equal.
-        per_prompt = 1 if self.flags.strategy in SELECTIONS else G
+        per_prompt = G if self.flags.strategy == "best_of_n" else 1
         prompts = [child.prompt for child in children[::per_prompt]]
         rollouts = fast.sample(self.policy, prompts, per_prompt, options)
         for row, child in enumerate(children):

@@ -18,7 +18,6 @@ from rewards import Problem, UserError
 from tasks import code_files, small_programs
 from tasks.files import FileTask, shuffled
 from tasks.sandbox import Job, Sandbox, SandboxError
-from tasks.small_programs import SMALL, Family
 
 # A line that opens or closes a block: maybe the number or dash of a list, the fence, and what follows.
 FENCE = re.compile(rf"(\s*+(?:{LIST_NUMBER}\s*+|[-*+]\s++)?)(`{{3,}}+|~{{3,}}+)([^`]*)")
@@ -76,7 +75,10 @@ class Code(Drawing, FileTask):
         if data or test_data:
             super().__init__(data, test_data)
         else:
-            self.use_small_problems(SMALL, small_programs.small_problems())
+            self.parts = small_programs.small_problems()
+            self.words = small_programs.words_of(self.parts)
+            self.answer_words = small_programs.LONGEST
+            self.objectives = tuple(f"f({x})" for x in small_programs.HIDDEN)
 
     def load(self, flag: str, path: str) -> list[dict]:
         return shuffled(code_files.load_problems(flag, path, self._verdicts))
@@ -89,13 +91,6 @@ class Code(Drawing, FileTask):
         early = [problem for problem in data if problem["date"] < LATE]
         late = [problem for problem in data if problem["date"] >= LATE]
         return early, late
-
-    def use_small_problems(self, family: Family, parts: dict[str, list[dict]]) -> None:
-        """Take the problems of a family, and their words for the tiny model."""
-        self.parts = parts
-        self.words = family.words(parts)
-        self.answer_words = family.longest
-        self.objectives = tuple(f"f({x})" for x in family.hidden)
 
     def prompt(self, problem: Problem, m: int) -> str:
         name = problem.data["entry_point"]

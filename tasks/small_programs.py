@@ -7,8 +7,6 @@ thresholds and often several A or B fit. The tests call f at eight other places.
 import functools
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from random import Random
 
 RIGHT = 0.4  # how often a piece of a demonstration is the right one
@@ -18,115 +16,86 @@ BRANCHES = tuple(formula.strip() for formula in FORMULAS.split(","))
 OPPOSITES = {"==": "!=", "<=": ">", "<": ">="}
 
 
-@dataclass(frozen=True)
-class Family:
-    """Programs of one form, whose pieces are words separated by blanks, and problems about them."""
-
-    name: str  # ids begin with it
-    form: str  # the program, with {} for each piece
-    conditions: str  # how many conditions the prompt for a language model names
-    choices: tuple[tuple[str, ...], ...]  # what each piece may be
-    shown: tuple[int, ...]  # where the prompt shows f
-    hidden: tuple[int, ...]  # where the tests call f
-    longest: int  # words in a program
-    keywords: str  # words of programs that stand in no piece
-
-    def outputs(self, program: str) -> tuple[int, ...]:
-        """The values of a program, an expression in x, at the shown and then the hidden places."""
-        places = self.shown + self.hidden
-        return tuple(eval(f"[{program} for x in places]", {"places": places}))
-
-    def problems(
-        self, candidates: Iterable[tuple[str, ...]], known: set[tuple[int, ...]]
-    ) -> Iterator[dict]:
-        """A problem of every candidate, the pieces of a program, whose behaviour is not known; it is added."""
-        for pieces in candidates:
-            outputs = self.outputs(self.form.format(*pieces))
-            if outputs not in known:
-                known.add(outputs)
-                yield self._problem(f"{self.name}-{len(known)}", pieces, outputs)
-
-    def words(self, parts: dict[str, list[dict]]) -> tuple[str, ...]:
-        """Every word of the prompts and of the programs, in the order of the vocabulary."""
-        texts = [problem["tiny_prompt"] for part in parts.values() for problem in part]
-        for piece in itertools.chain(*self.choices):
-            texts += spellings(piece)
-        texts.append(self.keywords)
-        return tuple(dict.fromkeys(" ".join(texts).split()))
-
-    def _problem(self, name: str, pieces: tuple[str, ...], outputs: tuple[int, ...]) -> dict:
-        """A problem in the form that code_files.py gives to those of a file."""
-        examples = [f"f({x})={y}" for x, y in zip(self.shown, outputs, strict=False)]
-        expected = outputs[len(self.shown) :]
-        return {
-            "id": name,
-            "small": True,
-            "tiny_prompt": " ".join(examples),
-            "pieces": list(pieces),
-            "text": f"f maps integers to integers and has {self.conditions}. "
-            f"{', '.join(examples)}. It will be tested at other places.",
-            "entry_point": "f",
-            "call": "f",
-            "starter": "def f(x: int) -> int:",
-            "before": "",
-            "after": "",
-            "reference": self.form.format(*pieces),
-            "tests": [[[x], y] for x, y in zip(self.hidden, expected, strict=True)],
-        }
-
-
 def below(number: int) -> str:
     """The condition x < number. A minus sign is a word of its own."""
     return f"x < {number}".replace("-", "- ")
 
 
 CONDITIONS = (*map(below, range(-3, 6)), "x % 2 == 0")
-SMALL = Family(
-    name="small",
-    form="{} if {} else {}",
-    conditions="one condition",
-    choices=(BRANCHES, CONDITIONS, BRANCHES),
-    shown=(-4, -1, 2, 5),
-    hidden=(-6, -3, -2, 0, 1, 3, 4, 7),
-    longest=16,
-    keywords="if else != > >=",
-)
+FORM = "{} if {} else {}"
+PIECES = (BRANCHES, CONDITIONS, BRANCHES)  # what each piece of FORM may be
+SHOWN = (-4, -1, 2, 5)  # where the prompt shows f
+HIDDEN = (-6, -3, -2, 0, 1, 3, 4, 7)  # where the tests call f
+LONGEST = 16  # words in a program
+KEYWORDS = "if else != > >="  # words of programs that stand in no piece
+
+
+def outputs_of(program: str) -> tuple[int, ...]:
+    """The values of a program, an expression in x, at the shown and then the hidden places."""
+    return tuple(eval(f"[{program} for x in places]", {"places": SHOWN + HIDDEN}))
 
 
 @functools.cache
 def small_problems() -> dict[str, list[dict]]:
-    """Every behaviour of `A if C else B` once, without those that need no condition; by split."""
-    trivial = {SMALL.outputs(branch) for branch in BRANCHES}
-    return split_by_prompt(SMALL.problems(itertools.product(*SMALL.choices), trivial))
+    """Every behaviour of `A if C else B` once, without those that need no condition; by split.
 
-
-def split_by_prompt(problems: Iterable[dict]) -> dict[str, list[dict]]:
-    """Put 2/3 in train, 1/6 in validation and 1/6 in test, equal prompts in the same split."""
+    2/3 are in train, 1/6 in validation and 1/6 in test. Equal prompts are in the same split.
+    """
     parts: dict[str, list[dict]] = {"train": [], "validation": [], "test": []}
-    for problem in problems:
-        sixth = hashlib.sha256(problem["tiny_prompt"].encode()).digest()[0] % 6
-        split = {0: "test", 1: "validation"}.get(sixth, "train")
-        parts[split].append(problem)
+    known = {outputs_of(branch) for branch in BRANCHES}
+    for pieces in itertools.product(*PIECES):
+        outputs = outputs_of(FORM.format(*pieces))
+        if outputs not in known:
+            known.add(outputs)
+            problem = problem_of(f"small-{len(known)}", pieces, outputs)
+            sixth = hashlib.sha256(problem["tiny_prompt"].encode()).digest()[0] % 6
+            split = {0: "test", 1: "validation"}.get(sixth, "train")
+            parts[split].append(problem)
     return parts
+
+
+def problem_of(name: str, pieces: tuple[str, ...], outputs: tuple[int, ...]) -> dict:
+    """A problem in the form that code_files.py gives to those of a file."""
+    examples = [f"f({x})={y}" for x, y in zip(SHOWN, outputs, strict=False)]
+    expected = outputs[len(SHOWN) :]
+    return {
+        "id": name,
+        "small": True,
+        "tiny_prompt": " ".join(examples),
+        "pieces": list(pieces),
+        "text": "f maps integers to integers and has one condition. "
+        f"{', '.join(examples)}. It will be tested at other places.",
+        "entry_point": "f",
+        "call": "f",
+        "starter": "def f(x: int) -> int:",
+        "before": "",
+        "after": "",
+        "reference": FORM.format(*pieces),
+        "tests": [[[x], y] for x, y in zip(HIDDEN, expected, strict=True)],
+    }
+
+
+def words_of(parts: dict[str, list[dict]]) -> tuple[str, ...]:
+    """Every word of the prompts and of the programs, in the order of the vocabulary."""
+    texts = [problem["tiny_prompt"] for part in parts.values() for problem in part]
+    for piece in itertools.chain(*PIECES):
+        texts += spellings(piece)
+    texts.append(KEYWORDS)
+    return tuple(dict.fromkeys(" ".join(texts).split()))
 
 
 def demonstration(problem: dict, rng: Random) -> str:
     """A program whose pieces are often wrong, in one of its spellings."""
     guesses = []
-    for piece, choices in zip(problem["pieces"], SMALL.choices, strict=True):
-        guesses.append(guess(piece, choices, RIGHT, rng))
+    for piece, choices in zip(problem["pieces"], PIECES, strict=True):
+        guesses.append(piece if rng.random() < RIGHT else rng.choice(choices))
     a, condition, b = [rng.choice(spellings(piece)) for piece in guesses]
 
     operator = next(word for word in condition.split() if word in OPPOSITES)
     if rng.random() < 0.5:
         condition = condition.replace(operator, OPPOSITES[operator])
         a, b = b, a
-    return SMALL.form.format(a, condition, b)
-
-
-def guess(piece: str, choices: tuple[str, ...], right: float, rng: Random) -> str:
-    """The right piece with probability `right`, else any."""
-    return piece if rng.random() < right else rng.choice(choices)
+    return FORM.format(a, condition, b)
 
 
 @functools.cache

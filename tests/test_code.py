@@ -24,7 +24,7 @@ from tasks import code_files, small_programs
 from tasks.code import Code, canonical, find_blocks, job, pack
 from tasks.code_files import read_problems
 from tasks.sandbox import Sandbox
-from tasks.small_programs import SMALL, small_problems
+from tasks.small_programs import HIDDEN, SHOWN, small_problems
 
 pytestmark = pytest.mark.linux
 
@@ -445,7 +445,7 @@ def test_no_text_stands_on_both_sides(capsys):
 
 def test_small_problems_and_their_words_are_those_of_the_published_tables():
     """Guards against other problems, demonstrations or words: another order of words is another model."""
-    assert not {*SMALL.shown} & {*SMALL.hidden}
+    assert not {*SHOWN} & {*HIDDEN}
     task = Code()
     shown = []
     for i, problem in enumerate(task.problems("demonstrations", 50)):
