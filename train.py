@@ -38,7 +38,6 @@ import fast
 from engine.bars import progress_bar
 from engine.config import Config, check, check_advantages, options_of, peak_rate, resolve
 from engine.errors import as_command, way_on
-from engine.evaluations import Pool
 from engine.runs import claimed, read_config
 from engine.tasks import held_out, take_problems
 from engine.training import checkpoints
@@ -127,10 +126,8 @@ def train_method(method: str, config: Config, task: Task, position: int = 0) -> 
     state = TrainState(policy, reference, optimizer, peak_rate(config, method), step)
     log = MethodLog(method, config, task, step)
     m = answers_per_rollout(method, config.m)
-    if config.eval_every and step == 0:
-        log.write_evaluation(0, validation_measures(policy, task, config, m))
-    if step == 0 and 0 in snapshot_steps(config):
-        log.write_snapshot(0, shown_pool(policy, task, config, m))
+    if step == 0:
+        log_held_out(log, policy, task, config, m, 0)
     steps = range(step, config.steps)
     bar = progress_bar(
         steps, method, initial=step, total=config.steps, unit="step", position=position
@@ -140,10 +137,7 @@ def train_method(method: str, config: Config, task: Task, position: int = 0) -> 
         metrics, example = train_step(method, state, task, config)
         metrics["seconds"] = time.perf_counter() - began
         bar.set_postfix(log.write(state.step, metrics, example), refresh=False)
-        if state.step in snapshot_steps(config):
-            log.write_snapshot(state.step, shown_pool(policy, task, config, m))
-        if config.eval_every and state.step % config.eval_every == 0:
-            log.write_evaluation(state.step, validation_measures(policy, task, config, m))
+        log_held_out(log, policy, task, config, m, state.step)
         if checkpoints.is_due(config, state.step):
             checkpoints.save(policy, optimizer, state.step, config, folder)
 
@@ -271,15 +265,18 @@ def micro_batch_rows(rollouts: Rollouts, config: Config) -> int:
     return max(1, config.micro_batch_tokens // width)
 
 
-def validation_measures(policy: Policy, task: Task, config: Config, m: int) -> dict[str, Tensor]:
-    """Every measure (N) of eval.py, of a pool for N = 20 validation problems."""
-    problems = held_out(task, "validation", 20)
-    return measure(sample_pool(policy, task, problems, config, m, config.pool), task)
-
-
-def shown_pool(policy: Policy, task: Task, config: Config, m: int) -> Pool:
-    """The answers to four held-out problems that page and film show."""
-    return sample_pool(policy, task, held_out(task, "test", 4), config, m, min(30, config.pool))
+def log_held_out(
+    log: MethodLog, policy: Policy, task: Task, config: Config, m: int, step: int
+) -> None:
+    """Log, where they are due after a step, answers for page and film, and measures of validation problems."""
+    if step in snapshot_steps(config):
+        problems = held_out(task, "test", 4)
+        pool = sample_pool(policy, task, problems, config, m, min(30, config.pool))
+        log.write_snapshot(step, pool)
+    if config.eval_every and step % config.eval_every == 0:
+        problems = held_out(task, "validation", 20)
+        pool = sample_pool(policy, task, problems, config, m, config.pool)
+        log.write_evaluation(step, measure(pool, task))
 
 
 # The SFT warm-up.

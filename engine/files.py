@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -22,13 +22,17 @@ def listed(folder: Path, pattern: str = "*") -> list[Path]:
     return sorted(path for path in folder.glob(pattern) if not path.name.startswith("."))
 
 
-def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Fill a folder as a whole or not at all. If another process has written it, that one stays."""
+@contextlib.contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """Fill a folder, under another name, inside the block: it is there as a whole or not at all.
+
+    If another process has written it, that one stays.
+    """
     temporary = folder.with_name(f"{folder.name}.tmp{os.getpid()}")
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        write(temporary)
+        yield temporary
         if not folder.exists():
             os.replace(temporary, folder)
     except Exception as error:  # torch, safetensors and the system have kinds of their own
@@ -65,7 +69,7 @@ def check_writable(*folders: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file as a whole or not at all, into a folder that is made if it is missing."""
-    temporary = path.with_name(f"{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.tmp")
     with writing(path.parent):
         temporary.write_text(text, "utf-8")
         os.replace(temporary, path)

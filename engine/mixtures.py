@@ -1,6 +1,5 @@
 """Mixtures: policies whose weights lie between those of the start model and the trained ones."""
 
-import functools
 from pathlib import Path
 
 import torch
@@ -8,7 +7,7 @@ from transformers import PreTrainedModel
 
 from engine.config import Config
 from engine.evaluations import Evaluation, Row, output_folders
-from engine.files import write_folder
+from engine.files import whole_folder
 from engine.models import load_hugging_face, save_model
 from engine.runs import policies, task_of
 from rewards import Task, UserError
@@ -72,6 +71,6 @@ def save_policy(evaluation: Evaluation, row: Row, target: Path) -> None:
         adapted = PeftModel.from_pretrained(model, evaluation.policies[row].folder)
         mix_weights(adapted, model, row.t)
         model = adapted.merge_and_unload()
-    save = functools.partial(save_model, model, policy.tokenizer, temperature=config.temperature)
-    write_folder(target, save)
+    with whole_folder(target) as folder:
+        save_model(model, policy.tokenizer, folder, config.temperature)
     print(f"saved: {target}")

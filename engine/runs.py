@@ -37,8 +37,6 @@ from engine.tasks import check_text, load_task, load_task_class
 from rewards import Task, UserError
 from vpo import ADVANTAGES, answers_per_rollout
 
-LEFTOVER = "config.json.tmp"  # of a run that could not begin, as on a full disk
-
 
 @dataclass
 class StoredRun:
@@ -157,7 +155,7 @@ def find_run(out: Path, resume: bool) -> StoredRun | None:
         return stored if resume or stored.has_checkpoint else None  # else nothing is lost
     if resume:
         raise UserError(f"--resume: {out} holds no run; name the folder of one with --out")
-    is_free = out.is_dir() and {path.name for path in listed(out)} <= {LEFTOVER}
+    is_free = out.is_dir() and not listed(out)
     if out.exists() and not is_free:
         raise UserError(f"--out {out}: not empty, and no run of train.py; take another name")
     return None

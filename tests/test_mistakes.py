@@ -365,7 +365,7 @@ def test_a_full_disk_is_named_and_leaves_nothing_half(capsys, monkeypatch):
 def test_a_folder_in_which_no_run_could_begin_is_reusable():
     """Guards against a full disk whose user has made room, and is told to take another folder."""
     Path("run").mkdir()
-    Path("run/config.json.tmp").touch()
+    Path("run/.config.json.tmp").touch()
     Path("run/.DS_Store").touch()
     assert find_run(Path("run"), resume=False) is None
 

@@ -14,9 +14,10 @@ import vpo
 from engine.config import Config
 from engine.files import read_log
 from engine.runs import load_run
-from engine.tasks import load_task
+from engine.tasks import held_out, load_task
 from engine.training.logs import snapshot_steps
 from engine.training.start import load_start
+from eval import sample_pool
 from report import page
 from report.__main__ import main
 from report.looks import look_of
@@ -57,7 +58,9 @@ def test_the_page_of_a_run(toy_run, capsys):
     log = toy_run / "vpo/snapshots.jsonl"
     records = read_log(log)
     task = load_task("toy")
-    pool = train.shown_pool(load_start("run/start", task), task, load_run(Path("run")).config, 2)
+    config = load_run(Path("run")).config
+    shown = held_out(task, "test", 4)
+    pool = sample_pool(load_start("run/start", task), task, shown, config, 2, min(30, config.pool))
     assert [shown["answers"] for shown in records[0]["problems"]] == pool.answers
     record = records[-1]["problems"][0]
     pool = problem["pools"][-1]["vpo"]

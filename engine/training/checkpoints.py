@@ -7,7 +7,7 @@ import torch
 
 from engine.config import Config
 from engine.errors import is_out_of_memory
-from engine.files import listed, write_folder
+from engine.files import listed, whole_folder
 from engine.models import add_adapter, name_start, recompute_layers, save_model
 from engine.optimizer import MasterWeightAdamW
 from engine.runs import checkpoints, steps_done
@@ -78,16 +78,13 @@ def save(
         raise UserError("diverged: the weights are not finite; try a lower --lr")
     is_finished = step == config.steps and not config.keep_optimizer
     is_from_hub = not config.warm_steps and not Path(config.model).exists()
-
-    def write(path: Path) -> None:
+    with whole_folder(folder / f"checkpoint-{step:06d}") as path:
         save_model(policy.model, policy.tokenizer, path, config.temperature)
         if config.lora_rank:
             start = str((folder.parent / "start").resolve())
             name_start(path, config.model if is_from_hub else start)
         if not is_finished:
             torch.save(optimizer.state_dict(), path / "trainer.pt")
-
-    write_folder(folder / f"checkpoint-{step:06d}", write)
     n_kept = 1 if is_finished or not config.save_every else 2
     for old in checkpoints(folder)[:-n_kept]:
         shutil.rmtree(old, ignore_errors=True)  # NFS and Windows keep files that are open

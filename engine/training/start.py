@@ -1,7 +1,6 @@
 """The start of all methods: a model that can be sampled and scored, its checks and its warm-up."""
 
 import copy
-import functools
 import hashlib
 import inspect
 import os
@@ -15,7 +14,7 @@ import torch
 
 from engine.config import Config
 from engine.errors import is_out_of_memory
-from engine.files import write_folder
+from engine.files import whole_folder
 from engine.models import OTHER_MODEL, has_plain_cache, merged_adapter, recompute_layers, save_model
 from engine.prompts import check_rows
 from engine.runs import file_digests
@@ -180,14 +179,12 @@ def write_start(
     """
     folder = Path(config.out) / "start"
     shutil.rmtree(folder, ignore_errors=True)
-    save = functools.partial(
-        save_model, policy.model, policy.tokenizer, temperature=config.temperature
-    )
     if config.warm_steps:
         key = warm_up_key(policy, task, config, warm_up, demonstrations)
         kept = Path("runs/start") / f"{task.name}-{key}"
         if can_be_loaded(kept, task):
-            write_folder(folder, functools.partial(shutil.copytree, kept, dirs_exist_ok=True))
+            with whole_folder(folder) as new:
+                shutil.copytree(kept, new, dirs_exist_ok=True)
             return
         torch.manual_seed(config.seed)  # from which peft draws an adapter
         # The tiny model's weights are random: all of them must learn.
@@ -195,10 +192,12 @@ def write_start(
             warm_up(policy, task, config)
         try:
             shutil.rmtree(kept, ignore_errors=True)
-            write_folder(kept, save)
+            with whole_folder(kept) as new:
+                save_model(policy.model, policy.tokenizer, new, config.temperature)
         except UserError as error:
             print(f"the warm-up is kept in this run alone: {error}", file=sys.stderr)
-    write_folder(folder, save)
+    with whole_folder(folder) as new:
+        save_model(policy.model, policy.tokenizer, new, config.temperature)
 
 
 def can_be_loaded(folder: Path, task: Task) -> bool:
