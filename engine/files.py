@@ -69,7 +69,7 @@ def check_writable(*folders: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file as a whole or not at all, into a folder that is made if it is missing."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.tmp")  # with a dot, for a full disk may leave it
     with writing(path.parent):
         temporary.write_text(text, "utf-8")
         os.replace(temporary, path)

@@ -57,7 +57,7 @@ class Population:
                 self.settle(candidate, island % ISLANDS)
 
     def parent(self, island: int, strategy: str, rng: random.Random) -> Candidate | None:
-        """The best of three answers of an island, or None for a child without a parent, as all of best-of-n."""
+        """The goal's best of three answers of an island. None: the child has no parent, as in best-of-n."""
         elites = list(self.islands[island].values())
         if strategy == "best_of_n" or not elites or rng.random() < FRESH:
             return None

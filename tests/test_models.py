@@ -30,7 +30,7 @@ import rollout
 from engine.answers import write_answers
 from engine.models import save_model
 from engine.training.start import load_start
-from rewards import Problem, UserError, parse_answers
+from rewards import Problem, Task, UserError, parse_answers
 from rollout import Policy, SamplingOptions, StopRule, load_policy
 
 ZAMBA = {"mamba_d_state": 8, "mamba_ngroups": 1, "n_mamba_heads": 4, "mamba_headdim": 16}
@@ -64,6 +64,10 @@ def test_a_prompt_that_opens_a_thought(policy, end, opening, monkeypatch):
     if opening:  # a warm-up closes it
         written = write_answers(FENCE, ["red", "blue"], "</think>")
         assert parse_answers("<think>" + written, FENCE, 2) == ["red", "blue"]
+    draft = "Okay. First ideas:\n1. red red\n2. grey grey\n3. blue\nBut maybe"
+    for task in (Task(), FENCE):
+        answers = parse_answers(opening + draft, task, 3, finished=False)
+        assert len(answers) == (0 if opening else 3)
 
 
 def policy_with(folder: Path, template: str | None, marks: list[str], **options) -> Policy:

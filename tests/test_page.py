@@ -59,8 +59,8 @@ def test_the_page_of_a_run(toy_run, capsys):
     records = read_log(log)
     task = load_task("toy")
     config = load_run(Path("run")).config
-    shown = held_out(task, "test", 4)
-    pool = sample_pool(load_start("run/start", task), task, shown, config, 2, min(30, config.pool))
+    policy = load_start("run/start", task)
+    pool = sample_pool(policy, task, held_out(task, "test", 4), config, 2, min(30, config.pool))
     assert [shown["answers"] for shown in records[0]["problems"]] == pool.answers
     record = records[-1]["problems"][0]
     pool = problem["pools"][-1]["vpo"]

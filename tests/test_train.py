@@ -286,8 +286,10 @@ START = "run/start: cannot be loaded"
         (f"{LAST}/trainer.pt", cut, RESUME, f"delete the folder run/{LAST}"),
         (f"{LAST}/model.safetensors", Path.unlink, RESUME, f"delete the folder run/{LAST}"),
         (f"{LAST}/model.safetensors", replace_by_folder, RESUME, "a folder, not a file); delete"),
+        (f"{LAST}/tokenizer.json", replace_by_folder, "eval run", "a folder, not a file); delete"),
         ("start/tokenizer_config.json", replace_by_folder, "eval run", f"{START} (tokenizer_conf"),
         ("start/model.safetensors", cut, JOIN, "restore it from a copy"),
+        ("start/model.safetensors", cut, "eval run", START),
         ("start", shutil.rmtree, MIX, f"{START} (config.json is missing"),
     ],
 )

@@ -28,7 +28,7 @@ from engine.config import open_device
 from fast import graphs
 from rollout import Policy
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no card")
+pytestmark = pytest.mark.skipif("not torch.cuda.is_available()", reason="there is no card")
 DEVICE = "cuda"
 RUN = shlex.split(
     "--task toy --warm-steps 12 --steps 2 --prompts-per-step 2 --group-size 4 --save-every 1 "
