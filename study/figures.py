@@ -47,8 +47,8 @@ def intervals(results: Results, path: Path) -> None:
         ax.plot([], [], ".", color="#555555", ms=5, label="one seed")
         ax.plot([], [], "o", color="#555555", mfc="white", label="at its best temperature")
         ax.fill([], [], color="#e4e4e4", label=f"within {ALIKE} of Max@K")
-        rule = "A policy differs from Max@K where its line does not reach the grey one"
-        style.finish(axes, path, f"{rule} (95% interval of the difference).")
+        rule = "A policy differs from Max@K where its line (95% interval of the difference) misses the grey one"
+        style.finish(axes, path, f"{rule}; the text also corrects for the number of comparisons.")
 
 
 def draw_row(ax: Any, results: Results, task: str, row: str, measure: str, y: int) -> None:

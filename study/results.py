@@ -120,7 +120,7 @@ def solved_in_search() -> dict[str, Tensor]:
 
 
 def stored_headlines() -> dict[str, list[list[str]]]:
-    """Of each policy thirty headlines for two texts: of seed 0, as version 3.1 wrote them."""
+    """Of each policy thirty headlines for two texts: candidates of seed 0."""
     try:
         return json.loads(HEADLINES.read_text("utf-8"))
     except (OSError, ValueError) as error:
