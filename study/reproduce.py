@@ -92,7 +92,7 @@ def record_of(cell: Cell, run: Path, model: str) -> dict:
     history = stored.history[-1]
     if cell.task == HEADLINE:
         shutil.rmtree(run)  # a gigabyte
-    git = ["git", "rev-parse", "--short", "HEAD"]
+    git = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     return {
         "version": history["vpo"],
         "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip(),

@@ -141,16 +141,18 @@ def starts(results: Results) -> str:
 
 
 def more_leads(results: Results) -> str:
-    """Comparisons that were not fixed beforehand: Group VPO with VPO, and with Max@K at one learning rate."""
-    of_tasks = []
-    for task in dict.fromkeys((*TASKS, *CONFLICT)):
-        of_tasks.append(f"{task} {results.difference(task, ('group_vpo', 'vpo'), 'W@30')}")
+    """Comparisons that were not fixed beforehand."""
+    parts = []
+    for row in ("vpo", "grpo", "grpo-kl"):
+        leads = []
+        for task in dict.fromkeys((*TASKS, *CONFLICT)):
+            leads.append(f"{task} {results.difference(task, ('group_vpo', row), 'W@30')}")
+        parts.append(f"Group VPO - {title_of(row)} in W@30: {', '.join(leads)}.")
     pair = ("group_vpo", "max_at_k-rate-of-vpo")
-    at_one_rate = [f"{name} {results.difference(HEADLINE, pair, name)}" for name in JUDGED]
-    return (
-        f"Group VPO - VPO in W@30: {', '.join(of_tasks)}. Group VPO - Max@K in headlines, "
-        f"both at Group VPO's rate: {', '.join(at_one_rate)}."
-    )
+    leads = [f"{name} {results.difference(HEADLINE, pair, name)}" for name in JUDGED]
+    parts.append(f"Group VPO - Max@K in headlines, both at Group VPO's rate: {', '.join(leads)}.")
+    lead = results.difference("maze", ("vpo", OUR_TERM), "W@30")
+    return f"{' '.join(parts)} VPO - {title_of(OUR_TERM)} in W@30: maze {lead}."
 
 
 def regrets(results: Results) -> str:
