@@ -47,7 +47,7 @@ def intervals(results: Results, path: Path) -> None:
         ax.plot([], [], ".", color="#555555", ms=5, label="one seed")
         ax.plot([], [], "o", color="#555555", mfc="white", label="at its best temperature")
         ax.fill([], [], color="#e4e4e4", label=f"within {ALIKE} of Max@K")
-        rule = "A policy differs from Max@K where its line (95% interval of the difference) misses the grey one"
+        rule = "A policy differs from Max@K where its line (95% interval of the difference) misses the grey line"
         style.finish(axes, path, f"{rule}; the text also corrects for the number of comparisons.")
 
 
