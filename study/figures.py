@@ -112,22 +112,23 @@ def point(results: Results, task: str, row: str) -> tuple[float, float]:
     return results.average(task, row, "best@1"), results.average(task, row, "W@30")
 
 
-def headlines(stored: dict[str, list[list[str]]], path: Path) -> None:
-    """Draw the stored headlines of each policy for two held-out texts."""
+def headlines(results: Results, path: Path) -> None:
+    """Draw the headlines of the start model, GRPO and VPO for two held-out texts."""
     task = load_task(HEADLINE)
     problems = take_problems(task, "test", 3)[1:]
     pools = {}
-    for policy, answers in stored.items():  # 30 for each text
+    for row in ("start", "grpo", "vpo"):
+        answers = results.candidates(row)[1:]  # 30 for each text
         rewards = []
         for problem, own in zip(problems, answers, strict=True):
             rewards.append(torch.tensor(task.rewards([(problem, answer) for answer in own])))
-        pools[look_of(policy)] = (answers, rewards)
+        pools[look_of(row)] = (answers, rewards)
     plots.answers(pools, problems, task, path)
 
 
-def write(results: Results, answers: dict[str, list[list[str]]]) -> None:
-    """Draw all figures, of them one of the stored headlines."""
-    headlines(answers, FOLDER.parent / "docs/figures/headlines.png")
+def write(results: Results) -> None:
+    """Draw all figures."""
+    headlines(results, FOLDER.parent / "docs/figures/headlines.png")
     intervals(results, FOLDER.parent / "docs/figures/intervals.png")
     curves(results, FOLDER / "figures" / "curves.png")
     mixing(results, FOLDER / "figures" / "mixing.png")

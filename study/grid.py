@@ -37,10 +37,11 @@ VALIDATION_SEED = 100  # it and those above are measured on validation problems
 
 # What is measured.
 KS = (1, 2, 3, 5, 10, 30)  # of best@k and W@k; 30 is the pool
-MEANS = [*(f"{kind}@{k}" for kind in ("best", "W") for k in KS), "pass@30", "diversity"]
+MEANS = [*(f"best@{k}" for k in KS), *(f"W@{k}" for k in KS), "pass@30", "diversity"]
 ALL_PROBLEMS = 500  # held out, of which each text counts once
 FEWER_PROBLEMS = {HEADLINE: 40, "fence": 200, "toy": 200}
 ONE_PROBLEM = ("fence", "toy")  # all of theirs are the same one
+SHOWN = ("headline-grpo-seed0", "headline-vpo-seed0")  # cells whose candidates headlines.png shows
 
 
 @dataclass(frozen=True)
@@ -115,12 +116,18 @@ class Cell:
             return "validation", 100
         return "test", FEWER_PROBLEMS.get(self.task, ALL_PROBLEMS)
 
+    @property
+    def n_shown(self) -> int:
+        """The number of problems whose candidates are stored, at temperature 0.7."""
+        return 3 if self.name in SHOWN else 0
+
     def settings(self, name: str) -> list[str]:
         """The settings in which its policy is sampled, and with plain GRPO's the start model."""
         if self.is_validation or self.block == "settings" or name == "start_sets":
             return ["0.7"]
-        is_whole = name == "start" or self.task == HEADLINE  # no weights half-way
-        return [setting for setting in SETTINGS if setting != "half" or not is_whole]
+        if name == "start" or self.task == HEADLINE:  # without weights half-way
+            return [setting for setting in SETTINGS if setting != "half"]
+        return list(SETTINGS)
 
     def command(self, model: str = REAL_MODEL) -> list[str]:
         """The flags of train.py."""

@@ -92,7 +92,7 @@ def record_of(cell: Cell, run: Path, model: str) -> dict:
     history = stored.history[-1]
     if cell.task == HEADLINE:
         shutil.rmtree(run)  # a gigabyte
-    git = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    git = ["git", "describe", "--always", "--dirty", "--exclude=*"]  # marks a changed clone
     return {
         "version": history["vpo"],
         "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip(),
@@ -143,6 +143,8 @@ def measured(cell: Cell, run: Path, config: Config) -> dict[str, dict[str, dict]
             has_means_alone = cell.is_validation or cell.task in ONE_PROBLEM
             per_problem = () if has_means_alone else setting.per_problem
             found[name][title] = condensed(measure(pool, task), per_problem)
+            if cell.n_shown and title == "0.7":
+                found[name][title]["candidates"] = pool.answers[: cell.n_shown]
     return found
 
 
@@ -237,7 +239,8 @@ def run_grid(pending: list[Cell], store: Store, flags: ReproduceFlags) -> None:
     ours = store.records()
     for cell in known:
         if cell in ours:
-            new, old = [own[cell]["policies"][cell.method]["0.7"] for own in (ours, theirs)]
+            new = ours[cell]["policies"][cell.method]["0.7"]
+            old = theirs[cell]["policies"][cell.method]["0.7"]
             rows = [[name, old[name], new[name]] for name in MEANS]
             print(markdown([cell.name, "stored", "new"], rows))
     if n_failed:
@@ -254,11 +257,10 @@ def write_documents(stored: dict[Cell, dict]) -> None:
     if missing:
         problem = f"{len(missing)} cells are not stored, such as {missing[0]}"
         raise UserError(f"--write: {problem}; train them, or restore their records")
-    answers = results.stored_headlines()
     whole = results.Results(stored, results.solved_in_search())
     check_writable(*{path.parent for path in tables.documents()})
     tables.write(whole)
-    figures.write(whole, answers)
+    figures.write(whole)
     print("written: README.md and study/")
 
 

@@ -10,17 +10,16 @@ from examples.search_report import solved_at
 from report.looks import look_of
 from rewards import UserError
 from study.estimates import Estimate, estimate, words
-from study.grid import JUDGED, KL, TERMS_AT, Cell
+from study.grid import HEADLINE, JUDGED, KL, TERMS_AT, Cell
 
 SEARCH = Path(__file__).parent / "results" / "search" / "search.json"
-HEADLINES = Path(__file__).parent / "results" / "headlines.json"
 Pair = tuple[str, str]  # ours and theirs
 # A row is a policy, after @ the setting in which it was sampled; "best" is the best temperature of these.
 TEMPERATURES = ("0.7", "1", "1.3")
 OUR_TERM = f"grpo-kl{TERMS_AT:g}"  # which the other KL terms are compared with
 SIX = ("start", "grpo", "grpo-kl", "max_at_k", "vpo", "group_vpo")
 TITLES = {
-    "kl": f"KL {KL['maze']:g}" if len(set(KL.values())) == 1 else "KL",
+    "kl": "KL",
     f"kl{TERMS_AT:g}": f"KL {TERMS_AT:g}",
     "kl-clamped": f"KL {TERMS_AT:g}, clamped",
     "kl-k2": f"KL {TERMS_AT:g}, k2",
@@ -67,6 +66,10 @@ class Results:
             if (cell.task, cell.policy) == (task, policy):
                 by_seed[cell.seed] = record
         return [by_seed[seed] for seed in seeds]
+
+    def candidates(self, row: str) -> list[list[str]]:
+        """The candidates of seed 0 for the first held-out texts of headlines."""
+        return self._runs[HEADLINE, row][0][TEMPERATURES[0]]["candidates"]
 
     def values(self, task: str, row: str, measure: str, seeds: list[int] | None = None) -> Tensor:
         """A measure of a row: (seeds, N), or (seeds, 1) where only means are stored."""
@@ -117,14 +120,6 @@ def solved_in_search() -> dict[str, Tensor]:
         advice = "restore it, or give the commands of study/pages/search.md"
         raise UserError(f"{SEARCH}: cannot be read ({error!s:.200}); {advice}") from error
     return solved
-
-
-def stored_headlines() -> dict[str, list[list[str]]]:
-    """Of each policy thirty headlines for two texts: candidates of seed 0."""
-    try:
-        return json.loads(HEADLINES.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{HEADLINES}: cannot be read ({error!s:.200}); restore it") from error
 
 
 def title_of(row: str) -> str:

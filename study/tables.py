@@ -95,8 +95,10 @@ def comparisons(
                 line.append(f"{mean:.3f} {gap} {word}".strip())
             line.append(variety(results, task, pair[0]))
         lines.append(line)
-    head = [f"{task} {measure}" for task in tasks for measure in (*JUDGED, "x start")]
-    return markdown(["", "less", *head], lines)
+    head = ["", "less"]
+    for task in tasks:
+        head += [f"{task} {measure}" for measure in (*JUDGED, "x start")]
+    return markdown(head, lines)
 
 
 def variety(results: Results, task: str, row: str) -> str:
@@ -141,18 +143,19 @@ def starts(results: Results) -> str:
 
 
 def more_leads(results: Results) -> str:
-    """Comparisons that were not fixed beforehand."""
-    parts = []
+    """A list of comparisons that were not fixed beforehand."""
+    lines = ["Comparisons that were not fixed beforehand, without words:", ""]
     for row in ("vpo", "grpo", "grpo-kl"):
         leads = []
         for task in dict.fromkeys((*TASKS, *CONFLICT)):
             leads.append(f"{task} {results.difference(task, ('group_vpo', row), 'W@30')}")
-        parts.append(f"Group VPO - {title_of(row)} in W@30: {', '.join(leads)}.")
+        lines.append(f"- Group VPO - {title_of(row)} in W@30: {', '.join(leads)}.")
     pair = ("group_vpo", "max_at_k-rate-of-vpo")
     leads = [f"{name} {results.difference(HEADLINE, pair, name)}" for name in JUDGED]
-    parts.append(f"Group VPO - Max@K in headlines, both at Group VPO's rate: {', '.join(leads)}.")
+    lines.append(f"- Group VPO - Max@K in headlines, both at Group VPO's rate: {', '.join(leads)}.")
     lead = results.difference("maze", ("vpo", OUR_TERM), "W@30")
-    return f"{' '.join(parts)} VPO - {title_of(OUR_TERM)} in W@30: maze {lead}."
+    lines.append(f"- VPO - {title_of(OUR_TERM)} in W@30: maze {lead}.")
+    return "\n".join(lines)
 
 
 def regrets(results: Results) -> str:

@@ -57,6 +57,7 @@ def test_a_cell_is_measured_anew_to_the_digit(monkeypatch, tmp_path, capsys):
     usual = Cell.command
     monkeypatch.setattr(Cell, "command", lambda cell, model="": usual(cell) + SMALL.split())
     monkeypatch.setattr(Cell, "problems", property(lambda cell: ("test", 3)))
+    monkeypatch.setattr("study.grid.SHOWN", ["maze-grpo-seed0"])
     reproduce.RUNS.mkdir(parents=True)
     found = []
     for name in ("maze-grpo-seed0", "maze-grpo-kl-k2-seed0", "maze-grpo-seed0"):
@@ -64,9 +65,9 @@ def test_a_cell_is_measured_anew_to_the_digit(monkeypatch, tmp_path, capsys):
         assert not reproduce.run_cell(cell, Store(tmp_path), "")
         record = Store(tmp_path).records()[cell]
         found.append([record["policies"], record["training"], record["tokens"]])
-    assert found[0] == found[2] and len(found[0][0]["start"]["0.7"]["W@30 of each"]) == 3
-    assert list(found[0][0]) == ["grpo", "start", "start_sets"]
-    assert list(found[0][0]["grpo"]) == list(SETTINGS) and found[0] != found[1]
+    assert found[0] == found[2] != found[1] and len(found[0][0]["grpo"]["0.7"]["candidates"]) == 3
+    assert len(found[0][0]["start"]["0.7"]["W@30 of each"]) == 3
+    assert [*found[0][0], *found[0][0]["grpo"]] == ["grpo", "start", "start_sets", *SETTINGS]
     with owned(reproduce.RUNS / cell.name):  # another command trains it
         assert reproduce.run_cell(cell, Store(tmp_path), "")
     monkeypatch.setattr(train, "main", lambda command: 1 / 0)
